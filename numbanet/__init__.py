@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
 
 __version__ = "0.1.0"
 
-# loaded when asked for: scikit-learn costs more than everything else together
+# imported on first access: scikit-learn takes longer to import than everything else together
 _LATER = {
     "LanguageModel": "language",
     "Net": "net",

@@ -1,8 +1,8 @@
-"""op: the one place where arithmetic meets autograd; backward: the walk through what ops left behind.
+"""op: the one place where arithmetic meets autograd; backward: the walk through the graph that ops recorded.
 
-    y = f(x_1, …, x_n)   ->   dx_i = vjp_i(dy),   one vector-Jacobian product an input, called only where a gradient is needed.
+    y = f(x_1, …, x_n)   ->   dx_i = vjp_i(dy),   one vector-Jacobian product per input, called only if its gradient is needed.
 
-`op` lifts `fn(dev, *arrays, **static) -> (array, vjps)` to tensors. Everything that is differentiated runs through it.
+`op` lifts `fn(dev, *arrays, **static) -> (array, vjps)` to tensors. Every differentiable operation is defined through it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _recording = Scoped("recording", True)
 
 
 class Node:
-    """How a tensor was computed: the op's name, its inputs, one vjp an input, what carries no gradient, and whether the vjps
-    take a Gradient in any form (`op`, fuses)."""
+    """How a tensor was computed: the op's name, its inputs, one vjp per input, its keyword arguments, and whether the vjps take
+    a `Gradient` in any form (`op`, fuses)."""
 
     __slots__ = ("fuses", "inputs", "op", "static", "vjps")
 
@@ -44,20 +44,20 @@ FREED = Node("freed", (), (), {})
 def op(fn: Callable[..., tuple[Any, Sequence[Callable]]] | None = None, *, fuses: bool = False) -> Callable[..., Any]:
     """Lift `fn(dev, *arrays, **static) -> (array, vjps)` to tensors.
 
-    Inputs are tensors on one device (arrays and numbers are taken there), or None. What carries no gradient is keyword-only.
-    Each vjp maps dy, the gradient of the result, to the gradient of its input, an array or a `Gradient`.
+    Inputs are tensors on one device, or None; arrays and numbers are moved to that device. Arguments without a gradient are
+    keyword-only. Each vjp maps dy, the gradient of the result, to the gradient of its input: an array or a `Gradient`.
 
     Parameters
     ----------
     fuses : bool, default=False
-        Whether the vjps take dy as a `Gradient`, which may be a product still to be done; else they take an array.
+        True if the vjps take dy as a `Gradient`, which may be a product not computed yet; by default they take an array.
 
     Raises
     ------
     TypeError
-        When the op is called: if `fn` gives another number of vjps than it has inputs.
+        When the op is called: if `fn` returns a different number of vjps than it has inputs.
     ValueError
-        If inputs are on several devices; in `backward`, if a vjp gives another shape than that of its input.
+        If the inputs are on several devices; in `backward`, if a vjp's gradient does not have the shape of its input.
     """
     if fn is None:
         return functools.partial(op, fuses=fuses)
@@ -84,7 +84,7 @@ def op(fn: Callable[..., tuple[Any, Sequence[Callable]]] | None = None, *, fuses
 
 
 def common_device(name: str, inputs: Sequence[Any]) -> Device:
-    """The one device of the tensors among the inputs, or ValueError; the CPU where there is none."""
+    """The device of the tensors among the inputs, the CPU if there are none; ValueError if there are several devices."""
     devices = {t.device for t in inputs if isinstance(t, Tensor)}
     if len(devices) > 1:
         raise ValueError(
@@ -95,13 +95,14 @@ def common_device(name: str, inputs: Sequence[Any]) -> Device:
 
 
 def no_grad() -> contextlib.AbstractContextManager[bool]:
-    """Record nothing inside, in this thread: what is computed here has no gradient and keeps no activations alive."""
+    """Record no graph inside, in this thread: results have no gradient and keep no activations alive."""
     return _recording.within(False)
 
 
 # --- backward ---------------------------------------------------------------------------------------------------------
 def backward(root: Tensor, dy: Any = None) -> None:
-    """`Tensor.backward`: gradients flow from the root to the leaves; those of inner nodes are freed on the way."""
+    """`Tensor.backward`: gradients flow from the root to the leaves; those of inner nodes are freed as soon as they are
+    used."""
     if not root.requires_grad:
         raise RuntimeError("backward: this tensor was computed from none that requires a gradient")
     if dy is None and root.size != 1:
@@ -122,7 +123,7 @@ def backward(root: Tensor, dy: Any = None) -> None:
 
 
 def accumulate(x: Tensor, dx: Any, name: str) -> None:
-    """Add a gradient, an array or a `Gradient`, to that of a tensor; `name` is the op's that gives it."""
+    """Add a gradient, an array or a `Gradient`, to that of a tensor; `name` is the op that computed it."""
     if not isinstance(dx, Gradient):
         if not hasattr(dx, "shape"):
             raise TypeError(f"{name}: a vjp gives {type(dx).__name__}, not an array or a Gradient")
@@ -133,7 +134,7 @@ def accumulate(x: Tensor, dx: Any, name: str) -> None:
 
 
 def _given(root: Tensor, dy: Any) -> Any:
-    """A copy of a gradient that was given, on the tensor's device."""
+    """A copy of the user's gradient, on the tensor's device."""
     if isinstance(dy, Tensor):
         common_device("backward", (root, dy))
     dy = root.device.copy(dy.data if isinstance(dy, Tensor) else root.device.upload(np.asarray(dy, np.float32)))
@@ -143,7 +144,7 @@ def _given(root: Tensor, dy: Any) -> Any:
 
 
 def _topological(root: Tensor) -> list[Tensor]:
-    """The tensors between `root` and the leaves, inputs before outputs; iterative, so that depth is no limit."""
+    """The tensors between `root` and the leaves, inputs before outputs; iterative, so that no recursion limit applies."""
     order, seen, stack = [], set(), [(root, False)]
     while stack:
         tensor, expanded = stack.pop()

@@ -16,32 +16,32 @@ from .tensor import Tensor
 def check_grad(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], step: float = 1e-2, tolerance: float = 2e-2, seed: int = 0
 ) -> float:
-    """Compare the gradient of `function(*inputs)` with central differences along one random direction an input.
+    """Compare the gradient of `function(*inputs)` with central differences along one random direction per input.
 
     Parameters
     ----------
     function : callable
         Maps tensors to one tensor.
     inputs : sequence of Tensor
-        Where to check; those that require a gradient are checked, one after another.
+        The point at which to check; inputs that require a gradient are checked one after another.
     step : float, default=1e-2
-        Length of the difference. Float32 has 7 digits: 1e-2 leaves about 4 for the difference and errs by its square.
+        Length of the difference. Float32 has 7 digits: 1e-2 leaves about 4 for the difference, whose own error is O(step²).
     tolerance : float, default=2e-2
-        Largest accepted error, relative to the larger of the two derivatives and 1e-2 of |J u| |v|.
+        Largest accepted error, relative to the largest of: the two derivatives, and 1e-2 of |J u| |v|.
     seed : int, default=0
         Seed of the directions.
 
     Returns
     -------
     float
-        The largest relative error seen.
+        The largest relative error.
 
     Raises
     ------
     AssertionError
         If an error exceeds the tolerance; the message names the input.
     TypeError
-        If an input is no tensor.
+        If an input is not a tensor.
     ValueError
         If no input requires a gradient.
     """

@@ -17,11 +17,11 @@ from .dropout import POLICIES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0 done, 2 bad input (one line on stderr says what), 130 interrupted."""
+    """Run one command; returns the exit status: 0 done, 2 bad input (stderr has one line that says what), 130 interrupted."""
     parser = _parser()
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given[:1] == ["bench"]:
-        return _bench(given[1:])  # which reads its own arguments
+        return _bench(given[1:])  # it parses its own arguments
     options = parser.parse_args(given)
     if not hasattr(options, "run"):
         parser.error("COMMAND is missing: train, predict, demo, challenge, devices, kernels or bench (--help has the rest)")
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print(f"numbanet: {message}", file=sys.stderr)
             status = options.run(options)
-            sys.stdout.flush()  # here, where a reader that has gone is no error
+            sys.stdout.flush()  # inside the try: a closed pipe is no error
             return status
     except KeyboardInterrupt:
         print("numbanet: interrupted", file=sys.stderr)
@@ -42,13 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def reader_has_gone() -> int:
-    """The exit status where the reader of what is printed, such as `head`, has enough of it: what still comes goes nowhere."""
+    """Exit status if the reader of stdout, such as `head`, has closed the pipe; further output is discarded."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; `--help` has the rest."""
+    """Reports errors in one line; `--help` has the rest."""
 
     def error(self, message: str):
         self.exit(2, f"{self.prog}: error: {message}\n")
@@ -61,78 +61,82 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"numbanet {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND")
 
-    names = [name for name, policy in POLICIES.items() if policy.kind != "patches"]  # those are for convolutions
+    names = [name for name, policy in POLICIES.items() if policy.kind != "patches"]  # "patches" is for convolutions
     train = commands.add_parser(
         "train",
         help="train a network on a data set and print its accuracy",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    train.add_argument("--data", default="digits", choices=datasets.IMAGES, help="data set, each image as a row of numbers")
+    train.add_argument(
+        "--data", default="digits", choices=datasets.IMAGES, help="data set; each image becomes a row of numbers"
+    )
     train.add_argument("--layers", default="256,256", type=_list_of(int), help="widths of the hidden layers")
     train.add_argument("--dropout", default="rdp", help=f"{', '.join(names[:-1])} or {names[-1]}")
-    train.add_argument("--rate", default="0.5", type=_list_of(float), help="dropout rate, or one for each hidden layer")
+    train.add_argument("--rate", default="0.5", type=_list_of(float), help="dropout rate, or one per hidden layer")
     train.add_argument("--epochs", default=20, type=int)
     train.add_argument("--batch-size", default=128, type=int)
-    train.add_argument("--learning-rate", type=float, help="0.01 for sgd and 0.001 for adam if it is not given")
+    train.add_argument("--learning-rate", type=float, help="0.01 for sgd and 0.001 for adam if not given")
     train.add_argument("--momentum", default=0.9, type=float)
     train.add_argument("--optimizer", default="sgd", help="sgd, adam or adamw")
     train.add_argument("--device", default="auto", help="auto, cpu, cuda or emulated")
     train.add_argument("--precision", default="float32", help="float32, or tf32 for products on CUDA's tensor cores")
-    train.add_argument("--n-jobs", type=int, metavar="N", help="threads of the CPU, at most; all by default")
+    train.add_argument("--n-jobs", type=int, metavar="N", help="maximal number of CPU threads; all if not given")
     train.add_argument("--seed", default=0, type=int)
     train.add_argument("--plot", type=Path, metavar="FILE", help="write the learning curves to this PNG, PDF or SVG file")
-    train.add_argument("--save", type=Path, metavar="FILE", help="keep the trained network in this safetensors file")
-    train.add_argument("--quiet", action="store_true", help="say nothing while training")
+    train.add_argument("--save", type=Path, metavar="FILE", help="save the trained network to this safetensors file")
+    train.add_argument("--quiet", action="store_true", help="print no progress while training")
     train.set_defaults(run=_train)
 
-    predict = commands.add_parser("predict", help="what a saved network says of samples, one line each")
-    predict.add_argument("network", type=Path, help="a file that train --save or Net.save wrote")
+    predict = commands.add_parser("predict", help="predict with a saved network, one line per sample")
+    predict.add_argument("network", type=Path, help="a file written by train --save or Net.save")
     predict.add_argument(
-        "samples", help=f"a .npy file, a .csv file of numbers alone, or the test samples of {', '.join(datasets.IMAGES)}"
+        "samples", help=f"a .npy file, a .csv file that contains only numbers, or the test set of {', '.join(datasets.IMAGES)}"
     )
-    predict.add_argument("--probabilities", action="store_true", help="those of all classes, after a line that names them")
+    predict.add_argument("--probabilities", action="store_true", help="print class probabilities, after a line of class names")
     predict.add_argument("--device", default="auto", help="auto, cpu, cuda or emulated")
     predict.set_defaults(run=_predict)
 
-    demo = commands.add_parser("demo", help="handwritten digits with every kind of dropout, side by side")
-    demo.add_argument("--plot", type=Path, default=Path("demo.png"), metavar="FILE", help="where to draw the learning curves")
+    demo = commands.add_parser("demo", help="train on handwritten digits with each kind of dropout and compare them")
+    demo.add_argument("--plot", type=Path, default=Path("demo.png"), metavar="FILE", help="file for the learning curves")
     demo.add_argument("--device", default="auto", help="auto, cpu, cuda or emulated")
     demo.set_defaults(run=_demo)
 
     race = commands.add_parser(
         "challenge",
-        help="the Sparse DNN Graph Challenge: many layers of 32 weights a neuron",
+        help="the Sparse DNN Graph Challenge: many layers with 32 weights per neuron",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    race.add_argument("--neurons", default=1024, type=int, help="of a layer: 1024, 4096, 16384 or 65536")
+    race.add_argument("--neurons", default=1024, type=int, help="per layer: 1024, 4096, 16384 or 65536")
     race.add_argument("--layers", default=120, type=int, help="120, 480 or 1920")
     race.add_argument(
         "--data",
         metavar="FOLDER",
-        help="of the official files, by default in NUMBANET_DATA or the cache; `generated`: a network of the same structure",
+        help="folder of the official files, by default NUMBANET_DATA or the cache; `generated`: a similar random network",
     )
     race.add_argument("--way", default="compact", help="compact, filter, buffer, plain or saturated")
-    race.add_argument("--inputs", type=int, metavar="N", help="the first N images alone")
-    race.add_argument("--memory", type=int, metavar="BYTES", help="for activations, at most; half of what is free if not given")
+    race.add_argument("--inputs", type=int, metavar="N", help="use only the first N images")
+    race.add_argument(
+        "--memory", type=int, metavar="BYTES", help="maximum for activations; half of the free memory if not given"
+    )
     race.add_argument("--device", default="cpu", help="auto, cpu, cuda or emulated")
     race.set_defaults(run=_challenge)
 
-    devices = commands.add_parser("devices", help="what this machine offers, what is missing and how to get it")
+    devices = commands.add_parser("devices", help="which devices this machine has, what is missing and how to get it")
     devices.add_argument(
         "--calibrate",
         action="store_true",
-        help="measure from which sizes on sharing and putting off work pay here, while nothing else runs, and "
-        "keep it for later processes",
+        help="measure from which sizes threads and lazy updates pay off on this machine, which must be idle, and "
+        "save the result for later processes",
     )
     devices.set_defaults(run=_devices)
 
-    kernels = commands.add_parser("kernels", help="the operations of every device, and the CUDA kernels")
+    kernels = commands.add_parser("kernels", help="list the operations of all devices, and the CUDA kernels")
     kernels.add_argument(
         "--counters",
         nargs="+",
         metavar="OPERATION",
-        help="what the kernels of these operations do, counted on the emulated device; "
-        "path/to/file.py:function: those that a function of your own launches",
+        help="count what the kernels of these operations do, on the emulated device; "
+        "path/to/file.py:function counts the kernels that your own function launches",
     )
     kernels.add_argument(
         "--shape",
@@ -141,10 +145,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N,I,O",
         help="with --counters: samples, inputs and outputs of the examples",
     )
-    kernels.add_argument("--plot", type=Path, metavar="FILE", help="with --counters: draw them under the roofs of two cards")
+    kernels.add_argument(
+        "--plot", type=Path, metavar="FILE", help="with --counters: plot them under the rooflines of two cards"
+    )
     kernels.set_defaults(run=_kernels)
 
-    commands.add_parser("bench", help="times of kernels and training steps, one against the other; `bench list` has the suites")
+    commands.add_parser("bench", help="compare times of kernels and training steps; `bench list` shows the suites")
     return parser
 
 
@@ -157,10 +163,10 @@ def _list_of(kind):
 
 
 def shape(text: str) -> tuple[int, int, int]:
-    """N,I,O as --shape gives it."""
+    """Parse N,I,O of --shape."""
     sizes = _list_of(int)(text)
     if len(sizes) != 3 or min(sizes) < 1:
-        raise argparse.ArgumentTypeError(f"N,I,O: three lengths from 1 on, not {text}")
+        raise argparse.ArgumentTypeError(f"must be N,I,O, three positive integers, not {text}")
     return sizes
 
 
@@ -196,7 +202,7 @@ def _train(options: argparse.Namespace) -> int:
         net.fit(X, y, validation=(X_test, y_test))
     except KeyboardInterrupt as error:
         if not hasattr(net, "model_"):
-            raise  # nothing was learned
+            raise  # no epoch was completed
         interrupted = True
         print(f"numbanet: {error}", file=sys.stderr)
     _print_table(
@@ -240,7 +246,7 @@ def _predict(options: argparse.Namespace) -> int:
 
 
 def _samples(source: str, shape: tuple[int, ...]):
-    """(X, y) of a data set's test samples, in the shape that a network takes if they can have it; or X of a file and None."""
+    """(X, y) of a data set's test samples, reshaped to the network's input if the sizes match; or (X, None) of a file."""
     import numpy as np
 
     if source in datasets.IMAGES:
@@ -326,23 +332,23 @@ def _calibrate() -> None:
 
 
 def _counters(names: Sequence[str], sizes: Sequence[int], target: Path | None) -> int:
-    """Counters of the examples of some operations, one line a kernel; ValueError where one launches none."""
+    """Print the counters of the operations' examples, one line per kernel; ValueError if an operation launches none."""
     from numbanet_kernels.examples import counted
     from numbanet_kernels.runtime.emulation import emulated
 
     from . import plots
     from .device import device
 
-    device("emulated")  # RuntimeError with the reason where it is not available
+    device("emulated")  # RuntimeError with the reason if it is not available
     if target:
         plots.check_target(target)
-    with emulated():  # from the first line of a user's file on
+    with emulated():  # active before a user's file is imported
         found = {name: counted(name, (sizes[0], sizes[1], sizes[2])) for name in dict.fromkeys(names)}
     for name, kernels in found.items():
         if not kernels:
             raise ValueError(
-                f"{name} launched no kernel, so that there is nothing to count: what is counted was declared with "
-                "@kernel and started with launch, on a grid that has no zero in it"
+                f"{name} launched no kernel, so there is nothing to count: only kernels declared with @kernel and "
+                "started with launch, on a grid without zeros, are counted"
             )
     rows = [(name, kernel, counters.summary()) for name, kernels in found.items() for kernel, counters in kernels.items()]
     _print_table(
@@ -367,12 +373,12 @@ def _counters(names: Sequence[str], sizes: Sequence[int], target: Path | None) -
     )
     for name, kernel, c in rows:
         line, issued = next(iter(found[name][kernel].by_line().items()))
-        print(f"{name}, {kernel.__name__}: {issued / c['issued']:.0%} of what is issued comes from {line or 'lines not known'}")
+        print(f"{name}, {kernel.__name__}: {issued / c['issued']:.0%} of the instructions come from {line or 'unknown lines'}")
     print(
         f"Counted on the emulated device, examples with N, I, O = {', '.join(map(str, sizes))}.\n"
-        "issued: instructions of whole warps; fma: how many of them multiply and add;\n"
-        "bytes: 32 for each sector of global memory that a warp touches; x least: times as many as its data would fit in;\n"
-        "banks: cycles that shared memory waits; parted: branches at which a warp goes both ways"
+        "issued: instructions of whole warps; fma: share of them that multiply and add;\n"
+        "bytes: 32 for each sector of global memory that a warp accesses; x least: ratio to the sectors that its data needs;\n"
+        "banks: cycles lost to bank conflicts in shared memory; parted: divergent branches of a warp"
     )
     if target:
         shown = {
@@ -380,7 +386,7 @@ def _counters(names: Sequence[str], sizes: Sequence[int], target: Path | None) -
             for name, kernels in found.items()
             for i, counters in enumerate(kernels.values(), 1)
         }
-        print(f"drawn to {plots.rooflines(shown, target)}")
+        print(f"plot: {plots.rooflines(shown, target)}")
     return 0
 
 
@@ -432,14 +438,14 @@ def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str
     for row in rows:
         table.add_row(*(str(cell).replace("[", "\\[") for cell in row))
     console = Console()
-    with console.capture() as text:  # printed by itself, it would end the process with 1 where the reader has gone
+    with console.capture() as text:  # rich itself would exit with status 1 if the reader has closed the pipe
         console.print(table)
     print(text.get(), end="")
 
 
 def _bench(arguments: Sequence[str]) -> int:
     if importlib.util.find_spec("numbanet.bench") is None:
-        print("numbanet: error: bench: not installed; in a checkout it is `python -m bench`", file=sys.stderr)
+        print("numbanet: error: bench is not installed; in a checkout run `python -m bench`", file=sys.stderr)
         return 2
     from numbanet.bench.__main__ import main
 

@@ -1,21 +1,23 @@
-"""Data sets: images, by `load_mnist` or another loader, as X_train, y_train, X_test, y_test; text, by `load_wikitext2` or
-`load_ptb`, as train, valid, test, lists of words. A new one is a file in `datasets`, exported here: its loader and its name.
+"""Data sets. Image loaders, such as `load_mnist`, return X_train, y_train, X_test, y_test; text loaders, `load_wikitext2` and
+`load_ptb`, return train, valid, test as lists of words. To add one, put a file with a loader into `datasets` and export it
+here.
 
-The loaders stand in the folder `datasets`, which a wheel installs as `numbanet/datasets/` and a checkout has next to
-`numbanet/`. This module gives both one name. Next to the installed folder it wins, because a module goes before a
-folder without `__init__.py`; and with one, the folder would hide Hugging Face's `datasets` in every checkout.
+The loaders are in the folder `datasets`, which a wheel installs as `numbanet/datasets/` and a checkout has beside `numbanet/`.
+This module makes both importable as `numbanet.datasets`. It takes precedence over the installed folder, because a module
+precedes a folder without `__init__.py`. (With an `__init__.py`, the folder would shadow Hugging Face's `datasets` in every
+checkout.)
 """
 
 from pathlib import Path
 from typing import Any
 
 _here = Path(__file__).resolve().parent
-_places = (_here / "datasets", _here.parent / "datasets")
-# Next to an installed numbanet, a folder `datasets` is Hugging Face's: so ours goes first, known by a file in it.
-__path__ = [str(folder) for folder in _places if (folder / "idx.py").is_file()][:1]
+_folders = (_here / "datasets", _here.parent / "datasets")
+# a folder `datasets` beside an installed numbanet is Hugging Face's, so the inner folder is tried first, and must have idx.py
+__path__ = [str(folder) for folder in _folders if (folder / "idx.py").is_file()][:1]
 if not __path__:
     raise ImportError(
-        f"numbanet.datasets: its loaders are neither in {_places[0]} nor in {_places[1]}. "
+        f"numbanet.datasets: its loaders are neither in {_folders[0]} nor in {_folders[1]}. "
         "Reinstall numbanet, or use a complete checkout"
     )
 
@@ -43,19 +45,19 @@ TEXTS = ("wikitext2", "ptb")
 
 
 def load(name: str, **options: Any) -> tuple:
-    """The data set of a name in IMAGES or TEXTS, as its own loader gives it.
+    """Load the data set of a name in IMAGES or TEXTS.
 
     Parameters
     ----------
     name : str
         "mnist" for `load_mnist`, "fashion-mnist" for `load_fashion_mnist`.
     options
-        What that loader is given.
+        Arguments of that loader.
 
     Raises
     ------
     ValueError
-        If there is none of that name.
+        If the name is unknown.
     """
     if name not in (*IMAGES, *TEXTS):
         raise ValueError(f"there is no data set {name!r}; choose one of {', '.join(map(repr, (*IMAGES, *TEXTS)))}")

@@ -11,9 +11,9 @@ LAYERS, RATE, EPOCHS = (1024, 1024), 0.5, 30
 def run(
     path: str | os.PathLike = "demo.png", device: str = "auto", layers: tuple[int, ...] = LAYERS, epochs: int = EPOCHS
 ) -> int:
-    """Train with none, bernoulli, rdp and tdp; print a table of what each learned and cost, and draw the learning curves,
-    unless matplotlib is missing. Returns the exit status: 0, or 130 where training was interrupted: then nothing is drawn, and
-    the table has what is done."""
+    """Train with none, bernoulli, rdp and tdp; print a table of scores and costs, and plot the learning curves if matplotlib is
+    installed. Returns the exit status: 0, or 130 if training was interrupted; then the table has the finished runs and nothing
+    is plotted."""
     from rich.console import Console
     from rich.table import Table
 
@@ -23,12 +23,12 @@ def run(
     from .dropout import POLICIES
 
     console = Console()
-    named(device)  # refuses what is not there before anything is printed
+    named(device)  # raises for an unavailable device before anything is printed
     target: Path | None = None
     try:
         target = plots.check_target(path)
     except RuntimeError as error:
-        console.print(f"no picture: {error}", markup=False)
+        console.print(f"no plot: {error}", markup=False)
     X, y, X_test, y_test = load_digits()
     console.print(
         f"{len(y)} handwritten digits of 8 x 8 pixels, {len(y_test)} for the test; a network "
@@ -61,7 +61,7 @@ def run(
 
 
 def _promise(histories: dict[str, list[dict]]) -> str:
-    """The title of the picture: how long an epoch took, in the median, against one with conventional dropout."""
+    """The title of the plot: the median time of an epoch relative to conventional dropout (bernoulli)."""
     warm = {name: sorted(record["seconds"] for record in history)[len(history) // 2] for name, history in histories.items()}
     said = ", ".join(f"{name} {seconds / warm['bernoulli']:.2f}" for name, seconds in warm.items() if name != "bernoulli")
-    return f"Digits, dropout rate {RATE}. An epoch takes, of its time with bernoulli, which computes what it drops: {said}"
+    return f"Digits, dropout rate {RATE}. Time of an epoch relative to bernoulli, which computes what it drops: {said}"

@@ -3,7 +3,7 @@
     dev = device("auto")
     y = dev.gemm(x, w, tb=True)      # x, w: arrays of this device
 
-Everything above this file is written once for all devices, and everything below once for each.
+Code above this module is written once for all devices, code below it once for each device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from numbanet_kernels.runtime import availability
 
 if TYPE_CHECKING:
-    from .operations import Operations  # a stub: what a table has, by the signatures of the CPU's functions
+    from .operations import Operations  # a stub, generated from the signatures of the CPU's functions
 else:
     Operations = object
 
@@ -24,9 +24,9 @@ NAMES = ("cpu", "cuda", "emulated")
 
 
 class Device(Operations):
-    """A place where operations run: `name`, and one attribute for each operation of its table.
+    """A backend: `name`, and one attribute for each operation of its table.
 
-    Devices are made by `device`, one a name, so that they compare by identity; they pickle by name.
+    `device` makes one object per name, so devices compare by identity; they pickle by name.
     """
 
     def __init__(self, name: str) -> None:
@@ -34,7 +34,7 @@ class Device(Operations):
         table = importlib.import_module(f"numbanet_kernels.{name}")
         self.__dict__.update(operations(table))
 
-    if not TYPE_CHECKING:  # type checkers know the operations
+    if not TYPE_CHECKING:  # type checkers read the operations from the stub
 
         def __getattr__(self, op: str) -> Any:
             raise AttributeError(f"device {self.name!r} has no operation {op!r}; `numbanet kernels` lists them")
@@ -52,14 +52,14 @@ def operations(table: ModuleType) -> dict[str, Any]:
 
 
 def problem(name: str) -> str | None:
-    """None if the device can be used, else one sentence: what is missing and how to get it."""
+    """None if the device can be used; otherwise a sentence that says what is missing and how to get it."""
     if name == "cpu":
         return None
     if name == "emulated":
         return availability.nvvm_problem()
-    found = availability.cuda_problem()
-    return found and (
-        f"{found}; it needs an NVIDIA GPU, its driver and: pip install 'numba-cuda[cu13]'. Without a GPU, device "
+    missing = availability.cuda_problem()
+    return missing and (
+        f"{missing}; it needs an NVIDIA GPU, its driver and: pip install 'numba-cuda[cu13]'. Without a GPU, device "
         "'emulated' runs the same kernels on the CPU, for study and tests"
     )
 
@@ -70,16 +70,16 @@ def _made(name: str) -> Device:
 
 
 def device(name: str | Device = "auto") -> Device:
-    """The device called `name`: "cpu", "cuda", "emulated", or "auto" for CUDA if a GPU answers, else the CPU.
+    """The device with this name: "cpu", "cuda", "emulated", or "auto" for CUDA if a GPU is available, else the CPU.
 
-    The emulated device runs the CUDA kernels, as they are compiled, on the CPU (`numbanet_kernels.ptx`): slowly, and checked.
+    The emulated device runs the compiled CUDA kernels on the CPU (`numbanet_kernels.ptx`): slowly, and with checks.
 
     Raises
     ------
     ValueError
-        If there is no device of that name.
+        If the name is unknown.
     RuntimeError
-        If the device exists but not on this machine; the message says why, and what to install.
+        If the device is not available on this machine; the message says why, and what to install.
     """
     if isinstance(name, Device):
         return name

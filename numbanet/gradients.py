@@ -1,10 +1,10 @@
-"""Gradient: what `backward` leaves at a tensor, in the form that is cheapest to make and to use.
+"""Gradient: what `backward` stores at a tensor, in the form that is cheapest to compute and to use.
 
 Dense     an array of the tensor's shape
-Packed    values of what a plan kept: rows x columns or tiles of a weight, rows of an embedding; zero elsewhere
-Columns   of a matrix, some columns alone; zero elsewhere
-Pending   a product that is not done yet, so that its epilogue may take a ReLU's mask or a scale
-One       ones: where `backward` begins, at a tensor of one value
+Packed    values of the rows x columns or tiles of a weight that a plan kept, or of rows of an embedding; zero elsewhere
+Columns   some columns of a matrix; zero elsewhere
+Pending   a product that is not computed yet, so that a ReLU mask or a scale can be fused into its epilogue
+One       ones: the gradient that `backward` starts with, at a tensor of one value
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .device import Device
 
 
 class Gradient:
-    """Base of the forms. `values` is what processes that train together exchange; `shape` that of the dense gradient."""
+    """Base of the forms. `values` is what processes that train together exchange; `shape` is that of the dense gradient."""
 
     values: Any
 
@@ -28,21 +28,21 @@ class Gradient:
 
         @property
         def shape(self) -> tuple[int, ...]:
-            """That of the dense gradient."""
+            """The shape of the dense gradient."""
 
     def dense(self, dev: Device) -> Any:
         """The gradient as an array of the tensor's shape."""
         raise NotImplementedError
 
     def through(self, dev: Device, where: Any = None, scale: float = 1.0) -> Any:
-        """scale * gradient as an array; given `where`, 0 unless where > 0: the gradient before a ReLU that gave `where`."""
+        """scale * gradient as an array; given `where`, 0 unless where > 0: the gradient before a ReLU with output `where`."""
         array = self.dense(dev)
         if where is not None:
             return dev.relu_grad(array, where, scale)
         return array if scale == 1.0 else dev.affine(array, mul=scale)
 
     def add(self, other: Gradient, dev: Device) -> Gradient:
-        """The sum, compact where both are compact in the same way."""
+        """The sum; compact if both are compact in the same way."""
         return Dense(dev.add(self.dense(dev), other.dense(dev)))
 
 
@@ -54,7 +54,7 @@ class Dense(Gradient):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the array."""
+        """The shape of the array."""
         return tuple(self.values.shape)
 
     def dense(self, dev):
@@ -63,7 +63,7 @@ class Dense(Gradient):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Packed(Gradient):
-    """Gradient of a weight on what a plan kept: `values` lie as `packing` says, and all else is zero."""
+    """Gradient of the part of a weight that a plan kept: `packing` locates `values` in it; zero elsewhere."""
 
     values: Any
     packing: Packing
@@ -80,19 +80,20 @@ class Packed(Gradient):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Columns(Gradient):
-    """Gradient of a matrix that is zero but for some columns: `values` (N, K) are those that `kept`, a `DeviceAxis`, keeps."""
+    """Gradient of a matrix that is zero except in some columns: `values` (N, K) are the columns that `axis`, a `DeviceAxis`,
+    lists."""
 
     values: Any
-    kept: Any
+    axis: Any
     shape: tuple[int, ...]
 
     def dense(self, dev):
-        return dev.expand(self.values, self.kept.inverse)
+        return dev.expand(self.values, self.axis.inverse)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Pending(Gradient):
-    """product(where=None, scale=1.0) -> array does the product when it is asked for, and `through` on its way."""
+    """product(where=None, scale=1.0) -> array computes the product; `through` fuses the mask and the scale into it."""
 
     product: Callable[..., Any]
     shape: tuple[int, ...]
@@ -106,9 +107,9 @@ class Pending(Gradient):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class One(Gradient):
-    """d y / d y of a tensor y of one value."""
+    """dy/dy = 1, for a tensor y of one value."""
 
     shape: tuple[int, ...]
 
     def dense(self, dev):
-        return dev.full(self.shape, 1.0)  # which can be recorded
+        return dev.full(self.shape, 1.0)  # an operation of the table, so that it can be recorded

@@ -1,7 +1,7 @@
-"""Losses: what training makes small, how outputs become predictions, and how good predictions are.
+"""Losses: the function that training minimises, how outputs become predictions, and how predictions are scored.
 
 loss = Huber(delta=0.5)
-loss(output, target).backward()             # in a loop of one's own: tensors, the mean over the samples
+loss(output, target).backward()             # in a training loop: tensors, the mean over the samples
 NetRegressor(loss=loss)                     # or "huber", or a function of tensors
 """
 
@@ -20,15 +20,16 @@ from .tensor import Tensor
 
 
 class Loss(abc.ABC):
-    """Base of the losses. One of your own defines `__call__`, and where outputs are no predictions `inverse_link`."""
+    """Base of the losses. A subclass defines `__call__`, and `inverse_link` if the outputs are not themselves the
+    predictions."""
 
     recordable: ClassVar[bool] = False  # see `records`
-    standardised: ClassVar[bool] = False  # whether a regressor may train on (y - mean) / deviation in place of y
+    standardised: ClassVar[bool] = False  # True if a regressor may train on (y - mean) / deviation instead of y
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "__call__" in vars(cls) and "mean" not in vars(cls):
-            cls.mean = Loss.mean  # type: ignore[method-assign]  # not that of a parent, which computes what the parent is
+            cls.mean = Loss.mean  # type: ignore[method-assign]  # a parent's `mean` would compute the parent's loss
 
     @abc.abstractmethod
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
@@ -37,19 +38,19 @@ class Loss(abc.ABC):
         Parameters
         ----------
         output : Tensor of shape (N, O)
-            What the network gives.
+            The network's output.
         target : Tensor
-            (N, O) float32 of a regressor; (N,) int32, positions of the classes, of a classifier.
+            (N, O) float32 for a regressor; (N,) int32 class indices for a classifier.
 
         Returns
         -------
         Tensor
-            Of shape (N,), the losses of the samples, or (), their mean; the latter cannot be weighed by sample.
+            Of shape (N,), one loss per sample, or (), their mean. Only the former can be weighted by sample.
         """
 
     def inverse_link(self, output: Tensor) -> Tensor | None:
-        """What is predicted for an output, of the same shape: probabilities of classes, or values; None, as by default, for the
-        usual: softmax(output), or the output itself."""
+        """The prediction for an output, of the same shape: class probabilities, or values. None (default): softmax(output) for
+        a classifier, the output itself for a regressor."""
         return None
 
     def mean(self, output: Tensor, target: Any, weights: Any) -> Tensor:
@@ -61,14 +62,14 @@ class Loss(abc.ABC):
         target : array
             As for `__call__`, on the device.
         weights : array of shape (N,) or None
-            Of the samples, on the device, their sum 1; None: 1/N.
+            One weight per sample, on the device, with sum 1; None: 1/N each.
 
         Raises
         ------
         TypeError
-            If the loss is no tensor.
+            If `__call__` does not return a tensor.
         ValueError
-            If it has another shape than (N,) or (), or is one number where samples have weights.
+            If its shape is neither (N,) nor (), or it is () although samples have weights.
         """
         loss, n = self(output, target if isinstance(target, Tensor) else Tensor.wrap(target, output.device)), output.shape[0]
         if not isinstance(loss, Tensor):
@@ -78,7 +79,7 @@ class Loss(abc.ABC):
         if loss.shape == () and weights is not None:
             raise ValueError(
                 f"{self!r} gives one number for all samples, which cannot be weighed: to train with weights, "
-                f"return the losses of the samples, shape ({n},)"
+                f"return one loss per sample, shape ({n},)"
             )
         if loss.shape == ():
             return loss
@@ -86,31 +87,31 @@ class Loss(abc.ABC):
 
     @property
     def records(self) -> bool:
-        """Whether it always launches the same for outputs of the same shape, so that passes may be recorded. A class says so
-        for itself alone (`recordable = True`): a subclass may do something else."""
+        """True if outputs of the same shape always lead to the same kernel launches, so that training steps may be recorded.
+        Not inherited: each class opts in (`recordable = True`), because a subclass may compute something else."""
         return bool(vars(type(self)).get("recordable", False))
 
     @property
     def weighs(self) -> bool:
-        """Whether it takes weights whatever it is given, so that equal samples may count as one."""
+        """True if `mean` accepts weights for any input, so that equal samples may be merged into one."""
         return type(self).mean is not Loss.mean
 
     def score(self, targets: np.ndarray, predictions: np.ndarray, weights: np.ndarray | None) -> float:
-        """How good predictions of numbers are, 1 at best, 0 for the best constant; R² by default. NaN for fewer than two."""
+        """Score of a regressor's predictions: 1 for perfect, 0 for the best constant; R² by default. NaN for n < 2 samples."""
         from sklearn.metrics import r2_score
 
         return float(r2_score(targets, predictions, sample_weight=weights)) if len(targets) > 1 else float("nan")
 
     def best_constant(self, targets: np.ndarray, weights: np.ndarray | None) -> tuple[str, float] | None:
-        """(what the prediction is called that is best where it is always the same, its loss); None where that is not known."""
+        """(name of the best constant prediction, its loss); None if it is not known."""
         return None
 
 
 class RegressionLoss(Loss):
-    """Base of the losses of numbers that are the mean of a function of prediction - target."""
+    """Base of regression losses that are the mean of a function of (prediction - target)."""
 
     standardised = True
-    named_constant: ClassVar[str]  # what the prediction is called that is best where it is always the same
+    named_constant: ClassVar[str]  # the name of the best constant prediction, for messages
 
     @abc.abstractmethod
     def values(self, d: np.ndarray) -> np.ndarray:
@@ -118,7 +119,7 @@ class RegressionLoss(Loss):
 
     @abc.abstractmethod
     def constant(self, targets: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
-        """(O,): of each column of targets (N, O) the prediction of least loss that is always the same."""
+        """(O,): for each column of targets (N, O), the constant prediction with the least loss."""
 
     def __call__(self, output, target):
         return self.mean(output, target, None)
@@ -142,7 +143,7 @@ class RegressionLoss(Loss):
 
 @dataclasses.dataclass(frozen=True)
 class SquaredError(RegressionLoss):
-    """(prediction - target)², the mean over outputs: least for the mean, so that outliers count much."""
+    """(prediction - target)², the mean over outputs. The mean minimises it, so outliers weigh heavily."""
 
     recordable = True
     named_constant = "the mean"
@@ -162,7 +163,7 @@ class SquaredError(RegressionLoss):
 
 @dataclasses.dataclass(frozen=True)
 class AbsoluteError(RegressionLoss):
-    """|prediction - target|, the mean over outputs: least for the median, whatever outliers are."""
+    """|prediction - target|, the mean over outputs. The median minimises it, so outliers hardly matter."""
 
     recordable = True
     named_constant = "the median"
@@ -184,13 +185,13 @@ class Huber(RegressionLoss):
     Parameters
     ----------
     delta : float, default=1.0
-        From where on errors count as outliers, above 0; 1 as in PyTorch. `NetRegressor` trains on standardised targets: there
-        it is in standard deviations of y.
+        Errors above delta count as outliers; above 0, default 1 as in PyTorch. `NetRegressor` trains on standardised targets,
+        so there delta is in standard deviations of y.
 
     Raises
     ------
     ValueError
-        If delta is no number above 0.
+        If delta is not a number above 0.
     """
 
     delta: float = 1.0
@@ -209,7 +210,7 @@ class Huber(RegressionLoss):
         return least * (np.abs(d) - least / 2)
 
     def constant(self, targets, weights):
-        """Where the slopes, which rise with the constant, sum to 0."""
+        """The root of the sum of slopes, which increases with the constant: found by bisection."""
         low, high = np.min(targets, axis=0).astype(np.float64), np.max(targets, axis=0).astype(np.float64)
         for _ in range(40):
             middle = (low + high) / 2
@@ -225,12 +226,12 @@ class Quantile(RegressionLoss):
     Parameters
     ----------
     level : float, default=0.5
-        In (0, 1): predictions are quantiles of this level, above a share `level` of the targets. 0.5 is the median.
+        In (0, 1): predictions estimate the quantile that a share `level` of the targets lies below. 0.5 is the median.
 
     Raises
     ------
     ValueError
-        If the level is no number in (0, 1).
+        If the level is not a number in (0, 1).
     """
 
     level: float = 0.5
@@ -253,18 +254,18 @@ class Quantile(RegressionLoss):
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy(Loss):
-    """-log of the probability of the class, softmax(output).
+    """-log of the predicted probability, softmax(output), of the true class.
 
     Parameters
     ----------
     label_smoothing : float, default=0.0
-        In [0, 1): share of each label that is spread over all classes (Szegedy et al. 2016, section 7), so that outputs do not
-        grow without end, and probabilities are less sure.
+        In [0, 1): share of each label that is spread over all classes (Szegedy et al. 2016, section 7), which keeps outputs
+        bounded and probabilities less extreme.
 
     Raises
     ------
     ValueError
-        If it is no number in [0, 1).
+        If it is not a number in [0, 1).
     """
 
     label_smoothing: float = 0.0
@@ -282,7 +283,7 @@ class CrossEntropy(Loss):
         return ops.softmax_cross_entropy(output, labels=target, weights=weights, label_smoothing=self.label_smoothing)
 
     def best_constant(self, targets, weights):
-        """Of positions of classes: their entropy."""
+        """For class indices: the entropy of their distribution."""
         counts = np.bincount(targets, weights)
         counts = counts[counts > 0]
         shares = (1 - self.label_smoothing) * counts / counts.sum() + self.label_smoothing / counts.size
@@ -298,7 +299,7 @@ class FunctionLoss(Loss):
     function : callable
         function(output, target) -> Tensor of shape (N,) or (), as `Loss.__call__`.
     link : callable, optional
-        link(output) -> what is predicted, as `Loss.inverse_link`.
+        link(output) -> prediction, as `Loss.inverse_link`.
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
@@ -322,28 +323,28 @@ OF_CLASSES: dict[str, type[Loss]] = {"cross_entropy": CrossEntropy}
 
 
 def loss_named(loss: Any, known: Mapping[str, type[Loss]] = OF_NUMBERS) -> Loss:
-    """The loss of a name, the loss itself, or that of a function of tensors.
+    """The loss with a given name; a `Loss` is returned as it is, a function of tensors as a `FunctionLoss`.
 
     Parameters
     ----------
     loss : str, Loss or callable
     known : dict of str to class
-        The names, and losses that may be given: `OF_NUMBERS` or `OF_CLASSES`; one's own always may.
+        The losses that are accepted: `OF_NUMBERS` or `OF_CLASSES`. User-defined losses always are.
 
     Raises
     ------
     ValueError
-        If there is no such name, or the loss is for other targets.
+        If the name is unknown, or the loss is for another kind of target.
     """
     if isinstance(loss, str) and loss in known:
         return known[loss]()
     names = ", ".join(map(repr, known))
     if isinstance(loss, Loss):
         if type(loss) in {*OF_NUMBERS.values(), *OF_CLASSES.values()} - {*known.values()}:
-            raise ValueError(f"loss: {loss!r} is for other targets; choose {names}, or one's own")
+            raise ValueError(f"loss: {loss!r} is for another kind of target; choose {names}, or a Loss subclass")
         return loss
     if isinstance(loss, type) or not callable(loss):
-        raise ValueError(f"there is no loss {loss!r}; choose {names}, or give a Loss, or a function of output and target")
+        raise ValueError(f"there is no loss {loss!r}; choose {names}, or give a Loss or a function(output, target)")
     return FunctionLoss(loss)
 
 
@@ -353,7 +354,7 @@ def _check(name: str, value: Any, high: float) -> None:
 
 
 def _quantiles(targets: np.ndarray, weights: np.ndarray | None, level: float) -> np.ndarray:
-    """(O,): of each column of targets (N, O) the least that a share `level` of the weights does not exceed."""
+    """(O,): for each column of targets (N, O), the smallest target whose cumulative share of the weights reaches `level`."""
     order = np.argsort(targets, axis=0)
     shares = np.ones(len(targets)) if weights is None else np.asarray(weights, np.float64)
     reached = np.cumsum(shares[order], axis=0) >= level * shares.sum() * (1 - 1e-12)

@@ -1,4 +1,4 @@
-"""Pictures of what training did. Needs matplotlib (extra `plots`)."""
+"""Plots of training curves and rooflines. Needs matplotlib (extra `plots`)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .dropout import POLICIES, Style
 
 
 def check_target(path: str | os.PathLike) -> Path:
-    """The path, or an error that says why no picture could be written there: asked for before the work, not after. It is a
-    RuntimeError where matplotlib is missing, else a ValueError."""
+    """The path, if a picture can be written there. Called before the work, so that errors come early: RuntimeError if
+    matplotlib is missing, otherwise ValueError."""
     path = Path(path)
     if importlib.util.find_spec("matplotlib") is None:
         raise RuntimeError("plots need matplotlib: pip install matplotlib")
@@ -30,9 +30,9 @@ def check_target(path: str | os.PathLike) -> Path:
 
 
 def learning_curves(histories: Mapping[str, Sequence[Mapping[str, float]]], path: str | os.PathLike, title: str = "") -> Path:
-    """Test score by epoch and by seconds of training, and training loss by epoch, drawn to a file: one line a history
-    (`history_` of fitted nets, by the name to show). The score drawn is `validation_score` where there is one. Seconds are
-    counted from the end of the first epoch on, which may compile kernels."""
+    """Plot the score by epoch and by seconds of training, and the training loss by epoch, to a file: one line per history
+    (`history_` of fitted nets, keyed by the label to show). The score is `validation_score` if the history has it. Seconds
+    count from the end of the first epoch, which may include compilation."""
     path = check_target(path)
     from matplotlib.figure import Figure
 
@@ -70,7 +70,7 @@ def learning_curves(histories: Mapping[str, Sequence[Mapping[str, float]]], path
         axes.spines[["top", "right"]].set_visible(False)
     for axes in (by_epoch, loss_axes):
         axes.xaxis.get_major_locator().set_params(integer=True)
-    if shown:  # the first epochs may lie below
+    if shown:  # scores of the first epochs may lie below the plotted range
         margin = 0.1 * (max(shown) - min(shown)) + 1e-3
         by_epoch.set_ylim(min(shown) - margin, max(shown) + margin)
     by_epoch.legend(frameon=False, handlelength=3)
@@ -78,16 +78,15 @@ def learning_curves(histories: Mapping[str, Sequence[Mapping[str, float]]], path
     return _save(figure, path)
 
 
-ROOFS = {  # float32 FLOP/s without tensor cores, bytes/s: data sheets; how they are drawn
+ROOFS = {  # (float32 FLOP/s without tensor cores, bytes/s) from the data sheets, and how the line is drawn
     "H200": (67e12, 4.8e12, Style("#134f82", "-")),
     "A100": (19.5e12, 2.0e12, Style("#e07b39", "--")),
 }
 
 
 def rooflines(intensities: Mapping[str, float], path: str | os.PathLike) -> Path:
-    """What two cards could reach at most, drawn to a file: the rooflines above, and below a row for each kernel, its name
-    beside a dot at its FLOPs for each byte of memory. Left of a card's ridge memory holds a kernel up. Kernels without FLOPs
-    are left out."""
+    """Plot the rooflines of two cards to a file, and below them a row per kernel: its name and a dot at its FLOPs per byte of
+    memory traffic. Left of a card's ridge a kernel is limited by memory. Kernels without FLOPs are left out."""
     path = check_target(path)
     import numpy as np
     from matplotlib.figure import Figure
@@ -111,9 +110,11 @@ def rooflines(intensities: Mapping[str, float], path: str | os.PathLike) -> Path
     _named_rows(below, shown, (low * high) ** 0.5)
     above.set(xscale="log", yscale="log", ylabel="TFLOP/s at most", xlim=(low, high))
     above.set_title(
-        "What a card allows; left of its upright line memory holds a kernel up, right of it arithmetic", loc="left", fontsize=10
+        "Roofline of each card; left of its vertical line a kernel is limited by memory, right of it by arithmetic",
+        loc="left",
+        fontsize=10,
     )
-    below.set_xlabel("FLOPs for each byte of the sectors that warps touch")
+    below.set_xlabel("FLOPs per byte of the memory sectors that warps access")
     above.grid(alpha=0.25, which="both")
     for axes in (above, below):
         axes.spines[["top", "right"]].set_visible(False)
@@ -122,7 +123,7 @@ def rooflines(intensities: Mapping[str, float], path: str | os.PathLike) -> Path
 
 
 def _named_rows(axes: Any, shown: Mapping[str, float], middle: float) -> None:
-    """A row for each name: a dot at its value, and the name beside it, on the side where there is more room."""
+    """A row per name: a dot at its value, and the name on the side with more room."""
     for row, (name, x) in enumerate(shown.items()):
         side = 1 if x < middle else -1
         axes.plot(x, row, "o", color="black", markersize=4)
@@ -141,7 +142,7 @@ def _named_rows(axes: Any, shown: Mapping[str, float], middle: float) -> None:
 
 
 def _save(figure: Any, path: Path) -> Path:
-    """Write the picture, whole or not at all."""
+    """Write the picture atomically."""
     from numbanet.datasets.files import write_file
 
     content = io.BytesIO()

@@ -1,4 +1,4 @@
-"""What each op did: with NUMBANET_PROFILE=1, one line an op with its shapes, plan, milliseconds and the FLOPs skipped."""
+"""Profiling: with NUMBANET_PROFILE=1 each op prints its shapes, plan, milliseconds and the share of FLOPs skipped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENABLED = os.environ.get("NUMBANET_PROFILE", "") not in ("", "0")
 
 @contextlib.contextmanager
 def timed(name: str, arrays: Sequence[Any], static: dict[str, Any]) -> Iterator[None]:
-    """A context that times one op, where profiling is on; kernels of other devices are timed by their launch alone."""
+    """A context that times one op if profiling is enabled; on other devices than the CPU only the launch is timed."""
     start = time.perf_counter()
     yield
     milliseconds = 1e3 * (time.perf_counter() - start)

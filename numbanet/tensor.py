@@ -1,4 +1,4 @@
-"""Tensor: an array on a device that knows how it was computed (`autograd`); its methods are the operations of `ops`."""
+"""Tensor: an array on a device and the graph node that computed it (`autograd`); its methods are the operations of `ops`."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from .gradients import Dense, Gradient, One, Pending
 
 
 class Tensor:
-    """A float32 array on a device, with the means to differentiate what is computed from it.
+    """A float32 array on a device; what is computed from it can be differentiated.
 
-    Comparisons are by element, as NumPy's and PyTorch's, and give masks: tensors of 1 and 0 without a gradient. So `a == b` is
-    no single bool, and a tensor is hashed by identity: dicts and sets, which ask for that first, hold tensors safely. But
-    `t in [a, b]`, `[a, b].index(t)` and weak references ask `==` of tensors: look by `is`, in a set, or by `id`. Compared with
-    what holds no numbers, such as None, a tensor is unequal.
+    Comparisons work by element, as in NumPy and PyTorch, and give masks: tensors of 1 and 0 without a gradient. So `a == b` is
+    not a bool. Tensors hash by identity, so dicts and sets hold them safely, but `t in [a, b]`, `[a, b].index(t)` and weak
+    references call `==`: use `is`, a set, or `id` instead. A tensor is unequal to anything that holds no numbers, such as None.
 
     Parameters
     ----------
     data : array_like
-        Values; anything NumPy converts to float32. A C-contiguous, writable float32 NumPy array is used as it is,
-        without a copy.
+        Values; anything NumPy converts to float32. A C-contiguous, writable float32 NumPy array is used directly, without a
+        copy.
     device : str or Device, default="cpu"
-        Where the array lives: "cpu", "cuda", "emulated" or "auto".
+        The device of the array: "cpu", "cuda", "emulated" or "auto".
     requires_grad : bool, default=False
-        Whether `backward` should leave a gradient here.
+        Whether `backward` stores a gradient here.
 
     Raises
     ------
@@ -39,7 +38,7 @@ class Tensor:
     """
 
     __slots__ = ("data", "device", "requires_grad", "gradient", "node", "__weakref__")
-    __array_ufunc__ = None  # numpy_array * tensor is a tensor; np.exp(tensor), which would lose the graph, a TypeError
+    __array_ufunc__ = None  # numpy_array * tensor gives a tensor; np.exp(tensor) raises TypeError, as it would lose the graph
 
     def __init__(self, data: Any, device: str | Device = "cpu", requires_grad: bool = False) -> None:
         if isinstance(data, Tensor):
@@ -64,12 +63,12 @@ class Tensor:
 
     @classmethod
     def wrap(cls, array: Any, dev: Device, requires_grad: bool = False, node: Any = None) -> Tensor:
-        """A tensor around an array that lives on the device already; `node` says how it was computed (`autograd`)."""
+        """Wrap an array that is already on the device; `node` says how it was computed (`autograd`)."""
         tensor = cls.__new__(cls)
-        tensor._set(dev, array, requires_grad, node)  # noqa: SLF001  its own
+        tensor._set(dev, array, requires_grad, node)  # noqa: SLF001  an instance of this class
         return tensor
 
-    # --- what it is ---------------------------------------------------------------------------------------------------
+    # --- properties ---------------------------------------------------------------------------------------------------
     @property
     def shape(self) -> tuple[int, ...]:
         """The lengths of the axes."""
@@ -77,17 +76,17 @@ class Tensor:
 
     @property
     def ndim(self) -> int:
-        """How many axes there are."""
+        """Number of axes."""
         return self.data.ndim
 
     @property
     def size(self) -> int:
-        """How many values there are."""
+        """Number of values."""
         return self.data.size
 
     @property
     def dtype(self) -> np.dtype:
-        """What a value is: float32, or an integer of those that name rows."""
+        """float32, or int32 for tensors of indices."""
         return self.data.dtype
 
     def __len__(self) -> int:
@@ -114,7 +113,7 @@ class Tensor:
 
     # --- in and out ---------------------------------------------------------------------------------------------------
     def numpy(self) -> np.ndarray:
-        """The values as a NumPy array; on the CPU the same memory."""
+        """The values as a NumPy array; on the CPU a view of the same memory."""
         return self.device.download(self.data)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -134,25 +133,26 @@ class Tensor:
         return self.device.dlpack_device(self.data)
 
     def to(self, other: str | Device) -> Tensor:
-        """This tensor on another device, outside the graph; itself where it is there already."""
+        """This tensor copied to another device, detached from the graph; itself if it is there already."""
         other = named(other)
         return self if other is self.device else Tensor(self.numpy(), other, self.requires_grad)
 
     def move(self, other: Device) -> None:
-        """Take this tensor itself to another device; its gradient is forgotten."""
+        """Move this tensor in place to another device and drop its gradient."""
         if other is not self.device:
             self._set(other, other.upload(self.numpy()), self.requires_grad)
 
     def assign(self, values: Any) -> None:
-        """Take other values, an array of this tensor's device: floats of its shape in the memory it has, which recorded
-        launches know; integers in memory of their own, by which what was derived of others is told apart."""
+        """Overwrite the values with an array of this tensor's device. Float tensors of the same shape keep their buffer,
+        because recorded steps hold its address; index tensors get a new one, so that caches keyed on the old buffer are
+        invalidated."""
         if self.dtype == np.float32 and self.shape == tuple(values.shape):
             self.device.copy(values, out=self.data)
         else:
             self._set(self.device, self.device.copy(values), self.requires_grad)
 
     def detach(self) -> Tensor:
-        """The same memory, outside the graph."""
+        """A tensor on the same memory, detached from the graph."""
         return Tensor.wrap(self.data, self.device)
 
     def __reduce__(self) -> tuple:
@@ -161,26 +161,26 @@ class Tensor:
     # --- gradients ----------------------------------------------------------------------------------------------------
     @property
     def grad(self) -> Tensor | None:
-        """The gradient that `backward` left, dense; None where there is none."""
+        """The gradient that `backward` computed, dense; None if there is none."""
         if self.gradient is None:
             return None
         return Tensor.wrap(self.gradient.dense(self.device), self.device)
 
     def zero_grad(self) -> None:
-        """Forget the gradient."""
+        """Drop the gradient."""
         self.gradient = None
 
     def receive(self, gradient: Gradient) -> None:
-        """Add to the gradient."""
+        """Add to the gradient (called by `backward`)."""
         if self.gradient is not None:
             self.gradient = self.gradient.add(gradient, self.device)
-        elif self.node is None and isinstance(gradient, (Pending, One)):  # a leaf: nothing will ask for the product
+        elif self.node is None and isinstance(gradient, (Pending, One)):  # a leaf: nothing later can fuse with the product
             self.gradient = Dense(gradient.dense(self.device))
         else:
             self.gradient = gradient
 
     def release(self, freed: Any) -> tuple[Any, Any]:
-        """(how it was computed, its gradient), both gone afterwards; `freed` stands for the former then."""
+        """(node, gradient) of this tensor, which loses both; `freed` becomes its node."""
         node, gradient = self.node, self.gradient
         self.node, self.gradient = freed, None
         return node, gradient
@@ -191,12 +191,12 @@ class Tensor:
         Parameters
         ----------
         dy : array_like or Tensor, optional
-            The gradient of what follows, of this tensor's shape; may be left out for a tensor of size 1, where it is 1.
+            The gradient of the loss with respect to this tensor, of its shape; 1 by default, for a tensor of size 1 only.
 
         Raises
         ------
         RuntimeError
-            If nothing here requires a gradient, or an earlier `backward` has freed the graph.
+            If this tensor does not depend on one that requires a gradient, or an earlier `backward` has freed the graph.
         ValueError
             If `dy` is missing or has the wrong shape.
         """
@@ -302,7 +302,7 @@ class Tensor:
         return -ops.max(-self, axis=axis, keepdims=keepdims)
 
     def argmax(self, axis=None, keepdims: bool = False) -> Tensor:
-        """Where the largest value along an axis is, by default of all (`ops.argmax`)."""
+        """The index of the largest value along an axis, by default in the flattened tensor (`ops.argmax`)."""
         return ops.argmax(self, axis=axis, keepdims=keepdims)
 
     def var(self, axis=None, correction: float = 1, keepdims: bool = False) -> Tensor:
@@ -359,12 +359,12 @@ class Tensor:
 
 
 def _comparable(other: Any) -> bool:
-    """Whether `==` and `<` mean a comparison by element; anything else, such as None, is another thing."""
+    """True if `==` and `<` compare element by element with `other`; with anything else, such as None, they do not."""
     return isinstance(other, (Tensor, numbers.Real, np.ndarray, np.generic, list, tuple))
 
 
 def _restored(values: np.ndarray, name: str, requires_grad: bool) -> Tensor:
-    """A pickled tensor, on its device, or on the CPU where that is not there."""
+    """Unpickle a tensor on its device, or on the CPU if that device is not available."""
     missing = problem(name)
     if missing:
         warnings.warn(f"a tensor of device {name!r} was loaded to the CPU: {missing}", stacklevel=2)
@@ -373,19 +373,19 @@ def _restored(values: np.ndarray, name: str, requires_grad: bool) -> Tensor:
 
 
 def from_dlpack(array: Any, device: str | Device | None = None) -> Tensor:
-    """A tensor around another library's array (NumPy, PyTorch, CuPy), without a copy where the device allows.
+    """Wrap another library's array (NumPy, PyTorch, CuPy) as a tensor, without a copy if the device allows it.
 
     Parameters
     ----------
     array : object
-        Anything with `__dlpack__` or `__cuda_array_interface__`; float32, otherwise it is converted.
+        Anything with `__dlpack__` or `__cuda_array_interface__`. Dtypes other than float32 are converted.
     device : str or Device, optional
-        Where the tensor shall live; where the array is, if left out.
+        The device of the tensor; by default the array's own.
 
     Raises
     ------
     TypeError
-        If the object is no such array.
+        If the object has neither interface.
     """
     if not (hasattr(array, "__cuda_array_interface__") or hasattr(array, "__dlpack__")):
         raise TypeError(f"from_dlpack: {type(array).__name__} has neither __dlpack__ nor __cuda_array_interface__")

@@ -88,7 +88,7 @@ def ratios(name: str, pattern: str, records: Records) -> str:
     for place, row in (pair for rows in found.values() for pair in rows.items()):
         places.setdefault(place, set()).add(row["day"])
     heads = (f"on {place}, {' to '.join(dict.fromkeys((min(days), max(days))))}" for place, days in places.items())
-    lines = [["step of", "with", "times shorter than of", *heads, "by FLOPs at most"]]
+    lines = [["step of", "with", "times shorter than of", *heads, "FLOPs ratio"]]
     cases = list(dict.fromkeys(case for case, _, _ in found))
     for (case, implementation, peer), rows in sorted(found.items(), key=lambda pair: cases.index(pair[0][0])):
         ceiling = next(iter(rows.values())).get("ceiling")

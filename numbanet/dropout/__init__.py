@@ -1,4 +1,4 @@
-"""Dropout policies: each step and for each site of a model, a policy draws the plan that says what is computed."""
+"""Dropout policies: for each step and site of a model, a policy draws the plan of what is computed."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ __all__ += registry.__all__
 
 
 def policy(dropout: str | Dropout | None, rate: Rate = 0.5) -> Dropout:
-    """The policy of that name at that rate, or ValueError; None is "none". A policy object is returned as it is, with its own
-    rate."""
+    """The policy with this name and rate; ValueError if it is unknown. None means "none". A policy object is returned
+    unchanged."""
     dropout = "none" if dropout is None else dropout
     if isinstance(dropout, Dropout):
         return dropout

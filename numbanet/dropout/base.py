@@ -1,4 +1,4 @@
-"""Dropout: what a policy is; and the two that skip no work."""
+"""Dropout: the base of policies; and the two policies that skip no work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Policy = TypeVar("Policy", bound="Dropout")
 
 
 class Style(NamedTuple):
-    """How plots draw a policy: grey tells it from the others by dashes and mark. Without a colour it has the next one."""
+    """How plots draw a policy; dashes and marks distinguish policies in grey. Without a colour the next default one is used."""
 
     colour: str | None = None
     dashes: str | tuple = "-"
@@ -41,15 +41,15 @@ class Dropout(abc.ABC):
     """
 
     name: ClassVar[str]
-    drops: ClassVar[str] = ""  # what is dropped in a step, in the README's words
-    computes: ClassVar[str] = "all"  # what of the FLOPs is left at rate p
+    drops: ClassVar[str] = ""  # what a step drops, for the README's table
+    computes: ClassVar[str] = "all"  # share of the FLOPs that is computed at rate p, for the README's table
     style: ClassVar[Style] = Style()
-    set_on_copies: ClassVar[tuple[str, ...]] = ("kind", "answer")  # attributes that copies have others of, and no argument sets
-    kind: str = "output"  # of the sites that it has plans for (`Site`)
-    answer: bool = False  # whether it has plans for what gives the answer as well
-    by_sample: ClassVar[bool] = False  # whether each sample of a batch drops others
-    data_dependent: bool = False  # whether plans depend on what comes to a layer (`choose`): then passes are not recorded
-    shuffle: ClassVar[bool] = False  # whether features should come centred and in random order (`Shuffle`)
+    set_on_copies: ClassVar[tuple[str, ...]] = ("kind", "answer")  # attributes that only `changed` sets, not the constructor
+    kind: str = "output"  # kind of the sites that it makes plans for (`Site`)
+    answer: bool = False  # whether it also makes plans for the last layer, which computes the answer
+    by_sample: ClassVar[bool] = False  # whether samples of a batch drop different units
+    data_dependent: bool = False  # whether plans depend on a layer's input (`choose`): such steps are not recorded
+    shuffle: ClassVar[bool] = False  # whether features should be centred and permuted (`Shuffle`)
 
     def __init__(self, rate: Rate = 0.5) -> None:
         several = isinstance(rate, (Sequence, np.ndarray)) and not isinstance(rate, str)
@@ -58,7 +58,7 @@ class Dropout(abc.ABC):
         for r in rates:
             if not (callable(r) or is_rate(r)):
                 raise ValueError(
-                    "dropout_rate must be a number in [0, 1) or a function that gives one for an epoch, or one of "
+                    "dropout_rate must be a number in [0, 1) or a function that returns one for an epoch, or one of "
                     f"these for each hidden layer; got {rate!r}"
                 )
         if not len(rates):
@@ -67,14 +67,14 @@ class Dropout(abc.ABC):
         self.rate = rates if several else rates[0]
 
     def at(self, epoch: int) -> Dropout:
-        """The policy of an epoch, counted from 0: itself where its rates are numbers, else a copy with those of the epoch.
+        """The policy of an epoch, counted from 0: itself if its rates are numbers, else a copy with the rates of the epoch.
 
-        The copy is shallow: what a policy learns while it trains belongs in an object that it holds.
+        The copy is shallow: state that a policy collects during training belongs into an object that it holds.
 
         Raises
         ------
         ValueError
-            If a function gives no number in [0, 1) for the epoch.
+            If a function does not return a number in [0, 1) for the epoch.
         """
         rates = self.rate if isinstance(self.rate, tuple) else (self.rate,)
         if not any(map(callable, rates)):
@@ -83,7 +83,7 @@ class Dropout(abc.ABC):
         return self._with(rates if isinstance(self.rate, tuple) else rates[0])
 
     def at_mean_rate(self, epochs: int) -> Dropout:
-        """The policy with the means of its rates over so many epochs: initial weights are made for it."""
+        """The policy with its rates averaged over n epochs, for which initial weights are made."""
         if self.at(0) is self:
             return self
         rates: list[Any] = [self.at(epoch).rate for epoch in range(epochs)]
@@ -92,7 +92,7 @@ class Dropout(abc.ABC):
         return self._with(tuple(map(mean, zip(*rates, strict=True))))
 
     def _with(self, rate: Any) -> Dropout:
-        """A copy with these rates."""
+        """A copy with other rates."""
         return self.changed(rate=rate)
 
     def changed(self: Policy, **attributes: Any) -> Policy:
@@ -102,26 +102,26 @@ class Dropout(abc.ABC):
         return policy
 
     def rate_of(self, site: Site | int) -> float:
-        """The rate of a site, or of that number; ValueError where it depends on the epoch (`at`)."""
+        """The rate of a site, or of the site with this number; ValueError if it depends on the epoch (`at`)."""
         number = site.number if isinstance(site, Site) else site
         rate = self.rate[number] if isinstance(self.rate, tuple) else self.rate
         if callable(rate):
-            raise ValueError(f"{self!r}: its rate depends on the epoch; take the policy of one, policy.at(epoch)")
+            raise ValueError(f"{self!r}: its rate depends on the epoch; use the policy of an epoch, policy.at(epoch)")
         return rate
 
     def check(self, layers: int) -> None:
-        """ValueError unless there is one rate for all droppable layers, or one for each, and some that it is for."""
+        """ValueError unless there is one rate, or one for each droppable layer, and at least one such layer if it needs one."""
         if self.kind == "patches" and not layers:
             raise ValueError(f"{self.name}: it is for convolutions, and there are none")
         if isinstance(self.rate, tuple) and len(self.rate) != layers:
             raise ValueError(f"dropout_rate has {len(self.rate)} entries for {layers} hidden layers")
 
     def of(self, site: Site) -> Dropout:
-        """The policy that has plans for a site: itself, or a part of it."""
+        """The policy that makes plans for a site: itself, or a part of a combined policy."""
         return self
 
     def sites(self, model: Sequential | Tree) -> tuple[Site, ...]:
-        """The sites of a model that it has plans for."""
+        """The sites of a model that it makes plans for."""
         return model.droppable(self.kind, self.answer)
 
     def rates(self, model: Sequential | Tree) -> list[float]:
@@ -129,23 +129,23 @@ class Dropout(abc.ABC):
         return list(map(self.rate_of, self.sites(model)))
 
     def caution(self, site: Site) -> str | None:
-        """What is unwise about dropping parts of a site, in a sentence, or None."""
+        """A sentence that says what is unwise about dropping parts of a site, or None."""
         return None
 
     def cautions(self, model: Sequential) -> list[str]:
-        """What is unwise about its use in a model, by default the `caution` of each site, layers that are passed over, and
+        """What is unwise about its use in a model: by default the `caution` of each site, layers with weights but no site, and
         that there is nothing to drop."""
         tree = Tree(model)
         sites, rates = self.sites(tree), self.rate if isinstance(self.rate, tuple) else (self.rate,)
         if any(rates) and not any(map(self.rate_of, sites)):
             return [
-                f"{self.name}: nothing is dropped, as no layer of this network but the last one has anything that it "
+                f"{self.name}: nothing is dropped, because only the last layer of this network has anything that it "
                 "drops; add a hidden layer, or choose another dropout, such as 'none'"
             ]
         return [*filter(None, map(self.caution, sites)), *(self._passed_over(tree) if sites else ())]
 
     def _passed_over(self, tree: Tree) -> list[str]:
-        """In one sentence, the layers that have weights of their own and no site, if there are some."""
+        """A sentence that names the layers with weights but no site, if there are any."""
         some = {layer for layer, _ in tree.sites}
         names = [
             f"{path} ({type(layer).__name__})"
@@ -158,68 +158,68 @@ class Dropout(abc.ABC):
         ]
         return (
             [
-                f"{self.name}: nothing is dropped of the weights that {', '.join(names)} hold{'s' * (len(names) == 1)}: what"
-                " may be a layer says by sites()"
+                f"{self.name}: nothing is dropped of the weights of {', '.join(names)}: a layer declares what may be"
+                " dropped by sites()"
             ]
             if names
             else []
         )
 
     def variance_factors(self, layers: int) -> list[float]:
-        """For each of the `Linear` layers, the last one too, by what the variance of its initial weights is multiplied.
+        """For each `Linear` layer, the last one included, the factor of the variance of its initial weights.
 
-        Here 1: a policy that thins out sums says by how much (`Linear`, variance_factor).
+        By default 1. A policy that leaves out terms of sums overrides it (`Linear`, variance_factor).
         """
         return [1.0] * (layers + 1)
 
     @abc.abstractmethod
     def plan(self, site: Site, rng: np.random.Generator) -> Plan | None:
-        """The plan of one site for one step, drawn before it.
+        """The plan of a site for one step, drawn before the step.
 
         Parameters
         ----------
         site : Site
-            Which, with the shape of its weight.
+            The site, with the shape of its weight.
         rng : numpy.random.Generator
-            Where the draw comes from: same seed, same plans, on every device.
+            Source of randomness: the same seed gives the same plans on every device.
 
         Returns
         -------
         Plan or None
-            None where everything is computed.
+            None if everything is computed.
         """
 
     def choose(self, site: Site, x: Tensor, w: Tensor, rng: np.random.Generator) -> Plan | None:
-        """The plan of a site for which none was drawn, from the layer's input, of images with channels last, and its weight, in
-        the pass. Called where it is `data_dependent`."""
+        """Choose the plan of a site during the pass, from the layer's input (images with channels last) and weight, if none
+        was drawn. Called if the policy is `data_dependent`."""
         return None
 
     def choose_from_flow(self, site: Site, flow: Flow, layer: Any, rng: np.random.Generator) -> Plan | None:
-        """`choose` by what comes to a layer as it flows, compact where it is; by default at its dense form."""
+        """Like `choose`, from the layer and its input flow, which may be compact; by default calls `choose` on dense input."""
         return self.choose(site, flow.expanded(), layer.weight, rng)
 
     def choosing(self, model: Sequential | Tree, rng: np.random.Generator) -> Callable[..., Plan | None] | None:
-        """(site, flow, layer) -> Plan or None for `Plans`; None where it draws all plans before the pass."""
+        """(site, flow, layer) -> Plan or None, for `Plans`; None if all plans are drawn before the pass."""
         if not self.data_dependent:
             return None
-        own = set(self.sites(model))
-        return lambda site, flow, layer: self.choose_from_flow(site, flow, layer, rng) if site in own else None
+        sites = set(self.sites(model))
+        return lambda site, flow, layer: self.choose_from_flow(site, flow, layer, rng) if site in sites else None
 
     def inference_policy(self, epoch: int) -> Dropout | None:
-        """The policy that selects in predictions after so many epochs and one; None, as by default: all is computed."""
+        """The policy to apply at inference after this epoch; None (default): inference is dense."""
         return None
 
     def pop_flops(self) -> float:
-        """FLOPs of what it chose by, since the last call."""
+        """FLOPs spent on choosing plans since the last call."""
         return 0.0
 
     def calibrated(self, model: Sequential, x: Tensor) -> Dropout:
-        """The policy for this model, with what it has to know of the data: x are some training samples on the model's device.
-        Called before each epoch, where it is `data_dependent`."""
+        """The policy prepared for this model and data; x are some training samples on the model's device. Called before each
+        epoch if the policy is `data_dependent`."""
         return self
 
     def report(self) -> dict[str, list[float]]:
-        """What it did since the last call, for the record of an epoch."""
+        """What it did since the last call, as entries for the record of an epoch."""
         return {}
 
     def __repr__(self) -> str:
@@ -227,7 +227,7 @@ class Dropout(abc.ABC):
 
 
 class NoDropout(Dropout):
-    """No dropout: nothing is dropped, whatever the rate."""
+    """No dropout, whatever the rate."""
 
     name, drops, style = "none", "nothing", Style("#6b6b6b", ":", "x")
 
@@ -235,7 +235,7 @@ class NoDropout(Dropout):
         return 0.0
 
     def cautions(self, model):
-        return []  # `fit` says so where a rate was given
+        return []  # `fit` warns if a rate was given
 
     def plan(self, site, rng):
         return None
@@ -251,7 +251,7 @@ class BernoulliDropout(Dropout):
     style, by_sample = Style("#b07aa1", "--", "^"), True
 
     def variance_factors(self, layers):
-        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # what is dropped of a layer, the next one misses
+        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # the next layer's sums lose what a layer drops
 
     def plan(self, site, rng):
         rate = self.rate_of(site)

@@ -1,18 +1,18 @@
-"""batchwise: each step drops other neurons of the whole batch, drawn one by one, and always equally many.
+"""batchwise: each step drops a random set of neurons, of a fixed size, for the whole batch.
 
-Of n neurons m = round((1 - p) n) are kept, every set of so many with the same probability, and scaled by n / m. Each is
-dropped with probability 1 - m / n, as in conventional dropout, and all samples of a batch drop the same ones, so that
-activations and weight gradients are compact: a layer between two such does (m / n)^2 of its products.
+Of n neurons m = round((1 - p) n) are kept, every set of m with equal probability, and scaled by n / m. Each is dropped with
+probability 1 - m / n, as in conventional dropout, and all samples of a batch drop the same ones, so that activations and weight
+gradients are compact: a layer between two such layers computes (m / n)^2 of its products.
 
-A row pattern (`rdp`) does as many products in the mean, E[1 / dp_1] E[1 / dp_2] = (1 - p)^2, as layers draw their periods by
-themselves, but all in one step and a ninth in another; and its networks see the same few sets of neurons again and again.
-It reads its rows at a stride, where this goes by a list, and takes a tenth less time for it (`python -m bench mlp`). What
-both learn stands in `mlp-accuracy` and `papers-lstm`: on text and on few images of MNIST more than with `rdp`, nearly as much
-as with coins; at a rate of 0.7 on Fashion-MNIST less than with either, and with 2048 neurons training diverged there. All
-samples share a step's noise, which coins of their own average away.
+A row pattern (`rdp`) computes as many products on average, E[1 / dp_1] E[1 / dp_2] = (1 - p)^2, because layers draw their
+periods independently, but all of them in one step and a ninth in another; and its networks see the same few sets of neurons
+repeatedly. `rdp` reads its rows with a stride, batchwise by an index list, which takes a tenth more time (`python -m bench
+mlp`). For accuracy see `mlp-accuracy` and `papers-lstm`: on text and on few images of MNIST batchwise learns more than `rdp`,
+nearly as much as conventional dropout; at a rate of 0.7 on Fashion-MNIST less than either, and with 2048 neurons training
+diverged there. All samples share a step's noise, whereas the noise of independent samples averages out.
 
-Source: Graham, Reizenstein, Robinson, "Efficient batchwise dropout training using submatrices" (2015), with a fixed number of
-neurons in place of one that is drawn.
+Source: Graham, Reizenstein, Robinson, "Efficient batchwise dropout training using submatrices" (2015), with a fixed instead of
+a random number of neurons.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .base import Dropout, Style
 
 
 class BatchwiseDropout(Dropout):
-    """Batchwise dropout: a random set of neurons, always as large, is kept for a whole batch; the others are not computed.
+    """Batchwise dropout: a random set of neurons of fixed size is kept for a whole batch; the others are not computed.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class BatchwiseDropout(Dropout):
     computes, style = 'as `"rdp"`, (1 − p)² of an H × H layer', Style("#c44e52", (0, (7, 2)), "v")
 
     def variance_factors(self, layers):
-        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # what is dropped of a layer, the next one misses
+        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # the next layer's sums lose what a layer drops
 
     def plan(self, site, rng):
         rate, n = self.rate_of(site), site.shape[0]
@@ -57,5 +57,5 @@ class BatchwiseDropout(Dropout):
     def caution(self, site):
         n, count = site.shape[0], self._count(site)
         if self.rate_of(site) and abs(1 - count / n - self.rate_of(site)) > 0.1:
-            return f"batchwise: of a layer of {n} neurons {n - count} are dropped, which is far from this rate"
+            return f"batchwise: {n - count} of the {n} neurons of a layer are dropped, which is far from this rate"
         return None

@@ -1,14 +1,14 @@
-"""Sparse gate gradients: what the backward pass of an LSTM leaves out of the gradients of its gates.
+"""Sparse gate gradients: the backward pass of an LSTM leaves out part of the gradients of its gates.
 
-    threshold   elements that are not larger than a threshold are 0: what is lost in accuracy, with no time won
-    columns     of the 4H gate columns those of the largest L1 norm over the mini-batch are kept, an `IndexPlan` for the whole
-                sequence: dx, dh, dW_ih and dW_hh are products on gathered columns
+    threshold   elements with a magnitude up to a threshold become 0: shows the loss of accuracy, saves no time
+    columns     of the 4H gate columns those with the largest L1 norm over the mini-batch are kept, an `IndexPlan` for the whole
+                sequence: dx, dh, dW_ih and dW_hh are products of the kept columns
 
-The norms are those of the gradients as they would be if nothing came back through time (`lstm_scores`): which columns there are
-has to be known before the pass through time begins. Mixing sparse and dense steps closes the gap in accuracy.
+The norms are those of gradients without the part that flows back through time (`lstm_scores`), because the columns must be
+known before the backward pass through time starts. Mixing sparse and dense steps closes the gap in accuracy.
 
-Source: the abstract on structured sparse gate gradients in LSTMs: sparse gate gradients have little impact on training,
-structured ones make the backward pass faster, and mixed training ends as dense training does.
+Source: the abstract on structured sparse gate gradients in LSTMs: sparse gate gradients have little effect on training,
+structured ones make the backward pass faster, and mixed training reaches the accuracy of dense training.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from .base import Dropout
 from .schedule import is_rate
 
 MODES = ("columns", "threshold")
-SAMPLES = 1 << 16  # elements that tell a quantile
+SAMPLES = 1 << 16  # elements from which a quantile is estimated
 
 
 def _of_the_first(count: float, epoch: int) -> float:
-    """The share of an epoch's steps that are among those of the first epochs, so many."""
+    """The share of an epoch's steps that belong to the first `count` epochs (a real number)."""
     return float(np.clip(count - epoch, 0, 1))
 
 
 class GateSparsity(Dropout):
-    """Which steps have sparse gate gradients, and how sparse.
+    """Which steps have sparse gate gradients, and how sparse these are.
 
     Parameters
     ----------
@@ -44,11 +44,11 @@ class GateSparsity(Dropout):
         Share of the columns, or of the elements, that is left out, in [0, 1).
     mode : {"columns", "threshold"}, default="columns"
     schedule : float or callable, default=0.8
-        Share of the steps of a fit that are sparse, in [0, 1]: the first ones, so that the end is dense. Or a function that
-        gives for an epoch, counted from 0, the share of its steps that are, drawn at random.
+        Share of the steps of a fit that are sparse, in [0, 1]: the first ones, so that training ends dense. Or a function of
+        the epoch, counted from 0, that returns the share of its steps that are sparse, drawn at random.
     probe : int, default=100
-        After so many sparse steps one is compared with the dense gradient, which costs a second backward pass through time; in
-        mode "threshold" the threshold is found anew then.
+        Every probe-th sparse step is compared with the dense gradient, which costs a second backward pass through time; in mode
+        "threshold" the threshold is recomputed then.
 
     Raises
     ------
@@ -56,7 +56,7 @@ class GateSparsity(Dropout):
         If an argument is out of range.
     """
 
-    name, kind, rate = "gates", "gates", 0.0  # no unit is dropped
+    name, kind, rate = "gates", "gates", 0.0  # no units are dropped
 
     def __init__(
         self, sparsity: float = 0.5, mode: str = "columns", schedule: float | Callable[[int], float] = 0.8, probe: int = 100
@@ -70,42 +70,42 @@ class GateSparsity(Dropout):
                 f"gate_schedule must be a share of the steps, from 0 to 1, or a function of the epoch, got {schedule!r}"
             )
         self.sparsity, self.mode, self.schedule, self.probe = sparsity, mode, schedule, check_count("probe", probe)
-        self._epoch, self._sparse = 0, False  # whether the step that is drawn is sparse
-        self._met: dict[Any, int] = collections.Counter()  # by layer of cells, how many sparse steps it had
+        self._epoch, self._sparse = 0, False  # whether the current step is sparse
+        self._met: dict[Any, int] = collections.Counter()  # by LSTM layer, number of its sparse steps
         self._thresholds: dict[Any, float] = {}
         self._seen: list[tuple[float, float]] = []
 
     def over(self, epochs: int) -> GateSparsity:
-        """For a fit of so many epochs: the schedule as a function of the epoch."""
+        """The policy for a fit of n epochs: its schedule as a function of the epoch."""
         share = self.schedule
         return self if callable(share) else self.changed(schedule=functools.partial(_of_the_first, share * epochs))
 
     def share(self, epoch: int) -> float:
-        """Which share of the steps of an epoch, counted from 0, is sparse; ValueError where a function gives none."""
-        found = self.schedule(epoch) if callable(self.schedule) else self.schedule
-        if isinstance(found, bool) or not isinstance(found, (int, float, np.floating)) or not 0 <= found <= 1:
-            raise ValueError(f"gate_schedule must give a share of the steps, from 0 to 1, for epoch {epoch}; it gave {found!r}")
-        return float(found)
+        """The share of sparse steps in an epoch, counted from 0; ValueError if the function returns an invalid one."""
+        share = self.schedule(epoch) if callable(self.schedule) else self.schedule
+        if isinstance(share, bool) or not isinstance(share, (int, float, np.floating)) or not 0 <= share <= 1:
+            raise ValueError(f"gate_schedule must give a share of the steps, from 0 to 1, for epoch {epoch}; it gave {share!r}")
+        return float(share)
 
     def at(self, epoch):
-        """The policy of an epoch: what it does depends on no other one."""
+        """The policy of an epoch; it is the same object, which remembers the epoch."""
         return self.changed(_epoch=epoch, _met=collections.Counter(), _thresholds={})
 
     def at_mean_rate(self, epochs):
         return self
 
     def rates(self, model):
-        """None: no unit is dropped."""
+        """Empty: no units are dropped."""
         return []
 
     def check(self, layers):
-        """Any model will do."""
+        """Every model is accepted."""
 
     def cautions(self, model):
         return []
 
     def plan(self, site, rng):
-        if site.number == 0:  # a step is sparse or dense as a whole
+        if site.number == 0:  # the first site decides for the whole step
             share = self.share(self._epoch) if self.sparsity else 0.0
             self._sparse = share == 1 or (share > 0 and rng.random() < share)
         return SparseGates(self, site.path) if self._sparse else None
@@ -115,19 +115,19 @@ class GateSparsity(Dropout):
         """The share of the products of a sparse backward pass that is computed."""
         return 1 - self.sparsity if self.mode == "columns" else 1.0
 
-    def choice(self, place: Any) -> GateChoice:
-        """The choices for one layer of cells in one step."""
-        self._met[place] += 1
-        return _Choice(self, place, self._met[place] % self.probe == 1 or self.probe == 1)
+    def choice(self, layer: Any) -> GateChoice:
+        """The choice for one LSTM layer in one step."""
+        self._met[layer] += 1
+        return _Choice(self, layer, self._met[layer] % self.probe == 1 or self.probe == 1)
 
     def report(self):
-        """{"gates_kept", "gates_cosine"}: which share of the gate gradients was kept since the last call, and the cosine
-        between the sparse and the dense gradient, in the mean over the layers and steps that were looked at; {} if none was."""
+        """{"gates_kept", "gates_cosine"}: the share of gate gradients kept since the last call, and the cosine between the
+        sparse and the dense gradient, averaged over the probed layers and steps; {} if none was probed."""
         if not self._seen:
             return {}
-        kept, cosine = np.mean(self._seen, axis=0)
+        share, cosine = np.mean(self._seen, axis=0)
         self._seen.clear()
-        return {"gates_kept": float(kept), "gates_cosine": float(cosine)}
+        return {"gates_kept": float(share), "gates_cosine": float(cosine)}
 
     def __repr__(self) -> str:
         return f"GateSparsity({self.sparsity}, {self.mode!r}, schedule={self.schedule!r}, probe={self.probe})"
@@ -149,10 +149,10 @@ class SparseGates(GatePlan):
 
 
 class _Choice(GateChoice):
-    """What one backward pass through one layer of cells leaves out; `probed`: and compares with the dense gradient."""
+    """The choice for one backward pass through one LSTM layer; if `probed`, it is compared with the dense gradient."""
 
-    def __init__(self, policy: GateSparsity, place: Any, probed: bool) -> None:
-        self.policy, self.place, self.probed, self.dense = policy, place, probed, None
+    def __init__(self, policy: GateSparsity, layer: Any, probed: bool) -> None:
+        self.policy, self.layer, self.probed, self.dense = policy, layer, probed, None
 
     def choose(self, dev, dy, gates, c, lengths, dense):
         policy = self.policy
@@ -164,14 +164,14 @@ class _Choice(GateChoice):
             return IndexPlan(scores.size, np.sort(np.argpartition(-scores, max(count - 1, 0))[:count]))
         if self.probed:
             some = np.abs(self.dense.reshape(-1)[:: max(self.dense.size // SAMPLES, 1)])
-            policy._thresholds[self.place] = float(np.quantile(some, policy.sparsity))
-        return policy._thresholds[self.place]
+            policy._thresholds[self.layer] = float(np.quantile(some, policy.sparsity))
+        return policy._thresholds[self.layer]
 
     def done(self, dev, dz, columns):
         if not self.probed:
             return
-        found = np.asarray(dev.download(dz), np.float64).reshape(len(self.dense), -1)
+        sparse = np.asarray(dev.download(dz), np.float64).reshape(len(self.dense), -1)
         there = self.dense if columns is None else self.dense[:, columns.indices()]
-        lengths = np.linalg.norm(found) * np.linalg.norm(self.dense)
-        kept = float(np.mean(found != 0)) * found.shape[1] / max(self.dense.shape[1], 1)
-        self.policy._seen.append((kept, float((found * there).sum() / lengths) if lengths else 1.0))
+        lengths = np.linalg.norm(sparse) * np.linalg.norm(self.dense)
+        share = float(np.mean(sparse != 0)) * sparse.shape[1] / max(self.dense.shape[1], 1)
+        self.policy._seen.append((share, float((sparse * there).sum() / lengths) if lengths else 1.0))

@@ -1,18 +1,18 @@
-"""Dynamic sparse graphs: the neurons that will matter are guessed before a layer is computed, and only these are computed.
+"""Dynamic sparse graphs: predict which neurons of a layer will be large before it is computed, and compute only these.
 
-A random projection f to k numbers nearly keeps inner products, so that f(x) . f(w) guesses the output x . w; the largest share
-1 - rate of them is kept (*Dynamic Sparse Graph for Efficient Deep Learning*, ICLR 2019: dimension-reduction search and
-double-mask selection). It is a selection, not dropout: nothing is scaled. f(w) is worked out anew as an epoch begins and then
-every `refresh` steps, where rows of w take turns. Only hidden Linear and Conv2d layers are chosen from: one that pruning has
-made sparse is computed whole from then on.
+A random projection f to k numbers nearly preserves inner products, so that f(x) . f(w) estimates the output x . w; the largest
+share 1 - rate is computed (*Dynamic Sparse Graph for Efficient Deep Learning*, ICLR 2019: dimension-reduction search and
+double-mask selection). It is a selection, not dropout: nothing is scaled. f(w) is recomputed at the start of an epoch, and then
+every `refresh` steps, a part of the rows of w at a time. Only hidden Linear and Conv2d layers take part: a layer that pruning
+has made sparse is computed whole from then on.
 
-    batch    one set of neurons for a whole batch, guessed from a few of its samples: a dense product with the kept neurons,
-             whose compact output, input gradient and weight gradient all shrink
-    tile     a set for each group of samples, guessed from some of them: dense products with the kept neurons by group
+    batch    one set of neurons for a whole batch, predicted from some of its samples: a dense product with the kept neurons,
+             whose compact output, input gradient and weight gradient are all smaller
+    tile     a set for each group of samples, predicted from some of them: dense products with the kept neurons by group
     sample   a set for each sample, as in the paper: products of single pairs of samples and neurons
 
-What that costs, of N samples, I inputs, O outputs and S samples looked at (all of them for "sample"): S I k / 3 additions and
-2 S k O FLOPs a step, and O I k / 3 additions in the first step of an epoch and every `refresh` steps, beside the
+Its cost, with N samples, I inputs, O outputs and S projected samples (all of them for "sample"): S I k / 3 additions and
+2 S k O FLOPs per step, and O I k / 3 additions in the first step of an epoch and every `refresh` steps, beside the
 2 N I O (1 - rate) FLOPs of the product.
 """
 
@@ -38,50 +38,51 @@ from ..tensor import Tensor
 from .base import Dropout, Style
 from .schedule import Rate
 
-SAMPLES = {"batch": 16, "tile": 16, "sample": 1}  # of a set that are looked at
+SAMPLES = {"batch": 16, "tile": 16, "sample": 1}  # projected samples per set
 SHARING = 4  # sets whose thresholds the others share
-WINDOWS = 4  # of an image that are looked at
-ROWS = 256  # of a weight are projected together: of fewer, calls would cost too much
+WINDOWS = 4  # projected windows per image
+ROWS = 256  # rows of a weight that are projected together: with fewer, calls would cost too much
 
 
 def johnson_lindenstrauss(outputs: int, epsilon: float) -> int:
-    """k = floor(4 ln n / (epsilon² / 2 - epsilon³ / 3)): so many numbers keep the distances of n points to 1 ± epsilon
+    """k = floor(4 ln n / (epsilon² / 2 - epsilon³ / 3)): the dimension that preserves the distances of n points to 1 ± epsilon
     (Dasgupta & Gupta 2003, theorem 2.1)."""
     return max(int(4 * math.log(outputs) / (epsilon**2 / 2 - epsilon**3 / 3)), 1)
 
 
 class DynamicSparseGraph(Dropout):
-    """dsg: of each layer those neurons are computed whose outputs a random projection guesses to be largest.
+    """dsg: computes the neurons of each layer whose outputs a random projection predicts to be largest.
 
     Parameters
     ----------
     rate : float, callable, or sequence of these, default=0.5
-        Share of the neurons that is left out, in [0, 1); a function gives it for an epoch, a sequence one for each layer.
+        Share of the neurons that is left out, in [0, 1); a function of the epoch, or a sequence with one per layer.
     epsilon : float, default=0.5
-        How far distances may be off, in (0, 1): it gives the number k of the projection (`johnson_lindenstrauss`). The paper's.
+        Relative error of distances, in (0, 1), which determines the dimension k of the projection (`johnson_lindenstrauss`).
+        The default is the paper's.
     share : {"batch", "tile", "sample"}, default="batch"
-        Who shares a set of neurons: all samples of a batch, `group` neighbours, or nobody, as in the paper. The first is
-        fastest; of convolutions it chooses channels, and is the only one.
+        Which samples share a set of neurons: all of a batch, groups of `group` neighbours, or each has its own, as in the
+        paper. "batch" is fastest; for convolutions it chooses channels, and is the only option.
     refresh : int, default=50
-        After so many steps each row of a weight is projected anew, which for all rows takes as long as a product with k / 6
-        samples. 256 rows or a multiple of them take turns, of a layer of fewer all in one step. The first step of an epoch
-        projects every layer whole, so that what an epoch does depends on nothing before it but the weights. The number is the
+        Number of steps after which each row of a weight is projected again; projecting all rows takes as long as a product with
+        k / 6 samples. Rows are projected in turns of multiples of 256, all at once if there are fewer. The first step of an
+        epoch projects every layer whole, so that an epoch depends on nothing before it but the weights. The default is the
         paper's.
     threshold : {"exact", "shared"}, default="exact"
-        Whether each set has exactly its share of the neurons, or all have those above the threshold of the first few sets (the
+        Whether each set has exactly its share of the neurons, or all neurons above the threshold of the first few sets (the
         paper's inter-sample sharing).
     group : int, default=64
-        Samples of a tile: fewer choose better, and their products are smaller.
+        Samples per tile: smaller groups choose better, but their products are smaller.
     samples : int, optional
-        So many of a set are looked at, evenly spaced: by default 16 of a batch or a tile. A neuron's score is the sum of
-        their ReLU(f(x) . f(w) + b), what it would give on: magnitudes would keep neurons that are far below 0.
+        Number of projected samples of a set, evenly spaced: by default 16 of a batch or a tile. A neuron's score is the sum of
+        their ReLU(f(x) . f(w) + b), the estimated outputs: magnitudes would keep neurons that are far below 0.
     double : bool, default=True
-        Whether what was left out is 0 after batch normalisation, too (double-mask selection). With "batch" it always is.
+        Whether dropped entries are also 0 after batch normalisation (double-mask selection). With "batch" they always are.
     select_in_prediction : bool, optional
-        Whether predictions select as well; else they use all neurons. By default those of "sample" do, which was not trained
-        to add up all neurons; the others do not, because what is predicted for a sample would depend on those beside it.
+        Whether predictions select as well; otherwise they use all neurons. By default only "sample" selects, because it was not
+        trained to sum all neurons; with the others, the prediction for a sample would depend on the samples beside it.
     seed : int, default=0
-        Of the projection, which is fixed for a run.
+        Seed of the projection, which is fixed for a run.
 
     Raises
     ------
@@ -90,19 +91,19 @@ class DynamicSparseGraph(Dropout):
 
     Notes
     -----
-    What is left out does not learn, so that after the same few epochs accuracy is below that of dense training. On
-    Fashion-MNIST at a rate of .6 it is so by .6 ("tile") to .9 points ("sample"). Chance loses 4 to 6 there, and a choice by
-    the true outputs of each sample nothing: better guesses are what is missing (`python -m bench papers-dsg`, three seeds).
-    With a rate of 0 in the last epoch (a function of the epoch) predictions with all neurons are as trained, and .5 ("tile",
-    "sample") and .6 ("batch") were lost. In single runs with `share="batch"` it came closer with a larger learning rate, and
-    closer still with 64 samples beside that. Selecting in predictions helped in most runs; it wants samples in random order, as
-    in training. To project weights more often, a smaller epsilon, an epoch without selection at first, or means of scores over
-    steps gained nothing.
+    Neurons that are left out do not learn, so that after the same few epochs accuracy is below that of dense training. On
+    Fashion-MNIST at a rate of .6 the loss is .6 ("tile") to .9 points ("sample"). A random choice loses 4 to 6 there, and a
+    choice by the true outputs of each sample nothing, so the predictions are the weak point (`python -m bench papers-dsg`,
+    three seeds). With a rate of 0 in the last epoch (a function of the epoch), so that predictions with all neurons match
+    training, the loss was .5 ("tile", "sample") and .6 ("batch"). In single runs with `share="batch"` a larger learning rate
+    reduced it, and 64 samples reduced it further. Selecting in predictions helped in most runs; it requires samples in random
+    order, as in training. Projecting weights more often, a smaller epsilon, a first epoch without selection, and scores
+    averaged over steps gained nothing.
     """
 
     name, data_dependent, style = "dsg", True, Style("#7aa874", (0, (5, 1, 1, 1, 1, 1)), "D")
-    drops = "the neurons or channels that a random projection guesses to give least: a selection, which scales nothing"
-    computes = "(1 − p)² of the products, and what is looked at"
+    drops = "the neurons or channels that a random projection predicts to be smallest: a selection, nothing is scaled"
+    computes = "(1 − p)² of the products, and the projections"
 
     def __init__(
         self,
@@ -136,14 +137,14 @@ class DynamicSparseGraph(Dropout):
         self._guesses = Guesses(epsilon, refresh, seed)
 
     def sites(self, model):
-        """Those of Linear and Conv2d layers; a sequence of rates counts the other hidden layers, too,
-        so that it means the same when pruning has made some of them sparse."""
-        places = super().sites(model)
-        super().check(len(places))
-        return tuple(site for site in places if site.chosen)
+        """The sites of Linear and Conv2d layers. A sequence of rates also counts the other hidden layers, so that it keeps its
+        meaning after pruning has made some layers sparse."""
+        sites = super().sites(model)
+        super().check(len(sites))
+        return tuple(site for site in sites if site.chosen)
 
     def check(self, layers):
-        """ValueError unless there are layers whose neurons it chooses; `sites` counts the rates."""
+        """ValueError unless there are layers whose neurons it can choose; `sites` checks the number of rates."""
         if not layers:
             raise ValueError(
                 "dsg: it chooses neurons of hidden Linear and Conv2d layers, and there are none; choose another "
@@ -157,25 +158,25 @@ class DynamicSparseGraph(Dropout):
         return self._with(self.rate)
 
     def _with(self, rate):
-        """A copy whose weights are projected anew: what an epoch does depends on nothing before it but the weights."""
+        """A copy that projects weights again: an epoch depends on nothing before it but the weights."""
         return self.changed(rate=rate, _guesses=Guesses(self.epsilon, self.refresh, self.seed))
 
     def inference_policy(self, epoch):
         if not self.select_in_prediction:
             return None
-        return self.at(epoch).changed(refresh=None, _guesses=Guesses(self.epsilon, None, self.seed))  # weights stay as they are
+        return self.at(epoch).changed(refresh=None, _guesses=Guesses(self.epsilon, None, self.seed))  # weights do not change
 
     def caution(self, site):
         outputs, inputs = site.shape[0], math.prod(site.shape[1:])
         if self.rate_of(site) and (k := johnson_lindenstrauss(outputs, self.epsilon)) >= inputs:
             return (
                 f"dsg: a layer of {inputs} inputs and {outputs} outputs would be projected to {k} numbers, which saves "
-                "nothing: its outputs are looked at themselves. A larger epsilon projects to fewer"
+                "nothing, so its exact outputs are used. A larger epsilon projects to fewer"
             )
         return None
 
     def cautions(self, model):
-        """And where batch norm comes between a product and its ReLU."""
+        """Also warns about a batch norm between a product and its ReLU."""
         tree = Tree(model)
         chosen = {tree.owners[site.path] for site in self.sites(tree) if self.rate_of(site)}
         early = [
@@ -185,7 +186,7 @@ class DynamicSparseGraph(Dropout):
             if layer in chosen and isinstance(norm, (BatchNorm1d, BatchNorm2d))
         ]
         return super().cautions(model) + [
-            f"dsg: {norm!r} comes between {layer!r} and its ReLU, but what is kept is chosen by what ReLU would give without; "
+            f"dsg: {norm!r} is between {layer!r} and its ReLU, but neurons are chosen by ReLU of the product; "
             "put it after ReLU (product, ReLU, batch norm)"
             for layer, norm in early
         ]
@@ -197,7 +198,7 @@ class DynamicSparseGraph(Dropout):
         count = kept_of(w.shape[0], self.rate_of(site))
         if w.ndim > 2 and (self.share != "batch" or layer.groups > 1):
             raise ValueError(
-                f"dsg: {layer!r}: of convolutions without groups it chooses channels for a whole batch; say "
+                f"dsg: {layer!r}: for convolutions without groups it chooses channels for a whole batch; use "
                 "share='batch', or a rate of 0 for this layer"
             )
         with no_grad():
@@ -217,12 +218,12 @@ class DynamicSparseGraph(Dropout):
         return self._guesses.scores([_evenly(flow, self.samples).x.data for flow in groups], w, bias)
 
     def _chosen(self, dev: Device, scores: Any, count: int) -> np.ndarray:
-        """The bits of the largest in each row of scores."""
+        """The bit mask of the largest scores in each row."""
         if self.threshold == "exact":
             return largest(dev, scores, count)
         few = np.asarray(dev.download(dev.getitem(scores, slice(0, SHARING))))
         shared = float(np.partition(few, few.shape[1] - count)[:, few.shape[1] - count].mean())
-        least = shared if self.share == "sample" else max(shared, np.finfo(np.float32).tiny)  # not those that give nothing
+        least = shared if self.share == "sample" else max(shared, np.finfo(np.float32).tiny)  # excludes scores of 0
         return np.asarray(dev.download(dev.above(scores, least)))
 
     def pop_flops(self):
@@ -230,17 +231,17 @@ class DynamicSparseGraph(Dropout):
 
 
 def kept_of(n: int, rate: float) -> int:
-    """How many of n are kept, one at least."""
+    """Number of kept neurons of n, at least one."""
     return max(round((1 - rate) * n), 1)
 
 
 def largest(dev: Device, scores: Any, count: int) -> np.ndarray:
-    """The bits of the largest in each row of scores, of equal ones the first."""
+    """The bit mask of the largest scores in each row, the first ones in case of ties."""
     return np.asarray(dev.download(dev.top_k(scores, count)))
 
 
 def _evenly(flow: Flow, count: int) -> Flow:
-    """Some of the samples of a batch, evenly spaced."""
+    """Some samples of a batch, evenly spaced."""
     flow = flow if flow.layout.plan is None else flow.with_(flow.dense())
     n, dev = flow.x.shape[0], flow.x.device
     if n <= count:
@@ -250,8 +251,8 @@ def _evenly(flow: Flow, count: int) -> Flow:
 
 
 def _windows(x: Tensor, layer: Conv2d) -> Any:
-    """(samples x WINDOWS, C KH KW): windows of images (N, H, W, C), evenly spaced over those that lie inside, as the rows of a
-    weight lie; of smaller images than the kernel, what there is of them."""
+    """(samples x WINDOWS, C KH KW): windows of images (N, H, W, C), evenly spaced over the inside, laid out like a weight's
+    rows; images smaller than the kernel give partial windows."""
     n, height, width, channels = x.shape
     window, axes = layer.window, []
     for axis, length in enumerate((height, width)):
@@ -260,7 +261,7 @@ def _windows(x: Tensor, layer: Conv2d) -> Any:
         inside = begins[(begins >= 0) & (begins + reach < length)]
         axes.append(inside if inside.size else begins[:1])
     count = len(axes[0]) * len(axes[1])
-    chosen = (np.arange(n * WINDOWS) * 7919) % count  # a prime: all over the image
+    chosen = (np.arange(n * WINDOWS) * 7919) % count  # a prime: spread over the image
     taps = [np.arange(size) * apart for size, apart in zip(window.kernel, window.dilation)]
     h = np.clip(axes[0][chosen // len(axes[1])][:, None] + taps[0], 0, height - 1)
     v = np.clip(axes[1][chosen % len(axes[1])][:, None] + taps[1], 0, width - 1)
@@ -272,31 +273,31 @@ def _windows(x: Tensor, layer: Conv2d) -> Any:
 
 
 class Guesses:
-    """Virtual outputs f(x) . f(w) + b, and the projected weights f(w), of which no row is older than `refresh` uses; None: they
-    are worked out once."""
+    """Estimated outputs f(x) . f(w) + b, and the cached projections f(w), of which no row is older than `refresh` uses; None:
+    they are computed once."""
 
     def __init__(self, epsilon: float, refresh: int | None, seed: int) -> None:
         self.epsilon, self.refresh, self.seed, self._flops = epsilon, refresh, seed, 0.0
-        self._projected: dict[int, tuple[Any, int]] = {}  # by id of the weight, as long as it lives
+        self._projected: dict[int, tuple[Any, int]] = {}  # by id of the weight, removed when it dies
 
     def scores(self, sets: Sequence[Any], w: Tensor, bias: Tensor | None) -> Any:
-        """(sets, O) what each output gives on after ReLU: the sum over the samples (S, I) of each set; w (O, …)."""
-        dev, stops = w.device, list(itertools.accumulate((own.shape[0] for own in sets), initial=0))
+        """(sets, O): the scores: sums of ReLU outputs over the samples (S, I) of each set; w (O, …)."""
+        dev, stops = w.device, list(itertools.accumulate((part.shape[0] for part in sets), initial=0))
         x, weights, packed = self._before(sets[0] if len(sets) == 1 else dev.concatenate(sets, 0), w)
-        found = [
+        parts = [
             dev.scores(dev.part(x, *ends), weights, None if bias is None else bias.data, packed)
             for ends in itertools.pairwise(stops)
         ]
-        found = [dev.reshape(own, (1, w.shape[0])) for own in found]
-        return found[0] if len(sets) == 1 else dev.concatenate(found, 0)
+        parts = [dev.reshape(part, (1, w.shape[0])) for part in parts]
+        return parts[0] if len(sets) == 1 else dev.concatenate(parts, 0)
 
     def outputs(self, x: Any, w: Tensor, bias: Tensor | None) -> Any:
-        """(N, O) of samples x (N, I)."""
+        """Estimated outputs (N, O) of samples x (N, I)."""
         x, weights, _ = self._before(x, w)
         return w.device.gemm(x, weights, tb=True, bias=None if bias is None else bias.data)
 
     def _before(self, x: Any, w: Tensor) -> tuple[Any, Any, Any]:
-        """f(x), f(w), and that as the device packs it for `scores`; x and w themselves where that is less work."""
+        """f(x), f(w), and f(w) packed for the device's `scores`; x and w themselves if that is less work."""
         dev, (outputs, inputs) = w.device, (w.shape[0], math.prod(w.shape[1:]))
         k, weights, packed = johnson_lindenstrauss(outputs, self.epsilon), dev.reshape(w.data, (outputs, inputs)), None
         if k < inputs:
@@ -310,16 +311,16 @@ class Guesses:
     def _weights(self, w: Tensor, matrix: Any, lists: Ternary, k: int) -> tuple[Any, Any]:
         if id(w) not in self._projected:
             weakref.finalize(w, self._projected.pop, id(w), None).atexit = False
-        found, uses = self._projected.get(id(w), (None, 0))
-        rows = slice(0, w.shape[0]) if found is None else self._due(uses, w.shape[0])
+        projected, uses = self._projected.get(id(w), (None, 0))
+        rows = slice(0, w.shape[0]) if projected is None else self._due(uses, w.shape[0])
         if count := len(range(*rows.indices(w.shape[0]))):
-            found = _anew(w.device, found, matrix, rows, lists, k)
+            projected = _anew(w.device, projected, matrix, rows, lists, k)
             self._flops += count * lists.columns.size
-        self._projected[id(w)] = found, uses + 1
-        return found
+        self._projected[id(w)] = projected, uses + 1
+        return projected
 
     def _due(self, uses: int, outputs: int) -> slice:
-        """The rows that are worked out anew: in `refresh` uses each has its turn."""
+        """The rows to project again: each has its turn within `refresh` uses."""
         if self.refresh is None:
             return slice(0)
         together = math.ceil(outputs / self.refresh / ROWS) * ROWS
@@ -327,25 +328,25 @@ class Guesses:
         return slice(first, first + together)
 
     def pop_flops(self) -> float:
-        """FLOPs since the last call: an addition is one."""
-        found, self._flops = self._flops, 0.0
-        return found
+        """FLOPs since the last call; an addition counts as one."""
+        flops, self._flops = self._flops, 0.0
+        return flops
 
     def __reduce__(self) -> tuple:
         return type(self), (self.epsilon, self.refresh, self.seed)
 
 
-def _anew(dev: Device, found: tuple[Any, Any] | None, matrix: Any, rows: slice, lists: Ternary, k: int) -> tuple[Any, Any]:
-    """f(w) and that packed, some rows of it worked out anew; `found` is what they were before."""
-    if found is None:
+def _anew(dev: Device, before: tuple[Any, Any] | None, matrix: Any, rows: slice, lists: Ternary, k: int) -> tuple[Any, Any]:
+    """f(w) and its packed form, with some rows projected again; `before` holds the previous values."""
+    if before is None:
         projected = dev.project(matrix, lists, k)
         return projected, dev.scores_packed(projected)
     first, stop, _ = rows.indices(matrix.shape[0])
-    own = dev.project(dev.part(matrix, first, stop), lists, k)
-    packed = dev.scores_packed(own, found[1], first)
-    if packed is not found[0]:  # else its rows are there by now
-        dev.copy(own, out=dev.part(found[0], first, stop))
-    return found[0], packed
+    part = dev.project(dev.part(matrix, first, stop), lists, k)
+    packed = dev.scores_packed(part, before[1], first)
+    if packed is not before[0]:  # otherwise the rows are already in place
+        dev.copy(part, out=dev.part(before[0], first, stop))
+    return before[0], packed
 
 
 @functools.lru_cache(maxsize=64)

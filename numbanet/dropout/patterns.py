@@ -1,17 +1,17 @@
-"""Dropout policies: each step and for each droppable layer, a policy draws the plan that says what is computed.
+"""Dropout policies: for each step and droppable layer, a policy draws the plan of what is computed.
 
     none        nothing is dropped
     bernoulli   conventional dropout: each activation of a sample is zeroed with probability p; saves no work
     rdp         row dropout pattern: the neurons bias, bias + dp, … are kept, the others are not computed
     tdp         tile dropout pattern: one tile in dp of the weight is kept, the others are not computed
 
-rdp and tdp draw dp from the distribution that `search` finds for the rate p, and bias uniformly from 0 … dp - 1: every neuron
-(every weight) is dropped with probability p exactly, like in conventional dropout, but many together
+rdp and tdp draw dp from the distribution that `search` computes for the rate p, and bias uniformly from 0 … dp - 1: every
+neuron (every weight) is dropped with probability exactly p, as in conventional dropout, but many together
 (*Approximate Random Dropout for DNN training acceleration in GPGPU*, sections 3 and 4).
 
-The largest period decides how much a network learns, then the scale; the search hardly matters. So the defaults are the
-smallest period that drops more than the rate, but at least 3, "root" for rows and "pattern" for tiles, and "exact".
-examples/12_why_it_works.py says why, and shows the recorded figures.
+The largest period affects accuracy most, then the scale; the search hardly matters. So the defaults are the smallest period
+that drops more than the rate, but at least 3, "root" for rows and "pattern" for tiles, and "exact". examples/12_why_it_works.py
+explains why, and shows the recorded figures.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ SCALES = {"rate": 0.0, "root": 0.5, "pattern": 1.0}
 
 
 class _Periods(NamedTuple):
-    """How the periods of one rate are drawn."""
+    """Distribution and scales of the periods for one rate."""
 
-    cumulative: list[float]  # probability of 1 … dp, for dp from 1 on
-    scales: list[float]  # what is kept under each dp is multiplied by it
-    variance_factor: float  # 1 / E[scale² / dp]: what of the mean square of a sum was there before
+    cumulative: list[float]  # cumulative probability of the periods 1 … dp
+    scales: list[float]  # factor of the kept values under each dp
+    variance_factor: float  # 1 / E[scale² / dp]: mean square of a sum without dropout relative to that with it
 
 
 @functools.lru_cache(maxsize=64)
 def _periods(rate: float, dp_max: int | None, search: str, scale: str) -> _Periods:
-    """scale(dp) = dp^a / E[dp^(a - 1)]: a share 1 / dp is kept, so that E[scale / dp] = 1 for every a."""
+    """scale(dp) = dp^a / E[dp^(a - 1)]: since a share 1 / dp is kept, E[scale / dp] = 1 for every a."""
     distribution = pattern_distribution(rate, dp_max, search)
     dp, a = np.arange(1, len(distribution) + 1.0), SCALES[scale]
     scales = dp**a / (distribution @ dp ** (a - 1))
     return _Periods(np.cumsum(distribution).tolist(), scales.tolist(), float(1 / (distribution @ (scales**2 / dp))))
 
 
-_row_plan, _tile_plan = (functools.lru_cache(maxsize=4096)(kind) for kind in (RowPlan, TilePlan))  # there are few of a network
+_row_plan, _tile_plan = (functools.lru_cache(maxsize=4096)(kind) for kind in (RowPlan, TilePlan))  # a network has few
 
 
 class _PatternDropout(Dropout):
@@ -63,9 +63,9 @@ class _PatternDropout(Dropout):
         self._check_reach(self)
 
     def _check_reach(self, policy: Dropout) -> None:
-        """ValueError where no mixture of the periods drops as much as a rate of a policy."""
+        """ValueError if no mixture of the periods reaches a rate of a policy."""
         for rate in policy.rate if isinstance(policy.rate, tuple) else (policy.rate,):
-            if not callable(rate):  # `at` checks the rates of an epoch
+            if not callable(rate):  # `at` checks those
                 pattern_distribution(rate, self.dp_max, self.search)
 
     def at(self, epoch):
@@ -81,7 +81,7 @@ class _PatternDropout(Dropout):
         return len(self._of(site).scales)
 
     def variance_factor(self, site: Site | int) -> float:
-        """By what the variance of the weights is multiplied whose products a site thins out (`Linear`, variance_factor)."""
+        """The factor of the initial variance of weights whose products a site thins out (`Linear`, variance_factor)."""
         return self._of(site).variance_factor
 
     def draw(self, site: Site | int, rng: np.random.Generator) -> tuple[int, int, float]:
@@ -100,16 +100,16 @@ class RowDropout(_PatternDropout):
     rate : float, callable, or sequence of these, default=0.5
         Probability to drop, in [0, 1), or a function that gives it for an epoch; a sequence gives one for each droppable layer.
     dp_max : int, optional
-        Largest period. Small by default, the smallest that drops more than p, at least 3: a large one spreads probability
-        over patterns that keep next to nothing (`numbanet.dropout.search`). Where the rate depends on the epoch, so does the
-        default; a number holds for all epochs. With search="sgd" the papers' 8, or more where the rate is above 0.8.
+        Largest period. By default the smallest that drops more than p, at least 3: a larger one gives probability to patterns
+        that keep very little (`numbanet.dropout.search`). If the rate depends on the epoch, so does the default; a number holds
+        for all epochs. With search="sgd" the papers' 8, or more if the rate is above 0.8.
     search : {"exact", "sgd"}, default="exact"
-        How the distribution of dp is found: of maximum entropy at exactly this rate, or by the papers' Algorithm 1, whose
-        rate is off by a little (0.6963 for 0.7 with dp_max=8, 0.133 for 0.1), and whose larger periods cost accuracy.
+        How the distribution of dp is computed: maximal entropy at exactly this rate, or by the papers' Algorithm 1, which
+        misses the rate slightly (0.6963 for 0.7 with dp_max=8, 0.133 for 0.1), and whose larger periods cost accuracy.
     scale : {"rate", "root", "pattern"}, default="root"
-        What is kept is multiplied by dp^a / E[dp^(a - 1)], with a = 0, 1/2 or 1, which leaves its mean as it is: by
-        1 / (1 - p), the inverse of the share that is kept in the mean over steps; by dp, that of this step; or in between.
-        "rate" makes the noise of a single product least, "pattern" that of what all of them have in common.
+        Kept values are multiplied by dp^a / E[dp^(a - 1)], with a = 0, 1/2 or 1, which preserves the mean: by 1 / (1 - p), the
+        inverse of the kept share averaged over steps; by dp, that of this step; or in between. "rate" minimises the noise of a
+        single product, "pattern" the noise that all of them have in common.
 
     Raises
     ------
@@ -120,7 +120,7 @@ class RowDropout(_PatternDropout):
     name, drops = "rdp", "neurons: one in dp is kept, bias, bias + dp, …"
     computes, style = "an H × H layer shrinks to kept rows × kept columns", Style("#134f82", "-", "o")
     set_on_copies = (*Dropout.set_on_copies, "steps")
-    steps: int | None = None  # of what comes back through time: other units at each of so many steps (`recurrent`)
+    steps: int | None = None  # for recurrent sites: different units at each of n time steps (`recurrent`)
 
     def variance_factors(self, layers):
         return [1.0, *map(self.variance_factor, range(layers))]
@@ -142,31 +142,31 @@ class RowDropout(_PatternDropout):
 class TileDropout(_PatternDropout):
     """Tile dropout pattern: one tile of the weight in dp is kept, the others are not computed.
 
-    Kept tiles shift by one from tile row to tile row, in one of several orders of the rows and the columns (`TilePlan`). A
-    neuron sees only the inputs of its row's kept tiles. `Net` therefore puts a `Shuffle` before the first layer: tiles of
-    neighbouring features, such as stripes of an image, would hide whole parts of a sample, and what features have in the mean
-    would come and go with their tiles.
+    Kept tiles shift by one from tile row to tile row, in one of several orders of the rows and columns (`TilePlan`). A neuron
+    sees only the inputs in its row's kept tiles. `Net` therefore puts a `Shuffle` before the first layer: otherwise tiles of
+    neighbouring features, such as stripes of an image, would hide whole parts of a sample, and the features' means would appear
+    and disappear with their tiles.
 
-    In the first hidden layer these inputs are the features, of which dropout of neurons hides none: at equal rates it is there
-    that tiles cost accuracy, and the other layers can have higher ones (`papers-mlp`, 4096x4096 at (0.7, 0.7) and (0, 0.7)).
+    In the first hidden layer these inputs are the features, which dropout of neurons never hides: at equal rates, tiles cost
+    accuracy there, and the other layers can have higher rates (`papers-mlp`, 4096x4096 at (0.7, 0.7) and (0, 0.7)).
 
     Parameters
     ----------
     rate, dp_max, search
         As for `RowDropout`.
     scale : {"rate", "root", "pattern"}, default="pattern"
-        As for `RowDropout`. All sums of a step miss the same share of their terms: with another scale all of them are too
-        small, or too large, together, and no mean over neurons mends that. On Fashion-MNIST "pattern" is worth half a point
+        As for `RowDropout`. All sums of a step lose the same share of their terms: with another scale all of them are too
+        small, or too large, together, which does not average out over neurons. On Fashion-MNIST "pattern" gains half a point
         (`mlp-settings`).
     tile : int, default=32
         Side of a tile: 32 as in the papers.
     mixes : int, default=4
-        From how many orders of tile rows and tile columns each step draws one. With 1, as in the papers, there are only as
-        many patterns as pairs of dp and bias: networks learn them by heart, and predict less well. More than a few bring
-        nothing, and each needs its own index arrays.
+        Number of orders of tile rows and tile columns, of which each step draws one. With 1, as in the papers, there are only
+        as many patterns as pairs of dp and bias: networks memorise them, and predict less well. More than a few gain nothing,
+        and each needs its own index arrays.
 
     answer : bool, default=False
-        Whether the last layer has tiles, too: what comes to it is thinned out then, as row dropout of the layer before does.
+        Whether the last layer has tiles, too: then its input is thinned out, as by row dropout of the previous layer.
 
     Raises
     ------
@@ -195,7 +195,7 @@ class TileDropout(_PatternDropout):
         self.tile, self.mixes, self.answer = tile, mixes, bool(answer)
 
     def rate_of(self, site):
-        """0 where a layer takes no tiles: where only some entries of a weight are there, no tile of it is left out."""
+        """0 if a layer takes no tile plans, as a sparse layer."""
         none = isinstance(site, Site) and site.takes is not None and TilePlan not in site.takes
         return 0.0 if none else super().rate_of(site)
 
@@ -211,7 +211,7 @@ class TileDropout(_PatternDropout):
     def caution(self, site):
         grid = TilePlan(site.shape, self.tile, 1, 0).grid
         tiles = math.prod(grid)
-        if self.rate_of(site) and sum(grid) - 1 < self.periods(site):  # a[r] + b[c] takes so many values
+        if self.rate_of(site) and sum(grid) - 1 < self.periods(site):  # number of values of a[r] + b[c]
             return (
                 f"tdp: a weight of shape {site.shape} has {tiles} tile{'s' * (tiles > 1)} of {self.tile} x {self.tile}: "
                 "some steps drop all of it. Use TileDropout(tile=...) with a smaller tile, or rdp"

@@ -1,5 +1,5 @@
-"""The policies that have names, one line an import and one in `__all__`: `Net(dropout=…)`, the command line, tables and plots
-know them from here, in this order, and `numbanet` gives their classes."""
+"""Registry of the named policies: one import and one name in `__all__` each. `Net(dropout=…)`, the command line, tables and
+plots use them in this order, and `numbanet` exports their classes."""
 
 from .base import BernoulliDropout, NoDropout
 from .batchwise import BatchwiseDropout

@@ -1,6 +1,6 @@
 """Dropout rates that change with the epoch: a rate may be any function epoch -> number in [0, 1), epochs counted from 0.
 
-`Dropout.at(epoch)` is the policy with the numbers of one epoch; training takes it when the epoch begins.
+`Dropout.at(epoch)` is the policy with the rates of one epoch; training calls it at the start of the epoch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Rate = float | Schedule | Sequence[float | Schedule]
 
 
 def is_rate(value: Any) -> bool:
-    """Whether a value is a number in [0, 1)."""
+    """True if a value is a number in [0, 1)."""
     return is_real(value) and 0 <= value < 1
 
 
@@ -29,7 +29,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def rate_at(rate: float | Schedule, epoch: int) -> float:
-    """The rate of an epoch; ValueError where a function gives none."""
+    """The rate of an epoch; ValueError if the function returns an invalid one."""
     if not callable(rate):
         return rate
     value = rate(epoch)
@@ -39,13 +39,13 @@ def rate_at(rate: float | Schedule, epoch: int) -> float:
 
 
 def mean(rates: Sequence[float]) -> float:
-    """The mean of rates: of equal ones exactly this rate, so that they train what the number trains."""
+    """The mean of rates; for equal rates exactly that rate, so that training is the same as with the number."""
     return rates[0] + math.fsum(rate - rates[0] for rate in rates) / len(rates)
 
 
 @dataclasses.dataclass(frozen=True)
 class ConstantSchedule:
-    """The same rate in every epoch: what other schedules are compared with. It trains what the plain number trains.
+    """The same rate in every epoch, for comparison with other schedules. Training is the same as with the plain number.
 
     Parameters
     ----------
@@ -71,36 +71,36 @@ class ConstantSchedule:
 
 @dataclasses.dataclass(frozen=True)
 class SkewNormalSchedule:
-    """Rates that are low at first, rise, and are low at the end, with a mean that is given.
+    """Rates that start low, rise, and end low, with a given mean.
 
-    A network that has learned nothing yet should see most of its inputs, and one that converges should settle; between them
-    much can be dropped. The rates follow the density of the skew normal distribution over the training, from 0 to 1,
+    A network that has learned nothing yet should see most of its inputs, and one that converges should settle; in between much
+    can be dropped. The rates follow the density of the skew normal distribution over the training time, from 0 to 1,
 
         f(y) = 2 / σ φ((y - μ) / σ) Φ(λ (y - μ) / σ)                                    (eq. 4)
         centre = μ + m σ         with   m = sqrt(2 / π) λ / sqrt(1 + λ²)                (eq. 5)
         spread² = (1 - m²) σ²                                                           (eq. 6)
 
-    at the middle of each epoch: rate(epoch) = min(c f, ceiling), with the one factor c that makes the mean of the rates over
-    the epochs the rate asked for, up to rounding. What the ceiling cuts off is so given to the other epochs, in proportion.
-    After its epochs, as in `partial_fit`, a schedule stays at its last rate.
+    at the middle of each epoch: rate(epoch) = min(c f, ceiling), with the factor c for which the mean of the rates over the
+    epochs is the given rate, up to rounding: what the ceiling cuts off is distributed over the other epochs in proportion.
+    After its epochs, as in `partial_fit`, a schedule keeps its last rate.
 
     Parameters
     ----------
     rate : float
         Mean of the rates over the epochs, in [0, 1).
     epochs : int
-        How many epochs it is for: those of the fit. A fit of another length has another mean.
+        Number of epochs, which should be that of the fit: otherwise the mean differs.
     skew : float, default=-2.0
         λ: below 0 the rate rises slowly and falls fast, as in the paper's account; 0 is the normal distribution.
     centre : float, default=0.5
         Expectation of the distribution, as a share of the training, in [0, 1].
     spread : float, default=0.25
-        Its standard deviation, as a share of the training. With the defaults, from ten epochs on and up to a mean of 0.6,
-        the first and the last rate are less than half of it.
+        Its standard deviation, as a share of the training. With the defaults, for ten epochs or more and a mean up to 0.6, the
+        first and the last rate are less than half the mean.
     ceiling : float, optional
-        Largest rate, from `rate` to below 1. Default: (1 + rate) / 2, so that every epoch keeps at least half of what is kept
-        in the mean: the periods of patterns, whose largest one decides what dropping costs (`numbanet.dropout`), double at
-        most.
+        Largest rate, from `rate` to below 1. Default: (1 + rate) / 2, so that every epoch keeps at least half of the average
+        kept share: the largest period of a pattern, which determines the cost in accuracy (`numbanet.dropout`), at most
+        doubles.
 
     Attributes
     ----------
@@ -115,7 +115,7 @@ class SkewNormalSchedule:
     Notes
     -----
     *Approximate Random Dropout for DNN training acceleration in GPGPU*, section 5.3. The paper does not say how the density,
-    whose integral is 1, becomes a rate; the factor and the ceiling are of this implementation.
+    whose integral is 1, becomes a rate; the factor and the ceiling are choices of this implementation.
     """
 
     rate: float
@@ -172,18 +172,18 @@ class SkewNormalSchedule:
 
 
 def _scaled(density: np.ndarray, mean: float, ceiling: float) -> np.ndarray | None:
-    """min(c density, ceiling) with the c that gives this mean; None if there is none.
+    """min(c density, ceiling) with the c for which it has this mean; None if there is none.
 
-    Where the k largest values are cut off, c = (n mean - k ceiling) / (sum of the others): k is the first for which none of
-    these is above the ceiling.
+    If the k largest values are cut off, c = (n mean - k ceiling) / (sum of the others): k is the first for which none of the
+    others exceeds the ceiling.
     """
     count, falling = len(density), np.sort(density)[::-1]
     others = np.cumsum(falling[::-1])[::-1]
-    reached = np.flatnonzero(others)  # 0 … as many as are not 0
+    reached = np.flatnonzero(others)  # 0 … number of nonzero values
     factors = (count * mean - reached * ceiling) / others[reached]
     fits = factors * falling[reached] <= ceiling
     if len(reached) == count:
-        fits[-1] = True  # as mean <= ceiling, whatever rounding says
+        fits[-1] = True  # because mean <= ceiling, despite rounding
     if not fits.any():
         return None
     return np.minimum(factors[np.argmax(fits)] * density, ceiling)

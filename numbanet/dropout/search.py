@@ -4,7 +4,7 @@ A pattern with period dp and bias b in 0..dp-1 keeps the indices b, b + dp, b + 
 
     p_u[dp] = (dp - 1) / dp                                  p_u (N,)
 
-One pattern knows only these rates, and under it the same neighbours always fall together. So approximate random dropout
+One pattern knows only these rates, and under it the same neighbours are always dropped together. So approximate random dropout
 draws dp ~ d anew each step, and b uniformly: every neuron is then dropped with probability d . p_u = p, as in
 conventional dropout, and a d of high entropy gives many different sub-networks.
 
@@ -12,25 +12,25 @@ conventional dropout, and a d of high entropy gives many different sub-networks.
 
                loss(v) = lambda1 (d . p_u - p)^2 + lambda2 (1/N) sum_i d_i log d_i
 
-``exact``  the same wish without the compromise: the largest entropy of all d that meet d . p_u = p exactly.
+``exact``  the same goal without the compromise: the largest entropy of all d that meet d . p_u = p exactly.
 
-Both have one form. The loss is strictly convex in d on the simplex, so its only stationary point is where
+Both solutions have one form. The loss is strictly convex in d on the simplex, so its only stationary point is where
 dloss/dd_i = 2 lambda1 (d . p_u - p) p_u,i + (lambda2/N) (log d_i + 1) is the same for all i, that is
 
     d_i = exp(c p_u,i) / sum_j exp(c p_u,j)       with       c = 2 N (lambda1/lambda2) (p - d . p_u)
 
-The exact solution is the same family, with the scalar c at which d . p_u = p. So the rate of ``sgd`` must be off by
+The exact solution is of the same family, with the scalar c for which d . p_u = p. So the rate of ``sgd`` must be off by
 c lambda2 / (2 N lambda1): it lies between p and the rate of the uniform distribution (N = 8: p = 0.7 ends at 0.6963).
 
 Why N is small. Entropy spreads the mass evenly, and most of the periods up to a large N drop nearly everything: for
 p = 0.7 and N = 64, 46 % of the mass sits on dp > 20, patterns that keep under 5 % of the neurons. The mean rate then
-has to be made up by steps that drop nothing (dp = 1: 23 %). The papers' example has N = 8 (``DP_MAX``). Smaller still
-learns better (examples/12_why_it_works.py): so the default is `default_dp_max`, the smallest period that drops more than
-the rate, but at least three: N = 3 for p = 0.5, N = 4 for p = 0.7. ``sgd`` needs more periods to come near its rate (N = 3:
-0.1 ends at 0.154, 0.6 at 0.549), so by default it has the papers' 8, or more where the rate is above 0.8: it is off by less
-than 0.033 at 0.1 and 0.2, by less than 0.021 from 0.3 to 0.9. What that costs is accuracy: N = 8 by ``sgd`` was 0.2 to 0.4
-points behind bernoulli on MNIST and 1.3 to 4.3 on Fashion-MNIST, where the smallest N by ``exact`` is within 0.3
-(`python -m bench mlp-settings`, one seed).
+must be compensated by steps that drop nothing (dp = 1: 23 %). The papers' example has N = 8 (``DP_MAX``). Still smaller N
+learns better (examples/12_why_it_works.py): so the default is `default_dp_max`, the smallest period that drops more than the
+rate, but at least three: N = 3 for p = 0.5, N = 4 for p = 0.7. ``sgd`` needs more periods to approach its rate (N = 3: 0.1
+ends at 0.154, 0.6 at 0.549), so by default it has the papers' 8, or more if the rate is above 0.8: it is off by less than
+0.033 at 0.1 and 0.2, by less than 0.021 from 0.3 to 0.9. That costs accuracy: N = 8 by ``sgd`` was 0.2 to 0.4 points behind
+bernoulli on MNIST and 1.3 to 4.3 on Fashion-MNIST, where the smallest N by ``exact`` is within 0.3 (`python -m bench
+mlp-settings`, one seed).
 
 Every function checks its arguments: a ValueError names what is out of range, or the smallest N that reaches the rate.
 
@@ -57,7 +57,7 @@ LAMBDA1, LAMBDA2 = 0.9, 0.1  # weights of the squared rate error and of the nega
 
 def _check_rate(rate) -> float:
     """The rate as a float, or ValueError."""
-    # bool is a Real for Python: rate=True is far more likely a misplaced switch than a rate of 1
+    # bool is a Real for Python: rate=True is far more likely a misplaced flag than a rate of 1
     real = isinstance(rate, numbers.Real) and not isinstance(rate, (bool, np.bool_))
     if not real or not 0 <= rate < 1:
         raise ValueError(f"search: the drop rate must be a number in [0, 1), got {rate!r}")
@@ -72,10 +72,10 @@ def _check_dp_max(dp_max) -> int:
 
 
 def _check_reach(rate, dp_max) -> tuple[float, np.ndarray]:
-    """The checked rate and p_u (dp_max,); ValueError if no mixture of these periods drops so much."""
+    """The checked rate and p_u (dp_max,); ValueError if no mixture of these periods reaches the rate."""
     rate, p_u = _check_rate(rate), drop_rates(dp_max)
     if rate > p_u[-1]:
-        # 1/(1 - rate) rounds to either side of an integer (rate 0.9: 10.000000000000002): begin below and count up
+        # 1/(1 - rate) rounds to either side of an integer (rate 0.9: 10.000000000000002): start below and count up
         enough = max(1, int(1 / (1 - rate)) - 1)
         while (enough - 1) / enough < rate:
             enough += 1
@@ -96,7 +96,7 @@ def drop_rates(dp_max: int) -> np.ndarray:
 
 
 def _softmax(v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """d = softmax(v) and log d. The log is formed from v, so it stays finite where d underflows to 0."""
+    """d = softmax(v) and log d. The log is computed from v, so it stays finite if d underflows to 0."""
     shifted = v - v.max()
     e = np.exp(shifted)
     total = e.sum()
@@ -104,7 +104,7 @@ def _softmax(v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _centred_slope(d, log_d, rate, p_u, lambda1, lambda2) -> np.ndarray:
-    """dloss/dd minus its mean under d, (N,): zero exactly where loss(softmax(v)) is stationary."""
+    """dloss/dd minus its mean under d, (N,): zero exactly if loss(softmax(v)) is stationary."""
     slope = 2 * lambda1 * (d @ p_u - rate) * p_u + lambda2 / len(d) * (log_d + 1)
     return slope - d @ slope
 
@@ -194,7 +194,7 @@ def search_exact(rate: float, dp_max: int = DP_MAX) -> np.ndarray:
     return _softmax(brentq(excess, low, high, xtol=1e-14) * p_u)[0]
 
 
-# --- what the policies call -----------------------------------------------------------------------------------------
+# --- for the policies -----------------------------------------------------------------------------------------------
 
 _SEARCHES = {"exact": search_exact, "sgd": search_sgd}
 
@@ -207,7 +207,7 @@ def default_dp_max(rate: float, search: str = "exact") -> int:
 
 
 def pattern_distribution(rate: float, dp_max: int | None = None, search: str = "exact") -> np.ndarray:
-    """d (N,), the probability of each period dp = 1..N at this drop rate; searched once, then remembered, so it is read-only.
+    """d (N,), the probability of each period dp = 1..N at this drop rate; cached, and therefore read-only.
 
     N is `default_dp_max(rate, search)` unless given; search is "exact", which meets the rate, or "sgd", the papers' algorithm.
     """

@@ -1,16 +1,16 @@
 """Sensitivity-aware dropout for convolutions (*DNN Training Acceleration via Exploring GPGPU Friendly Sparsity*, section 5).
 
-    rsdp    rows of the input matrix, output positions: each is kept or dropped by its rate (5.2.1)
-    bsdp    blocks of it, the same number kept in every block row, sensitive ones rather than others (5.2.2)
+    rsdp    rows of the im2col matrix, that is output positions: each is kept or dropped by its rate (5.2.1)
+    bsdp    blocks of it, the same number kept in every block row, sensitive ones preferred (5.2.2)
 
-The input matrix is cut into regions. Of each, some values are looked at; where more than a share of them is larger than a
-threshold, the region is sensitive, and is dropped at a lower rate m than the others, n (5.1). Both follow from the rate p that
-is asked for and the share s of sensitive regions in the step: m = (1 - contrast) p, and s m + (1 - s) n = p.
+The im2col matrix is divided into regions. Some values of each are sampled; if more than a share of these exceeds a threshold,
+the region is sensitive, and is dropped at a lower rate m than the others, n (5.1). Both rates follow from the requested rate p
+and the share s of sensitive regions in the step: m = (1 - contrast) p, and s m + (1 - s) n = p.
 
-What `papers-cnn` recorded of LeNet-5: on MNIST rows learn as much as no dropout up to p = 0.6 with rates that rise and fall
+Results of `papers-cnn` for LeNet-5: on MNIST rows learn as much as no dropout up to p = 0.6 with rates that rise and fall
 (`SkewNormalSchedule`), and somewhat less with a constant one; on 10000 images of CIFAR-10 they lose some points. Blocks lose
-more in each case, the more the higher p, most of all in the first convolution, whose sums have few terms. Looking at the data
-gains little: by chance (contrast=0) the accuracy is within the spread of the seeds, here as there.
+more in each case, the more the higher p, most of all in the first convolution, whose sums have few terms. Sensitivity gains
+little: with a random choice (contrast=0) the accuracy is within the spread of the seeds, on both data sets.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ from ..plans import BlockPlan, IndexPlan, Plan, Plans, Site
 from ..tensor import Tensor
 from .base import Dropout, Rate
 
-MOST = 0.95  # rates of single regions are at most so high
-SCALED_BY = 4096  # values of an input that tell its scale
-STEPS = 12  # of the search for a threshold: each halves what is not known of it
-LOOKS = 12  # at other places, of each of its steps: with one, the share of sensitive regions comes out up to .11 off
-COLUMNS = 64  # of a block at most: fewer, and products with its rows of the weight are short
-THREADS = 2  # block rows there are at least, where images do not straddle them
-ROWS = 512  # of a block, about: fewer, and gathering its rows of the weight takes longer than the product
+MOST = 0.95  # upper bound of the rate of a region
+SCALED_BY = 4096  # values from which the scale of an input is estimated
+STEPS = 12  # bisection steps of the search for a threshold
+LOOKS = 12  # random samples of each step; with a single one, the share of sensitive regions is off by up to .11
+COLUMNS = 64  # maximal columns of a block: with fewer, products with its rows of the weight are short
+THREADS = 2  # minimal number of block rows, if images are not split
+ROWS = 512  # rows of a block, about: with fewer, gathering its rows of the weight takes longer than the product
 
 
 class SensitiveDropout(Dropout):
-    """Base of rsdp and bsdp: which regions are sensitive, and how often each kind is dropped.
+    """Base of rsdp and bsdp: which regions are sensitive, and the rates of sensitive and other regions.
 
     Parameters
     ----------
     rate : float, sequence of float, or function of the epoch, default=0.5
-        Share of the input matrix that is dropped, in [0, 1), for all convolutions or one for each.
+        Share of the im2col matrix that is dropped, in [0, 1), for all convolutions or one for each.
     sample : float, default=0.3
-        Share k of a region's values that is looked at, in (0, 1] (the paper's example).
+        Share k of a region's values that is sampled, in (0, 1] (the paper's example).
     most : int, default=16
-        At most so many values of a region: the paper names no bound, but a share of 4608 values is worth as much as that of a
-        few, and looking at them would cost more than the product saves.
+        Maximal number of sampled values per region. The paper has no bound, but a share of 4608 values is no better than a few
+        of them, and reading them would cost more than the product saves.
     votes : float, default=0.5
-        A region is sensitive where more than this share t of them is large (the paper's example).
+        A region is sensitive if more than this share t of the sampled values is large (the paper's example).
     sensitive : float, default=0.3
-        Share of the regions that `calibrated` makes sensitive.
+        Share of the regions that are sensitive with the thresholds of `calibrated`.
     contrast : float, default=0.5
-        How much less often than the others sensitive regions are dropped, in [0, 1]: they have the rate (1 - contrast) p. With
-        0 all are dropped alike, by chance.
+        How much the rate of sensitive regions is reduced, in [0, 1]: it is (1 - contrast) p. With 0 all regions have the same
+        rate.
     scale : {"none", "rate"}, default="none"
-        What is kept is multiplied by 1, or by 1 / (1 - p), so that sums have the mean they have without dropout.
+        Kept values are multiplied by 1, or by 1 / (1 - p), so that sums have the same mean as without dropout.
     thresholds : dict of int to float, optional
-        By the number of the convolution, what counts as large, in units of its input's mean magnitude. `fit` finds it for
-        those without, from some of the training data (`calibrated`).
+        By index of the convolution, the magnitude that counts as large, in units of the input's mean magnitude. `fit` computes
+        missing ones from some of the training data (`calibrated`).
 
     Raises
     ------
@@ -103,17 +103,17 @@ class SensitiveDropout(Dropout):
         self._given = self.thresholds
         self._seen: dict[int, list] = collections.defaultdict(list)
 
-    # --- what subclasses say ------------------------------------------------------------------------------------------
+    # --- for subclasses -----------------------------------------------------------------------------------------------
     @abc.abstractmethod
-    def region(self, images: int, places: int, window: Any, channels: int) -> tuple[int, int]:
-        """Rows and columns of a region, for so many images of so many output positions."""
+    def region(self, images: int, positions: int, window: Any, channels: int) -> tuple[int, int]:
+        """Rows and columns of a region, for n images with this number of output positions each."""
 
     def watched(self, x: Tensor) -> Tensor:
-        """Those images of a batch that are looked at."""
+        """The images of a batch whose values are sampled."""
         return x
 
-    def places(self, size: tuple[int, int], count: int, rng: np.random.Generator) -> np.ndarray:
-        """(count, 2): which values of each region are looked at, by their distance from its first row and column."""
+    def offsets(self, size: tuple[int, int], count: int, rng: np.random.Generator) -> np.ndarray:
+        """(count, 2): the sampled values of each region, as offsets from its first row and column."""
         return np.stack([rng.integers(max(side, 1), size=count) for side in size], 1)
 
     @abc.abstractmethod
@@ -127,7 +127,7 @@ class SensitiveDropout(Dropout):
         scale: float,
         rng: np.random.Generator,
     ) -> Plan:
-        """The plan for an input matrix of this shape, of so many images, in which these regions are sensitive; rates (m, n)."""
+        """The plan for an im2col matrix of this shape of n images, given which regions are sensitive; rates (m, n)."""
 
     # --- sensitivity --------------------------------------------------------------------------------------------------
     def plan(self, site, rng):
@@ -154,32 +154,32 @@ class SensitiveDropout(Dropout):
         return plan
 
     def _count(self, layer: Conv2d, x: Tensor, rng: np.random.Generator, threshold: float) -> tuple:
-        """(shape of the input matrix, of a region, how many values of each region are large, how many were looked at)"""
+        """(shape of the im2col matrix, of a region, number of large values of each region, number of sampled ones)"""
         dev = x.device
         n, height, width, channels = x.shape
-        places, depth = math.prod(layer.window.positions(height, width)), math.prod(layer.window.kernel) * channels
-        region = self.region(n, places, layer.window, channels)
-        size = min(region[0], n * places), min(region[1], depth)
+        positions, depth = math.prod(layer.window.positions(height, width)), math.prod(layer.window.kernel) * channels
+        region = self.region(n, positions, layer.window, channels)
+        size = min(region[0], n * positions), min(region[1], depth)
         looked = max(min(math.ceil(self.sample * math.prod(size)), self.most), 1)
-        offsets = np.sort(self.places(size, looked, rng), axis=0).astype(np.int32)
+        offsets = np.sort(self.offsets(size, looked, rng), axis=0).astype(np.int32)
         x = self.watched(x)
         counts = dev.download(dev.count_large(x.data, layer.window, *region, dev.upload(offsets), threshold * scale_of(x)))
-        return (n * places, depth), region, counts, looked
+        return (n * positions, depth), region, counts, looked
 
     def calibrated(self, model, x):
-        """This policy with the thresholds that it was not given, found from what comes to the convolutions for samples x: with
-        them the share `sensitive` of the regions is sensitive. They are relative to an input's mean magnitude, because that
-        changes in training; how values are spread around it changes too, so `fit` finds them anew before each epoch."""
+        """This policy with missing thresholds computed from the convolutions' inputs for samples x, so that the share
+        `sensitive` of the regions is sensitive. They are relative to an input's mean magnitude, which changes in training; its
+        distribution changes too, so `fit` recomputes them before each epoch."""
         tree = Tree(model)
-        found, own = dict(self._given), set(self.sites(tree))
+        thresholds, sites = dict(self._given), set(self.sites(tree))
 
         def look(site, flow, layer):
-            if site in own and site.number not in found:
-                found[site.number] = self._threshold(site, layer, flow.expanded())
+            if site in sites and site.number not in thresholds:
+                thresholds[site.number] = self._threshold(site, layer, flow.expanded())
 
         with no_grad():
             model(x, Context(x.device, Plans(x.device, tree.sites, choose=look)))
-        return self.changed(thresholds=found, _seen=collections.defaultdict(list))
+        return self.changed(thresholds=thresholds, _seen=collections.defaultdict(list))
 
     def _threshold(self, site: Site, layer: Conv2d, x: Tensor) -> float:
         low, high = 0.0, 64.0
@@ -191,8 +191,8 @@ class SensitiveDropout(Dropout):
         return (low + high) / 2
 
     def report(self):
-        """{"dropped", "sensitive"}: by convolution, the share of the input matrix that was dropped and that of the regions that
-        were sensitive, in the mean over the steps since the last call."""
+        """{"dropped", "sensitive"}: for each convolution, the share of the im2col matrix that was dropped and the share of
+        sensitive regions, averaged over the steps since the last call."""
         means = {number: np.mean(seen, axis=0) for number, seen in sorted(self._seen.items())}
         self._seen.clear()
         return {name: [float(mean[i]) for mean in means.values()] for i, name in enumerate(("dropped", "sensitive"))}
@@ -200,32 +200,33 @@ class SensitiveDropout(Dropout):
 
 def scale_of(x: Tensor) -> float:
     """The mean magnitude of some values of a tensor."""
-    every = max(x.size // SCALED_BY, 1) | 1  # odd: channels are often a power of two
-    places = np.arange(0, x.size, every, dtype=np.int32)
-    values = x.device.take_rows(x.device.reshape(x.data, (x.size, 1)), x.device.upload(places))
-    return float(np.abs(x.device.download(values)).mean()) if places.size else 0.0
+    every = max(x.size // SCALED_BY, 1) | 1  # odd, because channels are often a power of two
+    index = np.arange(0, x.size, every, dtype=np.int32)
+    values = x.device.take_rows(x.device.reshape(x.data, (x.size, 1)), x.device.upload(index))
+    return float(np.abs(x.device.download(values)).mean()) if index.size else 0.0
 
 
 def rates_of(rate: float, share: float, contrast: float) -> tuple[float, float]:
-    """(m, n): the rates of sensitive regions, a share of all, and of the others, whose mean is the rate."""
+    """(m, n): the rates of sensitive regions, which are a share of all, and of the others; their mean is `rate`."""
     low = (1 - contrast) * rate
     high = low if share >= 1 else min((rate - share * low) / (1 - share), max(MOST, rate))
     return (rate if share >= 1 else low if share == 0 else (rate - (1 - share) * high) / share), high
 
 
 class RowSensitiveDropout(SensitiveDropout):
-    """rsdp: rows of a convolution's input matrix are dropped; its output is 0 at their positions (5.2.1).
+    """rsdp: rows of a convolution's im2col matrix are dropped; its output is 0 at their positions (5.2.1).
 
     Parameters
     ----------
     rate, sample, most, votes, sensitive, contrast, scale, thresholds
         As for `SensitiveDropout`.
     rows : int, default=8
-        Neighbouring rows of a region: they see nearly the same pixels, and are sensitive together. Each is drawn by itself.
+        Number of neighbouring rows in a region: they see nearly the same pixels, and are sensitive together. Each is drawn by
+        itself.
     together : int, default=16
-        So many images in a row of the batch drop the same positions, by what the first of them is like, the only one that is
-        looked at. On the CPU a multiple of 16 is fastest: so many images are multiplied side by side. LeNet-5 learns as much
-        as with rows drawn for each image (1; `papers-cnn`, `each`).
+        Number of consecutive images of the batch that drop the same positions, by the sensitivity of the first one, which alone
+        is sampled. On the CPU a multiple of 16 is fastest, because 16 images are computed side by side in vectors. LeNet-5
+        learns as much as with rows drawn for each image (1; `papers-cnn`, `each`).
     """
 
     name, computes = "rsdp", "1 − p of the convolutions"
@@ -249,7 +250,7 @@ class RowSensitiveDropout(SensitiveDropout):
             check_count(name, value)
         self.rows, self.together = rows, together
 
-    def region(self, images, places, window, channels):
+    def region(self, images, positions, window, channels):
         return self.rows, math.prod(window.kernel) * channels
 
     def watched(self, x):
@@ -259,31 +260,31 @@ class RowSensitiveDropout(SensitiveDropout):
         values = x.device.take_rows(x.device.reshape(x.data, flat), x.device.upload(first))
         return Tensor.wrap(x.device.reshape(values, (len(first), *x.shape[1:])), x.device)
 
-    def places(self, size, count, rng):  # of one row: where its patch begins is worked out once
+    def offsets(self, size, count, rng):  # all in one row, so that the start of its patch is computed once
         return np.stack([np.full(count, rng.integers(max(size[0], 1))), rng.integers(max(size[1], 1), size=count)], 1)
 
     def choose_regions(self, sensitive, images, shape, region, rates, scale, rng):
         low, high = (np.uint16(min(round(rate * 65536), 65535)) for rate in rates)
-        watched, places = -(-images // self.together), shape[0] // max(images, 1)
-        below = np.repeat(np.where(sensitive[:, 0], low, high), self.rows)[: watched * places].reshape(watched, places)
-        drawn = np.frombuffer(rng.bytes(2 * below.size), np.uint16)  # sooner than rng.integers
-        kept = drawn.reshape(below.shape) >= below
-        kept = kept if self.together == 1 else np.repeat(kept, self.together, axis=0)[:images]
-        return IndexPlan(shape[0], np.flatnonzero(kept), scale)
+        watched, positions = -(-images // self.together), shape[0] // max(images, 1)
+        below = np.repeat(np.where(sensitive[:, 0], low, high), self.rows)[: watched * positions].reshape(watched, positions)
+        drawn = np.frombuffer(rng.bytes(2 * below.size), np.uint16)  # faster than rng.integers
+        mask = drawn.reshape(below.shape) >= below
+        mask = mask if self.together == 1 else np.repeat(mask, self.together, axis=0)[:images]
+        return IndexPlan(shape[0], np.flatnonzero(mask), scale)
 
 
 class BlockSensitiveDropout(SensitiveDropout):
-    """bsdp: blocks of a convolution's input matrix are dropped, the same number in every block row (5.2.2).
+    """bsdp: blocks of a convolution's im2col matrix are dropped, the same number in every block row (5.2.2).
 
-    Of each block row the blocks are kept that come first in a random order, in which a block's chance grows with 1 - its rate.
+    Each block row keeps the first blocks of a random order, in which blocks with lower rates tend to come first.
 
     Parameters
     ----------
     rate, sample, most, votes, sensitive, contrast, scale, thresholds
         As for `SensitiveDropout`; a block is a region.
     rows, columns : int, optional
-        Of a block. By default as many output positions as divide an image, or images that fill them, up to 512 and to
-        half of all, so that two threads have some; and the channels of a tap, up to 64.
+        Size of a block. By default as many output positions as divide an image, or as whole images have, up to 512 and to half
+        of all positions, so that two threads have work; and the channels of a kernel tap, up to 64.
     """
 
     name, computes = "bsdp", "1 − p of the convolutions"
@@ -308,9 +309,9 @@ class BlockSensitiveDropout(SensitiveDropout):
                 check_count(name, value)
         self.rows, self.columns = rows, columns
 
-    def region(self, images, places, window, channels):
-        most = max(min(ROWS, images * places // THREADS), 1)
-        rows = places * max(most // max(places, 1), 1) if places <= most else _divisor(places, most)
+    def region(self, images, positions, window, channels):
+        most = max(min(ROWS, images * positions // THREADS), 1)
+        rows = positions * max(most // max(positions, 1), 1) if positions <= most else _divisor(positions, most)
         columns = _divisor(channels, COLUMNS) if channels > 4 else channels * window.kernel[1]
         return self.rows or rows, self.columns or columns
 
@@ -324,6 +325,6 @@ class BlockSensitiveDropout(SensitiveDropout):
 
 
 def _divisor(n: int, most: int) -> int:
-    """The largest divisor of n up to a bound, or the bound itself where that leaves little."""
+    """The largest divisor of n up to a bound, or the bound itself if that divisor is much smaller."""
     best = max(d for d in range(1, min(n, most) + 1) if n % d == 0)
     return best if 2 * best >= min(n, most) else min(n, most)

@@ -1,4 +1,4 @@
-"""Together: several policies in one model, each for its own kind of sites."""
+"""Together: combines policies for different kinds of sites in one model."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from .patterns import RowDropout
 
 
 class Together(Dropout):
-    """Policies for different kinds of sites, such as what leaves an LSTM and what comes back to it.
+    """Policies for different kinds of sites, for example for outputs of an LSTM and for its recurrent input.
 
     Parameters
     ----------
     policies : sequence of Dropout
-        The first tells the rates (`rate_of`) and initial weights.
+        The first one determines the rates by number (`rate_of`) and the initial weights.
 
     Raises
     ------
@@ -35,7 +35,7 @@ class Together(Dropout):
         return next(policy for policy in self.policies if policy.kind == site.kind)
 
     def _each(self, method, *given):
-        """A copy with what a method of each policy gives."""
+        """A copy in which each policy is replaced by the result of its method."""
         policies = tuple(getattr(policy, method)(*given) for policy in self.policies)
         return self.changed(policies=policies, rate=policies[0].rate)
 
@@ -58,7 +58,7 @@ class Together(Dropout):
         return [rate for policy in self.policies for rate in policy.rates(model)]
 
     def check(self, layers):
-        """ValueError where there are no places, for a policy that looks at them; rates are checked when they are asked for."""
+        """ValueError if there are no sites for a policy that needs some; rates are checked when they are used."""
         for policy in self.policies if not layers else ():
             if policy.data_dependent:
                 policy.check(layers)
@@ -90,24 +90,24 @@ class Together(Dropout):
 
 
 def recurrent(policy: Dropout, steps: int | None = None) -> Dropout:
-    """The policy for what comes back through time, in place of what leaves a layer.
+    """The policy for recurrent input instead of outputs.
 
     Parameters
     ----------
     policy : Dropout
         Drops units of a whole batch, such as `RowDropout`.
     steps : int, optional
-        Units are drawn anew at each time step, of sequences of at most so many; by default once a sequence (Semeniuta et al.
-        2016, "Recurrent dropout without memory loss": per-step and per-sequence sampling). Then the period is drawn once a
-        sequence, and where it begins at each step: a unit is dropped at each step with the probability of the rate.
+        Units are drawn at each time step, for sequences of at most n steps; by default once per sequence (Semeniuta et al.
+        2016, "Recurrent dropout without memory loss": per-step and per-sequence sampling). The period is drawn once per
+        sequence, and its offset at each step: a unit is dropped at each step with the probability of the rate.
 
     Raises
     ------
     ValueError
-        If the policy drops others of each sample, if it is not `RowDropout` where there are steps, or steps is not positive.
+        If samples drop different units, if steps is given and the policy is not `RowDropout`, or steps is not positive.
     """
     if policy.kind != "output" or policy.by_sample:
         raise ValueError(f"recurrent_dropout must drop units of a whole batch, such as 'rdp', not {policy.name!r}")
     if steps is not None and not isinstance(policy, RowDropout):
-        raise ValueError(f"recurrent: other units at each time step are what 'rdp' can draw, not {policy.name!r}")
+        raise ValueError(f"recurrent: different units at each time step are possible with 'rdp' only, not {policy.name!r}")
     return policy.changed(kind="recurrent", **({} if steps is None else {"steps": check_count("recurrent: steps", steps)}))

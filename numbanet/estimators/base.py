@@ -1,4 +1,4 @@
-"""Estimator: what all estimators share, the training run and files."""
+"""Estimator: what all estimators share: training runs, saving and loading."""
 
 from __future__ import annotations
 
@@ -31,89 +31,87 @@ from .settings import FitSettings, Settings
 
 
 class Estimator(Settings):
-    """Base of the estimators. A subclass makes network and data, and says what decides the network (`_architecture`)."""
+    """Base of the estimators. A subclass builds network and data, and names the parameters that determine the network."""
 
     # --- files --------------------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike) -> None:
         """Write the trained estimator to one safetensors file: parameters and buffers by the names of `model_.state_dict()`,
-        all else in the metadata.
+        everything else in the metadata.
 
-        The optimiser's state is not in it: `partial_fit` of a loaded estimator begins with a new one. Random streams begin
-        anew, too, and so does what `sparsity` does: the loaded network is as sparse as the saved one, but `partial_fit` does
-        not keep it so, and warns; `fit` begins with `sparsity` again. Layers that were given (`layers`) are kept as they were
-        trained, and tensors that were frozen (`requires_grad`) stay frozen. Callbacks are left out, but for hooks of numbanet
-        that are numbers and names alone, such as `ReduceLROnPlateau`: a file holds no functions. So an estimator can be saved
-        within a callback.
+        Not saved: the optimiser's state, random streams, and the progress of `sparsity`. So `partial_fit` of a loaded estimator
+        starts with a new optimiser and new streams, does not preserve sparsity, and warns about that; `fit` starts `sparsity`
+        again. Given layers (`layers`) are saved as trained, and frozen tensors (`requires_grad`) stay frozen. Callbacks are
+        left out, because files hold no functions, except for numbanet's hooks that consist of numbers and names, such as
+        `ReduceLROnPlateau`. A callback may save the estimator.
 
         Parameters
         ----------
         path : str or path
-            The file, which is replaced as a whole or stays as it was.
+            The file; it is replaced atomically.
 
         Raises
         ------
         TypeError
-            If a setting or a layer is of a class of one's own, or a function: files hold numbers and names. The message has the
-            way out.
+            If a setting or a layer is an object of a user's class, or a function. The message says what to do instead.
         FileNotFoundError, IsADirectoryError, PermissionError
-            If no file can be written there.
+            If the file cannot be written.
         sklearn.exceptions.NotFittedError
-            If nothing was trained.
+            If the estimator is not fitted.
         """
         saving.save(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike, device: str | Device | None = None) -> Estimator:
-        """The estimator that `save` wrote to a file. Nothing in the file is run or unpickled.
+        """Load an estimator from a file that `save` wrote. Nothing in the file is executed or unpickled.
 
         Parameters
         ----------
         path : str or path
         device : str or Device, optional
-            In place of the estimator's own, such as "cpu" for one that was trained on a card.
+            Replaces the estimator's `device`, for example "cpu" for a network trained on a GPU.
 
         Raises
         ------
         ValueError
-            If the file is truncated, damaged, of a newer version, or holds something else; the message names it.
+            If the file is truncated, damaged, of a newer version, or something else; the message names it.
         FileNotFoundError
-            If there is none.
+            If the file does not exist.
         RuntimeError
-            If the device is not there.
+            If the device is not available.
         """
         return saving.load((cls,), path, device)
 
     def __getstate__(self):
         return {name: value for name, value in super().__getstate__().items() if name != "_undo"}
 
-    # --- what an estimator is -----------------------------------------------------------------------------------------
+    # --- for subclasses -----------------------------------------------------------------------------------------------
     @abc.abstractmethod
     def _task(self) -> Task:
-        """What is learned."""
+        """The task: loss, score, and how batches are made."""
 
     @abc.abstractmethod
     def _architecture(self) -> dict[str, Any]:
-        """The parameters that decide the network, by name."""
+        """The parameters that determine the network, by name."""
 
     @abc.abstractmethod
     def _sample(self) -> tuple[int, ...]:
-        """The shape of what counts as one in tables of the network, without the axis along which there are more of them."""
+        """The input shape of one sample (one word of a language model), for tables of the network."""
 
     # --- before training ----------------------------------------------------------------------------------------------
     def _goes_on(self, call: str) -> bool:
-        """Whether there is a network to go on from; ValueError if the parameters now say another one."""
+        """True if there is a network to continue from; ValueError if the parameters now describe a different one."""
         if not hasattr(self, "model_"):
             return False
         for name, value in self._architecture().items():
             if value != self._made_of.get(name, value):
                 raise ValueError(
-                    f"{call}: the network was made with {name}={self._made_of[name]!r}, and goes on with it; "
-                    f"{name}={value!r} makes another one: fit it without warm_start, or set {name} back"
+                    f"{call}: the network was made with {name}={self._made_of[name]!r} and is trained further; "
+                    f"{name}={value!r} needs a new one: fit without warm_start, or set {name} back"
                 )
         return True
 
     def _adopt(self, model: Sequential, settings: FitSettings, shape: tuple[int, ...], fresh: bool) -> None:
-        """Begin a fit of a model, which is new or trained, with a new optimiser; the shape is that of a batch of inputs."""
+        """Start a fit of a model, new or trained, with a new optimiser; `shape` is that of a batch of inputs."""
         if fresh:
             to(model, settings.device)
             self._undo.forget()
@@ -127,7 +125,7 @@ class Estimator(Settings):
         )
 
     def _resume(self, model: Sequential, settings: FitSettings) -> None:
-        """Go on from a model that was saved, whose sparsity stays as it is, with a new optimiser."""
+        """Continue from a loaded model, without changing its sparsity, with a new optimiser."""
         to(model, settings.device)
         self.model_, self.optimizer_, self._made_of = model, self._new_optimizer(model), self._architecture()
         self.policy_ = getattr(self, "policy_", settings.policy)
@@ -138,23 +136,23 @@ class Estimator(Settings):
         return Streams.from_seed(check_random_state(self.random_state).randint(2**31))
 
     def _new_optimizer(self, model: Sequential) -> Optimizer:
-        """One for all parameters. Those that are frozen stay so, and are trained again when somebody thaws them."""
+        """An optimiser of all parameters, frozen ones included, so that they can be unfrozen later."""
         parameters = list(model.parameters())
         optimizer = self._make_optimizer([tensor for tensor in parameters if tensor.requires_grad])
         optimizer.parameters[:] = parameters
         return optimizer
 
     def _warn_of_sparsity(self) -> None:
-        """`partial_fit` goes on with the sparsity that the network has."""
+        """Warn if `partial_fit` continues with other sparsity than the parameter says."""
         if self.sparsity != self._sparsity:
             warn(
-                f"partial_fit: the network goes on with sparsity={self._sparsity!r}, with which it began, or was loaded; fit "
-                f"begins anew, with {self.sparsity!r}"
+                f"partial_fit: the network continues with sparsity={self._sparsity!r}, with which it was started or loaded; "
+                f"fit starts anew, with {self.sparsity!r}"
             )
 
     # --- training -----------------------------------------------------------------------------------------------------
     def _run(self, settings: FitSettings, epochs: int, trained: bool) -> Run:
-        """A run on the device of the settings; one that goes on from trained weights can be undone."""
+        """A run on the settings' device; a run that continues from trained weights can be undone."""
         stepper = Stepper(
             self.model_,
             self.optimizer_,
@@ -173,7 +171,7 @@ class Estimator(Settings):
         return run
 
     def _hook(self, run: Run, settings: FitSettings, data: Data, validation: Validation | None, *others: Hook) -> None:
-        """Add what happens between the steps, in order, before the user's hooks."""
+        """Add the built-in hooks, in order, before the user's hooks."""
         chosen = settings.policy
         self._warn_of(chosen, run.epochs)
         self.policy_ = chosen
@@ -190,15 +188,15 @@ class Estimator(Settings):
         run.add(*(hook for hook in hooks if hook is not None))
 
     def _warn_of(self, chosen: Dropout, epochs: range) -> None:
-        """Say what is unwise about a policy in some epochs."""
+        """Warn about unwise settings of a policy in some epochs."""
         if type(chosen) is NoDropout and chosen.rate not in (0, SHARED["dropout_rate"].default):
-            warn(f"dropout_rate={chosen.rate!r} drops nothing where dropout is 'none': choose 'bernoulli', 'rdp' or 'tdp'")
+            warn(f"dropout_rate={chosen.rate!r} drops nothing if dropout is 'none': choose 'bernoulli', 'rdp' or 'tdp'")
         policies = {tuple(part.rate for part in _parts(policy)): policy for policy in map(chosen.at, epochs)}.values()
         for message in dict.fromkeys(said for policy in policies for said in policy.cautions(self.model_)):
             warn(message)
 
     def _learned(self, run: Run, epochs: int) -> None:
-        """What is known when so many epochs are done; within an epoch, of the policy that trains it."""
+        """Set the fitted attributes after n epochs, and the policy that trains."""
         self.policy_, self.n_iter_ = run.stepper.policy, epochs
         stopping = next((hook for hook in run.hooks if isinstance(hook, EarlyStopping)), None)
         scores = {
@@ -210,7 +208,7 @@ class Estimator(Settings):
 
 
 class Fitted(Hook):
-    """Tells the estimator what it has learned."""
+    """Updates the estimator's fitted attributes during training."""
 
     watches = False
 
@@ -225,10 +223,10 @@ class Fitted(Hook):
 
 
 def _named(chosen: Dropout) -> str:
-    """The kind of dropout, in a word."""
+    """The name of a policy, for messages."""
     return "+".join(part.name for part in _parts(chosen))
 
 
 def _parts(chosen: Dropout) -> tuple[Dropout, ...]:
-    """The policies that act together, or the one."""
+    """The policies that a policy combines, or the policy itself."""
     return chosen.policies if isinstance(chosen, Together) else (chosen,)

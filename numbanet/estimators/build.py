@@ -1,4 +1,4 @@
-"""Building: layers from widths, made for their dropout; samples as training takes them."""
+"""Building: layers from widths, initialised for their dropout; samples in the form that training takes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..layers import ACTIVATIONS, Layer, Linear, Sequential, Shuffle
 from ..tensor import Tensor
 from ..training.data import Data, on_host
 
-CALIBRATION = 32  # samples by which a policy that looks at the data finds its thresholds
-MEAN_SAMPLES = 4096  # so many tell the mean of a feature to a sixtieth of its standard deviation
+CALIBRATION = 32  # samples from which a data-dependent policy computes its thresholds
+MEAN_SAMPLES = 4096  # their mean has a standard error of 1/64 of the feature's standard deviation
 COMMON_NOISE = 0.2  # see `centre`
 
 
@@ -28,9 +28,10 @@ def build(
     rng: np.random.Generator,
     dev: Device,
 ) -> Sequential:
-    """Linear layers of these widths, from the features to the outputs, with an activation between them.
+    """Linear layers of these widths, from features to outputs, with an activation between them.
 
-    Initial weights have less variance where dropout thins out sums; before tiles features come nearly centred and shuffled.
+    Initial weights have less variance if dropout reduces sums; before a layer with tile dropout, features are mostly centred
+    and shuffled.
     """
     layers: list[Layer] = []
     variance_factors = dropout.variance_factors(len(widths) - 2)
@@ -46,7 +47,7 @@ def build(
 
 
 def as_images(X: np.ndarray, shape: Sequence[int] | None) -> np.ndarray:
-    """Flat samples as images (N, C, H, W); others, or without a shape, as they are."""
+    """Flat samples as images (N, C, H, W); other samples, or all if `shape` is None, unchanged."""
     if shape is None or X.ndim != 2:
         return X
     lengths = tuple(shape) if isinstance(shape, (Sequence, np.ndarray)) else ()
@@ -57,7 +58,7 @@ def as_images(X: np.ndarray, shape: Sequence[int] | None) -> np.ndarray:
 
 
 def some(data: Data, dev: Device, policy: Dropout) -> Tensor | None:
-    """Samples from all over the data, for a policy that looks at them; None for others."""
+    """Samples spread over the data, for a data-dependent policy; None for other policies."""
     if not policy.data_dependent or on_host(data.X):
         return None
     rows = data.at(np.linspace(0, len(data) - 1, min(CALIBRATION, len(data))).astype(np.int32)).astype(np.int32)
@@ -65,16 +66,17 @@ def some(data: Data, dev: Device, policy: Dropout) -> Tensor | None:
 
 
 def centre(X, weights):
-    """What `Shuffle` takes off each feature: most of its mean, found from some samples from all over X.
+    """The shift that `Shuffle` subtracts from each feature: most of its mean, estimated from samples spread over X.
 
-    What a tile leaves out of x is noise of mean square |x - centre|², the variance v where the centre is the mean. A little
-    more, v (1 + COMMON_NOISE) if the mean is large enough, is left: networks learn as fast and predict better.
+    Leaving out a tile of x adds noise of mean square |x - centre|², which is the variance v if the centre is the mean. A
+    slightly larger noise, v (1 + COMMON_NOISE), is chosen if the mean is large enough: networks learn as fast and predict
+    better.
     """
     every = -(-len(X) // MEAN_SAMPLES)
     some = X[::every]
     counted = np.ones(len(some)) if weights is None else np.asarray(weights[::every], np.float64)
     share = counted / counted.sum() if counted.any() else np.full(len(some), 1 / len(some))
-    mean = np.einsum("n,ni->i", share, some, dtype=np.float64)  # no copy of X, which may be larger than memory
+    mean = np.einsum("n,ni->i", share, some, dtype=np.float64)  # no copy of X, which may exceed memory
     common = mean @ mean
     variance = np.einsum("n,ni,ni->", share, some, some, dtype=np.float64) - common
     left = min(math.sqrt(COMMON_NOISE * max(variance, 0.0) / common), 1.0) if common else 1.0
@@ -82,16 +84,16 @@ def centre(X, weights):
 
 
 def merged(X, y, weights):
-    """The distinct samples in a fixed order, weighted by how often they occur: samples without weight are left out.
+    """The distinct samples in a fixed order, weighted by their multiplicity; samples with weight 0 are left out.
 
-    Done where all samples fit into one batch: gradient descent then depends only on which samples there are and how often,
-    and this makes the result depend on nothing else, to the last bit.
+    Used if all samples fit into one batch: gradient descent then depends only on the set of samples and their multiplicities,
+    and this makes the result independent of their order, to the last bit.
     """
     weights = np.ones(len(y), np.float32) if weights is None else weights
-    known = y if y.dtype != object else np.unique(y, return_inverse=True)[1].reshape(y.shape)  # rows of objects have no order
+    known = y if y.dtype != object else np.unique(y, return_inverse=True)[1].reshape(y.shape)  # object rows cannot be sorted
     codes = np.unique(known, axis=0, return_inverse=True)[1].reshape(-1, 1)
     counted = np.flatnonzero(weights)
     samples = np.hstack([X.reshape(len(X), -1), codes])[counted]
-    _, first, place = np.unique(samples, axis=0, return_index=True, return_inverse=True)
+    _, first, inverse = np.unique(samples, axis=0, return_index=True, return_inverse=True)
     rows = counted[first]
-    return X[rows], y[rows], np.bincount(place.reshape(-1), weights[counted]).astype(np.float32)
+    return X[rows], y[rows], np.bincount(inverse.reshape(-1), weights[counted]).astype(np.float32)

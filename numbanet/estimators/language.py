@@ -1,4 +1,4 @@
-"""LanguageModel: the next word of a text, learned by an LSTM with dropout that saves time.
+"""LanguageModel: predicts the next word of a text with an LSTM, trained with dropout that saves time.
 
 model = LanguageModel((650, 650), dropout="rdp").fit(words)
 model.perplexity(other_words); model.generate(["the"], 20)
@@ -55,7 +55,7 @@ OWN = by_name(
         35,
         "int",
         """
-        Words that gradients flow back through.""",
+        Number of words that gradients flow back through.""",
     ),
     Parameter(
         "embedding",
@@ -69,148 +69,148 @@ OWN = by_name(
         None,
         "int or None",
         """
-        So many words at most, the most frequent ones; all others are `unknown`. None for all words of the text. Where the text
-        is integers, how many there are.""",
+        Maximal number of words, the most frequent ones; all others become `unknown`. None for all words of the text. If the
+        text is integers, the number of symbols.""",
     ),
     Parameter(
         "unknown",
         "<unk>",
         "str",
         """
-        The word for words that are not in the vocabulary.""",
+        The word that replaces words not in the vocabulary.""",
     ),
     Parameter(
         "tied",
         False,
         "bool",
         """
-        Whether the last layer's weight is the embedding's (Press & Wolf 2017); `embedding` is then the last layer's width.""",
+        Whether the last layer shares its weight with the embedding (Press & Wolf 2017); `embedding` must then be the last
+        layer's width.""",
     ),
     Parameter(
         "recurrent_dropout",
         "none",
         f"{choices(RECURRENT)} or Dropout",
         """
-        What of h[t-1] the product with W_hh does not see (`LSTM`), the same for all samples of a batch.""",
+        Which units of h[t-1] the product with W_hh leaves out (`LSTM`), the same for all samples of a batch.""",
     ),
     Parameter(
         "recurrent_dropout_rate",
         0.25,
         "float",
         """
-        Its rate, unless it is a policy object.""",
+        Rate of recurrent_dropout, unless that is a policy object.""",
     ),
     Parameter(
         "recurrent_sampling",
         "sequence",
         '{"sequence", "step"}',
         """
-        Whether what is dropped is the same for all time steps of a batch, which saves most, or drawn at each ("rdp").""",
+        Whether dropped units are the same for all time steps of a batch, which saves most, or drawn at each ("rdp").""",
     ),
     Parameter(
         "gate_sparsity",
         0.0,
         "float or GateSparsity",
         """
-        Share of the gate gradients that backward passes leave out; or a policy object, which brings its own mode and
-        schedule.""",
+        Share of the gate gradients that backward passes leave out; or a policy object with its own mode and schedule.""",
     ),
     Parameter(
         "gate_mode",
         "columns",
         '{"columns", "threshold"}',
         """
-        How they are left out (`GateSparsity`).""",
+        How gate gradients are left out (`GateSparsity`).""",
     ),
     Parameter(
         "gate_schedule",
         0.8,
         "float or callable",
         """
-        In which steps: in the first 0.8 of them by default (`GateSparsity`).""",
+        In which steps gate gradients are left out: by default in the first 80 % (`GateSparsity`).""",
     ),
     Parameter(
         "dropout",
         "none",
         f"{choices(DROPOUTS)} or Dropout",
         """
-        What is dropped in each training step (`numbanet.dropout`); a policy object brings its own rate. "rdp" and "tdp" by
-        name have scale="pattern", so that a step's logits are as large as without dropout, whatever it keeps.""",
+        What each training step drops (`numbanet.dropout`); a policy object has its own rate. The names "rdp" and "tdp" stand
+        for policies with scale="pattern", so that logits have the same magnitude as without dropout, in every step.""",
     ),
     Parameter(
         "dropout_rate",
         0.5,
         "float, callable, or sequence of these",
         """
-        Probability to drop, in [0, 1): one, or one for the embedding and each LSTM layer; or a function of the epoch.""",
+        Dropout probability, in [0, 1): one, or one for the embedding and each LSTM layer; or a function of the epoch.""",
     ),
     Parameter(
         "learning_rate",
         None,
         "float or None",
         """
-        Step size; None for what suits the optimiser: 5.0 for SGD without momentum and with clipping, which bounds how far a
-        step goes, 0.003 for Adam, with which small texts are learned about as fast. With 5.0, what is learned in the first
-        epoch hardly depends on the seed; the recorded runs (`lstm-rates`) end lower than those with 20 in the mean, on a small
-        text after the default epochs and on a larger one after four. There 10, or 20 with clip_norm=0.1, learn sooner.
-        Optimisers of one's own are given that of SGD.""",
+        Step size; None for a default by optimiser: 5.0 for SGD without momentum and with clipping, which bounds the step, 0.003
+        for Adam, with which small texts are learned about as fast. With 5.0 the result of the first epoch hardly depends on the
+        seed; in the recorded runs (`lstm-rates`) it ends with a lower perplexity than 20 on average, on a small text after the
+        default epochs and on a larger one after four. There 10, or 20 with clip_norm=0.1, learn faster. User-defined optimisers
+        get that of SGD.""",
     ),
     Parameter(
         "momentum",
         0.0,
         "float",
         """
-        Of SGD, in [0, 1).""",
+        Momentum of SGD, in [0, 1).""",
     ),
     Parameter(
         "batch_size",
         20,
         "int",
         """
-        Pieces of the text that are read side by side.""",
+        Number of segments of the text that are read in parallel.""",
     ),
     Parameter(
         "clip_norm",
         0.25,
         "float or None",
         """
-        Largest norm of all gradients as one vector: larger ones are scaled down to it.""",
+        Maximal norm of all gradients taken as one vector; larger gradients are scaled down to it.""",
     ),
     Parameter(
         "warm_start",
         False,
         "bool",
         """
-        Whether `fit` trains on from the weights and the vocabulary that it finds, where there are some, with a new optimiser
-        and a new history, in place of new weights; what makes the network must not have changed.""",
+        Whether `fit` continues from existing weights and vocabulary, with a new optimiser and history, instead of new weights;
+        the parameters that determine the network must not have changed.""",
     ),
     Parameter(
         "sparsity",
         None,
         "Sparsity or None",
         """
-        How the network becomes sparse while it learns: `MagnitudePruning` zeroes weights of LSTM layers.""",
+        How the network becomes sparse during training: `MagnitudePruning` zeroes weights of LSTM layers.""",
     ),
     Parameter(
         "early_stopping",
         False,
         "bool",
         """
-        Whether to stop when validation_score does not improve for `patience` epochs, and to keep the best weights.""",
+        Whether to stop if validation_score does not improve for `patience` epochs, and to restore the best weights.""",
     ),
     Parameter(
         "validation_fraction",
         0.1,
         "float",
         """
-        Share of the text, its end, held out for early stopping, in (0, 1); not used if `fit` is given `validation`.""",
+        Share of the text, at its end, held out for early stopping, in (0, 1); unused if `fit` is given `validation`.""",
     ),
     Parameter(
         "scoring",
         None,
         "callable or None",
         """
-        What validation_score and early stopping go by: scoring(model, tokens), larger is better; None for `score`.""",
+        The validation_score that early stopping maximises: scoring(model, tokens); None for `score`.""",
     ),
 )
 PARAMETERS = {
@@ -238,11 +238,11 @@ PARAMETERS = {
 class LanguageModel(Estimator):
     __doc__ = f"""Predicts the next word of a text: an embedding, LSTM layers, and a linear layer over the vocabulary.
 
-    Trained by truncated back-propagation through time: the text is cut into `batch_size` pieces, which are read side by side,
-    `steps` words at a time, and states are carried over. Dropout acts where Zaremba et al. 2014 have it ("Recurrent neural
-    network regularization"): on the outputs of the embedding and of each LSTM layer ("tdp": on the tiles of each LSTM layer's
-    W_ih and of the last layer's weight). Clipping is near theirs, too: their 5.0 is for a loss that is summed over 35 time
-    steps, which for the mean is 0.14. So is their step size 1.0, then 35, with which smaller texts are learned less surely.
+    Trained by truncated back-propagation through time: the text is cut into `batch_size` segments, which are read in parallel,
+    `steps` words at a time, and states are carried over. Dropout acts as in Zaremba et al. 2014 ("Recurrent neural network
+    regularization"): on the outputs of the embedding and of each LSTM layer ("tdp": on the tiles of each LSTM layer's W_ih and
+    of the last layer's weight). Clipping is similar to theirs: their 5.0 is for a loss summed over 35 time steps, which is 0.14
+    for the mean. Their step size 1.0 would be 35 here, with which smaller texts are learned less reliably.
 
     {documented(PARAMETERS.values())}
 
@@ -252,10 +252,10 @@ class LanguageModel(Estimator):
     model_ : Sequential
         Embedding, LSTM layers, Linear.
     history_ : list of dict
-        One record an epoch: epoch, loss, score (the share of words that were predicted), perplexity, tokens_per_second,
-        seconds, flops_share, learning_rate, dropout_rate, with sparse gate gradients gates_kept and gates_cosine
-        (`GateSparsity.report`), and, where there is validation text, validation_loss (its mean cross-entropy),
-        validation_score (minus that, unless there is `scoring`) and validation_perplexity.
+        One record per epoch: epoch, loss, score (the share of words predicted correctly), perplexity, tokens_per_second,
+        seconds, flops_share, learning_rate, dropout_rate; with sparse gate gradients gates_kept and gates_cosine
+        (`GateSparsity.report`); with a validation text validation_loss (its mean cross-entropy), validation_score (minus that,
+        unless `scoring` is set) and validation_perplexity.
     n_iter_ : int
         Epochs trained.
     best_epoch_ : int or None
@@ -286,30 +286,30 @@ class LanguageModel(Estimator):
         dropout: str | Dropout | None = None,
         dropout_rate: Rate | None = None,
     ) -> LanguageModel:
-        """Train on a text from new weights, or with `warm_start` from those that are there.
+        """Train on a text from new weights, or from the existing ones with `warm_start`.
 
-        Ctrl-C ends training, keeps what was learned and raises, as for `Net`; `partial_fit` goes on.
+        Ctrl-C ends training, keeps complete epochs and raises, as for `Net`; `partial_fit` continues.
 
         Parameters
         ----------
         tokens : list of str, or integers (T,)
-            The text: words, characters, or whatever comes one after the other.
+            The text: words, characters, or any other tokens.
         validation : the same, optional
-            Another text, whose loss and perplexity are taken after every epoch.
+            Another text, whose loss and perplexity are computed after every epoch.
         dropout, dropout_rate : optional
-            Replace the model's own for this call.
+            Override the model's parameters for this call.
 
         Raises
         ------
         ValueError
-            If the text is too short for one step, has integers outside the vocabulary, or a parameter is unfit; the model is
-            then as it was before.
+            If the text is too short for one step, has integers outside the vocabulary, or a parameter is invalid; the model is
+            unchanged.
         TypeError
-            If the text is no list of words or integers.
+            If the text is not a list of words or integers.
         FloatingPointError
-            If the loss is not finite in the first epoch; the model is then as it was before.
+            If the loss is not finite in the first epoch; the model is unchanged.
         KeyboardInterrupt
-            If it is interrupted.
+            If training is interrupted.
         """
         settings = self._settings(dropout, dropout_rate)
         trained = bool(self.warm_start) and self._goes_on("warm_start")
@@ -322,11 +322,10 @@ class LanguageModel(Estimator):
     def partial_fit(
         self, tokens: Iterable[Any], *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None
     ) -> LanguageModel:
-        """One pass over a text, going on from the present weights and optimiser state, from an empty memory; parameters and
+        """Train for one epoch on a text, from the current weights and optimiser state and zero LSTM states; parameters and
         errors as for `fit`.
 
-        The first call, where nothing was trained, takes the vocabulary from its text. What later texts have besides is the
-        unknown word.
+        If nothing was trained before, the vocabulary is taken from the text. New words of later texts become the unknown word.
         """
         settings = dataclasses.replace(self._settings(dropout, dropout_rate), patience=None)
         trained = self._goes_on("partial_fit")
@@ -341,15 +340,15 @@ class LanguageModel(Estimator):
     # --- answers ------------------------------------------------------------------------------------------------------
     @deferred
     def perplexity(self, tokens: Iterable[Any]) -> float:
-        """exp of the mean cross-entropy of a text: of how many words, equally probable, the model would have to guess.
+        """exp of the mean cross-entropy of a text: 1 at best; a model that guesses among n equally likely words has n.
 
-        The text is read as in training, in `batch_size` pieces (in fewer where it is short), each from an empty memory.
+        The text is read as in training, in `batch_size` segments (fewer if it is short), each from zero states.
         """
         return math.exp(-self.score(tokens))
 
     @deferred
     def score(self, tokens: Iterable[Any]) -> float:
-        """Minus the mean cross-entropy of a text, which is -log(perplexity): larger is better, 0 is best."""
+        """Minus the mean cross-entropy of a text, that is -log(perplexity): larger is better, 0 is best."""
         check_is_fitted(self, "model_")
         symbols = self._encoded("text", tokens)
         stepper = Stepper(
@@ -366,13 +365,13 @@ class LanguageModel(Estimator):
 
     @deferred
     def predict_proba(self, prompt: Iterable[Any]) -> np.ndarray:
-        """The probability of each word to come after a prompt, (words,) float32, in the order of the vocabulary."""
+        """Probability of each word to follow a prompt, (words,) float32, in the order of the vocabulary."""
         check_is_fitted(self, "model_")
         return device("cpu").softmax(self._read(self._encoded("prompt", prompt, 1), {})[None])[0]
 
     @deferred
     def predict_next(self, prompt: Iterable[Any], n: int = 1) -> list[Any]:
-        """The n most probable words after a prompt, the most probable first."""
+        """The n most probable words to follow a prompt, the most probable first."""
         check_is_fitted(self, "model_")
         n = check_count("n", n, len(self.vocabulary_))
         logits = self._read(self._encoded("prompt", prompt, 1), {})
@@ -386,7 +385,7 @@ class LanguageModel(Estimator):
         temperature: float = 1.0,
         random_state: int | np.random.RandomState | None = None,
     ) -> list[Any]:
-        """n words that follow a prompt, each drawn by its probability.
+        """Generate n words that follow a prompt, each sampled from its predicted distribution.
 
         Parameters
         ----------
@@ -394,8 +393,8 @@ class LanguageModel(Estimator):
             At least one word.
         n : int, default=20
         temperature : float, default=1.0
-            Logits are divided by it: below 1 the probable words are drawn more often, at 0 always the most probable one. The
-            unknown word is never drawn.
+            Logits are divided by it: below 1 probable words are sampled more often; at 0 always the most probable one. The
+            unknown word is never sampled.
         random_state : int, RandomState or None
 
         Raises
@@ -406,8 +405,8 @@ class LanguageModel(Estimator):
         check_is_fitted(self, "model_")
         n = check_count("n", n)
         if not is_real(temperature) or not 0 <= temperature < math.inf:
-            raise ValueError(f"temperature must be a number from 0 on, got {temperature!r}")
-        rng, found = check_random_state(random_state), []
+            raise ValueError(f"temperature must be a number not below 0, got {temperature!r}")
+        rng, symbols = check_random_state(random_state), []
         memory: dict[Any, Any] = {}
         given = self._encoded("prompt", prompt, 1)
         for _ in range(n):
@@ -419,10 +418,10 @@ class LanguageModel(Estimator):
                 chosen = rng.choice(logits.size, p=shares / shares.sum())
             else:
                 chosen = np.argmax(logits)
-            found.append(int(chosen))
+            symbols.append(int(chosen))
             deferred.poll()
             given = np.array([chosen], np.int32)
-        return self.vocabulary_.decode(found)
+        return self.vocabulary_.decode(symbols)
 
     # --- checking -----------------------------------------------------------------------------------------------------
     def _settings(self, dropout, dropout_rate):
@@ -452,7 +451,7 @@ class LanguageModel(Estimator):
         if named and isinstance(chosen, (RowDropout, TileDropout)):
             chosen = type(chosen)(chosen.rate, scale="pattern")
         if isinstance(chosen, TileDropout):
-            chosen = chosen.changed(answer=True)  # it thins out what leaves the last LSTM layer, as rdp does
+            chosen = chosen.changed(answer=True)  # the last layer's tiles too: they drop the last LSTM layer's output
         return chosen
 
     def _scorer(self):
@@ -463,19 +462,19 @@ class LanguageModel(Estimator):
     def _hidden(self) -> tuple[int, ...]:
         return (int(self.hidden),) if isinstance(self.hidden, (int, np.integer)) else tuple(self.hidden)
 
-    def _places(self, chosen):
-        # no layer here lets a policy choose
+    def _site_count(self, chosen):
+        # no layer here lets a policy choose its plan from data
         return (len(self._hidden()) + 1) * (chosen.kind != "patches" and not chosen.data_dependent)
 
     def _encoded(self, name: str, tokens: Iterable[Any], least: int = 2) -> np.ndarray:
-        """Symbols of a text; errors that name it."""
+        """Symbols of a text; errors start with its name."""
         try:
             return self.vocabulary_.encode(checked_tokens(tokens, least))
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: {error}") from error
 
     def _symbols(self, tokens: Iterable[Any], new: bool) -> np.ndarray:
-        """Symbols of a text to train on, of a new vocabulary or of the one that is there."""
+        """Symbols of a text to train on, with a new or the existing vocabulary."""
         text = checked_tokens(tokens, least=self.batch_size + 1)
         if new:
             self.vocabulary_ = Vocabulary.of(text, self.vocabulary_size, self.unknown)
@@ -495,42 +494,40 @@ class LanguageModel(Estimator):
 
     # --- building -----------------------------------------------------------------------------------------------------
     def _start(self, settings: FitSettings, model: Sequential | None = None) -> None:
-        """Begin with a new model, unless one is given."""
+        """Start with a new model, unless one is given."""
         fresh, self._streams = model is None, self._new_streams()
         self._adopt(self._layers() if model is None else model, settings, (self.steps, self.batch_size), fresh)
         if self.recurrent_sampling != "sequence" and policy(self.recurrent_dropout).name == "none":
-            warn(
-                f"recurrent_sampling={self.recurrent_sampling!r} draws nothing where recurrent_dropout is 'none': choose 'rdp'"
-            )
+            warn(f"recurrent_sampling={self.recurrent_sampling!r} has no effect if recurrent_dropout is 'none': choose 'rdp'")
 
     def _prepare(
         self, symbols: np.ndarray, settings: FitSettings, epochs: int, trained: bool, validation: Iterable[Any] | None = None
     ) -> tuple[Run, Data]:
-        """What `train` takes."""
+        """The arguments of `train`."""
         run, watched = self._run(settings, epochs, trained), None
         if validation is not None:
             validation = validation if isinstance(validation, (Sequence, np.ndarray)) else list(validation)
             watched = self._watched(self._encoded("validation", validation), validation, settings)
         elif settings.patience:
-            kept = len(symbols) - max(2, round(self.validation_fraction * len(symbols)))
-            if kept <= self.batch_size:
+            count = len(symbols) - max(2, round(self.validation_fraction * len(symbols)))
+            if count <= self.batch_size:
                 raise ValueError(
                     f"early_stopping: a text of {len(symbols)} tokens cannot be split with validation_fraction="
                     f"{self.validation_fraction}: batch_size={self.batch_size} needs {self.batch_size + 1}"
                 )
-            symbols, held = symbols[:kept], symbols[kept:]
+            symbols, held = symbols[:count], symbols[count:]
             watched = self._watched(held, self.vocabulary_.decode(held), settings)
         data = Data(symbols, symbols)
         self._hook(run, settings, data, watched)
         return run, data
 
     def _watched(self, symbols: np.ndarray, tokens: Any, settings: FitSettings) -> Validation:
-        """Validation by a text, which a scorer takes as it was given."""
+        """Validation by a text; a scorer gets it in the user's form."""
         scorer = settings.scorer
         return Validation(Data(symbols, symbols), None if scorer is None else lambda: scorer(self, tokens))
 
     def _layers(self) -> Sequential:
-        """New layers, their weights as in Zaremba et al.: uniform, small."""
+        """New layers, with small uniform weights as in Zaremba et al."""
         hidden, rng, words = self._hidden(), self._streams.weights, len(self.vocabulary_)
         width = hidden[-1] if self.tied else self.embedding or hidden[0]
         first, last = Embedding(words, width, rng=rng), Linear(hidden[-1], words, init="glorot", rng=rng)
@@ -549,7 +546,7 @@ class LanguageModel(Estimator):
         return next(self.model_.parameters()).device
 
     def _read(self, symbols: np.ndarray, state: dict) -> np.ndarray:
-        """Logits (V,) after some symbols; what the layers end with overwrites the state that is given."""
+        """Logits (V,) after some symbols; overwrites the given state with the layers' final one."""
         dev = self._device()
         with no_grad(), dev.session(**self._session_options()):
             for start in range(0, len(symbols), self.steps):

@@ -36,16 +36,16 @@ CLASSIFIER = {
             "cross_entropy",
             '{"cross_entropy"}, Loss or callable',
             """
-        What training makes small, such as `CrossEntropy(label_smoothing=0.1)`; or a function of tensors, loss(output, target),
-        of outputs (N, classes) and positions of the classes (N,) int32, that gives the losses of the samples (N,), or their
-        mean. `predict_proba` is softmax(output), unless a `Loss` has another `inverse_link`.""",
+        The loss to minimise, for example `CrossEntropy(label_smoothing=0.1)`, or a function loss(output, target) of tensors,
+        outputs (N, classes) and class indices (N,) int32, that returns the samples' losses (N,) or their mean. `predict_proba`
+        is softmax(output), unless a `Loss` has another `inverse_link`.""",
         ),
         Parameter(
             "class_weight",
             None,
             'dict, "balanced" or None',
             """
-        Weight of each class, multiplied into the weight of its samples.""",
+        Weight of each class; sample weights are multiplied by it.""",
         ),
     ),
 }
@@ -54,51 +54,50 @@ REGRESSOR = {
     **by_name(
         SHARED["learning_rate"]._replace(
             text="""
-        Step size; None for 0.001, whatever the optimiser."""
+        Step size; None for 0.001, for any optimiser."""
         ),
         Parameter(
             "loss",
             "squared_error",
             '{"squared_error", "absolute_error", "huber", "quantile"}, Loss or callable',
             """
-        What training makes small: "squared_error" predicts means, "absolute_error" medians, "huber" something between the two
-        (`Huber(delta)`, in deviations of y), "quantile" a quantile (`Quantile(level)`). Or a function of tensors, loss(output,
-        target), both (N, outputs), that gives the losses of the samples (N,), or their mean; a `Loss` may have an
-        `inverse_link` between outputs and predictions, such as the exponential.""",
+        The loss to minimise: "squared_error" predicts means, "absolute_error" medians, "huber" a compromise of both
+        (`Huber(delta)`, delta in deviations of y), "quantile" a quantile (`Quantile(level)`). Or a function loss(output,
+        target) of tensors, both (N, outputs), that returns the samples' losses (N,) or their mean; a `Loss` may have an
+        `inverse_link` from outputs to predictions, such as the exponential.""",
         ),
     ),
 }
 
 
 class Net(ClassifierMixin, Supervised):
-    __doc__ = f"""A neural network that classifies, trained with dropout that saves time.
+    __doc__ = f"""A neural network classifier, trained with dropout that saves time.
 
     {documented(CLASSIFIER.values())}
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-        The labels, sorted; 0, 1, … for the columns of y where a sample may have several.
+        The labels, sorted; 0, 1, … for the columns of y if a sample may have several labels.
     loss_ : Loss
-        What trained: that of `loss` when training began.
+        The loss used in training.
     n_features_in_ : int
     model_ : Sequential
         The trained layers.
     history_ : list of dict
-        One record an epoch: epoch, loss (by default cross-entropy, of several labels the sum over them), score (of the
-        predictions made while training), seconds, flops_share (FLOPs done over those of dense training), learning_rate,
-        dropout_rate (the mean over layers), of "rsdp" and "bsdp" dropped and sensitive (shares by convolution); with
-        validation, validation_loss and validation_score (accuracy, or what `scoring` gives); of `GroupLasso` weights_kept
-        (share of the weights of products that are not zero), and sparsity_loss and time_loss, the parts of its penalty with
-        norms as they are, which with loss make the fused loss (adaptive=True, the default, follows another penalty, of weighed
-        norms); of `Rewire` rewired (share of the entries); and what hooks add. FLOPs are compared with those of the network as
-        it was at first.
+        One record per epoch: epoch, loss (by default cross-entropy; for several labels its sum over them), score (of the
+        predictions made during training), seconds, flops_share (FLOPs relative to dense training), learning_rate, dropout_rate
+        (the mean over layers). "rsdp" and "bsdp" add dropped and sensitive (shares per convolution). With validation there are
+        validation_loss and validation_score (accuracy, or the value of `scoring`). `GroupLasso` adds weights_kept (share of
+        nonzero weights), sparsity_loss and time_loss, the parts of its penalty with plain norms; these plus loss are the
+        fused loss (the default adaptive=True optimises a penalty of weighted norms). `Rewire` adds rewired (share of the
+        entries). Hooks may add more. flops_share compares with the network's initial size.
     n_iter_ : int
-        Epochs trained.
+        Number of epochs trained.
     best_epoch_ : int or None
-        The epoch with the best validation_score, with early stopping the one whose weights stayed; None without validation.
+        The epoch with the best validation_score, whose weights early stopping keeps; None without validation.
     policy_ : Dropout
-        The policy that trained, with what it found out about the data (`SensitiveDropout`, thresholds).
+        The policy that trained, including thresholds that it derived from the data (`SensitiveDropout`).
 
     Examples
     --------
@@ -111,7 +110,7 @@ class Net(ClassifierMixin, Supervised):
     """
 
     losses = OF_CLASSES
-    _several = False  # whether a sample may have several labels
+    _several = False  # True if a sample may have several labels
     rates = MappingProxyType({"sgd": 0.01, "adam": 0.001})
     __init__ = storing(CLASSIFIER)
 
@@ -119,14 +118,14 @@ class Net(ClassifierMixin, Supervised):
     def partial_fit(
         self, X, y, classes=None, sample_weight=None, *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None
     ):
-        """One pass over the samples, going on from the present weights and optimiser state.
+        """Train for one epoch, from the current weights and optimiser state.
 
         Parameters
         ----------
         X, y, sample_weight, dropout, dropout_rate
             As for `fit`.
         classes : array_like, optional
-            All labels that will ever be seen; needed in the first call unless y has them all.
+            All labels that will ever occur; required in the first call unless y contains them all.
 
         Raises
         ------
@@ -137,8 +136,8 @@ class Net(ClassifierMixin, Supervised):
         return self
 
     def score(self, X, y, sample_weight=None) -> float:
-        """The share of labels that are right; where each time step has one, of all steps of all sequences, without their
-        padding; where a sample may have several, of samples of which all are right."""
+        """Accuracy. For labels per time step: over all steps of all sequences, without padding. If a sample may have several
+        labels: the share of samples of which all labels are right."""
         if not self._by_step:
             return super().score(X, y, sample_weight)
         X, y = self._checked(X, y)
@@ -147,13 +146,13 @@ class Net(ClassifierMixin, Supervised):
         return float(np.average((y == self.predict(X))[counted], weights=weights))
 
     def predict_proba(self, X) -> np.ndarray:
-        """Probability of each class, (n_samples, n_classes) float32, columns in the order of `classes_`; of each label by
-        itself, where a sample may have several; (n_samples, n_steps, n_classes), where each time step has a label."""
+        """Class probabilities, (n_samples, n_classes) float32, columns in the order of `classes_`. If a sample may have several
+        labels, that of each label; (n_samples, n_steps, n_classes) for labels per time step."""
         output, cpu = self._output(X), device("cpu")
         return cpu.sigmoid(output) if self._several else self._task().probabilities(cpu, output)
 
     def predict_log_proba(self, X) -> np.ndarray:
-        """log(predict_proba(X)), of its shape, float32, also where the probability is too small for a number."""
+        """log(predict_proba(X)), float32 of the same shape; finite even if the probability underflows."""
         output = self._output(X)
         if self._several:
             return log_expit(output)
@@ -161,15 +160,15 @@ class Net(ClassifierMixin, Supervised):
         return log_softmax(output, axis=-1) if linked is None else np.log(linked)
 
     def predict(self, X) -> np.ndarray:
-        """The most probable label of each sample, (n_samples,); 1 for each label that is more probable than not, else 0,
-        (n_samples, n_classes), where a sample may have several. That of each time step, (n_samples, n_steps), where each has
-        one: what it is after a sequence's end says nothing."""
+        """The most probable label of each sample, (n_samples,); for labels per time step (n_samples, n_steps), where values
+        after a sequence's end are meaningless. If a sample may have several labels: 1 for labels with a probability above 1/2,
+        else 0, (n_samples, n_classes)."""
         output = self._output(X)
         return (output > 0).astype(np.int64) if self._several else self.classes_[self._task().answer(device("cpu"), output)]
 
-    # --- what a classifier is -----------------------------------------------------------------------------------------
+    # --- for the base class -------------------------------------------------------------------------------------------
     def _check_target(self, X, y, weights, reset, classes=None):
-        """Labels as positions in `classes_`, int32, and the weights of the samples times those of their classes."""
+        """Labels as indices into `classes_`, int32, and the sample weights times the class weights."""
         if reset:
             self._by_step = self._given_layers() and steps.given(self.layers, X, y, self.batch_size)
         if self._by_step:
@@ -179,36 +178,36 @@ class Net(ClassifierMixin, Supervised):
         if reset:
             self._several = several
         elif several != self._several:
-            raise ValueError(f"y has {'several labels' if several else 'one label'} a sample, unlike in the first call")
+            raise ValueError(f"y has {'several labels' if several else 'one label'} per sample, unlike in the first call")
         if several:
             if self._criterion() != CrossEntropy():
                 raise ValueError(
-                    f"loss: {self.loss!r} is for one label a sample; where there are several, there is but their "
-                    "cross-entropy: leave loss='cross_entropy'"
+                    f"loss: {self.loss!r} is for one label per sample; for several labels only cross-entropy is supported: "
+                    "leave loss='cross_entropy'"
                 )
             return self._indicated(y, reset, classes), self._unweighted(weights)
         if y.ndim > 1:
             raise ValueError(
-                f"y has shape {y.shape} and more than two values: give one label a sample, or 0 and 1 for each label"
+                f"y has shape {y.shape} and more than two values: give one label per sample, or 0 and 1 for each label"
             )
-        places = self._positions(y, reset, classes)
-        return places, self._weighted(places, weights)
+        index = self._positions(y, reset, classes)
+        return index, self._weighted(index, weights)
 
     def _check_steps(self, X, y, weights, reset, classes):
-        """The same for each time step, (n, T) both; steps after a sequence's end have a label of others, and no weight."""
+        """As `_check_target` for labels per time step, both (n, T); padding steps get an arbitrary label and weight 0."""
         y, counted = steps.labels(X, y), steps.counted(X, Sequential(self.layers) if reset else self.model_)
         check_classification_targets(y[counted])
         self._several = False
-        found = self._positions(y[counted], reset, classes)
-        places = np.full(y.shape, found[0])
-        places[counted] = found
+        labels = self._positions(y[counted], reset, classes)
+        index = np.full(y.shape, labels[0])
+        index[counted] = labels
         if weights is not None or not counted.all():
             weights = counted * (np.ones(len(y), np.float32) if weights is None else weights)[:, None]
-        weights = self._weighted(places.reshape(-1), None if weights is None else weights.reshape(-1))
-        return places, None if weights is None else weights.reshape(places.shape)
+        weights = self._weighted(index.reshape(-1), None if weights is None else weights.reshape(-1))
+        return index, None if weights is None else weights.reshape(index.shape)
 
     def _positions(self, y, reset, classes):
-        """Labels (n,) as positions in `classes_`, int32."""
+        """Labels (n,) as indices into `classes_`, int32."""
         if classes is not None and not reset and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(
                 f"partial_fit: classes={np.unique(classes).tolist()} differ from those of the first call, "
@@ -218,29 +217,29 @@ class Net(ClassifierMixin, Supervised):
             self.classes_ = np.unique(classes) if classes is not None else unique_labels(y)
         if len(self.classes_) < 2:
             raise ValueError(f"Classifier can't train when only one class is present: {self.classes_.tolist()[0]!r}")
-        places = np.minimum(np.searchsorted(self.classes_, y), len(self.classes_) - 1)
-        unseen = np.unique(y[self.classes_[places] != y])
+        index = np.minimum(np.searchsorted(self.classes_, y), len(self.classes_) - 1)
+        unseen = np.unique(y[self.classes_[index] != y])
         if unseen.size:
             raise ValueError(
                 f"y has labels that are not among the classes {self.classes_.tolist()}: {unseen.tolist()}; "
                 "fit on samples of all classes, without warm_start, or name them in the first "
                 "partial_fit(X, y, classes=...)"
             )
-        return places.astype(np.int32)
+        return index.astype(np.int32)
 
     def _check_same(self, y):
         missing = [] if self._several else np.setdiff1d(np.arange(len(self.classes_)), y)
         if len(missing):
             raise ValueError(
-                f"warm_start: y must have the classes of the fit before, {self.classes_.tolist()}, and "
-                f"{self.classes_[missing].tolist()} are missing; fit without warm_start, or go on by partial_fit"
+                f"warm_start: y must contain all classes of the previous fit, {self.classes_.tolist()}; "
+                f"{self.classes_[missing].tolist()} are missing; fit without warm_start, or continue with partial_fit"
             )
 
     def _checked(self, X, *y, reset=False, **options):
-        found = super()._checked(X, *y, reset=reset, **options)
+        checked = super()._checked(X, *y, reset=reset, **options)
         if not y:
-            return found
-        X, y = found
+            return checked
+        X, y = checked
         y = y.toarray() if issparse(y) else y
         return X, column_or_1d(y, warn=True) if y.ndim == 2 and y.shape[1] == 1 else y
 
@@ -250,12 +249,12 @@ class Net(ClassifierMixin, Supervised):
         if reset:
             self.classes_ = np.arange(y.shape[1])
         if y.shape[1] != len(self.classes_) or (classes is not None and len(classes) != len(self.classes_)):
-            raise ValueError(f"y has {y.shape[1]} labels, and {len(self.classes_)} are known, classes={classes!r}")
+            raise ValueError(f"y has {y.shape[1]} labels, but {len(self.classes_)} are known, classes={classes!r}")
         return y
 
     def _unweighted(self, weights):
         if self.class_weight is not None:
-            raise ValueError("class_weight is for samples of one class each; give sample_weight where they have several labels")
+            raise ValueError("class_weight is for samples with one class each; for several labels use sample_weight")
         return weights
 
     def _task(self):
@@ -270,7 +269,7 @@ class Net(ClassifierMixin, Supervised):
         return tags
 
     def _weighted(self, y, weights):
-        """The weights of the samples times those of their classes; "balanced" gives every class the same total."""
+        """The sample weights times the class weights; "balanced" gives every class the same total weight."""
         if self.class_weight is None:
             return weights
         weights = np.ones(len(y), np.float32) if weights is None else weights
@@ -291,7 +290,7 @@ class Net(ClassifierMixin, Supervised):
                 raise ValueError(f"class_weight must be finite and not negative, got {self.class_weight!r}")
         weighted = (weights * factors[y]).astype(np.float32)
         if not weighted.sum() > 0:
-            raise ValueError(f"class_weight {self.class_weight!r} leaves no sample any weight")
+            raise ValueError(f"class_weight {self.class_weight!r} leaves every sample with weight 0")
         return weighted
 
     def _as_given(self, y):
@@ -301,52 +300,52 @@ class Net(ClassifierMixin, Supervised):
         return len(self.classes_)
 
     def _strata(self, y):
-        """The classes; None where they cannot be in both parts, with a warning: training goes on, as the others can."""
+        """The classes, for stratification; None, with a warning, if a class cannot be in both parts."""
         alone = [] if y.ndim > 1 else np.flatnonzero(np.bincount(y) == 1)
         if len(alone):
             warn(
-                f"early_stopping: class {self.classes_[alone[0]]} has one distinct sample, which may be held out: samples are "
-                "held out without strata, in other shares than classes have; give it more, or fit with validation"
+                f"early_stopping: class {self.classes_[alone[0]]} has only one distinct sample, so samples are held out "
+                "without stratification; give it more samples, or fit with validation"
             )
         return None if y.ndim > 1 or len(alone) else y
 
 
 class NetRegressor(RegressorMixin, Supervised):
-    __doc__ = f"""A neural network that predicts numbers, by least squares or else, trained with dropout that saves time.
+    __doc__ = f"""A neural network regressor, for least squares and other losses, trained with dropout that saves time.
 
-    Targets are standardised for training and predictions scaled back, so that learning rates mean the same whatever the unit;
-    mean and scale are those of the first call of `fit` or `partial_fit`. For losses of one's own they stay as they are.
+    Targets are standardised for training and predictions scaled back, so that learning rates do not depend on the unit; mean
+    and scale are those of the first call of `fit` or `partial_fit`. For user-defined losses targets are not standardised.
 
     {documented(REGRESSOR.values())}
 
     Attributes
     ----------
     loss_ : Loss
-        What trained: that of `loss` when training began.
+        The loss used in training.
     n_features_in_ : int
     n_outputs_ : int
     model_ : Sequential
         The trained layers; they predict (y - target_mean_) / target_scale_.
     target_mean_, target_scale_ : ndarray of shape (n_outputs_,)
-        Mean and standard deviation of y; 0 and 1 where it was not standardised.
+        Mean and standard deviation of y; 0 and 1 if it was not standardised.
     history_ : list of dict
-        One record an epoch, as for `Net`; the scores are 1 - loss / loss of the best constant: R² for the squared error, and
-        for losses of one's own.
+        One record per epoch, as for `Net`; the scores are 1 - loss / (loss of the best constant): R² for the squared error and
+        for user-defined losses.
     n_iter_ : int
-        Epochs trained.
+        Number of epochs trained.
     best_epoch_ : int or None
         As for `Net`.
     policy_ : Dropout
-        The policy that trained, with what it found out about the data (`SensitiveDropout`, thresholds).
+        The policy that trained, including thresholds that it derived from the data (`SensitiveDropout`).
     """
 
     losses = OF_NUMBERS
     rates = MappingProxyType({"sgd": 0.001, "adam": 0.001})
     __init__ = storing(REGRESSOR)
-    least_to_score = 2  # R² of one sample is not defined
+    least_to_score = 2  # R² is undefined for one sample
 
     def predict(self, X) -> np.ndarray:
-        """The predicted values, (n_samples,), or (n_samples, n_outputs) where y had several columns."""
+        """The predicted values, (n_samples,), or (n_samples, n_outputs) if y had several columns."""
         return self._as_given(self._task().answer(device("cpu"), self._output(X)))
 
     def __sklearn_tags__(self):
@@ -354,7 +353,7 @@ class NetRegressor(RegressorMixin, Supervised):
         tags.target_tags.multi_output = True
         return tags
 
-    # --- what a regressor is ------------------------------------------------------------------------------------------
+    # --- for the base class -------------------------------------------------------------------------------------------
     def _task(self):
         return Regression(self._loss())
 

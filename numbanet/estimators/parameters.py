@@ -1,4 +1,4 @@
-"""What the estimators are given: the parameters that they share, and how a constructor stores them."""
+"""The parameters of the estimators, with their documentation, and the constructor that stores them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..dropout import POLICIES
 
 
 class Parameter(NamedTuple):
-    """One parameter of an estimator: its name, default, kinds of values, and what it is."""
+    """One parameter of an estimator: name, default, type and documentation."""
 
     name: str
     default: Any
@@ -21,17 +21,17 @@ class Parameter(NamedTuple):
 
 
 def by_name(*parameters: Parameter) -> dict[str, Parameter]:
-    """The parameters by their names."""
+    """The parameters, keyed by name."""
     return {parameter.name: parameter for parameter in parameters}
 
 
 def changed(parameters: Mapping[str, Parameter], **defaults: Any) -> dict[str, Parameter]:
-    """The parameters, some of them with other defaults."""
+    """The parameters, some of them with other defaults or texts."""
     return {**parameters, **{name: parameters[name]._replace(default=value) for name, value in defaults.items()}}
 
 
 def documented(parameters: Iterable[Parameter]) -> str:
-    """The section of a class's docstring about its parameters."""
+    """The "Parameters" section of a class's docstring."""
     lines = ["Parameters", "----------"]
     for parameter in parameters:
         default = json.dumps(parameter.default) if isinstance(parameter.default, str) else repr(parameter.default)
@@ -43,7 +43,7 @@ def documented(parameters: Iterable[Parameter]) -> str:
 
 
 def choices(names: Iterable[str]) -> str:
-    """Names that a parameter may have, as docstrings have them."""
+    """The allowed names of a parameter, in docstring notation."""
     return f"{{{', '.join(map(json.dumps, names))}}}"
 
 
@@ -54,86 +54,87 @@ SHARED = by_name(
         "tuple of int, str or sequence of Layer",
         """
         Widths of the hidden layers; the name of a network for images, "lenet5", "alexnet" or "vgg19"; or the layers themselves,
-        from input to output, which `fit` copies and trains on from their present weights, or from new ones, if a layer was made
-        without `rng` and there is a `random_state`. These may take samples of any shape, and integers where the first is an
-        `Embedding`.""",
+        from input to output. `fit` copies given layers and trains them from their present weights, or from new ones if a layer
+        was made without `rng` and `random_state` is set. Given layers may take samples of any shape, and integers if the first
+        is an `Embedding`.""",
     ),
     Parameter(
         "image_shape",
         None,
         "tuple of int or None",
         """
-        (C, H, W) of samples that are given flat, such as in pipelines: they are reshaped to it.""",
+        (C, H, W), to which flat samples, for example from a pipeline, are reshaped.""",
     ),
     Parameter(
         "activation",
         "relu",
         '{"relu", "tanh", "sigmoid", "gelu"}',
         """
-        Between hidden layers given by their widths.""",
+        Activation between hidden layers given by their widths.""",
     ),
     Parameter(
         "dropout",
         "none",
         f"{choices(POLICIES)}, Dropout or None",
         """
-        What is dropped in each training step (`numbanet.dropout`), None for nothing; a policy object brings its own rate.
-        Layers that are built from widths are made for it: their initial weights have less variance where sums are thinned out
-        (`Linear`, variance_factor), and before tiles features come nearly centred and in random order (`Shuffle`).""",
+        What each training step drops (`numbanet.dropout`), None for nothing; a policy object has its own rate. Layers built
+        from widths are initialised for it: weights have less variance if sums lose terms (`Linear`, variance_factor), and
+        before layers with tile dropout features are mostly centred and randomly permuted (`Shuffle`).""",
     ),
     Parameter(
         "dropout_rate",
         0.5,
         "float, callable, or sequence of these",
         """
-        Probability to drop, in [0, 1), for all hidden layers or one for each; or a function that gives it for an epoch, counted
-        from 0, such as `SkewNormalSchedule`. Initial weights are then made for the mean over `epochs`.""",
+        Dropout probability, in [0, 1): one for all hidden layers or one per layer; or a function of the epoch, counted from 0,
+        such as `SkewNormalSchedule`. Initial weights are then made for the mean over `epochs`.""",
     ),
     Parameter(
         "optimizer",
         "sgd",
         '{"sgd", "adam", "adamw"} or callable',
         """
-        How weights follow the gradient; a callable, such as a subclass of `Optimizer`, is given parameters and learning rate.
-        Adam's step is bounded whatever the gradient: that of least squares is not. "adamw" is Adam with a `weight_decay` that
-        is taken off the weights, apart from the gradient.""",
+        The optimiser; a callable, such as a subclass of `Optimizer`, is called with parameters and learning rate. Adam's step
+        is bounded for any gradient; that of SGD is not, which matters for least squares. "adamw" is Adam with decoupled
+        `weight_decay`.""",
     ),
     Parameter(
         "learning_rate",
         None,
         "float or None",
         """
-        Step size; None for what suits the optimiser: 0.01 for SGD with momentum, 0.001 for Adam. Optimisers of one's own are
-        given that of SGD.""",
+        Step size; None for a default by optimiser: 0.01 for SGD with momentum, 0.001 for Adam. User-defined optimisers get that
+        of SGD.""",
     ),
     Parameter(
         "momentum",
         0.9,
         "float",
         """
-        Of SGD, in [0, 1).""",
+        Momentum of SGD, in [0, 1).""",
     ),
     Parameter(
         "nesterov",
         False,
         "bool",
         """
-        Nesterov's form of momentum, for SGD.""",
+        Whether SGD uses Nesterov momentum.""",
     ),
     Parameter(
         "weight_decay",
         0.0,
         "float",
         """
-        L2 penalty on all parameters, which adds weight_decay * w to the gradient; for "adamw" the share of each weight that a
-        step takes off it, divided by the learning rate, of which 0.01 is usual.""",
+        L2 penalty on all parameters: weight_decay * w is added to the gradient. For "adamw" each step subtracts
+        learning_rate * weight_decay * w instead; 0.01 is usual.""",
     ),
     Parameter(
         "clip_norm",
         None,
         "float or None",
         """
-        Largest norm of all gradients as one vector: larger ones are scaled down to it, as recurrent networks need it.""",
+        Maximal norm of all gradients taken as one vector; larger gradients are scaled down to it. Recurrent networks need
+        it.""",
     ),
     Parameter(
         "learning_rate_schedule",
@@ -147,84 +148,84 @@ SHARED = by_name(
         20,
         "int",
         """
-        Passes over the samples.""",
+        Number of passes over the samples.""",
     ),
     Parameter(
         "batch_size",
         128,
         "int",
         """
-        Samples of a step, as in the papers.""",
+        Number of samples per step, as in the papers.""",
     ),
     Parameter(
         "warm_start",
         False,
         "bool",
         """
-        Whether `fit` trains on from the weights that it finds, where there are some, with a new optimiser and a new history, in
-        place of new weights; the data must have the same features and classes, all of them, as for scikit-learn's networks, and
-        what makes the network must not have changed.""",
+        Whether `fit` continues from existing weights, with a new optimiser and history, instead of new weights. The data must
+        have the same features and all the same classes, as in scikit-learn's networks, and the parameters that determine the
+        network must not have changed.""",
     ),
     Parameter(
         "sparsity",
         None,
         "Sparsity or None",
         """
-        How the network becomes sparse while it learns, such as `GroupLasso(1e-4, groups="rows")`: what is zero leaves it, and
-        training goes on with smaller arrays; or how `SparseLinear` layers find their entries, `Rewire()`.""",
+        How the network becomes sparse during training, for example `GroupLasso(1e-4, groups="rows")`: zero groups are removed
+        and training continues with smaller arrays; or `Rewire()`, by which `SparseLinear` layers move their entries.""",
     ),
     Parameter(
         "augment",
         None,
         "callable or None",
         """
-        What training does to the samples of each step first, such as `FlipsAndCrops()`: augment(x, rng, dev) gives an array of
-        the same shape on the same device, where the CPU has NumPy's. Prediction and validation do without.""",
+        Data augmentation of each training step, for example `FlipsAndCrops()`: augment(x, rng, dev) returns an array of the
+        same shape on the same device (NumPy on the CPU). Prediction and validation do not use it.""",
     ),
     Parameter(
         "early_stopping",
         False,
         "bool",
         """
-        Whether to stop when the score on held-out samples does not improve for `patience` epochs, and to keep the best weights.
-        Classes are held out in their shares, unless one has a single sample: then by chance, with a warning.""",
+        Whether to stop if the score on held-out samples does not improve for `patience` epochs, and to restore the best
+        weights. The held-out part is stratified by class, unless a class has only one sample (with a warning).""",
     ),
     Parameter(
         "validation_fraction",
         0.1,
         "float",
         """
-        Share of the samples held out for early stopping, in (0, 1); not used if `fit` is given `validation`.""",
+        Share of the samples held out for early stopping, in (0, 1); unused if `fit` is given `validation`.""",
     ),
     Parameter(
         "patience",
         5,
         "int",
         """
-        Epochs without improvement before stopping.""",
+        Number of epochs without improvement before early stopping.""",
     ),
     Parameter(
         "scoring",
         None,
         "str, callable or None",
         """
-        What validation_score and early stopping go by: the name of a scikit-learn scorer, or scorer(estimator, X, y), larger is
-        better; None for the estimator's own `score`.""",
+        The validation_score that early stopping maximises: the name of a scikit-learn scorer, or scorer(estimator, X, y); None
+        for the estimator's `score`.""",
     ),
     Parameter(
         "callbacks",
         None,
         "sequence of callable and Hook, or None",
         """
-        A function is called after every epoch as callback(estimator, record), and training stops if it returns True; a `Hook`,
-        such as `ReduceLROnPlateau` or `ModelCheckpoint`, may do more.""",
+        A function is called after every epoch as callback(estimator, record), and stops training if it returns True; a `Hook`,
+        such as `ReduceLROnPlateau` or `ModelCheckpoint`, can do more.""",
     ),
     Parameter(
         "device",
         "auto",
         '{"auto", "cpu", "cuda", "emulated"}',
         """
-        Where to run: CUDA if a GPU answers, else the CPU. "emulated" runs the CUDA kernels on the CPU, for looking into
+        Where to run; "auto" is CUDA if a GPU is available, else the CPU. "emulated" runs the CUDA kernels on the CPU, to study
         them.""",
     ),
     Parameter(
@@ -232,35 +233,35 @@ SHARED = by_name(
         "float32",
         '{"float32", "tf32"}',
         """
-        Of matrix products on CUDA. "tf32" keeps 10 bits of the operands' mantissas, for tensor cores (compute capability 8.0
-        and above, and the emulated device); sums, updates and all else stay float32. No effect elsewhere. "float32" may use
-        tensor cores as well, in three passes that together keep its bits, where the card is found to be faster that way.""",
+        Precision of matrix products on CUDA; no effect elsewhere. "tf32" keeps 10 bits of the operands' mantissas, for tensor
+        cores (compute capability 8.0 and above, and the emulated device); sums and updates stay float32. "float32" also uses
+        tensor cores if they are faster on the card, in three passes that together keep float32 precision.""",
     ),
     Parameter(
         "n_jobs",
         None,
         "int or None",
         """
-        Threads of the CPU to use, at most; None or -1 for as many as BLAS has (by cores, or its environment variables).""",
+        Maximal number of CPU threads; None or -1 for BLAS's number (all cores, or its environment variables).""",
     ),
     Parameter(
         "random_state",
         None,
         "int, RandomState or None",
         """
-        Seed of initial weights, shuffling and plans: same seed, same result; bit for bit on the CPU with the same number of
-        threads.""",
+        Seed of initial weights, sample order and plans. The same seed gives the same result; on the CPU with the same number of
+        threads, bit for bit.""",
     ),
     Parameter(
         "verbose",
         0,
         "int",
         """
-        1 shows a progress bar on a terminal; elsewhere, as in a file or a notebook, it prints a line an epoch.""",
+        1 shows a progress bar on a terminal; elsewhere, for example in a file or a notebook, it prints a line per epoch.""",
     ),
 )
 
-ELSEWHERE = {  # by its name in scikit-learn's MLPs: what it is here, and what there is to say of it
+ELSEWHERE = {  # scikit-learn's name of a parameter: (the name here, further explanation)
     "hidden_layer_sizes": ("layers", ""),
     "max_iter": ("epochs", ""),
     "learning_rate_init": ("learning_rate", ""),
@@ -268,31 +269,30 @@ ELSEWHERE = {  # by its name in scikit-learn's MLPs: what it is here, and what t
     "solver": ("optimizer", ", 'sgd', 'adam' or 'adamw'"),
     "nesterovs_momentum": ("nesterov", ""),
     "n_iter_no_change": ("patience", ", of early_stopping"),
-    "tol": ("early_stopping", ", which looks at held-out samples; without it all epochs are trained"),
+    "tol": ("early_stopping", ", which uses held-out samples; without it all epochs are trained"),
     "power_t": ("learning_rate_schedule", ", a function of the epoch"),
-    "shuffle": ("random_state", ": samples always come in random order, and it says which"),
+    "shuffle": ("random_state", ": the order of samples is always random, and determined by it"),
     **dict.fromkeys(
         ("beta_1", "beta_2", "epsilon"),
-        ("optimizer", ", which may be a function of parameters and learning rate that makes an Adam with other numbers"),
+        ("optimizer", ", which may be a function of parameters and learning rate that returns an Adam with other settings"),
     ),
 }
 
 
 def hint(name: str, known: Mapping[str, Any]) -> str:
-    """What a parameter of scikit-learn's networks is called here, for an error; nothing for other names."""
-    own, more = ELSEWHERE.get(name, ("", ""))
-    return f": here it is {own!r}{more}" if own in known and name not in known else ""
+    """For an error message: what a parameter of scikit-learn's networks is called here; "" for other names."""
+    here, more = ELSEWHERE.get(name, ("", ""))
+    return f": here it is {here!r}{more}" if here in known and name not in known else ""
 
 
 def storing(parameters: Mapping[str, Parameter]) -> Callable[..., None]:
-    """An `__init__` that stores these parameters, as scikit-learn wants it, and does nothing else; all but the first are
-    keywords."""
+    """An `__init__` that only stores these parameters, as scikit-learn requires; all but the first are keyword-only."""
     kinds = inspect.Parameter
-    (first, *_), places = parameters, (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
+    (first, *_), passing = parameters, (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
     signature = inspect.Signature(
         [
-            kinds("self", places[0]),
-            *(kinds(name, places[name != first], default=parameter.default) for name, parameter in parameters.items()),
+            kinds("self", passing[0]),
+            *(kinds(name, passing[name != first], default=parameter.default) for name, parameter in parameters.items()),
         ]
     )
 

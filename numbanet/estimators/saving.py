@@ -1,10 +1,11 @@
 """Saving: a fitted estimator as one safetensors file, and back.
 
-    arrays      parameters and buffers, by the names that `model_.state_dict()` gives; one that layers share is there once
-    metadata    one entry, "numbanet", JSON: version of this layout, class, parameters, layers, learned attributes, names of
-                shared and of frozen tensors, and the SHA-256 of all that and the arrays
+    arrays      parameters and buffers, by the names of `model_.state_dict()`; an array that layers share is stored once
+    metadata    one entry, "numbanet", JSON: format version, class, parameters, layers, learned attributes, names of shared and
+                of frozen tensors, and the SHA-256 of these and the arrays
 
-Every reader of safetensors finds the arrays. Nothing in a file is run, or made an object that is not listed in `described`.
+Any safetensors reader can read the arrays. Loading executes nothing, and makes only objects of classes listed in
+`serialization`.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from .serialization import described, described_layer, made, made_layer
 
 ENTRY, VERSION = "numbanet", 3
 MADE_ANEW = ("model_", "optimizer_")
-HIDDEN = ("_by_step", "_flat_target", "_several")  # learned, and needed for predictions
+HIDDEN = ("_by_step", "_flat_target", "_several")  # private attributes that predictions need
 
 
 # --- saving -----------------------------------------------------------------------------------------------------------
 def save(net: Any, path: str | os.PathLike) -> None:
-    """Write a fitted estimator: the file is there whole, or as it was before. Errors as of `BaseNet.save`."""
+    """Write a fitted estimator to a file, atomically. Errors as of `Estimator.save`."""
     from safetensors.numpy import save as serialised
 
     from numbanet.datasets.files import write_file
@@ -51,14 +52,14 @@ def save(net: Any, path: str | os.PathLike) -> None:
         else:
             names[tensor], arrays[name] = name, np.array(tensor.numpy(), order="C")
     frozen = [names[tensor] for tensor in net.model_.parameters() if not tensor.requires_grad]
-    told = {"version": VERSION, "class": type(net).__name__, "shared": shared, "frozen": frozen, **_told(net)}
-    content = serialised(arrays, {ENTRY: json.dumps({**told, "sha256": _digest(told, arrays)})})
-    with deferred:  # no signal's handler leaves half a file in the folder
+    metadata = {"version": VERSION, "class": type(net).__name__, "shared": shared, "frozen": frozen, **_told(net)}
+    content = serialised(arrays, {ENTRY: json.dumps({**metadata, "sha256": _digest(metadata, arrays)})})
+    with deferred:  # so that no signal handler leaves half a file in the folder
         write_file(path, content)
 
 
 def check_target(path: str | os.PathLike) -> Path:
-    """The path, or an error that says why no network can be saved there: asked for before the work, not after."""
+    """The path, if a network can be saved there; otherwise an error, before the work starts."""
     path = Path(path)
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(f"cannot save to {str(path)!r}: there is no folder {str(path.absolute().parent)!r}")
@@ -70,94 +71,92 @@ def check_target(path: str | os.PathLike) -> Path:
 
 
 def _told(net: Any) -> dict[str, Any]:
-    """What is no array; TypeError naming the setting, layer or attribute that JSON has not, and the way out."""
-    found: dict[str, Any] = {"layers": [], "given": False, "parameters": {}, "fitted": {}}
+    """The metadata; TypeError that names a setting, layer or attribute that JSON cannot hold, and says what to do instead."""
+    metadata: dict[str, Any] = {"layers": [], "given": False, "parameters": {}, "fitted": {}}
     for layer in net.model_.layers:
         try:
-            found["layers"].append(described_layer(layer))
+            metadata["layers"].append(described_layer(layer))
         except TypeError as error:
             raise TypeError(
-                f"save: layer {error}, which no file can name; keep net.model_.state_dict(), and load it into such "
+                f"save: layer {error}, so it cannot be saved; save net.model_.state_dict() instead, and load it into such "
                 "layers by load_state_dict"
             ) from None
     for name, value in net.get_params(deep=False).items():
         if name == "layers" and net._given_layers():
-            found["given"] = True  # the trained ones stand for them
+            metadata["given"] = True  # the trained layers represent them
             continue
         if name == "callbacks":
             value = _nameable(value)
         try:
-            found["parameters"][name] = described(value)
+            metadata["parameters"][name] = described(value)
         except TypeError as error:
             raise TypeError(
-                f"save: {name}={error}. set_params({name}=...) to another value leaves the trained network as it "
-                "is; or keep net.model_.state_dict()"
+                f"save: {name}={error}. Set another value with set_params({name}=...), which does not change the trained "
+                "network; or save net.model_.state_dict()"
             ) from None
     for name, value in vars(net).items():
         if not _is_learned(name):
             continue
         try:
-            found["fitted"][name] = described(value)
+            metadata["fitted"][name] = described(value)
         except TypeError as error:
             if name == "policy_" and value.inference_policy(net.n_iter_ - 1) is None:
-                continue  # predictions do without it
-            raise TypeError(f"save: {name} cannot be written: {error}; keep net.model_.state_dict()") from None
-    return found
+                continue  # predictions do not need it
+            raise TypeError(f"save: {name} cannot be written: {error}; save net.model_.state_dict() instead") from None
+    return metadata
 
 
 def _nameable(callbacks: Sequence[Any] | None) -> list[Any] | None:
-    """Those that a file can name; None where there are none."""
-    found = []
+    """The callbacks that can be saved; None if there are none."""
+    saved = []
     for callback in callbacks or ():
         with contextlib.suppress(TypeError):
             described(callback)
-            found.append(callback)
-    return found or None
+            saved.append(callback)
+    return saved or None
 
 
 def _is_learned(name: str) -> bool:
-    """Whether an attribute of that name is learned, and written as it is."""
+    """True if an attribute of that name is learned and saved."""
     return name in HIDDEN or (name.endswith("_") and name[0] != "_" and name not in MADE_ANEW)
 
 
-def _digest(told: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
-    found = hashlib.sha256(json.dumps(told).encode())
+def _digest(metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(json.dumps(metadata).encode())
     for name, array in sorted(arrays.items()):
-        found.update(f"{name} {array.dtype} {array.shape}".encode())
-        found.update(array.tobytes())
-    return found.hexdigest()
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------
 def load(kinds: Sequence[type], path: str | os.PathLike, device: str | Device | None) -> Any:
-    """The estimator that a file holds, of one of these kinds, on its device or another one. Errors as of `BaseNet.load`."""
-    name, (told, arrays) = os.fspath(path), _read(path)
-    saved = told.get("class")
+    """The estimator in a file, of one of these classes, on its device or the given one. Errors as of `Estimator.load`."""
+    name, (metadata, arrays) = os.fspath(path), _read(path)
+    saved = metadata.get("class")
     kind = next((kind for kind in kinds if kind.__name__ == saved), None)
     if kind is None:
-        raise ValueError(
-            f"{name} holds a {saved}, and no {' or '.join(kind.__name__ for kind in kinds)}: {saved}.load reads it"
-        )
+        raise ValueError(f"{name} holds a {saved}, not a {' or '.join(kind.__name__ for kind in kinds)}: use {saved}.load")
     try:
-        arrays |= {other: arrays[first] for other, first in told["shared"].items()}
-        model = Sequential([made_layer(layer, arrays, f"{i}.") for i, layer in enumerate(told["layers"])])
-        for other, first in told["shared"].items():
+        arrays |= {other: arrays[first] for other, first in metadata["shared"].items()}
+        model = Sequential([made_layer(layer, arrays, f"{i}.") for i, layer in enumerate(metadata["layers"])])
+        for other, first in metadata["shared"].items():
             _share(model, other, first)
         model.load_state_dict(arrays)
         tensors = {name: tensor for name, tensor, _ in model.named()}
-        for frozen in told.get("frozen", ()):
+        for frozen in metadata.get("frozen", ()):
             tensors[frozen].requires_grad = False
-        parameters = {setting: made(value) for setting, value in told["parameters"].items()}
-        if told["given"]:
+        parameters = {setting: made(value) for setting, value in metadata["parameters"].items()}
+        if metadata["given"]:
             parameters["layers"] = copy.deepcopy(model.layers)
         net = kind(**parameters)
-        for learned, value in told["fitted"].items():
+        for learned, value in metadata["fitted"].items():
             if not _is_learned(learned):
-                raise ValueError(f"{learned!r} is nothing that is learned")
+                raise ValueError(f"the file sets {learned!r}, which is no fitted attribute")
             setattr(net, learned, made(value))
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{name} does not hold what this version of numbanet can read: {why}") from error
+        raise ValueError(f"{name} cannot be read by this version of numbanet: {why}") from error
     if device is not None:
         net.set_params(device=device)
     net._resume(model, net._settings(None, None))
@@ -165,7 +164,7 @@ def load(kinds: Sequence[type], path: str | os.PathLike, device: str | Device | 
 
 
 def _read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """(what the metadata tells, the arrays) of a file; ValueError naming it where it is damaged, foreign or newer."""
+    """(metadata, arrays) of a file; ValueError that names the file if it is damaged, foreign or newer."""
     from safetensors import SafetensorError, safe_open
 
     name = os.fspath(path)
@@ -174,44 +173,44 @@ def _read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray
             text = (file.metadata() or {}).get(ENTRY)
             if text is None:
                 raise ValueError(
-                    f"{name} is a safetensors file, but none that numbanet saved; its arrays are read by "
-                    "safetensors.numpy.load_file, and go into layers by load_state_dict"
+                    f"{name} is a safetensors file, but numbanet did not save it; read its arrays with "
+                    "safetensors.numpy.load_file, and set them in layers with load_state_dict"
                 )
-            told = _parsed(text)
-            if told.get("version") != VERSION and "version" in told:
+            metadata = _parsed(text)
+            if metadata.get("version") != VERSION and "version" in metadata:
                 raise ValueError(
-                    f"{name} has version {told['version']} of the format, and this numbanet reads version "
+                    f"{name} has version {metadata['version']} of the format, and this numbanet reads version "
                     f"{VERSION}: update numbanet, or save again with this one"
                 )
-            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  it is no mapping
+            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  file is not a mapping
     except SafetensorError as error:
-        raise ValueError(f"{name} is no safetensors file, or a truncated one: {error}") from error
-    if not _is_whole(told, arrays):
-        raise ValueError(f"{name} is damaged: its SHA-256 is not that of what was saved; save again, or take another copy")
-    return told, arrays
+        raise ValueError(f"{name} is not a safetensors file, or is truncated: {error}") from error
+    if not _is_whole(metadata, arrays):
+        raise ValueError(f"{name} is damaged: its SHA-256 does not match its contents; save again, or use another copy")
+    return metadata, arrays
 
 
-def _is_whole(told: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> bool:
-    """Whether the SHA-256 of a file, which is taken out, is that of what it holds."""
+def _is_whole(metadata: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> bool:
+    """True if the SHA-256 in the metadata, which is removed from it, matches the contents."""
     try:
-        return told.pop("sha256", None) == _digest(told, arrays)
-    except RecursionError:  # nothing that was saved is nested so deeply
+        return metadata.pop("sha256", None) == _digest(metadata, arrays)
+    except RecursionError:  # numbanet never saves such deep nesting
         return False
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """The JSON of a file, or nothing where it is none."""
+    """The JSON of a file as a dict; empty if it is invalid."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _share(model: Sequential, name: str, first: str) -> None:
-    """Put the tensor of one name in place of that of another."""
+    """Make the tensor of one name the same object as the tensor named `first`."""
     tree = Tree(model)
-    (here, attribute), (there, own) = tree.holder(name), tree.holder(first)
-    if not isinstance(tensor := getattr(there, own), Tensor):
-        raise ValueError(f"{first} is no tensor")
+    (here, attribute), (holder, source) = tree.holder(name), tree.holder(first)
+    if not isinstance(tensor := getattr(holder, source), Tensor):
+        raise ValueError(f"{first} is not a tensor")
     setattr(here, attribute, tensor)

@@ -1,4 +1,4 @@
-"""Settings and layers as what JSON has, and back. A file makes values, and objects of the classes listed here, nothing else."""
+"""Settings and layers as JSON values, and back. Reading makes only plain values and objects of the classes listed here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..training.schedule import ReduceLROnPlateau
 from ..training.sparsity import GroupLasso, MagnitudePruning, Rewire
 from .vocabulary import Vocabulary
 
-# what estimators are given, or learn; each keeps the arguments of its constructor as attributes
+# classes of parameters and learned attributes; each stores the arguments of its constructor as attributes
 SETTINGS = {
     kind.__name__: kind
     for kind in (
@@ -41,7 +41,7 @@ SETTINGS = {
 
 # --- values -----------------------------------------------------------------------------------------------------------
 def described(value: Any) -> Any:
-    """A value as JSON has it; TypeError naming what is of no class listed here."""
+    """A value in JSON form; TypeError that names a value of a class not listed here."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, np.generic):
@@ -59,7 +59,7 @@ def described(value: Any) -> Any:
     if SETTINGS.get(type(value).__name__) is type(value):
         arguments = inspect.signature(type(value)).parameters
         given = {name: (getattr(value, name), parameter.default) for name, parameter in arguments.items()}
-        own = {
+        extra = {
             name: described(part)
             for name, part in vars(value).items()
             if isinstance(value, Dropout)
@@ -67,18 +67,18 @@ def described(value: Any) -> Any:
             and name not in arguments
             and part is not getattr(type(value), name, value)
         }
-        if unknown := own.keys() - set(getattr(value, "set_on_copies", ())):
+        if unknown := extra.keys() - set(getattr(value, "set_on_copies", ())):
             raise TypeError(f"{value!r} was given {', '.join(sorted(unknown))}, which {type(value).__name__} does not take")
         return {
             "setting": type(value).__name__,
-            **({"set": own} if own else {}),
+            **({"set": extra} if extra else {}),
             "with": {name: described(part) for name, (part, default) in given.items() if part is not default},
         }
-    raise TypeError(f"{value!r} is no number, text, or collection of these, and of no class that numbanet has for settings")
+    raise TypeError(f"{value!r} cannot be saved: only numbers, strings, containers of these and numbanet's own settings can")
 
 
 def made(value: Any) -> Any:
-    """The value that was described."""
+    """The value of a JSON form."""
     if isinstance(value, list):
         return [made(part) for part in value]
     if not isinstance(value, dict):
@@ -91,35 +91,34 @@ def made(value: Any) -> Any:
         return {made(key): made(part) for key, part in value["dict"]}
     if "array" in value:
         return np.array(made(value["array"]), value["dtype"])
-    found = SETTINGS[value["setting"]](**{name: made(part) for name, part in value["with"].items()})
+    setting = SETTINGS[value["setting"]](**{name: made(part) for name, part in value["with"].items()})
     for name, part in value.get("set", {}).items():
-        if name not in getattr(found, "set_on_copies", ()):
+        if name not in getattr(setting, "set_on_copies", ()):
             raise ValueError(f"{value['setting']} has no {name!r} that can be set")
-        setattr(found, name, made(part))
-    return found
+        setattr(setting, name, made(part))
+    return setting
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------
 def described_layer(layer: Layer) -> dict[str, Any]:
-    """A layer as JSON has it, without the values of its tensors (`Layer.config`); TypeError where it is not made by arguments
-    that JSON has, or its class cannot be found by its name."""
+    """A layer in JSON form, without the values of its tensors (`Layer.config`); TypeError if JSON cannot hold its constructor's
+    arguments, or its class cannot be looked up by name."""
     _known(type(layer).__name__, type(layer))
     return {"layer": type(layer).__name__, "with": {name: _argument(value) for name, value in _config(layer).items()}}
 
 
 def _config(layer: Layer) -> dict[str, Any]:
-    """The arguments that a layer is made by; those of its constructor, by their names, where it inherits a `config` that says
-    others."""
-    found = layer.config()
+    """The arguments of a layer's constructor; its attributes of their names if an inherited `config` returns others."""
+    config = layer.config()
     try:
-        inspect.signature(type(layer)).bind(**found)
+        inspect.signature(type(layer)).bind(**config)
     except TypeError:
         return Layer.config(layer)
-    return found
+    return config
 
 
 def _argument(value: Any) -> Any:
-    """A value as JSON has it, which may be a layer, or a list of some."""
+    """An argument in JSON form; it may be a layer or a list of layers."""
     if isinstance(value, Layer):
         return described_layer(value)
     if isinstance(value, (list, tuple)) and any(isinstance(part, Layer) for part in value):
@@ -128,60 +127,60 @@ def _argument(value: Any) -> Any:
 
 
 def _known(name: str, asked: type[Layer] | None = None) -> type[Layer]:
-    """The layer of that name, numbanet's or one that was defined by whoever asks; TypeError where there is none, or several."""
-    found, kinds = [], [Layer]
+    """The layer class of that name, numbanet's or a user's; TypeError if there is none or several."""
+    matches, kinds = [], [Layer]
     while kinds:
-        kinds += (own := kinds.pop().__subclasses__())
-        found += [kind for kind in own if kind.__name__ == name]
-    found = list(dict.fromkeys(found))
-    if len(found) > 1:  # of a class that was defined again, as in a notebook, the one that its module has now
-        found = [kind for kind in found if getattr(sys.modules.get(kind.__module__), name, None) is kind] or found
-    if not found or (asked is not None and found != [asked]) or len(found) > 1:
+        kinds += (children := kinds.pop().__subclasses__())
+        matches += [kind for kind in children if kind.__name__ == name]
+    matches = list(dict.fromkeys(matches))
+    if len(matches) > 1:  # a class defined several times, as in a notebook: the one that its module has now
+        matches = [kind for kind in matches if getattr(sys.modules.get(kind.__module__), name, None) is kind] or matches
+    if not matches or (asked is not None and matches != [asked]) or len(matches) > 1:
         raise TypeError(
-            f"there {'is no layer' if not found else 'are several layers'} of the class {name}"
-            f"{'; import or define it first' if not found else '; give each a name of its own'}"
+            f"there {'is no layer' if not matches else 'are several layers'} of the class {name}"
+            f"{'; import or define it first' if not matches else '; give them different names'}"
         )
-    return found[0]
+    return matches[0]
 
 
 def made_layer(value: Mapping[str, Any], arrays: Mapping[str, np.ndarray], prefix: str | None) -> Layer:
-    """The layer that was described; the names of its arrays begin with the prefix, if that is known. Only shapes, and arrays
-    that decide its structure, are read here. ValueError where a weight is not there, or of another shape."""
+    """The layer of a JSON form; `prefix` is that of its arrays' names, if known. Only shapes, and arrays that define its
+    structure, are read here. ValueError if a weight is missing or has another shape."""
     kind = _known(value["layer"])
     given = {name: _made_argument(kind, name, part, arrays, prefix) for name, part in value["with"].items()}
     shapes = {array.shape for array in arrays.values()} if prefix is None else ()
     for name, shape in _shapes(kind, given):
         if prefix is None:
             if shape not in shapes:
-                raise ValueError(f"it lacks an array of shape {shape} for {value['layer']}, {name}")
+                raise ValueError(f"the file lacks an array of shape {shape} for {value['layer']}, {name}")
         elif prefix + name not in arrays:
-            raise ValueError(f"it lacks {prefix}{name}")
+            raise ValueError(f"the file lacks {prefix}{name}")
         elif arrays[prefix + name].shape != shape:
-            raise ValueError(f"{prefix}{name} has shape {arrays[prefix + name].shape}, and the layer's would be {shape}")
+            raise ValueError(f"{prefix}{name} has shape {arrays[prefix + name].shape}, but the layer needs {shape}")
     if kind is not SparseLinear:
         return kind(**given)
     if prefix is None:
-        raise ValueError("it does not say which arrays a SparseLinear has: keep it as an attribute of the argument's name")
+        raise ValueError("the arrays of a SparseLinear are unknown: store it as an attribute with the argument's name")
     crow, col, values = (arrays[prefix + name] for name in ("crow_indices", "col_indices", "values"))
     weight = (CSR if values.ndim == 1 else BSR)(crow, col, values, (given["out_features"], given["in_features"]))
     return SparseLinear(weight=weight, **given)
 
 
 def _shapes(kind: type[Layer], given: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Names and shapes of tensors, as far as they are known by these arguments."""
+    """Names and shapes of tensors that these arguments determine."""
     try:
         return kind.shapes(given)
-    except KeyError:  # it is made by others than the class that says them
+    except KeyError:  # the class has other arguments than its parent, whose `shapes` this is
         return ()
 
 
 def _made_argument(kind: type[Layer], name: str, value: Any, arrays: Mapping[str, np.ndarray], prefix: str | None) -> Any:
-    """An argument of a layer's constructor; layers among them are nearly always attributes of the same names."""
+    """An argument of a layer's constructor; an inner layer is usually an attribute of the same name."""
     if not (isinstance(value, dict) and ("layer" in value or "layers" in value)):
         return made(value)
     here = None if prefix is None else prefix if issubclass(kind, Sequential) else f"{prefix}{name}."
     if here is not None and not any(array.startswith(here) for array in arrays):
-        here = None  # attributes have other names
+        here = None  # the attribute has another name
     if "layer" in value:
         return made_layer(value, arrays, here)
     return [made_layer(part, arrays, None if here is None else f"{here}{i}.") for i, part in enumerate(value["layers"])]

@@ -1,4 +1,4 @@
-"""Settings: the parameters of an estimator, and what is wrong with them."""
+"""Settings: the parameters of an estimator and their checks."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class FitSettings:
     ----------
     policy : Dropout
     at_mean_rate : Dropout
-        The policy with the means of its rates, for which initial weights are made.
+        The policy with its rates averaged over epochs, for which initial weights are made.
     device : Device
     session : dict
-        What sessions of the device are asked for (`Stepper`).
+        Options of the device's sessions (`Stepper`).
     learning_rate_schedule : callable or None
         Factor on the learning rate by epoch.
     patience : int or None
-        Of early stopping; None without it.
+        Of early stopping; None if it is off.
     scorer : callable or None
-        scorer(estimator, X, y); None for the estimator's own score.
+        scorer(estimator, X, y); None for the estimator's `score`.
     """
 
     policy: Dropout
@@ -56,28 +56,28 @@ class FitSettings:
 
 
 class Settings(BaseEstimator):
-    """Base of the estimators: parameters that are stored as they come, and checked when they are used.
+    """Base of the estimators: parameters are stored unchanged, and checked when they are used.
 
-    A subclass says its `rates`, the learning rates that suit optimisers by name, and its `flags`, parameters that are True or
-    False; and how many places a dropout policy finds in its network (`_places`).
+    A subclass defines `rates`, the default learning rates by optimiser name; `flags`, the boolean parameters; and
+    `_site_count`, the number of sites of its network that a dropout policy has rates for.
     """
 
     rates: ClassVar[Mapping[str, float]]
     flags: ClassVar[tuple[str, ...]] = ("nesterov", "early_stopping", "warm_start")
 
     def set_params(self, **parameters):
-        """Set parameters by name, as scikit-learn does; ValueError names one that has another name here."""
+        """Set parameters by name, as scikit-learn does; for scikit-learn's names the ValueError says the name here."""
         for name in parameters:
             if other := hint(name, self.get_params(deep=False)):
                 raise ValueError(f"{type(self).__name__} has no parameter {name!r}{other}")
         return super().set_params(**parameters)
 
     def check(self) -> None:
-        """Raise what `fit` would raise for the parameters, before any data is at hand."""
+        """Raise the errors that `fit` would raise for the parameters; needs no data."""
         self._settings(None, None)
 
     def _settings(self, dropout, dropout_rate) -> FitSettings:
-        """The checked parameters of one fit, before anything is changed."""
+        """The checked parameters of one fit; called before anything is changed."""
         for name, low in (("epochs", 1), ("batch_size", 1), ("patience", 1)):
             value = getattr(self, name)
             if not is_integer(value) or value < low:
@@ -100,8 +100,8 @@ class Settings(BaseEstimator):
             raise ValueError(f"sparsity must be None or a Sparsity, such as GroupLasso(1e-4), got {self.sparsity!r}")
         self._make_optimizer([])
         chosen = self._policy(dropout, dropout_rate)
-        if (places := self._places(chosen)) is not None:
-            chosen.check(places)
+        if (sites := self._site_count(chosen)) is not None:
+            chosen.check(sites)
         return FitSettings(
             chosen,
             chosen.at_mean_rate(self.epochs),
@@ -113,14 +113,14 @@ class Settings(BaseEstimator):
         )
 
     def _policy(self, dropout, dropout_rate) -> Dropout:
-        """The policy of a call, whose arguments stand for the parameters."""
+        """The policy of a call; its arguments override the parameters."""
         dropout = self.dropout if dropout is None else dropout
         if dropout_rate is not None and isinstance(dropout, Dropout):
             raise ValueError("dropout_rate cannot change a policy object; give its rate to the policy")
         return policy(dropout, self.dropout_rate if dropout_rate is None else dropout_rate)
 
     def _scorer(self) -> Callable[..., float] | None:
-        """scorer(estimator, X, y), or None for the estimator's own."""
+        """scorer(estimator, X, y), or None for the estimator's `score`."""
         if self.scoring is None:
             return None
         try:
@@ -134,7 +134,7 @@ class Settings(BaseEstimator):
             ) from error
 
     def _session_options(self) -> dict:
-        """What sessions of the device are asked for (`Stepper`), or ValueError."""
+        """Options of the device's sessions (`Stepper`); ValueError if they are invalid."""
         if not isinstance(self.precision, str) or self.precision not in PRECISIONS:
             raise ValueError(f"precision must be {' or '.join(map(repr, PRECISIONS))}, got {self.precision!r}")
         if self.n_jobs is None:

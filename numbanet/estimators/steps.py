@@ -1,4 +1,4 @@
-"""Steps: sequences of which each time step has a label, (n, T), as training takes them."""
+"""Steps: labels (n, T) for each time step of sequences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..plans import Plans
 
 
 def given(layers: Sequence[Layer], X: np.ndarray, y: np.ndarray, batch: int) -> bool:
-    """Whether labels y are of time steps: the layers give outputs for each step of X (n, T, …)."""
+    """True if labels y are per time step: the layers return outputs for each step of X (n, T, …)."""
     if X.ndim < 2 or (y.ndim < 2 and X.shape[1] != 1):
         return False
     shape = Sequential(layers).cost(ActivationSpec((batch, *X.shape[1:])), Plans())[1].shape
@@ -19,19 +19,19 @@ def given(layers: Sequence[Layer], X: np.ndarray, y: np.ndarray, batch: int) -> 
 
 
 def labels(X: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """y as (n, T); ValueError where that is not its shape."""
+    """y as (n, T); ValueError if it has another shape."""
     if y.ndim == 1 and X.shape[1] == 1:
         return y.reshape(-1, 1)
     if y.shape != X.shape[:2]:
         raise ValueError(
-            f"y has shape {y.shape}, and the layers give an answer for each of the {X.shape[1]} time steps of X "
+            f"y has shape {y.shape}, but the layers give an output for each of the {X.shape[1]} time steps of X "
             f"{X.shape}: give a label for each, {X.shape[:2]}"
         )
     return y
 
 
 def counted(X: np.ndarray, model: Sequential) -> np.ndarray:
-    """(n, T) bool: which steps sequences have, where the first layer says what fills them up (`Embedding`, padding_idx)."""
+    """(n, T) bool: True for steps before a sequence's end, if the first layer defines padding (`Embedding`, padding_idx)."""
     steps = np.arange(X.shape[1])
     if model.padding is None or X.ndim != 2:
         return np.ones(X.shape[:2], bool)

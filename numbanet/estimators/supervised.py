@@ -1,4 +1,4 @@
-"""Supervised: estimators that are given samples and targets; checking data, building networks, training them."""
+"""Supervised: estimators of samples and targets: checking data, building networks, training them."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from .zoo import MODELS, network
 
 
 class Supervised(Estimator):
-    """What classifier and regressor share: checking data, building, training."""
+    """Base of classifier and regressor: checking data, building, training."""
 
     least_to_score = 1  # samples
-    _by_step = False  # whether each time step has a target
-    losses: ClassVar[Mapping[str, type[Loss]]]  # that may be named
+    _by_step = False  # True if each time step has a target
+    losses: ClassVar[Mapping[str, type[Loss]]]  # the losses by name
 
     # --- public -------------------------------------------------------------------------------------------------------
     @whole
@@ -57,32 +57,31 @@ class Supervised(Estimator):
         dropout_rate: Rate | None = None,
         validation: tuple | None = None,
     ):
-        """Train from new weights, or with `warm_start` from those that are there.
+        """Train from new weights, or from the existing ones with `warm_start`.
 
-        Warns where the network ends no better than one that always gives the most frequent class, or the mean.
+        Warns if the network is no better than always predicting the most frequent class, or the mean.
 
-        Ctrl-C ends training after the present step and raises KeyboardInterrupt, so that whatever called `fit`, such as a grid
-        search, stops as well. If an epoch at least is done, the Net keeps what was learned: it predicts, scores, is saved, and
-        goes on by `partial_fit`, as one that was trained for fewer epochs, with `n_iter_` and `history_` of those that are
-        whole; with early stopping, the weights are the best so far. Where the epoch that was broken off has left weights that
-        are not finite, the Net goes back to the last copy of them, after fewer epochs. Without one, or before an epoch is done,
-        it is as it was. So it is after an exception that the handler of any other signal raises, such as a time-out's: handlers
-        written in Python run between two training steps, and at once while a callback runs; other functions that were given,
-        such as a schedule, are not interrupted.
+        Ctrl-C ends training after the current step and raises KeyboardInterrupt, so that a caller, such as a grid search, stops
+        as well. If at least one epoch is complete, the Net keeps it: it predicts, scores and can be saved, and `partial_fit`
+        continues; `n_iter_` and `history_` count the complete epochs, and with early stopping the weights are the best ones. If
+        the interrupted epoch made weights non-finite, the Net returns to the last copy, which may be some epochs old. Before
+        the first complete epoch, or without such a copy, the Net is unchanged. It is also unchanged if the handler of any other
+        signal raises an exception, for example for a time-out: Python handlers run between training steps, and immediately
+        during callbacks; other user functions, such as schedules, are not interrupted.
 
         Parameters
         ----------
         X : array_like or sparse matrix of shape (n_samples, n_features)
-            Finite numbers; (n_samples, …) for layers that take samples of such a shape. A sparse matrix is made dense.
+            Finite numbers; (n_samples, …) for layers that take such samples. A sparse matrix is converted to a dense one.
         y : array_like of shape (n_samples,)
-            Labels, or target values; (n_samples, n_outputs) for a regressor with several outputs, or 0 and 1 for labels of
-            which a sample may have several; (n_samples, n_steps) for a classifier whose layers give outputs for each time step.
+            Labels, or target values; (n_samples, n_outputs) for a regressor with several outputs, or 0 and 1 for a classifier
+            with several labels per sample; (n_samples, n_steps) for a classifier with outputs for each time step.
         sample_weight : array_like of shape (n_samples,), optional
-            How much each sample counts, not negative.
+            Weight of each sample, not negative.
         dropout, dropout_rate : optional
-            Replace the Net's own for this call.
+            Override the Net's parameters for this call.
         validation : tuple (X, y), optional
-            Scored after every epoch: validation_loss, and validation_score, which early stopping watches (`scoring`).
+            Evaluated after every epoch: validation_loss, and validation_score, which early stopping monitors (`scoring`).
 
         Returns
         -------
@@ -91,11 +90,11 @@ class Supervised(Estimator):
         Raises
         ------
         ValueError
-            If the data or a parameter is unfit; the Net is then as it was before.
+            If the data or a parameter is invalid; the Net is unchanged.
         FloatingPointError
-            If the loss is not finite in the first epoch; the Net is then as it was before.
+            If the loss is not finite in the first epoch; the Net is unchanged.
         KeyboardInterrupt
-            If it is interrupted.
+            If training is interrupted.
         """
         settings = self._settings(dropout, dropout_rate)
         trained = bool(self.warm_start) and self._goes_on("warm_start")
@@ -111,9 +110,9 @@ class Supervised(Estimator):
 
     @whole
     def partial_fit(self, X, y, sample_weight=None, *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None):
-        """One pass over the samples, going on from the present weights and optimiser state; parameters as for `fit`.
+        """Train for one epoch, from the current weights and optimiser state; parameters as for `fit`.
 
-        A second copy of weights and state stays on the device from call to call: what a call that fails goes back to.
+        The device keeps a second copy of weights and optimiser state between calls, to which a failing call returns.
         """
         train(*self._continued(X, y, sample_weight, dropout, dropout_rate))
         return self
@@ -131,33 +130,33 @@ class Supervised(Estimator):
         return X, *self._check_target(X, y, weights, reset, **target_options)
 
     def _check_same(self, y) -> None:
-        """ValueError unless `warm_start` can go on with these targets; where they are numbers, all will do."""
+        """ValueError unless `warm_start` can continue with these targets; numbers always can."""
 
     def _checked(self, X, *y, reset=False, **options):
-        """X, or X and y, as training takes them; layers that were given may take samples of any shape, and integers."""
-        own = self._given_layers() or isinstance(self.layers, str)
+        """X, or (X, y), validated and in training form; given layers may take samples of any shape, and integers."""
+        any_shape = self._given_layers() or isinstance(self.layers, str)
         symbols = Sequential(self.layers).symbols if self._given_layers() else None
-        given = not reset and self._given_layers()  # which say themselves what they take (`_takes`)
-        found = validate_data(
+        given = not reset and self._given_layers()  # given layers check shapes themselves (`_takes`)
+        checked = validate_data(
             self,
             X,
             *y,
             dtype="numeric" if symbols else np.float32,
             order="C",
             reset=reset,
-            allow_nd=own,
+            allow_nd=any_shape,
             ensure_2d=not given,
             accept_sparse=("csr", "csc", "coo"),
             **(self._y_options() if y else {}),
             **options,
         )
-        X, *y = found if y else (found,)
+        X, *y = checked if y else (checked,)
         X = X.toarray(order="C") if issparse(X) else X
         X = as_images(X, self.image_shape)
         if symbols:
             if X.dtype.kind not in "iu" or X.min() < 0 or X.max() >= symbols:
                 raise ValueError(
-                    f"X holds {X.dtype} from {X.min()} to {X.max()}, and {self.layers[0]!r} takes integers from 0 "
+                    f"X holds {X.dtype} from {X.min()} to {X.max()}, but {self.layers[0]!r} takes integers from 0 "
                     f"to {symbols - 1}"
                 )
             X = X.astype(np.int32, copy=False)
@@ -168,7 +167,7 @@ class Supervised(Estimator):
         return (X, *y) if y else X
 
     def _takes(self, shape: tuple[int, ...]) -> bool:
-        """Whether the trained layers take samples of another shape than those before, such as longer sequences."""
+        """True if the trained layers take samples of this shape, such as longer sequences."""
         try:
             out = self.model_.cost(ActivationSpec(shape), Plans())[1].shape
         except ValueError:
@@ -180,11 +179,11 @@ class Supervised(Estimator):
         return {}
 
     def _criterion(self) -> Loss:
-        """The loss that the parameter means, or ValueError."""
+        """The loss that the parameter `loss` stands for; ValueError if it is invalid."""
         return loss_named(self.loss, self.losses)
 
     def _loss(self) -> Loss:
-        """What trained the network, or will; one that was saved before it was kept has that of the parameter."""
+        """The loss used in training, if the estimator is fitted and has stored it; else that of the parameter."""
         return getattr(self, "loss_", None) or self._criterion()
 
     def __sklearn_tags__(self):
@@ -200,8 +199,8 @@ class Supervised(Estimator):
         self._criterion()
         return super()._settings(dropout, dropout_rate)
 
-    def _places(self, chosen: Dropout) -> int | None:
-        """How many places a policy has rates for; None: that is known when the layers are made."""
+    def _site_count(self, chosen: Dropout) -> int | None:
+        """Number of sites that a policy has rates for; None: known only when the layers are built."""
         if not isinstance(self.layers, str):
             given = self._given_layers()
             return len(chosen.sites(Sequential(self.layers)) if given else self._widths() * (chosen.kind != "patches"))
@@ -213,7 +212,7 @@ class Supervised(Estimator):
         return isinstance(self.layers, Sequence) and len(self.layers) > 0 and all(isinstance(x, Layer) for x in self.layers)
 
     def _widths(self) -> tuple[int, ...]:
-        """Widths of the hidden layers, or ValueError."""
+        """Widths of the hidden layers; ValueError if they are invalid."""
         widths = (self.layers,) if isinstance(self.layers, numbers.Integral) else self.layers
         if (
             isinstance(widths, (str, bytes))
@@ -237,7 +236,7 @@ class Supervised(Estimator):
         return self.input_shape_
 
     def _start(self, X, weights, settings: FitSettings, model: Sequential | None = None) -> None:
-        """Begin with a new model, unless one is given."""
+        """Start with a new model, unless one is given."""
         fresh, self._streams = model is None, self._new_streams()
         model = self._new_model(X, weights, settings) if model is None else model
         self._check_layers(model)
@@ -265,17 +264,17 @@ class Supervised(Estimator):
         )
 
     def _check_layers(self, model: Sequential) -> None:
-        """ValueError unless the layers take the samples and give the outputs."""
+        """ValueError unless the layers take the samples and have the right output shape."""
         if not any(tensor.requires_grad for tensor in model.parameters()):
             raise ValueError(f"layers: there is nothing to train in {model!r}")
         shape = model.cost(ActivationSpec((self.batch_size, *self.input_shape_)), Plans())[1].shape
         if len(shape) != 2 + self._by_step or shape[-1] not in (None, self._outputs()):
             which = f"{self._outputs()} outputs{' for each time step' * self._by_step}"
-            raise ValueError(f"layers: the last one must give {which}, not {shape[1:]} a sample; got {model!r}")
+            raise ValueError(f"layers: the last one must give {which}, not {shape[1:]} per sample; got {model!r}")
 
     # --- training -----------------------------------------------------------------------------------------------------
     def _continued(self, X, y, sample_weight, dropout, dropout_rate, **target_options) -> tuple[Run, Data]:
-        """What `train` takes for one more pass."""
+        """The arguments of `train` for one more epoch."""
         settings = dataclasses.replace(self._settings(dropout, dropout_rate), patience=None)
         trained = self._goes_on("partial_fit")
         X, y, weights = self._check_data(X, y, sample_weight, reset=not trained, **target_options)
@@ -288,7 +287,7 @@ class Supervised(Estimator):
     def _prepare(
         self, X, y, weights, settings: FitSettings, epochs: int, trained: bool, validation: tuple | None = None
     ) -> tuple[Run, Data]:
-        """What `train` takes."""
+        """The arguments of `train`."""
         run, scorer, watched = self._run(settings, epochs, trained), settings.scorer, None
         data = Data(on_device(X, run.dev), y, weights)
         if validation is not None:
@@ -302,7 +301,7 @@ class Supervised(Estimator):
         return run, data
 
     def _scored(self, scorer, X, y) -> float:
-        """What a scorer says of samples as training has them: it is given them as the user would."""
+        """The value of a scorer for samples in training form, which are converted back to the user's form."""
         X = X if X.shape[1] == self.n_features_in_ else X.reshape(len(X), -1)  # given flat, with image_shape
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "X does not have valid feature names")
@@ -310,7 +309,7 @@ class Supervised(Estimator):
 
     @abc.abstractmethod
     def _as_given(self, y: np.ndarray) -> np.ndarray:
-        """Targets of training as the user gives them."""
+        """Targets in the user's form."""
 
     def _check_validation(self, validation):
         try:
@@ -321,7 +320,7 @@ class Supervised(Estimator):
         return X, *self._check_target(X, y, None, reset=False)
 
     def _split(self, y):
-        """The numbers of the training samples, and of the validation samples held out of them."""
+        """Indices of the training samples, and of the held-out validation samples."""
         seed = int(self._streams.rows.integers(2**31))
         try:
             rows, held = train_test_split(
@@ -336,9 +335,9 @@ class Supervised(Estimator):
             ) from error
         return rows, held
 
-    @deferred  # what others do to the process while they check X, too
+    @deferred  # signals wait, also while X is checked
     def _output(self, X) -> np.ndarray:
-        """The model's output for host samples X."""
+        """The model's output for samples X on the host."""
         check_is_fitted(self)
         X, dev = self._checked(X), next(self.model_.parameters()).device
         return forward(

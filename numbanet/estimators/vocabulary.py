@@ -1,4 +1,4 @@
-"""Words to symbols 0, 1, 2, … and back."""
+"""Vocabulary: words to symbols 0, 1, 2, … and back."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _MOST = np.iinfo(np.int32).max  # symbols are int32
 
 @dataclass(frozen=True, repr=False)
 class Vocabulary:
-    """The words that a model of language knows, or the integers 0 … n - 1; word i is symbol i.
+    """The words of a language model, or the integers 0 … n - 1; word i is symbol i.
 
     Parameters
     ----------
     words : sequence of str, or range
-        Different words; or range(n), where text is integers already.
+        Distinct words; or range(n), if texts are integers already.
     unknown : str, optional
-        The one of `words` that stands for every word which is not among them; None where text is integers.
+        The element of `words` that replaces words not in the vocabulary; None if texts are integers.
 
     Raises
     ------
     ValueError
-        If a word is there twice, or `unknown` is none of them.
+        If a word occurs twice, or `unknown` is not among them.
     """
 
     words: Sequence[str] | range
@@ -57,17 +57,17 @@ class Vocabulary:
         tokens : list of str, or integers (T,)
             The text.
         size : int, optional
-            Words: the most that are kept, `unknown` included; of equally frequent ones those that come first in the text.
-            Integers: the number of symbols, if it may be more than the text has. By default all that the text has.
-        unknown : str, default "<unk>", as WikiText-2 and Penn Treebank have it
-            Stands for the words that are not kept. It is always in the vocabulary of words. Integers have none.
+            For words: the maximal size, `unknown` included; ties are broken by first occurrence in the text. For integers: the
+            number of symbols, if it may exceed those of the text. By default everything in the text is included.
+        unknown : str, default "<unk>", as in WikiText-2 and Penn Treebank
+            Replaces words outside the vocabulary. A vocabulary of words always contains it; one of integers has none.
 
         Raises
         ------
         TypeError
             If tokens are neither words nor integers, or a string.
         ValueError
-            If there is none, if they are not one sequence, or if an integer is below 0, `size` or above, or no int32.
+            If tokens are empty or not one sequence, or if an integer is below 0, not below `size`, or not an int32.
         """
         if size is not None and (not is_integer(size) or not 1 <= size <= _MOST):
             raise ValueError(f"Vocabulary: size must be None or an integer of 1 to {_MOST}, got {size!r}")
@@ -77,25 +77,25 @@ class Vocabulary:
         if isinstance(text, np.ndarray):
             _refuse_outside(text, _MOST if size is None else size, "number tokens from 0, or give a larger size")
             return cls(range(int(text.max()) + 1 if size is None else int(size)))
-        words = [str(word) for word, _ in Counter(text).most_common()]  # which keeps equally frequent ones in their order
-        kept = words[:size]
-        if unknown not in kept:
-            kept = words[: None if size is None else size - 1] + [unknown]
-        return cls(kept, unknown)
+        words = [str(word) for word, _ in Counter(text).most_common()]  # keeps the order of equally frequent words
+        known = words[:size]
+        if unknown not in known:
+            known = words[: None if size is None else size - 1] + [unknown]
+        return cls(known, unknown)
 
     @cached_property
     def _symbols(self) -> dict[Any, int]:
         return {word: symbol for symbol, word in enumerate(self.words)}
 
     def encode(self, tokens: Iterable[Any]) -> np.ndarray:
-        """Words or integers (T,) -> symbols int32 (T,); the words that are not known become the unknown one.
+        """Words or integers (T,) -> symbols int32 (T,); words outside the vocabulary become the unknown word.
 
         Raises
         ------
         TypeError
-            If tokens are a string, or not what the vocabulary was made of: words or integers.
+            If tokens are a string, or not of the vocabulary's kind: words or integers.
         ValueError
-            If there is none, if they are not one sequence, or if an integer is outside the vocabulary.
+            If tokens are empty or not one sequence, or if an integer is outside the vocabulary.
         """
         text, numbered = checked_tokens(tokens), isinstance(self.words, range)
         if isinstance(text, np.ndarray) != numbered:
@@ -104,12 +104,12 @@ class Vocabulary:
                 f"{text[0].item() if isinstance(text, np.ndarray) else repr(text[0])}"
             )
         if isinstance(text, np.ndarray):
-            _refuse_outside(text, len(self), "make the vocabulary of text that has them all, or with a larger size")
+            _refuse_outside(text, len(self), "make the vocabulary from a text that contains all, or with a larger size")
             return text.astype(np.int32, copy=False)
         return np.fromiter(map(self._symbols.get, text, itertools.repeat(self._symbols[self.unknown])), np.int32, len(text))
 
     def decode(self, ids: Iterable[int]) -> list[Any]:
-        """Symbols (T,), perhaps none -> the list of their words, or of Python's integers where text is integers.
+        """Symbols (T,), possibly none -> list of their words, or of Python integers if texts are integers.
 
         Raises
         ------
@@ -141,7 +141,7 @@ class Vocabulary:
 
 # --- checks of text ---------------------------------------------------------------------------------------------------
 def checked_tokens(tokens: Iterable[Any], least: int = 1) -> list[str] | np.ndarray:
-    """Text of at least so many tokens -> a list of str or an integer array (T,), or TypeError, ValueError."""
+    """Check a text of at least n tokens -> a list of str or an integer array (T,); TypeError or ValueError otherwise."""
     if isinstance(tokens, (str, bytes)):
         raise TypeError(
             f"text: a list of words expected, got one {type(tokens).__name__} of length {len(tokens)}: give "
@@ -172,7 +172,7 @@ def checked_tokens(tokens: Iterable[Any], least: int = 1) -> list[str] | np.ndar
 
 
 def _mixed(tokens: list[Any]) -> Exception:
-    """What is wrong with the first token that is neither a word nor an integer, or not what the first one is."""
+    """The error for the first token that is neither a word nor an integer, or not of the first token's kind."""
     wanted = str if isinstance(tokens[0], str) else (int, np.integer)
     at = next(i for i, token in enumerate(tokens) if not isinstance(token, wanted) or isinstance(token, bool))
     many = isinstance(tokens[at], (Sequence, np.ndarray)) and not isinstance(tokens[at], (str, bytes))
@@ -183,7 +183,7 @@ def _mixed(tokens: list[Any]) -> Exception:
 
 
 def _refuse_outside(symbols: np.ndarray, size: int, way_out: str) -> None:
-    """ValueError naming the first symbol that is not one of 0 … size - 1."""
+    """ValueError that names the first symbol outside 0 … size - 1."""
     if symbols.min() < 0 or symbols.max() >= size:
         at = int(np.flatnonzero((symbols < 0) | (symbols >= size))[0])
         raise ValueError(f"text: token {at} is {symbols[at]}, outside 0 to {size - 1}: {way_out}")

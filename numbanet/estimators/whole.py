@@ -1,4 +1,4 @@
-"""whole: a call that trains an estimator is done whole, or not at all."""
+"""whole: makes a training call atomic: complete, or without effect."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from ..training.run import Run, Snapshot
 
 
 def whole(train: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a method that trains: if it raises, the estimator is as it was before, unless an interrupted fit keeps what it
-    learned.
+    """Decorate a training method: if it raises, the estimator is unchanged, unless an interrupted fit keeps complete epochs.
 
-    The method calls `self._undo.copy(run)` before it changes a network that was trained before. Signals wait while it runs,
-    but at the polls of the loops and in callbacks. What the handler of one raises at its very end undoes the call like any
-    other error; Ctrl-C comes too late then, and the trained estimator stays.
+    The method calls `self._undo.copy(run)` before it changes a trained network. Signals are deferred while it runs, except at
+    the loops' polls and in callbacks. An exception of a signal handler at the very end undoes the call like any other error;
+    Ctrl-C then comes too late, and the trained estimator stays.
     """
 
     @functools.wraps(train)
@@ -42,27 +41,27 @@ def whole(train: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Undo:
-    """What a call changes of the objects behind an estimator's attributes.
+    """Undoes the changes of a call to the objects that an estimator's attributes refer to.
 
-    The copies lie on the device of the network, and those of the next call in the same memory.
+    The copies are on the network's device, and reuse the memory of the previous call's copies.
     """
 
     def __init__(self, last: Undo | None) -> None:
-        # of the call before, until there is one of this call
+        # copies of the previous call, until this call makes its own
         self.saved: Snapshot | None = None if last is None else last.saved
         self.copied = False
 
     def copy(self, run: Run) -> None:
-        """The run is about to go on from weights that were trained."""
+        """Copy the run, which is about to continue from trained weights."""
         self.saved, self.copied = run.snapshot(into=self.saved), True
 
     def forget(self) -> None:
-        """The call trains new objects."""
+        """Drop the copies: the call trains new objects."""
         self.saved = None
 
     @deferred
     def __call__(self, estimator: Any, attributes: dict[str, Any]) -> None:
-        """Put all back."""
+        """Restore everything."""
         vars(estimator).clear()
         vars(estimator).update(attributes)
         if self.copied and self.saved is not None:

@@ -1,6 +1,6 @@
 """Convolutional networks by name: lenet5, alexnet, vgg19, as lists of layers, or as `Net("lenet5")`.
 
-All are fitted to small images, (1, 28, 28) or (3, 32, 32), as in *DNN Training Acceleration via Exploring GPGPU Friendly
+All are adapted to small images, (1, 28, 28) or (3, 32, 32), as in *DNN Training Acceleration via Exploring GPGPU Friendly
 Sparsity*, section 7. With batch_norm each convolution is followed by a `BatchNorm2d`, and has no bias.
 """
 
@@ -31,9 +31,9 @@ def _convolution(inputs: int, outputs: int, kernel: int, padding: int, batch_nor
 
 
 def _classifier(layers: list[Layer], shape: Shape, widths: Sequence[int], **options) -> list[Layer]:
-    """The layers, then linear ones of these widths, the last one without an activation."""
-    found = Sequential(layers).cost(ActivationSpec((1, *shape)), Plans())[1].shape
-    widths = [math.prod(found[1:]), *widths]
+    """The layers, followed by linear ones of these widths, the last one without an activation."""
+    shape_ = Sequential(layers).cost(ActivationSpec((1, *shape)), Plans())[1].shape
+    widths = [math.prod(shape_[1:]), *widths]
     for i, (inputs, outputs) in enumerate(zip(widths, widths[1:])):
         last = i + 2 == len(widths)
         ends = [Linear(inputs, outputs, init="glorot" if last else "he", **options)] + [ReLU()] * (not last)
@@ -50,18 +50,18 @@ def lenet5(
 ) -> list[Layer]:
     """LeNet-5 (LeCun et al. 1998): 5x5 convolutions of 6 and 16 filters, linear layers of 120, 84 and `classes`.
 
-    Images of 28 x 28 are padded by 2, as the original's of 32 x 32 are. In place of its scaled tanh, trained subsampling and
-    partly connected second layer it has ReLU, max pooling and all connections, as is usual now.
+    Images of 28 x 28 are padded by 2, to the original's 32 x 32. Its scaled tanh, trained subsampling and partly connected
+    second layer are replaced by ReLU, max pooling and full connections, as is usual now.
 
     Parameters
     ----------
     image_shape : (int, int, int), default=(1, 28, 28)
         Channels, height and width of the images.
     classes : int, default=10
-        How many outputs.
+        Number of outputs.
     batch_norm : bool, default=False
     rng : numpy.random.Generator or int, optional
-        Where the initial weights come from.
+        Source of the initial weights.
     device : str or Device, default="cpu"
 
     Raises
@@ -89,9 +89,10 @@ def alexnet(
 ) -> list[Layer]:
     """AlexNet (Krizhevsky et al. 2012) for small images: five convolutions of 64, 192, 384, 256 and 256 filters.
 
-    The original has images of 224 x 224, a first convolution of 11 x 11 with stride 4, a second one of 5 x 5, overlapping
-    pooling, and linear layers of 4096. Here all convolutions are 3 x 3 with stride 1, pooling is 2 x 2 after the first, second
-    and fifth, and the linear layers have 1024, 1024 and `classes` outputs. Parameters and errors as for `lenet5`, from 8 x 8.
+    The original takes images of 224 x 224, with a first convolution of 11 x 11 with stride 4, a second one of 5 x 5,
+    overlapping pooling, and linear layers of 4096. Here all convolutions are 3 x 3 with stride 1, pooling is 2 x 2 after the
+    first, second and fifth, and the linear layers have 1024, 1024 and `classes` outputs. Parameters and errors as for `lenet5`,
+    from 8 x 8.
     """
     shape, rng = _images("alexnet", image_shape, 8), np.random.default_rng(rng)
     options, layers = {"rng": rng, "device": device}, []
@@ -109,9 +110,9 @@ def vgg19(
 ) -> list[Layer]:
     """VGG19 (Simonyan & Zisserman 2015, configuration E): sixteen 3x3 convolutions of 64 to 512 filters in five groups.
 
-    Each group ends in 2x2 pooling where its images are still larger than one pixel. The original has images of 224 x 224 and
-    linear layers of 4096, 4096 and 1000; here one of `classes` follows, as is usual for small images. Parameters and errors as
-    for `lenet5`, from 8 x 8.
+    Each group ends with 2x2 pooling if its images are larger than one pixel. The original takes images of 224 x 224 and has
+    linear layers of 4096, 4096 and 1000; here a single one of `classes` follows, as is usual for small images. Parameters and
+    errors as for `lenet5`, from 8 x 8.
     """
     shape, rng = _images("vgg19", image_shape, 8), np.random.default_rng(rng)
     options, layers, before, side = {"rng": rng, "device": device}, [], shape[0], min(shape[1:])
@@ -126,10 +127,10 @@ def vgg19(
 
 
 def network(name: str, shape: tuple[int, ...], classes: int, rng: np.random.Generator) -> list[Layer]:
-    """The layers of a network, for samples of a shape; ValueError where they are no images."""
+    """The layers of a named network for samples of a shape; ValueError if the samples are not images."""
     if len(shape) != 3:
         raise ValueError(
-            f"{name} takes images (C, H, W), and X has samples of shape {shape}; where they are flat, say image_shape=(C, H, W)"
+            f"{name} takes images (C, H, W), but X has samples of shape {shape}; for flat samples set image_shape=(C, H, W)"
         )
     return MODELS[name](shape, classes, rng=rng)
 

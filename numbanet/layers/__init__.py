@@ -1,4 +1,4 @@
-"""Layers: what holds parameters or shape, and turns a Flow into a Flow under a Context."""
+"""Layers: modules that may hold parameters and map a Flow to a Flow under a Context."""
 
 from . import registry
 from .activation import ACTIVATIONS, Activation

@@ -1,4 +1,4 @@
-"""Activations: elementwise functions, which take compact activations as they are."""
+"""Activations: elementwise functions; they work on compact activations directly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .flow import Cost
 
 
 class Activation(Layer):
-    """An elementwise function of its input. With f(0) = 0 or not, what a plan dropped is zero after it."""
+    """An elementwise function of its input. Entries that a plan dropped are zero after it, even if f(0) != 0."""
 
     function: ClassVar[Callable[[Tensor], Tensor]]
     unitwise = True
@@ -37,7 +37,7 @@ class ReLU(Activation):
     function = ops.relu
 
     def __init__(self, inplace: bool = False) -> None:
-        only("ReLU", "what comes out is the same", inplace=(inplace, False))
+        only("ReLU", "the output is the same", inplace=(inplace, False))
 
 
 class Tanh(Activation):

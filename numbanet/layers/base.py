@@ -1,17 +1,17 @@
 """Layer: the contract of all layers.
 
-A layer of one's own is whole with `__call__`, which maps a tensor to a tensor. Layers that it holds, alone or in lists, and its
-tensors train, move, are saved under PyTorch's names, and take part in dropout. What else it may say:
+A subclass needs only `__call__`, which maps a tensor to a tensor. Its tensors, and layers that it holds as attributes, alone or
+in lists, are trained, moved, saved under PyTorch's names, and take part in dropout. It may also define:
 
-    forward(flow, context)  how it takes compact activations; by default it is called with the dense one
-    sites()                 places that dropout may thin out
-    cost(spec, plans)       shapes, FLOPs and bytes; shapes that do not fit are refused here, before training starts. By default
-                            one batch is run through it, to see what comes out and which layers it calls
-    reads(plans, symbols)   what of its weights a pass reads, so that updates may leave the rest for later
-    config()                the arguments of its constructor, by which it is saved; by default attributes of the same names
-    commutes(plan)          whether it may act before what is pending is applied
+    forward(flow, context)  for compact activations; by default `__call__` gets the dense activation
+    sites()                 the tensors that dropout may sparsify
+    cost(spec, plans)       output shape, FLOPs and bytes; refuses input shapes before training starts. By default one batch is
+                            run through the layer, to learn its output shape and which layers it calls
+    reads(plans, symbols)   the part of its weights that a pass reads, so that the update of the rest may be deferred
+    config()                the arguments of its constructor, by which it is saved; by default the attributes of the same names
+    commutes(plan)          True if the layer may be applied before the pending factors of a plan
     fuse_with(following)    fusion with the next layer
-    unitwise                whether each neuron or channel passes through it by itself, so that some may leave
+    unitwise                True if each neuron or channel is processed by itself, so that some may be removed
 """
 
 from __future__ import annotations
@@ -31,24 +31,23 @@ from .context import Around, Context, around, entering
 from .flow import NO_TAGS, ActivationSpec, Cost, Flow
 from .tree import walk
 
-NOT_SAVED = ("rng", "device")  # arguments that say where initial weights come from, and where they live
+NOT_SAVED = ("rng", "device")  # arguments that are not part of a saved layer: source of the initial weights, device
 
 
 class Layer:
-    """Base of the layers. A subclass defines `__call__` or `forward`; all else has a default."""
+    """Base of the layers. A subclass defines `__call__` or `forward`; everything else has a default."""
 
     buffers: ClassVar[tuple[str, ...]] = ()  # names of tensors that are saved and moved, but not trained
-    units: ClassVar[tuple[str, ...]] = ()  # names of tensors that have an entry, or as many as pixels, for each of its units
+    units: ClassVar[tuple[str, ...]] = ()  # names of tensors with one entry per unit, or per unit and pixel
     recordable: ClassVar[bool] = False  # see `records`
     unitwise: ClassVar[bool] = False  # see `passes_units`
-    chain: ClassVar[bool] = False  # whether it is its children, one after the other, and nothing else
-    seed: int | None = None  # of the initial weights, where the layer was made without `rng`
-    _parents: ClassVar[Callable[..., Flow] | None] = None  # what `super().__call__` means, where that is not `forward`
+    chain: ClassVar[bool] = False  # True if the layer is the composition of its children and nothing else
+    seed: int | None = None  # of the initial weights, if the layer was made without `rng`
+    _parents: ClassVar[Callable[..., Flow] | None] = None  # the parent's forward, for `super().__call__` if that is overridden
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """What a parent says of its own `forward` does not hold of a class that acts in another way: it is not fused, nor are
-        parts of updates left for later, unless the class says so again. Where it defines `__call__` alone, that is what it
-        does in a model, too."""
+        """A subclass that overrides `__call__` or `forward` computes something else than its parent, so it does not inherit
+        `fuse_with` and `reads`, unless it defines them too. If it overrides `__call__` alone, models call that."""
         super().__init_subclass__(**options)
         own = vars(cls)
         if "forward" in own:
@@ -62,31 +61,31 @@ class Layer:
 
     @property
     def symbols(self) -> int | None:
-        """It takes integers below this; None: numbers."""
+        """The layer takes integers below this number; None: it takes floats."""
         return None
 
     @property
     def padding(self) -> int | None:
-        """Which of the integers fills up sequences; None: none does."""
+        """The integer that pads sequences; None: there is none."""
         return None
 
     def __call__(self, x: Tensor, context: Context | Mapping[Any, Plan] | None = None) -> Tensor:
-        """The output for a tensor, dense; `context`, or the plans of one, says what is kept."""
+        """The dense output for a tensor; `context`, or a mapping of its plans, says which parts are computed."""
         return (self._parents or self.forward)(*entering(self, x, context)).dense()
 
     def forward(self, flow: Flow, context: Context) -> Flow:
-        """What the layer makes of what comes to it."""
+        """The layer's output flow for an input flow; by default `__call__` of the dense activation."""
         with around.within(Around(context, flow.tags)):
             return flow.with_(self(flow.dense()))
 
     def sites(self) -> tuple[Site, ...]:
-        """The places of this layer alone that dropout may thin out, their paths its own names."""
+        """The tensors of this layer, children excluded, that dropout may sparsify; a site's path is its name in the layer."""
         return ()
 
     def cost(self, spec: ActivationSpec, plans: Plans) -> tuple[Cost, ActivationSpec]:
-        """What a pass under these plans costs, and what comes out; ValueError where the layer cannot take what comes.
+        """(cost of a pass under these plans, specification of the output); ValueError if the layer cannot take the input.
 
-        By default the layers that it calls cost what they do, which is found, as is the shape of what comes out, by running one
+        By default it is the sum over the layers that this one calls; these, and the output shape, are learned by running one
         batch of zeros through it.
         """
         if None in spec.shape[1:]:
@@ -99,28 +98,28 @@ class Layer:
         )
 
     def reads(self, plans: Plans, symbols: np.ndarray | None = None) -> dict[Tensor, DevicePlan]:
-        """By weight, the part that a pass reads, for those of which it does not read all; symbols are the integers that come to
-        the layer, where they are known. By default all is read: what `__call__` does with inner weights is not known."""
+        """Map each weight of which a pass reads only a part to that part. `symbols` are the integer inputs of the layer, if
+        they are known. Empty by default: `__call__` may read all of every weight."""
         return {}
 
     def commutes(self, plan: Plan) -> bool:
-        """Whether the layer may act before what this plan leaves pending is applied."""
+        """True if the layer may be applied before the factors that this plan leaves pending (`Flow.pending`)."""
         return False
 
     def fuse_with(self, following: Layer) -> Callable[[Flow, Context], Flow] | None:
-        """This layer and the following one as one; None: they are not fused."""
+        """A forward function of this layer and the following one together; None: they are not fused."""
         return None
 
     @property
     def records(self) -> bool:
-        """Whether equal kinds of plans always mean equal launches, so that passes may be recorded. A class says so for itself
-        alone (`recordable = True`): a subclass may do something else."""
+        """True if steps whose plans have equal `kind` always issue the same launches, so that they may be recorded. Not
+        inherited: each class opts in (`recordable = True`), because a subclass may do something else."""
         return bool(vars(type(self)).get("recordable", False))
 
     @property
     def passes_units(self) -> bool:
-        """Whether each neuron or channel passes through the layer by itself: a class says so (`unitwise = True`), for itself
-        and for subclasses that do not define anew what it does."""
+        """True if the layer processes each neuron or channel by itself. A class says so (`unitwise = True`), for itself and for
+        subclasses that override neither `forward` nor `__call__`."""
         for kind in type(self).__mro__:
             if "unitwise" in vars(kind):
                 return vars(kind)["unitwise"]
@@ -130,41 +129,42 @@ class Layer:
 
     # --- initial weights ----------------------------------------------------------------------------------------------
     def generator(self, rng: np.random.Generator | int | None) -> np.random.Generator:
-        """Where a constructor draws from: what it is given, or a seed that the layer keeps (`redraw`)."""
+        """The generator for initial weights: from `rng`, or from a seed that the layer stores for `redraw`."""
         if rng is None:
             drawn: Any = np.random.SeedSequence().entropy
             rng = self.seed = drawn
         return np.random.default_rng(rng)
 
     def initial(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Initial values of the tensors that are drawn, by their attributes."""
+        """Initial values of the randomly initialised tensors, by attribute."""
         return {}
 
     def redraw(self, rng: np.random.Generator) -> None:
-        """Draw initial weights anew, if the layer was made without `rng` and they are still those that it drew then: what was
-        trained or loaded stays. So do the layers that it holds."""
+        """Draw new initial weights, for this layer and its children, if they were made without `rng` and still have the weights
+        drawn then: trained or loaded weights stay."""
         for _, layer in self.children():
             layer.redraw(rng)
         if self.seed is None:
             return
-        own = self.initial(np.random.default_rng(self.seed))
+        first = self.initial(np.random.default_rng(self.seed))
         if all(
             np.array_equal(getattr(self, name).numpy(), values.astype(getattr(self, name).dtype))
-            for name, values in own.items()
+            for name, values in first.items()
         ):
             for name, values in self.initial(rng).items():
                 tensor = getattr(self, name)
                 tensor.assign(tensor.device.upload(values.astype(tensor.dtype)))
             self.seed = None
 
-    # --- what it is made of -------------------------------------------------------------------------------------------
+    # --- contents -----------------------------------------------------------------------------------------------------
     def children(self) -> Iterator[tuple[str, Layer]]:
-        """(name, layer) of those that it holds: its attributes that are layers, or lists, tuples or dicts of them."""
+        """(name, layer) of each child: attributes that are layers, or lists, tuples or dicts of layers."""
         for name, value in vars(self).items():
             yield from _among(Layer, name, value)
 
     def named(self) -> Iterator[tuple[str, Tensor, bool]]:
-        """(name, tensor, whether it is trained) of each parameter and buffer, first its own, then its children's."""
+        """(name, tensor, whether it is trained) of each parameter and buffer; those of this layer first, then its
+        children's."""
         for attribute, value in vars(self).items():
             for name, tensor in _among(Tensor, attribute, value):
                 yield name, tensor, attribute not in self.buffers
@@ -173,42 +173,43 @@ class Layer:
                 yield f"{path}.{name}", tensor, trained
 
     def parameters(self) -> Iterator[Tensor]:
-        """The tensors that training changes, each once."""
+        """The trainable tensors, each once."""
         return iter({id(tensor): tensor for _, tensor, trained in self.named() if trained}.values())
 
     def config(self) -> dict[str, Any]:
-        """Arguments of the constructor that make such a layer, but for the values of its tensors. By default the attributes of
-        their names.
+        """The constructor's arguments that make a layer like this one, except for the values of its tensors. By default the
+        attributes of the same names.
 
         Raises
         ------
         TypeError
-            If there is no attribute for one of them, or if there are any number of them.
+            If an argument has no attribute of its name, or the constructor takes *args.
         """
-        found = {}
+        config = {}
         for name, parameter in inspect.signature(type(self)).parameters.items():
             if parameter.kind == parameter.VAR_POSITIONAL:
-                raise TypeError(f"{self!r} takes *{name}, which no name says: make it a list")
+                raise TypeError(f"{self!r} takes *{name}, whose values have no names: make it one list argument")
             if parameter.kind == parameter.VAR_KEYWORD or name in NOT_SAVED:
                 continue
             if not hasattr(self, name):
                 raise TypeError(
-                    f"{self!r} has no attribute {name!r}, and so does not say how it was made: set it in __init__, "
+                    f"{self!r} has no attribute {name!r}, so its constructor's arguments are unknown: set it in __init__, "
                     "or define config(), which returns the arguments"
                 )
-            found[name] = getattr(self, name)
-        return found
+            config[name] = getattr(self, name)
+        return config
 
     @classmethod
     def shapes(cls, config: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """(name, shape) of tensors that a layer of this config has, so that a damaged file is refused before they are made."""
+        """(name, shape) of the tensors of a layer with this config, so that a damaged file is refused before they are
+        allocated."""
         return ()
 
     def requires_grad_(self, requires_grad: bool = True) -> Layer:
-        """Train all parameters of the layer, or freeze them: until it is thawed nothing changes what is frozen, no gradient,
-        weight decay or momentum. As PyTorch's; a gradient that it has is forgotten.
+        """Train all parameters of the layer, or freeze them: no gradient, weight decay or momentum changes a frozen parameter.
+        As in PyTorch; freezing drops a gradient that exists.
 
-        Frozen parameters are saved and loaded as such. Buffers, such as the running means of `BatchNorm1d`, go on changing.
+        Saving and loading preserve it. Buffers, such as the running means of `BatchNorm1d`, still change.
 
         Returns
         -------
@@ -226,34 +227,37 @@ class Layer:
         return {name: np.array(tensor.numpy()) for name, tensor, _ in self.named()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set all parameters and buffers, from arrays or anything that NumPy reads, such as PyTorch's tensors.
+        """Set all parameters and buffers from arrays, or anything that NumPy reads, such as PyTorch's tensors.
 
         Raises
         ------
         ValueError
-            If a name is missing or unknown, a shape is another one, or indices make no structure; nothing is changed then.
+            If a name is missing or unknown, a shape differs, or indices form no valid structure; nothing is changed then.
         TypeError
-            If an entry is no array of numbers.
+            If an entry is not an array of numbers.
         """
-        own, found = {name: tensor for name, tensor, _ in self.named()}, {}
-        for problem, names in (("lacks", own.keys() - state.keys()), ("has unknown entries:", state.keys() - own.keys())):
+        tensors, arrays = {name: tensor for name, tensor, _ in self.named()}, {}
+        for problem, names in (
+            ("lacks", tensors.keys() - state.keys()),
+            ("has unknown entries:", state.keys() - tensors.keys()),
+        ):
             if names:
                 raise ValueError(f"load_state_dict: the state {problem} {', '.join(sorted(names))}")
-        for name, tensor in own.items():
+        for name, tensor in tensors.items():
             try:
-                found[name] = np.asarray(state[name]).astype(tensor.dtype, order="C")
+                arrays[name] = np.asarray(state[name]).astype(tensor.dtype, order="C")
             except (TypeError, ValueError) as error:
-                raise TypeError(f"load_state_dict: {name} is no array of numbers ({error})") from error
-            if tensor.dtype != np.float32 and not np.array_equal(found[name], state[name]):
+                raise TypeError(f"load_state_dict: {name} is not an array of numbers ({error})") from error
+            if tensor.dtype != np.float32 and not np.array_equal(arrays[name], state[name]):
                 raise ValueError(f"load_state_dict: {name} has numbers that are no {tensor.dtype}")
-            if found[name].shape != tensor.shape:
-                raise ValueError(f"load_state_dict: {name} has shape {found[name].shape}, the layer's is {tensor.shape}")
-        self.check_state({tensor: found[name] for name, tensor in own.items()})
-        for name, tensor in own.items():
-            tensor.assign(tensor.device.upload(found[name]))
+            if arrays[name].shape != tensor.shape:
+                raise ValueError(f"load_state_dict: {name} has shape {arrays[name].shape}, the layer's is {tensor.shape}")
+        self.check_state({tensor: arrays[name] for name, tensor in tensors.items()})
+        for name, tensor in tensors.items():
+            tensor.assign(tensor.device.upload(arrays[name]))
 
     def check_state(self, arrays: Mapping[Tensor, np.ndarray]) -> None:
-        """ValueError unless the layer can take these arrays for its tensors, whose shapes they have."""
+        """ValueError unless these arrays, which have the right shapes, are valid values of the layer's tensors."""
         for _, child in self.children():
             child.check_state(arrays)
 
@@ -262,7 +266,7 @@ class Layer:
 
 
 def _among(kind: type, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """(name, thing) of what is of a kind: the value itself, or parts of a list, tuple or dict, numbered or by key."""
+    """(name, object) for objects of a kind: the value itself, or elements of a list, tuple or dict, named by index or key."""
     if isinstance(value, kind):
         yield name, value
     elif isinstance(value, (list, tuple)):
@@ -274,14 +278,14 @@ def _among(kind: type, name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def only(layer: str, out: str, **given: tuple[Any, Any]) -> None:
-    """ValueError with the way out where an argument of PyTorch's, (its value, the one that is supported), has another value."""
+    """ValueError if an argument of PyTorch, (its value, the supported value), has an unsupported value; `out`: what to do."""
     for name, (value, supported) in given.items():
         if value != supported:
             raise ValueError(f"{layer}: {name}={value!r} is not supported, only {name}={supported!r}: {out}")
 
 
 def to(layer: Layer, where: str | Device) -> None:
-    """Move a layer's parameters and buffers to a device, in place; their gradients are forgotten."""
+    """Move a layer's parameters and buffers to a device in place; their gradients are dropped."""
     for _, tensor, _ in layer.named():
         tensor.move(device(where))
 
@@ -290,8 +294,8 @@ _trials: weakref.WeakKeyDictionary[Layer, dict[tuple, tuple]] = weakref.WeakKeyD
 
 
 def _tried(layer: Layer, shape: tuple[int | None, ...]) -> tuple[list[tuple[Layer, tuple[int, ...]]], tuple[int, ...]]:
-    """(the layers that it calls, each with the shape of its input; the shape of its output) for a batch of zeros, found once
-    for each shape and shapes of its tensors; ValueError where it cannot take them."""
+    """(the layers that it calls, each with the shape of its input; the shape of its output) for a batch of zeros, cached by
+    input shape and the shapes of its tensors; ValueError if the layer raises."""
     tensors = [tensor for _, tensor, _ in layer.named()]
     key, known = (shape, tuple(tensor.shape for tensor in tensors)), _trials.setdefault(layer, {})
     if key not in known:
@@ -307,7 +311,7 @@ def _tried(layer: Layer, shape: tuple[int | None, ...]) -> tuple[list[tuple[Laye
 
 
 def _run(layer: Layer, x: Tensor, calls: list[tuple[Layer, tuple[int, ...]]]) -> tuple[int, ...]:
-    """The shape of a layer's output; what it calls, each with the shape of its input, is appended to `calls`."""
+    """The shape of a layer's output; each layer that it calls is appended to `calls`, with the shape of its input."""
     context = Context(x.device)
     if type(layer).forward is Layer.forward:
         with around.within(Around(context, NO_TAGS, calls)):
@@ -317,7 +321,7 @@ def _run(layer: Layer, x: Tensor, calls: list[tuple[Layer, tuple[int, ...]]]) ->
     def noted(inner: Layer, forward: Callable[..., Flow]) -> Callable[..., Flow]:
         def note(flow: Flow, *given: Any, **options: Any) -> Flow:
             nonlocal inside
-            if inside:  # of a layer that was noted
+            if inside:  # called by a layer that was noted
                 return forward(flow, *given, **options)
             calls.append((inner, tuple(flow.dense().shape)))
             inside = True

@@ -1,4 +1,4 @@
-"""Context: what a layer may know of the pass that it is in."""
+"""Context: the settings of one pass through a model, which its layers read."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from .tree import Tree
 
 @dataclasses.dataclass(frozen=True, init=False, slots=True, eq=False)
 class Context:
-    """One pass through a model, as its layers see it; nothing that a layer may set.
+    """The settings of one pass through a model; read-only for layers.
 
     Parameters
     ----------
     dev : str or Device, default="cpu"
-        Where it runs.
+        Where the pass runs.
     plans : Plans or mapping of Site or Layer to Plan, optional
-        What is kept; for a layer with one site the layer may stand for it. By default all is.
+        What is computed; a layer with one site may stand for it. By default everything.
     training : bool, default=False
         Whether layers behave as in training (`BatchNorm1d`).
     model : Layer, optional
-        Whose sites a mapping names; needed where it has sites.
+        The model whose sites the mapping names; required if it names sites.
     state : dict, optional
-        Arrays that recurrent layers begin with, by layer and number of samples; they overwrite them with those that they end
-        with. Without it they begin with zeros.
+        Initial states of recurrent layers, by layer and number of samples, overwritten with their final states. By default
+        they start from zeros.
     packed : mapping of Tensor to array, optional
-        By weight, what the update before packed for this pass on its way (`Optimizer.step`).
+        By weight, the blocks that the previous update packed for this pass (`Optimizer.step`).
 
     Raises
     ------
     TypeError
-        If something in the mapping is no plan.
+        If a value of the mapping is not a plan.
     ValueError
-        If it names sites, and no model has them.
+        If the mapping names a site that the model does not have.
     """
 
     device: Device
@@ -71,46 +71,46 @@ class Context:
 
 
 def _assigned(dev: Device, given: Mapping[Any, Plan], model: Any) -> Plans:
-    """The plans of a mapping by site or layer."""
+    """The plans of a mapping keyed by site or layer."""
     if not given and model is None:
         return Plans(dev)
     sites: dict[tuple[Any, str], Site] = {} if model is None else Tree(model).sites
     assigned = {}
-    for place, plan in given.items():
+    for key, plan in given.items():
         if not isinstance(plan, Plan):
-            raise TypeError(f"{place!r}: {plan!r} is not a Plan; make a subclass of numbanet.Plan or AxisPlan")
-        if isinstance(place, Site):
-            if place not in sites.values():
-                raise ValueError(f"Context: no layer has the site {place.path}; say whose it is, Context(..., model=model)")
-            assigned[place.path] = plan
+            raise TypeError(f"{key!r}: {plan!r} is not a Plan; make a subclass of numbanet.Plan or AxisPlan")
+        if isinstance(key, Site):
+            if key not in sites.values():
+                raise ValueError(f"Context: no layer has the site {key.path}; pass its model, Context(..., model=model)")
+            assigned[key.path] = plan
             continue
-        if not any(layer is place for layer, _ in sites):
-            for site in place.sites():
-                sites[place, site.path] = site._replace(path=f"{len(sites)}.{site.path}")
-        if first := next((site for (layer, _), site in sites.items() if layer is place), None):
+        if not any(layer is key for layer, _ in sites):
+            for site in key.sites():
+                sites[key, site.path] = site._replace(path=f"{len(sites)}.{site.path}")
+        if first := next((site for (layer, _), site in sites.items() if layer is key), None):
             assigned[first.path] = plan
     return Plans(dev, sites, assigned)
 
 
-# --- inside a layer's own __call__ ------------------------------------------------------------------------------------
+# --- inside a layer's __call__ ----------------------------------------------------------------------------------------
 class Around(NamedTuple):
-    """The pass that a layer which is called with a tensor stands in: of the layer whose `__call__` calls it."""
+    """The pass that the calling layer is in, for a layer that is called with a tensor inside another layer's `__call__`."""
 
     context: Context
     tags: Tags
-    calls: list[tuple[Any, tuple[int, ...]]] | None = None  # (layer, shape of its input): noted where somebody asks
+    calls: list[tuple[Any, tuple[int, ...]]] | None = None  # (layer, shape of its input) of each call, if requested
 
 
 around = Scoped("around", None)
 
 
 def entering(layer: Any, x: Tensor, context: Context | Mapping[Any, Plan] | None) -> tuple[Flow, Context]:
-    """A flow and a context for a layer that is called with a tensor; where no context is said, that of the layer that calls it.
+    """A flow and a context for a layer that is called with a tensor; by default the context of the calling layer.
 
     Raises
     ------
     TypeError
-        If x is no tensor.
+        If x is not a tensor.
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"{type(layer).__name__}: x must be a Tensor, got {type(x).__name__}; write Tensor(x)")

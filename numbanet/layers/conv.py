@@ -1,4 +1,4 @@
-"""Conv2d: a product with patches of images, of which plans may leave out filters, output positions, or blocks."""
+"""Conv2d: a product with patches of images; plans may leave out filters, output positions, or blocks."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from .pooling import Pair, pair
 
 
 def positions_of(layer: Layer, spec: ActivationSpec, window: Window, channels: int) -> tuple[int, int]:
-    """How many positions a window has on the images of a specification, which the layer takes; ValueError where it does not."""
+    """(OH, OW) of a window on images of this specification; ValueError if the layer cannot take them."""
     if len(spec.shape) != 4 or spec.shape[1] not in (None, channels) or None in spec.shape[2:]:
         raise ValueError(f"{layer!r}: it takes images ({channels}, H, W), and its input is of shape {spec.shape[1:]} a sample")
-    found = window.positions(*(n or 0 for n in spec.shape[2:]))
-    if not min(found):
+    positions = window.positions(*(n or 0 for n in spec.shape[2:]))
+    if not min(positions):
         raise ValueError(f"{layer!r}: its window is larger than the images {spec.shape[2:]} with their padding")
-    return found
+    return positions
 
 
 class Conv2d(Layer):
     """y[n, o, oh, ow] = sum x[n, c, oh sh - ph + kh dh, ow sw - pw + kw dw] w[o, c, kh, kw] + b[o].   x (N, C, H, W)
 
-    Inside, images have their channels last, and the sum is a product with the input matrix (N OH OW, KH KW C), which is never
-    built (`numbanet_kernels.families.conv`). An `AxisPlan` at the site "output" keeps some filters: y holds their channels
-    alone. At the site "input" an `AxisPlan` keeps rows of the input matrix, output positions, and a `BlockPlan` blocks of it.
-    Positional arguments, names and shapes are PyTorch's.
+    Internally, images have their channels last, and the sum is a product with the im2col matrix (N OH OW, KH KW C), which is
+    never built (`numbanet_kernels.families.conv`). An `AxisPlan` at the site "output" keeps some filters: y holds only their
+    channels. At the site "input" an `AxisPlan` keeps rows of the im2col matrix, that is output positions, and a `BlockPlan`
+    blocks of it. Positional arguments, names and shapes are PyTorch's.
 
     Parameters
     ----------
@@ -46,15 +46,15 @@ class Conv2d(Layer):
         Along the height and the width.
     stride, padding, dilation : int or pair, default=1, 0, 1
     groups : int, default=1
-        The channels are cut into so many groups, and each output sees those of its own.
+        The channels are split into n groups; each output channel sees only the inputs of its group.
     bias : bool, default=True
         Whether to add b.
     padding_mode : str, default="zeros"
-        No other one is supported.
+        Only "zeros" is supported.
     init : {"he", "glorot"}, default="he"
         As for `Linear`, with C KH KW / groups inputs.
     rng : numpy.random.Generator or int, optional
-        Where the initial weights come from.
+        Source of the initial weights.
     device : str or Device, default="cpu"
 
     Raises
@@ -62,7 +62,7 @@ class Conv2d(Layer):
     ValueError
         If a size is out of range, or the groups do not divide the channels; before training, if the images do not fit.
     TypeError
-        If a length is no int.
+        If a size is not an int.
     """
 
     recordable = True
@@ -110,12 +110,12 @@ class Conv2d(Layer):
 
     @property
     def out_channels(self) -> int:
-        """Channels of the output: filters."""
+        """Number of output channels (filters)."""
         return self.weight.shape[0]
 
     @property
     def in_channels(self) -> int:
-        """Channels of the input."""
+        """Number of input channels."""
         return self.weight.shape[1] * self.groups
 
     def sites(self):
@@ -126,15 +126,15 @@ class Conv2d(Layer):
         )
 
     def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
-        """act(conv(x) + b), act the identity or ReLU, as far as the plans keep it."""
+        """act(conv(x) + b), act the identity or ReLU, for what the plans keep."""
         flow, channels_last = flow.applied(), isinstance(flow.layout, ChannelsLast)
         if flow.x.ndim != 4 or (flow.indices is None and flow.x.shape[3 if channels_last else 1] != self.in_channels):
-            raise ValueError(f"{self!r}: x {flow.x.shape} is not of images ({self.in_channels}, H, W)")
+            raise ValueError(f"{self!r}: x {flow.x.shape} is not a batch of images ({self.in_channels}, H, W)")
         flow = flow.images() if self.groups == 1 or flow.indices is None else flow.with_(flow.dense()).images()
         positions = math.prod((flow.x.shape[0], *self.window.positions(*flow.x.shape[1:3])))
-        own = context.plans.at(self, "output", flow)
+        filters = context.plans.at(self, "output", flow)
         inner = context.plans.at(self, "input", flow, (positions, math.prod(self.weight.shape[1:])))
-        rows, blocks = own if isinstance(own, DeviceAxis) else None, isinstance(inner, DeviceBlocks)
+        rows, blocks = filters if isinstance(filters, DeviceAxis) else None, isinstance(inner, DeviceBlocks)
         if blocks and flow.indices is not None:
             flow = flow.with_(flow.expanded(), CHANNELS_LAST)
         y = ops.conv2d(
@@ -148,15 +148,15 @@ class Conv2d(Layer):
             cols=flow.indices,
             **{"blocks" if blocks else "positions": inner},
         )
-        return flow.with_(y, ChannelsLast(rows), () if own is None or rows else (own.pending,))
+        return flow.with_(y, ChannelsLast(rows), () if filters is None or rows else (filters.pending,))
 
     def fuse_with(self, following):
         return functools.partial(self.forward, relu=True) if type(following) is ReLU else None
 
     def cost(self, spec, plans):
         positions = positions_of(self, spec, self.window, self.in_channels)
-        own, inner = plans.of(self), plans.of(self, "input")
-        rows = own if isinstance(own, AxisPlan) else None
+        filters, inner = plans.of(self), plans.of(self, "input")
+        rows = filters if isinstance(filters, AxisPlan) else None
         outer = self.out_channels if rows is None else rows.count
         share = 1.0 if spec.plan is None or self.groups > 1 else spec.plan.density
         count = (spec.shape[0] or 1) * math.prod(positions)

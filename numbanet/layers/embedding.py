@@ -1,4 +1,4 @@
-"""Embedding: a vector for each of a number of symbols."""
+"""Embedding: a trained vector for each symbol."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from .flow import DENSE, ActivationSpec, Columns, Cost, Symbols, Tags
 
 
 def sequence_lengths(ids: np.ndarray, padding: int) -> np.ndarray:
-    """How long sequences of symbols (N, T) are, without the padding at their ends: at least 1."""
-    there = ids != padding
-    return np.where(there.any(axis=1), ids.shape[1] - np.argmax(there[:, ::-1], axis=1), 1)
+    """Lengths (N,) of symbol sequences (N, T) without the padding at their ends, at least 1."""
+    real = ids != padding
+    return np.where(real.any(axis=1), ids.shape[1] - np.argmax(real[:, ::-1], axis=1), 1)
 
 
 class Embedding(Layer):
     """y[…, d] = weight[x[…], d].   x (…) integers -> y (…, D)
 
-    The gradient has the rows that were looked up alone; an update leaves the others for later, as of any weight (`SGD`). Under
-    an `AxisPlan` y holds the kept components alone, the same of all symbols of the batch; under a `BernoulliPlan` all, and
-    random zeros are pending. Names, shapes and positional arguments are PyTorch's.
+    The gradient holds only the rows that were looked up; updates of the others are deferred (`SGD`). Under an `AxisPlan` y
+    holds only the kept components, the same for all symbols of the batch; under a `BernoulliPlan` all of them, with a random
+    mask pending. Names, shapes and positional arguments are PyTorch's.
 
     Parameters
     ----------
     num_embeddings : int
-        How many symbols, V: x is in 0 … V - 1.
+        Number of symbols, V: x is in 0 … V - 1.
     embedding_dim : int
         Length of a vector, D.
     padding_idx : int, optional
-        The symbol that fills up sequences, counted from the end where it is negative: its vector is 0 and stays so, and those
-        at the end of a row of x (N, T) tell the layers after it how long the row's sequence is, at least 1.
+        The symbol that pads sequences; negative values count from the end. Its vector is 0 and is not trained. The padding at
+        the end of each row of x (N, T) determines the sequence's length, at least 1, which later layers use.
     max_norm, norm_type, scale_grad_by_freq, sparse
-        PyTorch's; nothing but their defaults is supported.
+        PyTorch's; only their defaults are supported.
     rng : numpy.random.Generator or int, optional
-        Where the initial weights come from, standard normal as PyTorch's.
+        Source of the initial weights, standard normal as in PyTorch.
     device : str or Device, default="cpu"
         Where the weight lives.
 
     Raises
     ------
     ValueError
-        If a size is not positive, or padding_idx no symbol.
+        If a size is not positive, or padding_idx is not a symbol.
     TypeError
-        If padding_idx is no integer.
+        If padding_idx is not an integer.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Embedding(Layer):
     ) -> None:
         only("Embedding", "scale the rows of its weight between steps", max_norm=(max_norm, None), norm_type=(norm_type, 2.0))
         only("Embedding", "a row's gradient is the sum over its look-ups", scale_grad_by_freq=(scale_grad_by_freq, False))
-        only("Embedding", "its gradient holds no other rows than those that were looked up", sparse=(sparse, False))
+        only("Embedding", "its gradient holds only the rows that were looked up", sparse=(sparse, False))
         if num_embeddings < 1 or embedding_dim < 1:
             raise ValueError(
                 f"Embedding: sizes must be positive, got num_embeddings={num_embeddings}, embedding_dim={embedding_dim}"
@@ -83,7 +83,7 @@ class Embedding(Layer):
 
     @property
     def records(self) -> bool:
-        """Not with padding: how long sequences are is found on the host."""
+        """False with padding: sequence lengths are computed on the host in each step."""
         return super().records and self.padding_idx is None
 
     @property
@@ -107,7 +107,7 @@ class Embedding(Layer):
         return flow.with_(y, DENSE if indices is None else Columns(indices), (plan.pending,) if pending else ())
 
     def _tags(self, flow, host):
-        """With how long the sequences of symbols (N, T) are, without the padding at their ends."""
+        """Tags with the lengths of the symbol sequences (N, T), without the padding at their ends."""
         if self.padding_idx is None or flow.x.ndim != 2:
             return flow.tags
         ids = np.asarray(flow.x.device.download(flow.x.data)) if host is None else host
@@ -116,8 +116,8 @@ class Embedding(Layer):
     def cost(self, spec, plans):
         width, plan = self.weight.shape[1], plans.of(self)
         size = 4.0 * width * np.prod([n or 1 for n in spec.shape])
-        kept = plan if isinstance(plan, AxisPlan) else None
-        return Cost(0.0, 0.0, 2 * size, 2 * size), ActivationSpec((*spec.shape, width), kept, True)
+        axis = plan if isinstance(plan, AxisPlan) else None
+        return Cost(0.0, 0.0, 2 * size, 2 * size), ActivationSpec((*spec.shape, width), axis, True)
 
     def reads(self, plans, symbols=None):
         if symbols is None:

@@ -1,13 +1,13 @@
-"""Flow: what passes from layer to layer; Layout: how its values lie; ActivationSpec and Cost: what is known of it beforehand.
+"""Flow: what passes between layers; Layout: how x represents the activation; ActivationSpec, Cost: what is known in advance.
 
     Dense           x is the activation
-    Symbols         x holds integers, which are known on the host as well
-    Columns         of the last axis x holds some entries alone; the others are 0
-    ChannelsLast    x is (N, H, W, C) and stands for (N, C, H, W); of the channels it may hold some alone
-    PerSample       each sample keeps entries of its own, and x holds them one after the other
+    Symbols         x holds integers, of which the host has a copy
+    Columns         x holds some entries of the last axis; the others are 0
+    ChannelsLast    x is (N, H, W, C) and stands for (N, C, H, W); it may hold only some of the channels
+    PerSample       each sample keeps its own set of entries, and x holds them one sample after the other
 
-A layer that knows none of this asks for `Flow.dense`. One that makes a new flow makes it with `Flow.with_`, which carries on
-what belongs to the samples (`Tags`), whatever becomes of x.
+A layer that handles none of these calls `Flow.dense`. One that returns a new flow makes it with `Flow.with_`, which carries the
+properties of the samples (`Tags`) along.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ..tensor import Tensor
 
 # --- layouts ----------------------------------------------------------------------------------------------------------
 class Layout:
-    """How the values of a flow lie. `indices` says which entries of an axis x holds, None for all; `plan` what a layer has to
-    commute with to take x as it is."""
+    """How x represents the activation. `indices`: the entries of an axis that x holds, None for all; `plan`: the plan that a
+    layer must commute with to work on x directly."""
 
     __slots__ = ()
     indices: DeviceAxis | None = None
     plan: Plan | None = None
 
     def dense(self, x: Tensor) -> Tensor:
-        """The activation itself."""
+        """The dense activation."""
         return x
 
 
@@ -45,7 +45,7 @@ class Dense(Layout):
 
 
 class Symbols(Layout):
-    """x holds integers, and `host` the same ones on the host."""
+    """x holds integers, and `host` is a copy of them on the host."""
 
     __slots__ = ("host",)
 
@@ -54,7 +54,7 @@ class Symbols(Layout):
 
 
 class Columns(Layout):
-    """Of the last axis of the activation, x holds the entries that `indices` keeps."""
+    """x holds the entries `indices` of the activation's last axis."""
 
     __slots__ = ("indices",)
 
@@ -66,7 +66,7 @@ class Columns(Layout):
 
 
 class ChannelsLast(Layout):
-    """x (N, H, W, C) stands for (N, C, H, W), and holds the channels that `indices` keeps; None: all."""
+    """x (N, H, W, C) stands for (N, C, H, W) and holds the channels `indices`; None: all."""
 
     __slots__ = ("indices",)
 
@@ -78,7 +78,7 @@ class ChannelsLast(Layout):
 
 
 class PerSample(Layout):
-    """x holds what each sample keeps, one sample after the other."""
+    """x holds the entries that each sample keeps, one sample after the other."""
 
     __slots__ = ("plan", "samples")
 
@@ -93,9 +93,9 @@ DENSE, CHANNELS_LAST = Dense(), ChannelsLast()
 
 
 class Tags(NamedTuple):
-    """What belongs to the samples of a flow, and stays with them from layer to layer."""
+    """Properties of the samples, which layers pass along unchanged."""
 
-    lengths: np.ndarray | None = None  # of samples that are sequences: how many steps each has, on the host; None: all
+    lengths: np.ndarray | None = None  # steps of each sequence (N,), on the host; None: all steps
 
 
 NO_TAGS = Tags()
@@ -103,24 +103,24 @@ NO_TAGS = Tags()
 
 # --- flow -------------------------------------------------------------------------------------------------------------
 class Flow(NamedTuple):
-    """What passes from layer to layer."""
+    """An activation and its representation, passed from layer to layer."""
 
     x: Tensor
     layout: Layout = DENSE
-    pending: tuple[Plan | DeviceBits, ...] = ()  # what is still to be multiplied in: a scale, random bits
+    pending: tuple[Plan | DeviceBits, ...] = ()  # factors not multiplied in yet: a scale, a random mask
     tags: Tags = NO_TAGS
 
     @property
     def indices(self) -> DeviceAxis | None:
-        """Which entries of an axis x holds; None for all."""
+        """The entries of an axis that x holds; None for all."""
         return self.layout.indices
 
     def with_(self, x: Tensor, layout: Layout = DENSE, pending: tuple[Plan, ...] = ()) -> Flow:
-        """Other values of the same samples."""
+        """A flow of other values for the same samples: the tags are carried along."""
         return Flow(x, layout, pending, self.tags)
 
     def applied(self) -> Flow:
-        """With all that was pending multiplied in."""
+        """The flow with all pending factors multiplied in."""
         x = self.x
         for plan in self.pending:
             if isinstance(plan, (BernoulliPlan, DeviceBits)):
@@ -132,48 +132,48 @@ class Flow(NamedTuple):
         return Flow(x, self.layout, (), self.tags) if self.pending else self
 
     def before(self, commutes: Callable[[Plan], bool]) -> Flow:
-        """As a layer takes it that commutes with some plans: what others leave to do is done first."""
+        """The flow for a layer that commutes with some plans: pending factors of the others are applied first."""
         plans = [plan.plan if isinstance(plan, DeviceBits) else plan for plan in self.pending]
         flow = self if all(map(commutes, plans)) else self.applied()
         return flow if flow.layout.plan is None or commutes(flow.layout.plan) else flow.with_(flow.dense())
 
     def dense(self) -> Tensor:
-        """The activation itself: what was pending multiplied in, 0 where entries were dropped, channels on the second axis."""
+        """The dense activation: pending factors applied, 0 for dropped entries, channels on the second axis."""
         flow = self.applied()
         return flow.layout.dense(flow.x)
 
     def features(self) -> Flow:
-        """The same as `Dense`, `Columns` or `PerSample`, nothing pending."""
+        """The flow as `Dense`, `Columns` or `PerSample`, with nothing pending."""
         flow = self.applied()
         return flow.with_(flow.dense()) if isinstance(flow.layout, ChannelsLast) else flow
 
     def images(self) -> Flow:
-        """The same with channels last: what layers of images work on. What is pending of such a flow stays so."""
+        """The flow with channels last, as image layers take it. Factors that are pending on such a flow stay pending."""
         return self if isinstance(self.layout, ChannelsLast) else self.with_(self.dense().transpose(0, 2, 3, 1), CHANNELS_LAST)
 
     def expanded(self) -> Tensor:
-        """The values as they lie, of images with channels last, zeros where entries were dropped."""
+        """The values with zeros for dropped entries; images keep their channels last."""
         if isinstance(self.layout, ChannelsLast):
             return self.x if self.indices is None else ops.expand(self.x, plan=self.indices)
         return self.dense()
 
 
-# --- beforehand -------------------------------------------------------------------------------------------------------
+# --- known in advance -------------------------------------------------------------------------------------------------
 class ActivationSpec(NamedTuple):
     """What is known of a Flow before it is computed."""
 
-    shape: tuple[int | None, ...]  # of the dense activation; a length that is not known is None
-    plan: AxisPlan | None = None  # which features, of images channels, will be held
-    differentiable: bool = False  # whether a gradient will flow to it
+    shape: tuple[int | None, ...]  # of the dense activation; None for an unknown length
+    plan: AxisPlan | None = None  # the features, or channels of images, that x will hold
+    differentiable: bool = False  # whether a gradient flows back to it
 
     @property
     def samples(self) -> int:
-        """How many samples, and positions of them, an activation has."""
+        """Number of rows of the activation: samples times positions."""
         return math.prod(n or 1 for n in self.shape[:-1])
 
 
 class Cost(NamedTuple):
-    """FLOPs and bytes of a pass, forward and backward: of matrix products, and of what they read and write once."""
+    """FLOPs and bytes of a pass, forward and backward: FLOPs of matrix products, and bytes if each operand is moved once."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -182,16 +182,16 @@ class Cost(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Forward and backward."""
+        """FLOPs of forward and backward together."""
         return self.forward + self.backward
 
     def plus(self, other: Cost) -> Cost:
-        """The cost of both."""
+        """The sum of both costs."""
         return Cost(*(a + b for a, b in zip(self, other)))
 
 
-def product_cost(samples: int, inner: int, outer: int, kept: float, spec: ActivationSpec) -> Cost:
-    """Of y = x w.T with `kept` elements of w: forward, dW, and dx where a gradient flows on; 4 bytes a number."""
-    flops, ends = 2.0 * samples * kept, 4.0 * samples * (inner + outer)
+def product_cost(samples: int, inner: int, outer: int, size: float, spec: ActivationSpec) -> Cost:
+    """Cost of y = x w.T with `size` elements of w computed: forward, dW, and dx if a gradient flows on; 4 bytes a number."""
+    flops, ends = 2.0 * samples * size, 4.0 * samples * (inner + outer)
     others = 2 if spec.differentiable else 1
-    return Cost(flops, others * flops, ends + 4.0 * kept, others * (ends + 4.0 * kept))
+    return Cost(flops, others * flops, ends + 4.0 * size, others * (ends + 4.0 * size))

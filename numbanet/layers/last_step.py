@@ -1,4 +1,4 @@
-"""LastStep: what layers through time end with."""
+"""LastStep: the last output of each sequence."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .flow import Cost
 
 
 class LastStep(Layer):
-    """y[n] = x[n, T - 1], or, where the flow says how long samples are, x[n, length[n] - 1].   x (N, T, H) -> y (N, H)
+    """y[n] = x[n, T - 1], or x[n, length[n] - 1] if the flow carries sequence lengths.   x (N, T, H) -> y (N, H)
 
-    What an `LSTM` or a `GRU` ends with, for a `Linear` to classify.
+    Put it after an `LSTM` or a `GRU`, for a `Linear` to classify.
 
     Parameters
     ----------
     bidirectional : bool, default=False
-        Of the second half of the features, take x[n, 0] instead: there ends what reads backwards. For a layer with
-        `bidirectional`, whose last step backwards has seen one element alone.
+        If True, the second half of the features comes from x[n, 0], where the backward direction ends. Needed after a layer
+        with `bidirectional`, whose backward direction has seen only one element at the last step.
     """
 
     recordable = True

@@ -1,4 +1,4 @@
-"""LayerNorm: each sample normalised by itself."""
+"""LayerNorm: normalisation of each sample by its own statistics."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ from .flow import ActivationSpec, Cost
 class LayerNorm(Layer):
     """y = weight (x - mean) / sqrt(variance + eps) + bias, mean and variance over the last axes of x (…, *normalized_shape)
 
-    Of each sample, and each time step, by itself: in training and in prediction alike, in batches of one sample too, and with
-    nothing to remember (Ba, Kiros & Hinton 2016, "Layer normalization", eq. 3). Names, shapes, values and positional arguments
-    are PyTorch's. The statistics are of all features: compact activations are made dense, and dropped ones count as 0.
+    Each sample, and each time step, is normalised by itself: training and prediction are the same, a batch may have one sample,
+    and there are no running values (Ba, Kiros & Hinton 2016, "Layer normalization", eq. 3). Names, shapes, values and
+    positional arguments are PyTorch's. Statistics are over all features: compact activations are expanded, and dropped entries
+    count as 0.
 
     Parameters
     ----------
     normalized_shape : int or sequence of int
-        The last axes of x: an integer for the last one alone.
+        The last axes of x; an integer stands for the last axis alone.
     eps : float, default=1e-5
-        Added to the variance, which is that of the values themselves, with 1/n.
+        Added to the variance (the biased one, 1/n).
     elementwise_affine : bool, default=True
-        Whether there are a weight and a bias, of `normalized_shape`; they begin as 1 and 0.
+        Whether there are a weight and a bias, of shape `normalized_shape`; they start at 1 and 0.
     bias : bool, default=True
-        Whether, with a weight, there is a bias.
+        Whether there is a bias beside the weight.
     device : str or Device, default="cpu"
         Where the tensors live.
 
     Raises
     ------
     ValueError
-        If a length is not positive or there is none, or eps is not above 0; when called, if x does not end with these axes.
+        If there is no length or one is not positive, or eps is not above 0; when called, if x does not end with these axes.
     TypeError
-        If a length is no integer.
+        If a length is not an integer.
     """
 
     recordable = True
@@ -58,7 +59,7 @@ class LayerNorm(Layer):
     ) -> None:
         given: tuple[Any, ...] = tuple(normalized_shape) if isinstance(normalized_shape, Iterable) else (normalized_shape,)
         if any(not is_integer(n) for n in given):
-            raise TypeError(f"LayerNorm: normalized_shape must be an integer, or some, got {normalized_shape!r}")
+            raise TypeError(f"LayerNorm: normalized_shape must be an integer or a sequence of them, got {normalized_shape!r}")
         self.normalized_shape = tuple(int(n) for n in given)
         if not given or min(given) < 1 or not eps > 0:
             raise ValueError(
@@ -66,8 +67,8 @@ class LayerNorm(Layer):
             )
         self.eps, self.elementwise_affine = eps, bool(elementwise_affine)
         self.weight, self.bias = (
-            Tensor(np.full(self.normalized_shape, value), device, requires_grad=True) if there else None
-            for value, there in ((1.0, elementwise_affine), (0.0, elementwise_affine and bias))
+            Tensor(np.full(self.normalized_shape, value), device, requires_grad=True) if exists else None
+            for value, exists in ((1.0, elementwise_affine), (0.0, elementwise_affine and bias))
         )
 
     def forward(self, flow, context):
@@ -78,7 +79,7 @@ class LayerNorm(Layer):
 
     def cost(self, spec, plans):
         axes = spec.shape[-len(self.normalized_shape) :]
-        if len(axes) != len(self.normalized_shape) or any(n not in (None, own) for n, own in zip(axes, self.normalized_shape)):
+        if len(axes) != len(self.normalized_shape) or any(n not in (None, m) for n, m in zip(axes, self.normalized_shape)):
             raise ValueError(f"{self!r}: its input is of shape {spec.shape[1:]} a sample")
         size = 4.0 * math.prod(n or 1 for n in spec.shape)
         return Cost(0.0, 0.0, 2 * size, 3 * size), ActivationSpec(

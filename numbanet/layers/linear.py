@@ -1,4 +1,4 @@
-"""Linear: a product with a weight, of which a plan may leave out neurons or tiles."""
+"""Linear: a product with a weight; a plan may leave out neurons or tiles."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from .flow import DENSE, ActivationSpec, Columns, Flow, PerSample, product_cost
 class Linear(Layer):
     """y = x wᵀ + b.   x (…, in) -> y (…, out)
 
-    Under an `AxisPlan` only the kept neurons are computed, and y holds them alone; under a `TilePlan` the kept tiles of the
-    weight; under a `BernoulliPlan` all, and random zeros are pending. Names, shapes and positional arguments are
-    PyTorch's.
+    An `AxisPlan` computes only the kept neurons, and y holds these alone; a `TilePlan` computes the kept tiles of the weight; a
+    `BernoulliPlan` computes everything and leaves a random mask pending. Names, shapes and positional arguments are PyTorch's.
 
     Parameters
     ----------
@@ -34,11 +33,11 @@ class Linear(Layer):
         Uniform initial weights of variance 2 / in, for ReLU (He et al. 2015, eq. 10), or 2 / (in + out), for tanh and
         sigmoid (Glorot & Bengio 2010, eq. 16); b starts at 0.
     variance_factor : float, default=1.0
-        The variance is multiplied by it: 1 / variance_factor is how many times larger dropout makes the mean square of y's
-        sums. Where a share 1 - p of the products is left and scaled by 1 / (1 - p), it is 1 - p (Hendrycks & Gimpel 2016,
-        "Adjusting for dropout variance in batch normalization and weight initialization").
+        The variance is multiplied by it: 1 / variance_factor is the factor by which dropout raises the mean square of y. If a
+        share 1 - p of the products is kept and scaled by 1 / (1 - p), it is 1 - p (Hendrycks & Gimpel 2016, "Adjusting for
+        dropout variance in batch normalization and weight initialization").
     rng : numpy.random.Generator or int, optional
-        Where the initial weights come from; without, an estimator's `random_state` says it.
+        Source of the initial weights; by default an estimator's `random_state` determines them.
     device : str or Device, default="cpu"
         Where the parameters live.
 
@@ -93,10 +92,10 @@ class Linear(Layer):
         )
 
     def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
-        """act(x wᵀ + b), act the identity or ReLU, as far as the plan keeps it.
+        """act(x wᵀ + b), act the identity or ReLU, for what the plan keeps.
 
-        What a `RowPlan` keeps is scaled in the product's epilogue after ReLU; else its scale is pending. Under a `TilePlan`,
-        inputs that were dropped are put back first, as zeros.
+        With ReLU, the scale of a `RowPlan` is applied in the product's epilogue; otherwise it stays pending. Under a `TilePlan`
+        the input is expanded first, with zeros for dropped entries.
         """
         flow = flow.features()
         width = self.in_features if flow.indices is None else flow.indices.plan.count

@@ -1,4 +1,4 @@
-"""LSTM: layers of memory cells through time."""
+"""LSTM: long short-term memory layers."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from .recurrent import Recurrent
 class LSTM(Recurrent):
     """i, f, o = sigmoid, g = tanh of W_ih x[t] + b_ih + W_hh h[t-1] + b_hh;   c[t] = f c[t-1] + i g, y[t] = h[t] = o tanh c[t]
 
-    Called as PyTorch's, `y, (h, c) = lstm(x, (h0, c0))`, with its names and shapes (Hochreiter & Schmidhuber 1997, with forget
-    gates). What plans drop in it is said by `numbanet.layers.Recurrent`; and here
+    Called as in PyTorch, `y, (h, c) = lstm(x, (h0, c0))`, with its names and shapes (Hochreiter & Schmidhuber 1997, with forget
+    gates). `numbanet.layers.Recurrent` says what plans drop in it. In addition:
 
-    recurrent_l0, …  take a `TimePlan` as well, which drops others at each time step
-    gates            kind "gates": a `GatePlan` of what the backward pass computes of the gates' gradients, in all layers
+    recurrent_l0, …  also takes a `TimePlan`, which drops a different set at each time step
+    gates            kind "gates": a `GatePlan` that selects which gate gradients the backward pass computes, in all layers
 
     Parameters
     ----------
     input_size, hidden_size : int
-        Widths of x, I, and of h, H.
+        Widths I of x and H of h.
     num_layers : int, default=1
-        Each takes the outputs of the one before.
+        Number of layers; each takes the outputs of the previous one.
     bias : bool, default=True
-        Whether there are b_ih and b_hh: two, as in PyTorch; their sum counts.
+        Whether there are b_ih and b_hh: two, as in PyTorch, although only their sum matters.
     batch_first : bool, default=False
         Whether x and y are (N, T, …); else (T, N, …). States are (num_layers, N, H) either way.
     dropout : float, default=0.0
         PyTorch's; only 0 is supported.
     bidirectional : bool, default=False
-        Whether a layer reads its input backwards as well, by weights of its own (`weight_ih_l0_reverse`, …; Schuster & Paliwal
-        1997, "Bidirectional recurrent neural networks"): y is then (…, 2H), states (2 num_layers, N, H). Where sequences differ
-        in length, each is read from its own end. It carries no states over, as a language model does.
+        Whether a second cell per layer, with its own weights (`weight_ih_l0_reverse`, …), reads the input backwards (Schuster &
+        Paliwal 1997, "Bidirectional recurrent neural networks"): y is then (…, 2H), states (2 num_layers, N, H). Sequences of
+        different lengths are each read from their own end. States cannot be carried over to the next batch.
     proj_size : int, default=0
         PyTorch's; only 0 is supported.
     rng : numpy.random.Generator or int, optional
-        Where the initial weights come from: uniform in ±1 / sqrt(H), as PyTorch's.
+        Source of the initial weights: uniform in ±1 / sqrt(H), as in PyTorch.
     device : str or Device, default="cpu"
         Where the parameters live.
 
     Raises
     ------
     ValueError
-        If a size is not positive, or an argument has a value that is not supported.
+        If a size is not positive, or an argument has an unsupported value.
     """
 
     recordable = True
@@ -66,8 +66,8 @@ class LSTM(Recurrent):
         rng: np.random.Generator | int | None = None,
         device: str | Device = "cpu",
     ) -> None:
-        only("LSTM", "plans of a step say what is dropped, which an estimator's dropout draws", dropout=(dropout, 0))
-        only("LSTM", "a Linear after it projects what comes out", proj_size=(proj_size, 0))
+        only("LSTM", "use the estimator's dropout, which draws a plan for each step", dropout=(dropout, 0))
+        only("LSTM", "put a Linear after it", proj_size=(proj_size, 0))
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, bidirectional, rng, device)
 
     def input_bias(self, cell):
@@ -91,5 +91,5 @@ class LSTM(Recurrent):
 
     def cost(self, spec, plans):
         total, spec = super().cost(spec, plans)
-        gates = plans.of(self, "gates")  # only columns of dz are computed, and what is computed from them
+        gates = plans.of(self, "gates")  # keeps columns of dz, and so of all products computed from dz
         return total if gates is None else total._replace(backward=gates.density * total.backward), spec

@@ -18,12 +18,12 @@ from .flow import Cost, PerSample
 
 
 class BatchNorm(Layer):
-    """Base: y = weight (x - mean) / sqrt(variance + eps) + bias for each channel of x (N, C) or (N, C, …)."""
+    """Base: y = weight (x - mean) / sqrt(variance + eps) + bias, per channel of x (N, C) or (N, C, …)."""
 
     buffers = ("running_mean", "running_var", "num_batches_tracked")
     units = ("weight", "bias", "running_mean", "running_var")
     unitwise = True
-    axes: ClassVar[tuple[int, ...]]  # how many x may have
+    axes: ClassVar[tuple[int, ...]]  # the numbers of axes that x may have
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class BatchNorm(Layer):
         device: str | Device = "cpu",
     ) -> None:
         name = type(self).__name__
-        only(name, "weight and bias begin as 1 and 0, and stay so with requires_grad = False", affine=(affine, True))
-        only(name, "ops.batch_norm has no running values", track_running_stats=(track_running_stats, True))
+        only(name, "weight and bias start at 1 and 0; requires_grad = False keeps them so", affine=(affine, True))
+        only(name, "use ops.batch_norm, which has no running values", track_running_stats=(track_running_stats, True))
         if num_features < 1 or not eps > 0 or not (momentum is None or 0 <= momentum <= 1):
             raise ValueError(
                 f"{name}: num_features {num_features} must be positive, eps {eps} above 0 and "
@@ -50,11 +50,11 @@ class BatchNorm(Layer):
 
     @property
     def num_features(self) -> int:
-        """C."""
+        """Number of channels, C."""
         return self.weight.shape[0]
 
-    def normed(self, x: Tensor, kept: DeviceAxis | None, context: Context, sampled: DeviceSamples | None = None) -> Tensor:
-        """y for x (N, C), for the kept channels x (N, K), or for the values that each sample keeps."""
+    def normed(self, x: Tensor, channels: DeviceAxis | None, context: Context, sampled: DeviceSamples | None = None) -> Tensor:
+        """y for x (N, C), for the channels `channels` of it (N, K), or for the values that each sample keeps."""
         samples = x.shape[0] if sampled is None else sampled.plan.samples
         if not context.training:
             whole = x if sampled is None else ops.expand_samples(x, plan=sampled)
@@ -65,7 +65,7 @@ class BatchNorm(Layer):
                 mean=self.running_mean.data,
                 variance=self.running_var.data,
                 eps=self.eps,
-                kept=kept,
+                channels=channels,
             )
             return y if sampled is None else ops.compact_samples(y, plan=sampled)
         if samples < 2:
@@ -73,37 +73,37 @@ class BatchNorm(Layer):
                 f"{type(self).__name__}: a batch in training needs more than one value for each channel, got x {x.shape}"
             )
 
-        if self.momentum is None and kept is not None:
+        if self.momentum is None and channels is not None:
             raise ValueError(
-                f"{self!r}: momentum=None counts batches for all channels together, and {kept.plan} drops some of "
+                f"{self!r}: momentum=None averages over all batches, but {channels.plan} drops channels in some of "
                 "them; give it a momentum, such as 0.1"
             )
 
         def follow(mean, variance):
             dev, count = self.num_batches_tracked.device, self.num_batches_tracked.data
             dev.affine(count, add=1.0, out=count)
-            self._follow(self.running_mean, mean, 1.0, kept)
-            self._follow(self.running_var, variance, samples / (samples - 1), kept)
+            self._follow(self.running_mean, mean, 1.0, channels)
+            self._follow(self.running_var, variance, samples / (samples - 1), channels)
 
         if sampled is not None:
             return ops.batch_norm_samples(x, self.weight, self.bias, seen=follow, eps=self.eps, plan=sampled)
-        return ops.batch_norm(x, self.weight, self.bias, seen=follow, eps=self.eps, kept=kept)
+        return ops.batch_norm(x, self.weight, self.bias, seen=follow, eps=self.eps, channels=channels)
 
-    def _follow(self, running, batch, factor, kept):
-        """r <- r + momentum (factor b - r) where channels are kept; without a momentum, 1 / batches, which is read on the
-        device, as steps that are recorded are done again."""
+    def _follow(self, running, batch, factor, channels):
+        """r <- r + momentum (factor b - r) for the channels that are computed; 1 / batches if momentum is None, read from
+        device memory, because a recorded step must not hold it as a constant."""
         dev, m = running.device, self.momentum
         if m is None:
             batches = dev.broadcast_to(dev.reshape(self.num_batches_tracked.data, (1,)), running.shape)
             change = dev.sub(dev.affine(batch, mul=factor), running.data)
             dev.add(running.data, dev.div(change, batches), out=running.data)
             return
-        if kept is None:
+        if channels is None:
             dev.add(dev.affine(running.data, mul=1 - m), dev.affine(batch, mul=m * factor), out=running.data)
             return
-        row = dev.compact(dev.reshape(running.data, (1, self.num_features)), kept.indices)
+        row = dev.compact(dev.reshape(running.data, (1, self.num_features)), channels.indices)
         change = dev.add(dev.affine(row, mul=-m), dev.affine(dev.reshape(batch, row.shape), mul=m * factor))
-        dev.add(running.data, dev.reshape(dev.expand(change, kept.inverse), running.shape), out=running.data)
+        dev.add(running.data, dev.reshape(dev.expand(change, channels.inverse), running.shape), out=running.data)
 
     def cost(self, spec, plans):
         if len(spec.shape) not in self.axes or spec.shape[1] not in (None, self.num_features):
@@ -128,20 +128,20 @@ class BatchNorm(Layer):
 class BatchNorm1d(BatchNorm):
     """y = weight (x - mean) / sqrt(variance + eps) + bias, for each channel.   x, y (N, C) or (N, C, L)
 
-    In training, mean and variance are those of the batch, and running ones follow them: r <- (1 - momentum) r + momentum b, the
-    variance with 1 / (N - 1). In prediction they are the running ones (Ioffe & Szegedy 2015, algorithms 1 and 2). Names,
-    shapes, values and positional arguments are PyTorch's. Compact activations stay compact; channels that a step drops keep
-    their running values. The scale of a pattern, and random zeros, come after the next activation: prediction then finds the
-    statistics that it needs.
+    In training, mean and variance are those of the batch, and the running values follow: r <- (1 - momentum) r + momentum b,
+    the variance with 1 / (N - 1). Predictions use the running values (Ioffe & Szegedy 2015, algorithms 1 and 2). Names, shapes,
+    values and positional arguments are PyTorch's. Compact activations stay compact; channels that a step drops keep their
+    running values. Pending scales and random masks are applied after the next activation, so that the statistics are those of
+    prediction.
 
     Parameters
     ----------
     num_features : int
-        Channels C.
+        Number of channels, C.
     eps : float, default=1e-5
         Added to the variance.
     momentum : float or None, default=0.1
-        How fast the running values follow, in [0, 1]; None for the mean of all batches so far, where no channels are dropped.
+        How fast the running values follow, in [0, 1]; None: the mean over all batches, allowed if no channels are dropped.
     affine, track_running_stats : bool, default=True
         Only True is supported.
     device : str or Device, default="cpu"
@@ -150,7 +150,7 @@ class BatchNorm1d(BatchNorm):
     Raises
     ------
     ValueError
-        If an argument is out of range; when called in training, if there is only one value a channel.
+        If an argument is out of range; when called in training, if a channel has only one value.
     """
 
     recordable = True
@@ -169,13 +169,13 @@ class BatchNorm1d(BatchNorm):
 class BatchNorm2d(BatchNorm):
     """y = weight (x - mean) / sqrt(variance + eps) + bias, for each channel of images.   x, y (N, C, H, W)
 
-    As `BatchNorm1d`, mean and variance over all N H W values of a channel. Names, shapes and values are PyTorch's. Compact
-    channels stay compact, and those that a step drops keep their running values.
+    As `BatchNorm1d`, with mean and variance over all N H W values of a channel. Names, shapes and values are PyTorch's. Compact
+    channels stay compact, and channels that a step drops keep their running values.
 
     Parameters
     ----------
     num_features, eps, momentum, affine, track_running_stats, device
-        As for `BatchNorm1d`, which raises the same errors; x that is no images is refused when it is called.
+        As for `BatchNorm1d`, with the same errors; x that is not a batch of images is refused when the layer is called.
     """
 
     recordable = True

@@ -1,4 +1,4 @@
-"""Normalize: inputs brought to mean 0 and standard deviation 1 by numbers that are known beforehand."""
+"""Normalize: inputs scaled to mean 0 and standard deviation 1, with constants given in advance."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .flow import Cost
 class Normalize(Layer):
     """y[n, c, …] = (x[n, c, …] - mean[c]) / std[c].   x, y (N, C, …): images, or rows of features
 
-    As the first layer of a network it belongs to the model: predictions normalise as training did, and what is saved has it.
-    Means and deviations are not trained; `state_dict` has them as `mean` and `std`.
+    As the first layer of a network it is part of the model: predictions normalise as training did, and it is saved with the
+    network. The constants are not trained; `state_dict` has them as `mean` and `std`.
 
     Parameters
     ----------
     mean, std : array_like of shape (C,), or float
-        Of each channel or feature over the training samples, such as X.mean((0, 2, 3)) and X.std((0, 2, 3)) of images; one
-        number is that of all.
+        Per channel or feature, over the training samples, such as X.mean((0, 2, 3)) and X.std((0, 2, 3)) for images; a single
+        number applies to all.
     device : str or Device, default="cpu"
         Where the tensors live.
 
     Raises
     ------
     ValueError
-        If they are not finite, of different lengths, or a deviation is not positive.
+        If they are not finite, differ in length, or a deviation is not positive.
     """
 
     buffers = ("mean", "std")
@@ -36,11 +36,11 @@ class Normalize(Layer):
     def __init__(self, mean: np.ndarray | float, std: np.ndarray | float, device: str | Device = "cpu") -> None:
         given = np.atleast_1d(np.float32(mean)), np.atleast_1d(np.float32(std))
         if given[0].ndim != 1 or given[0].shape != given[1].shape or not given[0].size:
-            raise ValueError(f"Normalize: mean {given[0].shape} and std {given[1].shape} must have one number a channel each")
+            raise ValueError(f"Normalize: mean {given[0].shape} and std {given[1].shape} must have one number per channel")
         if not np.isfinite(given).all() or not (given[1] > 0).all():
             raise ValueError(
-                f"Normalize: mean {given[0]} and std {given[1]} must be finite, and std positive; give 1 where a "
-                "feature is constant"
+                f"Normalize: mean {given[0]} and std {given[1]} must be finite, and std positive; use std 1 for a "
+                "constant feature"
             )
         self.mean, self.std = (Tensor(values, device) for values in given)
 
@@ -50,7 +50,7 @@ class Normalize(Layer):
         return (x - self.mean.reshape(*shape)) / self.std.reshape(*shape)
 
     def _check(self, shape):
-        """ValueError unless a batch of this shape has the channels; a length that is not known is None."""
+        """ValueError unless a batch of this shape has the channels; None stands for an unknown length."""
         if len(shape) < 2 or self.mean.shape[0] != 1 and shape[1] not in (None, self.mean.shape[0]):
             raise ValueError(f"{self!r}: x {shape} must be (N, C, …) with C = {self.mean.shape[0]} on its second axis")
 

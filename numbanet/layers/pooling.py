@@ -15,7 +15,7 @@ Pair = int | tuple[int, int]
 
 
 def pair(name: str, value: Pair) -> tuple[int, int]:
-    """An int for both axes, or a pair of ints as it is; TypeError else."""
+    """(value, value) of an int, or a pair of ints unchanged; TypeError otherwise."""
     both = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(both) != 2 or not all(is_integer(n) for n in both):
         raise TypeError(f"{name} must be an int or a pair of ints, got {value!r}")
@@ -23,7 +23,7 @@ def pair(name: str, value: Pair) -> tuple[int, int]:
 
 
 class Pooling(Layer):
-    """Base: each channel of an image by itself. Compact channels stay compact."""
+    """Base: pooling of each channel separately. Compact channels stay compact."""
 
     window: Window | Bins
     unitwise = True
@@ -59,32 +59,32 @@ class Pooling(Layer):
 
 
 class MaxPool2d(Pooling):
-    """y = the largest value that each window sees.   x (N, C, H, W) -> y (N, C, OH, OW)
+    """y = the largest value in each window.   x (N, C, H, W) -> y (N, C, OH, OW)
 
-    Arguments, values and gradients are PyTorch's. Padding never is the largest; of equal values the first gets the gradient,
-    of NaNs the last.
+    Arguments, values and gradients are PyTorch's. Padding is never the maximum; among equal values the first gets the gradient,
+    among NaNs the last.
 
     Parameters
     ----------
     kernel_size : int or (int, int)
         Height and width of the window.
     stride : int or (int, int), optional
-        How far windows are apart; by default as far as they reach, kernel_size.
+        Distance between windows; by default kernel_size, so that they do not overlap.
     padding : int or (int, int), default=0
         Pixels added at each edge, at most half the kernel.
     dilation : int or (int, int), default=1
-        How far the pixels of a window are apart.
+        Distance between the pixels of a window.
     return_indices : bool, default=False
         Only False is supported.
     ceil_mode : bool, default=False
-        Only False: windows that stick out of the padded image are left out.
+        Only False is supported: windows that extend beyond the padded image are left out.
 
     Raises
     ------
     ValueError
         If an argument is out of range.
     TypeError
-        If a length is no int.
+        If a length is not an int.
     """
 
     recordable = True
@@ -99,7 +99,7 @@ class MaxPool2d(Pooling):
         return_indices: bool = False,
         ceil_mode: bool = False,
     ) -> None:
-        only("MaxPool2d", "max_pool of a device gives the places as well", return_indices=(return_indices, False))
+        only("MaxPool2d", "max_pool of a device returns the indices as well", return_indices=(return_indices, False))
         only("MaxPool2d", "pad the images instead", ceil_mode=(ceil_mode, False))
         self.window = Window(
             pair("MaxPool2d: kernel_size", kernel_size),
@@ -126,18 +126,18 @@ class MaxPool2d(Pooling):
 
 
 class AvgPool2d(Pooling):
-    """y = the mean of what each window sees.   x (N, C, H, W) -> y (N, C, OH, OW)
+    """y = the mean of each window.   x (N, C, H, W) -> y (N, C, OH, OW)
 
     Arguments, values and gradients are PyTorch's.
 
     Parameters
     ----------
     kernel_size, stride, padding, ceil_mode
-        As for `MaxPool2d`, which raises the same errors; padding are zeros.
+        As for `MaxPool2d`, with the same errors; the padding is zeros.
     count_include_pad : bool, default=True
-        Whether the zeros of padding count in the mean.
+        Whether the padding's zeros count in the mean.
     divisor_override : None
-        Nothing else is supported.
+        Only None is supported.
     """
 
     recordable = True
@@ -153,7 +153,7 @@ class AvgPool2d(Pooling):
         divisor_override: int | None = None,
     ) -> None:
         only("AvgPool2d", "pad the images instead", ceil_mode=(ceil_mode, False))
-        only("AvgPool2d", "multiply what comes out", divisor_override=(divisor_override, None))
+        only("AvgPool2d", "multiply its output", divisor_override=(divisor_override, None))
         self.window = Window(
             pair("AvgPool2d: kernel_size", kernel_size),
             pair("AvgPool2d: stride", kernel_size if stride is None else stride),
@@ -180,9 +180,9 @@ class AvgPool2d(Pooling):
 
 
 class AdaptiveAvgPool2d(Pooling):
-    """y = the mean of each of OH x OW parts of an image, whatever its size.   x (N, C, H, W) -> y (N, C, OH, OW)
+    """y = the mean of each of OH x OW regions of an image of any size.   x (N, C, H, W) -> y (N, C, OH, OW)
 
-    Part i of OH goes from pixel floor(i H / OH) to before ceil((i + 1) H / OH), as PyTorch's.
+    Region i of OH spans the pixels from floor(i H / OH) to before ceil((i + 1) H / OH), as in PyTorch.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ class AdaptiveAvgPool2d(Pooling):
     ValueError
         If a size is not positive.
     TypeError
-        If it is no int.
+        If a size is not an int.
     """
 
     recordable = True

@@ -1,4 +1,4 @@
-"""Recurrent: what layers of cells through time share, whatever their cells do."""
+"""Recurrent: the common base of LSTM and GRU."""
 
 from __future__ import annotations
 
@@ -22,29 +22,28 @@ WEIGHTS, BIASES = ("weight_ih", "weight_hh"), ("bias_ih", "bias_hh")
 
 
 class Recurrent(Layer, abc.ABC):
-    """Base: layers of cells through time, each of which takes the outputs y of the layer before.
+    """Base of recurrent layers, stacked: each takes the outputs y of the previous one.
 
-    With `bidirectional` a layer has two cells, and y is what both give, 2H wide: one goes forwards in time, the other, whose
-    names end with `_reverse`, backwards, and begins at each sequence's own end. The input products of all time steps are one
-    product a cell, and what plans drop in it is not computed:
+    With `bidirectional` a layer has two cells, and y concatenates their outputs, 2H wide. One runs forwards in time; the other,
+    whose names end with `_reverse`, runs backwards from each sequence's own end. The input products of all time steps are one
+    product per cell. Plans at these sites leave out part of the work:
 
-    output_l0, …     kind "output": of a layer's y, an `AxisPlan` keeps some units, the same at all time steps; y is compact,
-                     and the next layer's products have their columns alone. The layer itself computes all: they are its
+    output_l0, …     kind "output": an `AxisPlan` keeps some units of a layer's y, the same at all time steps; y is compact, and
+                     the next layer's products read only its columns. The layer itself computes all units, because they are its
                      memory (Zaremba et al. 2014, "Recurrent neural network regularization": dropout on non-recurrent
-                     connections). A `BernoulliPlan` drops others at each time step
+                     connections). A `BernoulliPlan` drops a different set at each time step
     input_l0, …      kind "tiles": a `TilePlan` of a cell's W_ih
-    recurrent_l0, …  kind "recurrent": an `AxisPlan` of a cell's h[t-1], for one sequence. The units that it drops keep their
-                     state, are computed, and come out in y; only the product with W_hh does not see them, and the others are
-                     multiplied by the plan's scale. So the state stays what it is in prediction, where all are seen, and the
-                     mean of the sum is the same. (Dropping the state itself would wipe out, at each step, what a cell
-                     remembers.)
+    recurrent_l0, …  kind "recurrent": an `AxisPlan` of a cell's h[t-1], the same for a whole sequence. Dropped units keep their
+                     state, are computed, and appear in y; only the product with W_hh leaves them out, and multiplies the others
+                     by the plan's scale. So the state is what it is in prediction, which reads all units, and the expected sum
+                     is the same. (Dropping the state itself would erase the cell's memory at each step.)
 
-    A subclass says how many gates and states a unit has, and what its cells do with them (`act`).
+    A subclass defines the numbers of gates and states per unit, and what its cells compute (`act`).
     """
 
-    gates: ClassVar[int]  # rows of each weight that a unit has
-    states: ClassVar[int] = 1  # how many numbers a unit remembers
-    seen: ClassVar[tuple[type[Plan], ...]] = (AxisPlan,)  # plans of what the product with W_hh sees
+    gates: ClassVar[int]  # rows of each weight per unit
+    states: ClassVar[int] = 1  # states per unit: h, or h and c
+    seen: ClassVar[tuple[type[Plan], ...]] = (AxisPlan,)  # kinds of plans at the recurrent sites
 
     def __init__(
         self,
@@ -76,13 +75,13 @@ class Recurrent(Layer, abc.ABC):
         cls, inputs: int, hidden: int, layers: int, bidirectional: bool, bias: bool
     ) -> list[tuple[str, tuple[int, ...]]]:
         """(name, shape) of the parameters, in the order in which they are drawn."""
-        found, rows = [], cls.gates * hidden
+        shapes, rows = [], cls.gates * hidden
         for layer in range(layers):
             width = hidden * (1 + bidirectional) if layer else inputs
             for cell in _cells(layer, bidirectional):
-                shapes = (rows, width), (rows, hidden), (rows,), (rows,)
-                found += [(f"{name}_{cell}", shape) for name, shape in zip((*WEIGHTS, *BIASES * bias), shapes)]
-        return found
+                sizes = (rows, width), (rows, hidden), (rows,), (rows,)
+                shapes += [(f"{name}_{cell}", shape) for name, shape in zip((*WEIGHTS, *BIASES * bias), sizes)]
+        return shapes
 
     @property
     def output_size(self) -> int:
@@ -90,38 +89,39 @@ class Recurrent(Layer, abc.ABC):
         return self.hidden_size * (1 + self.bidirectional)
 
     def _layers(self) -> list[tuple[str, ...]]:
-        """By layer, how the names of its cells' parameters end."""
+        """By layer, the suffixes of its cells' parameter names."""
         return [_cells(layer, self.bidirectional) for layer in range(self.num_layers)]
 
     def _of(self, kind: str, cell: str) -> Any:
-        """A parameter of a cell, None where there is none."""
+        """A parameter of a cell; None if it has none."""
         return getattr(self, f"{kind}_{cell}", None)
 
-    # --- what cells do ------------------------------------------------------------------------------------------------
+    # --- cells --------------------------------------------------------------------------------------------------------
     @abc.abstractmethod
     def act(self, z: Tensor, cell: str, first: list[Tensor], plans: Plans, ends: bool, **options: Any) -> tuple[Tensor, ...]:
-        """(y (T, N, H),), and with `ends` also the states, but for h, after the last step.
+        """(y (T, N, H),); with `ends` also the states after the last step, except h.
 
         Parameters
         ----------
         z : Tensor of shape (T N, gates * H)
-            What x brings, with `input_bias`.
+            The input products x W_ihᵀ + `input_bias`.
         cell : str
-            How the names of its parameters end.
+            The suffix of its parameters' names.
         first : list of Tensor of shape (N, H)
             The states before the first step.
         plans : Plans
         ends : bool
+            Whether to return the final states.
         options
             steps, lengths, units and left, as `ops.lstm` and `ops.gru` take them.
         """
 
     def input_bias(self, cell: str) -> Tensor | None:
-        """What is added to the input products of a cell."""
+        """The bias added to the input products of a cell."""
         return self._of("bias_ih", cell)
 
     # --- calls --------------------------------------------------------------------------------------------------------
-    def __call__(  # type: ignore[override]  # called as PyTorch's, which other layers are not
+    def __call__(  # type: ignore[override]  # called as in PyTorch, with more arguments than other layers
         self, x: Tensor, state: Any = None, lengths: Any = None, context: Context | None = None
     ) -> tuple[Tensor, Any]:
         """(y, states): the outputs of the last layer, and the states of all cells after their last steps.
@@ -130,19 +130,19 @@ class Recurrent(Layer, abc.ABC):
         ----------
         x : Tensor of shape (T, N, input_size), or (N, T, input_size) with batch_first
         state : (h0, c0) of an LSTM, h0 of a GRU, each of shape (cells, N, hidden_size), optional
-            What the cells begin with, those of a layer one after the other; zeros by default.
+            Initial states of the cells, those of a layer one after the other; zeros by default.
         lengths : array_like of int of shape (N,), optional
-            How many steps a sample has, 1 to T: y is 0 after them, states are those of the last one. By default those of the
-            pass that it stands in, where there is one.
+            Number of steps of each sample, 1 to T: y is 0 after them, and states are those after a sample's last step. By
+            default the lengths of the enclosing pass, if there is one.
         context : Context, optional
-            What is dropped.
+            The plans: what is dropped.
 
         Raises
         ------
         ValueError
             If shapes do not fit, there are no time steps, or a length is not in 1 … T.
         TypeError
-            If x is no Tensor.
+            If x is not a Tensor.
         """
         flow, context = entering(self, x, context)
         flow = self._time_major(flow)
@@ -158,17 +158,17 @@ class Recurrent(Layer, abc.ABC):
         lengths = self._lengths(flow.tags.lengths if lengths is None else lengths, steps, n)
         flow, ends = self._through(flow, context, first, lengths, ends=True)
         y = flow.dense()
-        found = tuple(ops.concatenate([part.reshape(1, n, self.hidden_size) for part in parts]) for parts in zip(*ends))
-        return y.transpose(1, 0, 2) if self.batch_first else y, found if self.states > 1 else found[0]
+        final = tuple(ops.concatenate([part.reshape(1, n, self.hidden_size) for part in parts]) for parts in zip(*ends))
+        return y.transpose(1, 0, 2) if self.batch_first else y, final if self.states > 1 else final[0]
 
     def forward(self, flow: Flow, context: Context) -> Flow:
-        """y, compact where units of the last layer are dropped; begins with the states that the context has, which those after
-        the last step overwrite.
+        """y, compact if units of the last layer are dropped. Starts from the context's states, if it has any, and overwrites
+        them with the final ones.
 
         Raises
         ------
         ValueError
-            If the context has states, and the layer reads backwards too.
+            If the context has states, and the layer is bidirectional.
         """
         flow = self._time_major(flow.features())
         steps, n, _ = flow.x.shape
@@ -182,11 +182,11 @@ class Recurrent(Layer, abc.ABC):
         return flow._replace(x=flow.x.transpose(1, 0, 2) if self.batch_first else flow.x)
 
     def _remembered(self, state: dict[Any, Any], cell: str, n: int) -> list[Any]:
-        """The states of n samples, zeros where there are none; ValueError where they cannot be carried over."""
+        """The states of n samples, zeros if there are none yet; ValueError if the layer is bidirectional."""
         if self.bidirectional:
             raise ValueError(
-                f"{self!r}: states are carried over from one piece of a text to the next, and what reads backwards"
-                " begins at the text's end; take bidirectional=False"
+                f"{self!r}: states are carried over from one segment of a text to the next, but the backward direction"
+                " starts at the text's end; use bidirectional=False"
             )
         if (self, cell, n) not in state:
             dev = self._of("weight_ih", cell).device
@@ -194,7 +194,7 @@ class Recurrent(Layer, abc.ABC):
         return state[self, cell, n]
 
     def _time_major(self, flow: Flow) -> Flow:
-        """x as (T, N, …); ValueError where it is of another shape."""
+        """x as (T, N, …); ValueError if its shape does not match."""
         indices, name = flow.indices, type(self).__name__
         width = self.input_size if indices is None else indices.plan.count
         if flow.x.ndim != 3 or flow.x.shape[2] != width or (indices and indices.plan.n != self.input_size):
@@ -207,12 +207,12 @@ class Recurrent(Layer, abc.ABC):
     def _lengths(self, lengths: Any, steps: int, n: int) -> np.ndarray | None:
         if lengths is None:
             return None
-        found, name = np.asarray(lengths), type(self).__name__
-        if found.shape != (n,) or found.dtype.kind not in "iu":
-            raise ValueError(f"{name}: lengths must be {n} integers, got {found.dtype} {found.shape}")
-        if found.size and not 1 <= found.min() <= found.max() <= steps:
-            raise ValueError(f"{name}: lengths must be from 1 to {steps}, got {found.min()} to {found.max()}")
-        return found.astype(np.int32)
+        array, name = np.asarray(lengths), type(self).__name__
+        if array.shape != (n,) or array.dtype.kind not in "iu":
+            raise ValueError(f"{name}: lengths must be {n} integers, got {array.dtype} {array.shape}")
+        if array.size and not 1 <= array.min() <= array.max() <= steps:
+            raise ValueError(f"{name}: lengths must be from 1 to {steps}, got {array.min()} to {array.max()}")
+        return array.astype(np.int32)
 
     def _through(
         self,
@@ -223,9 +223,9 @@ class Recurrent(Layer, abc.ABC):
         left: dict[str, list[Any]] | None = None,
         ends: bool = False,
     ) -> tuple[Flow, list[list[Tensor]]]:
-        """(the last layer's y (T, N, …), compact or not; with `ends` the states of each cell after its last step)"""
+        """(the last layer's y (T, N, …), compact or not; if `ends`, the states of each cell after its last step)"""
         steps, n, _ = flow.x.shape
-        last, found = np.full(n, steps - 1) if lengths is None else lengths - 1, []
+        last, final = np.full(n, steps - 1) if lengths is None else lengths - 1, []
         for layer, cells in enumerate(self._layers()):
             ys: list[Tensor] = []
             for cell in cells:
@@ -233,10 +233,10 @@ class Recurrent(Layer, abc.ABC):
                 x = flow._replace(x=ops.reverse_steps(flow.x, lengths=lengths)) if back else flow
                 y, *others = self._run(cell, x, context, first.get(cell), lengths, ends, None if left is None else left[cell])
                 if ends:
-                    found.append([y[last, np.arange(n)], *others])
+                    final.append([y[last, np.arange(n)], *others])
                 ys.append(ops.reverse_steps(y, lengths=lengths) if back else y)
             flow = self._thinned(layer, flow.with_(ops.concatenate(ys, axis=2) if self.bidirectional else ys[0]), context)
-        return flow, found
+        return flow, final
 
     def _run(
         self,
@@ -248,7 +248,7 @@ class Recurrent(Layer, abc.ABC):
         ends: bool,
         left: list[Any] | None,
     ) -> tuple[Tensor, ...]:
-        """What `act` gives of one cell for x (T, N, I), compact or not."""
+        """The result of `act` for one cell and x (T, N, I), compact or not."""
         w, b, dev, plans = self._of("weight_ih", cell), self.input_bias(cell), flow.x.device, context.plans
         steps, n, width = flow.x.shape
         flow = flow._replace(x=flow.x.reshape(steps * n, width))
@@ -273,39 +273,39 @@ class Recurrent(Layer, abc.ABC):
         )
 
     def _thinned(self, layer: int, flow: Flow, context: Context) -> Flow:
-        """What comes to the next layer."""
+        """The flow to the next layer: y with the layer's output plan applied."""
         indices = context.plans.at(self, f"output_l{layer}")
         if indices is None:
             return flow
-        if not isinstance(indices, DeviceAxis):  # but random bits
+        if not isinstance(indices, DeviceAxis):  # a random mask
             return flow._replace(pending=(indices.pending,)).applied()
         pending = (indices.pending,) if indices.plan.scale != 1.0 else ()
         return flow.with_(ops.compact(flow.x, plan=indices), Columns(indices), pending).applied()
 
-    # --- what it says of itself ---------------------------------------------------------------------------------------
+    # --- description --------------------------------------------------------------------------------------------------
     def sites(self):
-        found: list[Site] = []
+        sites: list[Site] = []
         for layer, cells in enumerate(self._layers()):
             shape = self._of("weight_ih", cells[0]).shape
-            found.append(Site(f"output_l{layer}", "output", (self.output_size, shape[1]), (AxisPlan, BernoulliPlan)))
+            sites.append(Site(f"output_l{layer}", "output", (self.output_size, shape[1]), (AxisPlan, BernoulliPlan)))
             for cell in cells:
-                found += [
+                sites += [
                     Site(f"input_{cell}", "tiles", shape, (TilePlan,)),
                     Site(f"recurrent_{cell}", "recurrent", self._of("weight_hh", cell).shape[::-1], self.seen),
                 ]
-        return tuple(found)
+        return tuple(sites)
 
     def cost(self, spec, plans):
         if len(spec.shape) != 3 or spec.shape[2] not in (None, self.input_size):
             raise ValueError(
                 f"{self!r}: it takes sequences of {self.input_size} features, and its input has {spec.shape[1:]} a sample"
             )
-        total, n, rows, kept = Cost(), spec.samples, self.gates * self.hidden_size, spec.plan
+        total, n, rows, axis = Cost(), spec.samples, self.gates * self.hidden_size, spec.plan
         for layer, cells in enumerate(self._layers()):
             size = self.output_size if layer else self.input_size
             for cell in cells:
                 plan = plans.of(self, f"input_{cell}")
-                inner = size if kept is None or plan is not None else kept.count
+                inner = size if axis is None or plan is not None else axis.count
                 total = total.plus(
                     product_cost(
                         n,
@@ -317,12 +317,12 @@ class Recurrent(Layer, abc.ABC):
                 )
                 total = total.plus(self._recurrent_cost(n, plans.of(self, f"recurrent_{cell}")))
             out = plans.of(self, f"output_l{layer}")
-            kept = out if isinstance(out, AxisPlan) else None
-        return total, ActivationSpec((*spec.shape[:2], self.output_size), kept, True)
+            axis = out if isinstance(out, AxisPlan) else None
+        return total, ActivationSpec((*spec.shape[:2], self.output_size), axis, True)
 
     def _recurrent_cost(self, n: int, plan: Any) -> Cost:
-        """Of the products with W_hh in n positions. Under a `TimePlan` the forward one alone is smaller: dw is one product for
-        all time steps, and on the CPU they share the packed weight of dh."""
+        """Cost of the products with W_hh for n positions. A `TimePlan` reduces only the forward product: dw is one product over
+        all time steps, and dh uses the dense packed weight on the CPU."""
 
         def products(seen: int) -> Cost:
             rows = self.gates * self.hidden_size
@@ -336,10 +336,10 @@ class Recurrent(Layer, abc.ABC):
         )
 
     def reads(self, plans: Plans, symbols=None):
-        found = {}
+        parts = {}
         for cell in sum(self._layers(), ()):
-            found.update(plans.region(self, self._of("weight_ih", cell), f"input_{cell}"))
-        return found
+            parts.update(plans.region(self, self._of("weight_ih", cell), f"input_{cell}"))
+        return parts
 
     def config(self):
         return {
@@ -366,5 +366,5 @@ class Recurrent(Layer, abc.ABC):
 
 
 def _cells(layer: int, bidirectional: bool) -> tuple[str, ...]:
-    """How the names of a layer's parameters end, forwards and backwards."""
+    """The suffixes of a layer's parameter names: forwards, and backwards if it is bidirectional."""
     return (f"l{layer}", f"l{layer}_reverse")[: 1 + bidirectional]

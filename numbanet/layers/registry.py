@@ -1,4 +1,4 @@
-"""The layers, one line an import and one name in `__all__` each: `numbanet` gives them from here."""
+"""Registry of the layers: one import and one name in `__all__` per layer; `numbanet` exports them from here."""
 
 from .activation import GELU, ReLU, Sigmoid, Tanh
 from .conv import Conv2d

@@ -1,4 +1,4 @@
-"""Sequential: a loop over layers, which knows none of them by name."""
+"""Sequential: layers applied one after the other; no layer type is treated specially."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .tree import Tree
 
 
 class Sequential(Layer):
-    """Layers one after the other; activations between them stay compact where layers take them so.
+    """Layers applied one after the other; activations stay compact between layers that support it.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ class Sequential(Layer):
     Raises
     ------
     TypeError
-        If one of them is no layer, or defines neither `__call__` nor `forward`.
+        If an element is not a layer, or defines neither `__call__` nor `forward`.
     """
 
     recordable = True
@@ -43,9 +43,9 @@ class Sequential(Layer):
     def __len__(self) -> int:
         return len(self.layers)
 
-    def __getitem__(self, place: int | slice) -> Layer:
-        """A layer, or some of them as a `Sequential`; they stay the same layers."""
-        return Sequential(self.layers[place]) if isinstance(place, slice) else self.layers[place]
+    def __getitem__(self, index: int | slice) -> Layer:
+        """A layer, or a slice as a `Sequential` of the same layer objects."""
+        return Sequential(self.layers[index]) if isinstance(index, slice) else self.layers[index]
 
     @property
     def symbols(self) -> int | None:
@@ -60,7 +60,7 @@ class Sequential(Layer):
         return super().records and all(layer.records for layer in self.layers)
 
     def _stages(self) -> Iterator[tuple[Layer, Callable[[Flow, Context], Flow]]]:
-        """Each layer with what it does, those that are fused together."""
+        """(layer, function that applies it); a fused pair is one stage."""
         i = 0
         while i < len(self.layers):
             layer = self.layers[i]
@@ -75,12 +75,12 @@ class Sequential(Layer):
     def _pass(stages: Iterable[tuple[Layer, Callable[[Flow, Context], Flow]]], flow: Flow, context: Context) -> Flow:
         for layer, stage in stages:
             tags, flow = flow.tags, stage(flow.before(layer.commutes), context)
-            if flow.tags is NO_TAGS and tags is not NO_TAGS:  # a layer made a flow without them
+            if flow.tags is NO_TAGS and tags is not NO_TAGS:  # a layer returned a flow without them
                 flow = flow._replace(tags=tags)
         return flow
 
     def before_last(self, flow: Flow, context: Context) -> tuple[Flow, Callable[[Flow], Flow]]:
-        """(what comes to the last layer, what that layer does with it, or with some samples of it)"""
+        """(input of the last layer, function that applies that layer to it, or to some of its samples)"""
         *stages, (last, act) = self._stages() if self.layers else [(self, lambda flow, context: flow)]
         flow = self._pass(stages, flow, context)
         return flow, lambda flow: act(flow.before(last.commutes), context)
@@ -89,27 +89,27 @@ class Sequential(Layer):
         return ((str(i), layer) for i, layer in enumerate(self.layers))
 
     def droppable(self, kind: str = "output", answer: bool = False) -> tuple[Site, ...]:
-        """The sites of a kind that a policy has plans for (`Tree.droppable`)."""
+        """The sites of a kind that a policy makes plans for (`Tree.droppable`)."""
         return Tree(self).droppable(kind, answer)
 
     def cost(self, spec, plans):
         total = Cost()
         for layer in self.layers:
-            own, spec = layer.cost(spec, plans)
-            total = total.plus(own)
+            part, spec = layer.cost(spec, plans)
+            total = total.plus(part)
         return total, spec
 
     def reads(self, plans, symbols=None):
-        found: dict[Tensor, DevicePlan] = {}
+        parts: dict[Tensor, DevicePlan] = {}
         for i, layer in enumerate(self.layers):
-            found.update(layer.reads(plans, None if i else symbols))
-        return found
+            parts.update(layer.reads(plans, None if i else symbols))
+        return parts
 
     def config(self):
         return {"layers": self.layers}
 
     def expect(self, shape: tuple[int | None, ...], policy: Any = None) -> None:
-        """Samples of this shape, and a policy: for what `print` shows."""
+        """Set the sample shape and the policy that `print(model)` shows."""
         self._expected = tuple(shape), policy
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Layers that move elements: Flatten, Shuffle, Select."""
+"""Layers that rearrange or select elements: Flatten, Shuffle, Select."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .flow import ActivationSpec, ChannelsLast, Columns, Cost
 
 
 class Flatten(Layer):
-    """y[n, …] = x[n, …] as (N, everything else), of images in the order (C, H, W). Compact channels become compact features."""
+    """y = x as (N, product of the other axes), images in the order (C, H, W). Compact channels become compact features."""
 
     recordable = True
     unitwise = True
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
-        only("Flatten", "a layer of one's own reshapes in another way", start_dim=(start_dim, 1), end_dim=(end_dim, -1))
+        only("Flatten", "a Layer subclass can reshape in other ways", start_dim=(start_dim, 1), end_dim=(end_dim, -1))
 
     def forward(self, flow, context):
         flow = flow.applied()
@@ -33,7 +33,7 @@ class Flatten(Layer):
         return flow.with_(y) if longer is None else flow.with_(y, Columns(on_device(longer, y.device)))
 
     def cost(self, spec, plans):
-        """Where lists of channels lie in fixed buffers (`Plans.repeat`), the features are dense."""
+        """If the channel lists are in fixed buffers (`Plans.repeat`), the features are dense."""
         width = None if None in spec.shape[1:] else math.prod(spec.shape[1:])
         images = len(spec.shape) == 4 and width is not None and spec.plan is not None and spec.plan.n == spec.shape[1]
         longer = plans.repeat(spec.plan, math.prod(spec.shape[2:])) if images else None
@@ -44,17 +44,16 @@ class Flatten(Layer):
 
 
 class Shuffle(Layer):
-    """y[n, j] = (x - mean)[n, order[j]]: the features centred and in another order, the same for all samples.   x, y (N, I)
+    """y[n, j] = (x - mean)[n, order[j]]: the features centred and permuted, the same for all samples.   x, y (N, I)
 
-    Made for a layer under a tile pattern, which leaves out some of a neuron's inputs. The order brings features from everywhere
-    into each tile, where neighbours say much the same. Without their mean, what is left out is only how a sample differs from
-    the others: far less noise, where features are not around 0 already. `Net` takes off most of the mean
-    (`estimators.build.centre`).
+    Made for a layer under a tile pattern, which leaves out some of a neuron's inputs. Neighbouring features are often
+    correlated; the permutation puts distant ones into each tile. Subtracting the mean reduces the noise of leaving inputs out,
+    if features are not centred at 0 already. `Net` subtracts most of the mean (`estimators.build.centre`).
 
     Parameters
     ----------
     order, mean : array_like
-        As for `Order`, which refuses what is none.
+        As for `Order`, which raises if they are invalid.
     """
 
     recordable = True
@@ -80,7 +79,7 @@ class Shuffle(Layer):
 class Select(Layer):
     """y[n, k] = x[n, index[k]]: some of the features.   x (N, I) -> y (N, K)
 
-    Where a network has learned not to read all features (`GroupLasso`), the next layer has no weights for the others.
+    If a network has learned not to read all features (`GroupLasso`), this removes the unread ones before the next layer.
 
     Parameters
     ----------
@@ -92,7 +91,7 @@ class Select(Layer):
     Raises
     ------
     ValueError
-        If the indices are not increasing integers of that range.
+        If the indices are not increasing integers in that range.
     """
 
     recordable = True

@@ -1,4 +1,4 @@
-"""SparseLinear: a product with a weight of which only listed entries, or tiles, are there."""
+"""SparseLinear: a product with a sparse weight, of single entries or tiles."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from .base import Layer
 from .context import Context
 from .flow import DENSE, ActivationSpec, Columns, Flow, product_cost
 
-# From which density on a dense product takes less time on the CPU, forward and backward together: where the lines cross in
+# Densities above this take longer than a dense product on the CPU, forward and backward together: the crossing point of
 # `python -m bench csr`, 2048 x 2048 at batch 128
 BREAK_EVEN = 0.3
 
 
 class SparseLinear(Layer):
-    """y = x wᵀ + b, of whose weight only some entries are there.   x (…, in) -> y (…, out)
+    """y = x wᵀ + b with a sparse weight w.   x (…, in) -> y (…, out)
 
-    What training changes are the values of these entries, a tensor of one axis: no mask, and no array of the weight's shape.
-    Where they are is fixed, unless a `Rewire` is the network's `sparsity`.
+    Training changes the values of the stored entries, a tensor of one axis: there is no mask and no array of the weight's
+    shape. Their positions are fixed, unless the network's `sparsity` is a `Rewire`.
 
-    Under an `AxisPlan` of its neurons, or after one of its inputs, entries of dropped ones are left out. The state has the
-    names of the parts of PyTorch's sparse tensors: crow_indices, col_indices, values.
+    Under an `AxisPlan` of its neurons or of its inputs, the entries of dropped ones are left out. The state has the names of
+    PyTorch's sparse tensors: crow_indices, col_indices, values.
 
     Parameters
     ----------
     in_features, out_features : int
         Widths of the input and the output.
     density : float, default=0.1
-        The share of the weight that is there, in (0, 1]: each neuron has inputs of its own, drawn by chance, as many as
-        others or one more. Ten times fewer products are where sparse ones clearly pay (`bench csr`).
+        Share of the weight that is stored, in (0, 1]: each neuron has its own random inputs, and these numbers differ by at
+        most one. By default a tenth, at which sparse products are clearly faster (`bench csr`).
     weight : CSR, ELL or BSR, optional
-        The weight itself, in place of a density; of a BSR whole tiles are trained, values (tiles, T, T).
+        The weight itself, instead of a density; of a BSR whole tiles are trained, values (tiles, T, T).
     bias : bool, default=True
         Whether to add b.
     init : {"he", "glorot"}, default="he"
-        Initial values of a density, as those of `Linear`, with the inputs that a neuron really has in place of all: He et al.
-        2015, eq. 10, whose derivation counts the connections of a neuron; Evci et al. 2022, "Gradient flow in sparse neural
-        networks and how lottery tickets win", find that sparse networks need it.
+        Initial values if a density is given: as those of `Linear`, but counting only the inputs that a neuron has: He et al.
+        2015, eq. 10, whose derivation counts a neuron's connections. Evci et al. 2022, "Gradient flow in sparse neural networks
+        and how lottery tickets win", find that sparse networks need it.
     variance_factor : float, default=1.0
-        The variance is multiplied by it, as that of `Linear`.
+        Factor of the variance, as in `Linear`.
     rng : numpy.random.Generator or int, optional
-        Where the structure and the initial values come from.
+        Source of the structure and the initial values.
     device : str or Device, default="cpu"
         Where the parameters live.
 
@@ -61,14 +61,14 @@ class SparseLinear(Layer):
     ------
     ValueError
         If a width is not positive, the density not in (0, 1], the weight of another shape, or `init` or `variance_factor`
-        unknown.
+        invalid.
     TypeError
-        If the weight is no CSR, ELL or BSR.
+        If the weight is not a CSR, ELL or BSR.
 
     Warns
     -----
     UserWarning
-        If more is there than where a dense `Linear` takes less time.
+        If the density is so high that a dense `Linear` is faster.
     """
 
     recordable = True
@@ -100,13 +100,13 @@ class SparseLinear(Layer):
         weight = weight.to_csr() if isinstance(weight, ELL) else weight
         if isinstance(weight, CSR) and round(weight.density, 2) > BREAK_EVEN:
             warnings.warn(
-                f"SparseLinear({in_features}, {out_features}): {weight.density:.0%} of the weight is there, and "
-                f"above {BREAK_EVEN:.0%} a dense Linear takes less time on a CPU (python -m bench csr)",
+                f"SparseLinear({in_features}, {out_features}): its density is {weight.density:.0%}; "
+                f"above {BREAK_EVEN:.0%} a dense Linear is faster on a CPU (python -m bench csr)",
                 stacklevel=2,
             )
         self.in_features, self.out_features = in_features, out_features
         self._made: tuple[tuple[Any, Any], ops.Layout] | None = None
-        self.trace: list | None = None  # where backward passes leave what `rewire` needs; None: they leave nothing
+        self.trace: list | None = None  # filled by backward passes with what `rewire` needs; None: not filled
         self.crow_indices, self.col_indices = (
             Tensor.wrap(dev.upload(np.array(part)), dev) for part in (weight.indptr, weight.indices)
         )
@@ -122,12 +122,12 @@ class SparseLinear(Layer):
 
     @property
     def tile(self) -> int | None:
-        """The side of a tile; None where entries are single."""
+        """The side of a tile; None for single entries."""
         return self.values.shape[1] if self.values.ndim == 3 else None
 
     @property
     def weight(self) -> CSR | BSR:
-        """The weight as it is now, a copy on the host."""
+        """A copy of the current weight, on the host."""
         kind = CSR if self.tile is None else BSR
         crow, col, values = (np.array(tensor.numpy()) for tensor in (self.crow_indices, self.col_indices, self.values))
         return kind(crow, col, values, (self.out_features, self.in_features))
@@ -136,20 +136,19 @@ class SparseLinear(Layer):
         self._structure(arrays[self.crow_indices], arrays[self.col_indices])
 
     def _structure(self, crow: np.ndarray, col: np.ndarray) -> CSR | BSR:
-        """The weight with entries where these say, all 0; ValueError where they say no structure."""
+        """A weight of zeros with this structure; ValueError if it is invalid."""
         kind = CSR if self.tile is None else BSR
         zeros = np.zeros(self.values.shape, np.float32)
         return kind(np.array(crow), np.array(col), zeros, (self.out_features, self.in_features))
 
     @property
     def layout(self) -> ops.Layout:
-        """Where the entries are, on the device: made when it is asked for the first time, and after `crow_indices` and
-        `col_indices` took other values (`Tensor.assign`).
+        """The structure on the device. Cached until `crow_indices` or `col_indices` get other values (`Tensor.assign`).
 
         Raises
         ------
         ValueError
-            If they make no structure.
+            If they form no valid structure.
         """
         of = self.crow_indices.data, self.col_indices.data
         if self._made is None or any(a is not b for a, b in zip(self._made[0], of)):
@@ -158,57 +157,58 @@ class SparseLinear(Layer):
         return self._made[1]
 
     def keep_trace(self, keep: bool) -> None:
-        """Whether backward passes leave what `rewire` needs; what they have left is forgotten."""
+        """Whether backward passes store what `rewire` needs; what is stored so far is dropped."""
         self.trace = [] if keep else None
 
     def rewire(self, count: int) -> np.ndarray:
-        """Drop the entries of smallest size, and grow as many where the gradient of the last backward pass is largest.
+        """Remove the n = count entries of smallest magnitude and add n where the last gradient's magnitude is largest.
 
         It is the step of RigL (Evci et al. 2020, "Rigging the lottery: making all tickets winners", algorithm 1). SET (Mocanu
-        et al. 2018) needs no gradient and grows at random; the former paper finds it less accurate for as many FLOPs. New
-        values are 0. Call `keep_trace` before the pass: it leaves dz and x, of which the dense gradient is made here.
+        et al. 2018) adds at random and needs no gradient; the former paper finds it less accurate at equal FLOPs. New values
+        are 0. Call `keep_trace(True)` before the backward pass: it stores dz and x, from which the dense gradient is computed
+        here.
 
         Parameters
         ----------
         count : int
-            How many, at most as many as there are.
+            At most the number of entries.
 
         Returns
         -------
         ndarray of int
-            (entries,) where the value of each entry was before, -1 where it is new: what an optimiser carries along with the
-            values goes the same way.
+            (entries,): the previous index of each entry, -1 if it is new. Optimiser state that belongs to the values must be
+            reordered in the same way.
 
         Raises
         ------
         ValueError
-            If there was no backward pass with a trace, or count is out of range.
+            If no backward pass stored a trace, or count is out of range.
         TypeError
-            If the weight is one of tiles.
+            If the weight consists of tiles.
         """
         if self.tile is not None:
-            raise TypeError("SparseLinear.rewire: single entries are dropped and grown, and this weight is one of tiles")
+            raise TypeError("SparseLinear.rewire: only single entries can be rewired, and this weight consists of tiles")
         if not self.trace:
-            raise ValueError("SparseLinear.rewire: no gradient is known; call keep_trace(True) before a backward pass")
+            raise ValueError("SparseLinear.rewire: no gradient is stored; call keep_trace(True) before a backward pass")
         dev, weight, (dz, x) = self.values.device, self.weight, self.trace
         assert isinstance(weight, CSR)
-        crow, col, places = rewired(weight, np.array(dev.download(dev.gemm(dz, x, ta=True))), count)
+        crow, col, previous = rewired(weight, np.array(dev.download(dev.gemm(dz, x, ta=True))), count)
         before = np.append(self.values.numpy(), np.float32(0))  # new entries, at -1, are 0
-        for tensor, array in ((self.crow_indices, crow), (self.col_indices, col), (self.values, before[places])):
+        for tensor, array in ((self.crow_indices, crow), (self.col_indices, col), (self.values, before[previous])):
             tensor.assign(dev.upload(array))
-        return places
+        return previous
 
     @property
     def records(self) -> bool:
         return super().records and self.trace is None
 
     def sites(self):
-        """Those of a `Linear`, so that the sites of a model keep their numbers if it becomes sparse; "tiles" takes no plan."""
+        """The sites of a `Linear`, so that site numbers do not change if a model becomes sparse; "tiles" takes no plan."""
         shape = self.out_features, self.in_features
         return Site("output", "output", shape, (AxisPlan, BernoulliPlan)), Site("tiles", "tiles", shape, ())
 
     def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
-        """act(x wᵀ + b), act the identity or ReLU, of the kept neurons where there is a plan; its scale is pending."""
+        """act(x wᵀ + b), act the identity or ReLU, for the neurons that the plan keeps; its scale is pending."""
         flow = flow.with_(flow.dense()) if self.tile or flow.layout.plan is not None else flow.features()
         width = self.in_features if flow.indices is None else flow.indices.plan.count
         if flow.x.ndim < 1 or flow.x.shape[-1] != width:
@@ -218,8 +218,8 @@ class SparseLinear(Layer):
             )
         if flow.x.ndim != 2:
             lead = flow.x.shape[:-1]
-            found = self.forward(flow._replace(x=flow.x.reshape(math.prod(lead), width)), context, relu)
-            return found._replace(x=found.x.reshape(*lead, found.x.shape[-1]))
+            out = self.forward(flow._replace(x=flow.x.reshape(math.prod(lead), width)), context, relu)
+            return out._replace(x=out.x.reshape(*lead, out.x.shape[-1]))
         plan = context.plans.at(self)
         rows = plan if isinstance(plan, DeviceAxis) else None
         y = ops.linear_sparse(
@@ -240,7 +240,7 @@ class SparseLinear(Layer):
         return functools.partial(self.forward, relu=True) if type(following) is ReLU else None
 
     def cost(self, spec, plans):
-        """By the entries that are there, of a plan's share of neurons and inputs."""
+        """Counts the stored entries, times the plans' shares of neurons and inputs."""
         if not spec.shape or spec.shape[-1] not in (None, self.in_features):
             raise ValueError(f"{self!r}: it takes {self.in_features} features, and its input has {spec.shape[-1:]}")
         plan = plans.of(self)
@@ -266,7 +266,7 @@ class SparseLinear(Layer):
 
 
 def drawn(shape: tuple[int, int], density: float, init: str, variance_factor: float, rng: np.random.Generator) -> CSR:
-    """A weight (O, I) whose neurons have round(density O I) inputs in all, drawn by chance, with initial values."""
+    """A random weight (O, I) with round(density O I) entries, spread evenly over the neurons, with initial values."""
     outputs, inputs = shape
     if outputs < 1 or inputs < 1:
         raise ValueError(f"SparseLinear: widths must be positive, got in_features={inputs}, out_features={outputs}")
@@ -286,20 +286,20 @@ def drawn(shape: tuple[int, int], density: float, init: str, variance_factor: fl
 
 
 def rewired(weight: CSR, gradient: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(crow_indices, col_indices, where each entry was before, or -1) with `count` of the smallest entries dropped and as many
-    grown where |gradient| (O, I) is largest, of all places but those that stay."""
+    """(crow_indices, col_indices, previous index of each entry or -1): the `count` smallest entries removed, and as many added
+    where |gradient| (O, I) is largest, anywhere but at entries that stay."""
     (outputs, inputs), nnz = weight.shape, weight.nnz
     if not 0 <= count <= nnz:
-        raise ValueError(f"SparseLinear.rewire: count must be from 0 to the {nnz} entries there are, got {count}")
+        raise ValueError(f"SparseLinear.rewire: count must be from 0 to the number of entries, {nnz}, got {count}")
     flat = weight.rows.astype(np.int64) * inputs + weight.indices
     order = np.argsort(np.abs(weight.values), kind="stable")
     stays = np.sort(order[count:])
     size = np.abs(gradient).ravel()
     size[flat[stays]] = -1
     grown = np.argsort(-size, kind="stable")[:count]
-    places = np.concatenate([stays, np.full(count, -1)])
-    there = np.concatenate([flat[stays], grown])
-    order = np.argsort(there)
-    rows, columns = np.divmod(there[order], inputs)
+    previous = np.concatenate([stays, np.full(count, -1)])
+    entries = np.concatenate([flat[stays], grown])
+    order = np.argsort(entries)
+    rows, columns = np.divmod(entries[order], inputs)
     crow = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=outputs))])
-    return crow.astype(np.int32), columns.astype(np.int32), places[order]
+    return crow.astype(np.int32), columns.astype(np.int32), previous[order]

@@ -1,4 +1,4 @@
-"""Summary: a model as a table, one line a layer."""
+"""Summary: a model as a table, one line per layer."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from .tree import Tree
 
 
 class Line(NamedTuple):
-    """What is said of a layer."""
+    """A line of the table: one layer."""
 
     path: str
-    inner: bool  # whether it is held by a layer that has a line as well
+    inner: bool  # True if a layer with its own line holds it
     layer: Layer
-    shape: tuple[int | None, ...] | None  # of its output, a sample; None where it is not known
+    shape: tuple[int | None, ...] | None  # of its output, for one sample; None if unknown
     parameters: int
-    flops: float | None  # of a training step, a sample
+    flops: float | None  # of a training step, for one sample
 
 
 def lines(model: Layer, spec: ActivationSpec | None, path: str = "", inner: bool = False) -> Iterator[Line]:
-    """A line for each layer that is no mere chain of others, front to back; below it the layers that it holds."""
+    """A line for each layer, front to back, chains excluded; the layers that it holds follow it."""
     for name, layer in model.children():
         here, before = f"{path}.{name}" if path else name, spec
         flops, shape = None, None
@@ -42,15 +42,15 @@ def lines(model: Layer, spec: ActivationSpec | None, path: str = "", inner: bool
 
 
 def summary(model: Layer, shape: tuple[int | None, ...] | None = None, policy: Any = None) -> str:
-    """A table of the layers: path, name, shape of the output, parameters, FLOPs of a training step for one sample, and what a
-    policy drops.
+    """A table of the layers: path, name, output shape, parameters, FLOPs of a training step for one sample, and the dropout
+    rate.
 
     Parameters
     ----------
     model : Layer
-        Such as a `Sequential`.
+        For example a `Sequential`.
     shape : tuple of int, optional
-        Of a sample; without it neither shapes nor FLOPs are known.
+        Shape of a sample; without it the shapes and FLOPs are unknown.
     policy : Dropout, optional
     """
     from rich import box
@@ -95,7 +95,7 @@ def _shape(shape: tuple[int | None, ...] | None) -> str:
 
 
 def _figure(flops: float | None) -> str:
-    """A count with the unit in which it is short; nothing for none."""
+    """A count with 3 digits and a unit, such as "1.23 M"; "" for none."""
     if not flops:
         return ""
     power = min(int(math.log10(flops)) // 3, 4)

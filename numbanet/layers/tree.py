@@ -1,4 +1,4 @@
-"""Tree: a model as the layers that it holds, each with its path: what policies, costs, saving and summaries walk."""
+"""Tree: the layers of a model by path; policies, costs, saving and summaries use it."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from ..tensor import Tensor
 
 
 def walk(root: Any, path: str = "", above: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """(path, layer) of a layer and all that it holds, each before its children; one that is held twice comes twice.
+    """(path, layer) of a layer and all its descendants, parents first; a layer that is held twice appears twice.
 
     Raises
     ------
     ValueError
-        If a layer holds itself.
+        If a layer contains itself.
     """
     if any(root is layer for layer in above):
-        raise ValueError(f"{type(root).__name__} holds itself, at {path}")
+        raise ValueError(f"{type(root).__name__} contains itself, at {path}")
     yield path, root
     for name, child in root.children():
         yield from walk(child, f"{path}.{name}" if path else name, (*above, root))
 
 
 class Tree:
-    """What a model is made of, as it is now: make another one when layers have come or gone.
+    """The layers and sites of a model at the time of construction; make a new one if layers were added or removed.
 
     Attributes
     ----------
     root : Layer
     layers : dict of str to Layer
-        By path, the root's own "".
+        By path; the root's is "".
     sites : dict of (Layer, str) to Site
-        By layer and name; of a layer that is held in several places, those of the first.
+        By layer and name; a layer that is held several times has the sites of its first path.
     """
 
     def __init__(self, root: Any) -> None:
@@ -51,33 +51,33 @@ class Tree:
 
     @functools.cached_property
     def owners(self) -> dict[str, Any]:
-        """By path of a site, the layer that has it."""
+        """Path of a site -> the layer that has it."""
         return {site.path: layer for (layer, _), site in self.sites.items()}
 
     @functools.cached_property
     def _by_kind(self) -> dict[str, tuple[Site, ...]]:
-        found: dict[str, list[Site]] = {}
+        kinds: dict[str, list[Site]] = {}
         for site in self.sites.values():
-            found.setdefault(site.kind, []).append(site)
-        return {kind: tuple(sites) for kind, sites in found.items()}
+            kinds.setdefault(site.kind, []).append(site)
+        return {kind: tuple(sites) for kind, sites in kinds.items()}
 
     def droppable(self, kind: str = "output", answer: bool = False) -> tuple[Site, ...]:
-        """The sites of a kind that a policy has plans for, numbered; without `answer`, of outputs and tiles all but the last,
-        which gives the answer."""
-        found = self._by_kind.get(kind, ())
-        return found if answer or kind not in ("output", "tiles") else found[:-1]
+        """The sites of a kind that a policy makes plans for. Without `answer`, the last one of the kinds "output" and "tiles"
+        is left out, because it computes the model's answer."""
+        sites = self._by_kind.get(kind, ())
+        return sites if answer or kind not in ("output", "tiles") else sites[:-1]
 
     @functools.cached_property
     def shared(self) -> frozenset[Tensor]:
-        """Parameters and buffers that are held in several places."""
+        """Parameters and buffers that are held more than once (tied weights)."""
         uses = collections.Counter(tensor for _, tensor, _ in self.root.named())
         return frozenset(tensor for tensor, count in uses.items() if count > 1)
 
     def reads(self, plans: Plans, symbols: Any = None) -> dict[Tensor, DevicePlan]:
-        """By weight, what of it a pass reads, where that is not all (`Layer.reads`); all where several have it."""
+        """Map each weight of which a pass reads only a part to that part (`Layer.reads`). Tied weights are read whole."""
         return {weight: part for weight, part in self.root.reads(plans, symbols).items() if weight not in self.shared}
 
     def holder(self, name: str) -> tuple[Any, str]:
-        """(layer, attribute) of a tensor's name, such as "0.body.1.weight"; LookupError where there is none."""
+        """(layer, attribute) of a tensor's name, such as "0.body.1.weight"; LookupError if there is none."""
         path, _, attribute = name.rpartition(".")
         return self.layers[path], attribute

@@ -1,9 +1,9 @@
-"""The operations on tensors: each states its formula, computes it on the device, and gives one vjp an input.
+"""The operations on tensors: each states its formula, computes it on the device, and gives one vjp per input.
 
 x, y, a, b, w are tensors; dy is the gradient of the result. Shapes are in the docstrings: N batch, I in, O out, K kept.
 """
 
-# ruff: noqa: F403  whatever operation a file defines is one
+# ruff: noqa: F403  every public name of these modules is exported
 from .compare import *
 from .conv import *
 from .elementwise import *

@@ -1,7 +1,7 @@
-"""Comparisons, and what chooses by them, with broadcasting.
+"""Comparisons, and selection by masks, with broadcasting.
 
-All tensors are float32, and so are masks: 1 where a comparison holds, 0 elsewhere. They have no gradient, whatever is compared.
-As in IEEE arithmetic nothing holds of NaN, but that it is not equal. dy is the gradient of the result.
+All tensors are float32, masks too: 1 if the comparison holds, else 0. Masks have no gradient. As in IEEE arithmetic,
+comparisons with NaN are false, except !=. dy is the gradient of the result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _taken(name: str, *inputs: Any) -> tuple[Device, list[Tensor | float], tuple
 
 
 def _spread(x: Tensor | float, dev: Device, shape: tuple[int, ...]) -> Any:
-    """The values of x as a float32 array of that shape; integers go by way of the host."""
+    """The values of x as a float32 array of that shape; integers are converted on the host."""
     if not isinstance(x, Tensor):
         return dev.full(shape, x)
     array = x.data if x.dtype == np.float32 else dev.upload(x.numpy(), np.float32)
@@ -35,7 +35,7 @@ def _spread(x: Tensor | float, dev: Device, shape: tuple[int, ...]) -> Any:
 
 
 def _compared(name: str, a: Any, b: Any, swapped: bool = False, negated: bool = False) -> Tensor:
-    """The mask of an operation of the device, with its arguments swapped, or 1 and 0 exchanged."""
+    """The mask of a device operation, optionally with its arguments swapped or its result negated."""
     dev, given, shape = _taken(name, a, b)
     a, b = (_spread(x, dev, shape) for x in given)
     mask = getattr(dev, name)(b, a) if swapped else getattr(dev, name)(a, b)
@@ -73,14 +73,14 @@ def less_equal(a: Any, b: Any) -> Tensor:
 
 
 def where(mask: Any, a: Any, b: Any) -> Tensor:
-    """y = a where the mask is not 0, b where it is; all three broadcast.
+    """y = a if the mask is not 0, else b, element by element; all three broadcast.
 
-    What is not chosen leaves no trace: where it is infinite or NaN, neither the value nor the gradient is.
+    Values that are not chosen have no influence: if they are infinite or NaN, the result and the gradients are not.
 
     Parameters
     ----------
     mask : Tensor, array_like or number
-        Such as a comparison gives; it has no gradient.
+        For example the result of a comparison; it has no gradient.
     a, b : Tensor, array_like or number
 
     Raises
@@ -114,21 +114,21 @@ def _where(dev: Device, a, b, *, unset):
 
 @op
 def clip(dev: Device, x, *, low: float | None = None, high: float | None = None):
-    """y = min(max(x, low), high); None: no bound. The gradient is dy where low <= x <= high, else 0.
+    """y = min(max(x, low), high); None: no bound. The gradient is dy if low <= x <= high, else 0.
 
-    NaN stays NaN; where low is above high, y is high. Bounds that are tensors: `maximum` and `minimum`.
+    NaN stays NaN; if low > high, y is high. For bounds that are tensors use `maximum` and `minimum`.
 
     Raises
     ------
     ValueError
-        If there is no bound.
+        If both bounds are None.
     TypeError
-        If a bound is no number.
+        If a bound is not a number.
     """
     bounds = {"low": low, "high": high}
     for name, bound in bounds.items():
         if bound is not None and not isinstance(bound, numbers.Real):
-            raise TypeError(f"clip: {name} must be a number or None, got {bound!r}; of tensors use maximum and minimum")
+            raise TypeError(f"clip: {name} must be a number or None, got {bound!r}; for tensors use maximum and minimum")
     if low is None and high is None:
         raise ValueError("clip: needs low, high, or both")
     lowest, highest = (None if bound is None else dev.full(x.shape, float(bound)) for bound in bounds.values())

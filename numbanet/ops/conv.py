@@ -16,13 +16,13 @@ from ..plans.on_device import DeviceAxis, DeviceBlocks, full_axis, on, on_device
 from .linear import vector_gradient
 
 
-def _own(dev: Device, w: Any, rows: DeviceAxis, cols: DeviceAxis) -> Any:
-    """The kept filters and channels of a weight."""
+def _selected(dev: Device, w: Any, rows: DeviceAxis, cols: DeviceAxis) -> Any:
+    """The weight w restricted to the kept filters and channels; w itself if all are kept."""
     outs, channels, *kernel = w.shape
     if rows.plan.count == outs and cols.plan.count == channels:
         return w
-    places = np.add.outer(rows.plan.indices() * channels, cols.plan.indices()).astype(np.int32)
-    return dev.reshape(dev.take_rows(dev.reshape(w, (outs * channels, *kernel)), dev.upload(places)), (*places.shape, *kernel))
+    index = np.add.outer(rows.plan.indices() * channels, cols.plan.indices()).astype(np.int32)
+    return dev.reshape(dev.take_rows(dev.reshape(w, (outs * channels, *kernel)), dev.upload(index)), (*index.shape, *kernel))
 
 
 @op(fuses=True)
@@ -42,14 +42,14 @@ def conv2d(
 ):
     """y[n, oh, ow, o] = act(sum x[n, oh sh - ph + kh dh, ow sw - pw + kw dw, c] w[o, c, kh, kw] + b[o]), x 0 outside the image.
 
-    The sum is over kh, kw and the channels c of o's group; stride, padding and dilation are those of the window. What plans
-    leave out is not computed:
+    The sum is over kh, kw and the channels c of o's group; `window` holds kernel, stride, padding and dilation. Plans leave out
+    part of the work:
 
-    rows, cols   filters and input channels: x and y are compact, they hold the kept channels alone
-    positions    rows of the input matrix (N OH OW, KH KW C): y is 0 at all other positions
-    blocks       blocks of the input matrix
+    rows, cols   filters and input channels: x and y are compact and hold only the kept channels
+    positions    rows of the im2col matrix (N OH OW, KH KW C): y is 0 at all other positions
+    blocks       blocks of the im2col matrix
 
-    With rows or positions y is multiplied by the plan's scale; with blocks the sum is.
+    With rows or positions, y is multiplied by the plan's scale; with blocks, the sum is.
 
     Parameters
     ----------
@@ -60,9 +60,9 @@ def conv2d(
     Raises
     ------
     ValueError
-        If shapes or plans do not fit together, or there are groups and plans of channels or blocks as well.
+        If shapes or plans do not match, or there are groups together with plans of channels or blocks.
     TypeError
-        If a plan is of another kind.
+        If a plan is of the wrong kind.
     """
     shape = tuple(w.shape)
     if (rows is not None or cols is not None) and (groups > 1 or blocks is not None):
@@ -72,39 +72,39 @@ def conv2d(
         for plan, n in ((rows, shape[0]), (cols, shape[1]))
     )
     options: dict[str, Any] = {"window": window, "groups": groups}
-    scale, own = rows.plan.scale, _own(dev, w, rows, cols)
-    own_b = b if b is None or own is w else dev.take_rows(b, rows.indices)
+    scale, weight = rows.plan.scale, _selected(dev, w, rows, cols)
+    bias = b if b is None or weight is w else dev.take_rows(b, rows.indices)
     if positions is not None:
         size = x.shape[0] * int(np.prod(window.positions(*x.shape[1:3])))
-        places = on("conv2d", positions, dev, DeviceAxis, (size,))
-        options["rows"], scale = places.alone, scale * places.plan.scale
+        axis = on("conv2d", positions, dev, DeviceAxis, (size,))
+        options["rows"], scale = axis.alone, scale * axis.plan.scale
     sums_scale = scale
     if blocks is not None:
         parts = on("conv2d", blocks, dev, DeviceBlocks)
         options["blocks"], sums_scale = parts.blocks, scale * parts.plan.scale
-    biased = own_b if own_b is None or scale == 1.0 else dev.affine(own_b, mul=scale)
-    y = dev.conv2d(x, own, bias=biased, relu=relu, scale=sums_scale, **options)
-    found: dict[str, Any] = {}
+    biased = bias if bias is None or scale == 1.0 else dev.affine(bias, mul=scale)
+    y = dev.conv2d(x, weight, bias=biased, relu=relu, scale=sums_scale, **options)
+    computed: dict[str, Any] = {}  # dw and db, which one call computes together with dx
 
     def gradients(dy, wants_dx=False):
-        dx, found["w"], found["b"] = dev.conv2d_grad(
-            dy.dense(dev), x, own, where=y if relu else None, scale=sums_scale, wants_dx=wants_dx, **options
+        dx, computed["w"], computed["b"] = dev.conv2d_grad(
+            dy.dense(dev), x, weight, where=y if relu else None, scale=sums_scale, wants_dx=wants_dx, **options
         )
         return dx
 
     def dw(dy):
-        if "w" not in found:
+        if "w" not in computed:
             gradients(dy)
-        values = found.pop("w")
-        if own is w:
+        values = computed.pop("w")
+        if weight is w:
             return values
         columns = on_device(repeat_indices(cols.plan, shape[2] * shape[3]), dev)
         return Packed(dev.reshape(values, (rows.plan.count, columns.plan.count)), packing(rows, columns), shape)
 
     def db(dy):
-        if "b" not in found:
+        if "b" not in computed:
             gradients(dy)
-        sums = found.pop("b") if scale == 1.0 else dev.affine(found.pop("b"), mul=scale)
-        return sums if own is w else vector_gradient(sums, rows)
+        sums = computed.pop("b") if scale == 1.0 else dev.affine(computed.pop("b"), mul=scale)
+        return sums if weight is w else vector_gradient(sums, rows)
 
     return y, (lambda dy: gradients(dy, True), dw, db)

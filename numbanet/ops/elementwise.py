@@ -15,7 +15,7 @@ from .shape import broadcast_shape, broadcast_to
 
 
 def _binary(equal_shapes: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:
-    """An op on two tensors of one shape, with broadcasting before it: so the derivative of broadcasting is written once."""
+    """An op on two tensors of one shape, extended by broadcasting, whose derivative is thus written once."""
 
     @functools.wraps(equal_shapes, ("__name__", "__doc__"), ())
     def run(a: Any, b: Any) -> Tensor:
@@ -27,7 +27,7 @@ def _binary(equal_shapes: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]
             a, b = (x if x.shape == shape else broadcast_to(x, shape=shape) for x in (a, b))
         return equal_shapes(a, b)
 
-    del run.__wrapped__  # its signature is that of `run`
+    del run.__wrapped__  # so that inspect shows the signature of `run`
     return run
 
 
@@ -87,7 +87,7 @@ def div(a: Any, b: Any) -> Tensor:
 @_binary
 @op
 def maximum(dev: Device, a, b):
-    """y = max(a, b), with broadcasting; where they are equal the gradient goes to b."""
+    """y = max(a, b), with broadcasting; if they are equal the gradient goes to b."""
     larger = dev.greater(a, b)
     return dev.maximum(a, b), (lambda dy: dev.mul(dy, larger), lambda dy: dev.mul(dy, dev.affine(larger, mul=-1.0, add=1.0)))
 
@@ -95,7 +95,7 @@ def maximum(dev: Device, a, b):
 @_binary
 @op
 def minimum(dev: Device, a, b):
-    """y = min(a, b), with broadcasting; where they are equal the gradient goes to a."""
+    """y = min(a, b), with broadcasting; if they are equal the gradient goes to a."""
     larger = dev.greater(a, b)
     return dev.minimum(a, b), (lambda dy: dev.mul(dy, dev.affine(larger, mul=-1.0, add=1.0)), lambda dy: dev.mul(dy, larger))
 
@@ -169,14 +169,14 @@ def gelu(dev: Device, x):
 
 @op
 def dropout(dev: Device, x, *, plan: BernoulliPlan | DeviceBits):
-    """y = scale x where the plan's random bits keep it, else 0: linear and its own adjoint, so nothing is stored.
+    """y = scale x if the plan's random bit keeps it, else 0. It is its own adjoint, so no mask is stored.
 
     Raises
     ------
     ValueError
-        If the last axis of x is not the plan's.
+        If the last axis of x does not have the plan's length.
     TypeError
-        If the plan is no BernoulliPlan.
+        If the plan is not a BernoulliPlan.
     """
     key, plan = (plan.key, plan.plan) if isinstance(plan, DeviceBits) else (getattr(plan, "key", None), plan)
     if not isinstance(plan, BernoulliPlan):

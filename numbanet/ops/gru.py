@@ -27,26 +27,26 @@ def gru(
 ):
     """s[t] = h[t-1] w.T + b;   r, u = sigmoid of z[t] + s[t], m = tanh(z_m[t] + r s_m[t]);   y[t] = h[t] = m + u (h[t-1] - m)
 
-    z (T N, 3H) are the input products of all time steps, biases in them; w (3H, H), b (3H,) or None, h0 (N, H) -> y (T, N, H).
-    The gates are written over z, and what the backward pass finds over them and over s: two arrays (T, N, 3H) are all it takes.
+    z (T N, 3H) are the input products of all time steps, with biases; w (3H, H), b (3H,) or None, h0 (N, H) -> y (T, N, H).
+    z and s are overwritten, by the gates and then by their gradients, so the op needs only two arrays (T, N, 3H).
 
     Parameters
     ----------
     steps : int
         T.
     units : AxisPlan, optional
-        Of h[t - 1], these units alone come to the products of step t, times the plan's scale; all units have a state.
+        The units of h[t - 1] that the recurrent product reads, times the plan's scale; all units have a state.
     lengths : (N,) int32 array of the device, optional
-        Where samples end: y is 0 from there on.
+        Lengths of the sequences: y is 0 from there on.
     left : list of an array (N, H), optional
-        Gets h[T], without a gradient; it may be h0.
+        Receives h[T], without a gradient; it may be h0.
 
     Raises
     ------
     ValueError
-        If shapes or the plan do not fit together.
+        If shapes or the plan do not match.
     TypeError
-        If the plan is none of an axis.
+        If the plan is not an AxisPlan.
     """
     hidden, n = w.shape[-1], h0.shape[0]
     if z.shape != (steps * n, 3 * hidden) or w.shape != (3 * hidden, hidden) or h0.shape != (n, hidden):
@@ -54,19 +54,19 @@ def gru(
             f"gru: z {tuple(z.shape)}, w {tuple(w.shape)} and h0 {tuple(h0.shape)} must be ({steps} N, 3 H), "
             "(3 H, H) and (N, H)"
         )
-    kept = None if units is None else on("gru", units, dev, DeviceAxis, (hidden,))
-    scale, own = (1.0, w) if kept is None else (kept.plan.scale, dev.compact(w, kept.indices))
+    axis = None if units is None else on("gru", units, dev, DeviceAxis, (hidden,))
+    scale, weight = (1.0, w) if axis is None else (axis.plan.scale, dev.compact(w, axis.indices))
 
     def at(states, t):
         return dev.reshape(dev.part(states, t, t + 1), states.shape[1:])
 
     def seen(states):
-        return states if kept is None else dev.compact(states, kept.indices)
+        return states if axis is None else dev.compact(states, axis.indices)
 
     gates, s, h = dev.reshape(z, (steps, n, 3 * hidden)), dev.empty((steps, n, 3 * hidden)), dev.empty((steps + 1, n, hidden))
     dev.copy(h0, out=at(h, 0))
     for t in range(steps):
-        dev.gemm(seen(at(h, t)), own, tb=True, bias=b, scale=scale, out=at(s, t))
+        dev.gemm(seen(at(h, t)), weight, tb=True, bias=b, scale=scale, out=at(s, t))
         dev.gru_cell(gates, s, h, t, lengths)
     if left is not None:
         dev.copy(at(h, steps), out=left[0])
@@ -74,15 +74,15 @@ def gru(
     @memoize
     def back(dy):
         """(dz, ds, dh0)"""
-        dy, found, carried = dy.dense(dev), dev.full((n, hidden), 0.0), dev.full((n, hidden), 0.0)
+        dy, dh, carried = dy.dense(dev), dev.full((n, hidden), 0.0), dev.full((n, hidden), 0.0)
         for t in reversed(range(steps)):
-            dev.gru_cell_grad(dy, found, carried, gates, s, h, t, lengths)
-            found = dev.gemm(at(s, t), own, scale=scale)
-            found = found if kept is None else dev.expand(found, kept.inverse)
-        return dev.reshape(gates, (steps * n, 3 * hidden)), dev.reshape(s, (steps * n, 3 * hidden)), dev.add(found, carried)
+            dev.gru_cell_grad(dy, dh, carried, gates, s, h, t, lengths)
+            dh = dev.gemm(at(s, t), weight, scale=scale)
+            dh = dh if axis is None else dev.expand(dh, axis.inverse)
+        return dev.reshape(gates, (steps * n, 3 * hidden)), dev.reshape(s, (steps * n, 3 * hidden)), dev.add(dh, carried)
 
     def dw(dy):
         product = dev.gemm(back(dy)[1], seen(dev.reshape(dev.part(h, 0, steps), (steps * n, hidden))), ta=True, scale=scale)
-        return product if kept is None else Packed(product, packing(full_axis(3 * hidden, dev), kept), tuple(w.shape))
+        return product if axis is None else Packed(product, packing(full_axis(3 * hidden, dev), axis), tuple(w.shape))
 
     return dev.part(h, 1, steps + 1), (lambda dy: back(dy)[0], dw, lambda dy: dev.sum_rows(back(dy)[1]), lambda dy: back(dy)[2])

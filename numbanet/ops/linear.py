@@ -1,6 +1,6 @@
-"""Matrix products: dense, and with what a plan keeps of a weight; dy is the gradient of the result.
+"""Matrix products: dense, and restricted to what a plan keeps of a weight; dy is the gradient of the result.
 
-Their vjps take a gradient in any form: a ReLU's mask and a scale are fused into the product that gives dy (`Pending`).
+Their vjps take a gradient in any form: a ReLU mask and a scale are fused into the product that gives dy (`Pending`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .shape import reshape
 
 
 def memoize(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """f, remembering its result: what several vjps of one op share is computed once."""
+    """f with its first result cached: work that several vjps of one op share is done once."""
     memory: list[Any] = []
 
     def shared(dy: Any) -> Any:
@@ -32,21 +32,21 @@ def memoize(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _weight_vjps(dev: Device, x: Any, b: Any, dz: Callable[[Any], Any], db_scale: float = 1.0) -> tuple[Callable, Callable]:
-    """(dy -> dw, dy -> db) of z = x w.T + b: dw brings db, unless there is no b; db alone, of a frozen w, is a sum."""
-    found: list[Any] = []
+    """(dy -> dw, dy -> db) of z = x w.T + b: the product for dw also sums db; db is summed alone if w is frozen."""
+    pending: list[Any] = []
 
     def dw(dy):
         if b is None:
             return dev.gemm(dz(dy), x, ta=True)
         values, sums = dev.gemm_dw(dz(dy), x, db_scale)
-        found.append(sums)
+        pending.append(sums)
         return values
 
-    return dw, lambda dy: found.pop() if found else dev.sum_rows(dz(dy), db_scale)
+    return dw, lambda dy: pending.pop() if pending else dev.sum_rows(dz(dy), db_scale)
 
 
 def _check(name: str, x: Any, w: Any, b: Any, width: int | None = None) -> None:
-    """ValueError unless x (N, width), w (O, I) and b (O,) fit; the width is I by default."""
+    """ValueError unless the shapes of x (N, width), w (O, I) and b (O,) match; the width is I by default."""
     fits = len(x.shape) == len(w.shape) == 2 and (b is None or tuple(b.shape) == (w.shape[0],))
     if not (fits and x.shape[1] == (w.shape[1] if width is None else width)):
         extra = ("" if b is None else f" and b {tuple(b.shape)}") + ("" if width is None else f" with {width} inputs kept")
@@ -80,19 +80,20 @@ def matmul(a: Any, b: Any) -> Tensor:
 def linear(dev: Device, x, w, b=None, *, relu: bool = False, scale: float = 1.0, columns: bool = False):
     """y[n, o] = act(scale sum_i x[n, i] w[o, i] + b[o]).   x (N, I), w (O, I), b (O,) or None -> y (N, O), scale > 0
 
-    With `columns` dy may be `Columns`: then dx, dw and db are products with these alone; y has no ReLU and no scale.
+    With `columns`, dy may be a `Columns` gradient: then dx, dw and db are products of its columns only; requires no ReLU and
+    scale 1.
     """
     _check("linear", x, w, b)
     y = dev.gemm(x, w, tb=True, bias=b, relu=relu, scale=scale)
     dz = memoize(lambda dy: dy.through(dev, y if relu else None, scale))
-    dw, db = _weight_vjps(dev, x, b, dz, 1 / scale)  # dz is scaled, once for dx and dw, which are larger
+    dw, db = _weight_vjps(dev, x, b, dz, 1 / scale)  # dz includes the scale, for dx and dw; db must not
     vjps = lambda dy: Pending(functools.partial(dev.gemm, dz(dy), w), tuple(x.shape)), dw, db
     return y, _of_columns(dev, x, w, b, None, vjps) if columns else vjps
 
 
 # --- planned ----------------------------------------------------------------------------------------------------------
 def _listed_vjps(dev: Device, x: Any, w: Any, b: Any, dz: Callable[[Any], Any], rows: DeviceAxis, cols: DeviceAxis) -> tuple:
-    """The vjps of y = x w[rows, cols].T + b[rows]; dz gives the gradient of y from what comes."""
+    """The vjps of y = x w[rows, cols].T + b[rows]; dz maps dy to the gradient of the product."""
     shape, at = tuple(w.shape), (rows.index, cols.index)
     dw, sums = _weight_vjps(dev, x, b, dz)
     return (
@@ -103,10 +104,10 @@ def _listed_vjps(dev: Device, x: Any, w: Any, b: Any, dz: Callable[[Any], Any], 
 
 
 def _of_columns(dev: Device, x: Any, w: Any, b: Any, cols: DeviceAxis | None, vjps: tuple) -> tuple:
-    """The vjps for a dy of all columns or, where it is `Columns`, of these alone."""
-    own = memoize(lambda dy: _listed_vjps(dev, x, w, b, lambda dy: dy.values, dy.kept, cols or full_axis(w.shape[1], dev)))
+    """The vjps for a dense dy, or for a `Columns` dy, of which only the stored columns are used."""
+    listed = memoize(lambda dy: _listed_vjps(dev, x, w, b, lambda dy: dy.values, dy.axis, cols or full_axis(w.shape[1], dev)))
     return tuple(
-        (lambda dy, i=i, vjp=vjp: own(dy)[i](dy) if isinstance(dy, Columns) else vjp(dy)) for i, vjp in enumerate(vjps)
+        (lambda dy, i=i, vjp=vjp: listed(dy)[i](dy) if isinstance(dy, Columns) else vjp(dy)) for i, vjp in enumerate(vjps)
     )
 
 
@@ -129,15 +130,15 @@ def linear_rows(
 ):
     """y[n, k] = scale act(sum_j x[n, j] w[rows_k, cols_j] + b[rows_k]), x and y compact; the scale is that of `rows`.
 
-    x (N, J) holds the J kept inputs, w (O, I), b (O,) or None -> y (N, K) holds the K kept outputs. A plan that is None keeps
-    all. `columns` as for `linear`, for plans of the inputs alone.
+    x (N, J) holds the J kept inputs, w (O, I), b (O,) or None -> y (N, K) holds the K kept outputs. None as a plan keeps
+    everything. `columns` as for `linear`; then `rows` must be None.
 
     Raises
     ------
     ValueError
-        If a plan is of another axis than that of the weight, or x does not hold what `cols` keeps.
+        If a plan's length does not match the weight's axis, or x does not have the inputs that `cols` keeps.
     TypeError
-        If a plan is none of an axis.
+        If a plan is not an AxisPlan.
     """
     rows, cols = _axis(rows, w.shape[0], dev), _axis(cols, w.shape[1], dev)
     _check("linear_rows", x, w, b, cols.plan.count)
@@ -147,10 +148,10 @@ def linear_rows(
     return y, _of_columns(dev, x, w, b, cols, vjps) if columns else vjps
 
 
-def vector_gradient(values: Any, kept: DeviceAxis) -> Packed:
-    """The gradient of a vector, such as a bias, of which these entries were kept."""
-    dev = kept.device
-    return Packed(dev.reshape(values, (1, kept.plan.count)), packing(full_axis(1, dev), kept), kept.plan.shape)
+def vector_gradient(values: Any, axis: DeviceAxis) -> Packed:
+    """The gradient of a vector, such as a bias, from the values (K,) at the entries `axis`."""
+    dev = axis.device
+    return Packed(dev.reshape(values, (1, axis.plan.count)), packing(full_axis(1, dev), axis), axis.plan.shape)
 
 
 @op(fuses=True)
@@ -187,17 +188,18 @@ def linear_tiles(
 ) -> Tensor:
     """y[n, o] = act(scale sum_i x[n, i] (w * M)[o, i] + b[o]), M = plan.mask().   x (N, I) -> y (N, O), scale = plan.scale
 
-    All tiles (dp = 1) are `linear`. `blocks` are the kept tiles where an update has packed them (`Optimizer.launch`).
+    With dp = 1 all tiles are kept, and this is `linear`. `blocks`: the kept tiles, if an update has packed them
+    (`Optimizer.launch`).
 
     Raises
     ------
     ValueError
-        If the plan is of another weight than this one, or x does not match it.
+        If the plan is for another weight shape, or x does not match.
     TypeError
-        If the plan is none of tiles.
+        If the plan is not a TilePlan.
     """
     dev = common_device("linear_tiles", (x, w, b))
-    kept = on("linear_tiles", plan, dev, DeviceTiles, tuple(w.shape))
-    if kept.plan.dp > 1:
-        return _linear_tiles(x, w, b, plan=kept, relu=relu, blocks=blocks)
-    return linear(x, w, b, relu=relu, scale=kept.plan.scale)
+    tiles = on("linear_tiles", plan, dev, DeviceTiles, tuple(w.shape))
+    if tiles.plan.dp > 1:
+        return _linear_tiles(x, w, b, plan=tiles, relu=relu, blocks=blocks)
+    return linear(x, w, b, relu=relu, scale=tiles.plan.scale)

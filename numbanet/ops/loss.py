@@ -1,6 +1,6 @@
-"""Losses: operations whose result is one number, sum_n weights[n] loss[n], the weights of the samples summing to 1.
+"""Losses: operations whose result is one number, sum_n weights[n] loss[n], where the sample weights sum to 1.
 
-Each is one fused kernel that gives the loss of every sample and the gradient; smoothed labels take some more passes.
+Each is one fused kernel that computes the loss of every sample and the gradient; label smoothing takes a few more passes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..tensor import Tensor
 
 
 def _given(name: str, dev: Device, x: Any, dtype: type = np.float32) -> Any:
-    """What a loss compares with, on the device: its arrays are taken as they are, what is on the host is uploaded."""
+    """A loss argument on the device: device arrays are used directly, host data is uploaded."""
     if isinstance(x, Tensor):
         if x.dtype != dtype:
-            raise ValueError(f"{name}: labels are float32 in a Tensor, not integers; give them as a NumPy array")
+            raise ValueError(f"{name}: labels in a Tensor are float32, not integers; give them as a NumPy array")
         return x.data
     if x is None or hasattr(x, "copy_to_host") or not isinstance(x, (np.ndarray, Sequence, numbers.Number)):
         return x
@@ -47,13 +47,13 @@ def softmax_cross_entropy(dev: Device, logits, *, labels, weights=None, label_sm
     """y = -sum_n weights[n] sum_c t[n, c] log softmax(logits[n])[c].   logits (N, C), labels (N,) integers, weights None: 1/N
 
     t[n, c] = (1 - label_smoothing) [c = labels[n]] + label_smoothing / C (Szegedy et al. 2016, section 7): with 0 the loss is
-    -log of the probability of the label. A label that is not in 0 … C - 1 makes the loss NaN: labels on a device are not looked
-    at before.
+    -log of the label's probability. A label outside 0 … C - 1 makes the loss NaN: labels on a device are not checked
+    beforehand.
 
     Raises
     ------
     ValueError
-        If `label_smoothing` is not in [0, 1), or labels are no integers.
+        If `label_smoothing` is not in [0, 1), or labels are not integers.
     """
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"softmax_cross_entropy: label_smoothing must be in [0, 1), got {label_smoothing!r}")
@@ -65,8 +65,8 @@ def softmax_cross_entropy(dev: Device, logits, *, labels, weights=None, label_sm
 
 
 def _smoothed(dev: Device, logits, weights, losses, gradient, share):
-    """(losses, gradient) of labels that are smoothed, from those of labels that are not: a share of both is replaced by that of
-    the same loss with all classes as likely, -mean_c log softmax(logits)[c] and softmax(logits) - 1/C."""
+    """(losses, gradient) with smoothed labels, from those with hard labels: a share of both is replaced by those of the uniform
+    target, -mean_c log softmax(logits)[c] and softmax(logits) - 1/C."""
     n, classes = logits.shape
     logarithms = dev.log_softmax(logits)
     even = dev.affine(dev.sum(logarithms, axis=1), mul=-share / max(classes, 1))
@@ -102,7 +102,7 @@ def sigmoid_cross_entropy(dev: Device, logits, *, target, weights=None):
 
 @op(fuses=True)
 def huber_error(dev: Device, prediction, *, target, delta: float = 1.0, weights=None):
-    """y = sum_n weights[n] mean_o (d²/2 where |d| <= delta, else delta (|d| - delta/2)), d = prediction - target (Huber 1964).
+    """y = sum_n weights[n] mean_o (d²/2 if |d| <= delta, else delta (|d| - delta/2)), d = prediction - target (Huber 1964).
 
     (N, O), weights (N,) or None: 1/N
 
@@ -119,9 +119,10 @@ def huber_error(dev: Device, prediction, *, target, delta: float = 1.0, weights=
 
 @op(fuses=True)
 def quantile_error(dev: Device, prediction, *, target, level: float = 0.5, weights=None):
-    """y = sum_n weights[n] mean_o max(level e, (level - 1) e), e = target - prediction; least for the quantile of that level.
+    """y = sum_n weights[n] mean_o max(level e, (level - 1) e), e = target - prediction; the quantile of that level minimises
+    it.
 
-    (N, O), weights (N,) or None: 1/N (Koenker & Bassett 1978; the pinball loss). Half the absolute error at level 0.5.
+    (N, O), weights (N,) or None: 1/N (Koenker & Bassett 1978; the pinball loss). At level 0.5 it is half the absolute error.
 
     Raises
     ------

@@ -12,22 +12,22 @@ from ..plans.on_device import DeviceAxis
 from .linear import memoize, vector_gradient
 
 
-def _own(name: str, dev: Device, x: Any, kept: DeviceAxis | None, vectors: tuple[Any, ...]) -> list[Any]:
-    """The kept entries of vectors (C,), or ValueError where x (N, K) does not hold as many."""
-    channels, count = vectors[0].shape[0], vectors[0].shape[0] if kept is None else kept.plan.count
+def _selected(name: str, dev: Device, x: Any, channels: DeviceAxis | None, vectors: tuple[Any, ...]) -> list[Any]:
+    """The entries `channels` of vectors (C,); ValueError unless x (N, K) has as many columns."""
+    n, count = vectors[0].shape[0], vectors[0].shape[0] if channels is None else channels.plan.count
     if not (
         len(x.shape) == 2
         and x.shape[1] == count
-        and all(v.shape == (channels,) for v in vectors)
-        and (kept is None or kept.plan.n == channels)
+        and all(v.shape == (n,) for v in vectors)
+        and (channels is None or channels.plan.n == n)
     ):
         raise ValueError(
-            f"{name}: x {tuple(x.shape)} does not match {channels} channels"
-            f"{'' if kept is None else f' of which {kept.plan} are kept'}"
+            f"{name}: x {tuple(x.shape)} does not match {n} channels"
+            f"{'' if channels is None else f' of which {channels.plan} are kept'}"
         )
-    if kept is None:
+    if channels is None:
         return list(vectors)
-    return [dev.reshape(dev.compact(dev.reshape(v, (1, channels)), kept.indices), (count,)) for v in vectors]
+    return [dev.reshape(dev.compact(dev.reshape(v, (1, n)), channels.indices), (count,)) for v in vectors]
 
 
 @op
@@ -38,54 +38,54 @@ def batch_norm(
     beta,
     *,
     eps: float = 1e-5,
-    kept: DeviceAxis | None = None,
+    channels: DeviceAxis | None = None,
     seen: Callable[[Any, Any], None] = lambda mean, variance: None,
 ):
     """y[n, c] = gamma[c] (x[n, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c], mean and variance over n.
 
-    x (N, C), gamma and beta (C,) -> y (N, C); with `kept`, x and y (N, K) hold the kept channels. seen(mean, variance) is given
-    both, the variance with 1/N (Ioffe & Szegedy 2015, algorithm 1).
+    x (N, C), gamma and beta (C,) -> y (N, C). With `channels`, x and y (N, K) hold only these. seen(mean, variance) is called
+    with the batch statistics, the variance with 1/N (Ioffe & Szegedy 2015, algorithm 1).
     """
-    own_gamma, own_beta = _own("batch_norm", dev, x, kept, (gamma, beta))
-    y, mean, variance = dev.batch_norm(x, own_gamma, own_beta, eps)
+    gamma, beta = _selected("batch_norm", dev, x, channels, (gamma, beta))
+    y, mean, variance = dev.batch_norm(x, gamma, beta, eps)
     seen(mean, variance)
-    gradients = memoize(lambda dy: dev.batch_norm_grad(dy, x, own_gamma, mean, variance, eps))
+    gradients = memoize(lambda dy: dev.batch_norm_grad(dy, x, gamma, mean, variance, eps))
 
     def of_vector(which: int) -> Callable[[Any], Any]:
-        return lambda dy: gradients(dy)[which] if kept is None else vector_gradient(gradients(dy)[which], kept)
+        return lambda dy: gradients(dy)[which] if channels is None else vector_gradient(gradients(dy)[which], channels)
 
     return y, (lambda dy: gradients(dy)[0], of_vector(1), of_vector(2))
 
 
 @op
 def batch_norm_apply(
-    dev: Device, x, gamma, beta, *, mean: Any, variance: Any, eps: float = 1e-5, kept: DeviceAxis | None = None
+    dev: Device, x, gamma, beta, *, mean: Any, variance: Any, eps: float = 1e-5, channels: DeviceAxis | None = None
 ):
     """y[n, c] = gamma[c] (x[n, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c] with a given mean and variance, both (C,)."""
-    gamma, beta, mean, variance = _own("batch_norm_apply", dev, x, kept, (gamma, beta, mean, variance))
+    gamma, beta, mean, variance = _selected("batch_norm_apply", dev, x, channels, (gamma, beta, mean, variance))
     y = dev.batch_norm_apply(x, gamma, beta, mean, variance, eps)
     nothing, ones = (dev.full(gamma.shape, value) for value in (0.0, 1.0))
 
     def dgamma(dy):
         sums = dev.sum_rows(dev.mul(dy, dev.batch_norm_apply(x, ones, nothing, mean, variance, eps)))
-        return sums if kept is None else vector_gradient(sums, kept)
+        return sums if channels is None else vector_gradient(sums, channels)
 
     def dbeta(dy):
-        return dev.sum_rows(dy) if kept is None else vector_gradient(dev.sum_rows(dy), kept)
+        return dev.sum_rows(dy) if channels is None else vector_gradient(dev.sum_rows(dy), channels)
 
     return y, (lambda dy: dev.batch_norm_apply(dy, gamma, nothing, nothing, variance, eps), dgamma, dbeta)
 
 
 @op
 def layer_norm(dev: Device, x, gamma=None, beta=None, *, shape: Sequence[int], eps: float = 1e-5):
-    """y = gamma (x - mean) / sqrt(variance + eps) + beta, mean and variance over the last axes, which are of this shape.
+    """y = gamma (x - mean) / sqrt(variance + eps) + beta, mean and variance over the last axes, which have this shape.
 
     x, y (…, *shape), gamma and beta (*shape) or None for 1 and 0 (Ba, Kiros & Hinton 2016, "Layer normalization", eq. 3).
 
     Raises
     ------
     ValueError
-        If x does not end with these axes, or gamma and beta have others.
+        If x does not end with these axes, or gamma or beta has another shape.
     """
     shape, before = tuple(shape), tuple(x.shape)
     if not (shape and before[-len(shape) :] == shape and all(v is None or tuple(v.shape) == shape for v in (gamma, beta))):

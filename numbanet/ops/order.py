@@ -1,4 +1,4 @@
-"""Order: a fixed order of features, and what is always taken off them."""
+"""Order: a fixed permutation and centring of features."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from ..device import Device
 
 
 class Order:
-    """A fixed order of features, and what is always taken off them: y[n, j] = (x - mean)[n, order[j]].
+    """A fixed permutation and centring of features: y[n, j] = (x - mean)[n, order[j]].
 
-    Compared by identity: the index arrays that kernels read are derived from it once a device.
+    Compared by identity: the index arrays that kernels read are derived from it once per device.
 
     Parameters
     ----------
     order : array_like of int
         A permutation of 0 … I - 1.
     mean : array_like of float, optional
-        Of each feature, in the order of x; 0 by default.
+        Mean of each feature, in the order of x; 0 by default.
 
     Raises
     ------
     ValueError
-        If the order is no permutation, or the mean not I finite numbers.
+        If the order is not a permutation, or the mean not I finite numbers.
     """
 
     def __init__(self, order: Any, mean: Any = None) -> None:
-        found = np.array(order)
-        if not (found.ndim == 1 and found.dtype.kind in "iu" and np.array_equal(np.sort(found), np.arange(found.size))):
+        index = np.array(order)
+        if not (index.ndim == 1 and index.dtype.kind in "iu" and np.array_equal(np.sort(index), np.arange(index.size))):
             raise ValueError(f"order must be a permutation of 0 … n - 1, got {order!r}")
-        self.order = found.astype(np.int32)
+        self.order = index.astype(np.int32)
         self.mean = None if mean is None else np.array(mean, np.float32)
-        if self.mean is not None and not (self.mean.shape == found.shape and np.isfinite(self.mean).all()):
-            raise ValueError(f"mean must be {found.size} finite numbers, one for each feature, got {mean}")
+        if self.mean is not None and not (self.mean.shape == index.shape and np.isfinite(self.mean).all()):
+            raise ValueError(f"mean must be {index.size} finite numbers, one for each feature, got {mean}")
 
     @property
     def size(self) -> int:
-        """How many features there are, I."""
+        """Number of features, I."""
         return self.order.size
 
     def views(self, dev: Device) -> tuple:
@@ -49,5 +49,5 @@ class Order:
 
 @functools.lru_cache(maxsize=16)
 def _order_views(of: Order, dev: Device) -> tuple:
-    order = np.array(of.order)  # kernels take no read-only array, such as one mapped from a file
+    order = np.array(of.order)  # a copy: kernels take no read-only arrays, such as memory-mapped ones
     return dev.upload(order), dev.upload(np.argsort(order), np.int32), None if of.mean is None else dev.upload(of.mean[order])

@@ -10,30 +10,30 @@ from ..device import Device
 
 @op
 def max_pool2d(dev: Device, x, *, window: Window):
-    """y[n, oh, ow, c] = max of x[n, h, w, c] over the pixels that the window sees there; padding never is the largest.
+    """y[n, oh, ow, c] = max of x[n, h, w, c] over the pixels in the window; padding is never the maximum.
 
-    x (N, H, W, C) -> y (N, OH, OW, C). The gradient goes to the first pixel that is the largest, of NaNs to the last.
+    x (N, H, W, C) -> y (N, OH, OW, C). The gradient goes to the first maximal pixel, or to the last NaN.
 
     Raises
     ------
     ValueError
         If x has other axes or is smaller than the window, or padding is more than half the kernel.
     """
-    y, places = dev.max_pool(x, window)
+    y, argmax = dev.max_pool(x, window)
     shape = tuple(x.shape)
-    return y, (lambda dy: dev.max_pool_grad(dy, places, window, shape),)
+    return y, (lambda dy: dev.max_pool_grad(dy, argmax, window, shape),)
 
 
 @op
 def avg_pool2d(dev: Device, x, *, window: Window | Bins, count_include_pad: bool = True):
-    """y[n, oh, ow, c] = mean of x[n, h, w, c] over the pixels that the window sees there; of padding, 0, if it is counted.
+    """y[n, oh, ow, c] = mean of x[n, h, w, c] over the pixels in the window; padding counts as 0, if it is included.
 
     x (N, H, W, C) -> y (N, OH, OW, C)
 
     Raises
     ------
     ValueError
-        If x has other axes or is smaller than the window, padding is more than half the kernel, or the kernel has holes.
+        If x has other axes or is smaller than the window, padding is more than half the kernel, or the window is dilated.
     """
     y, shape = dev.avg_pool(x, window, count_include_pad), tuple(x.shape)
     return y, (lambda dy: dev.avg_pool_grad(dy, window, shape, count_include_pad),)

@@ -1,4 +1,4 @@
-"""Layers of cells through time as one operation each: LSTM; steps in reverse. dy is the gradient of the result."""
+"""LSTM over all time steps as one operation; reversal of time steps. dy is the gradient of the result."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .linear import memoize
 
 
 def _units(dev: Device, plan: Any, hidden: int, steps: int) -> tuple[DevicePlan | None, Any, float]:
-    """(what is kept, as int32 (1 or T, K), the scale); a plan that is None keeps all."""
+    """(plan on the device, its indices as int32 (1 or T, K), its scale); None as a plan keeps everything."""
     if plan is None:
         return None, None, 1.0
     if not isinstance(plan.plan if isinstance(plan, DevicePlan) else plan, TimePlan):
-        found = on("lstm", plan, dev, DeviceAxis, (hidden,))
-        return found, dev.reshape(found.indices, (1, found.plan.count)), found.plan.scale
-    found = on("lstm", plan, dev, DeviceTimes)
-    planned, n = found.plan.shape
+        axis = on("lstm", plan, dev, DeviceAxis, (hidden,))
+        return axis, dev.reshape(axis.indices, (1, axis.plan.count)), axis.plan.scale
+    times = on("lstm", plan, dev, DeviceTimes)
+    planned, n = times.plan.shape
     if n != hidden or planned < steps:
         raise ValueError(f"lstm: a plan of {planned} time steps for {n} units does not fit {steps} steps of {hidden} units")
-    return found, dev.part(found.units, 0, steps), found.plan.scale
+    return times, dev.part(times.units, 0, steps), times.plan.scale
 
 
 @op(fuses=True)
@@ -45,33 +45,33 @@ def lstm(
 ):
     """i, f, g, o = sigmoid, sigmoid, tanh, sigmoid of z[t] + h[t-1] w.T;   c[t] = f c[t-1] + i g;   y[t] = h[t] = o tanh c[t]
 
-    z (T N, 4H) are the input products of all time steps, biases in them; w (4H, H), h0 and c0 (N, H) -> y (T, N, H). The gates
-    are written over z: nothing else of it is kept for the backward pass.
+    z (T N, 4H) are the input products of all time steps, with biases; w (4H, H), h0 and c0 (N, H) -> y (T, N, H). z is
+    overwritten by the gates, so the backward pass needs no other copy of them.
 
     Parameters
     ----------
     steps : int
         T.
     units : AxisPlan or TimePlan, optional
-        Of h[t - 1], these units alone come to step t, times the plan's scale; all units have a state. Under a `TimePlan`, of T
-        steps or more, each step sees others: dw is then a dense product.
+        The units of h[t - 1] that the recurrent product of step t reads, times the plan's scale; all units have a state. A
+        `TimePlan` of T steps or more selects different units at each step; dw is then a dense product.
     lengths : (N,) int32 array of the device, optional
-        Where samples end: y is 0 from there on, c stays.
+        Lengths of the sequences: from there on y is 0 and c does not change.
     gates : GateChoice, optional
-        Its `choose(dev, dy, gates, c, lengths, dense)` gives an IndexPlan of the 4H columns of dz that the backward pass
-        computes, or a number that elements of dz have to exceed; `dense()` is dz without either. `done(dev, dz, columns)` is
-        told what came of it.
+        Its `choose(dev, dy, gates, c, lengths, dense)` returns an IndexPlan of the 4H columns of dz that the backward pass
+        computes, or a threshold on the elements of dz; `dense()` computes the full dz. `done(dev, dz, columns)` is called with
+        the result.
     cell : bool, default=False
-        Whether y has one step more, c[T].
+        Whether y has one more step, which is c[T].
     left : list of two arrays (N, H), optional
-        Get h[T] and c[T], without a gradient; they may be h0 and c0.
+        Receive h[T] and c[T], without a gradient; they may be h0 and c0.
 
     Raises
     ------
     ValueError
-        If shapes or plans do not fit together.
+        If shapes or plans do not match.
     TypeError
-        If a plan is none of an axis.
+        If a plan is neither an AxisPlan nor a TimePlan.
     """
     hidden, n = w.shape[-1], h0.shape[0]
     if z.shape != (steps * n, 4 * hidden):
@@ -81,8 +81,8 @@ def lstm(
     h, c = dev.lstm(passed, w, h0, c0, listed, scale, lengths)
     last = dev.part(c, steps, steps + 1)
     if left is not None:
-        for state, own in zip((h, c), left):
-            dev.affine(dev.reshape(dev.part(state, steps, steps + 1), (n, hidden)), out=own)
+        for state, final in zip((h, c), left):
+            dev.affine(dev.reshape(dev.part(state, steps, steps + 1), (n, hidden)), out=final)
     y = dev.part(h, 1, steps + 1)
     y = dev.concatenate([y, last], 0) if cell else y
 
@@ -96,9 +96,9 @@ def lstm(
         def run(gates=passed, **options):
             return dev.lstm_grad(dy, gates, c, w, listed, scale, lengths, dc, **options)
 
-        found = gates and gates.choose(dev, dy, passed, c, lengths, lambda: run(dev.copy(passed))[0])
-        columns = upload_plan(found, dev) if isinstance(found, AxisPlan) else None  # such a plan hardly comes twice
-        dz, *first = run(columns=columns.indices) if columns else run(threshold=found or 0.0)
+        choice = gates and gates.choose(dev, dy, passed, c, lengths, lambda: run(dev.copy(passed))[0])
+        columns = upload_plan(choice, dev) if isinstance(choice, AxisPlan) else None  # not cached: it rarely repeats
+        dz, *first = run(columns=columns.indices) if columns else run(threshold=choice or 0.0)
         if gates:
             gates.done(dev, dz, columns and columns.plan)
         return dev.reshape(dz, (steps * n, dz.shape[2])), columns, *first
@@ -123,9 +123,9 @@ def lstm(
 
 @op
 def reverse_steps(dev: Device, x, *, lengths: np.ndarray | None = None):
-    """y[t, n] = x[L - 1 - t, n] for t < L = lengths[n], x[t, n] from there on.   x, y (T, N, W)
+    """y[t, n] = x[L - 1 - t, n] for t < L = lengths[n], x[t, n] otherwise.   x, y (T, N, W)
 
-    What reads sequences backwards, each from its own end, reads them so; done twice, it is x.
+    Used by layers that read sequences backwards, each from its own end. It is its own inverse.
 
     Parameters
     ----------

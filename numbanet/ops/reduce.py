@@ -21,8 +21,8 @@ def _with_ones(x: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
 def sum(dev: Device, x, *, axis: int | Sequence[int] | None = None, keepdims: bool = False):
     """y = sum of x over the axes (all by default)."""
     axes, shape = axes_of("sum", x, axis), x.shape
-    kept = _with_ones(x, axes)
-    return (dev.sum(x, axis=axes, keepdims=keepdims), (lambda dy: dev.broadcast_to(dev.reshape(dy, kept), shape),))
+    ones = _with_ones(x, axes)
+    return (dev.sum(x, axis=axes, keepdims=keepdims), (lambda dy: dev.broadcast_to(dev.reshape(dy, ones), shape),))
 
 
 def mean(x: Tensor, *, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
@@ -33,48 +33,48 @@ def mean(x: Tensor, *, axis: int | Sequence[int] | None = None, keepdims: bool =
 
 @op
 def max(dev: Device, x, *, axis: int | Sequence[int] | None = None, keepdims: bool = False):
-    """y = largest of x over the axes (all by default); equal ones share the gradient."""
+    """y = maximum of x over the axes (all by default); equal maxima share the gradient."""
     axes, shape = axes_of("max", x, axis), x.shape
-    kept = _with_ones(x, axes)
+    ones = _with_ones(x, axes)
     y = dev.max(x, axis=axes, keepdims=True)
 
     def vjp(dy):
         below = dev.greater(dev.broadcast_to(y, shape), x)
         winners = dev.affine(below, mul=-1.0, add=1.0)
-        share = dev.div(dev.reshape(dy, kept), dev.sum(winners, axis=axes, keepdims=True))
+        share = dev.div(dev.reshape(dy, ones), dev.sum(winners, axis=axes, keepdims=True))
         return dev.mul(winners, dev.broadcast_to(share, shape))
 
     return y if keepdims else dev.reshape(y, tuple(n for i, n in enumerate(shape) if i not in axes)), (vjp,)
 
 
 def argmax(x: Tensor, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """y = the index of the largest of x along an axis, by default among all; of equal ones the first, and NaN is the largest.
+    """y = the index of the maximum of x along an axis, by default of the flattened x; the first of equal ones; NaN is largest.
 
-    The indices are int32 and have no gradient; they can be compared, and `x[indices]` takes them.
+    The indices are int32 and have no gradient; they can be compared, and used as `x[indices]`.
 
     Raises
     ------
     ValueError
-        If there is no such axis, or nothing along it.
+        If there is no such axis, or its length is 0.
     """
     dev, axes = x.device, axes_of("argmax", x, axis)
     if axis is not None and len(axes) != 1:
         raise ValueError(f"argmax: axis must be an integer or None, got {axis!r}")
-    kept, others = _with_ones(x, axes), tuple(a for a in range(x.ndim) if a not in axes)
+    ones, others = _with_ones(x, axes), tuple(a for a in range(x.ndim) if a not in axes)
     shape = tuple(x.shape[a] for a in others)
     if not math.prod(x.shape[a] for a in axes):
         raise ValueError(f"argmax: x {x.shape} has nothing along axis {axis}")
     lines = x.data if axes == axes_of("argmax", x, None)[len(others) :] else dev.transpose(x.data, (*others, *axes))
     indices = dev.argmax(dev.reshape(lines, (*shape, -1)))
-    return Tensor.wrap(dev.reshape(indices, kept if keepdims else shape), dev)
+    return Tensor.wrap(dev.reshape(indices, ones if keepdims else shape), dev)
 
 
 @op
 def var(dev: Device, x, *, axis: int | Sequence[int] | None = None, correction: float = 1, keepdims: bool = False):
-    """y = sum of (x - mean)² over the axes (all by default) / max(0, n - correction), n the number of them.
+    """y = sum of (x - mean)² over the axes (all by default) / max(0, n - correction), n the number of values.
 
-    `correction` is 1 by default, as PyTorch's: the estimate of what the values were drawn from (Bessel); 0 gives the variance
-    of the values themselves, NumPy's default. Of no more values than `correction` it is NaN.
+    The default `correction` of 1 gives the unbiased estimate (Bessel), as in PyTorch; 0 the variance of the values themselves,
+    as in NumPy. It is NaN if n <= correction.
     """
     y, slope = _variance("var", dev, x, axis, correction)
     return dev.reshape(y, y.shape if keepdims else _without("var", x, axis)), (lambda dy: slope(dev.reshape(dy, y.shape)),)
@@ -82,7 +82,7 @@ def var(dev: Device, x, *, axis: int | Sequence[int] | None = None, correction: 
 
 @op
 def std(dev: Device, x, *, axis: int | Sequence[int] | None = None, correction: float = 1, keepdims: bool = False):
-    """y = the square root of `var`; where that is 0, so is the gradient."""
+    """y = the square root of `var`; its gradient is 0 if y is 0."""
     variance, slope = _variance("std", dev, x, axis, correction)
     y = dev.sqrt(variance)
 
@@ -100,7 +100,7 @@ def _without(name: str, x: Any, axis: int | Sequence[int] | None) -> tuple[int, 
 
 
 def _variance(name: str, dev: Device, x: Any, axis: Any, correction: float) -> tuple[Any, Callable[[Any], Any]]:
-    """(the variance, with the axes that it was taken over as ones; its vjp)"""
+    """(the variance with keepdims, its vjp)"""
     axes, shape = axes_of(name, x, axis), tuple(x.shape)
     n = math.prod(shape[a] for a in axes)
     mean = dev.affine(dev.sum(x, axis=axes, keepdims=True), mul=1.0 / n if n else math.nan)

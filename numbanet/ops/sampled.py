@@ -1,6 +1,7 @@
-"""Operations on activations of which each sample keeps its own outputs: values one after the other, in one axis (`SamplePlan`).
+"""Operations on activations of which each sample keeps different entries: their values, one sample after the other, in one axis
+(`SamplePlan`).
 
-What backward needs of such an activation is its values and the bits; a dense form lives no longer than a product.
+For backward such an activation is stored as its values and bits; dense forms exist only during a product.
 """
 
 from __future__ import annotations
@@ -14,26 +15,30 @@ from ..plans.on_device import DeviceSamples
 from .linear import memoize
 
 
-def _dense(dev: Device, x: Any, kept: DeviceSamples | None) -> Any:
-    return x if kept is None else dev.expand_samples(x, kept.lists)
+def _dense(dev: Device, x: Any, samples: DeviceSamples | None) -> Any:
+    return x if samples is None else dev.expand_samples(x, samples.lists)
 
 
-def _check(name: str, shape: tuple[int, ...], x: Any, kept: DeviceSamples | None) -> None:
+def _check(name: str, shape: tuple[int, ...], x: Any, samples: DeviceSamples | None) -> None:
     """ValueError unless x is an activation of that shape, or the values that are kept of one."""
-    if tuple(x.shape) != (shape if kept is None else (kept.plan.count,)) or (kept is not None and kept.plan.shape != shape):
-        raise ValueError(f"{name}: x {tuple(x.shape)} does not hold {'' if kept is None else f'what {kept} keeps of '}{shape}")
+    if tuple(x.shape) != (shape if samples is None else (samples.plan.count,)) or (
+        samples is not None and samples.plan.shape != shape
+    ):
+        raise ValueError(
+            f"{name}: x {tuple(x.shape)} does not hold {'' if samples is None else f'what {samples} keeps of '}{shape}"
+        )
 
 
 @op
 def expand_samples(dev: Device, x, *, plan: DeviceSamples):
-    """y[n, o] = the value that x (kept,) holds of it, 0 where it is dropped."""
+    """y[n, o] = its value in x (K,) if (n, o) is kept, else 0: the dense form (N, O)."""
     _check("expand_samples", plan.plan.shape, x, plan)
     return _dense(dev, x, plan), (lambda dy: dev.compact_samples(dy, plan.lists, plan.plan.count),)
 
 
 @op
 def compact_samples(dev: Device, x, *, plan: DeviceSamples):
-    """The values of x (N, n) that are kept, (kept,)."""
+    """The kept values (K,) of x (N, O)."""
     _check("compact_samples", plan.plan.shape, x, None)
     return dev.compact_samples(x, plan.lists, plan.plan.count), (lambda dy: dev.expand_samples(dy, plan.lists),)
 
@@ -42,14 +47,14 @@ def compact_samples(dev: Device, x, *, plan: DeviceSamples):
 def linear_samples(
     dev: Device, x, w, b=None, *, inner: DeviceSamples | None = None, outer: DeviceSamples | None = None, relu: bool = False
 ):
-    """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]), of x what `inner` keeps and of y what `outer` keeps; None: all.
+    """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]) with x restricted to `inner` and y to `outer`; None: everything.
 
-    x (N, I) or (kept,), w (O, I), b (O,) or None -> y (N, O) or (kept,)
+    x (N, I) or (K_x,), w (O, I), b (O,) or None -> y (N, O) or (K_y,)
 
     Raises
     ------
     ValueError
-        If shapes or plans do not fit together.
+        If shapes or plans do not match.
     """
     samples = x.shape[0] if inner is None else inner.plan.samples
     _check("linear_samples", (samples, w.shape[1]), x, inner)
@@ -65,8 +70,8 @@ def linear_samples(
     dz = memoize(lambda dy: dev.relu_grad(dy, y) if relu else dy)
 
     def dx(dy):
-        found = dev.gemm(dz(dy), w) if outer is None else dev.gemm_samples_dx(dz(dy), w, outer.lists)
-        return found if inner is None else dev.compact_samples(found, inner.lists, inner.plan.count)
+        wide = dev.gemm(dz(dy), w) if outer is None else dev.gemm_samples_dx(dz(dy), w, outer.lists)
+        return wide if inner is None else dev.compact_samples(wide, inner.lists, inner.plan.count)
 
     @memoize
     def both(dy):
@@ -87,8 +92,8 @@ def batch_norm_samples(
     eps: float = 1e-5,
     seen: Callable[[Any, Any], None] = lambda mean, variance: None,
 ):
-    """Batch normalisation of an activation of which x (kept,) holds the values, all else 0; of the result the same entries are
-    kept: double-mask selection. seen(mean, variance) as for `batch_norm`."""
+    """Batch normalisation of an activation with kept values x (K,) and zeros elsewhere; the result keeps the same entries
+    (double-mask selection). seen(mean, variance) as for `batch_norm`."""
     _check("batch_norm_samples", (plan.plan.samples, gamma.shape[0]), x, plan)
     y, mean, variance = dev.batch_norm(_dense(dev, x, plan), gamma, beta, eps)
     seen(mean, variance)

@@ -1,4 +1,4 @@
-"""Operations that change the shape or the place of elements; dy is the gradient of the result."""
+"""Operations that reshape, move or select elements; dy is the gradient of the result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .order import Order
 
 
 def axes_of(name: str, x: Any, axis: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The axes, from 0 on and in order; None stands for all."""
+    """The axes as non-negative numbers, sorted; None stands for all."""
     axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, (int, np.integer)) else axis
     if any(not -x.ndim <= a < x.ndim for a in axes):
         raise ValueError(f"{name}: axis {axis} is not among the {x.ndim} axes of {tuple(x.shape)}")
@@ -39,7 +39,7 @@ def broadcast_shape(name: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[
 
 @op
 def reshape(dev: Device, x, *, shape: Sequence[int]):
-    """y = x under another shape; one entry may be -1."""
+    """y = x with another shape; one entry may be -1."""
     shape, before = tuple(shape), x.shape
     known = math.prod(n for n in shape if n != -1)
     if shape.count(-1) > 1 or (known != x.size if -1 not in shape else known == 0 or x.size % known):
@@ -75,18 +75,18 @@ def getitem(dev: Device, x, *, key):
     Raises
     ------
     TypeError
-        If a key is a tensor of floats, such as a mask that a comparison gave.
+        If a key is a float tensor, for example the mask of a comparison.
     """
     key, shape = tuple(map(_index, key)) if isinstance(key, tuple) else _index(key), x.shape
     return dev.getitem(x, key), (lambda dy: dev.putitem(dy, key, shape),)
 
 
 def _index(key: Any) -> Any:
-    """A part of a key as NumPy takes it."""
+    """One part of a key as NumPy takes it."""
     if not isinstance(key, Tensor):
         return key
     if key.dtype == np.float32:
-        raise TypeError("x[key]: a tensor of floats is no index; of a mask m write x[m.numpy() != 0], or where(m, x, 0)")
+        raise TypeError("x[key]: a float tensor is not an index; for a mask m write x[m.numpy() != 0], or where(m, x, 0)")
     return key.numpy()
 
 
@@ -116,7 +116,7 @@ def expand(x: Tensor, *, plan: AxisPlan | DevicePlan) -> Tensor:
     Raises
     ------
     ValueError
-        If the last axis of x has not the length that the plan keeps.
+        If the last axis of x does not have the plan's number of kept entries.
     """
     if x.ndim == 2:
         return _expand(x, plan=plan)
@@ -126,19 +126,19 @@ def expand(x: Tensor, *, plan: AxisPlan | DevicePlan) -> Tensor:
 
 @op
 def _expand(dev: Device, x, *, plan):
-    kept = on("expand", plan, dev, DeviceAxis)
-    if x.shape[1] != kept.plan.count:
-        raise ValueError(f"expand: x {tuple(x.shape)} does not hold the {kept.plan.count} entries that {kept.plan} keeps")
-    return dev.expand(x, kept.inverse), (lambda dy: dev.compact(dy, kept.indices),)
+    axis = on("expand", plan, dev, DeviceAxis)  # TypeError for another kind of plan
+    if x.shape[1] != axis.plan.count:
+        raise ValueError(f"expand: x {tuple(x.shape)} does not hold the {axis.plan.count} entries that {axis.plan} keeps")
+    return dev.expand(x, axis.inverse), (lambda dy: dev.compact(dy, axis.indices),)
 
 
 def compact(x: Tensor, *, plan: AxisPlan | DevicePlan) -> Tensor:
-    """y[…, k] = x[…, plan's k-th index]: what a plan keeps of a dense activation.   (…, n) -> (…, K)
+    """y[…, k] = x[…, plan's k-th index]: the kept entries of a dense activation.   (…, n) -> (…, K)
 
     Raises
     ------
     ValueError
-        If the last axis of x is not the plan's.
+        If the last axis of x does not have the plan's length.
     """
     if x.ndim == 2:
         return _compact(x, plan=plan)
@@ -148,8 +148,8 @@ def compact(x: Tensor, *, plan: AxisPlan | DevicePlan) -> Tensor:
 
 @op
 def _compact(dev: Device, x, *, plan):
-    kept = on("compact", plan, dev, DeviceAxis, (x.shape[1],))
-    return dev.compact(x, kept.indices), (lambda dy: dev.expand(dy, kept.inverse),)
+    axis = on("compact", plan, dev, DeviceAxis, (x.shape[1],))
+    return dev.compact(x, axis.indices), (lambda dy: dev.expand(dy, axis.inverse),)
 
 
 @op
@@ -159,17 +159,17 @@ def shuffle(dev: Device, x, *, order: Order):
     Raises
     ------
     ValueError
-        If x has another shape.
+        If x is not (N, I).
     """
     if len(x.shape) != 2 or x.shape[1] != order.size:
         raise ValueError(f"shuffle: x {tuple(x.shape)} must have two axes, the last one of {order.size} features")
-    there, back, shift = order.views(dev)
-    return dev.compact(x, there, shift), (lambda dy: dev.compact(dy, back),)
+    forwards, back, shift = order.views(dev)
+    return dev.compact(x, forwards, shift), (lambda dy: dev.compact(dy, back),)
 
 
 # --- rows of a table --------------------------------------------------------------------------------------------------
 def padding_row(name: str, padding: int | None, rows: int) -> int | None:
-    """The row of a table that is padding, from 0 on: a negative number counts from the end. None for None."""
+    """The padding row of a table as a non-negative number; negative numbers count from the end. None for None."""
     if padding is None:
         return None
     if not is_integer(padding):
@@ -185,7 +185,7 @@ def embedding(
 ):
     """y[…, k] = w[ids[…], cols_k].   w (V, D), ids (…) integers of the host or int32 of the device -> y (…, K)
 
-    The gradient holds the rows that were looked up, but for that of `padding`, and no others: dw[v] = sum of dy[…] where
+    The gradient holds only the rows that were looked up, without the row `padding`: dw[v] = sum of dy[…] over all … with
     ids[…] = v.
 
     Parameters
@@ -193,15 +193,15 @@ def embedding(
     padding : int, optional
         A row of w; a negative one counts from the end.
     checked : bool, default=False
-        Whether ids are int32 of the device that somebody looked at before. Then nobody fetches them to look, so that the pass
-        may be recorded, and an id that is none counts as the nearest one.
+        True if ids are int32 on the device and already checked. They are then not downloaded for a check, so that the pass can
+        be recorded; an id out of range is clamped.
 
     Raises
     ------
     ValueError
-        If an id is not in 0 … V - 1, padding not in -V … V - 1, or `cols` of another axis than the second of w.
+        If an id is not in 0 … V - 1, padding not in -V … V - 1, or `cols` does not match the second axis of w.
     TypeError
-        If the ids, or padding, are no integers.
+        If the ids, or padding, are not integers.
     """
     padding = padding_row("embedding: padding", padding, w.shape[0])
     cols = full_axis(w.shape[1], dev) if cols is None else on("embedding", cols, dev, DeviceAxis, (w.shape[1],))
@@ -212,25 +212,25 @@ def embedding(
     y = dev.reshape(y if width == w.shape[1] else dev.compact(y, cols.indices), (*ids.shape, width))
 
     def dw(dy):
-        found = (
+        grouped = (
             dev.group_rows(flat, w.shape[0], padding)
             if checked
             else map(dev.upload, device("cpu").group_rows(host.reshape(-1), w.shape[0], padding))
-        )  # as many as there are
-        order, starts, places = found
+        )  # only the rows that occur
+        order, starts, inverse = grouped
         values = dev.sum_by_row(dev.reshape(dy, (flat.size, width)), order, starts)
-        return Packed(values, Packing(places, full_axis(w.shape[0], dev).lists.classes, *cols.columns), tuple(w.shape))
+        return Packed(values, Packing(inverse, full_axis(w.shape[0], dev).lists.classes, *cols.columns), tuple(w.shape))
 
     return y, (dw,)
 
 
 def _symbols(dev: Device, ids: Any, rows: int) -> np.ndarray:
-    """The ids on the host, int32; TypeError or ValueError where one is no row of the table."""
+    """The ids on the host, int32; TypeError or ValueError if one is not a row of the table."""
     host = np.asarray(ids if isinstance(ids, np.ndarray) else dev.download(ids))
     if host.dtype.kind not in "iu":
         raise TypeError(
-            f"embedding: ids are {host.dtype}, not integers; Tensor(...) makes float32, Tensor.wrap(integers, "
-            "device) keeps what they are"
+            f"embedding: ids are {host.dtype}, not integers; Tensor(...) makes float32, use Tensor.wrap(integers, "
+            "device) instead"
         )
     if host.size and not (host.min() >= 0 and host.max() < rows):
         raise ValueError(f"embedding: ids from {host.min()} to {host.max()} do not fit a table of {rows} rows")

@@ -1,4 +1,4 @@
-"""Products with a sparse weight: values are a tensor like others, and a Layout says where in the weight they are."""
+"""Products with a sparse weight: its values are a tensor, and a Layout holds their positions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .linear import memoize, vector_gradient
 
 
 class Layout:
-    """Where the entries of a sparse weight are, on a device; `values` of the matrix it is made of play no part.
+    """The positions of a sparse weight's entries, on a device; the values of the matrix it is made from are not used.
 
     Parameters
     ----------
     of : CSR, ELL or BSR
         A matrix (O, I) of this structure.
     dev : Device
-        Where the products are.
+        The device of the products.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class Layout:
     values : tuple of int
         The shape of values: (entries,), of an ELL (O K,), of a BSR (tiles, T, T).
     nnz : int
-        How many elements of the weight are there.
+        Number of stored elements of the weight.
     """
 
     def __init__(self, of: CSR | ELL | BSR, dev: Device) -> None:
@@ -44,9 +44,9 @@ class Layout:
         return f"Layout(shape={self.shape}, nnz={self.nnz}) on {self.device.name}"
 
 
-def _whole(dev: Device, x: Any, kept: DeviceAxis | None) -> Any:
+def _whole(dev: Device, x: Any, axis: DeviceAxis | None) -> Any:
     """The dense form of an activation."""
-    return x if kept is None else dev.expand(x, kept.inverse)
+    return x if axis is None else dev.expand(x, axis.inverse)
 
 
 @op(fuses=True)
@@ -92,18 +92,18 @@ def linear_sparse(
     cols: AxisPlan | DevicePlan | None = None,
     trace: list | None = None,
 ) -> Tensor:
-    """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]), w the values where the layout says.   x (N, I) -> y (N, O)
+    """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]), w with `values` at the layout's positions.   x (N, I) -> y (N, O)
 
-    The gradient of w has its entries alone. With `rows` y holds the kept neurons alone, with `cols` x the kept inputs: entries
-    of others are left out. In `trace` the backward pass leaves what the dense gradient of w would be made of, dz and x with
-    dw = dz.T x. A layout of tiles takes none of these.
+    The gradient of w has only its entries. With `rows` y holds only the kept neurons, with `cols` x only the kept inputs: the
+    entries of others are skipped. The backward pass stores dz and x in `trace`, so that the dense gradient dw = dz.T x can be
+    computed later. A layout of tiles supports none of these.
 
     Raises
     ------
     ValueError
-        If the shapes do not fit, the layout is on another device, or a plan is of another axis.
+        If the shapes do not match, the layout is on another device, or a plan has another length.
     TypeError
-        If a plan is none of an axis, or tiles come with one.
+        If a plan is not an AxisPlan, or is given with a layout of tiles.
     """
     dev = common_device("linear_sparse", (x, values, b))
     x, values = (a if isinstance(a, Tensor) else Tensor(a, dev) for a in (x, values))

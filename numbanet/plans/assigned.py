@@ -1,7 +1,7 @@
-"""Sites, the places of a model that may be thinned out; Plans: what of them one pass computes, here and on its device.
+"""Site: a part of a model that dropout may leave out; Plans: what one pass computes at each site, and its index arrays.
 
-A policy draws a plan for each site before a pass, or chooses it in the pass from what comes to a layer. Layers ask `Plans.at`,
-which is the only look-up, check and choice.
+A policy draws a plan for each site before a pass, or chooses it during the pass from a layer's input. Layers call `Plans.at`,
+the only place where plans are looked up, checked and chosen.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from .rows import repeat_indices
 
 
 class Site(NamedTuple):
-    """A place of a model that may be thinned out."""
+    """A part of a model that dropout may leave out."""
 
-    path: str  # the layer's in the tree, and which of its places: "2.output"; a layer by itself says "output"
-    kind: str  # what is thinned out: "output", the layer's neurons, or the weight that gives them; "patches", the
-    # input matrix of a convolution; "tiles", parts of the weight; "recurrent", what comes back
-    # through time; "gates", what the backward pass computes of the gates' gradients
-    shape: tuple[int, ...]  # of the weight there
-    takes: tuple[type[Plan], ...] | None = None  # which plans the layer knows there; None: any
-    chosen: bool = False  # whether the layer lets a policy choose in the pass (`Dropout.choose`)
-    per_batch: bool = False  # whether plans are made for the samples of one batch, not for the weight
-    number: int = 0  # which of the model's sites of its kind, from 0: policies with a rate for each go by it
+    path: str  # of the layer in the tree, and the site's name in the layer: "2.output"; `Layer.sites` returns "output" alone
+    kind: str  # which tensor is sparsified: "output", neurons or the weight's tiles; "patches", the im2col matrix of a
+    # convolution; "tiles" of the weight; "recurrent", the input h[t-1]; "gates", the gradients
+    # of an LSTM's gates in the backward pass
+    shape: tuple[int, ...]  # of the weight
+    takes: tuple[type[Plan], ...] | None = None  # the kinds of plans that the layer supports here; None: any
+    chosen: bool = False  # whether a policy may choose the plan during the pass (`Dropout.choose`)
+    per_batch: bool = False  # whether plans depend on the number of samples, not on the weight alone
+    number: int = 0  # index among the model's sites of its kind; policies with one rate per site use it
 
     def check(self, plan: Plan, layer: Any, shape: tuple[int, ...] | None = None) -> None:
-        """TypeError unless the layer knows such a plan there, ValueError unless it is made for the weight, or for a shape."""
+        """TypeError unless the layer supports the plan here; ValueError unless it has the weight's shape, or the given one."""
         if self.takes is not None and not isinstance(plan, self.takes):
             known = [kind.__name__ for kind in self.takes]
             raise TypeError(
@@ -49,14 +49,13 @@ class Plans:
     Parameters
     ----------
     dev : str or Device, default="cpu"
-        Where the pass runs.
+        The device of the pass.
     sites : mapping of (layer, str) to Site, optional
-        By layer and the name of its place, the sites of the model.
+        The sites of the model, by layer and name.
     assigned : mapping of str to Plan, optional
-        By the path of the site, what is kept there; all is kept elsewhere.
+        Plans by the path of their site; without a plan a site computes everything.
     choose : callable, optional
-        (site, flow, layer) -> Plan or None: asked in the pass for each site of a layer that lets a policy choose, where none is
-        assigned.
+        (site, flow, layer) -> Plan or None: called during the pass for sites with `chosen` that have no plan.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class Plans:
         self._on_device: dict[str, DevicePlan] = {}
 
     def of(self, layer: Any, name: str = "output") -> Plan | None:
-        """What is kept at a layer's site, as far as it is known; None: everything."""
+        """The plan of a layer's site, as far as it is known before the pass; None: everything is computed."""
         if not self.assigned or (site := self.sites.get((layer, name))) is None:
             return None
         plan = self.assigned.get(site.path)
@@ -80,24 +79,24 @@ class Plans:
         return plan
 
     def at(self, layer: Any, name: str = "output", flow: Any = None, shape: tuple[int, ...] | None = None) -> DevicePlan | None:
-        """The plan of a layer's site on the device; None: everything is kept.
+        """The plan of a layer's site on the device; None: everything is computed.
 
         Parameters
         ----------
         layer : Layer
         name : str, default="output"
-            Which of its places.
+            The site's name.
         flow : Flow, optional
-            What comes to the layer: where nothing was drawn, a policy may choose by it.
+            The layer's input; a policy may choose a plan from it if none was drawn.
         shape : tuple of int, optional
-            What a plan must be made for, if it is not the shape of the site.
+            The shape that a plan must have, if not the site's.
 
         Raises
         ------
         TypeError
-            If the layer does not know such a plan there.
+            If the layer does not support the plan.
         ValueError
-            If it is made for another shape.
+            If the plan has another shape.
         """
         if not self.assigned and self.choose is None:
             return None
@@ -113,29 +112,29 @@ class Plans:
             if plan is None or plan.trivial:
                 return None
             self.assigned[site.path] = plan
-            here = upload_plan(plan, self.device)  # such a plan hardly comes twice
+            here = upload_plan(plan, self.device)  # not cached: such a plan rarely repeats
         site.check(plan, layer, shape)
         self._on_device[site.path] = here = on_device(plan, self.device) if here is None else here
         return here
 
     def place(self, path: str, here: DevicePlan) -> None:
-        """What a site's plan is on the device from here on, such as in fixed buffers of a recorded pass."""
+        """Replace the device arrays of a site's plan, for example by the fixed buffers of a recorded step."""
         self._on_device[path] = here
 
     def on_device(self, path: str) -> DevicePlan:
-        """An assigned plan on the device."""
+        """The plan assigned to a site, on the device."""
         if path not in self._on_device:
             self._on_device[path] = on_device(self.assigned[path], self.device)
         return self._on_device[path]
 
     def region(self, layer: Any, weight: Any, name: str = "output") -> dict[Any, DevicePlan]:
-        """{weight: what of it the pass reads}, by the plan at a layer's site; {} where it is all."""
+        """{weight: the part that the pass reads} for the plan at a layer's site; {} if the pass reads all of it."""
         plan = self.of(layer, name) if self.assigned else None
         here = None if plan is None or plan.region(weight.shape) is None else self.at(layer, name)
         return {} if here is None else {weight: here}
 
     def repeat(self, plan: AxisPlan, times: int) -> AxisPlan | None:
-        """The plan of a longer axis that has, for each index of a plan's, so many in a row, such as the pixels of a channel;
-        None where that plan's lists lie in fixed buffers here: those of the longer one would not."""
+        """The plan of a longer axis that keeps `times` consecutive indices for each index of `plan`, such as the pixels of a
+        channel; None if the lists of `plan` are in fixed buffers, because those of the longer plan would not be."""
         fixed = any(here.fixed for here in self._on_device.values() if here.plan == plan)
         return None if fixed else repeat_indices(plan, times)

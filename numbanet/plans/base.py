@@ -1,11 +1,11 @@
-"""Plan: which part of a matrix product is computed this step. Made on the host by a dropout policy, consumed by planned ops.
+"""Plan: which part of a matrix product is computed this step. Drawn on the host by a dropout policy, used by planned ops.
 
-A plan is small, frozen and hashable, and knows no device: `on_device` makes index arrays that kernels read. Every planned op
-satisfies, with M = plan.mask() and on every device,
+A plan is small, frozen and hashable, and independent of the device: `on_device` makes the index arrays that kernels read. Every
+planned op satisfies, with M = plan.mask() and on every device,
 
     planned(x, W, plan) == dense(x, W * M)            for y, dx and dW.
 
-`scale` multiplies what is kept, so that a step has the right mean: y = scale * (what the plan keeps of y).
+`scale` multiplies the kept part, so that a step has the right mean: y = scale * (the part of y that the plan keeps).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numbanet_kernels.layouts.rows import RowLists
 
 
 class Region(NamedTuple):
-    """The part of a weight that a step reads: blocks of so many rows and columns, and which of them."""
+    """The part of a weight that a step reads, in blocks of `block` rows and columns."""
 
     block: tuple[int, int]
     wanted: np.ndarray  # (block rows, block columns) bool
@@ -31,62 +31,62 @@ class Region(NamedTuple):
 class Plan(abc.ABC):
     """Base of the plans: the protocol that policies, layers and optimisers rely on.
 
-    Subclasses are frozen dataclasses. A layer refuses a plan that it does not know; a plan of one's own is therefore made
-    from `AxisPlan`, which every layer with neurons knows, or comes with a layer of one's own.
+    Subclasses are frozen dataclasses. A layer refuses a plan that it does not support. So a user's plan either subclasses
+    `AxisPlan`, which every layer with neurons supports, or comes with a layer that supports it.
     """
 
-    scale: float = 1.0  # what is kept is multiplied by it
-    cacheable: ClassVar[bool] = True  # whether one may come again: what it is on a device is kept for then
+    scale: float = 1.0  # factor of what is kept
+    cacheable: ClassVar[bool] = True  # False: drawn from so many that caching its device arrays would be useless
 
-    if TYPE_CHECKING:  # a plan that has a region says so: a field or a property
+    if TYPE_CHECKING:  # plans with a region define it as a field or a property
 
         @property
         def shape(self) -> tuple[int, ...]:
-            """Of what the plan's mask covers."""
+            """The shape of the plan's mask."""
 
     @abc.abstractmethod
     def mask(self) -> np.ndarray:
-        """Bool, True where kept: what the plan means."""
+        """Bool array, True where kept: the specification of the plan."""
 
     @property
     def density(self) -> float:
-        """The kept share, 1.0 where there is nothing to keep."""
+        """The kept share; 1.0 for size 0."""
         mask = self.mask()
         return float(mask.mean()) if mask.size else 1.0
 
     @property
     def covers(self) -> tuple[int, ...]:
-        """The first lengths that the weight at its site must have; () where any will do."""
+        """The leading lengths that the site's weight must have; () if any will do."""
         return ()
 
     @property
     def trivial(self) -> bool:
-        """Whether everything is kept as it is."""
+        """True if the plan changes nothing: everything is kept with scale 1."""
         return False
 
     @property
     def kind(self) -> Hashable | None:
-        """The same for plans that mean the same launches and differ only in their lists; None: passes are not recorded."""
+        """Equal for plans that lead to the same launches and differ only in their lists; None: such steps are not recorded."""
         return None
 
     def lists(self) -> tuple:
-        """The integers that kernels read, a tuple of NumPy arrays; those of plans of one kind have the same shapes."""
+        """The integers that kernels read, as a tuple of NumPy arrays; plans of one kind have the same shapes."""
         return ()
 
     def region(self, shape: tuple[int, ...]) -> Region | None:
-        """What of a weight of this shape a step under the plan reads; None: all of it. A plan that has a region has a `shape`,
-        that of such a weight or of its rows."""
+        """The part of a weight of this shape that a step under the plan reads; None: all of it. A plan with a region has a
+        `shape`: that of the weight or of its rows."""
         return None
 
 
 class AxisPlan(Plan):
-    """Keep some indices of an axis of length n: neurons, features, rows of a weight. Subclasses say which by `indices`."""
+    """Keep some indices of an axis of length n: neurons, features, rows of a weight. Subclasses define `indices`."""
 
     n: int
 
     @property
     def shape(self) -> tuple[int]:
-        """(n,): of what the plan's mask covers."""
+        """(n,): the shape of the plan's mask."""
         return (self.n,)
 
     @property
@@ -99,7 +99,7 @@ class AxisPlan(Plan):
 
     @functools.cached_property
     def count(self) -> int:
-        """How many indices are kept."""
+        """Number of kept indices."""
         return len(self.indices())
 
     @property
@@ -117,7 +117,7 @@ class AxisPlan(Plan):
         return mask
 
     def lists(self) -> RowLists:
-        """The kept indices, and the place of each index among them."""
+        """The kept indices, and the inverse: the position of each index among them, -1 if dropped."""
         places, found = np.full(self.n, -1), np.asarray(self.indices())
         if not (
             found.shape == (self.count,)
@@ -137,5 +137,5 @@ class AxisPlan(Plan):
         return Region((1, max(math.prod(shape[1:]), 1)), self._rows) if self.count < self.n else None
 
     def index(self, kept: Any) -> Any:
-        """The kept indices as kernels take them, given as an int32 array of the device; None for all."""
+        """The kept indices in the form of kernels, from an int32 device array; None for all."""
         return kept

@@ -1,4 +1,4 @@
-"""GatePlan: what a backward pass computes of the gradients of an LSTM's gates."""
+"""GatePlan: which gradients of an LSTM's gates a backward pass computes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from .rows import IndexPlan
 
 
 class GateChoice(abc.ABC):
-    """What one backward pass through one layer of cells leaves out (`ops.lstm`, gates)."""
+    """The choice for one backward pass through one LSTM layer (`ops.lstm`, gates)."""
 
     @abc.abstractmethod
     def choose(self, dev: Device, dy: Any, gates: Any, c: Any, lengths: Any, dense: Callable[[], Any]) -> IndexPlan | float:
-        """The columns that are computed, or what elements have to exceed."""
+        """The columns to compute, or the threshold of elements."""
 
     @abc.abstractmethod
     def done(self, dev: Device, dz: Any, columns: IndexPlan | None) -> None:
-        """It was computed: dz of these columns, or of all."""
+        """Called with the result: dz of these columns, or of all."""
 
 
 class GatePlan(Plan):
-    """Compute a share of the gates' gradients, chosen in the backward pass. Subclasses are values, and say how.
+    """Compute a share of the gates' gradients, chosen during the backward pass. Subclasses are values that define how.
 
-    The forward pass computes all: the mask leaves out nothing.
+    The forward pass computes everything, so the mask keeps everything.
     """
 
     def mask(self) -> np.ndarray:
@@ -36,4 +36,4 @@ class GatePlan(Plan):
 
     @abc.abstractmethod
     def of(self, cells: int) -> GateChoice:
-        """The choice for one layer of cells of the LSTM, from 0."""
+        """The choice for the LSTM layer with this index."""

@@ -1,4 +1,4 @@
-"""DevicePlan: a plan on a device. The arrays that kernels and gradients read of a plan are made here, once, and owned here."""
+"""DevicePlan: a plan on a device. It makes and owns the arrays that kernels and gradients read, once per plan."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from .rows import RowPlan, TimePlan
 from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, TilePlan
 
-APART = 64  # numbers between the starts of two lists: 256 bytes, as a device aligns its own arrays
+APART = 64  # numbers between the starts of two lists: 256 bytes, the alignment of device arrays
 
 
 class DevicePlan:
-    """A plan on a device; `place` is where its lists lie, if not in an array of its own.
+    """A plan on a device. `place` is the buffer of its lists, if it does not allocate one.
 
-    All plans of a kind fit into the same place, so that recorded launches find what is kept now (`training.recorder`).
+    Buffers of plans of one kind have the same size, so that recorded launches read the lists of the current plan there
+    (`training.recorder`).
     """
 
     def __init__(self, plan: Plan, dev: Device, place: Any = None, host: tuple[np.ndarray, ...] | None = None) -> None:
@@ -35,12 +36,12 @@ class DevicePlan:
             self._host = host
 
     def at(self, place: Any) -> DevicePlan:
-        """The same plan, its lists, which are worked out once, in a place: whoever has one copies them there."""
+        """The same plan with its lists in a given buffer; the caller copies them there."""
         return type(self)(self.plan, self.device, place, self._host)
 
     @property
     def fixed(self) -> bool:
-        """Whether its lists lie in a buffer that was given."""
+        """True if its lists are in a given buffer."""
         return self._place is not None
 
     @property
@@ -54,7 +55,7 @@ class DevicePlan:
 
     @functools.cached_property
     def buffer(self) -> Any:
-        """All lists in one int32 array of the device, so that one copy moves them."""
+        """All lists in one int32 device array, so that one copy uploads them."""
         if self._place is not None:
             return self._place
         together, start = np.zeros(sum(array.size + -array.size % APART for array in self._host), np.int32), 0
@@ -65,7 +66,7 @@ class DevicePlan:
 
     @functools.cached_property
     def lists(self) -> tuple:
-        """The lists, parts of `buffer`."""
+        """The lists, as views of `buffer`."""
         return self._parts()
 
     def _parts(self) -> tuple:
@@ -80,18 +81,18 @@ class DevicePlan:
 
     @functools.cached_property
     def wanted(self) -> Any:
-        """(block rows, block columns) bool array of the device: the blocks of the plan's `Region`."""
+        """(block rows, block columns) bool device array: the blocks of the plan's `Region`."""
         region = self.plan.region(self.plan.shape)
         assert region is not None, f"{self.plan} has no region"
         return self.device.upload(region.wanted)
 
     def room(self) -> tuple | None:
-        """Where an update may write, on its way, what the next step reads of the weight packed; None: nothing is packed."""
+        """A buffer for the blocks of a weight that an update packs for the next step; None: nothing is packed."""
         return None
 
     @property
     def pending(self) -> Any:
-        """What is left to be multiplied in by whoever keeps what the plan keeps: its scale, or bits."""
+        """The factors that layers apply later (`Flow.pending`): the plan's scale, or random bits."""
         return self.plan
 
     def __repr__(self) -> str:
@@ -99,13 +100,13 @@ class DevicePlan:
 
 
 class DeviceBits(DevicePlan):
-    """Random bits of an activation."""
+    """The key of an activation's random bits."""
 
     plan: BernoulliPlan
 
     @property
     def key(self) -> Any:
-        """A number, or an array of the device where it lies in a place that was given."""
+        """A number, or a device array if it is in a given buffer."""
         return self.plan.key if self._place is None else self.lists[0]
 
     @property
@@ -114,7 +115,7 @@ class DeviceBits(DevicePlan):
 
 
 class DeviceAxis(DevicePlan):
-    """Kept indices of an axis."""
+    """The kept indices of an axis."""
 
     plan: AxisPlan
 
@@ -124,12 +125,12 @@ class DeviceAxis(DevicePlan):
 
     @functools.cached_property
     def index(self) -> Any:
-        """What planned products take: None for all."""
+        """The argument of planned products; None for all indices."""
         return None if self.plan.count == self.plan.n else self.plan.index(self.lists.indices)
 
     @property
     def inverse(self) -> Any:
-        """(n,) int32: place of each index among the kept ones, -1 where dropped."""
+        """(n,) int32: the position of each index among the kept ones, -1 if dropped."""
         return self.lists.inverse
 
     @property
@@ -139,33 +140,33 @@ class DeviceAxis(DevicePlan):
 
     @functools.cached_property
     def alone(self) -> Any:
-        """The kept indices, where nothing else of the lists is asked for."""
+        """The kept indices alone, for callers that need no inverse index."""
         return self.device.upload(np.array(self.plan.indices(), np.int32)) if self._place is None else self.lists.indices
 
     @functools.cached_property
     def columns(self) -> tuple[Any, Any]:
-        """(1, count) and (1, n): the indices and the places as a `Packing` has them of one class of columns."""
+        """(1, count) and (1, n): the indices and their inverse in the form of a `Packing` with one class of columns."""
         return self.device.reshape(self.indices, (1, self.plan.count)), self.device.reshape(self.inverse, (1, self.plan.n))
 
 
 def packing(rows: DeviceAxis, cols: DeviceAxis) -> Packing:
-    """How the gradient of w[kept rows, kept columns] lies in that of w."""
+    """How the gradient of w[kept rows, kept columns] is located in that of w."""
     return Packing(rows.inverse, rows.lists.classes, *cols.columns)
 
 
 class DeviceTimes(DevicePlan):
-    """Kept indices of an axis, others at each time step."""
+    """The kept indices of an axis, different at each time step."""
 
     plan: TimePlan
 
     @property
     def units(self) -> Any:
-        """(T, count) int32: by time step, the kept indices."""
+        """(T, count) int32: the kept indices of each time step."""
         return self.lists[0]
 
 
 class DeviceTiles(DevicePlan):
-    """Kept tiles of a weight."""
+    """The kept tiles of a weight."""
 
     plan: TilePlan
 
@@ -178,7 +179,7 @@ class DeviceTiles(DevicePlan):
 
     @functools.cached_property
     def tiles(self) -> TileLists | None:
-        """What kernels walk, where it lies in a place that was given; None: they have lists of their own for the pattern."""
+        """The lists for kernels if they are in a given buffer; None: kernels derive them from the pattern."""
         return None if self._place is None else TileLists(*self.lists[len(Packing._fields) :])
 
     def room(self):
@@ -186,25 +187,25 @@ class DeviceTiles(DevicePlan):
 
 
 class DeviceBlocks(DevicePlan):
-    """Kept blocks of a convolution's input matrix."""
+    """The kept blocks of a convolution's im2col matrix."""
 
     plan: BlockPlan
 
     @functools.cached_property
     def blocks(self) -> Blocks:
-        """The kept blocks as kernels take them."""
+        """The kept blocks in the form of kernels."""
         return Blocks(self.lists[0], self.plan.height, self.plan.width)
 
 
 class DeviceSamples(DevicePlan):
-    """What each sample keeps of an activation."""
+    """The entries of an activation that each sample keeps."""
 
     plan: SamplePlan
 
     @functools.cached_property
     def lists(self) -> SampleLists:
-        found = self.plan.lists()
-        return found._replace(bits=self.device.upload(found.bits), starts=self.device.upload(found.starts.astype(np.int32)))
+        lists = self.plan.lists()
+        return lists._replace(bits=self.device.upload(lists.bits), starts=self.device.upload(lists.starts.astype(np.int32)))
 
 
 KINDS = {
@@ -218,8 +219,8 @@ KINDS = {
 
 
 def upload_plan(plan: Plan, dev: Device) -> DevicePlan:
-    """The plan on a device."""
-    kind = next((kept for kind, kept in KINDS.items() if isinstance(plan, kind)), DevicePlan)
+    """A new DevicePlan for the plan; not cached."""
+    kind = next((form for kind, form in KINDS.items() if isinstance(plan, kind)), DevicePlan)
     return kind(plan, dev)
 
 
@@ -227,14 +228,14 @@ _held = functools.lru_cache(maxsize=1024)(upload_plan)
 
 
 def on_device(plan: Plan, dev: Device) -> DevicePlan:
-    """The plan on a device; made once, where it may come again."""
+    """The DevicePlan of the plan; cached if the plan is cacheable."""
     return (_held if plan.cacheable else upload_plan)(plan, dev)
 
 
 def on(name: str, plan: Plan | DevicePlan, dev: Device, kind: type[DevicePlan], shape: tuple[int, ...] | None = None) -> Any:
-    """The plan on the device, for the operation of that name, which takes plans of one kind, and of one shape where given."""
-    found = plan if isinstance(plan, DevicePlan) else on_device(plan, dev) if isinstance(plan, Plan) else None
-    if not isinstance(found, kind):
+    """The DevicePlan for the op `name`, which takes plans of one kind, and of one shape if given; TypeError or ValueError."""
+    given = plan if isinstance(plan, DevicePlan) else on_device(plan, dev) if isinstance(plan, Plan) else None
+    if not isinstance(given, kind):
         known = {
             DeviceAxis: "an axis",
             DeviceTimes: "time steps",
@@ -243,13 +244,13 @@ def on(name: str, plan: Plan | DevicePlan, dev: Device, kind: type[DevicePlan], 
             DeviceSamples: "samples",
         }[kind]
         raise TypeError(f"{name}: it does not know the plan {plan!r}; it takes one of {known}")
-    if found.device is not dev:
-        raise ValueError(f"{name}: the plan is on {found.device.name}, the arrays on {dev.name}")
-    if shape is not None and found.plan.shape != shape:
-        raise ValueError(f"{name}: {found.plan} is of shape {found.plan.shape}, not {shape}")
-    return found
+    if given.device is not dev:
+        raise ValueError(f"{name}: the plan is on {given.device.name}, the arrays on {dev.name}")
+    if shape is not None and given.plan.shape != shape:
+        raise ValueError(f"{name}: {given.plan} is of shape {given.plan.shape}, not {shape}")
+    return given
 
 
 def full_axis(n: int, dev: Device) -> DeviceAxis:
-    """An axis of which everything is kept."""
+    """An axis of which everything is kept; cached."""
     return cast(DeviceAxis, on_device(RowPlan(n, 1, 0), dev))

@@ -1,4 +1,4 @@
-"""Plans of an axis: every dp-th index (`RowPlan`), any (`IndexPlan`), or others at each time step (`TimePlan`)."""
+"""Plans of an axis: every dp-th index (`RowPlan`), any indices (`IndexPlan`), or different ones per time step (`TimePlan`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RowPlan(AxisPlan):
     bias : int
         First kept index, 0 … dp - 1.
     scale : float, default=1.0
-        What the kept values are multiplied by.
+        Factor of the kept values.
 
     Raises
     ------
@@ -71,12 +71,12 @@ class IndexPlan(AxisPlan):
     chosen : array_like of int
         The kept indices, increasing, in 0 … n - 1.
     scale : float, default=1.0
-        What the kept values are multiplied by.
+        Factor of the kept values.
 
     Raises
     ------
     ValueError
-        If the indices are not increasing integers of that range.
+        If the indices are not increasing integers in that range.
     """
 
     n: int
@@ -110,20 +110,20 @@ class IndexPlan(AxisPlan):
     def indices(self):
         return self.chosen
 
-    def lists(self):  # they were checked
+    def lists(self):  # the constructor has checked the indices
         places = np.full(self.n, -1, np.int32)
         places[self.chosen] = np.arange(self.count, dtype=np.int32)
         return RowLists(places, np.zeros(self.n, np.int32), self.chosen)
 
 
 class DrawnPlan(IndexPlan):
-    """Indices that were drawn one by one: a plan of so many that it hardly comes twice."""
+    """Indices that were drawn independently: there are so many such plans that one rarely repeats."""
 
     cacheable = False
 
 
 def repeat_indices(plan: AxisPlan, times: int) -> IndexPlan:
-    """The plan of an axis that has, for each index of the plan's, so many in a row, such as the pixels of a channel."""
+    """The plan that keeps `times` consecutive indices for each kept index of `plan`, such as the pixels of a channel."""
     return (_repeat_indices if plan.cacheable else _repeat_indices.__wrapped__)(plan, times)
 
 
@@ -135,23 +135,23 @@ def _repeat_indices(plan: AxisPlan, times: int) -> IndexPlan:
 
 @dataclasses.dataclass(frozen=True)
 class TimePlan(Plan):
-    """At each time step keep other indices of an axis of length n: (start + k dp) mod n for k = 0 … count - 1.
+    """Keep different indices of an axis of length n at each time step: (start + k dp) mod n for k = 0 … count - 1.
 
-    It thins out what comes back through time in an `LSTM`. All steps keep equally many, so that they are one launch; where dp
-    divides n, a step keeps what a `RowPlan` of the same period does.
+    It thins out the recurrent input of an `LSTM`. All steps keep the same number, so that they are one launch; if dp divides n,
+    a step keeps what a `RowPlan` of the same period does.
 
     Parameters
     ----------
     n : int
         Length of the axis.
     dp : int
-        How far kept indices are apart, around the end of the axis.
+        Distance of kept indices, cyclic.
     count : int
-        How many each step keeps, at most ceil(n / dp).
+        Number of indices that each step keeps, at most ceil(n / dp).
     starts : tuple of int
-        By time step, the first of its indices, 0 … n - 1. A shorter sequence has the first steps.
+        For each time step, the first of its indices, 0 … n - 1. A shorter sequence uses the first steps.
     scale : float, default=1.0
-        What the kept values are multiplied by.
+        Factor of the kept values.
 
     Raises
     ------
@@ -175,7 +175,7 @@ class TimePlan(Plan):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(T, n): of what the plan's mask covers."""
+        """(T, n): the shape of the plan's mask."""
         return len(self.starts), self.n
 
     @property

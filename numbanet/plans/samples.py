@@ -1,4 +1,4 @@
-"""Plans of single activations: what is kept differs from sample to sample."""
+"""Plans of single activations: each sample may keep different ones."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class BernoulliPlan(Plan):
     rate : float
         Probability to drop, in [0, 1).
     key : int
-        Key of the counter-based random bits that decide, in [0, 2**64): the same bits on every device.
+        Key of the counter-based random bits, in [0, 2**64): the same bits on every device.
     scale : float, default=1.0
-        What the kept values are multiplied by.
+        Factor of the kept values.
     """
 
     n: int
@@ -49,32 +49,32 @@ class BernoulliPlan(Plan):
         return (key_words(self.key),)
 
     def mask(self) -> np.ndarray:
-        """(n,) True: no part of a product is left out. Which activations are zeroed, `ops.dropout` says."""
+        """(n,) True: all products are computed. `ops.dropout` zeroes the activations."""
         return np.ones(self.n, bool)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SamplePlan(Plan):
-    """Keep of each sample, or of each group of neighbouring samples, outputs of its own.
+    """Keep different outputs for each sample, or for each group of neighbouring samples.
 
-    What is kept is all that is computed, and all that is stored: values one after the other, and the bits (*Dynamic Sparse
-    Graph*, zero-value compression).
+    Only kept outputs are computed and stored: their values one after the other, and a bit mask (*Dynamic Sparse Graph*,
+    zero-value compression).
 
     Parameters
     ----------
     samples, n : int
-        Of an activation (samples, n).
+        Shape (samples, n) of the activation.
     group : int
-        So many neighbouring samples keep the same; the last group may have fewer.
+        Number of neighbouring samples that keep the same outputs; the last group may be smaller.
     bits : array_like of int32, (groups, words)
-        Output o is kept where bit o % 32 of word o // 32 is set; all others beyond n are 0.
+        Output o is kept if bit o % 32 of word o // 32 is set; bits beyond n are 0.
     double : bool, default=True
-        Whether the mask is applied again after batch normalisation, so that what follows finds the same zeros.
+        Whether the mask is applied again after batch normalisation, so that following layers see the same zeros.
 
     Raises
     ------
     ValueError
-        If the sizes are no integers, or the bits are not of that shape, no words of 32 bits, or set beyond n.
+        If the sizes are not integers, or the bits have another shape, are not 32-bit words, or are set beyond n.
     """
 
     samples: int
@@ -120,8 +120,8 @@ class SamplePlan(Plan):
 
     @functools.cached_property
     def _mask(self) -> np.ndarray:
-        found = np.unpackbits(self.bits.astype("<i4").view(np.uint8), axis=1, bitorder="little")
-        return found[:, : self.n].astype(bool)
+        bits = np.unpackbits(self.bits.astype("<i4").view(np.uint8), axis=1, bitorder="little")
+        return bits[:, : self.n].astype(bool)
 
     def mask(self) -> np.ndarray:
         """(samples, n) bool, True where kept."""
@@ -129,12 +129,12 @@ class SamplePlan(Plan):
 
     @functools.cached_property
     def counts(self) -> np.ndarray:
-        """(samples,) how many outputs each keeps."""
+        """(samples,) number of outputs that each keeps."""
         return np.bitwise_count(self.bits.view(np.uint32)).sum(1, dtype=np.int64)[np.arange(self.samples) // self.group]
 
     @functools.cached_property
     def count(self) -> int:
-        """How many values are kept."""
+        """Number of kept values."""
         return int(self.counts.sum())
 
     @property
@@ -142,5 +142,5 @@ class SamplePlan(Plan):
         return self.count / (self.samples * self.n) if self.samples * self.n else 1.0
 
     def lists(self) -> SampleLists:
-        """The bits, and where the values of each sample begin."""
+        """The bits, and the start of each sample's values."""
         return SampleLists(self.bits, np.concatenate([[0], np.cumsum(self.counts)]), self.group, self.n)

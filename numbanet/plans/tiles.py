@@ -1,4 +1,4 @@
-"""Plans of tiles and blocks: parts of a weight, or of the input matrix of a convolution."""
+"""Plans of tiles and blocks: parts of a weight, or of the im2col matrix of a convolution."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class TilePlan(Plan):
 
     a and b are permutations of the tile rows and the tile columns. Tile rows fall into dp classes that share no column, so the
     kept matrix is block-diagonal up to a permutation. The paper numbers tiles row by row, t = r C + c with C tile columns, and
-    keeps t mod dp = bias: that is this pattern with another a and the natural b, unless C and dp have a common factor. Then
-    tile rows share columns, all of them if dp divides C, and a step sees nothing of the other inputs: networks learn less that
-    way. Nor has the paper more than one order; with several, which tiles stay together changes from step to step.
+    keeps t mod dp = bias. That is this pattern with another a and the natural b, unless C and dp have a common factor. Then
+    tile rows share columns, all of them if dp divides C, and a step sees nothing of the other inputs, so that networks learn
+    less. The paper has only one order; with several, the set of tiles that are kept together changes from step to step.
 
     Parameters
     ----------
     shape : tuple of int
         Shape (O, I) of the weight.
     tile : int
-        Side of a tile, in elements; tiles at the far edges may stick out.
+        Side of a tile, in elements; tiles at the far edges may extend beyond the weight.
     dp : int
         Period of the pattern: one tile in dp is kept.
     bias : int
         First kept tile of the first tile row, 0 … dp - 1.
     scale : float, default=1.0
-        What the kept products are multiplied by.
+        Factor of the kept products.
     mix : int, default=0
         Number of the permutations a and b (`numbanet_kernels.layouts.tiles.arrangement`); 0: the natural order.
 
@@ -67,7 +67,7 @@ class TilePlan(Plan):
 
     @property
     def pattern(self) -> tiles.Pattern:
-        """Which tiles are kept, as kernels take it."""
+        """The kept tiles in the form of kernels."""
         return tiles.Pattern(self.shape, self.tile, self.dp, self.bias, self.mix)
 
     @property
@@ -81,7 +81,7 @@ class TilePlan(Plan):
 
     @property
     def size(self) -> int:
-        """How many elements of the weight are kept."""
+        """Number of kept elements of the weight."""
         return _size(self.pattern)
 
     @property
@@ -105,7 +105,7 @@ class TilePlan(Plan):
         return Region((self.tile, self.tile), self._tiles) if self.dp > 1 else None
 
     def lists(self) -> tuple:
-        """How a gradient is packed, then what kernels walk: a `Packing` and a `TileLists`."""
+        """How a gradient is packed, and the lists of kernels: a `Packing` and a `TileLists`."""
         return (*tiles.tile_packing(self.pattern), *tiles.tile_lists(self.pattern))
 
 
@@ -119,19 +119,19 @@ def _size(pattern: tiles.Pattern) -> int:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockPlan(Plan):
-    """Keep the same number of blocks in every block row of a convolution's input matrix, (N OH OW, KH KW C) with the channels
+    """Keep the same number of blocks in every block row of a convolution's im2col matrix, (N OH OW, KH KW C) with the channels
     fastest (*DNN Training Acceleration via Exploring GPGPU Friendly Sparsity*, 5.2.2: work is balanced by construction).
 
     Parameters
     ----------
     shape : tuple of int
-        Of the input matrix.
+        Shape of the im2col matrix.
     height, width : int
-        Of a block: output positions, and columns; blocks at the far edges may stick out.
+        Size of a block: output positions, and columns; blocks at the far edges may extend beyond the matrix.
     chosen : array_like of int, (block rows, Q)
         The kept block columns of each block row, increasing.
     scale : float, default=1.0
-        What the kept products are multiplied by.
+        Factor of the kept products.
 
     Raises
     ------
@@ -159,7 +159,7 @@ class BlockPlan(Plan):
             )
         ):
             raise ValueError(
-                f"BlockPlan: {rows} rows of increasing block columns from 0 to {columns - 1} are asked for, got {self.chosen!r}"
+                f"BlockPlan: {rows} rows of increasing block columns from 0 to {columns - 1} are required, got {self.chosen!r}"
             )
         chosen = chosen.astype(np.int32)
         chosen.flags.writeable = False
@@ -193,7 +193,7 @@ class BlockPlan(Plan):
         return float(heights @ widths) / total
 
     def mask(self) -> np.ndarray:
-        """Bool of the input matrix's shape, True where kept."""
+        """Bool array of the im2col matrix's shape, True where kept."""
         mask = np.zeros(self.shape, bool)
         for row, columns in enumerate(self.chosen):
             for column in columns:

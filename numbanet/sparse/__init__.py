@@ -1,4 +1,4 @@
-"""Sparse networks: formats of sparse matrices; the Sparse DNN Graph Challenge, and networks of its structure."""
+"""Sparse networks: sparse matrix formats; the Sparse DNN Graph Challenge, and networks of its structure."""
 
 from numbanet_kernels.layouts.sparse import BSR, CSR, ELL
 

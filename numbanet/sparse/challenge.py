@@ -1,7 +1,7 @@
-"""The Sparse Deep Neural Network Graph Challenge: y <- min(max(W y + b, 0), 32) through many sparse layers, by several ways.
+"""The Sparse Deep Neural Network Graph Challenge: y <- min(max(W y + b, 0), 32) through many sparse layers, in several ways.
 
-The rate that the Challenge asks for, inputs x connections / time, counts products that were never done: most inputs are 0
-after a few layers. What was really multiplied stands beside it.
+The Challenge's rate, inputs x connections / time, counts products that are never computed: most inputs are 0 after a few
+layers. The number of multiplications is therefore reported as well.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from .challenge_files import ChallengeData, load_challenge
 from .radixnet import CEILING, EllLayer, RadixNet, enlarged
 
 WAYS = ("compact", "filter", "buffer", "plain", "saturated")
-MARGIN = 1.01  # by which sums must be above the ceiling, so that no order of adding up changes that
-SHARE = 0.5  # of the memory that is free, at most for activations
+MARGIN = 1.01  # factor by which sums must exceed the ceiling, so that the order of summation does not matter
+SHARE = 0.5  # maximal share of the free memory for activations
 
 
 @dataclasses.dataclass(frozen=True)
 class ChallengeResult:
-    """What came out, and what it took.
+    """Result and cost of a run of the Challenge.
 
     Attributes
     ----------
     categories : ndarray
-        Numbers of the inputs, from 0 on, that are not 0 after the last layer.
+        Indices of the inputs that are not 0 after the last layer.
     correct : bool or None
-        Whether these are the Challenge's; None where these are not known.
+        Whether these are the Challenge's categories; None if those are unknown.
     seconds : float
-        From sparse inputs and layers in memory to the categories; buffers have been touched before.
+        Time from sparse inputs and layers in memory to the categories; buffers were touched before.
     by_layer : ndarray
-        Seconds of each layer; what comes before the first layer, dense inputs, counts to it.
+        Seconds of each layer; making inputs dense counts to the first.
     live : ndarray
-        Of each layer, how many inputs were not 0 yet before it.
+        For each layer, the number of inputs that were not 0 before it.
     multiplications : ndarray
-        Of each layer, how many were done.
+        For each layer, the number of multiplications.
     connections : int
-        Weights of all layers.
+        Number of weights of all layers.
     inputs, pieces : int
-        How many inputs, and in how many pieces they went through all layers.
+        Number of inputs, and of pieces in which they were processed.
     way : str
     """
 
@@ -63,12 +63,12 @@ class ChallengeResult:
 
     @property
     def rate(self) -> float:
-        """Edges a second, as the Challenge defines them: inputs x connections / seconds, done or not."""
+        """Edges per second as the Challenge defines them: inputs x connections / seconds, computed or not."""
         return self.inputs * self.connections / self.seconds
 
     @property
     def share_done(self) -> float:
-        """Multiplications that were done, of inputs x connections."""
+        """Share of inputs x connections that was multiplied."""
         return float(self.multiplications.sum()) / max(self.inputs * self.connections, 1)
 
 
@@ -82,30 +82,29 @@ def challenge(
     memory: int | None = None,
     say: Callable[[str], Any] = lambda text: None,
 ) -> ChallengeResult:
-    """Run the Challenge once: the time counts when files, layers and buffers are in memory and everything is compiled.
+    """Run the Challenge once; timing starts when files, layers and buffers are in memory and everything is compiled.
 
     Parameters
     ----------
     neurons, layers : int, optional
-        Those of a ChallengeData, else 1024 and 120 by default. The Challenge's are 1024, 4096, 16384, 65536, and 120, 480,
-        1920.
+        Those of a ChallengeData, else 1024 and 120 by default. The Challenge has 1024, 4096, 16384, 65536, and 120, 480, 1920.
     data : path, "generated" or ChallengeData, optional
-        The folder of the official files, or `load_challenge`'s own by default; "generated" is a `RadixNet` for images of MNIST
-        that are enlarged and cut at a threshold.
+        The folder of the official files, by default as for `load_challenge`; "generated" is a `RadixNet` with enlarged and
+        thresholded images of MNIST.
     way : str, default "compact"
-        "compact": inputs that are not 0 yet are moved together before each layer. "filter": a layer leaves out the inputs that
-        are 0 where they are, as far as none is alive of those that are computed together. "buffer": all inputs go through all
-        layers, in two arrays that take turns. "plain": all inputs, each layer in a new array. These three are those of the
-        FSSL paper (section IV), which names them and says no more. "saturated" is a trick, not plain execution: as "compact",
-        until all that live are at the ceiling everywhere, and no layer that follows would change that; to look for it counts.
+        "compact": live inputs (not all 0) are packed together before each layer. "filter": a layer skips groups of inputs
+        without a live one, which stay in place. "buffer": all inputs pass all layers, in two alternating arrays. "plain": all
+        inputs, each layer in a new array. The latter three are named in the FSSL paper (section IV) without further details.
+        "saturated" is a shortcut, not plain execution: "compact" until all live inputs are at the ceiling everywhere and no
+        later layer changes that; the check counts in the time.
     device : str, default "cpu"
     inputs : int, optional
-        The first so many images; all by default.
+        Use only the first n images; all by default.
     memory : int, optional
-        Bytes for activations, at most: inputs go through the network in as many pieces as that takes. By default half of what
-        is free on this machine.
+        Maximal bytes for activations: inputs are processed in the number of pieces that this requires. By default half of the
+        free memory.
     say : callable, optional
-        Told, in a line, how much memory is needed and how it is shared out.
+        Called with a line about the memory that is needed and its division.
 
     Returns
     -------
@@ -114,8 +113,8 @@ def challenge(
     Raises
     ------
     ValueError
-        If a size, the way or a file is not what it may be, or a ChallengeData has other sizes; MemoryError if not even
-        LANES inputs fit.
+        If a size, the way or a file is invalid, or a ChallengeData has other sizes; MemoryError if not even LANES inputs
+        fit.
 
     References
     ----------
@@ -133,7 +132,7 @@ def challenge(
 
 # --- data -------------------------------------------------------------------------------------------------------------
 def _data(neurons, layers, data, inputs):
-    """What is given, made or loaded."""
+    """The data that were given, generated or loaded."""
     if not isinstance(data, ChallengeData):
         size = 1024 if neurons is None else neurons, 120 if layers is None else layers
         return generated(*size, inputs) if data == "generated" else load_challenge(*size, data)
@@ -142,17 +141,17 @@ def _data(neurons, layers, data, inputs):
             f"challenge: data must have one input and one layer at least, not starts {data.starts.shape} and "
             f"{len(data.network)} layers"
         )
-    own = len(data.network[0].indices), len(data.network)
-    if neurons not in (None, own[0]) or layers not in (None, own[1]):
+    sizes = len(data.network[0].indices), len(data.network)
+    if neurons not in (None, sizes[0]) or layers not in (None, sizes[1]):
         raise ValueError(
-            f"challenge: the data have {own[0]} neurons and {own[1]} layers; neurons {neurons} and layers "
-            f"{layers} must be these, or left out"
+            f"challenge: the data have {sizes[0]} neurons and {sizes[1]} layers; neurons {neurons} and layers "
+            f"{layers} must match, or be left out"
         )
     return data
 
 
 def first_inputs(data: ChallengeData, count: int | None) -> ChallengeData:
-    """The same with the first inputs alone, or all."""
+    """The same data with only the first inputs, or all."""
     if count is None or count >= len(data.starts) - 1:
         return data
     end = data.starts[count]
@@ -161,7 +160,7 @@ def first_inputs(data: ChallengeData, count: int | None) -> ChallengeData:
 
 
 def generated(neurons: int, layers: int, inputs: int | None = None, seed: int = 0) -> ChallengeData:
-    """A `RadixNet` and the training images of MNIST, enlarged and cut at a threshold."""
+    """A `RadixNet` with the training images of MNIST, enlarged and thresholded."""
     from numbanet.datasets import load_mnist
 
     network, side = RadixNet(neurons, layers, seed), int(np.sqrt(neurons))
@@ -173,13 +172,13 @@ def generated(neurons: int, layers: int, inputs: int | None = None, seed: int = 
         pixels = enlarged(images[first : first + 500], side)
         columns.append((np.flatnonzero(pixels) % neurons).astype(np.int32))
         counts.append(pixels.sum(axis=1))
-    starts, found = np.concatenate([[0], np.cumsum(np.concatenate(counts))]), np.concatenate(columns)
-    return ChallengeData(starts.astype(np.int32), found, np.broadcast_to(np.float32(1), found.shape), network, None)
+    starts, pixels = np.concatenate([[0], np.cumsum(np.concatenate(counts))]), np.concatenate(columns)
+    return ChallengeData(starts.astype(np.int32), pixels, np.broadcast_to(np.float32(1), pixels.shape), network, None)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
 def _free() -> int:
-    """Bytes of memory that are free on this machine; 4 GB where it does not say."""
+    """Bytes of free memory on this machine; 4 GB if unknown."""
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
@@ -187,9 +186,9 @@ def _free() -> int:
 
 
 def _plan(data, memory, say):
-    """How many inputs go through the network at once: so many that two arrays of activations fit."""
+    """The number of inputs per piece: so that two arrays of activations fit into memory."""
     count, layer = len(data.starts) - 1, data.network[0]
-    each = 2 * 4 * len(layer.indices)  # bytes of an input
+    each = 2 * 4 * len(layer.indices)  # bytes per input
     room = int(SHARE * _free()) if memory is None else memory
     piece = min(room // each // LANES, -(-count // LANES)) * LANES
     if piece < LANES:
@@ -204,17 +203,17 @@ def _plan(data, memory, say):
 
 
 class _Uploaded:
-    """The layers of a network on a device: (arrays of a layer, its rows in groups). They are kept there while they fit into so
-    many bytes; the others are made when they are needed, each time."""
+    """The layers of a network on a device: (arrays of a layer, its rows in groups). As many as fit into `room` bytes stay
+    there; the others are uploaded each time."""
 
     def __init__(self, dev: Device, network: Sequence[EllLayer], room: int) -> None:
         self.dev, self.network = dev, network
-        self.shared: dict[int, tuple[Any, Any]] = {}  # what all layers of a generated network share goes there once
+        self.shared: dict[int, tuple[Any, Any]] = {}  # arrays that all layers of a generated network share
         each = network[0].indices.nbytes
-        self.kept = [self._made(layer) for layer in range(min(len(network), max(room // each, 1)))]
+        self.resident = [self._made(layer) for layer in range(min(len(network), max(room // each, 1)))]
 
     def _once(self, host):
-        """The array on the device, and the host's, so that its identity stays."""
+        """The array on the device, and the host's, which keeps its id valid."""
         return self.shared.setdefault(id(host), (host, self.dev.upload(host)))[1]
 
     def _made(self, layer):
@@ -224,18 +223,18 @@ class _Uploaded:
         return (self.dev.upload(indices), self._once(values), self._once(bias)), Grouped(self.dev.upload(order), count)
 
     def __getitem__(self, layer: int) -> tuple[tuple[Any, Any, Any], Grouped]:
-        return self.kept[layer] if layer < len(self.kept) else self._made(layer)
+        return self.resident[layer] if layer < len(self.resident) else self._made(layer)
 
 
 def _within(name, numbers, limit):
-    """ValueError unless all are from 0 to limit - 1: kernels do not look."""
+    """ValueError unless all are from 0 to limit - 1, which kernels do not check."""
     if numbers.size and not (0 <= numbers.min() and numbers.max() < limit):
         raise ValueError(f"challenge: {name} must be from 0 to {limit - 1}, not {numbers.min()} to {numbers.max()}")
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
 class Prepared:
-    """The Challenge with its layers on a device and its buffers allocated and touched: `run` may be called often.
+    """The Challenge with its layers on a device and its buffers allocated and touched: `run` may be called repeatedly.
 
     Parameters
     ----------
@@ -243,12 +242,12 @@ class Prepared:
     way : str
     dev : Device
     piece : int
-        How many inputs go through the network at once; a multiple of LANES.
+        Number of inputs that are processed at once; a multiple of LANES.
 
     Raises
     ------
     ValueError
-        If starts, columns or indices of a layer name what is not there.
+        If starts, columns or a layer's indices are out of range.
     """
 
     def __init__(self, data: ChallengeData, way: str, dev: Device, piece: int) -> None:
@@ -264,7 +263,7 @@ class Prepared:
             dev.full(buffer.shape, 0.0, out=buffer)
 
     def run(self) -> ChallengeResult:
-        """All inputs through all layers, piece by piece."""
+        """Process all inputs, piece by piece."""
         layers = len(self.data.network)
         live, done, seconds = np.zeros(layers, np.int64), np.zeros(layers, np.int64), np.zeros(layers)
         self.dev.synchronize()
@@ -286,7 +285,7 @@ class Prepared:
         )
 
     def _piece(self, first, live, done, seconds):
-        """The categories among some inputs; adds up what each layer took."""
+        """The categories among some inputs; adds each layer's figures to the totals."""
         before = time.perf_counter()
         x = self._dense(first, min(first + self.piece, self.count))
         numbers = np.arange(first, min(first + self.piece, self.count))
@@ -308,7 +307,7 @@ class Prepared:
         return numbers[alive[: len(numbers)] != 0]
 
     def _saturated(self, x, samples, layer):
-        """Whether all of the first samples are at the ceiling, and stay there in this layer and those behind it."""
+        """True if all of the first samples are at the ceiling, and stay there in this layer and all later ones."""
         if (self.dev.download(x).min(axis=1).ravel()[:samples] < CEILING).any():
             return False
         return all(
@@ -317,15 +316,15 @@ class Prepared:
         )
 
     def _dense(self, first, stop):
-        """Some inputs, in slabs."""
+        """Some inputs, as dense slabs."""
         starts = self.data.starts[first : stop + 1]
-        own = slice(starts[0], starts[-1])
-        given = map(self.dev.upload, (starts - starts[0], self.data.columns[own], self.data.values[own]))
+        part = slice(starts[0], starts[-1])
+        given = map(self.dev.upload, (starts - starts[0], self.data.columns[part], self.data.values[part]))
         return self.dev.in_slabs(*given, self.neurons, out=self.dev.part(self.buffers[0], 0, -(-(stop - first) // LANES)))
 
 
 def _distinct(parts):
-    """Those of some tuples of arrays that are not the one before them."""
+    """The tuples of arrays that differ from the previous one."""
     last = None
     for part in parts:
         if last is None or any(a is not b for a, b in zip(part, last)):
@@ -334,25 +333,25 @@ def _distinct(parts):
 
 
 def _compact(dev, x, alive, numbers, layer, buffer):
-    """The next layer of the living inputs alone, which are moved together where some are not."""
+    """The next layer for the live inputs only, which are packed together first if some are not live."""
     weights, rows = layer
-    places = np.flatnonzero(alive)
-    lanes = None if len(places) == len(x) * LANES else dev.upload(places.astype(np.int32))
-    y, found = dev.ell(x, *weights, CEILING, lanes=lanes, rows=rows, out=dev.part(buffer, 0, -(-len(places) // LANES)))
-    return y, dev.download(found), numbers[places], len(places)
+    index = np.flatnonzero(alive)
+    lanes = None if len(index) == len(x) * LANES else dev.upload(index.astype(np.int32))
+    y, live = dev.ell(x, *weights, CEILING, lanes=lanes, rows=rows, out=dev.part(buffer, 0, -(-len(index) // LANES)))
+    return y, dev.download(live), numbers[index], len(index)
 
 
 def _filter(dev, x, alive, numbers, layer, buffer):
-    """The next layer, the living inputs where they are; what is computed together with one is multiplied, too."""
+    """The next layer with live inputs in place; inputs of the same group as a live one are computed, too."""
     weights, rows = layer
-    y, found = dev.ell(x, *weights, CEILING, alive=dev.upload(alive), rows=rows, out=dev.part(buffer, 0, len(x)))
+    y, live = dev.ell(x, *weights, CEILING, alive=dev.upload(alive), rows=rows, out=dev.part(buffer, 0, len(x)))
     together = dev.samples_together()
     samples = together * int(alive.reshape(-1, together).any(axis=1).sum())
-    return y, dev.download(found), numbers, samples
+    return y, dev.download(live), numbers, samples
 
 
 def _all(dev, x, _, numbers, layer, buffer):
-    """The next layer of all inputs, in a buffer or a new array."""
+    """The next layer for all inputs, into a buffer or a new array."""
     weights, rows = layer
-    y, found = dev.ell(x, *weights, CEILING, rows=rows, out=None if buffer is None else dev.part(buffer, 0, len(x)))
-    return y, dev.download(found), numbers, len(x) * LANES
+    y, live = dev.ell(x, *weights, CEILING, rows=rows, out=None if buffer is None else dev.part(buffer, 0, len(x)))
+    return y, dev.download(live), numbers, len(x) * LANES

@@ -1,10 +1,10 @@
-"""The files of the Sparse Deep Neural Network Graph Challenge, checked, and kept as one binary file once they have been read.
+"""The files of the Sparse Deep Neural Network Graph Challenge: read, checked, and cached as one binary file.
 
     sparse-images-1024.tsv             row, column, value: image, pixel, 1
     neuron1024-l1-l120.tar             n1024-l1.tsv ...: input, neuron, weight; or a folder neuron1024 of these files
     neuron1024-l120-categories.tsv     images that are not 0 at the end
 
-Each may be compressed (.xz, .gz), but for the files of layers in a folder.
+Each may be compressed (.xz, .gz), except for files of layers in a folder.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from .tsv import PIECE, read_entries, read_numbers
 
 FORMAT = "numbanet challenge 1"
 IMAGES = 60_000
-NONZEROS = {1024: 6_374_505}  # of the official images: a text that ends too soon, at the end of a line, shows by nothing else
+NONZEROS = {1024: 6_374_505}  # of the official images: a text truncated at the end of a line is otherwise not noticed
 ENDINGS = ("", ".xz", ".gz")
 
 
 class ChallengeData(NamedTuple):
-    """What the Challenge gives.
+    """Images, network and expected result of the Challenge.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class ChallengeData(NamedTuple):
         Image n has the values (float32) at pixels columns[starts[n]:starts[n + 1]] (int32).
     network : sequence of EllLayer
     truth : ndarray or None
-        Numbers of the images, from 0 on, that are not 0 after the last layer; None if it is not known.
+        Indices of the images that are not 0 after the last layer; None if unknown.
     """
 
     starts: np.ndarray
@@ -56,9 +56,9 @@ class ChallengeData(NamedTuple):
     truth: np.ndarray | None
 
 
-# --- where files are --------------------------------------------------------------------------------------------------
+# --- finding files ----------------------------------------------------------------------------------------------------
 def _find(folders, neurons, layers):
-    """The files of images, layers and categories; those of layers may be a list."""
+    """The files of images, layers and categories; layers may be a list of files."""
     names = [
         [f"sparse-images-{neurons}.tsv{ending}" for ending in ENDINGS],
         [f"neuron{neurons}{part}.tar{ending}" for part in (f"-l1-l{layers}", "") for ending in ENDINGS],
@@ -66,10 +66,10 @@ def _find(folders, neurons, layers):
     ]
     images, weights, categories = (find_file(folders, some) for some in names)
     for folder in folders if weights is None else ():
-        own = [folder / f"neuron{neurons}" / f"n{neurons}-l{layer}.tsv" for layer in range(1, layers + 1)]
-        weights = weights or [path for path in own if path.is_file()] or None
-    for found, some in ((images, names[0]), (weights, names[1])):
-        if found is None:
+        parts = [folder / f"neuron{neurons}" / f"n{neurons}-l{layer}.tsv" for layer in range(1, layers + 1)]
+        weights = weights or [path for path in parts if path.is_file()] or None
+    for file, some in ((images, names[0]), (weights, names[1])):
+        if file is None:
             raise FileNotFoundError(
                 f"the Challenge of {neurons} neurons and {layers} layers: {some[0]} (or {', '.join(some[1:])}) was expected in "
                 f"{' or '.join(map(str, folders))}. Put it there (graphchallenge.org), set NUMBANET_DATA to a folder with "
@@ -80,7 +80,7 @@ def _find(folders, neurons, layers):
 
 @contextlib.contextmanager
 def _opened(path: Path, tell: Callable[[BinaryIO], Any]) -> Iterator[tuple[BinaryIO, Callable[[], Any]]]:
-    """(a file, decompressed as it is read, a function to be called now and then, which tells how far it is read)"""
+    """(a file that is decompressed while it is read, a function to call regularly, which reports the progress)"""
     with path.open("rb") as raw:
         open_as: Any = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix)
         with open_as(raw) if open_as else contextlib.nullcontext(raw) as file:
@@ -93,7 +93,7 @@ def _images(path, neurons, tell):
     with _opened(path, tell) as (file, tick):
         entries = read_entries(file, path, (IMAGES, neurons), tick)
     if len(entries.rows) != NONZEROS.get(neurons, len(entries.rows)):
-        raise ValueError(f"{path}: {NONZEROS[neurons]} entries expected, found {len(entries.rows)}: truncated, or other images")
+        raise ValueError(f"{path}: {NONZEROS[neurons]} entries expected, got {len(entries.rows)}: truncated, or other images")
     order = np.argsort(entries.rows, kind="stable")
     counts = np.bincount(entries.rows)
     return (np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), entries.columns[order], entries.values[order])
@@ -107,52 +107,52 @@ def _layer(file, source, neurons):
     if rest or (counts != depth).any():
         at = int(np.argmax(counts != counts[0]))
         raise ValueError(
-            f"{source}: as many inputs for each of {neurons} neurons expected, found {counts[0]} for neuron 1 and "
+            f"{source}: as many inputs for each of {neurons} neurons expected, got {counts[0]} for neuron 1 and "
             f"{counts[at]} for neuron {at + 1}: truncated, or another network"
         )
     return inputs.reshape(neurons, depth), values.reshape(neurons, depth)
 
 
 def _members(path, neurons, layers, tell):
-    """(layer, file, source) of the files of an archive, or of a folder, that are asked for."""
+    """(layer, file, source) of the requested files of an archive or a folder."""
     if isinstance(path, list):
-        for own in path:
-            with _opened(own, tell) as (file, _):
-                yield int(own.stem.rpartition("-l")[2]), file, own
+        for part in path:
+            with _opened(part, tell) as (file, _):
+                yield int(part.stem.rpartition("-l")[2]), file, part
         return
     with _opened(path, tell) as (file, tick):
         try:
             with tarfile.open(fileobj=file, mode="r|") as archive:
                 for member in archive:
                     tick()
-                    found = re.fullmatch(rf"(?:.*/)?n{neurons}-l(\d+)\.tsv", member.name)
-                    if found and member.isfile() and 1 <= int(found[1]) <= layers:
-                        yield int(found[1]), archive.extractfile(member), f"{path}: {member.name}"
-            while file.read(PIECE):  # what is behind the last member may show that the file is damaged
+                    match = re.fullmatch(rf"(?:.*/)?n{neurons}-l(\d+)\.tsv", member.name)
+                    if match and member.isfile() and 1 <= int(match[1]) <= layers:
+                        yield int(match[1]), archive.extractfile(member), f"{path}: {member.name}"
+            while file.read(PIECE):  # the rest may show that the file is damaged
                 tick()
         except (EOFError, OSError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
-            raise ValueError(f"{path}: a complete archive expected, found one that breaks off: {error}") from error
+            raise ValueError(f"{path}: a complete archive expected, got a truncated one: {error}") from error
 
 
 def _layers(path, neurons, layers, tell):
     """(indices (layers, neurons, K), values)"""
-    found = {}
+    parts = {}
     for layer, file, source in _members(path, neurons, layers, tell):
-        if layer in found:
-            raise ValueError(f"{source}: layer {layer} is there twice")
-        found[layer] = _layer(file, source, neurons)
-        if found[layer][0].shape != found[next(iter(found))][0].shape:
+        if layer in parts:
+            raise ValueError(f"{source}: layer {layer} occurs twice")
+        parts[layer] = _layer(file, source, neurons)
+        if parts[layer][0].shape != parts[next(iter(parts))][0].shape:
             raise ValueError(
-                f"{source}: {found[next(iter(found))][0].shape[1]} inputs a neuron expected, as in other layers, "
-                f"found {found[layer][0].shape[1]}"
+                f"{source}: {parts[next(iter(parts))][0].shape[1]} inputs per neuron expected, as in other layers, "
+                f"got {parts[layer][0].shape[1]}"
             )
-    missing = [layer for layer in range(1, layers + 1) if layer not in found]
+    missing = [layer for layer in range(1, layers + 1) if layer not in parts]
     if missing:
         where = path[0].parent if isinstance(path, list) else path
         raise ValueError(
-            f"{where}: {layers} layers expected, found {len(found)}; the first one missing is n{neurons}-l{missing[0]}.tsv"
+            f"{where}: {layers} layers expected, got {len(parts)}; the first one missing is n{neurons}-l{missing[0]}.tsv"
         )
-    return tuple(np.stack([found[layer][part] for layer in range(1, layers + 1)]) for part in range(2))
+    return tuple(np.stack([parts[layer][part] for layer in range(1, layers + 1)]) for part in range(2))
 
 
 def _truth(path, tell):
@@ -162,7 +162,7 @@ def _truth(path, tell):
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], Callable[[BinaryIO], Any]]]:
-    """A bar over the bytes of all files, where there is a terminal: a function that gives the tell of a file of a size."""
+    """A progress bar over the bytes of all files, on a terminal: a function that returns the callback for a file of a size."""
     from rich import console, progress
 
     columns = progress.TextColumn("{task.description}"), progress.BarColumn(), progress.TimeRemainingColumn()
@@ -182,66 +182,66 @@ def _read(images, weights, categories, neurons, layers):
     """All arrays by name."""
     sizes = [path.stat().st_size for path in (images, *(weights if isinstance(weights, list) else [weights]))]
     with _progress(sum(sizes)) as of:
-        found = dict(zip(("starts", "columns", "values"), _images(images, neurons, of(sizes[0]))))
-        found["indices"], found["weights"] = _layers(weights, neurons, layers, of(sum(sizes[1:])))
-    found["truth"] = np.array([-1]) if categories is None else _truth(categories, lambda raw: None)
-    return found
+        arrays = dict(zip(("starts", "columns", "values"), _images(images, neurons, of(sizes[0]))))
+        arrays["indices"], arrays["weights"] = _layers(weights, neurons, layers, of(sum(sizes[1:])))
+    arrays["truth"] = np.array([-1]) if categories is None else _truth(categories, lambda raw: None)
+    return arrays
 
 
 # --- the binary file --------------------------------------------------------------------------------------------------
 def _packed(sources, arrays):
-    """A digest of all that follows, the sources, and the arrays as NumPy writes them."""
+    """The cache file: a digest of the rest, the sources, and the arrays in NumPy's format."""
     content = io.BytesIO()
     np.savez(content, sources=np.array(sources), **arrays)
     return hashlib.sha256(content.getbuffer()).hexdigest().encode() + b"\n" + content.getbuffer()
 
 
-@deferred  # a time-out is an OSError, too
+@deferred  # because a time-out may be raised as OSError
 def _unpacked(path, sources):
-    """The arrays, or None where there is no such file, it is damaged, or of other sources."""
+    """The arrays; None if the file is missing, damaged, or made from other sources."""
     try:
         digest, _, content = path.read_bytes().partition(b"\n")
         if hashlib.sha256(content).hexdigest().encode() != digest:
             return None
-        with np.load(io.BytesIO(content), allow_pickle=False) as found:
-            return {name: found[name] for name in found} if str(found["sources"]) == sources else None
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays} if str(arrays["sources"]) == sources else None
     except (OSError, KeyError, ValueError):
         return None
 
 
 def load_challenge(neurons: int = 1024, layers: int = 120, folder: str | os.PathLike[str] | None = None) -> ChallengeData:
-    """The Challenge's images, layers and, where they are known, categories, from its files.
+    """Load the Challenge's images, layers and, if known, categories from its files.
 
-    They are read and checked once, and kept as one binary file in numbanet's folder of the user's cache. A later call takes
-    that, if its SHA-256 is right and the files are still of the same size and date.
+    They are read and checked once, and cached as one binary file in numbanet's folder of the user's cache. Later calls use that
+    file if its SHA-256 is right and the original files have the same sizes and dates.
 
     Parameters
     ----------
     neurons, layers : int
-        The size: files of other sizes are not looked at.
+        The size; files of other sizes are ignored.
     folder : path, optional
-        Of the files. By default `$NUMBANET_DATA/graphchallenge`, else `graphchallenge` in numbanet's folder of the user's
-        cache.
+        Folder of the files. By default `$NUMBANET_DATA/graphchallenge`, else `graphchallenge` in numbanet's folder of the
+        user's cache.
 
     Raises
     ------
     FileNotFoundError
-        If a file is missing; that of categories may be.
+        If a file is missing; the categories are optional.
     ValueError
-        If one is truncated, or not what is expected; it names file and line.
+        If a file is truncated or invalid; the message names file and line.
     """
     images, weights, categories = paths = _find(search_folders("graphchallenge", folder), neurons, layers)
-    listed = [own for path in paths if path for own in (path if isinstance(path, list) else [path])]
+    listed = [file for path in paths if path for file in (path if isinstance(path, list) else [path])]
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in listed]
     sources = repr((FORMAT, neurons, layers, stats))
     name = hashlib.sha256(repr([path for path, *_ in stats]).encode()).hexdigest()[:12]
-    kept = cache_folder() / "graphchallenge" / f"neuron{neurons}-l{layers}-{name}.checked"
-    found = _unpacked(kept, sources)
-    if found is None:
-        found = _read(images, weights, categories, neurons, layers)
-        with deferred, contextlib.suppress(OSError):  # no place for it: read again next time
-            write_file(kept, _packed(sources, found))
+    cached = cache_folder() / "graphchallenge" / f"neuron{neurons}-l{layers}-{name}.checked"
+    arrays = _unpacked(cached, sources)
+    if arrays is None:
+        arrays = _read(images, weights, categories, neurons, layers)
+        with deferred, contextlib.suppress(OSError):  # if it cannot be written, the files are read again next time
+            write_file(cached, _packed(sources, arrays))
     bias = np.full(neurons, challenge_bias(neurons), np.float32)
-    network = [EllLayer(indices, weights, bias) for indices, weights in zip(found["indices"], found["weights"])]
-    truth = None if (found["truth"] < 0).any() else found["truth"]
-    return ChallengeData(found["starts"], found["columns"], found["values"], network, truth)
+    network = [EllLayer(indices, weights, bias) for indices, weights in zip(arrays["indices"], arrays["weights"])]
+    truth = None if (arrays["truth"] < 0).any() else arrays["truth"]
+    return ChallengeData(arrays["starts"], arrays["columns"], arrays["values"], network, truth)

@@ -1,13 +1,13 @@
-"""RadiX-Net: sparse networks in which each input reaches each output, over as many layers as a number has digits.
+"""RadiX-Net: sparse networks in which each input reaches each output after d layers, with one path per pair of nodes.
 
 Mixed-radix layers: with radices r_0 ... r_(d-1) and N = r_0 r_1 ... nodes, layer i leads to node j from the nodes j + n r_0 ...
 r_(i-1) (mod N), n = 0 ... r_i - 1: each node of layer 0 has exactly one path to each node after layer d - 1. Every node then
 stands for `width` neurons, all of them connected with those of a connected node (the Kronecker product with ones).
 
-The Challenge's networks have radices of 2 and 16 neurons a node, so that a neuron has 32 inputs and 32 outputs, and come in
-groups of d = log2(neurons / 16) layers. Layers 1 to 6 of the official 1024 neurons are equal to the pure ones here, entry by
-entry. In its later groups the inputs are permuted, by one permutation a group, and the outputs are not; so they are here, with
-other permutations: those of the official files are not published as a rule.
+The Challenge's networks have radices of 2 and 16 neurons per node, so that a neuron has 32 inputs and 32 outputs, in groups of
+d = log2(neurons / 16) layers. Layers 1 to 6 of the official 1024 neurons equal the unpermuted ones here, entry by entry. In its
+later groups the inputs are permuted, by one permutation per group, and the outputs are not; so they are here, with other
+permutations, because the rule of the official ones is not published.
 
 J. Kepner, R. Robinett, "RadiX-Net: Structured Sparse Matrices for Deep Neural Networks", IPDPS Workshops 2019; the sizes are
 those of J. Kepner et al., "Sparse Deep Neural Network Graph Challenge", HPEC 2019.
@@ -25,14 +25,14 @@ import numpy as np
 
 from numbanet_kernels.layouts.sparse import ELL
 
-WIDTH = 16  # neurons of a node
-CEILING = 32.0  # activations are cut there
+WIDTH = 16  # neurons per node
+CEILING = 32.0  # activations are clipped to it
 NEURONS, LAYERS = (1024, 4096, 16384, 65536), (120, 480, 1920)  # the Challenge's
 
 
 class EllLayer(NamedTuple):
-    """A layer as the op `ell` takes it: K weights for each of its O neurons, indices of inputs (O, K) int32, in any order and
-    without padding, values (O, K) and bias (O,) float32. The weights as a format of sparse matrices: `to_ell`."""
+    """A layer for the op `ell`: K weights for each of its O neurons: indices of inputs (O, K) int32, in any order and without
+    padding, values (O, K) and bias (O,) float32. `to_ell` gives the weights as a sparse matrix."""
 
     indices: np.ndarray
     values: np.ndarray
@@ -44,48 +44,48 @@ class EllLayer(NamedTuple):
         Parameters
         ----------
         inputs : int, optional
-            As many as there are neurons by default, as in the Challenge's networks.
+            Number of inputs; by default the number of neurons, as in the Challenge's networks.
 
         Raises
         ------
         ValueError
-            If a neuron names an input twice, or one that is not there.
+            If a neuron has an input twice, or one out of range.
         """
         order = np.argsort(self.indices, axis=1)
         indices, values = (np.take_along_axis(part, order, axis=1) for part in (self.indices, self.values))
         if indices.size and indices.min() < 0:
-            raise ValueError(f"EllLayer.to_ell: indices must be from 0 on, not {indices.min()}")  # padding, for an ELL
+            raise ValueError(f"EllLayer.to_ell: indices must not be negative, got {indices.min()}")  # an ELL's padding
         return ELL(indices, values, (len(indices), len(indices) if inputs is None else inputs))
 
 
 def challenge_bias(neurons: int) -> float:
-    """The Challenge's bias: -0.3 for 1024 neurons, and 0.05 less for each four times as many."""
+    """The Challenge's bias: -0.3 for 1024 neurons, and 0.05 less for each factor of four."""
     return -0.3 - 0.05 * math.log(neurons / 1024, 4)
 
 
 def mixed_radix(radices: Sequence[int], width: int = 1) -> list[np.ndarray]:
-    """Indices (neurons, radix * width) int32 of the inputs of each neuron, sorted, for each of the layers of some radices.
+    """Indices (neurons, radix * width) int32 of the inputs of each neuron, sorted, for each layer.
 
     Raises
     ------
     ValueError
-        If there is no radix, or one is below 2, or width is below 1.
+        If there are no radices, or one is below 2, or width is below 1.
     """
     if not radices or min(radices) < 2 or width < 1:
         raise ValueError(f"mixed_radix: radices of 2 at least and a width of 1 at least expected, not {radices} and {width}")
-    nodes, place, found = math.prod(radices), 1, []
-    own = np.arange(nodes * width) % nodes
+    nodes, stride, layers = math.prod(radices), 1, []
+    node = np.arange(nodes * width) % nodes
     for radix in radices:
-        inputs = (own[:, None] + place * np.arange(radix)) % nodes
+        inputs = (node[:, None] + stride * np.arange(radix)) % nodes
         copies = inputs[:, :, None] + nodes * np.arange(width)
-        found.append(np.sort(copies.reshape(len(own), -1), axis=1).astype(np.int32))
-        place *= radix
-    return found
+        layers.append(np.sort(copies.reshape(len(node), -1), axis=1).astype(np.int32))
+        stride *= radix
+    return layers
 
 
 @dataclasses.dataclass(frozen=True)
 class RadixNet(Sequence):
-    """A network of the Challenge's structure: a sequence of `EllLayer`, each made when it is asked for, always the same.
+    """A network of the Challenge's structure: a sequence of `EllLayer`, made on access, deterministically.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ class RadixNet(Sequence):
     layers : int, default 120
         The Challenge's are 120, 480 and 1920.
     seed : int, default 0
-        Of the permutations.
+        Seed of the permutations.
 
     Raises
     ------
@@ -115,7 +115,7 @@ class RadixNet(Sequence):
 
     @property
     def depth(self) -> int:
-        """How many layers a group has: over so many, each input reaches each output."""
+        """Layers per group; after this number each input reaches each output."""
         return (self.neurons // WIDTH).bit_length() - 1
 
     def __len__(self) -> int:
@@ -124,8 +124,8 @@ class RadixNet(Sequence):
     def __getitem__(self, layer: Any) -> Any:
         if not -self.layers <= layer < self.layers:
             raise IndexError(f"RadixNet: there are {self.layers} layers, and no layer {layer}")
-        group, place = divmod(layer % self.layers, self.depth)
-        indices = _pure(self.neurons)[place]
+        group, position = divmod(layer % self.layers, self.depth)
+        indices = _pure(self.neurons)[position]
         if group:
             order = np.random.default_rng([self.seed, self.neurons, group]).permutation(self.neurons).astype(np.int32)
             indices = np.sort(order[indices], axis=1)
@@ -139,36 +139,36 @@ def _pure(neurons):
 
 @functools.lru_cache(maxsize=1)
 def _weights(neurons, inputs):
-    """(values, bias) that all layers share."""
+    """(values, bias), which all layers share."""
     return np.full((neurons, inputs), 2 / inputs, np.float32), np.full(neurons, challenge_bias(neurons), np.float32)
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
-TOGETHER = 64  # images
-THRESHOLD = 0.71  # of the largest grey value: what agrees best with the official images of 1024 pixels
+TOGETHER = 64  # images that are enlarged at once
+THRESHOLD = 0.71  # share of the largest grey value; agrees best with the official images of 1024 pixels
 
 
 def enlarged(images: np.ndarray, side: int, threshold: float = THRESHOLD) -> np.ndarray:
-    """Images (N, H, W) of grey values from 0 to 1, as side x side pixels, cut at a threshold: (N, side * side) bool.
+    """Images (N, H, W) with grey values from 0 to 1, enlarged to side x side pixels and thresholded: (N, side * side) bool.
 
-    Cubic interpolation; pixels column by column. The official images were made from MNIST in some such way, which is not said
-    anywhere: of their 1024 pixels an image, 99.3 % are equal.
+    Cubic interpolation; pixels column by column. The official images were made from MNIST in a similar, undocumented way: of
+    their 1024 pixels per image, 99.3 % are equal.
     """
     high, wide = (_cubic(length, side).T for length in images.shape[1:])
-    found = np.empty((len(images), side, side), bool)
+    pixels = np.empty((len(images), side, side), bool)
     for first in range(0, len(images), TOGETHER):
         some = images[first : first + TOGETHER] @ wide
-        np.greater(some.transpose(0, 2, 1) @ high, threshold, out=found[first : first + TOGETHER])
-    return found.reshape(len(images), -1)
+        np.greater(some.transpose(0, 2, 1) @ high, threshold, out=pixels[first : first + TOGETHER])
+    return pixels.reshape(len(images), -1)
 
 
 def _cubic(length, side):
-    """(side, length): how a line of pixels is enlarged, by cubic convolution (Keys 1981); its ends go on outside."""
+    """(side, length): the matrix that enlarges a line of pixels by cubic convolution (Keys 1981), with repeated end pixels."""
     at = (np.arange(side) + 0.5) * length / side - 0.5
-    found = np.zeros((side, length), np.float32)
+    matrix = np.zeros((side, length), np.float32)
     for step in range(-1, 3):
         pixel = np.floor(at) + step
         t = np.abs(at - pixel)
         weight = np.where(t <= 1, 1.5 * t**3 - 2.5 * t**2 + 1, -0.5 * t**3 + 2.5 * t**2 - 4 * t + 2)
-        np.add.at(found, (np.arange(side), np.clip(pixel, 0, length - 1).astype(int)), weight)
-    return found
+        np.add.at(matrix, (np.arange(side), np.clip(pixel, 0, length - 1).astype(int)), weight)
+    return matrix

@@ -1,6 +1,7 @@
-"""Sparse matrices as text: a line `row<TAB>column<TAB>value` for each entry, numbers from 1 on, by column and then by row.
+"""Sparse matrices as text: a line `row<TAB>column<TAB>value` for each entry, numbers from 1, sorted by column and then by row.
 
-Whole pieces of a file are parsed at a time: separators give the places of all fields, and digits are added up by their place.
+Large pieces of a file are parsed at once with NumPy: separators give the positions of all fields, and digits are summed by
+position.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import numpy as np
 
 from numbanet_kernels.runtime.interrupt import deferred
 
-PIECE = 1 << 23  # bytes that are parsed together
-DIGITS, LETTERS = 9, 40  # of a number, of a value, at most
+PIECE = 1 << 23  # bytes that are parsed at once
+DIGITS, LETTERS = 9, 40  # maximal lengths of a number and of a value
 TAB, END = 9, 10
 DECIMAL = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\r?")  # a value
 
 
 class Triples(NamedTuple):
-    """Entries of a sparse matrix: rows and columns from 0 on (int32), values (float32)."""
+    """Entries of a sparse matrix: rows and columns from 0 (int32), values (float32)."""
 
     rows: np.ndarray
     columns: np.ndarray
@@ -35,35 +36,35 @@ def read_entries(file: BinaryIO, source: object, shape: tuple[int, int], tick: C
     Raises
     ------
     ValueError
-        Naming `source` and the line: if a line is not of three fields, a number none or out of range, a value none or not
-        finite, an entry not behind the one before it, or the last line without an end.
+        With `source` and the line, if a line does not have three fields, a number or value is invalid or out of range, entries
+        are not sorted, or the last line has no end.
     """
-    found, line, last = [], 1, -1
+    parts, line, last = [], 1, -1
     for piece in pieces(file, source):
         rows, columns, values = _parse(piece, source, line, shape)
         keys = columns * np.int64(shape[0]) + rows
         steps = np.diff(keys, prepend=last)
         if not (steps > 0).all():
             at = int(np.argmax(steps <= 0))
-            problem = "is there twice" if steps[at] == 0 else "is not behind the one before it: by column, then by row"
+            problem = "occurs twice" if steps[at] == 0 else "is out of order: sort by column, then by row"
             raise ValueError(f"{source}, line {line + at}: the entry {rows[at] + 1}, {columns[at] + 1} {problem}")
-        found.append((rows.astype(np.int32), columns.astype(np.int32), values))
+        parts.append((rows.astype(np.int32), columns.astype(np.int32), values))
         line, last = line + len(rows), keys[-1]
         tick()
-    if not found:
-        raise ValueError(f"{source}: entries expected, found an empty file")
-    return Triples(*map(np.concatenate, zip(*found)))
+    if not parts:
+        raise ValueError(f"{source}: entries expected, got an empty file")
+    return Triples(*map(np.concatenate, zip(*parts)))
 
 
 def read_numbers(file: BinaryIO, source: object, limit: int) -> np.ndarray:
-    """The numbers of a file with one a line, increasing, from 1 to limit: int64, from 0 on."""
-    found, line = [np.zeros(0, np.int64)], 1
+    """The numbers of a file with one per line, increasing, from 1 to limit, minus 1: int64."""
+    parts, line = [np.zeros(0, np.int64)], 1
     for piece in pieces(file, source):
         ends = np.flatnonzero(piece == END)
         numbers = _numbers(piece, np.concatenate([[0], ends[:-1] + 1]), ends, source, line, limit, "number")
-        found.append(numbers)
+        parts.append(numbers)
         line += len(numbers)
-    numbers = np.concatenate(found)
+    numbers = np.concatenate(parts)
     if (numbers[1:] <= numbers[:-1]).any():
         raise ValueError(f"{source}, line {int(np.argmax(numbers[1:] <= numbers[:-1])) + 2}: numbers must increase")
     return numbers
@@ -73,7 +74,7 @@ def pieces(file: BinaryIO, source: object):
     """The bytes of a file in pieces of whole lines."""
     rest = b""
     while True:
-        with deferred:  # a time-out is an OSError, too
+        with deferred:  # because a time-out may be raised as OSError
             try:
                 read = file.read(PIECE)
             except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
@@ -87,14 +88,14 @@ def pieces(file: BinaryIO, source: object):
         else:
             rest += read
             if len(rest) > PIECE:
-                raise ValueError(f"{source}: lines expected, found {len(rest)} bytes without an end")
+                raise ValueError(f"{source}: lines expected, got {len(rest)} bytes without a line end")
     if rest:
         raise ValueError(f"{source}: truncated: the last line, {rest[:LETTERS]!r}, has no end")
 
 
 # --- fields -----------------------------------------------------------------------------------------------------------
 def _parse(piece, source, line, shape):
-    """(rows, columns, values) of whole lines, the first of which has this number."""
+    """(rows, columns, values) of whole lines; `line` is the number of the first."""
     ends, tabs = np.flatnonzero(piece == END), np.flatnonzero(piece == TAB)
     starts = np.concatenate([[0], ends[:-1] + 1])
     inside = np.searchsorted(tabs, ends) - np.searchsorted(tabs, starts) if len(tabs) != 2 * len(ends) else 2
@@ -103,7 +104,7 @@ def _parse(piece, source, line, shape):
         at = int(np.argmax(counts != 2))
         text = bytes(piece[starts[at] : ends[at]][:LETTERS])
         raise ValueError(
-            f"{source}, line {line + at}: three fields, row, column and value, with tabs between them expected, found {text!r}"
+            f"{source}, line {line + at}: three fields, row, column and value, with tabs between them expected, got {text!r}"
         )
     first, second = tabs[::2], tabs[1::2]
     rows = _numbers(piece, starts, first, source, line, shape[0], "row")
@@ -112,45 +113,45 @@ def _parse(piece, source, line, shape):
 
 
 def _numbers(piece, starts, ends, source, line, limit, name):
-    """Numbers from 1 to limit, less 1: int64."""
+    """Numbers from 1 to limit, minus 1: int64."""
     lengths = ends - starts
-    found, wrong = np.zeros(len(ends), np.int64), (lengths < 1) | (lengths > DIGITS)
-    for place in range(min(int(lengths.max(initial=0)), DIGITS)):
-        has = lengths > place
-        digits = piece[np.where(has, ends - 1 - place, 0)].astype(np.int64) - ord("0")
+    total, wrong = np.zeros(len(ends), np.int64), (lengths < 1) | (lengths > DIGITS)
+    for position in range(min(int(lengths.max(initial=0)), DIGITS)):
+        has = lengths > position
+        digits = piece[np.where(has, ends - 1 - position, 0)].astype(np.int64) - ord("0")
         wrong |= has & ((digits < 0) | (digits > 9))
-        found += np.where(has, digits, 0) * 10**place
-    wrong |= (found < 1) | (found > limit)
+        total += np.where(has, digits, 0) * 10**position
+    wrong |= (total < 1) | (total > limit)
     if wrong.any():
         at = int(np.argmax(wrong))
         text = bytes(piece[starts[at] : ends[at]][:LETTERS])
-        raise ValueError(f"{source}, line {line + at}: a {name} from 1 to {limit} expected, found {text!r}")
-    return found - 1
+        raise ValueError(f"{source}, line {line + at}: a {name} from 1 to {limit} expected, got {text!r}")
+    return total - 1
 
 
 def _values(piece, starts, ends, source, line):
-    """Finite float32 values; most often all lines have the same text."""
+    """Finite float32 values; fast if all lines have the same text."""
     lengths = ends - starts
     if lengths.max() > LETTERS:
         at = int(np.argmax(lengths > LETTERS))
-        raise ValueError(f"{source}, line {line + at}: a value expected, found {lengths[at]} bytes")
-    places = np.arange(lengths.max())
-    if (lengths == lengths[0]).all() and all((piece[starts + place] == piece[starts[0] + place]).all() for place in places):
+        raise ValueError(f"{source}, line {line + at}: a value expected, got {lengths[at]} bytes")
+    index = np.arange(lengths.max())
+    if (lengths == lengths[0]).all() and all((piece[starts + i] == piece[starts[0] + i]).all() for i in index):
         texts, which = [bytes(piece[starts[0] : ends[0]])], np.zeros(len(ends), np.intp)
     else:
-        places = np.arange(lengths.max() + 1)  # each text with its END at least, so that a NUL behind it is not lost
-        read = piece[np.minimum(starts[:, None] + places, len(piece) - 1)]
-        letters = np.where(places < lengths[:, None], read, np.uint8(END))
-        texts, which = np.unique(np.ascontiguousarray(letters).view(f"S{len(places)}").ravel(), return_inverse=True)
+        index = np.arange(lengths.max() + 1)  # each text with at least one END, so that a trailing NUL is not lost
+        read = piece[np.minimum(starts[:, None] + index, len(piece) - 1)]
+        letters = np.where(index < lengths[:, None], read, np.uint8(END))
+        texts, which = np.unique(np.ascontiguousarray(letters).view(f"S{len(index)}").ravel(), return_inverse=True)
         texts = [bytes(text).rstrip(b"\n") for text in texts]
     values = np.array([_value(text) for text in texts], np.float64)
     if not np.isfinite(values).all():
         at = int(np.argmax(~np.isfinite(values[which])))
-        raise ValueError(f"{source}, line {line + at}: a finite value expected, found {texts[which[at]]!r}")
+        raise ValueError(f"{source}, line {line + at}: a finite value expected, got {texts[which[at]]!r}")
     return values.astype(np.float32)[which]
 
 
 def _value(text):
-    """NaN if it is no number that float32 has."""
+    """The value of a text; NaN if it is not a float32 number."""
     value = float(text) if DECIMAL.fullmatch(text) else np.nan
     return value if abs(value) <= float(np.finfo(np.float32).max) else np.nan

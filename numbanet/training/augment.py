@@ -1,4 +1,4 @@
-"""Augmentation: what a training step does to its samples before the network sees them; prediction and validation do not."""
+"""Augmentation: random changes of the samples of a training step; prediction and validation do not use it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .hooks import Hook
 
 @dataclasses.dataclass(frozen=True)
 class FlipsAndCrops:
-    """Images moved by up to `padding` pixels each way, and mirrored with probability 1/2, for `Net(augment=FlipsAndCrops())`.
+    """Images shifted by up to `padding` pixels, and mirrored with probability 1/2; use `Net(augment=FlipsAndCrops())`.
 
-    That is a crop of the image with a border of zeros, and a horizontal flip, as is usual for CIFAR-10 (He et al., "Deep
-    residual learning for image recognition", 2016, section 4.2). The zeros are black where a `Normalize` is the first layer,
-    and the mean where X is normalised already.
+    It is a random crop of the zero-padded image, and a horizontal flip, as is usual for CIFAR-10 (He et al., "Deep residual
+    learning for image recognition", 2016, section 4.2). The zeros are black if the first layer is a `Normalize`, and the mean
+    if X is normalised already.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class FlipsAndCrops:
     Raises
     ------
     ValueError
-        If the padding is no integer or below 0; when called, if samples are not of shape (C, H, W).
+        If the padding is not an integer or below 0; when called, if samples are not of shape (C, H, W).
     """
 
     padding: int = 4
@@ -42,21 +42,21 @@ class FlipsAndCrops:
             raise ValueError(f"{self!r}: padding must be an integer of at least 0")
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """(count, 3) int32: for each image how far down and to the right its crop lies, and whether it is mirrored."""
+        """(count, 3) int32: for each image the crop's vertical and horizontal offset, and whether it is mirrored."""
         moves = rng.integers(-self.padding, self.padding, (count, 2), np.int32, endpoint=True)
         return np.hstack([moves, rng.integers(2 if self.flip else 1, size=(count, 1), dtype=np.int32)])
 
     def __call__(self, x: Any, rng: np.random.Generator, dev: Device) -> Any:
-        """The images x (n, C, H, W), an array of the device, moved and mirrored by what is drawn."""
+        """The images x (n, C, H, W), a device array, randomly shifted and mirrored."""
         if len(x.shape) != 4:
-            raise ValueError(f"{self!r}: samples of shape (C, H, W) expected, found {tuple(x.shape[1:])}")
+            raise ValueError(f"{self!r}: samples of shape (C, H, W) expected, got {tuple(x.shape[1:])}")
         return dev.crop_flip(x, dev.upload(self.draw(x.shape[0], rng)))
 
 
 class Augmentation(Hook):
     """Changes the inputs of each step by a function augment(x, rng, dev).
 
-    It draws from the stream of the rows: plans stay those without it.
+    It draws from the stream of the rows, so that plans are the same as without it.
     """
 
     watches = False
@@ -66,7 +66,7 @@ class Augmentation(Hook):
 
     def before_step(self, run, batch):
         if batch.ids is not None:
-            raise ValueError(f"augment: {self.augment!r} cannot change integers, which name rows of a table")
+            raise ValueError(f"augment: {self.augment!r} cannot change integers, which are rows of a table")
         x = batch.inputs
         made = self.augment(x, run.streams.rows, run.dev)
         if getattr(made, "shape", None) != x.shape or made.dtype != x.dtype:

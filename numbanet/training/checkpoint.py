@@ -1,4 +1,4 @@
-"""ModelCheckpoint: the estimator in a file after each epoch, or after each that is the best so far."""
+"""ModelCheckpoint: saves the estimator after each epoch, or after each best one."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from .monitor import value
 
 
 class ModelCheckpoint(Hook):
-    """Saves the estimator while it trains, for `callbacks=[ModelCheckpoint("best.safetensors")]`; `Net.load` reads the file.
+    """Saves the estimator during training; use `callbacks=[ModelCheckpoint("best.safetensors")]`. `Net.load` reads the file.
 
     Parameters
     ----------
     path : str or path
-        The file, which is replaced as a whole. Fields in braces are filled from the record: "epoch-{epoch:03d}.safetensors"
-        has a file for each epoch.
+        The file, which is replaced atomically. Fields in braces are filled from the record: "epoch-{epoch:03d}.safetensors"
+        writes a file per epoch.
     monitor : str or None, default=None
-        The figure of the record that says which epoch is best; what ends in "loss", "perplexity" or "seconds" is better if it
-        is smaller. None for validation_score if there is validation, else loss.
+        The figure of the record that defines the best epoch; names that end in "loss", "perplexity" or "seconds" are minimised,
+        others maximised. None for validation_score if there is validation, else loss.
     save_best_only : bool, default=True
-        Whether to save only epochs that are better than all before in this fit. Epochs whose network cannot be the result, as
-        it is still becoming sparse, are then left out.
+        Whether to save only epochs that are better than all before in this fit. Epochs whose network cannot be the result,
+        because it is still becoming sparse, are then skipped.
 
     Raises
     ------
     ValueError
-        If save_best_only is no bool; in training, if the record has no such figure, or a field of the path is none.
+            If save_best_only is not a bool; in training, if the record lacks the figure or a field of the path.
     TypeError, OSError
-        In training, as from the estimator's `save`.
+        In training, as raised by the estimator's `save`.
 
     Notes
     -----
-    Files hold no hook that writes files: a loaded estimator has none of these in its callbacks.
+    Saved files leave this hook out, because it writes files: a loaded estimator has none in its callbacks.
     """
 
     def __init__(self, path: str | os.PathLike, monitor: str | None = None, save_best_only: bool = True) -> None:
@@ -48,10 +48,10 @@ class ModelCheckpoint(Hook):
 
     def epoch_recorded(self, run, record):
         if self.save_best_only:
-            found = value("ModelCheckpoint", record, self.monitor)
-            if not (run.final and found > self.best):
+            figure = value("ModelCheckpoint", record, self.monitor)
+            if not (run.final and figure > self.best):
                 return
-            self.best = found
+            self.best = figure
         try:
             path = self.path.format(**record)
         except (KeyError, IndexError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Data: the samples of a fit; Batch: those of a step."""
+"""Data: the samples of a fit; Batch: the samples of a step."""
 
 from __future__ import annotations
 
@@ -13,54 +13,54 @@ from ..device import Device
 
 @dataclasses.dataclass
 class Data:
-    """Samples of one fit; training and held-out samples share one X."""
+    """The samples of a fit; training and held-out samples share one X."""
 
-    X: Any  # (n, …) float32 on the device; or integers, which stay on the host: there it is known
-    # which rows of a table they name
+    X: Any  # (n, …) float32 on the device; or integers on the host, where they determine
+    # which rows of a table a step reads
     y: np.ndarray  # (n, …) targets
-    weights: np.ndarray | None = None  # (n,) how much each sample counts, or (n, T) each of its time steps
-    rows: np.ndarray | None = None  # which of them belong here; None: all
+    weights: np.ndarray | None = None  # (n,) weight of each sample, or (n, T) of each of its time steps
+    rows: np.ndarray | None = None  # indices in X of the samples that belong here; None: all
 
     def __len__(self) -> int:
         return len(self.y if self.rows is None else self.rows)
 
-    def at(self, places: np.ndarray) -> np.ndarray:
-        """The numbers in X of the samples at some places."""
-        return places if self.rows is None else self.rows[places]
+    def at(self, positions: np.ndarray) -> np.ndarray:
+        """The indices in X of the samples at these positions."""
+        return positions if self.rows is None else self.rows[positions]
 
 
 class Batch(NamedTuple):
     """The samples of one step."""
 
-    rows: np.ndarray  # their numbers in `Data`
-    inputs: Any  # what the model takes, on the device; before `fetch`, the same numbers there
+    rows: np.ndarray  # their indices in `Data`
+    inputs: Any  # the model's input, on the device; before `fetch`, the indices there
     targets: Any  # on the device
-    weights: Any  # on the device, summing to 1; None: each sample counts the same
-    total: float  # the sum of the weights, or the number of samples: how much the batch counts in an epoch
+    weights: Any  # on the device, with sum 1; None: equal weights
+    total: float  # the sum of the weights, or the number of samples: the weight of the batch in the epoch's figures
     ids: np.ndarray | None = None  # inputs that are integers, on the host
-    resets_state: bool = True  # whether layers that remember begin anew
+    resets_state: bool = True  # whether recurrent layers start from zero states
 
     def fetch(self, X: Any, dev: Device, out: Any = None) -> Batch:
-        """With its inputs taken from X, into an array that is given."""
+        """The batch with its inputs copied from X, into `out` if that is given."""
         if self.ids is not None:
             return self._replace(inputs=dev.upload(self.ids) if out is None else dev.copy(self.ids, out=out))
         return self._replace(inputs=dev.take_rows(X, self.inputs, out=out))
 
 
 def on_device(X: np.ndarray, dev: Device) -> Any:
-    """The inputs of all samples as `Data` has them."""
+    """The inputs of all samples in the form of `Data.X`."""
     return X if on_host(X) else dev.upload(X)
 
 
 def on_host(X: Any) -> bool:
-    """Whether inputs are integers, which stay on the host."""
+    """True if inputs are integers, which stay on the host."""
     return isinstance(X, np.ndarray) and X.dtype.kind in "iu"
 
 
 def in_order(data: Data, order: np.ndarray, size: int, dev: Device) -> Iterator[Batch]:
-    """The samples with these numbers in batches, without inputs yet; what is fed is uploaded at once.
+    """Batches of the samples with these indices, inputs not fetched yet; targets and weights are uploaded at once.
 
-    Batches of samples without any weight are left out.
+    Batches in which all weights are 0 are left out.
     """
     rows, y = None if on_host(data.X) else dev.upload(order.astype(np.int32)), dev.upload(data.y[order])
     shares, totals = None, None

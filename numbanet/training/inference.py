@@ -1,4 +1,4 @@
-"""What a model gives for samples, without gradients."""
+"""Forward passes without gradients."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ..tensor import Tensor
 from .data import on_host
 
 LEAST_ROWS = 32
-PREDICT_ROWS = 4096  # rows of a forward pass without gradients: bounds its memory
+PREDICT_ROWS = 4096  # samples per forward pass: bounds its memory
 
 
 def forward(
     model: Layer, dev: Device, X: Any, rows: np.ndarray, session_options: dict[str, Any], policy: Dropout | None = None
 ) -> np.ndarray:
-    """The model's output for some rows of X (n, …), as in `Data`, in pieces of PREDICT_ROWS, as a host array; session_options
-    as for a `Stepper`. A policy selects what is computed (`Dropout.inference_policy`).
+    """The model's output, a host array, for some rows of X (n, …), as in `Data`, computed in chunks of PREDICT_ROWS;
+    session_options as for a `Stepper`. A policy may select what is computed (`Dropout.inference_policy`).
 
-    A short piece is filled up to LEAST_ROWS: BLAS takes other paths for a handful of rows, and what is predicted for a
-    sample should not depend on how many others are predicted with it.
+    A short chunk is padded to LEAST_ROWS: BLAS uses other kernels for very few rows, and the prediction for a sample should not
+    depend on how many others are predicted with it.
     """
     pieces, tree = [], Tree(model)
     choose = policy and policy.choosing(tree, np.random.default_rng(0))

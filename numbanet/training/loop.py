@@ -1,7 +1,7 @@
 """The loop: fit -> train -> epoch -> `Stepper.step`.
 
-train    epochs until done; hooks before and after; going back where the weights broke; interruption
-epoch    a pass over the samples, one host synchronisation at its end
+train    epochs until done; calls hooks; returns to good weights after a non-finite loss; handles interrupts
+epoch    one pass over the samples, with one host synchronisation at its end
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from .recovery import Recovery
 from .run import Run
 from .stepper import StepResult
 
-NOTHING = "fit was interrupted before an epoch was whole: nothing of it is kept"
+NOTHING = "fit was interrupted during the first epoch; the estimator is unchanged"
 
 
 class Interrupted(BaseException):
-    """Training was interrupted after an epoch at least, and keeps what it learned; estimators raise KeyboardInterrupt."""
+    """Training was interrupted after at least one epoch, and keeps what it learned; estimators raise KeyboardInterrupt."""
 
 
 def train(run: Run, data: Data) -> None:
-    """Train for `run.epochs`, or until a hook ends it earlier.
+    """Train for `run.epochs`, or until a hook stops training.
 
     Raises
     ------
     Interrupted
-        After an epoch at least. The run keeps its weights, those of the last copy where they are not finite.
+        After at least one epoch. The run keeps its weights, or those of the last copy if they are not finite.
     KeyboardInterrupt
-        Where there is no such epoch, or no such copy.
+        If there is no such epoch, or no such copy.
     FloatingPointError
-        If the loss is not finite in the first epoch. In a later one, training ends with the weights of the epoch before.
+        If the loss is not finite in the first epoch. In a later one, training ends with the weights of the previous epoch.
     """
     recovery, interrupted = Recovery(run), False
     with contextlib.ExitStack() as ends:
@@ -63,11 +63,11 @@ def train(run: Run, data: Data) -> None:
             raise KeyboardInterrupt(NOTHING)
     if interrupted:
         count = run.epoch - recovery.first
-        raise Interrupted(f"fit was interrupted after {count} whole epoch{'s' * (count != 1)}; what was learned so far is kept")
+        raise Interrupted(f"fit was interrupted after {count} complete epoch{'s' * (count != 1)}, which the estimator keeps")
 
 
 def _finish(run: Run, data: Data, record: dict[str, Any], recovery: Recovery) -> None:
-    """Complete the record of an epoch, and put it into the history."""
+    """Complete the record of an epoch, and append it to the history."""
     for hook in run.hooks:
         record.update(hook.epoch_end(run, record) or {})
     record.update(run.stepper.task.figures(record, len(data)))
@@ -79,20 +79,20 @@ def _finish(run: Run, data: Data, record: dict[str, Any], recovery: Recovery) ->
 
 
 def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[str, Any], int | None]:
-    """One pass: ({"epoch", "loss", "score", "seconds", "flops_share", "learning_rate"}, the first step whose loss is not finite
-    or None). The score is that of the predictions made while training.
+    """One pass: ({"epoch", "loss", "score", "seconds", "flops_share", "learning_rate"}, the first step with a non-finite loss
+    or None). The score is that of the predictions made during training.
 
     Parameters
     ----------
     run : Run
     data : Data
     whole : bool
-        Whether the weights have to be up to date afterwards; else steps may be put off (`SGD`).
+        Whether all weights must be up to date afterwards; otherwise updates may be deferred (`SGD`).
     change : callable, optional
-        batch -> batch, before each step.
+        batch -> batch, applied before each step.
     """
     began, stepper, changing, done = time.perf_counter(), run.stepper, run.changing, []
-    with run.session(), np.errstate(over="ignore", invalid="ignore"):  # a loss that is not finite is dealt with in `train`
+    with run.session(), np.errstate(over="ignore", invalid="ignore"):  # `train` handles non-finite losses
         batches = stepper.task.batches(data, stepper.batch_size, run.streams.rows, run.dev)
         pairs: Iterator[tuple[Any, Any]] = itertools.pairwise(itertools.chain(batches, [None]))
         for batch, following in pairs:
@@ -101,12 +101,12 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
             deferred.poll()
         run.dev.synchronize()
         seconds = time.perf_counter() - began
-        found, broken = _record(run, data, done)
-    return {"epoch": run.epoch + 1, **found, "seconds": seconds, "learning_rate": run.optimizer.learning_rate}, broken
+        figures, broken = _record(run, data, done)
+    return {"epoch": run.epoch + 1, **figures, "seconds": seconds, "learning_rate": run.optimizer.learning_rate}, broken
 
 
 def _record(run: Run, data: Data, done: Sequence[tuple[Batch, StepResult]]) -> tuple[dict[str, float], int | None]:
-    """(loss, score and share of the FLOPs of a pass, the first step whose loss is not finite, or None)"""
+    """(loss, score and share of the FLOPs of a pass, the first step with a non-finite loss or None)"""
     rows = np.concatenate([batch.rows for batch, _ in done]) if done else np.zeros(0, int)
     predicted = np.concatenate([run.dev.download(step.answer) for _, step in done]) if done else data.y[:0]
     losses, totals = [step.loss.item() for _, step in done], [batch.total for batch, _ in done]

@@ -1,4 +1,4 @@
-"""Monitor: which figure of the records a hook goes by, and whether it has improved."""
+"""Monitor: the figure of the records that a hook monitors."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from ..arguments import is_integer
 
-LESS = ("loss", "perplexity", "seconds")  # what is better if it is smaller ends so
+LESS = ("loss", "perplexity", "seconds")  # figures with these endings are better if smaller
 
 
 def value(hook: str, record: dict[str, Any], name: str | None) -> float:
-    """What a record has under a name, larger is better, -inf if it is no number; None stands for validation_score if that is
-    recorded, else for loss.
+    """The value of a figure in a record, negated if smaller is better, -inf if it is NaN. The name None stands for
+    validation_score if that is recorded, else for loss.
 
     Raises
     ------
@@ -32,7 +32,7 @@ def value(hook: str, record: dict[str, Any], name: str | None) -> float:
 
 
 def check_count(name: str, count: Any, least: int) -> int:
-    """The count, or ValueError unless it is an integer of at least so much."""
+    """The count; ValueError unless it is an integer of at least `least`."""
     if not is_integer(count) or count < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {count!r}")
     return int(count)

@@ -1,26 +1,26 @@
-"""Progress: what a fit says while it runs."""
+"""Progress: shows the progress of a fit."""
 
 from __future__ import annotations
 
 from .hooks import Hook
 
-BESIDE = 14  # columns of the bar itself, the time that is left, and spaces
+BESIDE = 14  # columns for the bar itself, the remaining time, and spaces
 
 
 class Progress(Hook):
-    """A rich bar over the samples on a terminal; elsewhere, as in a file or a notebook, one line an epoch.
+    """A rich progress bar over the samples on a terminal; elsewhere, for example in a file or a notebook, a line per epoch.
 
-    Both name the kind of dropout, loss and score, or perplexity, also those of validation data, the share of FLOPs skipped, and
+    Both show the kind of dropout, loss and score, or perplexity, with their validation values, the share of FLOPs skipped, and
     samples/s.
 
     Parameters
     ----------
     samples : int
-        Of an epoch.
+        Samples per epoch.
     epochs : range
-        Those that are trained, counted from 0.
+        The epochs to train, counted from 0.
     dropout : str
-        Its kind.
+        The kind of dropout.
     """
 
     watches = changes = False
@@ -60,12 +60,12 @@ class Progress(Hook):
         self.show(record)
 
     def tick(self, samples: int) -> None:
-        """So many samples more were trained on."""
+        """Advance the bar by n samples."""
         if self.bar:
             self.bar.advance(self.task, samples)
 
     def show(self, record: dict) -> None:
-        """Say what an epoch gave."""
+        """Show the record of an epoch."""
         figures = _figures(record, self.samples)
         if self.bar:
             number = f"{self.dropout} {record['epoch']}"
@@ -78,18 +78,18 @@ class Progress(Hook):
 
 
 def _figures(record: dict, samples: int) -> list[str]:
-    """What is said of an epoch, the most important first."""
+    """The figures of an epoch to show, the most important first."""
     shown = (
         {"perplexity": "perplexity .1f", "validation_perplexity": "validation .1f"}
         if "perplexity" in record
         else {"loss": "loss .3f", "score": "score .4f", "validation_score": "validation .4f"}
     )
     what = "tokens" if "perplexity" in record else "samples"
-    found = [
+    figures = [
         f"{name} {record[key]:{form}}"
         for key, (name, form) in ((key, text.split()) for key, text in shown.items())
         if key in record
     ]
     if record["flops_share"] < 1:
-        found.append(f"{1 - record['flops_share']:.0%} FLOPs skipped")
-    return [*found, f"{samples / max(record['seconds'], 1e-9):,.0f} {what}/s"]
+        figures.append(f"{1 - record['flops_share']:.0%} FLOPs skipped")
+    return [*figures, f"{samples / max(record['seconds'], 1e-9):,.0f} {what}/s"]

@@ -1,4 +1,4 @@
-"""Rates: the dropout of each epoch."""
+"""Rates: sets the dropout rates of each epoch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from .hooks import Hook
 
 
 class Rates(Hook):
-    """Gives the policy the rates of each epoch, after it has looked at some samples (`Dropout.calibrated`).
+    """Gives the stepper the policy with each epoch's rates, calibrated on some samples (`Dropout.calibrated`).
 
-    The record says what was dropped.
+    Adds what was dropped to the record.
 
     Parameters
     ----------
     samples : Tensor, optional
-        Training samples on the device, for a policy that looks at them.
+        Training samples on the device, for a data-dependent policy.
     """
 
     watches = False
@@ -24,7 +24,7 @@ class Rates(Hook):
 
     def epoch_start(self, run, epoch):
         stepper, policy = run.stepper, run.stepper.policy
-        stepper.report()  # what an epoch that was broken off has left
+        stepper.report()  # discard what an interrupted epoch has left
         if self.samples is not None:
             with run.session():
                 policy = policy.calibrated(run.model, self.samples)

@@ -1,4 +1,4 @@
-"""Recovery: where training goes back to when an epoch has broken the weights."""
+"""Recovery: returns to earlier weights if an epoch made them non-finite."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ import numpy as np
 from .run import Run, Snapshot
 from .user_warnings import warn
 
-APART = 512  # steps between copies to go back to: then they take a few hundredths of the time at most
+APART = 512  # steps between copies, which then take a few percent of the time at most
 
 
 class Recovery:
     """The last good state of a run, and how to return to it.
 
-    Weights are copied after each epoch where a hook looks at them then, else when `APART` steps were done. From such a copy the
-    epochs up to the one before the broken one are trained again, which gives the same weights: nothing but what was copied
-    decides them.
+    Weights are copied after each epoch if a hook reads them then, else after every `APART` steps. From such a copy, the epochs
+    before the broken one are trained again, which gives the same weights, because they depend only on what was copied.
 
     Attributes
     ----------
     watched : bool
-        Whether weights are copied after each epoch, without the optimiser's state: training then ends where it goes back.
+        True if weights are copied after each epoch, without the optimiser's state: returning to them then ends training.
     good : Snapshot or None
-        What can be gone back to.
+        The state to return to.
     """
 
     def __init__(self, run: Run) -> None:
@@ -34,16 +33,16 @@ class Recovery:
         self.good: Snapshot | None = None
 
     def start(self) -> None:
-        """Training begins."""
+        """Training starts."""
         if len(self.run.epochs) > 1 and not self.watched:
             self._copy()
 
     def needs_whole(self) -> bool:
-        """Whether all weights have to be up to date at the end of the epoch that begins."""
+        """True if all weights must be up to date at the end of the epoch that starts."""
         return self.watched or self.run.epoch + 1 == self.run.epochs.stop or self.run.changing
 
     def accepts(self, record: dict[str, Any], whole: bool) -> bool:
-        """Whether an epoch has left the weights finite, as far as it is looked at: each time where they are whole."""
+        """True if an epoch left the weights finite; they are checked only if all are up to date (`whole`)."""
         known = None if self.good is None else self.good.state
         self._due = whole or known is None or self.run.optimizer.steps >= known["steps"] + APART
         if self._due:
@@ -52,26 +51,27 @@ class Recovery:
         return math.isfinite(record["loss"]) and not (self._due and not self.run.finite())
 
     def keep(self) -> None:
-        """Copy what the epoch has given, where that is due: it is about to be recorded."""
+        """Copy the state after an epoch, if a copy is due; called just before the epoch is recorded."""
         if self._due and self.run.epoch + 1 < self.run.epochs.stop:
             self._copy(1)
 
     def recorded(self) -> None:
-        """What hooks have decided since belongs to the epoch."""
+        """Add the hooks' states, which changed when the epoch was recorded, to the copy."""
         if self.good is not None and self.good.epoch == self.run.epoch:
             self.good = dataclasses.replace(self.good, hooks=self.run.states())
 
     def _copy(self, more: int = 0) -> None:
-        found = self.run.snapshot(weights_only=self.watched, into=self.good)
-        self.good = dataclasses.replace(found, epoch=found.epoch + more)
+        copied = self.run.snapshot(weights_only=self.watched, into=self.good)
+        self.good = dataclasses.replace(copied, epoch=copied.epoch + more)
 
     def go_back(self, step: int | None) -> None:
-        """An epoch was broken, at a step if that is known: end with the weights of the one before, or train up to it again.
+        """After a broken epoch: end with the previous epoch's weights, or train up to it again. `step`: where it broke, if
+        known.
 
         Raises
         ------
         FloatingPointError
-            If it was the first one.
+            If it was the first epoch.
         """
         run, number, good = self.run, self.run.epoch, self.good
         where = "" if step is None else f", from step {step} on"
@@ -88,7 +88,7 @@ class Recovery:
         self.watched = True
 
     def after_interrupt(self) -> bool:
-        """Go back if an interrupt has left weights that are not finite; returns whether an epoch remains."""
+        """Go back if an interrupt left non-finite weights; returns False if no epoch remains."""
         run = self.run
         run.optimizer.zero_grad()
         run.settle()

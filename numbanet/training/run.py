@@ -1,4 +1,4 @@
-"""Run: all that training changes, and the one way back; Snapshot: where a run was."""
+"""Run: everything that training changes; Snapshot: a copy of it to return to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .streams import Streams
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """Where a run was: copies of arrays, on the devices where they were, and all else that training changes.
+    """The state of a run: copies of arrays, on their devices, and everything else that training changes.
 
     Attributes
     ----------
@@ -29,20 +29,20 @@ class Snapshot:
     optimizer : Optimizer
     streams : Streams
     history : list of dict
-        The objects that go back, with what they held:
+        The objects to restore, with their contents:
     layers : list of Layer
     tensors : list of (Tensor, Device, array)
         Parameters and buffers.
     parameters : list of Tensor
-        Those of the optimiser.
+        The optimiser's parameters.
     state : dict or None
-        As `Optimizer.snapshot` gives it; None where weights alone were copied.
+        As `Optimizer.snapshot` returns it; None if only weights were copied.
     random : list
         The states of the random streams.
     epoch : int
-        How many epochs were done.
+        Number of completed epochs.
     drawn : mapping or None
-        The plans of the next step, where they were drawn already.
+        The plans of the next step, if they were already drawn.
     hooks : list of (Hook, state)
     """
 
@@ -66,8 +66,8 @@ class Snapshot:
         yield from (array for state in (self.state or {}).get("state", ()) for array in state)
 
     def restore(self) -> bool:
-        """Put all back, or weights alone: the optimiser then starts anew, all else stays as it is. Returns whether layers or
-        shapes were others."""
+        """Restore everything, or weights alone: the optimiser then starts anew and everything else stays. Returns True if
+        layers or shapes changed."""
         changed = self.model.layers != self.layers
         self.model.layers[:] = self.layers
         for tensor, dev, array in self.tensors:
@@ -88,24 +88,24 @@ class Snapshot:
 
 @dataclasses.dataclass
 class Run:
-    """One call of `fit` or `partial_fit`: what training changes, and what it is done with.
+    """One call of `fit` or `partial_fit`: what training changes, and the objects that do it.
 
     Attributes
     ----------
     stepper : Stepper
-        Does the steps: it has the model, the optimiser, the random streams, the policy, and the plans of the next step.
+        Does the steps: it has the model, the optimiser, the random streams, the policy, and the next step's plans.
     history : list of dict
-        One record an epoch, of earlier calls as well.
+        One record per epoch, including earlier calls.
     epochs : range
-        The numbers of the epochs of this call, counted from 0.
+        The epochs of this call, counted from 0.
     hooks : sequence of Hook
-        In the order in which they are called (`hooks`, which knows this file).
+        In calling order (module `hooks`).
     estimator : object
-        What is trained, for callbacks.
+        The estimator that is trained, for callbacks.
     seen : int
-        The samples that the present epoch has trained on.
+        Number of samples trained on in the current epoch.
     stopping : bool
-        Whether a hook has asked to stop.
+        True if a hook has called `stop`.
     """
 
     stepper: Stepper
@@ -118,64 +118,64 @@ class Run:
 
     @property
     def model(self) -> Sequential:
-        """What is trained."""
+        """The model that is trained."""
         return self.stepper.model
 
     @property
     def optimizer(self) -> Optimizer:
-        """What updates it."""
+        """Its optimiser."""
         return self.stepper.optimizer
 
     @property
     def streams(self) -> Streams:
-        """Where random numbers come from, by use."""
+        """The random generators, by purpose."""
         return self.stepper.streams
 
     @property
     def dev(self) -> Device:
-        """Where it runs."""
+        """The device of the run."""
         return self.stepper.dev
 
     @property
     def epoch(self) -> int:
-        """How many epochs are recorded: the number of the present one, counted from 0."""
+        """Number of recorded epochs, which is the index of the current one."""
         return len(self.history)
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is another epoch to train."""
+        """True if there is another epoch to train."""
         return self.epoch < self.epochs.stop and not self.stopping
 
     @property
     def watched(self) -> bool:
-        """Whether a hook looks at the weights after each epoch."""
+        """True if a hook reads the weights after each epoch."""
         return any(hook.watches for hook in self.hooks)
 
     @property
     def changing(self) -> bool:
-        """Whether a hook changes weights after updates in the present epoch."""
+        """True if a hook changes weights after updates in the current epoch."""
         return any(hook.changes for hook in self.hooks)
 
     @property
     def final(self) -> bool:
-        """Whether the network of the present epoch may be the result."""
+        """True if the network of the current epoch may be the result."""
         return all(hook.final for hook in self.hooks)
 
     def session(self) -> contextlib.AbstractContextManager:
-        """A stretch of work on the device, with the threads and the precision of the estimator."""
+        """A session of the device, with the estimator's threads and precision."""
         return self.dev.session(**self.stepper.session_options)
 
     def add(self, *hooks: Any) -> None:
-        """Put hooks before those that there are."""
+        """Insert hooks before the existing ones."""
         self.hooks = [*hooks, *self.hooks]
 
     def stop(self) -> None:
-        """End training after the present epoch."""
+        """Stop training after the current epoch."""
         self.stopping = True
 
     # --- steps --------------------------------------------------------------------------------------------------------
     def begin_epoch(self) -> Callable[[Batch], Batch] | None:
-        """Let the hooks begin an epoch; returns what they do to each batch, None for nothing."""
+        """Call the hooks' `epoch_start`; returns their changes of each batch as one function, None if there are none."""
         self.seen = 0
         for hook in self.hooks:
             hook.epoch_start(self, self.epoch)
@@ -191,7 +191,7 @@ class Run:
         return changed if change else None
 
     def updated(self, samples: int) -> None:
-        """An update with some samples is done."""
+        """Call the hooks after an update with n samples."""
         self.seen += samples
         if self._after:
             with self.session():
@@ -204,31 +204,31 @@ class Run:
             self.optimizer.settle()
 
     def reshaped(self) -> None:
-        """Layers, or shapes of their weights, have changed: forget what was drawn, counted and recorded with those before."""
+        """Drop everything drawn, counted and recorded: layers, or shapes of their weights, have changed."""
         self.stepper.reshaped()
 
     def move(self) -> None:
-        """Take model and optimiser to the device of the run."""
+        """Move model and optimiser to the run's device."""
         if any(tensor.device is not self.dev for tensor in self.model.parameters()):
             state = self.optimizer.snapshot()
             to(self.model, self.dev)
             self.optimizer.restore(state)
 
     def finite(self) -> bool:
-        """Whether every parameter and buffer is: a step may have broken them after its loss was taken."""
+        """True if every parameter and buffer is finite: a step may break them after its loss was computed."""
         floats = [tensor for _, tensor, _ in self.model.named() if tensor.dtype == np.float32]
         return all(math.isfinite(float(self.dev.download(self.dev.sum(tensor.data)))) for tensor in floats)
 
     # --- going back ---------------------------------------------------------------------------------------------------
     def snapshot(self, weights_only: bool = False, into: Snapshot | None = None) -> Snapshot:
-        """Where the run is; no update may be put off.
+        """A copy of the run's state; no update may be deferred at this point.
 
         Parameters
         ----------
         weights_only : bool, default=False
-            Whether to copy parameters and buffers alone: going back there, the optimiser starts anew.
+            Whether to copy only parameters and buffers: after restoring them, the optimiser starts anew.
         into : Snapshot, optional
-            One that is not needed any more: its memory is used again where shapes are the same.
+            A snapshot that is no longer needed: its memory is reused if shapes match.
         """
         old = iter(into.arrays if into else ())
 
@@ -257,12 +257,12 @@ class Run:
         return [(hook, hook.state()) for hook in self.hooks]
 
     def restore(self, saved: Snapshot) -> None:
-        """Go back to a snapshot of this run (`Snapshot.restore`)."""
+        """Restore a snapshot of this run (`Snapshot.restore`)."""
         if saved.restore():
             self.reshaped()
         self.stepper.resume(None if saved.state is None else saved.drawn)
 
 
 def _room(old: Any, array: Any) -> Any:
-    """The old array, if it is of the same kind and can take the values of the other one; else None."""
+    """The old array, if it has the new one's device, dtype and shape; else None."""
     return old if type(old) is type(array) and old.shape == array.shape and old.dtype == array.dtype else None

@@ -1,4 +1,4 @@
-"""Learning rates that change: by a schedule of the epochs, or where nothing improves."""
+"""Learning-rate schedules: by epoch, or reduced on a plateau."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .monitor import check_count, value
 
 
 def named(schedule: Any, epochs: int) -> Callable[[int], float] | None:
-    """The factor on the learning rate by epoch, from a name ("cosine", "linear"), a function of the epoch, or None.
+    """The factor on the learning rate by epoch, given as a name ("cosine", "linear"), a function of the epoch, or None.
 
     Raises
     ------
@@ -21,7 +21,7 @@ def named(schedule: Any, epochs: int) -> Callable[[int], float] | None:
     """
 
     def progress(epoch: int) -> float:
-        return min(epoch, epochs - 1) / epochs  # `partial_fit` after the last epoch goes on at its rate
+        return min(epoch, epochs - 1) / epochs  # `partial_fit` beyond the last epoch keeps its rate
 
     known = {
         "cosine": lambda epoch: 0.5 * (1 + math.cos(math.pi * progress(epoch))),
@@ -37,7 +37,7 @@ def named(schedule: Any, epochs: int) -> Callable[[int], float] | None:
 
 
 def factor_of(schedule: Callable[[int], float] | None, epoch: int) -> float:
-    """The factor for an epoch, 1 without a schedule; ValueError where the function gives none."""
+    """The factor for an epoch, 1 without a schedule; ValueError if the function returns an invalid one."""
     factor = schedule(epoch) if schedule else 1.0
     if not (isinstance(factor, numbers.Real) and 0 <= factor < math.inf):
         raise ValueError(
@@ -47,16 +47,16 @@ def factor_of(schedule: Callable[[int], float] | None, epoch: int) -> float:
 
 
 class LearningRate(Hook):
-    """Multiplies the optimiser's learning rate, in each epoch, by a schedule's factor.
+    """Multiplies the optimiser's learning rate in each epoch by a schedule's factor.
 
-    Between epochs the optimiser has its own rate: what a callback makes of it holds from then on.
+    Between epochs the optimiser has its base rate, so a callback may change it permanently.
     """
 
     watches = False
 
     def __init__(self, schedule: Callable[[int], float]) -> None:
         self.schedule = schedule
-        self.rate: float | None = None  # the optimiser's own, in an epoch
+        self.rate: float | None = None  # the optimiser's base rate, during an epoch
 
     def epoch_start(self, run, epoch):
         factor = factor_of(self.schedule, epoch)
@@ -72,24 +72,24 @@ class LearningRate(Hook):
 
 
 class ReduceLROnPlateau(Hook):
-    """Multiplies the learning rate by a factor where a figure has not improved for some epochs, for
-    `callbacks=[ReduceLROnPlateau()]`. A `learning_rate_schedule` multiplies what this leaves. Names and defaults are PyTorch's.
+    """Reduces the learning rate if a figure stops improving; use `callbacks=[ReduceLROnPlateau()]`. A
+    `learning_rate_schedule` multiplies the reduced rate. Names and defaults are PyTorch's.
 
     Parameters
     ----------
     factor : float, default=0.1
-        In (0, 1).
+        Factor of each reduction, in (0, 1).
     patience : int, default=10
-        Epochs without improvement that are put up with: the rate falls after the next one.
+        Number of epochs without improvement that are tolerated: the rate is reduced after the next one.
     monitor : str or None, default=None
-        The figure of the record; what ends in "loss", "perplexity" or "seconds" is better if it is smaller. None for
+        The figure of the record; names that end in "loss", "perplexity" or "seconds" are minimised, others maximised. None for
         validation_score if there is validation, else loss.
     threshold : float, default=1e-4
-        By how much the figure has to be better than the best one.
+        By how much a figure must exceed the best one to count as an improvement.
     cooldown : int, default=0
-        Epochs after the rate fell that do not count.
+        Epochs after a reduction that do not count.
     min_lr : float, default=0.0
-        The rate falls no further.
+        Lower bound of the rate.
 
     Raises
     ------

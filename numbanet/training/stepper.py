@@ -1,4 +1,4 @@
-"""Stepper: the training step. Draw plans, forward, loss, backward, update: on a card one graph, which is replayed."""
+"""Stepper: the training step: draw plans, forward, loss, backward, update; recorded and replayed if possible."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .recorder import Recorder
 from .streams import Streams
 from .task import Task
 
-COUNTED = 4096  # kinds of steps whose FLOPs are remembered
+COUNTED = 4096  # kinds of steps whose FLOPs are cached
 
 
 class StepResult(NamedTuple):
-    """What a step gives: the loss, what was predicted on the way, and the FLOPs done and of dense training."""
+    """Result of a step: the loss, the predictions, its FLOPs, and those of a dense step."""
 
     loss: Tensor
     answer: Any
@@ -32,7 +32,7 @@ class StepResult(NamedTuple):
 
 @dataclasses.dataclass
 class Stepper:
-    """What a training step needs. What happens before and after steps and epochs is for hooks (`run.Run`)."""
+    """The objects that a training step needs. What happens between steps and epochs is done by hooks (`run.Run`)."""
 
     model: Sequential
     optimizer: Optimizer
@@ -42,33 +42,33 @@ class Stepper:
     dev: Device
     batch_size: int
     session_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # `limit` of threads, `precision` of products
-    upcoming: Plans | None = None  # those of the next step, where they are drawn already
+    upcoming: Plans | None = None  # the plans of the next step, if already drawn
 
     def __post_init__(self) -> None:
-        self.epoch, self.current = 0, self.policy  # the policy of the present epoch
-        self._ahead: tuple[int, Dropout] = (-1, self.policy)  # that of another one, for which plans were drawn already
+        self.epoch, self.current = 0, self.policy  # the policy of the current epoch
+        self._ahead: tuple[int, Dropout] = (-1, self.policy)  # epoch and policy for which plans were drawn in advance
         self.recorder = Recorder(self.dev, self.model)
         self.state: dict[Any, Any] | None = {} if self.task.stateful else None  # of recurrent layers
-        self.packed: dict[Tensor, Any] = {}  # by weight, what the last update packed for the next step
-        self._counted: dict[tuple, float] = {}  # FLOPs of steps
-        self._nothing = Plans(self.dev)  # is left out
+        self.packed: dict[Tensor, Any] = {}  # by weight, the blocks that the last update packed for the next step
+        self._counted: dict[tuple, float] = {}  # FLOPs by kind of step
+        self._nothing = Plans(self.dev)  # the plans of a dense step
         self._look_around()
 
     def enter(self, epoch: int, policy: Dropout) -> None:
-        """Begin an epoch, counted from 0, with a policy's rates of it."""
+        """Start an epoch, counted from 0, with a policy that has its rates."""
         ready = self._ahead[0] == epoch and policy is self.policy
         self.epoch, self.policy, self.current = epoch, policy, self._ahead[1] if ready else policy.at(epoch)
         self._look_around()
 
     def _look_around(self) -> None:
-        """Find out what the model is made of: a callback may exchange layers."""
+        """Read the model's structure again: a callback may have exchanged layers."""
         self.recorder.look_again()
         self.tree = Tree(self.model)
         self._choose = self.current.choosing(self.tree, self.streams.plans)
 
     @property
     def drawn(self) -> dict[str, Plan] | None:
-        """The plans of the next step, where they are drawn already: what `resume` takes."""
+        """The plans of the next step, if already drawn: the argument of `resume`."""
         return None if self.upcoming is None else dict(self.upcoming.assigned)
 
     def report(self) -> dict[str, Any]:
@@ -76,18 +76,18 @@ class Stepper:
         return self.current.report()
 
     def reshaped(self) -> None:
-        """Layers have changed, or shapes of their weights: forget what was drawn, counted and recorded with those before."""
+        """Drop everything drawn, counted and recorded: layers, or shapes of their weights, have changed."""
         self._look_around()
         self.upcoming, self.packed, self.recorder = None, {}, Recorder(self.dev, self.model)
         self.state = {} if self.task.stateful else None
         self._counted.clear()
 
     def rate(self) -> float:
-        """The dropout rate of the present epoch, the mean over all sites; 0 without any."""
+        """The dropout rate of the current epoch, the mean over all sites; 0 if there are none."""
         return mean(self.current.rates(self.tree) or [0.0])
 
     def draw(self, following: bool = False) -> Plans:
-        """Plans for a step of this epoch, or for the first one of the following epoch, with its rates."""
+        """Draw plans for a step of this epoch, or for the first one of the following epoch, with its rates."""
         if following and self._ahead[0] != self.epoch + 1:
             self._ahead = self.epoch + 1, self.policy.at(self.epoch + 1)
         policy, rng = self._ahead[1] if following else self.current, self.streams.plans
@@ -98,11 +98,11 @@ class Stepper:
         return Plans(self.dev, self.tree.sites, assigned, self._chosen if self.current.data_dependent else None)
 
     def _chosen(self, *given: Any) -> Plan | None:
-        """What the policy of the epoch that the step is in chooses."""
+        """The plan that the policy of the current epoch chooses from data."""
         return None if self._choose is None else self._choose(*given)
 
     def resume(self, plans: dict[str, Plan] | None) -> None:
-        """The next step has these plans; None: they are to be drawn."""
+        """Set the plans of the next step; None: they will be drawn."""
         self.upcoming, self.packed = None if plans is None else self._plans(plans), {}
 
     def step(
@@ -116,14 +116,14 @@ class Stepper:
     ) -> StepResult:
         """One update with a batch of samples X.
 
-        Unless it is the last one before the weights are read as a whole, the next step's plans are drawn here already, and what
-        they do not read is brought up to date later (`SGD`), but where `whole` says that all has to be. The batch that follows
-        says which rows of an `Embedding` that step reads; without one the next step begins an epoch. change(batch), with its
-        inputs on the device, is the batch that the step trains on.
+        The next step's plans are drawn here, and the update of what they do not read is deferred (`SGD`), unless `whole` says
+        that all weights must be up to date afterwards. `following`, the next batch, determines which rows of an `Embedding` the
+        next step reads; None if the next step starts an epoch. change(batch), called with the inputs on the device, returns the
+        batch to train on.
         """
         with self.dev.session(**self.session_options):
             plans, self.upcoming = self.draw() if self.upcoming is None else self.upcoming, None
-            if whole or change is not None:  # hooks, which may change anything
+            if whole or change is not None:  # hooks may change anything
                 self.recorder.look_again()
             elif (ready := self.recorder.ready(plans, batch, self.optimizer)) is not None:
                 upcoming = None if last else self.draw(following is None)
@@ -131,9 +131,9 @@ class Stepper:
                 self.optimizer.advance(ready.trained)
                 self.upcoming, self.packed = upcoming, {}
                 return self._done(loss, answer, (len(batch.rows), *X.shape[1:]), plans)
-            self.optimizer.zero_grad()  # an earlier step may have been broken off
+            self.optimizer.zero_grad()  # an earlier step may have been interrupted
             batch = self.recorder.hold(X, batch, change)
-            states = [state for own in (self.state or {}).values() for state in own]
+            states = [state for arrays in (self.state or {}).values() for state in arrays]
             for state in states if batch.resets_state else ():
                 self.dev.full(state.shape, 0.0, out=state)
             upcoming = None if last else self.draw(following is None)
@@ -146,7 +146,7 @@ class Stepper:
 
             def passes() -> tuple[Any, Any]:
                 results = self.task.learn(self.model, flow, context, batch)
-                packed.clear()  # room for what the update packs
+                packed.clear()  # frees memory for what the update packs
                 return results
 
             repeatable = self.recorder.asks and not self.current.data_dependent and self.task.records and self.model.records
@@ -160,7 +160,7 @@ class Stepper:
         return StepResult(Tensor.wrap(loss, self.dev), answer, flops + self.current.pop_flops(), dense)
 
     def _flops(self, shape: tuple[int, ...], plans: Plans) -> float:
-        """Of a step with inputs of this shape; plans of one kind and one density do the same."""
+        """FLOPs of a step with inputs of this shape; cached by the plans' kinds and densities."""
         key = shape, *[(path, type(plan), plan.kind, plan.density) for path, plan in plans.assigned.items()]
         if key not in self._counted:
             if len(self._counted) == COUNTED:

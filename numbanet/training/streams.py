@@ -1,4 +1,4 @@
-"""Streams: random numbers apart by what they are for, so that one use does not move another."""
+"""Streams: independent random generators by purpose, so that one use does not affect another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 class Streams(NamedTuple):
     """Generators for plans, the order of rows, noise, and initial weights.
 
-    Processes that train together share `plans` and `weights`, and have `rows` and `noise` of their own.
+    Processes that train together share `plans` and `weights`; each has its own `rows` and `noise`.
     """
 
     plans: np.random.Generator
@@ -20,14 +20,14 @@ class Streams(NamedTuple):
 
     @classmethod
     def from_seed(cls, seed: int) -> Streams:
-        """All four from one seed."""
+        """All four generators, from one seed."""
         return cls(*map(np.random.default_rng, np.random.SeedSequence(seed).spawn(len(cls._fields))))
 
     def state(self) -> list[Any]:
-        """Where they are."""
+        """The state of each generator."""
         return [rng.bit_generator.state for rng in self]
 
     def restore(self, state: list[Any]) -> None:
-        """Go back there."""
+        """Restore the states that `state` returned."""
         for rng, saved in zip(self, state, strict=True):
             rng.bit_generator.state = saved

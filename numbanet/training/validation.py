@@ -1,4 +1,4 @@
-"""Validation: samples that are not trained on are scored after every epoch; EarlyStopping: the best weights stay."""
+"""Validation: scores held-out samples after every epoch; EarlyStopping: keeps the best weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .hooks import Hook
 from .run import Snapshot
 from .user_warnings import warn
 
-TOLERANCE = 1e-4  # by how much a validation score has to be better than the best one
+TOLERANCE = 1e-4  # minimal improvement of a validation score over the best one
 
 
 class Validation(Hook):
@@ -22,21 +22,21 @@ class Validation(Hook):
     Parameters
     ----------
     data : Data
-        The samples, as those that are trained on.
+        The held-out samples, in training form.
     score : callable, optional
-        score() gives the score, larger is better, in place of the task's own.
+        score() returns the score, larger is better; by default the task's score.
 
     Raises
     ------
     TypeError
-        In training, if the score is no number.
+        In training, if the score is not a number.
     """
 
     def __init__(self, data: Data, score: Callable[[], float] | None = None) -> None:
         self.data, self.score = data, score
 
     def epoch_end(self, run, record):
-        with np.errstate(over="ignore", invalid="ignore"):  # weights about to break: the next epoch's loss will tell
+        with np.errstate(over="ignore", invalid="ignore"):  # if weights are about to break, the next epoch's loss shows it
             loss, score = run.stepper.task.validate(run.stepper, self.data)
         if self.score is not None:
             score = self.score()
@@ -46,23 +46,23 @@ class Validation(Hook):
 
 
 class EarlyStopping(Hook):
-    """Stops training when validation_score has not improved for some epochs; goes back to the weights that had the best one.
+    """Stops training if validation_score has not improved for some epochs; restores the weights of the best epoch.
 
-    The optimiser then starts anew: its state is not that of these weights.
+    The optimiser then starts anew, because its state is not saved with these weights.
 
     Parameters
     ----------
     patience : int
-        How many epochs.
+        Number of epochs without improvement.
     """
 
     def __init__(self, patience: int) -> None:
         self.patience, self.waited = patience, 0
-        self.best: tuple[float, int, Snapshot] | None = None  # the best score, the number of its epoch, the weights then
+        self.best: tuple[float, int, Snapshot] | None = None  # the best score, its epoch, the weights of that epoch
 
     @property
     def best_epoch(self) -> int | None:
-        """The epoch whose weights stay, as the history numbers it; None where no epoch could be the result."""
+        """The epoch whose weights are kept, as the history numbers it; None if no epoch could be the result."""
         return self.best and self.best[1]
 
     def epoch_recorded(self, run, record):
@@ -80,7 +80,7 @@ class EarlyStopping(Hook):
             run.restore(self.best[2])
         elif run.epoch == run.epochs.stop:
             warn(
-                "early_stopping: no epoch could be the result, for the network was becoming sparse in all of them; train for "
+                "early_stopping: no epoch could be the result, because the network was still becoming sparse; train for "
                 "more epochs, or give sparsity a larger fine_tuning"
             )
 

@@ -82,7 +82,7 @@ def test_training_suite_end_to_end(run_bench, tmp_path):
         (["gemm", "--device", "tpu"], "tpu"),
         ([], "required"),
         (["gemm", "--only", "("], "'(' is not a regular expression"),
-        (["gemm", "--shape", "3,4"], "three lengths"),
+        (["gemm", "--shape", "3,4"], "three positive integers"),
         (["gemm", "--shape", "3,4,x"], "--shape"),
         (["conv", "--shape", "3,4,5"], "--shape says nothing to conv"),
         (["mlp", "--device", "emulated"], "--device emulated says nothing to mlp"),

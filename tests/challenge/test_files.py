@@ -101,7 +101,7 @@ def test_a_folder_of_layers_serves_and_categories_may_be_missing(tmp_path):
     (tmp_path / TRUTH).unlink()
     assert load(tmp_path).truth is None
     (tmp_path / f"neuron{NEURONS}" / LAYER).unlink()
-    with pytest.raises(ValueError, match=f"5 layers expected, found 4.*{LAYER}"):
+    with pytest.raises(ValueError, match=f"5 layers expected, got 4.*{LAYER}"):
         load(tmp_path)
 
 
@@ -154,18 +154,18 @@ ONE = CONTENTS[LAYER].splitlines()[99].decode().split("\t")  # line 100
 WRONG = [  # what is wrong, its file, its content, what the message says
     ("truncated in a line", LAYER, CONTENTS[LAYER][:-5], "truncated: the last line"),
     ("truncated at a line", LAYER, b"".join(CONTENTS[LAYER].splitlines(keepends=True)[:-1]), "as many inputs for each of 64"),
-    ("empty", LAYER, b"", "found an empty file"),
-    ("no number", LAYER, line(CONTENTS[LAYER], 100, "a\t4\t0.1\n"), "line 100: a row from 1 to 64 expected, found b'a'"),
+    ("empty", LAYER, b"", "got an empty file"),
+    ("no number", LAYER, line(CONTENTS[LAYER], 100, "a\t4\t0.1\n"), "line 100: a row from 1 to 64 expected, got b'a'"),
     ("negative", LAYER, line(CONTENTS[LAYER], 100, "-1\t4\t0.1\n"), "line 100: a row from 1 to 64"),
-    ("0", LAYER, line(CONTENTS[LAYER], 100, f"{ONE[0]}\t0\t0.1\n"), "line 100: a column from 1 to 64 expected, found b'0'"),
+    ("0", LAYER, line(CONTENTS[LAYER], 100, f"{ONE[0]}\t0\t0.1\n"), "line 100: a column from 1 to 64 expected, got b'0'"),
     ("too large", LAYER, line(CONTENTS[LAYER], 100, f"65\t{ONE[1]}\t0.1\n"), "line 100: a row from 1 to 64"),
     ("far too large", LAYER, line(CONTENTS[LAYER], 100, f"{2**64 + 5}\t{ONE[1]}\t0.1\n"), "line 100: a row from 1 to 64"),
     ("two fields", LAYER, line(CONTENTS[LAYER], 100, "3\t4\n"), "line 100: three fields"),
     ("four fields", LAYER, line(CONTENTS[LAYER], 100, "3\t4\t1\t2\n"), "line 100: three fields"),
-    ("spaces", LAYER, line(CONTENTS[LAYER], 100, "3 4 1\n"), "line 100: three fields.*found b'3 4 1'"),
+    ("spaces", LAYER, line(CONTENTS[LAYER], 100, "3 4 1\n"), "line 100: three fields.*got b'3 4 1'"),
     ("two fields, then four", LAYER, line(line(CONTENTS[LAYER], 100, "3\t4\n"), 101, "3\t4\t1\t2\n"), "line 100: three"),
     ("blank", LAYER, line(CONTENTS[LAYER], 100, "\n"), "line 100: three fields"),
-    ("NaN", LAYER, line(CONTENTS[LAYER], 100, f"{ONE[0]}\t{ONE[1]}\tnan\n"), "line 100: a finite value expected, found b'nan'"),
+    ("NaN", LAYER, line(CONTENTS[LAYER], 100, f"{ONE[0]}\t{ONE[1]}\tnan\n"), "line 100: a finite value expected, got b'nan'"),
     ("infinite", LAYER, line(CONTENTS[LAYER], 100, f"{ONE[0]}\t{ONE[1]}\t1e39\n"), "line 100: a finite value expected"),
     ("text for a value", LAYER, line(CONTENTS[LAYER], 100, f"{ONE[0]}\t{ONE[1]}\tone\n"), "line 100: a finite value.*b'one'"),
     *(
@@ -177,20 +177,20 @@ WRONG = [  # what is wrong, its file, its content, what the message says
         )
         for text in ("1_0", " 1", "1 ", "1\0", "1\0" + "0", ".", "")
     ),
-    ("all like 1_0", IMAGE, b"1\t1\t1_0\n2\t1\t1_0\n", "line 1: a finite value expected, found b'1_0'"),
-    ("long", LAYER, line(CONTENTS[LAYER], 100, f"{ONE[0]}\t{ONE[1]}\t0.{'1' * 99}\n"), "line 100: a value expected, found 101"),
+    ("all like 1_0", IMAGE, b"1\t1\t1_0\n2\t1\t1_0\n", "line 1: a finite value expected, got b'1_0'"),
+    ("long", LAYER, line(CONTENTS[LAYER], 100, f"{ONE[0]}\t{ONE[1]}\t0.{'1' * 99}\n"), "line 100: a value expected, got 101"),
     (
         "twice",
         LAYER,
         line(CONTENTS[LAYER], 100, "\t".join(ONE) + "\n" + "\t".join(ONE) + "\n"),
-        f"line 101: the entry {ONE[0]}, {ONE[1]} is there twice",
+        f"line 101: the entry {ONE[0]}, {ONE[1]} occurs twice",
     ),
-    ("unsorted", LAYER, line(CONTENTS[LAYER], 100, "1\t1\t0.0625\n"), "line 100: the entry 1, 1 is not behind the one before"),
+    ("unsorted", LAYER, line(CONTENTS[LAYER], 100, "1\t1\t0.0625\n"), "line 100: the entry 1, 1 is out of order"),
     ("one input less", LAYER, line(CONTENTS[LAYER], 100, ""), "as many inputs for each of 64 neurons"),
-    ("images unsorted", IMAGE, b"1\t2\t1\n1\t1\t1\n", "line 2: the entry 1, 1 is not behind"),
-    ("images out of range", IMAGE, b"1\t65\t1\n", "line 1: a column from 1 to 64 expected, found b'65'"),
+    ("images unsorted", IMAGE, b"1\t2\t1\n1\t1\t1\n", "line 2: the entry 1, 1 is out of order"),
+    ("images out of range", IMAGE, b"1\t65\t1\n", "line 1: a column from 1 to 64 expected, got b'65'"),
     ("categories unsorted", TRUTH, b"3\n2\n", "line 2: numbers must increase"),
-    ("categories no numbers", TRUTH, b"3\nx\n", "line 2: a number from 1 to 60000 expected, found b'x'"),
+    ("categories no numbers", TRUTH, b"3\nx\n", "line 2: a number from 1 to 60000 expected, got b'x'"),
 ]
 
 
@@ -203,9 +203,9 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path, cache, what, name, conte
 
 
 ARCHIVES = [
-    ("a layer too few", lambda layers: layers[:-1], "5 layers expected, found 4; the first one missing is n64-l5.tsv"),
-    ("none", lambda layers: [], "5 layers expected, found 0"),
-    ("a layer twice", lambda layers: [*layers, layers[2]], "n64-l3.tsv: layer 3 is there twice"),
+    ("a layer too few", lambda layers: layers[:-1], "5 layers expected, got 4; the first one missing is n64-l5.tsv"),
+    ("none", lambda layers: [], "5 layers expected, got 0"),
+    ("a layer twice", lambda layers: [*layers, layers[2]], "n64-l3.tsv: layer 3 occurs twice"),
 ]
 
 

@@ -69,7 +69,7 @@ def test_a_layer_as_a_matrix(inputs):
     np.put_along_axis(expected, layer.indices, layer.values, axis=1)
     found = layer.to_ell(inputs)
     np.testing.assert_array_equal(found.dense(), expected)
-    for wrong, message in (([0, 0], "row 0 has column 0 twice"), ([0, 9], "contains column 9"), ([-1, 0], "not -1")):
+    for wrong, message in (([0, 0], "row 0 has column 0 twice"), ([0, 9], "contains column 9"), ([-1, 0], "negative, got -1")):
         with pytest.raises(ValueError, match=message):
             layer._replace(indices=np.array([wrong] * 4, np.int32)).to_ell(inputs)
 

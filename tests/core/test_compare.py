@@ -113,9 +113,9 @@ def test_indices_compare_and_are_taken(dev, rng):
     for key in (slice(1, 4), (slice(None), None), 2, [0, 3]):
         np.testing.assert_array_equal(best[key].numpy(), best.numpy()[key])
         assert best[key].dtype == np.int32
-    with pytest.raises(TypeError, match=r"a tensor of floats is no index; of a mask m write x\[m.numpy\(\) != 0\]"):
+    with pytest.raises(TypeError, match=r"a float tensor is not an index; for a mask m write x\[m.numpy\(\) != 0\]"):
         x[x > 0]
-    with pytest.raises(TypeError, match="no index"):
+    with pytest.raises(TypeError, match="not an index"):
         x[0, x > 0]
 
 
@@ -154,5 +154,5 @@ def test_clip_is_pytorchs_at_the_bounds_and_beyond(dev, low, high):
 
 
 def test_bounds_are_numbers(dev):
-    with pytest.raises(TypeError, match="clip: low must be a number or None, got .*; of tensors use maximum"):
+    with pytest.raises(TypeError, match="clip: low must be a number or None, got .*; for tensors use maximum"):
         Tensor([1.0], dev).clip(Tensor([0.0], dev))

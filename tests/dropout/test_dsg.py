@@ -100,8 +100,8 @@ def test_batch_norm_before_relu_is_a_concern(wrong):
         warnings.simplefilter("always")
         net.fit(*samples())
     assert [text for text in (str(warning.message) for warning in said) if not text.startswith("fit: ")] == [
-        "dsg: BatchNorm1d(60) comes between Linear(200, 60) and its ReLU, but what is kept is chosen by what ReLU would give "
-        "without; put it after ReLU (product, ReLU, batch norm)"
+        "dsg: BatchNorm1d(60) is between Linear(200, 60) and its ReLU, but neurons are chosen by ReLU of the product; "
+        "put it after ReLU (product, ReLU, batch norm)"
     ] * wrong
     assert DynamicSparseGraph(0.0).cautions(model) == []
 

@@ -151,7 +151,7 @@ def test_what_the_ceiling_cuts_off_is_given_to_the_others_in_proportion():
         (lambda: TileDropout(RISING.__getitem__, dp_max=2).at(2), "rate 0.6 is out of reach with dp_max=2"),
         (
             lambda: RowDropout(RISING.__getitem__).plan(Site("output", "output", (9, 9), number=0), np.random.default_rng(0)),
-            r"depends on the epoch; take the policy of one, policy.at\(epoch\)",
+            r"depends on the epoch; use the policy of an epoch, policy.at\(epoch\)",
         ),
     ],
 )

@@ -103,7 +103,7 @@ def test_counters_of_what_launches_nothing(capsys, tmp_path):
 def test_bench_says_where_it_is(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "numbanet.bench" else pytest.fail(name))
     status, out, err = run(capsys, "bench", "list")
-    assert (status, out) == (2, "") and err.endswith("not installed; in a checkout it is `python -m bench`\n")
+    assert (status, out) == (2, "") and err.endswith("not installed; in a checkout run `python -m bench`\n")
 
 
 def test_demo(capsys, tmp_path, monkeypatch):

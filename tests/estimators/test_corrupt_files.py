@@ -13,7 +13,7 @@ from numbanet import LanguageModel, Net, NetRegressor
 from numbanet.datasets import load_digits
 from numbanet.estimators import saving
 
-pytestmark = pytest.mark.filterwarnings("ignore:fit. the network answers no better")  # after so few epochs
+pytestmark = pytest.mark.filterwarnings("ignore:fit. the network is no better")  # after so few epochs
 X, Y, X_TEST, _ = load_digits()
 FAST = {"epochs": 1, "random_state": 0, "device": "cpu"}
 
@@ -51,10 +51,10 @@ def test_a_file_that_is_cut_or_grown_is_refused(saved, tmp_path):
     content, cut = saved[0].read_bytes(), tmp_path / "cut"
     for length in (*range(0, len(content), 97), len(content) - 1):
         cut.write_bytes(content[:length])
-        with pytest.raises(ValueError, match="cut is no safetensors file, or a truncated one"):
+        with pytest.raises(ValueError, match="cut is not a safetensors file, or is truncated"):
             Net.load(cut)
     cut.write_bytes(content + b"more")
-    with pytest.raises(ValueError, match="cut is no safetensors file"):
+    with pytest.raises(ValueError, match="cut is not a safetensors file"):
         Net.load(cut)
 
 
@@ -96,12 +96,12 @@ LARGE = [
 ]
 
 FOREIGN = {
-    "empty": (lambda path: path.write_bytes(b""), "is no safetensors file"),
-    "text": (lambda path: path.write_text("not at all" * 99), "is no safetensors file"),
-    "pickle": (lambda path: path.write_bytes(pickle.dumps(Attack())), "is no safetensors file"),
-    "image": (lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(999)), "is no safetensors file"),
-    "no metadata": (lambda path: save_file({"a": np.zeros(3)}, path), "none that numbanet saved"),
-    "other metadata": (lambda path: save_file({"a": np.zeros(3)}, path, {"format": "pt"}), "none that numbanet saved"),
+    "empty": (lambda path: path.write_bytes(b""), "is not a safetensors file"),
+    "text": (lambda path: path.write_text("not at all" * 99), "is not a safetensors file"),
+    "pickle": (lambda path: path.write_bytes(pickle.dumps(Attack())), "is not a safetensors file"),
+    "image": (lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(999)), "is not a safetensors file"),
+    "no metadata": (lambda path: save_file({"a": np.zeros(3)}, path), "numbanet did not save it"),
+    "other metadata": (lambda path: save_file({"a": np.zeros(3)}, path, {"format": "pt"}), "numbanet did not save it"),
     "newer": (lambda path: crafted(path, version=4), "has version 4 of the format, .* reads version 3: update"),
     "older": (
         lambda path: crafted(path, version=2, parameters={"schedule": "linear"}),
@@ -111,39 +111,42 @@ FOREIGN = {
     "a number": (lambda path: save_file({"a": np.zeros(3)}, path, {"numbanet": "1"}), "is damaged"),
     "nothing": (lambda path: save_file({"a": np.zeros(3)}, path, {"numbanet": "{}"}), "is damaged"),
     "no digest": (lambda path: crafted(path, sha256=""), "is damaged"),
-    "another class": (lambda path: crafted(path, **{"class": "LanguageModel"}), "holds a LanguageModel, and no Net: "),
-    "no layers": (lambda path: crafted(path, layers=[]), "does not hold"),
-    "unknown layer": (lambda path: crafted(path, layers=[{"layer": "system", "with": {}}]), "does not hold .*system"),
-    "unknown setting": (lambda path: crafted(path, parameters={"dropout": {"setting": "eval", "with": {}}}), "does not hold"),
-    "unknown parameter": (lambda path: crafted(path, parameters={"depth": 3}), "does not hold .*depth"),
+    "another class": (lambda path: crafted(path, **{"class": "LanguageModel"}), "holds a LanguageModel, not a Net: "),
+    "no layers": (lambda path: crafted(path, layers=[]), "cannot be read"),
+    "unknown layer": (lambda path: crafted(path, layers=[{"layer": "system", "with": {}}]), "cannot be read .*system"),
+    "unknown setting": (lambda path: crafted(path, parameters={"dropout": {"setting": "eval", "with": {}}}), "cannot be read"),
+    "unknown parameter": (lambda path: crafted(path, parameters={"depth": 3}), "cannot be read .*depth"),
     "shape": (
         lambda path: crafted(path, {"0.weight": np.zeros((9, 3), "f"), "0.bias": np.zeros(10, "f")}),
-        "does not hold .*0.weight has shape",
+        "cannot be read .*0.weight has shape",
     ),
-    "array missing": (lambda path: crafted(path, {"0.bias": np.zeros(10, "f")}), "does not hold .*lacks 0.weight"),
+    "array missing": (lambda path: crafted(path, {"0.bias": np.zeros(10, "f")}), "cannot be read .*lacks 0.weight"),
     "no tensor": (
         lambda path: crafted(
             path, {"0.weight": np.zeros((10, 3), "f"), "0.forward": np.zeros(10, "f")}, shared={"0.bias": "0.forward"}
         ),
-        "does not hold .*0.forward is no tensor",
+        "cannot be read .*0.forward is not a tensor",
     ),
-    "frozen": (lambda path: crafted(path, frozen=["1.weight"]), "does not hold .*1.weight"),
+    "frozen": (lambda path: crafted(path, frozen=["1.weight"]), "cannot be read .*1.weight"),
     "attribute": (
         lambda path: crafted(path, parameters={"dropout": {"setting": "RowDropout", "with": {}, "set": {"plan": 5}}}),
-        "does not hold .*RowDropout has no 'plan'",
+        "cannot be read .*RowDropout has no 'plan'",
     ),
     "deep": (
         lambda path: crafted(path, parameters={"depth": functools.reduce(lambda x, _: [x], range(900), 1)}),
-        "does not hold",
+        "cannot be read",
     ),
-    "no range": (lambda path: crafted(path, parameters={"random_state": {"range": [0, 1, 0]}}), "does not hold"),
-    "no division": (lambda path: crafted(path, layers=[{**SMALL, "layer": "Conv2d"}]), "does not hold"),
+    "no range": (lambda path: crafted(path, parameters={"random_state": {"range": [0, 1, 0]}}), "cannot be read"),
+    "no division": (lambda path: crafted(path, layers=[{**SMALL, "layer": "Conv2d"}]), "cannot be read"),
     **{
-        f"fitted {name}": (lambda path, name=name: crafted(path, fitted={name: 5}), f"does not hold .*{name}' is nothing that")
+        f"fitted {name}": (
+            lambda path, name=name: crafted(path, fitted={name: 5}),
+            f"cannot be read .*{name}', which is no fitted",
+        )
         for name in ("predict", "_settings", "model_", "__class__", "")
     },
     **{
-        f"large {wide['layer']}": (lambda path, wide=wide: crafted(path, layers=[wide]), "does not hold .*(shape|it lacks)")
+        f"large {wide['layer']}": (lambda path, wide=wide: crafted(path, layers=[wide]), "cannot be read .*(shape|lacks)")
         for wide in LARGE
     },
 }
@@ -167,5 +170,5 @@ def test_nesting_is_refused_however_deep(tmp_path):
 
 def test_a_file_of_another_kind_is_refused(saved):
     for kind in (NetRegressor, LanguageModel):
-        with pytest.raises(ValueError, match=f"holds a Net, and no {kind.__name__}: Net.load reads it"):
+        with pytest.raises(ValueError, match=f"holds a Net, not a {kind.__name__}: use Net.load"):
             kind.load(saved[0])

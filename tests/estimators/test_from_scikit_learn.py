@@ -1,4 +1,4 @@
-"""What users of scikit-learn's MLPs expect: several labels a sample, sparse X, log-probabilities, warm starts, model_[0]."""
+"""What users of scikit-learn's MLPs expect: several labels per sample, sparse X, log-probabilities, warm starts, model_[0]."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from sklearn.preprocessing import StandardScaler
 from numbanet import Linear, Net, NetRegressor, ReLU, Sequential
 from numbanet.datasets import load_digits
 
-pytestmark = pytest.mark.filterwarnings("ignore:fit. the network answers no better")  # after so few epochs
+pytestmark = pytest.mark.filterwarnings("ignore:fit. the network is no better")  # after so few epochs
 X, Y, X_TEST, Y_TEST = load_digits()
 FAST = {"epochs": 3, "random_state": 0, "device": "cpu"}
 TEXTS, LABELS = make_multilabel_classification(600, 20, n_classes=4, random_state=0)
@@ -73,14 +73,14 @@ def test_several_labels_everywhere(tmp_path):
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda net: net.partial_fit(TEXTS, LABELS[:, 0]), "y has one label a sample, unlike in the first call"),
-        (lambda net: net.partial_fit(TEXTS, LABELS[:, :3]), "y has 3 labels, and 4 are known"),
+        (lambda net: net.partial_fit(TEXTS, LABELS[:, 0]), "y has one label per sample, unlike in the first call"),
+        (lambda net: net.partial_fit(TEXTS, LABELS[:, :3]), "y has 3 labels, but 4 are known"),
         (
             lambda net: net.fit(TEXTS, np.cumsum(LABELS, axis=1)),
             r"y has shape \(600, 4\) and more than two values: give one label",
         ),
-        (lambda net: net.set_params(class_weight="balanced").fit(TEXTS, LABELS), "class_weight is for samples of one class"),
-        (lambda net: net.fit(TEXTS, LABELS[:, 0]).partial_fit(TEXTS, LABELS), "y has several labels a sample, unlike"),
+        (lambda net: net.set_params(class_weight="balanced").fit(TEXTS, LABELS), "class_weight is for samples with one class"),
+        (lambda net: net.fit(TEXTS, LABELS[:, 0]).partial_fit(TEXTS, LABELS), "y has several labels per sample, unlike"),
     ],
 )
 def test_labels_that_do_not_fit_are_named(call, message):

@@ -111,7 +111,7 @@ def test_another_network_is_not_gone_on_with(change, call, tmp_path):
     net.save(tmp_path / "a")
     (name, _), kept = next(iter(change.items())), net.predict_proba(X_TEST)
     for one in (net, Net.load(tmp_path / "a")):
-        with pytest.raises(ValueError, match=rf"network was made with {name}=.*fit it without warm_start, or set {name} back"):
+        with pytest.raises(ValueError, match=rf"network was made with {name}=.*fit without warm_start, or set {name} back"):
             getattr(one.set_params(**change), call)(X, Y)
         np.testing.assert_array_equal(one.predict_proba(X_TEST), kept)
         one.set_params(layers=np.array([32, 32]), activation="relu")  # the same widths

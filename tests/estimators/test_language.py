@@ -95,7 +95,7 @@ def test_memory_is_carried_from_word_to_word():
 @pytest.mark.parametrize("recurrent_dropout", ["none", NoDropout()])
 def test_a_sampling_that_draws_nothing_is_named(recurrent_dropout):
     options = {"recurrent_dropout": recurrent_dropout, "recurrent_sampling": "step"}
-    with pytest.warns(UserWarning, match="recurrent_sampling='step' draws nothing where recurrent_dropout is 'none'"):
+    with pytest.warns(UserWarning, match="recurrent_sampling='step' has no effect if recurrent_dropout is 'none'"):
         fitted(epochs=1, **options)
 
 

@@ -136,7 +136,7 @@ def test_probabilities_are_those_of_the_inverse_link(classes):
 
 def test_several_labels_have_their_own(classes):
     labels = np.eye(3)[classes[1]]
-    with pytest.raises(ValueError, match=r"CrossEntropy\(label_smoothing=0.1\) is for one label a sample"):
+    with pytest.raises(ValueError, match=r"CrossEntropy\(label_smoothing=0.1\) is for one label per sample"):
         Net((8,), loss=CrossEntropy(0.1), **FAST).fit(classes[0], labels)
     Net((8,), loss=CrossEntropy(), **{**FAST, "epochs": 1}).fit(classes[0], labels)
 
@@ -146,8 +146,8 @@ def test_several_labels_have_their_own(classes):
     "net, message",
     [
         (Net(loss="squared_error"), "no loss 'squared_error'; choose 'cross_entropy'"),
-        (Net(loss=Huber()), "is for other targets"),
-        (NetRegressor(loss=CrossEntropy()), "is for other targets"),
+        (Net(loss=Huber()), "is for another kind of target"),
+        (NetRegressor(loss=CrossEntropy()), "is for another kind of target"),
         (NetRegressor(loss=None), "no loss None"),
         (NetRegressor(loss="l1"), "choose 'squared_error', 'absolute_error'"),
     ],
@@ -175,7 +175,7 @@ def test_it_is_saved_and_loaded(numbers, tmp_path, loss):
 
 def test_a_file_holds_no_function(classes, tmp_path):
     net = Net((4,), loss=Turned(), **{**FAST, "epochs": 1}).fit(*classes)
-    with pytest.raises(TypeError, match="save: loss=.*keep net.model_.state_dict"):
+    with pytest.raises(TypeError, match="save: loss=.*save net.model_.state_dict"):
         net.save(tmp_path / "net")
 
 

@@ -59,7 +59,7 @@ def test_everybody_sees_settled_weights(monkeypatch, dropout):
 def test_an_epoch_that_breaks_off_leaves_settled_weights(monkeypatch):
     def train():
         net = Net(**SMALL, dropout=Breaks(0.7))
-        with pytest.raises(KeyboardInterrupt, match="interrupted after 1 whole epoch;"):
+        with pytest.raises(KeyboardInterrupt, match="interrupted after 1 complete epoch,"):
             net.fit(X, Y)
         return weights(net)
 

@@ -57,7 +57,7 @@ from numbanet.dropout import recurrent
 from numbanet.estimators import saving, serialization
 from numbanet.training.sparsity import Sparsity
 
-pytestmark = pytest.mark.filterwarnings("ignore:fit. the network answers no better")  # after so few epochs
+pytestmark = pytest.mark.filterwarnings("ignore:fit. the network is no better")  # after so few epochs
 X, Y, X_TEST, Y_TEST = load_digits()
 X, Y = X[:400], Y[:400]
 FAST = {"epochs": 2, "random_state": 0, "device": "cpu"}
@@ -189,7 +189,7 @@ def test_a_loaded_network_warns_that_it_does_not_stay_sparse(tmp_path):
     net, _ = CASES["rewired"]()
     net.save(tmp_path / "a")
     again = Net.load(tmp_path / "a")
-    with pytest.warns(UserWarning, match="goes on with sparsity=None, with which it began, or was loaded; fit begins anew"):
+    with pytest.warns(UserWarning, match="continues with sparsity=None, with which it was started or loaded; fit starts anew"):
         again.partial_fit(X, Y)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "partial_fit")
@@ -299,7 +299,7 @@ REFUSED = {
     "attribute": ({"dropout": noted(RowDropout(0.5))}, "dropout=RowDropout.* was given note, which RowDropout does not take"),
     "layer": (
         {"layers": [Linear(64, 10), OwnLayer(2.0)]},
-        "layer OwnLayer.. has no attribute 'slope', and so does not say how it was made: .*state_dict",
+        "layer OwnLayer.. has no attribute 'slope', so its constructor.s arguments are unknown: .*state_dict",
     ),
     "layer within": ({"layers": [Sequential([OwnLayer(2.0)]), Linear(64, 10)]}, "layer OwnLayer.. .* load_state_dict"),
     "layer of a name twice": ({"layers": [Linear(64, 10), TWINS[1]()]}, ".*several layers of the class Twin; .*state_dict"),
@@ -399,7 +399,7 @@ def test_what_cannot_be_predicted_is_one_line_and_status_2(tmp_path, capsys):
         ((saved, tmp_path / "d.csv"), "2 features"),
         ((saved, "letters"), "letters"),
         ((saved, tmp_path / "no.npy"), "no.npy"),
-        ((tmp_path / "text", "digits"), "a LanguageModel, and no Net or NetRegressor"),
+        ((tmp_path / "text", "digits"), "a LanguageModel, not a Net or NetRegressor"),
     ):
         status, out, err = run(capsys, "predict", *arguments)
         assert status == 2 and out == "" and err.count("\n") == 1 and "error: " in err and named in err

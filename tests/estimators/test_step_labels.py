@@ -208,15 +208,15 @@ def test_losses_of_ones_own(rng):
 
 def test_nothing_learned_is_told(rng):
     X, y, _ = tagged(rng)
-    with pytest.warns(UserWarning, match="no better than one that always gives the most frequent class"):
+    with pytest.warns(UserWarning, match="no better than always predicting the most frequent class"):
         net(layers(), epochs=1, learning_rate=1e-9).fit(X, y)
 
 
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda X, y: (X, y[:, :5]), r"y has shape \(160, 5\), and the layers give an answer for each of the 8 time steps"),
-        (lambda X, y: (X, y[:, 1]), r"the last one must give \d outputs, not \(8, 2\) a sample"),
+        (lambda X, y: (X, y[:, :5]), r"y has shape \(160, 5\), but the layers give an output for each of the 8 time steps"),
+        (lambda X, y: (X, y[:, 1]), r"the last one must give \d outputs, not \(8, 2\) per sample"),
         (lambda X, y: (X, np.zeros_like(y)), "only one class is present"),
         (lambda X, y: (X, y + 0.5), "Unknown label type"),
     ],
@@ -230,7 +230,7 @@ def test_labels_that_do_not_fit_are_refused(rng, change, message):
 def test_later_labels_are_those_of_steps(rng):
     X, y, there = tagged(rng)
     found = net(layers(), epochs=1).fit(X, y)
-    with pytest.raises(ValueError, match=r"y has shape \(160,\), and the layers give an answer for each"):
+    with pytest.raises(ValueError, match=r"y has shape \(160,\), but the layers give an output for each"):
         found.partial_fit(X, y[:, 1])
     with pytest.raises(ValueError, match=r"labels that are not among the classes \[0, 1\]: \[3\]"):
         found.partial_fit(X, np.where(there, 3, 7))

@@ -34,8 +34,8 @@ SEVERAL = make_multilabel_classification(400, 10, random_state=0)
 NOTHING = {  # fits that learn nothing, and what is said of them
     "raw features": (
         lambda: Net(random_state=0).fit(*CANCER),
-        r"no better than one that always gives the most frequent class, "
-        r"score 0\.627 where that has 0\.627; try the inputs, which are of size \d+, scaled to about 1, as by "
+        r"no better than always predicting the most frequent class "
+        r"\(score 0\.627, baseline 0\.627\); try the inputs, which are of size \d+, scaled to about 1, as by "
         r"make_pipeline\(StandardScaler\(\), \.\.\.\), a smaller learning_rate",
     ),
     "bytes": (lambda: Net((256, 256), **FAST).fit(255 * X, Y), "no better .* size 1.., scaled"),
@@ -53,13 +53,13 @@ NOTHING = {  # fits that learn nothing, and what is said of them
     ),
     "learning_rate": (lambda: Net((64, 64), **FAST, learning_rate=10).fit(X, Y), "no better .* a smaller learning_rate"),
     "early stopping": (lambda: Net((64,), **FAST, learning_rate=10, early_stopping=True).fit(X, Y), "no better"),
-    "a rare class": (lambda: Net(**FAST).fit(X, RARE), "always gives the most frequent class.* class_weight=.balanced.$"),
+    "a rare class": (lambda: Net(**FAST).fit(X, RARE), "always predicting the most frequent class.* class_weight=.balanced.$"),
     "several labels": (
         lambda: Net(**FAST, learning_rate=1e-6).fit(*SEVERAL),
-        "always gives the most frequent labels.* more epochs$",
+        "always predicting the most frequent labels.* more epochs$",
     ),
     "weights": (lambda: Net(**FAST, class_weight="balanced", learning_rate=10).fit(X, Y), "no better"),
-    "numbers": (lambda: NetRegressor(random_state=0, epochs=5).fit(*CANCER), "no better than one that always gives the mean"),
+    "numbers": (lambda: NetRegressor(random_state=0, epochs=5).fit(*CANCER), "no better than always predicting the mean"),
 }
 SOMETHING = {  # fits that learn
     "digits": lambda: Net((64,), **FAST).fit(X, Y),
@@ -79,7 +79,7 @@ def test_a_fit_that_learned_nothing_says_so_once(name):
     ((text, file),) = said(call)
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(text)
-    assert file == __file__ and text.startswith("fit: the network answers ")
+    assert file == __file__ and text.startswith("fit: the network is ")
 
 
 @pytest.mark.parametrize("name", SOMETHING)
@@ -114,7 +114,7 @@ def test_the_way_out_works():
 )
 def test_a_rate_without_dropout_is_said_to_do_nothing(options, fit):
     ((text, file),) = said(lambda: Net((64,), **FAST, **options).fit(X, Y, **fit))
-    assert text.startswith("dropout_rate=") and "drops nothing where dropout is 'none'" in text and file == __file__
+    assert text.startswith("dropout_rate=") and "drops nothing if dropout is 'none'" in text and file == __file__
 
 
 UNDROPPED = {  # fits whose dropout finds nothing to drop
@@ -212,7 +212,7 @@ def test_what_is_neither_true_nor_false_is_refused(kind, name, value):
 @pytest.mark.parametrize(
     "first, then, message",
     [
-        (Y, np.where(Y == 9, 8, Y), r"warm_start: y must have the classes of the fit before.* \[9\] are missing"),
+        (Y, np.where(Y == 9, 8, Y), r"warm_start: y must contain all classes of the previous fit.* \[9\] are missing"),
         (Y, np.where(Y == 9, 11, Y), r"not among the classes .*\[11\]; fit .* without warm_start"),
         (np.where(Y == 9, 8, Y), Y, r"not among the classes .*\[9\]"),
         (Y, Y.astype(str), "not among the classes .*'0'"),
@@ -239,8 +239,8 @@ def test_early_stopping_with_a_class_of_one_sample_says_that_it_is_not_stratifie
     found = said(lambda: Net((16,), **FAST, early_stopping=True).fit(X, y))
     if rare == 1:
         ((text, file),) = found
-        assert text.startswith("early_stopping: class 10 has one distinct sample") and file == __file__
-        assert "held out without strata" in text
+        assert text.startswith("early_stopping: class 10 has only one distinct sample") and file == __file__
+        assert "held out without stratification" in text
     else:
         assert found == []
 

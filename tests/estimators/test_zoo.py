@@ -181,7 +181,7 @@ def convolution(*arguments, **options):
 @pytest.mark.parametrize(
     "layers, options, shape, message",
     [
-        ("lenet5", {}, (144,), r"lenet5 takes images .* of shape \(144,\); where they are flat, say image_shape"),
+        ("lenet5", {}, (144,), r"lenet5 takes images .* of shape \(144,\); for flat samples set image_shape"),
         ("lenet5", {}, (1, 11, 12), "lenet5: image_shape"),
         (
             "lenet5",

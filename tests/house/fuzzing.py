@@ -152,7 +152,7 @@ def an_op(r):
         lambda: ops.matmul(x, w),
         lambda: x @ x.T,
         lambda: ops.shuffle(x, order=Order(r.rng.permutation(r.size()), r.one(None, np.zeros(r.size())))),
-        lambda: ops.batch_norm(x, r.tensor(r.size()), r.tensor(r.size()), kept=r.one(None, kept_axis(r))),
+        lambda: ops.batch_norm(x, r.tensor(r.size()), r.tensor(r.size()), channels=r.one(None, kept_axis(r))),
         lambda: ops.batch_norm_apply(x, w, w, mean=r.array(r.size()), variance=r.array(r.size())),
         lambda: ops.embedding(x, ids=r.array()),
         lambda: ops.max_pool2d(r.images(), window=r.window()),

@@ -372,9 +372,13 @@ def test_a_step_reads_the_kept_filters():
         (
             lambda: Conv2d(3, 4, 3)(Tensor(np.ones((2, 4, 5, 5)))),
             ValueError,
-            r"2d\(3, 4, 3\): x \(2, 4, 5, 5\) is not of images",
+            r"2d\(3, 4, 3\): x \(2, 4, 5, 5\) is not a batch of images",
         ),
-        (lambda: Conv2d(3, 4, 3)(Tensor(np.ones((2, 75)))), ValueError, r"3\): x \(2, 75\) is not of images \(3, H, W\)"),
+        (
+            lambda: Conv2d(3, 4, 3)(Tensor(np.ones((2, 75)))),
+            ValueError,
+            r"3\): x \(2, 75\) is not a batch of images \(3, H, W\)",
+        ),
         (lambda: Conv2d(3, 4, 3)(Tensor(np.ones((2, 3, 2, 5)))), ValueError, r"larger than the images \(2, 5\)"),
         (
             lambda: Conv2d(3, 4, 3).cost(ActivationSpec((2, 3, 2, 5)), Plans()),

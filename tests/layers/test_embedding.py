@@ -72,7 +72,7 @@ def test_a_net_learns_from_integers(rng, optimizer):
     np.testing.assert_array_equal(again.predict(X), net.predict(X))
     with pytest.raises(ValueError, match=r"float64 .*Embedding\(12, 5\) takes integers"):
         net.fit(X + 0.5, y)
-    with pytest.raises(ValueError, match="from 1 to 12, and .*from 0 to 11"):
+    with pytest.raises(ValueError, match="from 1 to 12, but .*from 0 to 11"):
         net.fit(X + 1, y)
 
 

@@ -236,14 +236,14 @@ def test_what_is_passed_over_by_dropout_is_named():
             return x @ self.matrix
 
     X, y = samples()
-    with pytest.warns(UserWarning, match=r"rdp: nothing is dropped of the weights that 2 \(Own\) holds"):
+    with pytest.warns(UserWarning, match=r"rdp: nothing is dropped of the weights of 2 \(Own\)"):
         Net([Linear(12, 32), ReLU(), Own(), Linear(32, 2)], dropout="rdp", epochs=1).fit(X, y)
 
 
 def test_a_layer_that_holds_itself_is_refused():
     block = ResidualBlock(3)
     block.again = Sequential([block])
-    with pytest.raises(ValueError, match="holds itself"):
+    with pytest.raises(ValueError, match="contains itself"):
         Tree(block)
 
 

@@ -143,7 +143,7 @@ def test_a_state_has_pytorchs_names_and_shapes():
             ValueError,
             r"1.weight has shape \(3, 9\), the layer's is \(3, 8\)",
         ),
-        (lambda s: s.update({"1.weight": "many"}), TypeError, "1.weight is no array of numbers"),
+        (lambda s: s.update({"1.weight": "many"}), TypeError, "1.weight is not an array of numbers"),
     ],
 )
 def test_a_state_that_does_not_fit_changes_nothing(change, error, message):

@@ -74,10 +74,10 @@ def test_cost():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: Normalize([0, 1], [1]), r"mean \(2,\) and std \(1,\) must have one number a channel"),
-        (lambda: Normalize([], []), "one number a channel"),
-        (lambda: Normalize([[0]], [[1]]), "one number a channel"),
-        (lambda: Normalize([0, 1], [1, 0]), "std positive; give 1 where a feature is constant"),
+        (lambda: Normalize([0, 1], [1]), r"mean \(2,\) and std \(1,\) must have one number per channel"),
+        (lambda: Normalize([], []), "one number per channel"),
+        (lambda: Normalize([[0]], [[1]]), "one number per channel"),
+        (lambda: Normalize([0, 1], [1, 0]), "std positive; use std 1 for a constant feature"),
         (lambda: Normalize(np.nan, 1), "must be finite"),
         (lambda: Normalize(0, np.inf), "must be finite"),
         (

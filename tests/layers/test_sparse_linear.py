@@ -116,7 +116,7 @@ def test_initial_values_count_the_inputs_that_are_there(init, variance_factor, v
 
 
 def test_it_says_where_a_dense_layer_is_faster():
-    with pytest.warns(UserWarning, match=r"SparseLinear\(20, 30\): 80% of the weight is there, and above .* a dense Linear"):
+    with pytest.warns(UserWarning, match=r"SparseLinear\(20, 30\): its density is 80%; above .* a dense Linear"):
         SparseLinear(20, 30, density=0.8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -302,9 +302,9 @@ def test_rewiring_drops_the_smallest_and_grows_by_the_dense_gradient(dev, rng, r
 @pytest.mark.parametrize(
     "trace, count, message",
     [
-        (None, 1, "no gradient is known"),
-        ([], 1, "no gradient is known"),
-        (None, -1, "count must be from 0 to the 2"),
+        (None, 1, "no gradient is stored"),
+        ([], 1, "no gradient is stored"),
+        (None, -1, "count must be from 0 to the number of entries, 2"),
         (None, 3, "got 3"),
     ],
 )
@@ -319,7 +319,7 @@ def test_rewiring_without_a_gradient_or_beyond_what_is_there_is_named(trace, cou
 
 
 def test_tiles_are_not_rewired(rng):
-    with pytest.raises(TypeError, match="this weight is one of tiles"):
+    with pytest.raises(TypeError, match="this weight consists of tiles"):
         SparseLinear(10, 13, weight=weight(rng, "bsr")).rewire(1)
 
 

@@ -151,7 +151,7 @@ def test_layers_that_are_given_to_others_are_saved(tmp_path):
     net.save(tmp_path / "net")
     np.testing.assert_array_equal(Net.load(tmp_path / "net").predict_proba(X), net.predict_proba(X))
     net = Net([Several(Linear(12, 2))], epochs=1, device="cpu").fit(X, y)
-    with pytest.raises(TypeError, match=r"Several\(\) takes \*parts, .*make it a list"):
+    with pytest.raises(TypeError, match=r"Several\(\) takes \*parts, .*make it one list"):
         net.save(tmp_path / "net")
 
 

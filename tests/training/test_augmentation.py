@@ -171,7 +171,7 @@ def test_what_does_not_fit_is_refused_and_the_net_is_as_before(augment, message)
 
 
 def test_samples_that_are_no_images_are_refused():
-    with pytest.raises(ValueError, match=r"FlipsAndCrops\(padding=4, flip=True\): samples of shape \(C, H, W\).*found \(6,\)"):
+    with pytest.raises(ValueError, match=r"FlipsAndCrops\(padding=4, flip=True\): samples of shape \(C, H, W\).*got \(6,\)"):
         Net((5,), augment=FlipsAndCrops(), device="cpu").fit(np.ones((8, 6)) * np.arange(8)[:, None], np.arange(8) % 2)
     with pytest.raises(ValueError, match="augment: .*cannot change integers"):
         Net([Embedding(9, 4, rng=0), Flatten(), Linear(8, 2, rng=0)], augment=FlipsAndCrops(), device="cpu", batch_size=4).fit(

@@ -407,7 +407,7 @@ class Own(Layer):
     "sparsity, options, message",
     [
         ("rows", {}, "sparsity must be None or a Sparsity"),
-        (GroupLasso(1, "filters"), {}, "no filters that could leave"),
+        (GroupLasso(1, "filters"), {}, "no filters that can be removed"),
         (GroupLasso(1, ("rows", "filters")), {}, "no filters"),
         (GroupLasso(1), {"layers": ()}, "no rows"),
         (GroupLasso(1), {"layers": [Linear(64, 8), Own(), Linear(8, 10)]}, "no rows"),

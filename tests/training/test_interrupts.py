@@ -64,7 +64,7 @@ class AtOnce(RowDropout):
 
 
 def interrupted(estimator, data, target=None):
-    with pytest.raises(KeyboardInterrupt, match="after 2 whole epochs; what was learned so far is kept") as error:
+    with pytest.raises(KeyboardInterrupt, match="after 2 complete epochs, which the estimator keeps") as error:
         estimator.set_params(callbacks=[After(2)]).fit(data, *([] if target is None else [target]))
     assert type(error.value) is KeyboardInterrupt  # Python ends a script by SIGINT for no other
     return estimator.set_params(callbacks=None)
@@ -121,7 +121,7 @@ def test_in_the_middle_of_an_epoch_it_keeps_the_steps_that_are_done(monkeypatch)
 
     monkeypatch.setattr(Run, "updated", updated)
     net, less = Net(**SMALL), Net(**{**SMALL, "epochs": 2}).fit(X, Y)
-    with pytest.raises(KeyboardInterrupt, match="after 2 whole epochs"):
+    with pytest.raises(KeyboardInterrupt, match="after 2 complete epochs"):
         net.fit(X, Y)
     assert net.n_iter_ == 2 and not same(state(net), state(less)) and net.score(X_TEST, Y_TEST) > 0.2
 
@@ -147,7 +147,7 @@ def test_weights_that_broke_are_not_kept(number, apart, monkeypatch):
     monkeypatch.setattr(recovery, "APART", apart)
     breaking(monkeypatch, number)
     net = Net(**options)
-    with pytest.raises(KeyboardInterrupt, match=f"after {kept} whole epoch{'s' * (kept != 1)};"):
+    with pytest.raises(KeyboardInterrupt, match=f"after {kept} complete epoch{'s' * (kept != 1)},"):
         net.fit(X, Y)
     assert net.n_iter_ == len(net.history_) == kept and same(state(net), state(less))
     monkeypatch.undo()
@@ -157,7 +157,7 @@ def test_weights_that_broke_are_not_kept(number, apart, monkeypatch):
 def test_without_a_copy_broken_weights_leave_the_net_as_it_was(monkeypatch):
     breaking(monkeypatch, 2)  # the only copy in fewer than 512 steps is that of the beginning
     net = Net(**SMALL)
-    with pytest.raises(KeyboardInterrupt, match="nothing of it is kept"):
+    with pytest.raises(KeyboardInterrupt, match="the estimator is unchanged"):
         net.fit(X, Y)
     assert not hasattr(net, "model_")
 
@@ -173,7 +173,7 @@ def test_early_stopping_keeps_the_best_weights_so_far():
 
 def test_before_the_first_epoch_is_done_the_net_is_as_it_was():
     net = Net(**SMALL, dropout=AtOnce(0.5))
-    with pytest.raises(KeyboardInterrupt, match="before an epoch was whole: nothing of it is kept"):
+    with pytest.raises(KeyboardInterrupt, match="during the first epoch; the estimator is unchanged"):
         net.fit(X, Y)
     assert not hasattr(net, "model_")
     net.set_params(dropout="none", epochs=2).fit(X, Y)
@@ -329,7 +329,7 @@ SEARCHES = {
 @pytest.mark.parametrize("name", SEARCHES)
 def test_a_search_stops(name):
     after = After(1)
-    with pytest.raises(KeyboardInterrupt, match="interrupted after 1 whole epoch;"):
+    with pytest.raises(KeyboardInterrupt, match="interrupted after 1 complete epoch,"):
         SEARCHES[name](Net(**SMALL, callbacks=[after]))
     assert after.fits == 1
 
@@ -358,7 +358,7 @@ def test_train_ends_with_its_table_and_130(capsys, monkeypatch, tmp_path):
     assert cli.main(["train", "--layers", "16", "--quiet", "--plot", str(tmp_path / "a.png")]) == 130
     said = capsys.readouterr()
     assert "test accuracy" in said.out and " 2 " in said.out and (tmp_path / "a.png").is_file()
-    assert said.err == "numbanet: fit was interrupted after 2 whole epochs; what was learned so far is kept\n"
+    assert said.err == "numbanet: fit was interrupted after 2 complete epochs, which the estimator keeps\n"
 
 
 def test_train_that_has_learned_nothing_ends_with_130(capsys, monkeypatch):
@@ -406,4 +406,4 @@ def test_a_process_ends_as_others_do(arguments, status, last):
                 process.send_signal(signal.SIGINT)
                 break
         out, err = process.communicate(timeout=60)
-    assert process.returncode == status and last in out and "what was learned so far is kept" in err
+    assert process.returncode == status and last in out and "which the estimator keeps" in err

@@ -42,7 +42,7 @@ from tests.dropout.test_sensitive import images, network
 pytestmark = [
     pytest.mark.alone,
     pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signal.setitimer"),
-    pytest.mark.filterwarnings("ignore:fit. the network answers"),
+    pytest.mark.filterwarnings("ignore:fit. the network is"),
 ]
 
 

@@ -65,7 +65,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:fit. the network answers no better")
+@pytest.mark.filterwarnings("ignore:fit. the network is no better")
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_replayed_steps_train_the_same(monkeypatch, replays, options):
     ours = fit(**options)
@@ -84,7 +84,7 @@ PLANNED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:fit. the network answers no better")
+@pytest.mark.filterwarnings("ignore:fit. the network is no better")
 @pytest.mark.parametrize("options", PLANNED.values(), ids=PLANNED)
 def test_one_tape_serves_all_plans_of_a_kind(monkeypatch, replays, options):
     drawn = set()
@@ -101,7 +101,7 @@ def test_one_tape_serves_all_plans_of_a_kind(monkeypatch, replays, options):
     equal(ours, alone(monkeypatch, **options))
 
 
-@pytest.mark.filterwarnings("ignore:fit. the network answers no better")
+@pytest.mark.filterwarnings("ignore:fit. the network is no better")
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("options", [OPTIONS["adam"], OPTIONS["nesterov"], PLANNED["rdp"]], ids=["adam", "nesterov", "rdp"])
 def test_threads_share_recorded_steps(monkeypatch, replays, options, size):
@@ -111,7 +111,7 @@ def test_threads_share_recorded_steps(monkeypatch, replays, options, size):
         equal(ours, alone(monkeypatch, **options, layers=(70, 40), n_jobs=size))
 
 
-@pytest.mark.filterwarnings("ignore:fit. the network answers no better")
+@pytest.mark.filterwarnings("ignore:fit. the network is no better")
 def test_two_fits_at_the_same_time_do_not_wait_for_each_other(replays):
     """Two threads, one crew: whoever finds it taken does all parts itself."""
     with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(2, user_api="blas"):

@@ -159,18 +159,18 @@ def test_an_interrupted_fit_leaves_no_activations(monkeypatch):
     [
         (lambda: Rewire(share=0), r"share must be a number in \(0, 1\], got 0"),
         (lambda: Rewire(until=2), "until must be"),
-        (lambda: Rewire(every=0), "every must be a whole number of steps from 1 on, got 0"),
+        (lambda: Rewire(every=0), "every must be a positive integer, got 0"),
         (lambda: Rewire(every=1.5), "every must be"),
-        (lambda: Net((8,), epochs=1, sparsity=Rewire()).fit(X, Y), "there is no SparseLinear of single entries"),
+        (lambda: Net((8,), epochs=1, sparsity=Rewire()).fit(X, Y), "there is no trainable SparseLinear of single entries"),
         (
             lambda: Net([SparseLinear(64, 10, weight=BSR.from_dense(np.ones((10, 64)), 8))], epochs=1, sparsity=Rewire()).fit(
                 X, Y
             ),
-            "there is no SparseLinear of single entries",
+            "there is no trainable SparseLinear of single entries",
         ),
         (
             lambda: Net([SQUARE, ReLU(), SQUARE, ReLU(), Linear(64, 10)], epochs=1, sparsity=Rewire()).fit(X, Y),
-            r"SparseLinear\(64, 64, density=0.1\) is used in several places",
+            r"SparseLinear\(64, 64, density=0.1\) is used more than once",
         ),
     ],
 )

@@ -51,5 +51,5 @@ def test_sparsity_that_is_set_after_fit_is_told_of():
         warnings.simplefilter("error")
         first.partial_fit(X, Y)
     first.set_params(sparsity=GroupLasso(1e-3))
-    with pytest.warns(UserWarning, match="partial_fit: the network goes on with sparsity=None, with which it began"):
+    with pytest.warns(UserWarning, match="partial_fit: the network continues with sparsity=None, with which it was started"):
         first.partial_fit(X, Y)

@@ -1,4 +1,4 @@
-"""Sparsity: how a network becomes sparse while it trains: groups that vanish, weights that are pruned, entries that move."""
+"""Sparsity during training: groups that are removed, weights that are pruned, entries that move."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Sparsity: how a network becomes sparse while it trains; Thinning: the hook that does it.
+"""Sparsity: describes how a network becomes sparse during training; Thinning: the hook that does it.
 
-What a thinning decides is read from the weights and the epoch, so that a fit can go back to where it was (`Run.restore`);
-`epoch_start` finds it anew. Arrays of other shapes go through `Optimizer.resize`, which takes what the optimiser carries along.
+A thinning hook derives its decisions from the weights and the epoch, so that a fit can return to an earlier state
+(`Run.restore`); `epoch_start` derives them again. Arrays change shape through `Optimizer.resize`, which also resizes the
+optimiser's state.
 """
 
 from __future__ import annotations
@@ -17,50 +18,50 @@ from ..run import Run
 
 
 class Sparsity(abc.ABC):
-    """Base of what an estimator is given as `sparsity`: a pure value, which says how its network becomes sparse."""
+    """Base of the values of an estimator's `sparsity` parameter; immutable."""
 
     name: ClassVar[str]
 
     @abc.abstractmethod
     def begin(self, model: Sequential, shape: tuple[int, ...], epochs: int, dev: Device) -> Hook:
-        """The hook that makes a network sparse, from its first epoch to its last; it belongs to the network, and pickles.
+        """The hook that makes a network sparse, from its first epoch to its last; it is pickled with the network.
 
         Parameters
         ----------
         model : Sequential
-            As it is at first.
+            In its initial form.
         shape : tuple of int
-            Of a batch of its inputs.
+            Shape of a batch of inputs.
         epochs : int
-            How many it will be trained.
+            Number of epochs to train.
         dev : Device
-            Where it lives.
+            The model's device.
 
         Raises
         ------
         ValueError
-            If there is nothing in the model that it is for.
+            If the model has nothing that it applies to.
         """
 
 
 class Thinning(Hook):
-    """Base of the hooks that change shapes or layers after an epoch: a subclass defines `compact`.
+    """Base of the hooks that change shapes or layers after an epoch; a subclass defines `compact`.
 
     Attributes
     ----------
     share : float
-        FLOPs of a dense step over those of the network as it was at first: what the record compares with.
+        FLOPs of a dense step of the current network relative to the initial one, for the record.
     """
 
     watches = changes = False
     share = 1.0
 
     def compact(self, run: Run) -> bool:
-        """Change shapes or layers after an epoch; returns whether any has changed."""
+        """Change shapes or layers after an epoch; returns True if any has changed."""
         return False
 
     def report(self) -> dict[str, Any]:
-        """What the record says of it, after `compact`."""
+        """Entries for the record, after `compact`."""
         return {}
 
     def epoch_end(self, run, record):

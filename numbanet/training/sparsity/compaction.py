@@ -1,14 +1,15 @@
-"""Compaction: units of a network that do nothing leave it, with their weights and what the optimiser carries for these.
+"""Compaction: removes units that do nothing, with their weights and the optimiser's state for these.
 
-A unit, a neuron of a `Linear` or a filter of a `Conv2d`, leaves where
+A unit, that is a neuron of a `Linear` or a filter of a `Conv2d`, is removed if
 
-    nothing reads it     all weights that the next layer has for it are zero
-    it is constant       all its own weights are zero, and what it gives the next layer, such as relu(bias), can be put into
-                         that layer's bias, or the mean of its batch norm
+    nothing reads it     all weights of the next layer for it are zero
+    it is constant       all its incoming weights are zero, and its constant output, such as relu(bias), can be added to the
+    next
+                         layer's bias, or subtracted from the mean of its batch norm
 
-and the network computes the same function as before. Where zeros are padded around what a constant filter gives, it is no
-constant to the next convolution: it stays, unless it gives zero. Features that no weight reads, such as the pixels of a margin,
-are left out by a `Select` in front of the layer.
+so that the network computes the same function. If a following convolution pads a constant filter's output with zeros, the
+padded output is not constant: the filter stays, unless its output is zero. Features that no weight reads, such as pixels at the
+margin, are removed by a `Select` before the layer.
 """
 
 from __future__ import annotations
@@ -44,31 +45,31 @@ NORMS = BatchNorm1d, BatchNorm2d
 
 
 def changeable(layer: Layer) -> TypeGuard[Linear | Conv2d]:
-    """Whether a layer is one of those whose weights may be changed; a subclass may do something else with them."""
+    """True if a layer's weights may be changed; a subclass is excluded, because it may use them in other ways."""
     return type(layer) in (Linear, Conv2d)
 
 
 @dataclasses.dataclass(frozen=True)
 class Joint:
-    """Where units may leave: between two layers with weights, or in front of the first.
+    """A point of the network where units may be removed: between two layers with weights, or before the first.
 
     Attributes
     ----------
     source : Linear, Conv2d or None
-        The layer whose units these are; None where they are not those of a layer that is known, or where what changes as they
-        leave is used elsewhere, too: biases, batch norms.
+        The layer that computes the units; None if that is not a known layer, or if its biases or batch norms are used elsewhere
+        too.
     between : tuple of Layer
-        What they pass through, each by itself.
+        Layers between source and reader, which process each unit by itself.
     reader : Linear or Conv2d
-        What reads them.
+        The layer that reads the units.
     after : Layer or None
-        The layer behind the reader.
+        The layer after the reader.
     spec : ActivationSpec
-        What the source gives.
+        The source's output.
     flat : bool
-        Whether the reader's input is (N, features), so that a `Select` may stand before it.
+        True if the reader's input is (N, features), so that a `Select` may be inserted before it.
     owner : ndarray
-        Of each input of the reader, the unit that it comes from; without a source itself.
+        For each input of the reader, the unit that it comes from; without a source, the input itself.
     """
 
     source: Linear | Conv2d | None
@@ -81,18 +82,18 @@ class Joint:
 
     @property
     def select(self) -> Select | None:
-        """The features that the reader is given, where they are selected."""
+        """The `Select` before the reader, if there is one."""
         return self.between[-1] if self.between and type(self.between[-1]) is Select else None
 
     @property
     def pixels(self) -> int:
-        """How many features a unit has where the reader, or a `Select` before it, takes them."""
+        """Number of features per unit at the reader, or at the `Select` before it."""
         inputs = self.select.plan.n if self.select else self.owner.size
         return inputs // self.source.weight.shape[0] if self.source else 1
 
 
 def trainable(model: Sequential) -> set[Linear | Conv2d]:
-    """The layers whose weights may be changed: `Linear` and `Conv2d` without groups, that train and share no weight."""
+    """The layers whose weights may be changed: trainable `Linear`, and `Conv2d` without groups, that share no weights."""
     shared = Tree(model).shared
     return {
         layer
@@ -102,23 +103,23 @@ def trainable(model: Sequential) -> set[Linear | Conv2d]:
 
 
 def joints(model: Sequential, shape: tuple[int, ...]) -> list[Joint]:
-    """Front to back, for inputs of a shape (N, …)."""
-    found, own, shared, spec = [], trainable(model), Tree(model).shared, ActivationSpec(shape)
+    """All joints, front to back, for inputs of a shape (N, …)."""
+    joints, readers, shared, spec = [], trainable(model), Tree(model).shared, ActivationSpec(shape)
     source: Linear | Conv2d | None = None
     between: list[Layer] = []
     given = spec
-    for place, layer in enumerate(model.layers):
-        if changeable(layer) and layer in own:
-            after = model.layers[place + 1] if place + 1 < len(model.layers) else None
+    for i, layer in enumerate(model.layers):
+        if changeable(layer) and layer in readers:
+            after = model.layers[i + 1] if i + 1 < len(model.layers) else None
             parts = filter(None, (source, *between, layer, after if type(after) in NORMS else None))
             known = shared.isdisjoint(tensor for part in parts for _, tensor, _ in part.named())
-            found.append(_joint(source if known else None, tuple(between), layer, after, given, len(spec.shape) == 2))
+            joints.append(_joint(source if known else None, tuple(between), layer, after, given, len(spec.shape) == 2))
             source, between = layer, []
         else:
             between.append(layer)
         spec = layer.cost(spec, Plans())[1]
-        given = spec if layer in own else given
-    return found
+        given = spec if layer in readers else given
+    return joints
 
 
 def _joint(
@@ -129,7 +130,7 @@ def _joint(
     spec: ActivationSpec,
     flat: bool,
 ) -> Joint:
-    """With the source, where each of its units passes to the reader by itself."""
+    """A joint; its source is kept if each of its units reaches the reader by itself."""
     inputs = reader.weight.shape[1]
     alone = Joint(None, between, reader, after, spec, flat, np.arange(inputs))
     through = between[:-1] if alone.select else between
@@ -148,14 +149,14 @@ def _joint(
     return dataclasses.replace(alone, source=source, owner=owner[alone.select.plan.indices()] if alone.select else owner)
 
 
-# --- what leaves ------------------------------------------------------------------------------------------------------
+# --- removal ----------------------------------------------------------------------------------------------------------
 def compact(model: Sequential, optimizer: Optimizer, shape: tuple[int, ...]) -> bool:
-    """Let units leave that do nothing, front to back, until there are no more; returns whether any have left.
+    """Remove units that do nothing, front to back, until there are none; returns True if any were removed.
 
-    Of each layer at least one unit stays. The shape is that of a batch of inputs.
+    Each layer keeps at least one unit. `shape` is that of a batch of inputs.
     """
     count = 0
-    while any([_leave(model, joint, optimizer) for joint in joints(model, shape)]):  # a list: every joint is looked at
+    while any([_leave(model, joint, optimizer) for joint in joints(model, shape)]):  # a list: every joint is processed
         count += 1
     return count > 0
 
@@ -164,7 +165,7 @@ def _leave(model: Sequential, joint: Joint, optimizer: Optimizer) -> bool:
     weight = joint.reader.weight.numpy()
     read = np.asarray(weight.reshape(*weight.shape[:2], -1).any(axis=(0, 2)))
     if joint.source is not None and _units_leave(model, joint, joint.source, read, optimizer):
-        return True  # the joint is another one now
+        return True  # the joint has changed
     read[0] |= not read.any()
     if not joint.flat or (joint.source is not None and joint.pixels == 1) or read.all():
         return False
@@ -187,7 +188,7 @@ def _units_leave(model: Sequential, joint: Joint, source: Linear | Conv2d, read:
         return False
     if values is not None:
         _fold(joint, values, leave[joint.owner] & read)
-    places = np.cumsum(np.repeat(~leave, joint.pixels)) - 1  # of features, when others have left
+    index = np.cumsum(np.repeat(~leave, joint.pixels)) - 1  # new indices of the features
     resize(source.weight, ~leave, 0, optimizer)
     if source.bias is not None:
         resize(source.bias, ~leave, 0, optimizer)
@@ -195,13 +196,13 @@ def _units_leave(model: Sequential, joint: Joint, source: Linear | Conv2d, read:
         resize(tensor, np.repeat(~leave, tensor.size // units), 0, optimizer)
     stays = ~leave[joint.owner]
     if joint.select:
-        _select(model, joint, places[joint.select.plan.indices()[stays]], int(places[-1]) + 1)
+        _select(model, joint, index[joint.select.plan.indices()[stays]], int(index[-1]) + 1)
     resize(joint.reader.weight, stays, 1, optimizer)
     return True
 
 
 def resize(tensor: Tensor, keep: np.ndarray, axis: int, optimizer: Optimizer) -> None:
-    """Keep some entries of an axis of a parameter, with its state, or of a buffer."""
+    """Keep some entries of an axis of a buffer, or of a parameter and its optimiser state."""
     dev = tensor.device
 
     def resized(array):
@@ -211,19 +212,19 @@ def resize(tensor: Tensor, keep: np.ndarray, axis: int, optimizer: Optimizer) ->
 
 
 def _select(model: Sequential, joint: Joint, index: np.ndarray, features: int) -> None:
-    """Pass so many features on to the reader by these indices alone, in place of a `Select` that is there."""
-    layer, place = Select(features, index), model.layers.index(joint.reader)
-    model.layers[place - (joint.select is not None) : place] = [layer]
+    """Pass only the features `index` of n to the reader, replacing an existing `Select`."""
+    layer, at = Select(features, index), model.layers.index(joint.reader)
+    model.layers[at - (joint.select is not None) : at] = [layer]
 
 
 # --- sparse layers ----------------------------------------------------------------------------------------------------
 def to_sparse(model: Sequential, layer: Linear, optimizer: Optimizer, tile: int | None = None) -> None:
-    """Put a `SparseLinear` in place of a layer: of its entries that are not zero, or of its tiles that are not all zero."""
+    """Replace a layer by a `SparseLinear` with its nonzero entries, or with its tiles that are not all zero."""
     weight, dev = layer.weight.numpy(), layer.weight.device
     matrix = CSR.from_dense(weight) if tile is None else BSR.from_dense(weight, tile)
 
     def values(array: np.ndarray) -> np.ndarray:
-        """Of an array of the weight's shape, what lies where the matrix has entries."""
+        """The entries of an array of the weight's shape at the matrix's positions."""
         return BSR.from_dense(array, matrix.tile, _tiles(matrix)).values if isinstance(matrix, BSR) else array[weight != 0]
 
     sparse = SparseLinear(layer.in_features, layer.out_features, weight=matrix, bias=False, device=dev)
@@ -233,15 +234,15 @@ def to_sparse(model: Sequential, layer: Linear, optimizer: Optimizer, tile: int 
 
 
 def _tiles(matrix: BSR) -> np.ndarray:
-    """(block rows, block columns) bool: which tiles there are."""
+    """(block rows, block columns) bool: which tiles are stored."""
     mask = np.zeros(matrix.grid, bool)
     mask[np.repeat(np.arange(matrix.grid[0]), np.diff(matrix.indptr)), matrix.indices] = True
     return mask
 
 
-# --- what constant units give -----------------------------------------------------------------------------------------
+# --- constant units ---------------------------------------------------------------------------------------------------
 def _constants(joint: Joint, source: Linear | Conv2d) -> np.ndarray:
-    """What each input of the reader is where all units are their bias: (features,), or (channels, H, W)."""
+    """Each input of the reader if all units equal their bias: (features,), or (channels, H, W)."""
     units, *others = (n or 1 for n in joint.spec.shape[1:])
     bias = np.zeros(units, np.float32) if source.bias is None else source.bias.numpy()
     x = np.broadcast_to(bias.reshape(1, units, *(1 for _ in others)), (1, units, *others))
@@ -254,7 +255,7 @@ def _constants(joint: Joint, source: Linear | Conv2d) -> np.ndarray:
 
 
 def _foldable(joint: Joint, units: int, values: np.ndarray) -> np.ndarray:
-    """Which units, if constant, the reader can do without, given what it would put into its bias."""
+    """Which units, if constant, can be replaced by a change of the reader's bias."""
     zero = np.bincount(joint.owner, values.reshape(joint.owner.size, -1).any(axis=1), units) == 0
     norm = joint.after if type(joint.after) in NORMS else None
     if joint.reader.bias is None and norm is None:
@@ -266,7 +267,8 @@ def _foldable(joint: Joint, units: int, values: np.ndarray) -> np.ndarray:
 
 
 def _fold(joint: Joint, values: np.ndarray, inputs: np.ndarray) -> None:
-    """Put what these inputs of the reader always are into its bias; without one, take it off the mean of its batch norm."""
+    """Add the contribution of these constant inputs to the reader's bias; without a bias, subtract it from its batch norm's
+    mean."""
     reader, weight = joint.reader, joint.reader.weight.numpy().astype(np.float64)
     constants = values.reshape(inputs.size, -1)[inputs, 0].astype(np.float64)
     sums = weight.reshape(*weight.shape[:2], -1).sum(axis=2)[:, inputs] @ constants
@@ -278,7 +280,7 @@ def _fold(joint: Joint, values: np.ndarray, inputs: np.ndarray) -> None:
 
 # --- counting ---------------------------------------------------------------------------------------------------------
 def count_nonzero(model: Sequential) -> int:
-    """How many weights of products, biases apart, are not zero."""
+    """Number of nonzero weights of products, biases excluded."""
     return sum(
         int(np.count_nonzero(tensor.numpy()))
         for name, tensor, trained in model.named()
@@ -287,5 +289,5 @@ def count_nonzero(model: Sequential) -> int:
 
 
 def flops(model: Sequential, shape: tuple[int, ...]) -> float:
-    """Of a training step with a batch of this shape, nothing dropped."""
+    """FLOPs of a dense training step with a batch of this shape."""
     return model.cost(ActivationSpec(shape), Plans(next(model.parameters()).device))[0].flops

@@ -1,19 +1,19 @@
-"""GroupLasso: training that learns a compact structure by a fused loss of error, sparsity and time, and then fine-tunes it.
+"""GroupLasso: training with a fused loss of error, sparsity and time removes groups of weights; then the rest is fine-tuned.
 
     fused loss = error + strength sum_g sqrt(n_g) (1 - cost_weight + cost_weight cost_g) |w_g|
 
 (Wen et al. 2016, "Learning structured sparsity in deep neural networks", eqs. 3 and 4, for the groups g of n_g weights; Yuan &
-Lin 2006 for sqrt(n_g); *Performance of Training Sparse Deep Neural Networks on GPUs*, II, for the fused loss.) The error's
-gradient is followed by the optimiser; the norms, which have no gradient at zero, by a proximal step after each update:
+Lin 2006 for sqrt(n_g); *Performance of Training Sparse Deep Neural Networks on GPUs*, II, for the fused loss.) The optimiser
+follows the error's gradient; a proximal step after each update handles the norms, which are not differentiable at zero:
 
     w_g <- w_g max(0, 1 - step strength sqrt(n_g) (…) / |w_g|)
 
-which makes groups exactly zero. By default norms are weighed by r / |w_g|, r the present mean of those that a weight had when
-the epoch began (adaptive group lasso: Wang & Leng 2008, with the weights of Candès, Wakin & Boyd 2008, section 2.3): what is
-large is shrunk little, so that groups that stay keep what they have learned, and what is small goes sooner.
+It makes groups exactly zero. By default norms are weighted by r / |w_g|, r the current mean over the groups of a weight that
+were nonzero at the start of the epoch (adaptive group lasso: Wang & Leng 2008, with the weights of Candès, Wakin & Boyd 2008,
+section 2.3): large groups shrink little, so that they keep what they have learned, and small ones vanish sooner.
 
-After each epoch groups that are zero leave the network (`compaction`), so that its products become smaller while it learns. The
-last epochs fine-tune what is left, without a penalty.
+After each epoch zero groups are removed from the network (`compaction`), so that its products become smaller during training.
+The last epochs fine-tune the rest, without a penalty.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from . import compaction
 from .base import Sparsity, Thinning
 from .compaction import Joint
 
-TILE = 32  # rows and columns of a tile, as those of `TilePlan`
-MEASURED = 5  # times that a layer is timed
-REFRESHED = 16  # steps after which the mean norm is taken anew: on a card that waits for the last step
+TILE = 32  # rows and columns of a tile, as in `TilePlan`
+MEASURED = 5  # number of timings of each layer
+REFRESHED = 16  # steps between updates of the mean norm: on a GPU reading it waits for the last step
 
 
 class Group(NamedTuple):
-    """The groups of one weight: pieces of height x width of it as (R, C)."""
+    """The groups of one weight: blocks of height x width of it as a matrix (R, C)."""
 
     layer: Linear | Conv2d
     height: int
@@ -88,33 +88,34 @@ def check_share(name: str, value: Any, open_end: bool = False) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class GroupLasso(Sparsity):
-    """Structured sparsity: whole groups of weights become zero while a network learns, and leave it (`Net`, sparsity).
+    """Structured sparsity: whole groups of weights become zero during training and are removed (`Net`, sparsity).
 
-    Layers other than `Linear` and `Conv2d` without groups, frozen weights, and weights that several layers share are left
-    alone. The last layer keeps its outputs.
+    Only `Linear` layers and `Conv2d` layers without groups are changed, and only weights that are neither frozen nor shared.
+    The last layer keeps its outputs.
 
     Parameters
     ----------
     strength : float
-        Of the penalty, not negative: coefficient of the groups' norms in the loss, each times the square root of its size.
+        Strength of the penalty, not negative: the coefficient of the groups' norms in the loss, each times the square root of
+        the group's size.
     groups : {"rows", "columns", "tiles", "filters"} or tuple of these, default="rows"
-        What becomes zero together. "rows": the weights of a neuron of a `Linear` layer. "columns": those that read an input of
-        a `Linear` layer, be it a neuron of the layer before or a feature of the samples, or a channel of a `Conv2d` layer.
-        "filters": the weights of a filter of a `Conv2d` layer. "tiles": 32 x 32 blocks of the weight of a `Linear` layer but
-        the last, which becomes a `SparseLinear` of tiles when fine-tuning begins. Of several, each is shrunk in turn:
-        ("filters", "rows") is for networks of convolutions.
+        What becomes zero together. "rows": the weights of a neuron of a `Linear` layer. "columns": the weights that read one
+        input of a `Linear` layer (a neuron of the previous layer or a feature), or one channel of a `Conv2d` layer. "filters":
+        the weights of a filter of a `Conv2d` layer. "tiles": 32 x 32 blocks of the weight of each `Linear` layer except the
+        last; such a layer becomes a `SparseLinear` of tiles when fine-tuning starts. Several kinds are applied in turn:
+        ("filters", "rows") is for convolutional networks.
     cost_weight : float, default=0.0
-        In [0, 1]: how far groups are weighed by what they cost, seconds for a weight of their layer over the network's mean, as
-        measured on the device before the first epoch. FLOPs would miss that small products take longer than theirs. A weight
-        of a convolution costs a hundred times one of a linear layer, so that 0.02 is much where there are both. Measured costs
-        are rounded to powers of 2; still two fits may differ, so that by default all weights cost the same.
+        In [0, 1]: how much groups are weighted by their cost: seconds per weight of their layer relative to the network's mean,
+        measured on the device before the first epoch, because small products take longer than their FLOPs suggest. A weight of
+        a convolution costs a hundred times one of a linear layer, so 0.02 is much if the network has both. Measured costs are
+        rounded to powers of 2; two fits may still differ, which is why by default all weights cost the same.
     fine_tuning : float, default=0.5
-        In [0, 1): share of the epochs, the last ones, that train what is left at fixed structure, without a penalty.
+        In [0, 1): share of the epochs, at the end, that train the rest with a fixed structure and no penalty.
     keep : float, default=0.0
-        In [0, 1]: fine-tuning begins earlier, after the first epoch that leaves at most this share of the weights.
+        In [0, 1]: fine-tuning starts earlier, after the first epoch that leaves at most this share of the weights.
     adaptive : bool, default=True
-        Whether norms are weighed by how small they are; without, all groups are shrunk by the same amount, and lose about all
-        at once what they are to lose.
+        Whether norms are weighted by their inverse size. If False, all groups shrink equally, and most of those that vanish do
+        so in the same epoch.
 
     Raises
     ------
@@ -124,19 +125,19 @@ class GroupLasso(Sparsity):
     Warns
     -----
     UserWarning
-        If a layer has no weight left: the strength is too large for it.
+        If all weights of a layer are zero: the strength is too large for it.
 
     Notes
     -----
-    The length of a proximal step is the learning rate over 1 - momentum, as far as SGD goes along a constant gradient, so that
-    weights settle where the fused loss is least; for other optimisers it is the learning rate.
+    The length of a proximal step is the learning rate / (1 - momentum), the distance that SGD moves along a constant unit
+    gradient, so that weights converge to the minimum of the fused loss; for other optimisers it is the learning rate.
 
-    Which strength does it depends on how many steps there are to shrink in: over those, step times strength has to add up to
-    the root mean square of initial weights at least. With batches of 128, on 784-1024-1024-10, half of Fashion-MNIST and Adam
+    The right strength depends on the number of steps that shrink: over these, the sum of step length times strength must be at
+    least the root mean square of the initial weights. With batches of 128, on 784-1024-1024-10, half of Fashion-MNIST and Adam
     at 0.002, 0.06 left 7 % of the weights in four epochs; on LeNet-5, a fifth of MNIST and SGD at 0.03, 0.0015 for ("filters",
     "rows") with cost_weight=0.02 left 7 % in three. `python -m bench papers-fssl` trains both on all images.
 
-    Early stopping looks for the best weights among the epochs of fine-tuning.
+    Early stopping chooses among the epochs of fine-tuning.
     """
 
     name: ClassVar[str] = "lasso"
@@ -160,25 +161,25 @@ class GroupLasso(Sparsity):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The groups, each kind once."""
+        """The kinds of groups, without duplicates."""
         return tuple(dict.fromkeys((self.groups,) if isinstance(self.groups, str) else self.groups))
 
     def of(self, model: Sequential, shape: tuple[int, ...]) -> list[Group]:
         """The groups of a model for inputs of this shape, in the order in which they are shrunk."""
-        found = compaction.joints(model, shape)
-        last = found[-1].reader if found else None
-        return [group for kind in self.kinds for group in (GROUPS[kind](joint, last) for joint in found) if group]
+        joints = compaction.joints(model, shape)
+        last = joints[-1].reader if joints else None
+        return [group for kind in self.kinds for group in (GROUPS[kind](joint, last) for joint in joints) if group]
 
     def begin(self, model, shape, epochs, dev):
         for kind in self.kinds:
             if not dataclasses.replace(self, groups=kind).of(model, shape):
-                raise ValueError(f"GroupLasso: there are no {kind} that could leave {model!r}")
+                raise ValueError(f"GroupLasso: there are no {kind} that can be removed in {model!r}")
         costs = seconds(model, shape, dev) if self.cost_weight else {}
         return Lasso(self, model, shape, epochs, costs)
 
 
 class Lasso(Thinning):
-    """Shrinks a network as a `GroupLasso` says."""
+    """The hook that applies a `GroupLasso`."""
 
     def __init__(
         self, chosen: GroupLasso, model: Sequential, shape: tuple[int, ...], epochs: int, costs: dict[Layer, float]
@@ -187,8 +188,8 @@ class Lasso(Thinning):
         self.first = compaction.count_nonzero(model), compaction.flops(model, shape)
         self.until = max(1, round(epochs * (1 - chosen.fine_tuning)))
         self.costs = costs
-        self.means: dict[Group, float] = {}  # the groups, and the mean of their root mean squares
-        self.counts: dict[Group, int] = {}  # how many were not zero when the epoch began
+        self.means: dict[Group, float] = {}  # mean of the groups' root mean squares
+        self.counts: dict[Group, int] = {}  # number of nonzero groups at the start of the epoch
         self._norms: dict[Group, Any] = {}  # after the last step
         self._said: dict[str, Any] = {}
 
@@ -216,15 +217,15 @@ class Lasso(Thinning):
         return compaction.count_nonzero(run.model) / self.first[0]
 
     def _weigh(self) -> None:
-        """Take the means that norms are compared with."""
+        """Update the mean norms that the weighting uses."""
         for group, norms in self._norms.items():
             roots = group.layer.weight.device.download(norms) / np.sqrt(_sizes(group))
             self.counts.setdefault(group, max(int(np.count_nonzero(roots)), 1))
             mean = float(roots.sum() / self.counts[group])
-            self.means[group] = mean if math.isfinite(mean) else 0.0  # what has broken is dealt with after the epoch
+            self.means[group] = mean if math.isfinite(mean) else 0.0  # broken weights are handled after the epoch
 
     def _factors(self, group: Group) -> tuple[float, float]:
-        """By what sqrt(n_g) |w_g| is multiplied in the loss: for sparsity, and for time."""
+        """The factors of sqrt(n_g) |w_g| in the loss: for sparsity, and for time."""
         strength, share = self.chosen.strength, self.chosen.cost_weight
         return strength * (1 - share), strength * share * self.costs.get(group.layer, 1.0)
 
@@ -247,7 +248,7 @@ class Lasso(Thinning):
         return changed
 
     def _by_tiles(self, run: Run) -> bool:
-        """Keep of weights with tiles that are zero the others alone; returns whether there are such weights."""
+        """Replace layers with zero tiles by sparse ones; returns True if there are any."""
         groups = dataclasses.replace(self.chosen, groups="tiles").of(run.model, self.shape)
         some = [
             group.layer
@@ -266,7 +267,7 @@ class Lasso(Thinning):
 
 
 def _sizes(group: Group) -> np.ndarray:
-    """How many weights each group has: those at the edges are smaller."""
+    """Number of weights of each group; groups at the edges are smaller."""
     shape = group.layer.weight.shape
     return np.outer(
         *(
@@ -282,15 +283,15 @@ def _weighed(group: Group, norms: np.ndarray) -> float:
 
 
 def _shrunk(group: Group, threshold: float, mean: float) -> Any:
-    """The norms of the groups of a weight after they were shrunk."""
+    """Shrink the groups of a weight; returns their norms."""
     weight = group.layer.weight
     return weight.device.shrink(matrix(weight, weight.data), group.height, group.width, threshold, mean)[1]
 
 
 def seconds(model: Sequential, shape: tuple[int, ...], dev: Device) -> dict[Layer, float]:
-    """Of each layer that can be changed, forward, for a weight of it over the network's mean, to powers of 2."""
+    """For each changeable layer, forward seconds per weight relative to the network's mean, rounded to powers of 2."""
     spec, layers = ActivationSpec(shape), compaction.trainable(model)
-    found: dict[Linear | Conv2d, float] = {}
+    least: dict[Linear | Conv2d, float] = {}
     rng = np.random.default_rng(0)
     with no_grad(), dev.session():
         for layer in model.layers:
@@ -301,7 +302,7 @@ def seconds(model: Sequential, shape: tuple[int, ...], dev: Device) -> dict[Laye
                     layer.forward(Flow(x), Context(dev))
                     dev.synchronize()
                     times.append(time.perf_counter() - began)
-                found[layer] = min(times)
+                least[layer] = min(times)
             spec = layer.cost(spec, Plans(dev))[1]
-    mean = sum(found.values()) / sum(layer.weight.size for layer in found)
-    return {layer: 2.0 ** round(math.log2(spent / layer.weight.size / mean)) for layer, spent in found.items()}
+    mean = sum(least.values()) / sum(layer.weight.size for layer in least)
+    return {layer: 2.0 ** round(math.log2(spent / layer.weight.size / mean)) for layer, spent in least.items()}

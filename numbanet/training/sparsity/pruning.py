@@ -1,7 +1,7 @@
-"""MagnitudePruning: the smallest weights become zero one by one, by and by, while a network learns.
+"""MagnitudePruning: the smallest weights are set to zero, gradually during training.
 
-(Zhu & Gupta 2017, "To prune, or not to prune: exploring the efficacy of pruning for model compression", section 3.) What such
-a network saves are products with listed entries: the baseline that structured sparsity (`lasso`) is compared with.
+(Zhu & Gupta 2017, "To prune, or not to prune: exploring the efficacy of pruning for model compression", section 3.) The
+products of such a network use lists of entries. It is the baseline for structured sparsity (`lasso`).
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from .lasso import check_share
 
 
 def cubic(progress: float) -> float:
-    """1 - (1 - progress)³: much at first, when there is much to spare (Zhu & Gupta 2017, eq. 1, from sparsity 0 on)."""
+    """1 - (1 - progress)³: much at first, when many weights are redundant (Zhu & Gupta 2017, eq. 1, from sparsity 0 on)."""
     return 1 - (1 - progress) ** 3
 
 
 @dataclasses.dataclass(frozen=True)
 class MagnitudePruning(Sparsity):
-    """Unstructured sparsity: the smallest entries of the weights of `Linear`, `Conv2d` and `LSTM` layers become zero, but for
-    those of the last layer.
+    """Unstructured sparsity: the smallest entries of the weights of `Linear`, `Conv2d` and `LSTM` layers become zero, except in
+    the last layer.
 
-    They are zeroed at the ends of epochs, a few more each time, and stay zero. When the last ones are, each such `Linear` layer
-    becomes a `SparseLinear`, which is fine-tuned; convolutions and LSTMs keep a mask.
+    More of them are set to zero at the end of each epoch, and stay zero. After the last time, each such `Linear` layer becomes
+    a `SparseLinear`, which is fine-tuned; convolutions and LSTMs keep a mask.
 
     Parameters
     ----------
     sparsity : float, default=0.9
         In [0, 1): the share of the entries of each weight that becomes zero.
     fine_tuning : float, default=0.5
-        In [0, 1): share of the epochs, the last ones, in which no more do.
+        In [0, 1): share of the epochs, at the end, without further pruning.
     schedule : callable, default=cubic
-        Of what is to become zero, the share that is when a share of the epochs of pruning is over; 1 at 1.
+        Maps the progress of pruning, in [0, 1], to the share of `sparsity` that is reached; 1 at 1.
 
     Raises
     ------
     ValueError
-        If a number is out of range; before training, if there is no layer to prune, or the schedule gives what is no share, or
-        not 1 at 1.
+        If a number is out of range; before training, if there is no layer to prune, or the schedule returns a value outside
+        [0, 1], or not 1 at 1.
     """
 
     name: ClassVar[str] = "magnitude"
@@ -67,13 +67,13 @@ class MagnitudePruning(Sparsity):
 
 
 def _layers(model: Sequential) -> Sequence[Layer]:
-    """Those that can be pruned, front to back."""
-    found = compaction.trainable(model)
-    return [layer for layer in model.layers if layer in found or type(layer) is LSTM][:-1]
+    """The layers that can be pruned, front to back."""
+    layers = compaction.trainable(model)
+    return [layer for layer in model.layers if layer in layers or type(layer) is LSTM][:-1]
 
 
 def _weights(model: Sequential) -> list[Tensor]:
-    """What is pruned: matrices that train, and are used in one place."""
+    """The tensors that are pruned: trainable matrices that are not shared."""
     shared = Tree(model).shared
     return [
         tensor
@@ -84,7 +84,7 @@ def _weights(model: Sequential) -> list[Tensor]:
 
 
 class Pruning(Thinning):
-    """Prunes a network as a `MagnitudePruning` says."""
+    """The hook that applies a `MagnitudePruning`."""
 
     def __init__(self, chosen: MagnitudePruning, model: Sequential, shape: tuple[int, ...], epochs: int) -> None:
         self.chosen, self.shape = chosen, shape
@@ -129,7 +129,7 @@ class Pruning(Thinning):
 
 
 def _zero(weight: Tensor, share: float) -> None:
-    """Make a share of a weight's entries zero, the smallest ones; those that are zero already are among them."""
+    """Set the smallest entries of a weight to zero, a share of all of them; entries that are zero already count."""
     values = np.array(weight.numpy())
     values.reshape(-1)[np.argsort(np.abs(values), None)[: round(share * values.size)]] = 0
     weight.assign(weight.device.upload(values))

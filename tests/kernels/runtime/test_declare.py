@@ -368,7 +368,7 @@ def test_the_command_line_counts_kernels_of_a_file(tmp_path, capsys):
     path.write_text(OWN)
     assert cli.main(["kernels", "--counters", f"{path}:show"]) == 0
     out = capsys.readouterr().out
-    assert "copied" in out and "8k" in out and re.search(r"copied: \d+% of what is issued comes from own.py:\d+", out)
+    assert "copied" in out and "8k" in out and re.search(r"copied: \d+% of the instructions come from own.py:\d+", out)
     for name in ("nothing", "copied"):
         assert cli.main(["kernels", "--counters", f"{path}:{name}"]) == 2
         assert f"own.py has no function '{name}'" in capsys.readouterr().err
