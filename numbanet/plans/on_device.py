@@ -11,12 +11,12 @@ import numpy as np
 from numbanet_kernels.layouts.packed import Packing
 from numbanet_kernels.layouts.rows import RowLists
 from numbanet_kernels.layouts.samples import SampleLists
-from numbanet_kernels.layouts.tiles import TileLists, tile_packing
+from numbanet_kernels.layouts.tiles import TileLists
 from numbanet_kernels.layouts.windows import Blocks
 
 from ..device import Device
 from .base import AxisPlan, Plan
-from .rows import RowPlan, TimePlan
+from .rows import RowPlan, TimePlan, repeat_indices
 from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, TilePlan
 
@@ -24,24 +24,13 @@ APART = 64  # numbers between the starts of two lists: 256 bytes, as a device al
 
 
 class DevicePlan:
-    """A plan on a device; `place` is where its lists lie, if not in an array of its own.
+    """A plan on a device. Its lists lie in the buffer that is given, or in one of its own; those of plans of one kind have equal
+    shapes."""
 
-    All plans of a kind fit into the same place, so that recorded launches find what is kept now (`training.recorder`).
-    """
-
-    def __init__(self, plan: Plan, dev: Device, place: Any = None, host: tuple[np.ndarray, ...] | None = None) -> None:
-        self.plan, self.device, self._place = plan, dev, place
-        if host is not None:
-            self._host = host
-
-    def at(self, place: Any) -> DevicePlan:
-        """The same plan, its lists, which are worked out once, in a place: whoever has one copies them there."""
-        return type(self)(self.plan, self.device, place, self._host)
-
-    @property
-    def fixed(self) -> bool:
-        """Whether its lists lie in a buffer that was given."""
-        return self._place is not None
+    def __init__(self, plan: Plan, dev: Device, buffer: Any = None) -> None:
+        self.plan, self.device = plan, dev
+        if buffer is not None:
+            self.buffer = buffer
 
     @property
     def density(self) -> float:
@@ -55,8 +44,6 @@ class DevicePlan:
     @functools.cached_property
     def buffer(self) -> Any:
         """All lists in one int32 array of the device, so that one copy moves them."""
-        if self._place is not None:
-            return self._place
         together, start = np.zeros(sum(array.size + -array.size % APART for array in self._host), np.int32), 0
         for array in self._host:
             together[start : start + array.size] = array.reshape(-1)
@@ -105,8 +92,8 @@ class DeviceBits(DevicePlan):
 
     @property
     def key(self) -> Any:
-        """A number, or an array of the device where it lies in a place that was given."""
-        return self.plan.key if self._place is None else self.lists[0]
+        """What decides which bits they are."""
+        return self.lists[0]
 
     @property
     def pending(self):
@@ -138,14 +125,16 @@ class DeviceAxis(DevicePlan):
         return self.lists.indices
 
     @functools.cached_property
-    def alone(self) -> Any:
-        """The kept indices, where nothing else of the lists is asked for."""
-        return self.device.upload(np.array(self.plan.indices(), np.int32)) if self._place is None else self.lists.indices
-
-    @functools.cached_property
     def columns(self) -> tuple[Any, Any]:
         """(1, count) and (1, n): the indices and the places as a `Packing` has them of one class of columns."""
         return self.device.reshape(self.indices, (1, self.plan.count)), self.device.reshape(self.inverse, (1, self.plan.n))
+
+    def repeated(self, times: int) -> DeviceAxis:
+        """Of an axis that has, for each index of this one, so many in a row, such as the pixels of a channel."""
+        dev, longer = self.device, DeviceAxis(repeat_indices(self.plan, times), self.device)
+        inverse, indices = (dev.repeat_indices(array, times) for array in (self.inverse, self.indices))
+        longer.lists = RowLists(inverse, full_axis(longer.plan.n, dev).lists.classes, indices)
+        return longer
 
 
 def packing(rows: DeviceAxis, cols: DeviceAxis) -> Packing:
@@ -172,14 +161,12 @@ class DeviceTiles(DevicePlan):
     @functools.cached_property
     def packing(self) -> Packing:
         """How a gradient of the kept tiles is packed."""
-        if self._place is None:
-            return Packing(*map(self.device.upload, tile_packing(self.plan.pattern)))
         return Packing(*self.lists[: len(Packing._fields)])
 
     @functools.cached_property
-    def tiles(self) -> TileLists | None:
-        """What kernels walk, where it lies in a place that was given; None: they have lists of their own for the pattern."""
-        return None if self._place is None else TileLists(*self.lists[len(Packing._fields) :])
+    def tiles(self) -> TileLists:
+        """What kernels walk."""
+        return TileLists(*self.lists[len(Packing._fields) :])
 
     def room(self):
         return self.device.tile_room(self.plan.pattern)
