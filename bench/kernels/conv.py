@@ -71,7 +71,7 @@ def _on_device(dev, kind, sizes):
     if kind is None:
         return {}
     own = on_device(_plan(kind, **sizes), dev)
-    return {"rows": own.alone} if kind == "rows" else {"blocks": own.blocks}
+    return {"rows": own.indices} if kind == "rows" else {"blocks": own.blocks}
 
 
 def _on_host(kind, sizes):

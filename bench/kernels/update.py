@@ -14,7 +14,7 @@ import numpy as np
 from numbanet.plans import RowPlan, TilePlan, on_device
 from numbanet.plans.on_device import packing
 from numbanet_kernels.families.update import adam_reference, sgd_reference
-from numbanet_kernels.layouts.packed import AdamUpdate, SGDUpdate
+from numbanet_kernels.layouts.packed import AdamUpdate, SGDUpdate, adam_numbers
 
 from .. import kernels
 from ..machinery.harness import Case, Options
@@ -110,7 +110,7 @@ def _adam(dev, w, m, s, g, **_):
     steps = iter(range(1, 1 << 62))
 
     def run():
-        dev.adam([AdamUpdate(w, m, s, g)], dev.adam_numbers(*ADAM, next(steps)))
+        dev.adam([AdamUpdate(w, m, s, g)], dev.upload(np.float32(adam_numbers(*ADAM, next(steps)))))
         return w, m, s
 
     return run

@@ -77,7 +77,7 @@ def conv2d(
     if positions is not None:
         size = x.shape[0] * int(np.prod(window.positions(*x.shape[1:3])))
         axis = on("conv2d", positions, dev, DeviceAxis, (size,))
-        options["rows"], scale = axis.alone, scale * axis.plan.scale
+        options["rows"], scale = axis.indices, scale * axis.plan.scale
     sums_scale = scale
     if blocks is not None:
         parts = on("conv2d", blocks, dev, DeviceBlocks)

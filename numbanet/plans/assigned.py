@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ..device import Device, device
-from .base import AxisPlan, Plan
+from .base import Plan
 from .on_device import DevicePlan, on_device, upload_plan
-from .rows import repeat_indices
 
 
 class Site(NamedTuple):
@@ -67,14 +66,14 @@ class Plans:
     ) -> None:
         self.device, self.sites, self.choose = device(dev), {} if sites is None else sites, choose
         self.assigned = {path: plan for path, plan in (assigned or {}).items() if not plan.trivial}
-        self._on_device: dict[str, DevicePlan] = {}
+        self.here: dict[str, DevicePlan] = {}  # by the path of the site, the plans that were asked for
 
     def of(self, layer: Any, name: str = "output") -> Plan | None:
         """The plan of a layer's site, as far as it is known before the pass; None: everything is computed."""
         if not self.assigned or (site := self.sites.get((layer, name))) is None:
             return None
         plan = self.assigned.get(site.path)
-        if plan is not None and site.path not in self._on_device:
+        if plan is not None and site.path not in self.here:
             site.check(plan, layer)
         return plan
 
@@ -103,7 +102,7 @@ class Plans:
         site = self.sites.get((layer, name))
         if site is None:
             return None
-        here = self._on_device.get(site.path)
+        here = self.here.get(site.path)
         if here is not None and shape is None:
             return here
         plan = self.assigned.get(site.path)
@@ -114,27 +113,17 @@ class Plans:
             self.assigned[site.path] = plan
             here = upload_plan(plan, self.device)  # not cached: such a plan rarely repeats
         site.check(plan, layer, shape)
-        self._on_device[site.path] = here = on_device(plan, self.device) if here is None else here
+        self.here[site.path] = here = on_device(plan, self.device) if here is None else here
         return here
-
-    def place(self, path: str, here: DevicePlan) -> None:
-        """Replace the device arrays of a site's plan, for example by the fixed buffers of a recorded step."""
-        self._on_device[path] = here
 
     def on_device(self, path: str) -> DevicePlan:
         """The plan assigned to a site, on the device."""
-        if path not in self._on_device:
-            self._on_device[path] = on_device(self.assigned[path], self.device)
-        return self._on_device[path]
+        if path not in self.here:
+            self.here[path] = on_device(self.assigned[path], self.device)
+        return self.here[path]
 
     def region(self, layer: Any, weight: Any, name: str = "output") -> dict[Any, DevicePlan]:
         """{weight: the part that the pass reads} for the plan at a layer's site; {} if the pass reads all of it."""
         plan = self.of(layer, name) if self.assigned else None
         here = None if plan is None or plan.region(weight.shape) is None else self.at(layer, name)
         return {} if here is None else {weight: here}
-
-    def repeat(self, plan: AxisPlan, times: int) -> AxisPlan | None:
-        """The plan of a longer axis that keeps `times` consecutive indices for each index of `plan`, such as the pixels of a
-        channel; None if the lists of `plan` are in fixed buffers, because those of the longer plan would not be."""
-        fixed = any(here.fixed for here in self._on_device.values() if here.plan == plan)
-        return None if fixed else repeat_indices(plan, times)

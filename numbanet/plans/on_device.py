@@ -11,12 +11,12 @@ import numpy as np
 from numbanet_kernels.layouts.packed import Packing
 from numbanet_kernels.layouts.rows import RowLists
 from numbanet_kernels.layouts.samples import SampleLists
-from numbanet_kernels.layouts.tiles import TileLists, tile_packing
+from numbanet_kernels.layouts.tiles import TileLists
 from numbanet_kernels.layouts.windows import Blocks
 
 from ..device import Device
 from .base import AxisPlan, Plan
-from .rows import RowPlan, TimePlan
+from .rows import RowPlan, TimePlan, repeat_indices
 from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, TilePlan
 
@@ -24,25 +24,13 @@ APART = 64  # numbers between the starts of two lists: 256 bytes, the alignment 
 
 
 class DevicePlan:
-    """A plan on a device. `place` is the buffer of its lists, if it does not allocate one.
+    """A plan on a device. Its lists are in the given buffer, or in one that it allocates; plans of one kind have lists of equal
+    shapes."""
 
-    Buffers of plans of one kind have the same size, so that recorded launches read the lists of the current plan there
-    (`training.recorder`).
-    """
-
-    def __init__(self, plan: Plan, dev: Device, place: Any = None, host: tuple[np.ndarray, ...] | None = None) -> None:
-        self.plan, self.device, self._place = plan, dev, place
-        if host is not None:
-            self._host = host
-
-    def at(self, place: Any) -> DevicePlan:
-        """The same plan with its lists in a given buffer; the caller copies them there."""
-        return type(self)(self.plan, self.device, place, self._host)
-
-    @property
-    def fixed(self) -> bool:
-        """True if its lists are in a given buffer."""
-        return self._place is not None
+    def __init__(self, plan: Plan, dev: Device, buffer: Any = None) -> None:
+        self.plan, self.device = plan, dev
+        if buffer is not None:
+            self.buffer = buffer
 
     @property
     def density(self) -> float:
@@ -56,8 +44,6 @@ class DevicePlan:
     @functools.cached_property
     def buffer(self) -> Any:
         """All lists in one int32 device array, so that one copy uploads them."""
-        if self._place is not None:
-            return self._place
         together, start = np.zeros(sum(array.size + -array.size % APART for array in self._host), np.int32), 0
         for array in self._host:
             together[start : start + array.size] = array.reshape(-1)
@@ -106,8 +92,8 @@ class DeviceBits(DevicePlan):
 
     @property
     def key(self) -> Any:
-        """A number, or a device array if it is in a given buffer."""
-        return self.plan.key if self._place is None else self.lists[0]
+        """The key of the random bits, a device array."""
+        return self.lists[0]
 
     @property
     def pending(self):
@@ -139,14 +125,16 @@ class DeviceAxis(DevicePlan):
         return self.lists.indices
 
     @functools.cached_property
-    def alone(self) -> Any:
-        """The kept indices alone, for callers that need no inverse index."""
-        return self.device.upload(np.array(self.plan.indices(), np.int32)) if self._place is None else self.lists.indices
-
-    @functools.cached_property
     def columns(self) -> tuple[Any, Any]:
         """(1, count) and (1, n): the indices and their inverse in the form of a `Packing` with one class of columns."""
         return self.device.reshape(self.indices, (1, self.plan.count)), self.device.reshape(self.inverse, (1, self.plan.n))
+
+    def repeated(self, times: int) -> DeviceAxis:
+        """The axis that has `times` consecutive indices for each index of this one, such as the pixels of a channel."""
+        dev, longer = self.device, DeviceAxis(repeat_indices(self.plan, times), self.device)
+        inverse, indices = (dev.repeat_indices(array, times) for array in (self.inverse, self.indices))
+        longer.lists = RowLists(inverse, full_axis(longer.plan.n, dev).lists.classes, indices)
+        return longer
 
 
 def packing(rows: DeviceAxis, cols: DeviceAxis) -> Packing:
@@ -173,14 +161,12 @@ class DeviceTiles(DevicePlan):
     @functools.cached_property
     def packing(self) -> Packing:
         """How a gradient of the kept tiles is packed."""
-        if self._place is None:
-            return Packing(*map(self.device.upload, tile_packing(self.plan.pattern)))
         return Packing(*self.lists[: len(Packing._fields)])
 
     @functools.cached_property
-    def tiles(self) -> TileLists | None:
-        """The lists for kernels if they are in a given buffer; None: kernels derive them from the pattern."""
-        return None if self._place is None else TileLists(*self.lists[len(Packing._fields) :])
+    def tiles(self) -> TileLists:
+        """The lists for kernels."""
+        return TileLists(*self.lists[len(Packing._fields) :])
 
     def room(self):
         return self.device.tile_room(self.plan.pattern)

@@ -8,11 +8,9 @@ AdamW  w -= lr decay w, in place of g += decay w; then as Adam
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-from numbanet_kernels.layouts.packed import AdamUpdate
+from numbanet_kernels.layouts.packed import AdamUpdate, adam_numbers
 
-from ..device import Device
 from ..tensor import Tensor
 from .optim import Optimizer, check_number
 
@@ -43,6 +41,7 @@ class Adam(Optimizer):
         If a number is out of range.
     """
 
+    recordable = True
     states = 2
     decoupled = False  # whether the decay is taken off the weights, in place of being added to the gradient
 
@@ -59,48 +58,12 @@ class Adam(Optimizer):
         super().__init__(parameters, learning_rate, weight_decay, clip_norm)
         self.betas = tuple(check_number("betas", b, 0, 1) for b in betas)
         self.eps = check_number("eps", eps, 0)
-        self.places: list[int] = []  # by parameter, which of the numbers below are its own: by the steps that it has taken
-        self.numbers: dict[tuple[Device, int], Any] = {}  # what kernels read: recorded steps find those of each step there
 
-    def prepare(self, wanted=None):
-        super().prepare(wanted)
-        self.renumber()
+    def numbers(self, count):
+        return adam_numbers(self.learning_rate, *self.betas, self.eps, count + 1, self.weight_decay, self.decoupled)
 
-    def renumber(self):
-        together = {count: place for place, count in enumerate(sorted(set(self.counts)))}  # nearly always all have the same
-        self.places = [together[count] for count in self.counts]
-        devices = {p.device for p in self.parameters}
-        for dev in devices:
-            for count, place in together.items():
-                self.numbers[dev, place] = dev.adam_numbers(
-                    self.learning_rate,
-                    *self.betas,
-                    self.eps,
-                    count + 1,
-                    self.weight_decay,
-                    self.decoupled,
-                    out=self.numbers.get((dev, place)),
-                )
-        return tuple(self.places) if len(devices) == 1 and self.clip_norm is None else None
-
-    def recorded_by(self):
-        if len({p.device for p in self.parameters}) != 1 or self.clip_norm is not None:
-            return None
-        return tuple(self.places), [*self.numbers.values(), *(array for state in self.state for array in state)]
-
-    def update(self, dev, due):
-        places, together = dict(zip(self.parameters, self.places, strict=True)), {}
-        for d in due:
-            together.setdefault(places[d.parameter], []).append(AdamUpdate(*d.arrays, d.g, d.packing))
-        for place, updates in together.items():
-            dev.adam(updates, self.numbers[dev, place])
-
-    def restore(self, saved):
-        super().restore(saved)
-        self.numbers = {}
-
-    def __getstate__(self):
-        return {**super().__getstate__(), "numbers": {}, "places": []}
+    def update(self, dev, due, numbers):
+        dev.adam([AdamUpdate(*d.arrays, d.g, d.packing) for d in due], numbers)
 
 
 class AdamW(Adam):
@@ -128,6 +91,7 @@ class AdamW(Adam):
         If a number is out of range.
     """
 
+    recordable = True
     decoupled = True
 
     def __init__(

@@ -50,11 +50,6 @@ class LazyUpdates:
         """What the kernels take."""
         return LazyBlocks(self.lag, self.after, self.current, self.wanted, self.powers, self.block)
 
-    @property
-    def idle(self) -> bool:
-        """Whether all blocks are up to date and wanted."""
-        return not (self.count or self.partly)
-
     def want(self, kept: DevicePlan | None) -> None:
         """What will be read before the next step; None: everything."""
         wanted = None if kept is None or self.count + 1 >= self.LIMIT else kept.wanted

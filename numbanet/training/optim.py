@@ -9,9 +9,10 @@ A step is prepare -> forward and backward passes -> reduce -> launch -> advance;
 from __future__ import annotations
 
 import abc
+import functools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -45,6 +46,11 @@ def on_host(dev: Device, array: Any) -> np.ndarray:
     return np.array(dev.download(array))
 
 
+@functools.lru_cache(maxsize=64)
+def _uploaded(dev: Device, numbers: tuple[float, ...]) -> Any:
+    return dev.upload(np.array(numbers, np.float32))
+
+
 class Due(NamedTuple):
     """A parameter that has a gradient: its values and its state as (R, C), the gradient, and what of it is packed."""
 
@@ -57,10 +63,12 @@ class Due(NamedTuple):
 class Optimizer(abc.ABC):
     """Base of the optimisers: parameters, a learning rate, and the state that each parameter carries.
 
-    Subclasses define `update`. `state` holds, for each parameter, arrays of its shape, and `counts` in how many steps it had a
-    gradient; both are made at the first step.
+    Subclasses define `update`, and `numbers` if more than the learning rate changes from step to step. `state` holds, for each
+    parameter, arrays of its shape, and `counts` in how many steps it had a gradient; both are made at the first step.
     """
 
+    recordable: ClassVar[bool] = False  # see `records`
+    foresees = False  # whether `prepare` decides, by what is read before the next step, what is launched
     states = 1  # how many arrays of state a parameter carries
 
     def __init__(
@@ -123,39 +131,58 @@ class Optimizer(abc.ABC):
             self.state = [[p.device.full(p.shape, 0.0) for _ in range(self.states)] for p in self.parameters]
             self.counts = [0] * len(self.parameters)
 
-    def recorded_by(self) -> tuple[Hashable, list[Any]] | None:
-        """After `prepare`: the numbers and the arrays that decide what `launch` launches, where it may be recorded with the
-        passes before it and done again with equal ones. None, as by default: each step may have numbers of its own."""
-        return None
+    def numbers(self, count: int) -> tuple[float, ...]:
+        """What changes from step to step, for parameters that have taken so many steps: `update` finds it in an array."""
+        return (self.learning_rate,)
 
-    def renumber(self) -> Hashable | None:
-        """In place of `prepare`, for a step of which all weights are read: put its numbers where recorded launches find them.
-        Returns the numbers of `recorded_by`; None, as by default, where more has to be prepared."""
-        return None
+    def changing(self) -> tuple[tuple[int, ...], list[tuple[float, ...]]]:
+        """(by parameter, which of some numbers are its own; those numbers)"""
+        found = {count: self.numbers(count) for count in sorted(set(self.counts))}  # nearly always all have the same
+        distinct = list(dict.fromkeys(found.values()))
+        places = {count: distinct.index(own) for count, own in found.items()}
+        return tuple([places[count] for count in self.counts]), distinct
+
+    @property
+    def records(self) -> bool:
+        """Whether updates with equal `constants` and `arrays`, of equally packed gradients, always launch the same, so that
+        they may be recorded. A class says so for itself alone (`recordable = True`): a subclass may do something else."""
+        return bool(vars(type(self)).get("recordable", False)) and self.clip_norm is None
+
+    @property
+    def constants(self) -> Hashable:
+        """What `update` takes besides arrays: nearly always the same in all steps."""
+        return ()
+
+    @property
+    def arrays(self) -> list[Any]:
+        """What `update` changes besides parameters."""
+        return [array for state in self.state for array in state]
 
     def reduce(self) -> None:  # noqa: B027  in one process there is nothing to do
         """After the passes: make gradients those of all processes that train together."""
 
-    def launch(self) -> dict[Tensor, Any]:
-        """What a step does to the weights; returns what `step` does."""
+    def launch(self, numbers: Sequence[Any] | None = None) -> dict[Tensor, Any]:
+        """What a step does to the weights; returns what `step` does. The numbers of `changing` may lie in arrays already."""
         if self.clip_norm is not None:
             self._clip()
         ready: dict[Tensor, Any] = {}
-        due: dict[Device, list[Due]] = {}
-        for parameter, state in zip(self.parameters, self.state, strict=True):
+        due: dict[tuple[Device, int], list[Due]] = {}
+        places, values = self.changing()
+        for parameter, state, place in zip(self.parameters, self.state, places, strict=True):
             g = parameter.gradient
             if g is None:
                 self.settle(parameter)
                 continue
             arrays = [parameter.data, *state]
             arrays = arrays if parameter.ndim == 2 else [matrix(parameter, array) for array in arrays]
-            due.setdefault(parameter.device, []).append(
+            due.setdefault((parameter.device, place), []).append(
                 Due(parameter, arrays, g.values, g.packing)
                 if isinstance(g, Packed)
                 else Due(parameter, arrays, matrix(parameter, g.dense(parameter.device)), None)
             )
-        for dev, parameters in due.items():
-            ready.update(self.update(dev, parameters) or {})
+        for (dev, place), parameters in due.items():
+            own = _uploaded(dev, values[place]) if numbers is None else numbers[place]
+            ready.update(self.update(dev, parameters, own) or {})
         return ready
 
     def _clip(self) -> None:
@@ -186,8 +213,9 @@ class Optimizer(abc.ABC):
 
     # --- what optimisers differ in ------------------------------------------------------------------------------------
     @abc.abstractmethod
-    def update(self, dev: Device, due: list[Due]) -> dict[Tensor, Any] | None:
-        """Change parameters that live on one device, and their state, in place; returns what was packed on the way, if any."""
+    def update(self, dev: Device, due: list[Due], numbers: Any) -> dict[Tensor, Any] | None:
+        """Change parameters that live on one device, and their state, in place; returns what was packed on the way, if any.
+        All of them have the same `numbers`, here in an array of the device."""
 
     def settle(self, parameter: Tensor | None = None) -> None:  # noqa: B027  most optimisers leave nothing undone
         """Bring a parameter, or all, up to date where steps were left undone."""
@@ -272,6 +300,8 @@ class SGD(Optimizer):
         If a number is out of range, or nesterov is asked for without momentum.
     """
 
+    recordable = True
+
     def __init__(
         self,
         parameters: Iterable[Tensor],
@@ -289,11 +319,18 @@ class SGD(Optimizer):
             raise ValueError("nesterov needs a momentum above 0")
         self.lazy: dict[Tensor, LazyUpdates] = {}
         self.stepping: list[LazyUpdates] = []  # those that the present step changes
-        self.rates: dict[Device, tuple[float, Any]] = {}  # where devices record: recorded launches read the rate in an array
 
     @property
-    def _numbers(self) -> tuple:
-        return self.learning_rate, self.momentum, self.nesterov, self.weight_decay
+    def foresees(self):
+        return bool(self.lazy) or any(p.device.lazy_pays(p.size) for p in self.parameters)
+
+    @property
+    def constants(self):
+        return self.momentum, self.nesterov, self.weight_decay
+
+    @property
+    def arrays(self):
+        return [*super().arrays, *(array for lazy in self.stepping for array in (lazy.lag, lazy.current))]
 
     def prepare(self, wanted=None):
         super().prepare(wanted)
@@ -304,51 +341,25 @@ class SGD(Optimizer):
                 self.settle(p)
                 del self.lazy[p]
         self.stepping = list(self.lazy.values())
-        self._put_rate()
 
-    def _put_rate(self) -> None:
-        for dev in {p.device for p in self.parameters}:
-            rate, array = self.rates.get(dev, (None, None))
-            if dev.records() and rate != self.learning_rate:
-                self.rates[dev] = self.learning_rate, dev.full((1,), self.learning_rate, out=array)
-
-    def renumber(self):
-        if self.lazy or self.clip_norm is not None or any(p.device.lazy_pays(p.size) for p in self.parameters):
-            return None
-        self._put_rate()
-        return self._numbers[1:] if len(self.rates) == 1 else None
-
-    def recorded_by(self):
-        devices = {p.device for p in self.parameters}
-        if len(devices) != 1 or devices != self.rates.keys() or self.clip_norm is not None:
-            return None
-        ((_, rate),) = self.rates.values()
-        return self._numbers[1:], [
-            rate,
-            *(v for (v,) in self.state),
-            *(a for lazy in self.stepping for a in (lazy.lag, lazy.current)),
-        ]
-
-    def launch(self):
+    def launch(self, numbers=None):
         for parameter, lazy in self.lazy.items():
             if parameter.gradient is None:  # copies, as `settled` makes, are not recorded
                 self.settle(parameter)
                 lazy.settled()
                 self.stepping.remove(lazy)
-        return super().launch()
+        return super().launch(numbers)
 
-    def update(self, dev, due):
+    def update(self, dev, due, numbers):
         updates, ready = [], {}
         for parameter, (w, v), g, packing in due:
             lazy, into = self.lazy.get(parameter), None
-            if lazy and lazy.idle and not dev.records():
-                lazy = None  # it has nothing to say; where passes are recorded, it may have by the next time
             if lazy and lazy.partly:
                 into = self.wanted[parameter].room()
             updates.append(SGDUpdate(w, v, g, packing, lazy and lazy.blocks, into))
             if into is not None:
                 ready[parameter] = into[0]
-        dev.sgd(updates, self.rates[dev][1] if dev in self.rates else self.learning_rate, *self._numbers[1:])
+        dev.sgd(updates, numbers, *self.constants)
         return ready
 
     def _arrange(self, parameter: Tensor, part: DevicePlan | None) -> None:
@@ -356,16 +367,16 @@ class SGD(Optimizer):
         dev, lazy = parameter.device, self.lazy.get(parameter)
         part = part if part is not None and dev.lazy_pays(parameter.size) else None
         region = None if part is None else part.plan.region(parameter.shape)
-        block = None if region is None else region.block
+        block, numbers = None if region is None else region.block, (self.learning_rate, *self.constants)
         fits = lazy and lazy.dev is dev and block in (None, lazy.block)
-        if lazy and not (fits and lazy.numbers == self._numbers):
+        if lazy and not (fits and lazy.numbers == numbers):
             self.settle(parameter)
-            lazy.renumber(self._numbers)
+            lazy.renumber(numbers)
             if not fits:
                 del self.lazy[parameter]
         if block is not None and not fits:
             shape = parameter.shape[0], parameter.size // max(parameter.shape[0], 1)
-            self.lazy[parameter] = LazyUpdates(dev, shape, block, self._numbers)
+            self.lazy[parameter] = LazyUpdates(dev, shape, block, numbers)
         if parameter in self.lazy:
             self.lazy[parameter].want(part)
 
@@ -392,7 +403,7 @@ class SGD(Optimizer):
 
     def restore(self, saved):
         super().restore(saved)
-        self.lazy, self.stepping, self.rates = {}, [], {}
+        self.lazy, self.stepping = {}, []
 
     def __getstate__(self):
-        return {**super().__getstate__(), "missed": {}, "stepping": [], "rates": {}}
+        return {**super().__getstate__(), "lazy": {}, "stepping": []}

@@ -46,7 +46,7 @@ class Ready(NamedTuple):
     """A recorded step, passes and update, that is done again while nothing but batches, plans and numbers change."""
 
     graph: Any
-    numbers: Hashable  # of the optimiser, as it was recorded
+    update: Hashable  # what decides how the optimiser updates, apart from its numbers
     state: Any  # of the optimiser: another one has other arrays
     tensors: list[tuple[Tensor, Any, bool]]  # of the model: with their arrays, and whether they are trained
     trained: list[bool]  # by the parameters of the optimiser, whether they have a gradient
@@ -70,6 +70,7 @@ class Recorder:
         self._failed, self._replayed, self._told = 0, None, False
         self._met: dict[Hashable, _Pass | tuple[()] | None] = {}  # met once: None; not to be had: ()
         self._inputs: dict[tuple, Any] = {}
+        self._numbers: dict[int, tuple[float, ...]] = {}
         self._lists: dict[tuple, Any] = {}
         self._kept: dict[tuple, DevicePlan] = {}
         self._ready: dict[Hashable, Ready] = {}
@@ -106,6 +107,14 @@ class Recorder:
             return array
         return self.dev.copy(array, out=self.buffer(name, array.shape, array.dtype))
 
+    def put_numbers(self, numbers: Sequence[tuple[float, ...]]) -> list[Any]:
+        """Numbers of an update where recorded steps find them."""
+        for place, own in enumerate(numbers):
+            if self._numbers.get(place) != own:
+                self.put(f"numbers {place}", np.array(own, np.float32))
+                self._numbers[place] = own
+        return [self.buffer(f"numbers {place}", (len(own),), FLOAT32) for place, own in enumerate(numbers)]
+
     def _holds(self, name: str, array: Any) -> bool:
         """Whether an array is the buffer of an input of that name; None always is."""
         return array is None or array is self._inputs.get((name, tuple(array.shape), array.dtype))
@@ -127,12 +136,12 @@ class Recorder:
         for site, plan in self._listed(plans):
             here = self._kept.get((site, plan))
             if here is None:
-                here = own[site].at(self._lists[site, plan.kind])
+                here = type(own[site])(plan, self.dev, self._lists[site, plan.kind])
                 if len(self._kept) == self.MET:
                     self._kept.clear()
                 if plan.cacheable:
                     self._kept[site, plan] = here
-            plans.place(site, here)
+            plans.here[site] = here
         return own
 
     # --- steps --------------------------------------------------------------------------------------------------------
@@ -141,12 +150,18 @@ class Recorder:
         self._ready.clear()
 
     def ready(self, plans: Plans, batch: Batch, optimizer: Optimizer) -> Ready | None:
-        """The recorded step of such plans and such a batch, before it is fetched, the optimiser prepared for it; None: it takes
-        the longer way, `hold` and `step`."""
+        """The recorded step of such plans and such a batch, before it is fetched, the numbers of the update in their buffers;
+        None: it takes the longer way, `hold` and `step`."""
         found = self._ready.get(self._quick_key(plans, batch)) if self._ready else None
-        if found is None or found.state is not optimizer.state or found.numbers != optimizer.renumber():
+        if found is None or found.state is not optimizer.state:
             return None
-        return found if all([t.data is array and t.requires_grad is grad for t, array, grad in found.tensors]) else None
+        places, numbers = optimizer.changing()
+        if found.update != (optimizer.constants, places):
+            return None
+        if not all([t.data is array and t.requires_grad is grad for t, array, grad in found.tensors]):
+            return None
+        self.put_numbers(numbers)
+        return found
 
     @staticmethod
     def _quick_key(plans: Plans, batch: Batch) -> Hashable:
@@ -191,25 +206,26 @@ class Recorder:
         if profile.ENABLED and not self._told:
             self._tell(passes, repeatable, plans)
         key = self._key(plans, batch) if repeatable and self.possible else None
-        own = None if key is None else optimizer.recorded_by()
-        if own is None:
+        if key is None or not optimizer.records or any(p.device is not self.dev for p in optimizer.parameters):
             results = self(key, passes, states, plans)
             optimizer.reduce()
             return results, optimizer.launch()
         ready: dict[Tensor, Any] = {}
+        places, values = optimizer.changing()
+        numbers, update = self.put_numbers(values), (optimizer.constants, places)
 
         def work() -> Sequence[Any]:
             results = passes()
             optimizer.reduce()
-            ready.update(optimizer.launch())  # last: what fails before leaves the weights as they are
+            ready.update(optimizer.launch(numbers))  # last: what fails before leaves the weights as they are
             return results
 
-        results = self((key, own[0]), work, states + own[1], plans)
-        if self._replayed is not None and not states and batch.ids is None:
+        results = self((key, update), work, states + optimizer.arrays, plans)
+        if self._replayed is not None and not states and batch.ids is None and not optimizer.foresees:
             trained = [p.gradient is not None for p in optimizer.parameters]
             tensors = [(t, t.data, t.requires_grad) for _, t, _ in self.model.named()]
             self._ready[self._quick_key(plans, batch)] = Ready(
-                self._replayed, own[0], optimizer.state, tensors, trained, batch.inputs, batch.targets, batch.weights
+                self._replayed, update, optimizer.state, tensors, trained, batch.inputs, batch.targets, batch.weights
             )
         return results, ready if self._replayed is None else {}
 
@@ -267,8 +283,8 @@ class Recorder:
         if found is None:
             found = self._met[key] = self._record(work, [*arrays, *(t.data for t in tensors)])
         if not found:
-            for site, here in () if self.dev.rehearses() else own.items():  # it is done as if nothing was recorded
-                plans.place(site, here)
+            if not self.dev.rehearses():
+                plans.here.update(own)  # it is done as if nothing was recorded
             return work()
         found.graph.replay()
         self._replayed = found.graph

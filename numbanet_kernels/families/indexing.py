@@ -69,6 +69,18 @@ def _columns(op, empty, x, columns, shift, out):
     return output(op, empty, out, ("N", "K"), x=(x, ("N", "I")), columns=(columns, ("K",), INT32), shift=(shift, ("K",)))
 
 
+def repeat_indices_reference(x, times):
+    x = np.asarray(x)[:, None]
+    return np.where(x < 0, -1, x * times + np.arange(times)).reshape(-1)
+
+
+def _repeated(op, empty, x, times):
+    expect(op, x=(x, ("K",), INT32))
+    if times < 1:
+        raise ValueError(f"{op}: indices are repeated once at least, not {times} times")
+    return empty((x.size * times,), np.int32)
+
+
 # --- CPU --------------------------------------------------------------------------------------------------------------
 def _contiguous(view):
     """The view itself if it is contiguous, else a copy."""
@@ -165,6 +177,20 @@ def compact_cpu(x, list_, shift=None, out=None):
     return _share_columns(x, list_, _NO_SHIFT if shift is None else shift, out)
 
 
+@host_kernel("void(i4[::1], i4[::1], i8)")
+def _repeat_indices(x, y, times):
+    for k in range(x.size):
+        for j in range(times):
+            y[k * times + j] = x[k] * times + j if x[k] >= 0 else -1
+
+
+def repeat_indices_cpu(x, times):
+    """y[k times + j] = x[k] times + j for 0 <= j < times, -1 where x[k] is negative.   x (K,) int32 -> y (K times,) int32"""
+    out = _repeated("repeat_indices (cpu)", empty_cpu, x, times)
+    _repeat_indices(x, out, times)
+    return out
+
+
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels("indexing")
 def _copies():
@@ -214,7 +240,14 @@ def _copies():
         if i < x.size:
             y[(i // x_width) * y_width + offset + i % x_width] = x[i]
 
-    return strided_copy, gather, scatter_add, take_rows, take_columns, paste
+    @kernel("void(i4[::1], i4[::1], i4)")
+    def repeat_indices(x, y, times):
+        i = cuda.grid(1)
+        if i < y.size:
+            k = x[i // times]
+            y[i] = k * times + i % times if k >= 0 else int32(-1)
+
+    return strided_copy, gather, scatter_add, take_rows, take_columns, paste, repeat_indices
 
 
 EDGE, HEIGHT = 32, 8  # side of the square that a block transposes; its threads along y
@@ -382,6 +415,12 @@ def compact_cuda(x, list_, shift=None, out=None):
     return _launch_columns(x, list_, shift, _columns("compact (cuda)", empty_cuda, x, list_, shift, out))
 
 
+def repeat_indices_cuda(x, times):
+    out = _repeated("repeat_indices (cuda)", empty_cuda, x, times)
+    launch(_copies()[6], blocks_for(out.size), THREADS, x, out, times)
+    return out
+
+
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
     return {
@@ -394,5 +433,6 @@ def examples(dev, a, N, I, O):
         "concatenate": lambda: dev.concatenate([a(N, 9), a(N, I)], 1),
         "take_rows": lambda: dev.take_rows(a(4 * N, I), a.indices(4 * N, N)),
         "expand": lambda: dev.expand(a(N, I), a.indices(2 * I, 2 * I) - I),
+        "repeat_indices": lambda: dev.repeat_indices(a.indices(I, I), 7),
         "compact": lambda: dev.compact(a(N, I), a.indices(I, I // 2), a(I // 2)),
     }

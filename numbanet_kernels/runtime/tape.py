@@ -38,8 +38,8 @@ OPERATIONS = frozenset(
         "abs absolute_error adam add affine argmax batch_norm batch_norm_apply batch_norm_grad broadcast_to compact "
         "concatenate copy div dropout empty exp expand full gelu gelu_grad gemm gemm_dw gemm_rows gemm_rows_dx getitem "
         "huber_error layer_norm layer_norm_grad lazy_pays log log_softmax log_softmax_grad maximum minimum mul part power "
-        "quantile_error records relu relu_grad reshape session sgd sigmoid sigmoid_cross_entropy sigmoid_grad sign softmax "
-        "softmax_cross_entropy softmax_grad sqrt squared_error sub sum sum_rows tanh tanh_grad transpose upload"
+        "quantile_error records repeat_indices relu relu_grad reshape session sgd sigmoid sigmoid_cross_entropy sigmoid_grad "
+        "sign softmax softmax_cross_entropy softmax_grad sqrt squared_error sub sum sum_rows tanh tanh_grad transpose upload"
     ).split()
 )
 NONE = -2  # what a loop returns that is well, besides 0

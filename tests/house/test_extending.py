@@ -115,7 +115,7 @@ class LoudDropout(Dropout):
 class RMSprop(Optimizer):
     """s = 0.9 s + 0.1 g²;  w -= lr g / (sqrt(s) + eps)"""
 
-    def update(self, dev, due):
+    def update(self, dev, due, numbers):
         for parameter, (w, s), g, packing in due:
             g = parameter.gradient.dense(dev) if packing else g
             g = dev.reshape(g, w.shape)

@@ -19,9 +19,10 @@ from numbanet import (
     RowPlan,
     Sequential,
     Tensor,
+    device,
 )
 from numbanet.layers import ActivationSpec, ChannelsLast
-from numbanet.plans import on_device
+from numbanet.plans import DeviceAxis, on_device, repeat_indices
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
 
@@ -130,12 +131,16 @@ def test_costs_say_what_is_compact():
         cost, spec = layer.cost(ActivationSpec((2, 4, 6, 5), plan, True), Plans())
         assert spec.shape == shape and spec.plan.count == count and cost.flops == 0
     assert MaxPool2d(2).cost(ActivationSpec((None, 4, None, None)), Plans())[1].shape == (None, 4, None, None)
-    x, plans = Tensor(np.ones((2, 6, 5, 2))), Plans()
-    on_device(RowPlan(4, 2, 1), x.device)  # an equal plan, which may have been there before
-    own = on_device(plan, x.device)
-    plans.place("a layer.output", own.at(own.buffer))
-    assert Flatten().cost(ActivationSpec((2, 4, 6, 5), plan), plans)[1] == ActivationSpec((2, 120))
-    assert Flatten().forward(Flow(x, ChannelsLast(own)), Context("cpu", plans)).indices is None
+
+
+def test_compact_features_are_those_of_the_kept_channels(dev):
+    """Also where the lists of channels are written anew."""
+    x, host = Tensor(np.ones((2, 6, 5, 2)), dev), on_device(RowPlan(4, 2, 1), device("cpu"))
+    own = DeviceAxis(RowPlan(4, 2, 0), dev, dev.upload(host.buffer.copy()))
+    found = Flatten().forward(Flow(x, ChannelsLast(own)), Context(dev)).indices
+    for name in ("inverse", "classes", "indices"):
+        expected = getattr(on_device(repeat_indices(host.plan, 30), device("cpu")).lists, name)
+        np.testing.assert_array_equal(dev.download(getattr(found.lists, name)), expected)
 
 
 def test_scales_may_come_after_pooling_and_random_zeros_may_not():

@@ -1,8 +1,8 @@
 """Updates of parameters, dense, packed (`packed`) and lazy (`lazy_sgd`)."""
 
-from .cpu import adam_cpu, adam_numbers_cpu, sgd_cpu
-from .cuda import adam_cuda, adam_numbers_cuda, sgd_cuda
-from .family import adam_numbers_reference, adam_reference, sgd_lazy_reference, sgd_reference
+from .cpu import adam_cpu, sgd_cpu
+from .cuda import adam_cuda, sgd_cuda
+from .family import adam_reference, sgd_lazy_reference, sgd_reference
 from .lazy_sgd import (
     lazy_pays_cpu,
     lazy_pays_cuda,

@@ -11,8 +11,8 @@ from ...host import threads
 from ...layouts.packed import Into, Packing
 from ...runtime.declare import host_function, host_kernel
 from ...runtime.expect import expect
-from ...runtime.memory import empty_cpu, full_cpu, output
-from .family import NUMBERS, adam_numbers_reference
+from ...runtime.memory import full_cpu
+from .family import NUMBERS
 from .packed import check_update
 
 
@@ -203,14 +203,6 @@ def _adam(w, m, s, g, packed, row_pos, row_class, cols, numbers, first, stop):
             m[r, c] = beta1 * m[r, c] + (float32(1) - beta1) * d
             s[r, c] = beta2 * s[r, c] + (float32(1) - beta2) * d * d
             w[r, c] = left * w[r, c] - lr * (m[r, c] * correct1) / (math.sqrt(s[r, c] * correct2) + eps)
-
-
-def adam_numbers_cpu(lr, beta1, beta2, eps, step, decay=0.0, decoupled=False, out=None):
-    """The numbers that `adam` takes for step t.   -> (8,)"""
-    if out is None or out.shape != (NUMBERS,):
-        out = output("adam_numbers (cpu)", empty_cpu, out, (NUMBERS,))
-    out[:] = adam_numbers_reference(lr, beta1, beta2, eps, step, decay, decoupled)
-    return out
 
 
 def adam_cpu(updates, numbers):

@@ -12,8 +12,8 @@ from ...runtime.arrays import device_cache, to_device
 from ...runtime.declare import cuda, kernel, kernels
 from ...runtime.expect import expect
 from ...runtime.launch import ceil_div, launch
-from ...runtime.memory import THREADS, copy_cuda, empty_cuda, flat, output
-from .family import NUMBERS, adam_numbers_reference
+from ...runtime.memory import THREADS, flat
+from .family import NUMBERS
 from .packed import check_update, packing, unread
 
 # One launch updates several weights: each has its own blocks, which look up their weight. All arrays are flat, because kernel
@@ -171,11 +171,6 @@ def sgd_cuda(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
             weights.append(((flat(w), flat(v), flat(g), *lists, *states), (*widths, *facts)))
     shared = unread(np.float32, 2) if powers is None else powers, _rate(float(lr)) if np.isscalar(lr) else lr
     _together(_sgd_kernel(), weights, shared, (momentum, nesterov, decay))
-
-
-def adam_numbers_cuda(lr, beta1, beta2, eps, step, decay=0.0, decoupled=False, out=None):
-    out = output("adam_numbers (cuda)", empty_cuda, out, (NUMBERS,))
-    return copy_cuda(np.float32(adam_numbers_reference(lr, beta1, beta2, eps, step, decay, decoupled)), out)
 
 
 def adam_cuda(updates, numbers):

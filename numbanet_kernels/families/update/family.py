@@ -10,18 +10,16 @@ as PyTorch computes them. w, v, m, s are (R, C). The gradient is dense (R, C), o
 With `lazy`, a `layouts.packed.LazyBlocks`, some blocks of w skip the step and others catch up (`lazy_sgd`). With `into`, on the
 CPU, the wanted blocks of row r are also written, in order, to into.packed[into.rows[r]], as many as fit.
 
-sgd and adam take a list of `SGDUpdate` or `AdamUpdate`, one per weight; all lazy ones share the same powers. On CUDA up to
-TOGETHER of them are one launch. Numbers that change from step to step are in device arrays, so that a recorded step can be
-replayed with other values: sgd also takes lr as an array (1,), and adam takes the result of `adam_numbers`.
-
-adam_numbers    (lr, b1, b2, eps, 1 / (1 - b1^t), 1 / (1 - b2^t), decay added to g, factor of w)
+sgd and adam take several weights at once: a list of `SGDUpdate` or `AdamUpdate`; all that are lazy have the same powers. On
+CUDA up to TOGETHER of them are one launch. Numbers that change from step to step lie in arrays of the device, so that what is
+recorded can be done with others: sgd takes lr as an array (1,), too, and adam takes what `layouts.packed.adam_numbers` gives.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ...layouts.packed import AdamUpdate, SGDUpdate
+from ...layouts.packed import AdamUpdate, SGDUpdate, adam_numbers
 from .lazy_sgd import lazy_example
 from .packed import packed_example, unpack_gradient_reference
 
@@ -61,11 +59,6 @@ def sgd_lazy_reference(w, v, g, lr, momentum, nesterov, decay, packing, lazy):
     return new_w, new_v, after
 
 
-def adam_numbers_reference(lr, beta1, beta2, eps, step, decay=0.0, decoupled=False):
-    of_g, left = (0.0, 1 - lr * decay) if decoupled else (decay, 1.0)
-    return np.array([lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), of_g, left])
-
-
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
     return {
@@ -74,7 +67,6 @@ def examples(dev, a, N, I, O):
         "sgd, lazy": lambda: dev.sgd([SGDUpdate(a(O, I), a(O, I), *packed_example(a, O, I), lazy_example(a, O, I))], 0.1, 0.9),
         "adam": lambda: dev.adam(
             [AdamUpdate(a(O, I), a(O, I), a(O, I, above=0.1), *packed_example(a, O, I))],
-            np.float32(adam_numbers_reference(0.1, 0.9, 0.999, 1e-8, 3)),
+            np.float32(adam_numbers(0.1, 0.9, 0.999, 1e-8, 3)),
         ),
-        "adam_numbers": lambda: dev.adam_numbers(0.1, 0.9, 0.999, 1e-8, 3, 0.01, True),
     }
