@@ -99,7 +99,7 @@ class Settings(BaseEstimator):
         if self.sparsity is not None and not isinstance(self.sparsity, Sparsity):
             raise ValueError(f"sparsity must be None or a Sparsity, such as GroupLasso(1e-4), got {self.sparsity!r}")
         self._make_optimizer([])
-        chosen = self._policy(dropout, dropout_rate)
+        chosen = self._policy(dropout, dropout_rate).over(self.epochs)
         if (places := self._places(chosen)) is not None:
             chosen.check(places)
         return FitSettings(

@@ -6,7 +6,7 @@
     dw        dw[k, j] = sum_n dy[n, k] x[n, j]: a dense product (gemm_dw), because activations are compact
 
 The work is 2 N K J FLOPs instead of 2 N O I. `rows` and `cols` are slices, each ending where its axis does, increasing int32
-arrays of the device, both in a `layouts.rows.Period`, or None for all.
+arrays of the device, both in a `layouts.rows.Period`, a `layouts.rows.Window`, or None for all.
 Versions: masked (a teaching step: the whole grid starts, and a block whose row is dropped returns before its first barrier),
 listed (any lists: the grid is sized by them, dropped work is never launched) and, for the kept indices of a pattern, which are
 a stride, the blocks of `gemm_block`.
@@ -21,7 +21,8 @@ from numba import float32
 
 from ..blocks import gemm_block
 from ..host.gathered_gemm import multiply_listed
-from ..layouts.rows import Period
+from ..host.window_gemm import multiply_window, multiply_window_back
+from ..layouts.rows import Period, Window
 from ..runtime.arrays import device_cache, to_device
 from ..runtime.declare import cuda, host_kernel, kernel, kernels, tape
 from ..runtime.expect import BOOL, INT32, expect, shapes
@@ -59,6 +60,11 @@ def _chosen(op, index, n):
     """(kept indices of an axis of length n as a slice or an int32 array, how many)"""
     if index is None:
         return ALL, n
+    if isinstance(index, Window):
+        expect(op, indices=(index.indices, (index.count,), INT32))
+        if index.n != n:
+            raise ValueError(f"{op}: a window of an axis of length {index.n}, not {n}")
+        return index, index.count
     chosen, kept = (index.slice, index.indices) if isinstance(index, Period) else (index, index)
     if isinstance(chosen, slice):
         count = len(range(*chosen.indices(n)))
@@ -115,6 +121,7 @@ def _numbered(op, index, n):
     """The indices as an array, none outside an axis of length n."""
     if isinstance(index, slice):
         return _numbers(*index.indices(n))
+    index = index.indices if isinstance(index, Window) else index
     if index.size and not 0 <= index.min() <= index.max() < n:
         raise ValueError(f"{op}: some of the indices {index} lie outside an axis of length {n}")
     return index
@@ -147,7 +154,7 @@ def _lists(op, w, rows, cols):
     None."""
     if isinstance(rows, slice) or isinstance(cols, slice) or (rows is None and cols is None):
         return None
-    rows, cols = (index.indices if isinstance(index, Period) else index for index in (rows, cols))
+    rows, cols = (index.indices if isinstance(index, (Period, Window)) else index for index in (rows, cols))
     height, width = w.shape[0] if rows is None else rows.size, w.shape[1] if cols is None else cols.size
     if height * width > LISTED:
         return None
@@ -159,6 +166,13 @@ def _refuse_views(w, given):
     """Views are not recorded: with another plan of the same kind they are others."""
     if (writer := tape.get()) is not None and any(index is not None for index in given):
         writer.refuse(f"a product with a view of w {w.shape}")
+
+
+def _windows(given):
+    """Whether rows and columns are windows or all, so that views will do. With other lists windows are lists."""
+    return any(isinstance(index, Window) for index in given) and all(
+        index is None or isinstance(index, Window) for index in given
+    )
 
 
 def _kept_rows(op, w, rows, cols):
@@ -195,6 +209,9 @@ def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
             _gather_entries(bias, lists[0], own_bias)
         return multiply_forward(x, lambda part: kept[part.of(kept.shape[0])], out, own_bias, relu, scale)
     _refuse_views(w, given)
+    if _windows(given):
+        kept_bias = bias if bias is None or given[0] is None else bias[given[0].indices]
+        return multiply_window(x, w, *given, out, kept_bias, relu, scale)
     sliced, whole = isinstance(rows, slice) and isinstance(cols, slice), isinstance(cols, slice) and cols == ALL
     if not sliced:
         rows, cols = _numbered(op, rows, w.shape[0]), None if whole else _numbered(op, cols, w.shape[1])
@@ -213,6 +230,9 @@ def gemm_rows_dx_cpu(dy, w, rows, cols, where=None, scale=1.0, out=None):
         own = lambda part: kept[part.of(kept.shape[0])]  # noqa: E731
     else:
         _refuse_views(w, given)
+        if _windows(given):
+            dx = multiply_window_back(dy, w, *given, out, scale)
+            return dx if where is None else relu_grad_cpu(dx, where, 1.0, out=out)
         own = _kept_rows(op, w, rows, cols)
     if where is None:
         return multiply_back(dy, own, out, alpha=scale)
@@ -310,7 +330,7 @@ def _array(start, stop, step):
 
 def _listed_indices(index, n):
     """The indices as an array on the device."""
-    if isinstance(index, Period):
+    if isinstance(index, (Period, Window)):
         return index.indices
     return _array(*index.indices(n)) if isinstance(index, slice) else _array(0, n, 1) if index is None else index
 
