@@ -104,7 +104,7 @@ class EarlyDropout:
 
     def __call__(self, epoch: int) -> float:
         """The rate of an epoch, counted from 0."""
-        return float(self.rate) if epoch < _change(self, self.until) else 0.0
+        return float(self.rate) if _before(self, epoch, self.until) else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +139,7 @@ class LateDropout:
 
     def __call__(self, epoch: int) -> float:
         """The rate of an epoch, counted from 0."""
-        return 0.0 if epoch < _change(self, self.since) else float(self.rate)
+        return 0.0 if _before(self, epoch, self.since) else float(self.rate)
 
 
 def _check_change(schedule: EarlyDropout | LateDropout, name: str, share: float) -> None:
@@ -153,11 +153,11 @@ def _check_change(schedule: EarlyDropout | LateDropout, name: str, share: float)
         raise ValueError(f"{kind}: epochs must be None or an integer of at least 1; got {epochs!r}")
 
 
-def _change(schedule: EarlyDropout | LateDropout, share: float) -> int:
-    """The first epoch after the change."""
+def _before(schedule: EarlyDropout | LateDropout, epoch: int, share: float) -> bool:
+    """Whether an epoch comes before the change; those after a fit, as in `partial_fit`, are as its last one."""
     if schedule.epochs is None:
         raise ValueError(f"{schedule!r} is a share of the epochs of a fit: give epochs=, or take schedule.over(epochs)")
-    return round(share * schedule.epochs)
+    return min(epoch, schedule.epochs - 1) < round(share * schedule.epochs)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 
-from ..plans import WindowPlan
+from ..plans import Site, WindowPlan
 from .base import Dropout, Style
 
 _plan = functools.lru_cache(maxsize=4096)(WindowPlan)
@@ -40,12 +40,17 @@ class WindowDropout(Dropout):
     def variance_factors(self, layers):
         return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # what is dropped of a layer, the next one misses
 
+    def counts(self, site: Site) -> list[tuple[int, float]]:
+        """(K, its probability) for the two integers around (1 - p) n: at least one neuron is kept."""
+        mean = (1 - self.rate_of(site)) * site.shape[0]
+        least = math.floor(mean)
+        return [(max(least, 1), 1 - (mean - least)), (least + 1, mean - least)]
+
     def plan(self, site, rng):
-        rate, n = self.rate_of(site), site.shape[0]
-        if not rate:
+        if not self.rate_of(site):
             return None
-        mean = (1 - rate) * n
-        count = max(1, math.floor(mean) + (rng.random() < mean - math.floor(mean)))
+        n, ((count, probability), (more, _)) = site.shape[0], self.counts(site)
+        count = count if rng.random() < probability else more
         return _plan(n, int(n * rng.random()), count, n / count)
 
     def caution(self, site):

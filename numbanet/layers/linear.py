@@ -37,9 +37,10 @@ class Linear(Layer):
     bias : bool, default=True
         Whether to add b.
     init : {"he", "glorot", "fan_in"}, default="he"
-        Uniform initial weights of variance 2 / in, for ReLU (He et al. 2015, eq. 10), or 2 / (in + out), for tanh and
-        sigmoid (Glorot & Bengio 2010, eq. 16), with b = 0; or "fan_in", weights and b between -1 / sqrt(in) and
-        1 / sqrt(in), of variance 1 / (3 in), as PyTorch's `nn.Linear` has them.
+        Uniform initial weights, of variance 2 / in (He et al. 2015, eq. 10), 2 / (in + out) (Glorot & Bengio 2010, eq. 16), or
+        1 / (3 in), as PyTorch's `nn.Linear` has them.
+    bias_init : {"zeros", "uniform"}, default="zeros"
+        Initial b: 0, or uniform between -1 / sqrt(in) and 1 / sqrt(in), as PyTorch has it, so that the kinks of ReLU lie apart.
     variance_factor : float, default=1.0
         The variance is multiplied by it: 1 / variance_factor is how many times larger dropout makes the mean square of y's
         sums. Where a share 1 - p of the products is left and scaled by 1 / (1 - p), it is 1 - p (Hendrycks & Gimpel 2016,
@@ -52,7 +53,7 @@ class Linear(Layer):
     Raises
     ------
     ValueError
-        If a width is not positive, `init` is unknown or `variance_factor` not in (0, 1].
+        If a width is not positive, `init` or `bias_init` is unknown, or `variance_factor` not in (0, 1].
     """
 
     recordable = True
@@ -64,6 +65,7 @@ class Linear(Layer):
         bias: bool = True,
         *,
         init: str = "he",
+        bias_init: str = "zeros",
         variance_factor: float = 1.0,
         rng: np.random.Generator | int | None = None,
         device: str | Device = "cpu",
@@ -72,11 +74,13 @@ class Linear(Layer):
             raise ValueError(f"Linear: widths must be positive, got in_features={in_features}, out_features={out_features}")
         if init not in INITS:
             raise ValueError(f"Linear: init must be one of {', '.join(map(repr, INITS))}; got {init!r}")
+        if bias_init not in ("zeros", "uniform"):
+            raise ValueError(f"Linear: bias_init must be 'zeros' or 'uniform', got {bias_init!r}")
         if not 0 < variance_factor <= 1:
             raise ValueError(f"Linear: variance_factor must be in (0, 1], got {variance_factor!r}")
         variance = variance_factor * INITS[init](in_features, out_features)
         self._bound, self._shape = math.sqrt(3 * variance), (out_features, in_features)
-        self._bias_bound = 1 / math.sqrt(in_features) if bias and init == "fan_in" else 0.0
+        self._bias_bound = 1 / math.sqrt(in_features) if bias and bias_init == "uniform" else 0.0
         values = self.initial(self.generator(rng))
         self.weight = Tensor(values["weight"], device, requires_grad=True)
         self.bias = Tensor(values.get("bias", np.zeros(out_features)), device, requires_grad=True) if bias else None
