@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..device import Device, device
 from .base import AxisPlan, Plan
 from .on_device import DevicePlan, on_device, upload_plan
-from .rows import repeat_indices
+from .rows import WindowPlan, WindowProduct, repeat_indices
 
 
 class Site(NamedTuple):
@@ -57,6 +57,8 @@ class Plans:
     choose : callable, optional
         (site, flow, layer) -> Plan or None: asked in the pass for each site of a layer that lets a policy choose, where none is
         assigned.
+    feeds : mapping of layer to layer, optional
+        By layer, the one whose outputs are its inputs, in the same order (`Tree.feeds`).
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class Plans:
         sites: Mapping[tuple[Any, str], Site] | None = None,
         assigned: Mapping[str, Plan] | None = None,
         choose: Callable[[Site, Any, Any], Plan | None] | None = None,
+        feeds: Mapping[Any, Any] | None = None,
     ) -> None:
         self.device, self.sites, self.choose = device(dev), {} if sites is None else sites, choose
+        self.feeds = {} if feeds is None else feeds
         self.assigned = {path: plan for path, plan in (assigned or {}).items() if not plan.trivial}
         self._on_device: dict[str, DevicePlan] = {}
 
@@ -129,8 +133,11 @@ class Plans:
         return self._on_device[path]
 
     def region(self, layer: Any, weight: Any, name: str = "output") -> dict[Any, DevicePlan]:
-        """{weight: what of it the pass reads}, by the plan at a layer's site; {} where it is all."""
+        """{weight: what of it the pass reads}, by the plan at a layer's site, and that of its inputs; {} if it is all."""
         plan = self.of(layer, name) if self.assigned else None
+        inputs = self.of(self.feeds[layer]) if self.assigned and layer in self.feeds and len(weight.shape) == 2 else None
+        if isinstance(inputs, WindowPlan) and (plan is None or isinstance(plan, WindowPlan)):
+            return {weight: upload_plan(WindowProduct(tuple(weight.shape), plan, inputs), self.device)}
         here = None if plan is None or plan.region(weight.shape) is None else self.at(layer, name)
         return {} if here is None else {weight: here}
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from numbanet_kernels.layouts.rows import Period, RowLists, Window
 
-from .base import AxisPlan, Plan
+from .base import AxisPlan, Plan, Region
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +105,33 @@ class WindowPlan(AxisPlan):
 
     def index(self, kept: Any) -> Window | None:
         return None if self.count == self.n else Window(kept, self.start, self.count, self.n)
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowProduct(Plan):
+    """What a product reads of a weight (O, I) under a window of its outputs and one of its inputs; None for all of an axis.
+
+    Blocks of it are `WIDE` columns of one row, so that an update may leave out columns as well as rows.
+    """
+
+    WIDE = 64
+    cacheable = False
+
+    shape: tuple[int, int]
+    rows: WindowPlan | None
+    cols: WindowPlan | None
+
+    def _masks(self) -> tuple[np.ndarray, np.ndarray]:
+        rows, cols = (np.ones(n, bool) if plan is None else plan.mask() for n, plan in zip(self.shape, (self.rows, self.cols)))
+        return rows, cols
+
+    def mask(self) -> np.ndarray:
+        """(O, I) bool, True where read."""
+        return np.logical_and.outer(*self._masks())
+
+    def region(self, shape):
+        rows, cols = self._masks()
+        return Region((1, self.WIDE), np.logical_and.outer(rows, np.logical_or.reduceat(cols, range(0, cols.size, self.WIDE))))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
