@@ -16,13 +16,34 @@ from . import ops
 from .autograd import no_grad, op
 from .check import check_grad
 from .device import device
-from .dropout import ConstantSchedule, Dropout, GateSparsity, SkewNormalSchedule, registry as _policies
+from .dropout import (
+    ConstantSchedule,
+    Dropout,
+    EarlyDropout,
+    GateSparsity,
+    LateDropout,
+    SkewNormalSchedule,
+    registry as _policies,
+)
 from .dropout.registry import *  # noqa: F403
 from .layers import Context, Flow, Layer, registry as _layers
 from .layers.registry import *  # noqa: F403
 from .losses import AbsoluteError, CrossEntropy, FunctionLoss, Huber, Loss, Quantile, SquaredError
 from .ops import Order, concatenate, where
-from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, Plans, RowPlan, SamplePlan, Site, TilePlan, TimePlan
+from .plans import (
+    AxisPlan,
+    BernoulliPlan,
+    BlockPlan,
+    IndexPlan,
+    Plan,
+    Plans,
+    RowPlan,
+    SamplePlan,
+    Site,
+    TilePlan,
+    TimePlan,
+    WindowPlan,
+)
 from .tensor import Tensor, from_dlpack
 from .training.adam import Adam, AdamW
 from .training.augment import FlipsAndCrops
@@ -63,6 +84,7 @@ __all__ = [
     "Context",
     "CrossEntropy",
     "Dropout",
+    "EarlyDropout",
     "FlipsAndCrops",
     "Flow",
     "FunctionLoss",
@@ -72,6 +94,7 @@ __all__ = [
     "Huber",
     "IndexPlan",
     "LanguageModel",
+    "LateDropout",
     "Layer",
     "Loss",
     "MagnitudePruning",
@@ -94,6 +117,7 @@ __all__ = [
     "TilePlan",
     "TimePlan",
     "Vocabulary",
+    "WindowPlan",
     "alexnet",
     "check_grad",
     "concatenate",

@@ -150,6 +150,16 @@ QUALITY = {
 }
 
 
+SCORES = {
+    "case": _text("case"),
+    "implementation": _text("implementation"),
+    "score": _number("score", ".4f"),
+    "the better peer": _text("peer"),
+    "above it": _number("above", "+.4f"),
+    "standard error": _number("standard_error", ".4f"),
+}
+
+
 ENDS = {
     "case": _text("case"),
     "learning rate": _text("implementation"),
@@ -182,6 +192,7 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
         "peak_mib": MEMORY,
         "found": QUALITY,
         "last": ENDS,
+        "score": SCORES,
         "points_of": _points(first),
     }
     columns = next((kind for key, kind in kinds.items() if rows and key in rows[0]), TIMES)

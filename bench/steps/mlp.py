@@ -1,8 +1,8 @@
 """Training step of the multilayer perceptron 784-H-H-10: batch 128 (at H = 2048 also 20 and 1024), SGD with momentum 0.9.
 
-`none` is compared with PyTorch without dropout; bernoulli, rdp, tdp and batchwise with PyTorch and nn.Dropout(p): same model,
-optimiser and batches, taken by index from the data set on both sides. scikit-learn's MLPClassifier, which has no dropout,
-stands beside them. Without --against torch, numbanet's own `none` is the peer.
+`none` is compared with PyTorch without dropout; bernoulli, rdp, tdp, batchwise and window with PyTorch and nn.Dropout(p): same
+model, optimiser and batches, taken by index from the data set on both sides. scikit-learn's MLPClassifier, which has no
+dropout, stands beside them. Without --against torch, numbanet's own `none` is the peer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from . import BATCH, TF32_TOLERANCE, TOLERANCE, mlp_model
 
 SUITE = "mlp"
 RECORDED = ("--against torch --json bench/results/cpu-mlp.json --plot mlp.png",)
-WIDTHS, RATES, DROPOUTS = (1024, 2048, 4096), (0.3, 0.5, 0.7), ("bernoulli", "rdp", "tdp", "batchwise")
+WIDTHS, RATES, DROPOUTS = (1024, 2048, 4096), (0.3, 0.5, 0.7), ("bernoulli", "rdp", "tdp", "batchwise", "window")
 OTHER_BATCHES, THEIR_WIDTH, THEIR_RATE = (20, 1024), 2048, 0.5
 FEWER_STEPS, WIDE = 10, 4096  # of a turn, of wide networks
 

@@ -292,7 +292,7 @@ def mean_flops(hidden: int, batch: int, dropout: str, rate: float) -> float:
     from numbanet.dropout import policy
     from numbanet.dropout.search import pattern_distribution
     from numbanet.layers import ActivationSpec, Context
-    from numbanet.plans import RowPlan, TilePlan
+    from numbanet.plans import RowPlan, TilePlan, WindowPlan
 
     model = network(hidden)
 
@@ -302,6 +302,9 @@ def mean_flops(hidden: int, batch: int, dropout: str, rate: float) -> float:
     chosen, (first, second) = policy(dropout, rate), model.droppable()
     if dropout == "batchwise":  # each of its plans keeps as much
         return flops({site: chosen.plan(site, np.random.default_rng(0)) for site in (first, second)})
+    if dropout == "window":  # of K or K + 1 neurons, at one time or another
+        windows = [[(p, WindowPlan(site.shape[0], 0, count)) for count, p in chosen.counts(site)] for site in (first, second)]
+        return sum(p * q * flops({first: a, second: b}) for p, a in windows[0] for q, b in windows[1])
     if dropout not in ("rdp", "tdp"):
         return flops()
     distribution = pattern_distribution(rate, chosen.dp_max, chosen.search)

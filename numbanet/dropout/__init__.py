@@ -7,7 +7,7 @@ from .base import Dropout, Style
 from .gates import GateSparsity
 from .registry import *  # noqa: F403
 from .registry import POLICIES
-from .schedule import ConstantSchedule, Rate, SkewNormalSchedule
+from .schedule import ConstantSchedule, EarlyDropout, LateDropout, Rate, SkewNormalSchedule
 from .sensitive import SensitiveDropout
 from .together import Together, recurrent
 
@@ -15,7 +15,9 @@ __all__ = [
     "POLICIES",
     "ConstantSchedule",
     "Dropout",
+    "EarlyDropout",
     "GateSparsity",
+    "LateDropout",
     "Rate",
     "SensitiveDropout",
     "SkewNormalSchedule",

@@ -82,6 +82,14 @@ class Dropout(abc.ABC):
         rates = tuple(rate_at(r, epoch) for r in rates)
         return self._with(rates if isinstance(self.rate, tuple) else rates[0])
 
+    def over(self, epochs: int) -> Dropout:
+        """The policy of a fit of n epochs: a rate that is a share of the fit, such as `EarlyDropout`, learns n."""
+        rates = self.rate if isinstance(self.rate, tuple) else (self.rate,)
+        if not any(hasattr(rate, "over") for rate in rates):
+            return self
+        rates = tuple(rate.over(epochs) if hasattr(rate, "over") else rate for rate in rates)
+        return self._with(rates if isinstance(self.rate, tuple) else rates[0])
+
     def at_mean_rate(self, epochs: int) -> Dropout:
         """The policy with its rates averaged over n epochs, for which initial weights are made."""
         if self.at(0) is self:

@@ -6,6 +6,7 @@ from .batchwise import BatchwiseDropout
 from .graph import DynamicSparseGraph
 from .patterns import RowDropout, TileDropout
 from .sensitive import BlockSensitiveDropout, RowSensitiveDropout
+from .window import WindowDropout
 
 __all__ = [  # noqa: RUF022  in the order of tables
     "NoDropout",
@@ -13,6 +14,7 @@ __all__ = [  # noqa: RUF022  in the order of tables
     "RowDropout",
     "TileDropout",
     "BatchwiseDropout",
+    "WindowDropout",
     "RowSensitiveDropout",
     "BlockSensitiveDropout",
     "DynamicSparseGraph",

@@ -42,6 +42,9 @@ class Together(Dropout):
     def at(self, epoch):
         return self._each("at", epoch)
 
+    def over(self, epochs):
+        return self._each("over", epochs)
+
     def at_mean_rate(self, epochs):
         return self._each("at_mean_rate", epochs)
 

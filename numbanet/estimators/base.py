@@ -121,7 +121,9 @@ class Estimator(Settings):
         self.optimizer_, self._made_of = self._new_optimizer(model), self._architecture()
         self._sparsity = self.sparsity
         self._thinning = (
-            None if self.sparsity is None else self.sparsity.begin(model, shape, self.epochs, next(model.parameters()).device)
+            None
+            if self.sparsity is None
+            else self.sparsity.begin(model, shape, settings.epochs, next(model.parameters()).device)
         )
 
     def _resume(self, model: Sequential, settings: FitSettings) -> None:
@@ -160,7 +162,7 @@ class Estimator(Settings):
             self._task(),
             self._streams,
             settings.device,
-            self.batch_size,
+            settings.batch_size,
             settings.session,
         )
         users = [hook if isinstance(hook, Hook) else Callback(hook) for hook in self.callbacks or ()]

@@ -24,21 +24,24 @@ def build(
     weights: np.ndarray | None,
     widths: Sequence[int],
     activation: str,
+    init: str,
     dropout: Dropout,
     rng: np.random.Generator,
     dev: Device,
 ) -> Sequential:
     """Linear layers of these widths, from features to outputs, with an activation between them.
 
-    Initial weights have less variance if dropout reduces sums; before a layer with tile dropout, features are mostly centred
-    and shuffled.
+    Initial biases are uniform: on tables networks learn more with them than with zeros (`python -m bench tables`). Initial
+    weights have less variance if dropout reduces sums; before a layer with tile dropout, features are mostly centred and
+    shuffled.
     """
     layers: list[Layer] = []
     variance_factors = dropout.variance_factors(len(widths) - 2)
     for i, (n_in, n_out) in enumerate(zip(widths, widths[1:])):
         hidden = i < len(widths) - 2
-        init = "he" if hidden and activation in ("relu", "gelu") else "glorot"
-        layers.append(Linear(n_in, n_out, init=init, variance_factor=variance_factors[i], rng=rng, device=dev))
+        layers.append(
+            Linear(n_in, n_out, init=init, bias_init="uniform", variance_factor=variance_factors[i], rng=rng, device=dev)
+        )
         if hidden:
             layers.append(ACTIVATIONS[activation]())
     if dropout.shuffle and variance_factors[0] < 1:

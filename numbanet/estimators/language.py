@@ -222,7 +222,6 @@ PARAMETERS = {
             "nesterov",
             "weight_decay",
             "learning_rate_schedule",
-            "epochs",
             "patience",
             "callbacks",
             "device",
@@ -232,6 +231,14 @@ PARAMETERS = {
             "verbose",
         )
     },
+    **by_name(
+        SHARED["epochs"]._replace(
+            default=20,
+            kind="int",
+            text="""
+        Passes over the text.""",
+        )
+    ),
 }
 
 
@@ -315,7 +322,7 @@ class LanguageModel(Estimator):
         trained = bool(self.warm_start) and self._goes_on("warm_start")
         symbols = self._symbols(tokens, new=not trained)
         self._start(settings, self.model_ if trained else None)
-        train(*self._prepare(symbols, settings, self.epochs, trained, validation))
+        train(*self._prepare(symbols, settings, settings.epochs, trained, validation))
         return self
 
     @whole

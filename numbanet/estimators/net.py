@@ -170,7 +170,7 @@ class Net(ClassifierMixin, Supervised):
     def _check_target(self, X, y, weights, reset, classes=None):
         """Labels as indices into `classes_`, int32, and the sample weights times the class weights."""
         if reset:
-            self._by_step = self._given_layers() and steps.given(self.layers, X, y, self.batch_size)
+            self._by_step = self._given_layers() and steps.given(self.layers, X, y, self._batch(len(X)))
         if self._by_step:
             return self._check_steps(X, y, weights, reset, classes)
         check_classification_targets(y)

@@ -11,7 +11,7 @@ import numpy as np
 
 from numbanet_kernels.layouts.sparse import BSR, CSR
 
-from ..dropout import POLICIES, ConstantSchedule, Dropout, GateSparsity, SkewNormalSchedule
+from ..dropout import POLICIES, ConstantSchedule, Dropout, EarlyDropout, GateSparsity, LateDropout, SkewNormalSchedule
 from ..layers import Layer, Sequential, SparseLinear
 from ..losses import OF_CLASSES, OF_NUMBERS
 from ..training.augment import FlipsAndCrops
@@ -25,9 +25,11 @@ SETTINGS = {
     for kind in (
         *POLICIES.values(),
         ConstantSchedule,
+        EarlyDropout,
         FlipsAndCrops,
         GateSparsity,
         GroupLasso,
+        LateDropout,
         MagnitudePruning,
         ReduceLROnPlateau,
         Rewire,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -24,6 +25,8 @@ from ..training.sparsity import Sparsity
 from .parameters import hint
 
 PRECISIONS = ("float32", "tf32")
+EPOCHS, STEPS = 20, 1000  # of a fit by default: so many epochs, or on few samples so many steps
+BATCH, LEAST_BATCH, BATCHES = 128, 32, 32  # by default: so many samples, or on few ones so many batches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +38,9 @@ class FitSettings:
     policy : Dropout
     at_mean_rate : Dropout
         The policy with its rates averaged over epochs, for which initial weights are made.
+    epochs : int
+        Number of epochs of a fit.
+    batch_size : int
     device : Device
     session : dict
         Options of the device's sessions (`Stepper`).
@@ -48,7 +54,9 @@ class FitSettings:
 
     policy: Dropout
     at_mean_rate: Dropout
+    epochs: int
     device: Device
+    batch_size: int
     session: dict[str, Any]
     learning_rate_schedule: Callable[[int], float] | None = None
     patience: int | None = None
@@ -63,6 +71,7 @@ class Settings(BaseEstimator):
     """
 
     rates: ClassVar[Mapping[str, float]]
+    by_samples: ClassVar[tuple[str, ...]] = ()  # parameters that may be None, for what suits the number of samples
     flags: ClassVar[tuple[str, ...]] = ("nesterov", "early_stopping", "warm_start")
 
     def set_params(self, **parameters):
@@ -76,11 +85,11 @@ class Settings(BaseEstimator):
         """Raise the errors that `fit` would raise for the parameters; needs no data."""
         self._settings(None, None)
 
-    def _settings(self, dropout, dropout_rate) -> FitSettings:
-        """The checked parameters of one fit; called before anything is changed."""
+    def _settings(self, dropout, dropout_rate, samples: int | None = None) -> FitSettings:
+        """The checked parameters of one fit on n samples; called before anything is changed."""
         for name, low in (("epochs", 1), ("batch_size", 1), ("patience", 1)):
             value = getattr(self, name)
-            if not is_integer(value) or value < low:
+            if not (is_integer(value) and value >= low or (value is None and name in self.by_samples)):
                 raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
         for name in self.flags:
             if not isinstance(getattr(self, name), (bool, np.bool_)):
@@ -99,18 +108,33 @@ class Settings(BaseEstimator):
         if self.sparsity is not None and not isinstance(self.sparsity, Sparsity):
             raise ValueError(f"sparsity must be None or a Sparsity, such as GroupLasso(1e-4), got {self.sparsity!r}")
         self._make_optimizer([])
-        chosen = self._policy(dropout, dropout_rate)
+        epochs = self._epochs(samples)
+        chosen = self._policy(dropout, dropout_rate).over(epochs)
         if (sites := self._site_count(chosen)) is not None:
             chosen.check(sites)
         return FitSettings(
             chosen,
-            chosen.at_mean_rate(self.epochs),
+            chosen.at_mean_rate(epochs),
+            epochs,
             device(self.device),
+            self._batch(samples),
             self._session_options(),
-            schedule.named(self.learning_rate_schedule, self.epochs),
+            schedule.named(self.learning_rate_schedule, epochs),
             self.patience if self.early_stopping else None,
             self._scorer(),
         )
+
+    def _epochs(self, samples: int | None) -> int:
+        """Of a fit on n samples: the parameter, or what suits them."""
+        if self.epochs is not None:
+            return self.epochs
+        return EPOCHS if samples is None else max(EPOCHS, math.ceil(STEPS / math.ceil(samples / self._batch(samples))))
+
+    def _batch(self, samples: int | None) -> int:
+        """Samples of a step in a fit on n: the parameter, or what suits them."""
+        if self.batch_size is not None:
+            return self.batch_size
+        return BATCH if samples is None else min(BATCH, max(LEAST_BATCH, samples // BATCHES))
 
     def _policy(self, dropout, dropout_rate) -> Dropout:
         """The policy of a call; its arguments override the parameters."""

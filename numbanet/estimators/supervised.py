@@ -20,7 +20,7 @@ from numbanet_kernels.runtime.interrupt import deferred
 
 from ..arguments import is_integer
 from ..dropout import Dropout, Rate
-from ..layers import ACTIVATIONS, ActivationSpec, Layer, Sequential
+from ..layers import ACTIVATIONS, INITS, ActivationSpec, Layer, Sequential
 from ..losses import Loss, loss_named
 from ..plans import Plans
 from ..training.augment import Augmentation
@@ -42,6 +42,7 @@ class Supervised(Estimator):
     """Base of classifier and regressor: checking data, building, training."""
 
     least_to_score = 1  # samples
+    by_samples = ("epochs", "batch_size")
     _by_step = False  # True if each time step has a target
     losses: ClassVar[Mapping[str, type[Loss]]]  # the losses by name
 
@@ -101,8 +102,10 @@ class Supervised(Estimator):
         X, y, weights = self._check_data(X, y, sample_weight, reset=not trained)
         if trained:
             self._check_same(y)
+        if None in (self.epochs, self.batch_size):
+            settings = self._settings(dropout, dropout_rate, len(X))
         self._start(X, weights, settings, self.model_ if trained else None)
-        run, data = self._prepare(X, y, weights, settings, self.epochs, trained, validation)
+        run, data = self._prepare(X, y, weights, settings, settings.epochs, trained, validation)
         train(run, data)
         if message := verdict(run.stepper, data, self.history_[-1]):
             warn(message)
@@ -125,7 +128,7 @@ class Supervised(Estimator):
             weights = _check_sample_weight(sample_weight, X, dtype=np.float32, ensure_non_negative=True)
             if not weights.sum() > 0:
                 raise ValueError("sample_weight must not be zero for every sample")
-        if len(y) <= self.batch_size and self._criterion().weighs:
+        if len(y) <= self._batch(len(y)) and self._criterion().weighs:
             X, y, weights = merged(X, y, weights)
         return X, *self._check_target(X, y, weights, reset, **target_options)
 
@@ -191,13 +194,15 @@ class Supervised(Estimator):
         tags.input_tags.sparse = True
         return tags
 
-    def _settings(self, dropout, dropout_rate):
+    def _settings(self, dropout, dropout_rate, samples=None):
         if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
             raise ValueError(f"there is no activation {self.activation!r}; choose one of {', '.join(map(repr, ACTIVATIONS))}")
+        if not isinstance(self.init, str) or self.init not in INITS:
+            raise ValueError(f"there is no init {self.init!r}; choose one of {', '.join(map(repr, INITS))}")
         if self.augment is not None and not callable(self.augment):
             raise ValueError(f"augment must be a function augment(x, rng, dev), such as FlipsAndCrops(), got {self.augment!r}")
         self._criterion()
-        return super()._settings(dropout, dropout_rate)
+        return super()._settings(dropout, dropout_rate, samples)
 
     def _site_count(self, chosen: Dropout) -> int | None:
         """Number of sites that a policy has rates for; None: known only when the layers are built."""
@@ -241,7 +246,7 @@ class Supervised(Estimator):
         model = self._new_model(X, weights, settings) if model is None else model
         self._check_layers(model)
         self.loss_ = self._criterion()
-        self._adopt(model, settings, (self.batch_size, *self.input_shape_), fresh)
+        self._adopt(model, settings, (settings.batch_size, *self.input_shape_), fresh)
 
     def _new_model(self, X, weights, settings) -> Sequential:
         if self._given_layers():
@@ -258,6 +263,7 @@ class Supervised(Estimator):
             weights,
             (X.shape[1], *self._widths(), self._outputs()),
             self.activation,
+            self.init,
             settings.at_mean_rate,
             self._streams.weights,
             settings.device,
@@ -267,7 +273,7 @@ class Supervised(Estimator):
         """ValueError unless the layers take the samples and have the right output shape."""
         if not any(tensor.requires_grad for tensor in model.parameters()):
             raise ValueError(f"layers: there is nothing to train in {model!r}")
-        shape = model.cost(ActivationSpec((self.batch_size, *self.input_shape_)), Plans())[1].shape
+        shape = model.cost(ActivationSpec((self._batch(None), *self.input_shape_)), Plans())[1].shape
         if len(shape) != 2 + self._by_step or shape[-1] not in (None, self._outputs()):
             which = f"{self._outputs()} outputs{' for each time step' * self._by_step}"
             raise ValueError(f"layers: the last one must give {which}, not {shape[1:]} per sample; got {model!r}")
@@ -278,6 +284,8 @@ class Supervised(Estimator):
         settings = dataclasses.replace(self._settings(dropout, dropout_rate), patience=None)
         trained = self._goes_on("partial_fit")
         X, y, weights = self._check_data(X, y, sample_weight, reset=not trained, **target_options)
+        if self.batch_size is None:
+            settings = dataclasses.replace(settings, batch_size=self._batch(len(X)))
         if trained:
             self._warn_of_sparsity()
         else:

@@ -19,6 +19,7 @@ from .flow import (
     Symbols,
     Tags,
 )
+from .linear import INITS
 from .recurrent import Recurrent
 from .registry import *  # noqa: F403
 from .tree import Tree, walk
@@ -27,6 +28,7 @@ __all__ = [
     "ACTIVATIONS",
     "CHANNELS_LAST",
     "DENSE",
+    "INITS",
     "Activation",
     "ActivationSpec",
     "ChannelsLast",

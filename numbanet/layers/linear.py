@@ -16,6 +16,12 @@ from .base import Layer
 from .context import Context
 from .flow import DENSE, ActivationSpec, Columns, Flow, PerSample, product_cost
 
+INITS = {  # variance of the initial weights
+    "he": lambda n_in, n_out: 2 / n_in,
+    "glorot": lambda n_in, n_out: 2 / (n_in + n_out),
+    "fan_in": lambda n_in, n_out: 1 / (3 * n_in),
+}
+
 
 class Linear(Layer):
     """y = x wᵀ + b.   x (…, in) -> y (…, out)
@@ -29,9 +35,11 @@ class Linear(Layer):
         Widths of the input and the output.
     bias : bool, default=True
         Whether to add b.
-    init : {"he", "glorot"}, default="he"
-        Uniform initial weights of variance 2 / in, for ReLU (He et al. 2015, eq. 10), or 2 / (in + out), for tanh and
-        sigmoid (Glorot & Bengio 2010, eq. 16); b starts at 0.
+    init : {"he", "glorot", "fan_in"}, default="he"
+        Uniform initial weights, of variance 2 / in (He et al. 2015, eq. 10), 2 / (in + out) (Glorot & Bengio 2010, eq. 16), or
+        1 / (3 in), as PyTorch's `nn.Linear` has them.
+    bias_init : {"zeros", "uniform"}, default="zeros"
+        Initial b: 0, or uniform between -1 / sqrt(in) and 1 / sqrt(in), as PyTorch has it, so that the kinks of ReLU lie apart.
     variance_factor : float, default=1.0
         The variance is multiplied by it: 1 / variance_factor is the factor by which dropout raises the mean square of y. If a
         share 1 - p of the products is kept and scaled by 1 / (1 - p), it is 1 - p (Hendrycks & Gimpel 2016, "Adjusting for
@@ -44,7 +52,7 @@ class Linear(Layer):
     Raises
     ------
     ValueError
-        If a width is not positive, `init` is unknown or `variance_factor` not in (0, 1].
+        If a width is not positive, `init` or `bias_init` is unknown, or `variance_factor` not in (0, 1].
     """
 
     recordable = True
@@ -56,23 +64,31 @@ class Linear(Layer):
         bias: bool = True,
         *,
         init: str = "he",
+        bias_init: str = "zeros",
         variance_factor: float = 1.0,
         rng: np.random.Generator | int | None = None,
         device: str | Device = "cpu",
     ) -> None:
         if in_features < 1 or out_features < 1:
             raise ValueError(f"Linear: widths must be positive, got in_features={in_features}, out_features={out_features}")
-        if init not in ("he", "glorot"):
-            raise ValueError(f"Linear: init must be 'he' or 'glorot', got {init!r}")
+        if init not in INITS:
+            raise ValueError(f"Linear: init must be one of {', '.join(map(repr, INITS))}; got {init!r}")
+        if bias_init not in ("zeros", "uniform"):
+            raise ValueError(f"Linear: bias_init must be 'zeros' or 'uniform', got {bias_init!r}")
         if not 0 < variance_factor <= 1:
             raise ValueError(f"Linear: variance_factor must be in (0, 1], got {variance_factor!r}")
-        variance = variance_factor * (2 / in_features if init == "he" else 2 / (in_features + out_features))
+        variance = variance_factor * INITS[init](in_features, out_features)
         self._bound, self._shape = math.sqrt(3 * variance), (out_features, in_features)
-        self.weight = Tensor(self.initial(self.generator(rng))["weight"], device, requires_grad=True)
-        self.bias = Tensor(np.zeros(out_features), device, requires_grad=True) if bias else None
+        self._bias_bound = 1 / math.sqrt(in_features) if bias and bias_init == "uniform" else 0.0
+        values = self.initial(self.generator(rng))
+        self.weight = Tensor(values["weight"], device, requires_grad=True)
+        self.bias = Tensor(values.get("bias", np.zeros(out_features)), device, requires_grad=True) if bias else None
 
     def initial(self, rng):
-        return {"weight": rng.uniform(-self._bound, self._bound, self._shape)}
+        values = {"weight": rng.uniform(-self._bound, self._bound, self._shape)}
+        if self._bias_bound:
+            values["bias"] = rng.uniform(-self._bias_bound, self._bias_bound, self._shape[0])
+        return values
 
     @property
     def out_features(self) -> int:

@@ -55,6 +55,21 @@ class Tree:
         return {site.path: layer for (layer, _), site in self.sites.items()}
 
     @functools.cached_property
+    def feeds(self) -> dict[Any, Any]:
+        """By layer of a chain, the one whose outputs are its inputs, neuron by neuron: between them each passes by itself."""
+        found: dict[Any, Any] = {}
+        for chain in self.layers.values():
+            source = None
+            for _, layer in chain.children() if chain.chain else ():
+                if (layer, "output") in self.sites:
+                    if source is not None:
+                        found[layer] = source
+                    source = layer
+                elif not layer.passes_units:
+                    source = None
+        return found
+
+    @functools.cached_property
     def _by_kind(self) -> dict[str, tuple[Site, ...]]:
         kinds: dict[str, list[Site]] = {}
         for site in self.sites.values():

@@ -4,7 +4,7 @@ from .assigned import Plans, Site
 from .base import AxisPlan, Plan, Region
 from .gates import GateChoice, GatePlan
 from .on_device import DeviceAxis, DeviceBlocks, DevicePlan, DeviceSamples, DeviceTiles, DeviceTimes, on_device
-from .rows import DrawnPlan, IndexPlan, RowPlan, TimePlan, repeat_indices
+from .rows import DrawnPlan, IndexPlan, RowPlan, TimePlan, WindowPlan, repeat_indices
 from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, TilePlan
 
@@ -30,6 +30,7 @@ __all__ = [
     "Site",
     "TilePlan",
     "TimePlan",
+    "WindowPlan",
     "on_device",
     "repeat_indices",
 ]

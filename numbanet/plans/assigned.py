@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ..device import Device, device
 from .base import Plan
 from .on_device import DevicePlan, on_device, upload_plan
+from .rows import WindowPlan, WindowProduct
 
 
 class Site(NamedTuple):
@@ -55,6 +56,8 @@ class Plans:
         Plans by the path of their site; without a plan a site computes everything.
     choose : callable, optional
         (site, flow, layer) -> Plan or None: called during the pass for sites with `chosen` that have no plan.
+    feeds : mapping of layer to layer, optional
+        By layer, the one whose outputs are its inputs, in the same order (`Tree.feeds`).
     """
 
     def __init__(
@@ -63,8 +66,10 @@ class Plans:
         sites: Mapping[tuple[Any, str], Site] | None = None,
         assigned: Mapping[str, Plan] | None = None,
         choose: Callable[[Site, Any, Any], Plan | None] | None = None,
+        feeds: Mapping[Any, Any] | None = None,
     ) -> None:
         self.device, self.sites, self.choose = device(dev), {} if sites is None else sites, choose
+        self.feeds = {} if feeds is None else feeds
         self.assigned = {path: plan for path, plan in (assigned or {}).items() if not plan.trivial}
         self.here: dict[str, DevicePlan] = {}  # by the path of the site, the plans that were asked for
 
@@ -123,7 +128,10 @@ class Plans:
         return self.here[path]
 
     def region(self, layer: Any, weight: Any, name: str = "output") -> dict[Any, DevicePlan]:
-        """{weight: the part that the pass reads} for the plan at a layer's site; {} if the pass reads all of it."""
+        """{weight: the part that the pass reads} for the plan at a layer's site and that of its inputs; {} if it reads all."""
         plan = self.of(layer, name) if self.assigned else None
+        inputs = self.of(self.feeds[layer]) if self.assigned and layer in self.feeds and len(weight.shape) == 2 else None
+        if isinstance(inputs, WindowPlan) and (plan is None or isinstance(plan, WindowPlan)):
+            return {weight: upload_plan(WindowProduct(tuple(weight.shape), plan, inputs), self.device)}
         here = None if plan is None or plan.region(weight.shape) is None else self.at(layer, name)
         return {} if here is None else {weight: here}

@@ -1,4 +1,5 @@
-"""Plans of an axis: every dp-th index (`RowPlan`), any indices (`IndexPlan`), or different ones per time step (`TimePlan`)."""
+"""Plans of an axis: every dp-th index (`RowPlan`), neighbours (`WindowPlan`), any indices (`IndexPlan`), or different ones per
+time step (`TimePlan`)."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from numbanet_kernels.layouts.rows import Period, RowLists
+from numbanet_kernels.layouts.rows import Period, RowLists, Window
 
-from .base import AxisPlan, Plan
+from .base import AxisPlan, Plan, Region
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +59,79 @@ class RowPlan(AxisPlan):
 
     def index(self, kept: Any) -> Period | None:
         return None if self.dp == 1 else Period(kept, slice(self.bias, self.n, self.dp))
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowPlan(AxisPlan):
+    """Keep `count` neighbouring indices start, start + 1, … of an axis of length n, around its end.
+
+    What is kept of a weight is a slice, or two: products read it where it lies, and nothing is gathered.
+
+    Parameters
+    ----------
+    n : int
+        Length of the axis.
+    start : int
+        First index of the window, 0 … n - 1.
+    count : int
+        How many indices it keeps, 0 … n.
+    scale : float, default=1.0
+        What the kept values are multiplied by.
+
+    Raises
+    ------
+    ValueError
+        If n < 1, or start or count is out of range.
+    """
+
+    n: int
+    start: int
+    count: int
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or not 0 <= self.start < self.n or not 0 <= self.count <= self.n:
+            raise ValueError(
+                f"WindowPlan: n {self.n} must be >= 1, start {self.start} in 0 … n - 1 and count {self.count} in 0 … n"
+            )
+
+    @property
+    def kind(self):
+        return WindowPlan, self.n, self.count, self.scale
+
+    def indices(self):
+        end = self.start + self.count
+        return np.concatenate([np.arange(max(end - self.n, 0)), np.arange(self.start, min(end, self.n))])
+
+    def index(self, kept: Any) -> Window | None:
+        return None if self.count == self.n else Window(kept, self.start, self.count, self.n)
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowProduct(Plan):
+    """What a product reads of a weight (O, I) under a window of its outputs and one of its inputs; None for all of an axis.
+
+    Blocks of it are `WIDE` columns of one row, so that an update may leave out columns as well as rows.
+    """
+
+    WIDE = 64
+    cacheable = False
+
+    shape: tuple[int, int]
+    rows: WindowPlan | None
+    cols: WindowPlan | None
+
+    def _masks(self) -> tuple[np.ndarray, np.ndarray]:
+        rows, cols = (np.ones(n, bool) if plan is None else plan.mask() for n, plan in zip(self.shape, (self.rows, self.cols)))
+        return rows, cols
+
+    def mask(self) -> np.ndarray:
+        """(O, I) bool, True where read."""
+        return np.logical_and.outer(*self._masks())
+
+    def region(self, shape):
+        rows, cols = self._masks()
+        return Region((1, self.WIDE), np.logical_and.outer(rows, np.logical_or.reduceat(cols, range(0, cols.size, self.WIDE))))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -95,7 +95,8 @@ class Stepper:
         return self._plans({path: plan for path, plan in drawn if plan is not None})
 
     def _plans(self, assigned: dict[str, Plan]) -> Plans:
-        return Plans(self.dev, self.tree.sites, assigned, self._chosen if self.current.data_dependent else None)
+        choose = self._chosen if self.current.data_dependent else None
+        return Plans(self.dev, self.tree.sites, assigned, choose, self.tree.feeds)
 
     def _chosen(self, *given: Any) -> Plan | None:
         """The plan that the policy of the current epoch chooses from data."""

@@ -6,7 +6,7 @@
     dw        dw[k, j] = sum_n dy[n, k] x[n, j]: a dense product (gemm_dw), because activations are compact
 
 The work is 2 N K J FLOPs instead of 2 N O I. `rows` and `cols` are slices that end at the end of their axis, increasing int32
-arrays on the device, `layouts.rows.Period` (both forms), or None for all.
+arrays on the device, `layouts.rows.Period` (both forms), `layouts.rows.Window`, or None for all.
 Kernels: masked (a teaching step: blocks of dropped rows return before their first barrier), listed (any index lists: the grid
 has only the kept outputs) and, for the constant strides of a pattern, `gemm_block`.
 """
@@ -19,10 +19,12 @@ import numpy as np
 from numba import float32
 
 from ..blocks import gemm_block
+from ..host.gather import gather, gather_entries, gather_rows, gathered
 from ..host.gathered_gemm import multiply_listed
-from ..layouts.rows import Period
+from ..host.window_gemm import multiply_window, multiply_window_back
+from ..layouts.rows import Period, Window
 from ..runtime.arrays import device_cache, to_device
-from ..runtime.declare import cuda, host_kernel, kernel, kernels, tape
+from ..runtime.declare import cuda, kernel, kernels, tape
 from ..runtime.expect import BOOL, INT32, expect, shapes
 from ..runtime.launch import ceil_div, launch
 from ..runtime.memory import empty_cpu, empty_cuda, flat, output
@@ -58,6 +60,11 @@ def _chosen(op, index, n):
     """(kept indices of an axis of length n as a slice or an int32 array, their number)"""
     if index is None:
         return ALL, n
+    if isinstance(index, Window):
+        expect(op, indices=(index.indices, (index.count,), INT32))
+        if index.n != n:
+            raise ValueError(f"{op}: a window of an axis of length {index.n}, not {n}")
+        return index, index.count
     chosen, indices = (index.slice, index.indices) if isinstance(index, Period) else (index, index)
     if isinstance(chosen, slice):
         count = len(range(*chosen.indices(n)))
@@ -91,22 +98,6 @@ def _arguments(op, empty, x, w, rows, cols, bias=None, where=None, out=None):
 # --- CPU --------------------------------------------------------------------------------------------------------------
 # BLAS reads rows with a constant stride without a copy. Kept columns are gathered, each thread gathering its own rows. Index
 # lists of rows use `multiply_listed` in the forward pass and are gathered for dx.
-@host_kernel("void(f4[:, ::1], i4[::1], f4[:, ::1])")
-def _gather_rows(w, rows, out):
-    """out[k] = w[rows[k]]; the caller has checked the indices."""
-    for k in range(rows.size):
-        out[k] = w[rows[k]]
-
-
-@host_kernel("void(f4[:, ::1], i4[::1], i4[::1], f4[:, ::1])")
-def _gather(w, rows, cols, gathered):
-    """gathered[k, j] = w[rows[k], cols[j]]; the caller has checked the indices."""
-    for k in range(rows.size):
-        row, out = w[rows[k]], gathered[k]
-        for j in range(cols.size):
-            out[j] = row[np.uint32(cols[j])]
-
-
 _numbers = functools.lru_cache(maxsize=64)(lambda *indices: np.arange(*indices, dtype=np.int32))
 
 
@@ -114,26 +105,10 @@ def _numbered(op, index, n):
     """The indices as an array; ValueError if one lies outside an axis of length n."""
     if isinstance(index, slice):
         return _numbers(*index.indices(n))
+    index = index.indices if isinstance(index, Window) else index
     if index.size and not 0 <= index.min() <= index.max() < n:
         raise ValueError(f"{op}: {index} has indices outside an axis of length {n}")
     return index
-
-
-@host_kernel("void(f4[::1], i4[::1], f4[::1])")
-def _gather_entries(x, indices, out):
-    """out[k] = x[indices[k]]; the caller has checked the indices."""
-    for k in range(indices.size):
-        out[k] = x[indices[k]]
-
-
-def _gathered(op, w, rows, cols):
-    """A copy of w[rows][:, cols]; rows and cols are arrays, cols None for all."""
-    out = empty_cpu((rows.size, w.shape[1] if cols is None else cols.size))
-    if cols is None:
-        _gather_rows(w, rows, out)
-    else:
-        _gather(w, rows, cols, out)
-    return out
 
 
 # Small submatrices are always gathered by index arrays, even if a view would do: a recorded step can then run again with the
@@ -145,7 +120,7 @@ def _lists(op, w, rows, cols):
     """(rows, cols) as arrays (cols None for all) if neither is a slice and the submatrix is small, else None."""
     if isinstance(rows, slice) or isinstance(cols, slice) or (rows is None and cols is None):
         return None
-    rows, cols = (index.indices if isinstance(index, Period) else index for index in (rows, cols))
+    rows, cols = (index.indices if isinstance(index, (Period, Window)) else index for index in (rows, cols))
     height, width = w.shape[0] if rows is None else rows.size, w.shape[1] if cols is None else cols.size
     if height * width > LISTED:
         return None
@@ -157,6 +132,13 @@ def _refuse_views(w, given):
     """Refuse to record a view: another plan of the same kind has other views."""
     if (writer := tape.get()) is not None and any(index is not None for index in given):
         writer.refuse(f"a product with a view of w {w.shape}")
+
+
+def _windows(given):
+    """True if rows and columns are windows or None, so that views suffice. With other lists, windows are lists, too."""
+    return any(isinstance(index, Window) for index in given) and all(
+        index is None or isinstance(index, Window) for index in given
+    )
 
 
 def _weight_of(op, w, rows, cols):
@@ -174,9 +156,9 @@ def _weight_of(op, w, rows, cols):
         if sliced:
             np.copyto(out, view[span])
         elif whole:
-            _gather_rows(w, rows[span], out)
+            gather_rows(w, rows[span], out)
         else:
-            _gather(w, rows[span], cols, out)
+            gather(w, rows[span], cols, out)
         return out
 
     return rows_of
@@ -187,12 +169,15 @@ def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
     op, given = "gemm_rows (cpu)", (rows, cols)
     (rows, _), (cols, _), out = _arguments(op, empty_cpu, x, w, rows, cols, bias, out=out)
     if (lists := _lists(op, w, *given)) is not None:
-        weight, kept_bias = _gathered(op, w, *lists), bias
+        weight, kept_bias = gathered(w, *lists), bias
         if bias is not None:
             kept_bias = empty_cpu(lists[0].shape)
-            _gather_entries(bias, lists[0], kept_bias)
+            gather_entries(bias, lists[0], kept_bias)
         return multiply_forward(x, lambda part: weight[part.of(weight.shape[0])], out, kept_bias, relu, scale)
     _refuse_views(w, given)
+    if _windows(given):
+        kept_bias = bias if bias is None or given[0] is None else bias[given[0].indices]
+        return multiply_window(x, w, *given, out, kept_bias, relu, scale)
     sliced, whole = isinstance(rows, slice) and isinstance(cols, slice), isinstance(cols, slice) and cols == ALL
     if not sliced:
         rows, cols = _numbered(op, rows, w.shape[0]), None if whole else _numbered(op, cols, w.shape[1])
@@ -207,10 +192,13 @@ def gemm_rows_dx_cpu(dy, w, rows, cols, where=None, scale=1.0, out=None):
     op, given = "gemm_rows_dx (cpu)", (rows, cols)
     (rows, _), (cols, _), out = _arguments(op, empty_cpu, dy, w, rows, cols, where=where, out=out)
     if (lists := _lists(op, w, *given)) is not None:
-        gathered = _gathered(op, w, *lists)
-        weight = lambda part: gathered[part.of(gathered.shape[0])]  # noqa: E731
+        copy = gathered(w, *lists)
+        weight = lambda part: copy[part.of(copy.shape[0])]  # noqa: E731
     else:
         _refuse_views(w, given)
+        if _windows(given):
+            dx = multiply_window_back(dy, w, *given, out, scale)
+            return dx if where is None else relu_grad_cpu(dx, where, 1.0, out=out)
         weight = _weight_of(op, w, rows, cols)
     if where is None:
         return multiply_back(dy, weight, out, alpha=scale)
@@ -308,7 +296,7 @@ def _array(start, stop, step):
 
 def _listed_indices(index, n):
     """The indices as an array on the device."""
-    if isinstance(index, Period):
+    if isinstance(index, (Period, Window)):
         return index.indices
     return _array(*index.indices(n)) if isinstance(index, slice) else _array(0, n, 1) if index is None else index
 

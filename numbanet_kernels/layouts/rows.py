@@ -18,6 +18,26 @@ class Period(NamedTuple):
         return self.indices.size
 
 
+class Window(NamedTuple):
+    """`count` indices in a row from `start` on, around the end of an axis of length n. On the CPU they are one view or two."""
+
+    indices: Any  # (count,) int32, increasing
+    start: int
+    count: int
+    n: int
+
+    @property
+    def size(self) -> int:
+        return self.count
+
+    def pieces(self) -> list[tuple[int, slice]]:
+        """(position among the kept indices, slice of the axis) of each run of neighbours, in increasing order."""
+        end = self.start + self.count
+        if end <= self.n:
+            return [(0, slice(self.start, end))]
+        return [(0, slice(0, end - self.n)), (end - self.n, slice(self.start, self.n))]
+
+
 class RowLists(NamedTuple):
     """The kept indices of an axis of length n, as kernels read them: int32 arrays."""
 

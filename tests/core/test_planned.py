@@ -15,6 +15,7 @@ from numbanet import (
     Tanh,
     Tensor,
     TilePlan,
+    WindowPlan,
     check_grad,
     ops,
 )
@@ -25,6 +26,7 @@ from numbanet.plans import BernoulliPlan
 N = 5
 ANY = [([1, 2, 6], None), (None, [0, 3, 4, 8]), ([0, 6], [2, 3]), ([], [1]), ([3], [])]
 ROWS = [(None, None), ((2, 1), None), (None, (3, 0)), ((2, 0), (3, 2)), ((8, 7), (2, 1)), ((2, 1), (16, 14))]
+WINDOWS = [("window", 5, 4), ("window", 7, 6)]
 TILES = [((9, 11), 4, 1), ((9, 11), 4, 3), ((8, 16), 4, 4), ((18, 10), 4, 5), ((3, 2), 2, 6)]
 
 
@@ -42,11 +44,13 @@ def close(found, expected):
 
 
 @pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("row_pattern, col_pattern", [*ROWS, *ANY])
+@pytest.mark.parametrize("row_pattern, col_pattern", [*ROWS, *ANY, WINDOWS, (None, WINDOWS[1]), (WINDOWS[0], (3, 0))])
 def test_rows(dev, rng, row_pattern, col_pattern, relu):
-    """Indices of a pattern, given by a period and a bias, and any indices."""
+    """Indices of a pattern, given by a period and a bias, windows, and any indices."""
 
     def plan(n, pattern, scale=1.0):
+        if pattern and pattern[0] == "window":
+            return WindowPlan(n, *pattern[1:], scale)
         return IndexPlan(n, pattern, scale) if isinstance(pattern, list) else RowPlan(n, *(pattern or (1, 0)), scale)
 
     o, i, scale = 7, 9, 1.75

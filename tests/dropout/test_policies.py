@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numbanet import BatchwiseDropout, BernoulliDropout, Dropout, Net, RowDropout, Site, TileDropout, TilePlan
+from numbanet import BatchwiseDropout, BernoulliDropout, Dropout, Net, RowDropout, Site, TileDropout, TilePlan, WindowDropout
 from numbanet.dropout import POLICIES, policy
 from numbanet.dropout.search import pattern_distribution
 
@@ -27,7 +27,7 @@ def check_frequencies(masks, rate):
     assert worst <= bound, f"a unit is dropped {worst:.4f} more or less often than {rate}; {bound:.4f} would be chance"
 
 
-@pytest.mark.parametrize("kind", [RowDropout, BatchwiseDropout])
+@pytest.mark.parametrize("kind", [RowDropout, BatchwiseDropout, WindowDropout])
 @pytest.mark.parametrize("rate", [0.3, 0.5, 0.7])
 def test_every_neuron_is_dropped_at_the_rate(rate, kind):
     rng, rows = np.random.default_rng(1), kind(rate)
@@ -40,6 +40,18 @@ def test_batchwise_keeps_equally_many_of_any_neurons():
     assert {(plan.count, plan.scale) for plan in plans} == {(3, 2.0)} and len(set(plans)) == 20  # 6 over 3
     assert drawn.plan(site(4, 9, 1), rng).count == 1 and "3 of the 4 neurons" in drawn.caution(site(4, 9, 1))
     assert drawn.caution(site(6, 9)) is None and BatchwiseDropout(0.0).plan(site(6, 9), rng) is None
+
+
+def test_a_window_meets_its_rate_in_the_mean_and_keeps_neighbours():
+    rng, drawn = np.random.default_rng(8), WindowDropout(0.25)
+    plans = [drawn.plan(site(6, 9), rng) for _ in range(STEPS)]  # 4.5 of 6 are kept
+    assert {(plan.count, plan.scale) for plan in plans} == {(4, 1.5), (5, 1.2)} and len(set(plans)) == 2 * 6
+    assert abs(np.mean([plan.count for plan in plans]) - 4.5) < 3 * 0.5 / np.sqrt(STEPS)
+    for plan in set(plans):
+        mask = plan.mask()
+        assert np.count_nonzero(mask != np.roll(mask, 1)) == 2  # one run, around the end
+    assert WindowDropout(0.0).plan(site(6, 9), rng) is None and WindowDropout(0.5).caution(site(6, 9)) is None
+    assert "2 neurons keeps one at least" in WindowDropout(0.9).caution(site(2, 9))
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.7])

@@ -13,12 +13,15 @@ from numbanet import (
     BernoulliDropout,
     ConstantSchedule,
     Dropout,
+    EarlyDropout,
     IndexPlan,
+    LateDropout,
     Net,
     RowDropout,
     Site,
     SkewNormalSchedule,
     TileDropout,
+    WindowDropout,
 )
 from numbanet.datasets import load_digits
 from numbanet.dropout import POLICIES, policy
@@ -27,7 +30,7 @@ from numbanet.training import loop, recovery
 
 X, Y, _, _ = load_digits()
 X, Y = X[:384], Y[:384]  # three steps an epoch
-SMALL = {"layers": (24, 16), "random_state": 0, "device": "cpu"}
+SMALL = {"layers": (24, 16), "batch_size": 128, "random_state": 0, "device": "cpu"}
 RISING = (0.0, 0.3, 0.6, 0.2)
 
 
@@ -50,6 +53,7 @@ KINDS = {
     "bernoulli": BernoulliDropout,
     "rdp": RowDropout,
     "batchwise": BatchwiseDropout,
+    "window": WindowDropout,
     "tdp": lambda rate: TileDropout(rate, tile=2),
     "looking": LoudDropout,
 }
@@ -171,6 +175,42 @@ def test_a_schedule_shows_what_it_is_and_survives_pickling_and_cloning():
     assert same(pickle.loads(pickle.dumps(net.fit(X, Y))).partial_fit(X, Y), net.partial_fit(X, Y))
 
 
+@pytest.mark.parametrize(
+    "schedule, expected",
+    [
+        (EarlyDropout(0.5), [0.5, 0.5, 0.5, 0.0]),
+        (EarlyDropout(0.5, 0.0), [0.0] * 4),
+        (EarlyDropout(0.5, 1.0), [0.5] * 4),
+        (EarlyDropout(0.5, until=0.25, epochs=8), [0.5, 0.5, 0.0, 0.0]),
+        (LateDropout(0.5), [0.0, 0.5, 0.5, 0.5]),
+        (LateDropout(0.5, since=0.5), [0.0, 0.0, 0.5, 0.5]),
+    ],
+    ids=str,
+)
+def test_dropout_in_a_part_of_a_fit(schedule, expected):
+    net = fitted("rdp", dropout_rate=schedule)
+    assert rates(net) == expected and len(expected) == net.n_iter_
+    assert all((record["flops_share"] == 1) == (rate == 0) for record, rate in zip(net.history_, expected) if rate == 0)
+    assert rates(net.partial_fit(X, Y))[-1] == expected[-1]
+    assert eval(repr(schedule)) == schedule and pickle.loads(pickle.dumps(schedule)) == schedule
+    assert schedule.over(4).over(8) == schedule.over(4)
+
+
+def test_a_part_of_a_fit_needs_a_fit():
+    with pytest.raises(ValueError, match=r"EarlyDropout\(.* is a share of the epochs of a fit: give epochs="):
+        EarlyDropout(0.5)(0)
+    with pytest.raises(ValueError, match="until must be a share of the epochs, a number in \\[0, 1\\]; got 3"):
+        EarlyDropout(0.5, until=3)
+    with pytest.raises(ValueError, match="LateDropout: rate must be a number"):
+        LateDropout(1.5)
+    with pytest.raises(ValueError, match="epochs must be None or an integer of at least 1; got 0"):
+        LateDropout(0.5, epochs=0)
+
+
+def test_weights_are_made_for_the_mean_over_the_parts_of_a_fit():
+    assert policy("rdp", (EarlyDropout(0.6), 0.2)).over(4).at_mean_rate(4).rate == pytest.approx((0.45, 0.2))
+
+
 # --- policies ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["rdp", "tdp"])
 def test_plans_have_the_rate_of_their_epoch_in_the_mean(name):
@@ -196,7 +236,9 @@ def test_every_policy_trains_with_a_schedule_also_where_a_rate_is_0(name):
     assert rates(net) == ([0.0] * 4 if name == "none" else list(RISING))
     assert net.history_[-1]["loss"] < net.history_[0]["loss"] - 0.03
     shares = [record["flops_share"] for record in net.history_]
-    assert shares[0] == 1 and (shares[2] < 0.8 if name in ("rdp", "tdp", "batchwise", "looking") else set(shares) == {1.0})
+    assert shares[0] == 1 and (
+        shares[2] < 0.8 if name in ("rdp", "tdp", "batchwise", "window", "looking") else set(shares) == {1.0}
+    )
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -222,7 +264,7 @@ def test_initial_weights_are_made_for_the_mean_rate():
         assert made.rate == pytest.approx((0.6, 0.3))
         assert made.variance_factors(2) == pytest.approx(policy(name, (0.6, 0.3)).variance_factors(2))
     net = Net((300,), dropout="bernoulli", dropout_rate=(0.9, 0.7).__getitem__, learning_rate=1e-12, epochs=2).fit(X, Y)
-    assert weights(net)[2].var() == pytest.approx(0.2 * 2 / 310, rel=0.1)
+    assert weights(net)[2].var() == pytest.approx(0.2 * 2 / (300 + 10), rel=0.1)
 
 
 @given(st.lists(st.floats(0, 1, exclude_max=True), min_size=1), st.integers(1, 50))

@@ -32,7 +32,7 @@ def same(a, b):
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", "tdp", "batchwise"])
+@pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", "tdp", "batchwise", "window"])
 def test_every_dropout_learns_digits(dropout):
     net = Net((256, 256), dropout=dropout, dropout_rate=0.5, epochs=40, random_state=0, device="cpu").fit(X, Y)
     assert net.score(X_TEST, Y_TEST) > 0.94
@@ -42,10 +42,10 @@ def test_every_dropout_learns_digits(dropout):
     record = net.history_[-1]
     assert len(net.history_) == net.n_iter_ == 40 and record["epoch"] == 40 and record["loss"] < net.history_[0]["loss"]
     shares = [record["flops_share"] for record in net.history_]
-    assert (np.mean(shares) < 0.7) if dropout in ("rdp", "tdp", "batchwise") else (set(shares) == {1.0})
+    assert (np.mean(shares) < 0.7) if dropout in ("rdp", "tdp", "batchwise", "window") else (set(shares) == {1.0})
 
 
-@pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", "tdp", "batchwise"])
+@pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", "tdp", "batchwise", "window"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_the_same_seed_gives_the_same_net_bit_for_bit(dropout, optimizer):
     nets = [Net(**SMALL, dropout=dropout, optimizer=optimizer, device="cpu").fit(X, Y) for _ in range(2)]
@@ -67,10 +67,31 @@ def test_initial_weights_are_adjusted_for_dropout(dropout, variance_factors):
     net = Net((300, 200), dropout=dropout, dropout_rate=0.8, learning_rate=1e-12, epochs=1, random_state=0).fit(X, Y)
     widths = (64, 300, 200, 10)
     expected = [
-        variance_factor * (2 / n_in if last < 2 else 2 / (n_in + n_out))
-        for last, (variance_factor, n_in, n_out) in enumerate(zip(variance_factors, widths, widths[1:]))
+        variance_factor * 2 / (n_in + n_out) for variance_factor, n_in, n_out in zip(variance_factors, widths, widths[1:])
     ]
     assert [w.var() for w in weights(net)[::2]] == pytest.approx(expected, rel=0.06)
+
+
+def test_initial_weights_and_biases_are_glorots_and_uniform():
+    """On tables networks learn more with uniform biases than with zeros: `python -m bench tables`."""
+    X, y = np.random.default_rng(0).standard_normal((40, 100)), np.arange(40) % 3
+    for init, variance in (("glorot", 2 / 400), ("he", 2 / 100), ("fan_in", 1 / 300)):
+        net = Net((300,), init=init, learning_rate=1e-12, epochs=1, random_state=0).fit(X, y)
+        weight, bias = (tensor.numpy() for tensor in list(net.model_.parameters())[:2])
+        assert weight.var() == pytest.approx(variance, rel=0.05)
+        assert bias.var() == pytest.approx(1 / 300, rel=0.15) and np.abs(bias).max() <= 0.1
+    with pytest.raises(ValueError, match="there is no init 'zeros'; choose one of 'he', 'glorot', 'fan_in'"):
+        Net((3,), init="zeros").fit(X, y)
+
+
+def test_few_samples_have_as_many_epochs_as_make_1000_steps():
+    X, y = np.random.default_rng(0).standard_normal((300, 3)), np.arange(300) % 3
+    assert Net((2,), batch_size=30).fit(X, y).n_iter_ == 100
+    assert Net((2,), batch_size=5).fit(X, y).n_iter_ == 20  # 1200 steps
+    assert Net((2,)).fit(X, y).n_iter_ == 100  # of 32 samples a step
+    assert Net((2,), epochs=3).fit(X, y).n_iter_ == 3
+    with pytest.raises(ValueError, match="epochs must be an integer of at least 1, got 0"):
+        Net((2,), epochs=0).fit(X, y)
 
 
 def test_features_come_centred_and_in_random_order_before_tiles_only():

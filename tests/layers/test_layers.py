@@ -62,7 +62,8 @@ def test_a_layer_that_is_not_elementwise_sees_the_dense_activation(rng):
     "make, message",
     [
         (lambda: Linear(0, 4), "widths must be positive"),
-        (lambda: Linear(4, 4, init="zeros"), "'he' or 'glorot'"),
+        (lambda: Linear(4, 4, init="zeros"), "init must be one of 'he', 'glorot', 'fan_in'; got 'zeros'"),
+        (lambda: Linear(4, 4, bias_init="ones"), "bias_init must be 'zeros' or 'uniform', got 'ones'"),
         (lambda: Linear(4, 4, variance_factor=0), "variance_factor must be"),
         (lambda: Shuffle([0, 2]), "must be a permutation"),
         (lambda: Shuffle([True, False]), "must be a permutation"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numbanet_kernels.families import gemm_rows
-from numbanet_kernels.layouts.rows import Period
+from numbanet_kernels.layouts.rows import Period, Window
 
 OLDER = True  # products have other kernels on an older card: all tests run on one as well
 
@@ -52,6 +52,51 @@ def test_forward_and_dx_equal_reference(suffix, put, get, rng, shape, row_patter
     expected = gemm_rows.gemm_rows_reference(x, w, host_rows, host_cols, b, True, 2.0)
     np.testing.assert_allclose(get(y), expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(get(dx), gemm_rows.gemm_rows_dx_reference(dy, w, host_rows, host_cols), rtol=1e-5, atol=1e-5)
+
+
+WINDOWS = [  # (N, O, I), (start, count) of the rows, of the columns; None: all
+    ((5, 9, 11), (2, 4), None),
+    ((5, 9, 11), None, (7, 6)),
+    ((5, 9, 11), (6, 5), (9, 4)),
+    ((3, 8, 7), (0, 8), (3, 7)),
+    ((4, 6, 7), (5, 1), (6, 1)),
+    ((4, 6, 7), (2, 0), (1, 3)),
+    ((4, 6, 7), (1, 3), (2, 0)),
+    ((0, 6, 3), (4, 4), (1, 2)),
+    ((130, 400, 700), (350, 200), (600, 300)),  # views, shared by threads
+    ((130, 410, 700), None, (650, 320)),
+    ((130, 400, 700), (100, 370), None),
+]
+
+
+@pytest.mark.parametrize("shape, row_window, col_window", WINDOWS)
+def test_windows_equal_reference(suffix, put, get, rng, shape, row_window, col_window):
+    n, o, i = shape
+
+    def window(length, given):
+        if given is None:
+            return None, np.arange(length)
+        host = np.sort((given[0] + np.arange(given[1])) % length)
+        return Window(put(np.int32(host)), *given, length), host
+
+    (rows, host_rows), (cols, host_cols) = window(o, row_window), window(i, col_window)
+    w, b = rng.standard_normal((o, i)), rng.standard_normal(o)
+    x, dy = rng.standard_normal((n, host_cols.size)), rng.standard_normal((n, host_rows.size))
+    y = getattr(gemm_rows, f"gemm_rows_{suffix}")(put(x), put(w), rows, cols, put(b), True, 2.0)
+    dx = getattr(gemm_rows, f"gemm_rows_dx_{suffix}")(put(dy), put(w), rows, cols)
+    masked = getattr(gemm_rows, f"gemm_rows_dx_{suffix}")(put(dy), put(w), rows, cols, put(x), 2.0)
+    expected = gemm_rows.gemm_rows_reference(x, w, host_rows, host_cols, b, True, 2.0)
+    np.testing.assert_allclose(get(y), expected, rtol=1e-4, atol=1e-4)
+    expected = gemm_rows.gemm_rows_dx_reference(dy, w, host_rows, host_cols)
+    np.testing.assert_allclose(get(dx), expected, rtol=1e-4, atol=1e-4)
+    expected = gemm_rows.gemm_rows_dx_reference(dy, w, host_rows, host_cols, x, 2.0)
+    np.testing.assert_allclose(get(masked), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_window_of_another_axis_is_refused(suffix, put):
+    x, w = put(np.ones((2, 4), np.float32)), put(np.ones((5, 4), np.float32))
+    with pytest.raises(ValueError, match="window of an axis of length 6, not 5"):
+        getattr(gemm_rows, f"gemm_rows_{suffix}")(x, w, Window(put(np.array([1, 2], np.int32)), 1, 2, 6), None)
 
 
 def test_columns_in_any_order_are_not_taken_for_all(suffix, put, get, rng):

@@ -1,0 +1,210 @@
+"""What networks learn of tables: a `Net`'s initial weights and defaults, against scikit-learn's networks and PyTorch's.
+
+The classification and regression sets that come with scikit-learn, some that it generates, and 10,000 images of MNIST and
+Fashion-MNIST; features and targets standardised; five folds, of images the test set; three seeds.
+
+    equal      256-256, ReLU, Adam with learning rate 0.001, batches of 128, 40 epochs (images 10), no penalty
+    defaults   what each has without any argument (PyTorch has none)
+
+The score is accuracy or R². A difference is the mean over folds and seeds of our score less the better peer's there, with the
+standard error of that mean.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..machinery.harness import Options
+from ..machinery.results import Results
+
+SUITE = "tables"
+RECORDED = ("--json bench/results/tables.json",)
+WIDTHS, RATE, BATCH, EPOCHS, IMAGE_EPOCHS = (256, 256), 0.001, 128, 40, 10
+FOLDS, SEEDS, IMAGES = 5, 3, 10_000
+INITS, DROPOUTS, DROPOUT_RATE = ("glorot", "he", "fan_in"), ("bernoulli", "rdp", "batchwise", "window"), 0.5
+
+
+class Table(NamedTuple):
+    """Samples and targets, classes or numbers; and a test set, where the set has one."""
+
+    X: np.ndarray
+    y: np.ndarray
+    classes: bool
+    test: tuple[np.ndarray, np.ndarray] | None = None
+
+
+def _generated(name: str, classes: bool = False, **options: Any) -> Callable[[], Table]:
+    def load() -> Table:
+        from sklearn import datasets
+
+        return Table(*getattr(datasets, f"make_{name}")(random_state=0, **options), classes)
+
+    return load
+
+
+def _shipped(name: str, classes: bool = True) -> Callable[[], Table]:
+    def load() -> Table:
+        from sklearn import datasets
+
+        return Table(*getattr(datasets, f"load_{name}")(return_X_y=True), classes)
+
+    return load
+
+
+def _images(name: str) -> Callable[[], Table]:
+    def load() -> Table:
+        from numbanet import datasets
+
+        X, y, X_test, y_test = getattr(datasets, f"load_{name}")()
+        return Table(X[:IMAGES], y[:IMAGES], True, (X_test, y_test))
+
+    return load
+
+
+TABLES: dict[str, Callable[[], Table]] = {
+    "friedman1": _generated("friedman1", n_samples=1000, noise=1.0),
+    "friedman2": _generated("friedman2", n_samples=1000, noise=1.0),
+    "friedman3": _generated("friedman3", n_samples=1000, noise=0.1),
+    "linear": _generated("regression", n_samples=1000, n_features=20, n_informative=10, noise=10.0),
+    "linear, 5000 x 50": _generated("regression", n_samples=5000, n_features=50, n_informative=20, noise=10.0),
+    "diabetes": _shipped("diabetes", False),
+    "four classes": _generated("classification", True, n_samples=2000, n_features=20, n_informative=10, n_classes=4),
+    "two classes": _generated("classification", True, n_samples=1000, n_features=50, n_informative=15),
+    "digits": _shipped("digits"),
+    "wine": _shipped("wine"),
+    "breast cancer": _shipped("breast_cancer"),
+    "iris": _shipped("iris"),
+    "mnist, 10000 images": _images("mnist"),
+    "fashion-mnist, 10000 images": _images("fashion_mnist"),
+}
+
+
+# --- fits -------------------------------------------------------------------------------------------------------------
+def _numbanet(table: Table, seed: int, **parameters: Any) -> Any:
+    from numbanet import Net, NetRegressor
+
+    return (Net if table.classes else NetRegressor)(random_state=seed, **parameters)
+
+
+def _scikit_learn(table: Table, seed: int, **parameters: Any) -> Any:
+    from sklearn.neural_network import MLPClassifier, MLPRegressor
+
+    return (MLPClassifier if table.classes else MLPRegressor)(random_state=seed, **parameters)
+
+
+class _Torch:
+    """A network as PyTorch's users write it."""
+
+    def __init__(self, classes: bool, epochs: int, seed: int) -> None:
+        self.classes, self.epochs, self.seed = classes, epochs, seed
+
+    def fit(self, X: np.ndarray, y: np.ndarray) -> _Torch:
+        import torch
+
+        torch.manual_seed(self.seed)
+        outputs = int(y.max()) + 1 if self.classes else 1
+        widths = (X.shape[1], *WIDTHS, outputs)
+        layers = [part for i, o in zip(widths, widths[1:]) for part in (torch.nn.Linear(i, o), torch.nn.ReLU())][:-1]
+        self.model = torch.nn.Sequential(*layers)
+        given = torch.from_numpy(X), torch.from_numpy(y if self.classes else np.float32(y[:, None]))
+        loss = torch.nn.functional.cross_entropy if self.classes else torch.nn.functional.mse_loss
+        updates = torch.optim.Adam(self.model.parameters(), lr=RATE)
+        for _ in range(self.epochs):
+            for rows in torch.randperm(len(X)).split(BATCH):
+                updates.zero_grad()
+                loss(self.model(given[0][rows]), given[1][rows]).backward()
+                updates.step()
+        return self
+
+    def score(self, X: np.ndarray, y: np.ndarray) -> float:
+        import torch
+        from sklearn.metrics import accuracy_score, r2_score
+
+        with torch.no_grad():
+            output = self.model(torch.from_numpy(X)).numpy()
+        return accuracy_score(y, output.argmax(1)) if self.classes else r2_score(y, output[:, 0])
+
+
+def _kinds(mode: str, epochs: int) -> dict[str, Callable[[Table, int], Any]]:
+    """{name: (table, seed) -> estimator}, peers first."""
+    if mode == "defaults":
+        return {"scikit-learn": _scikit_learn, "numbanet": _numbanet}
+    equal = {"layers": WIDTHS, "optimizer": "adam", "learning_rate": RATE, "batch_size": BATCH, "epochs": epochs}
+    theirs = {"hidden_layer_sizes": WIDTHS, "alpha": 0, "batch_size": BATCH, "max_iter": epochs, "n_iter_no_change": epochs + 1}
+    found: dict[str, Callable[[Table, int], Any]] = {
+        "scikit-learn": functools.partial(_scikit_learn, **theirs),
+        "torch": lambda table, seed: _Torch(table.classes, epochs, seed),
+    }
+    for init in INITS:
+        found["numbanet" + f", init={init}" * (init != INITS[0])] = functools.partial(_numbanet, init=init, **equal)
+    for dropout in DROPOUTS:
+        found[f"{dropout} p={DROPOUT_RATE}"] = functools.partial(_numbanet, dropout=dropout, dropout_rate=DROPOUT_RATE, **equal)
+    return found
+
+
+PEERS = "scikit-learn", "torch"
+
+
+def _splits(table: Table, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    """X, y, X_test, y_test of each fold, standardised by what is trained on."""
+    from sklearn.model_selection import KFold, StratifiedKFold
+
+    if table.test is not None:
+        yield table.X, table.y, *table.test
+        return
+    folds = (StratifiedKFold if table.classes else KFold)(FOLDS, shuffle=True, random_state=seed)
+    for rows, held in folds.split(table.X, table.y):
+        X, X_test, y, y_test = table.X[rows], table.X[held], table.y[rows], table.y[held]
+        centre, spread = X.mean(0), X.std(0)
+        spread[spread == 0] = 1
+        if not table.classes:
+            y, y_test = (y - y.mean()) / y.std(), (y_test - y.mean()) / y.std()
+        yield np.float32((X - centre) / spread), y, np.float32((X_test - centre) / spread), y_test
+
+
+def _scores(table: Table, seeds: int, kind: Callable[[Table, int], Any]) -> list[float]:
+    """One for each fold of each seed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of peers that have not converged, and of dropout in narrow networks
+        return [
+            float(kind(table, seed).fit(X, y).score(X_test, y_test))
+            for seed in range(seeds)
+            for X, y, X_test, y_test in _splits(table, seed)
+        ]
+
+
+def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Fit what is not fitted yet; returns the rows."""
+    names = ("iris", "diabetes") if options.quick else tuple(TABLES)
+    rows, seeds = [], 1 if options.quick else SEEDS
+    for mode in ("equal", "defaults"):
+        for name in names:
+            case, table = f"{name}, {mode}", TABLES[name]()
+            epochs = 2 if options.quick else IMAGE_EPOCHS if table.test is not None else EPOCHS
+            done = {run["implementation"]: run["scores"] for run in results.runs if run["case"] == case}
+            for kind, made in _kinds(mode, epochs).items():
+                if kind not in done and options.wants(f"{SUITE} {case}"):
+                    say(f"{case}: {kind}")
+                    done[kind] = _scores(table, seeds, made)
+                    results.runs.append({"case": case, "implementation": kind, "scores": done[kind]})
+                    results.save()
+            rows += [_row(case, kind, done) for kind in done]
+    results.add(rows)
+    return rows
+
+
+def _row(case: str, kind: str, done: dict[str, list[float]]) -> dict[str, Any]:
+    """One implementation's mean score, and by how much it is above the better peer's."""
+    row: dict[str, Any] = {"suite": SUITE, "case": case, "implementation": kind, "score": statistics.fmean(done[kind])}
+    peers = [peer for peer in PEERS if peer in done]
+    if kind not in peers and peers:
+        peer = max(peers, key=lambda name: statistics.fmean(done[name]))
+        apart = [ours - theirs for ours, theirs in zip(done[kind], done[peer], strict=True)]
+        row |= {"peer": peer, "above": statistics.fmean(apart), "standard_error": statistics.stdev(apart) / len(apart) ** 0.5}
+    return row

@@ -1,0 +1,60 @@
+"""window: each step keeps a window of neighbouring neurons, from a random one on, around the end of the layer.
+
+Of n neurons K are kept, start, start + 1, …, start + K - 1 modulo n, with every start as likely as another: each neuron is
+dropped with probability 1 - K / n exactly. K is one of the two integers around (1 - p) n, drawn so that its mean is (1 - p) n:
+every rate is met exactly. What is kept is scaled by n / K.
+
+The kept part of a weight is a slice, or two around the end, so that products read it where it lies; nothing is gathered. The
+neurons of a layer have no order of their own before training, so that neighbours are as good as any others to be kept together;
+but there are only n windows, and neighbours learn to work together.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+from ..plans import Site, WindowPlan
+from .base import Dropout, Style
+
+_plan = functools.lru_cache(maxsize=4096)(WindowPlan)
+
+
+class WindowDropout(Dropout):
+    """Window dropout: neighbouring neurons are kept for a whole batch, from a random one on; the others are not computed.
+
+    Parameters
+    ----------
+    rate : float, callable, or sequence of these, default=0.5
+        Probability to drop, in [0, 1), or a function that gives it for an epoch; a sequence gives one for each droppable layer.
+
+    Raises
+    ------
+    ValueError
+        If a rate is out of range.
+    """
+
+    name, drops = "window", "neurons: neighbours are kept, from a random one on, around the end"
+    computes, style = 'as `"rdp"`, (1 − p)² of an H × H layer', Style("#2a9d8f", (0, (4, 1)), "D")
+
+    def variance_factors(self, layers):
+        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # what is dropped of a layer, the next one misses
+
+    def counts(self, site: Site) -> list[tuple[int, float]]:
+        """(K, its probability) for the two integers around (1 - p) n: at least one neuron is kept."""
+        mean = (1 - self.rate_of(site)) * site.shape[0]
+        least = math.floor(mean)
+        return [(max(least, 1), 1 - (mean - least)), (least + 1, mean - least)]
+
+    def plan(self, site, rng):
+        if not self.rate_of(site):
+            return None
+        n, ((count, probability), (more, _)) = site.shape[0], self.counts(site)
+        count = count if rng.random() < probability else more
+        return _plan(n, int(n * rng.random()), count, n / count)
+
+    def caution(self, site):
+        n, rate = site.shape[0], self.rate_of(site)
+        if rate and (1 - rate) * n < 1:
+            return f"window: a layer of {n} neurons keeps one at least, which is more than this rate leaves"
+        return None

@@ -1,0 +1,50 @@
+"""Updates under windows: what a step does not read of a weight, rows and columns, is brought up to date when one does."""
+
+import numpy as np
+import pytest
+
+from numbanet import SGD, Linear, Net, ReLU, Sequential, WindowPlan
+from numbanet.layers import LayerNorm, Tree
+from numbanet.plans import Plans
+from numbanet_kernels.host import thresholds
+
+
+@pytest.fixture(autouse=True)
+def always_lazy(monkeypatch):
+    """However small a weight is."""
+    monkeypatch.setattr(thresholds, "current", thresholds.current._replace(lazy_elements=0))
+
+
+def test_a_chain_knows_whose_outputs_are_whose_inputs():
+    first, second, third, last = Linear(4, 6, rng=0), Linear(6, 5, rng=1), Linear(5, 4, rng=2), Linear(4, 3, rng=3)
+    tree = Tree(Sequential([first, ReLU(), second, LayerNorm(5), third, last]))
+    assert tree.feeds == {second: first, last: third}
+
+
+@pytest.mark.parametrize("rows, cols", [((1, 3), (70, 60)), (None, (120, 30)), ((3, 4), (1, 129)), ((4, 2), (64, 64))])
+def test_what_a_product_reads_are_blocks_of_rows(rows, cols):
+    layer, inner = Linear(130, 5, rng=0), Linear(3, 130, rng=1)
+    tree = Tree(Sequential([inner, ReLU(), layer]))
+    plans = {"0.output": WindowPlan(130, *cols), **({} if rows is None else {"2.output": WindowPlan(5, *rows)})}
+    ((weight, part),) = Plans("cpu", tree.sites, plans, feeds=tree.feeds).region(layer, layer.weight).items()
+    region = part.plan.region(weight.shape)
+    assert weight is layer.weight and region.block == (1, 64) and region.wanted.shape == (5, 3)
+    mask = part.plan.mask()
+    for r in range(5):
+        for b in range(3):
+            assert region.wanted[r, b] == mask[r, 64 * b : 64 * (b + 1)].any()
+
+
+@pytest.mark.parametrize("momentum, nesterov, decay", [(0.9, False, 0.0), (0.9, True, 1e-3), (0.0, False, 1e-2)])
+def test_training_under_windows_is_that_of_updates_of_all(dev, monkeypatch, momentum, nesterov, decay):
+    """Exact momentum: the same weights as if each step had updated everything."""
+    X, y = np.random.default_rng(0).standard_normal((60, 70), np.float32), np.arange(60) % 3
+    options = {"dropout": "window", "momentum": momentum, "nesterov": nesterov, "weight_decay": decay, "random_state": 0}
+    options |= {"epochs": 3, "batch_size": 10, "learning_rate": 0.05, "device": dev.name}
+    lazy = Net((140, 90), **options).fit(X, y)
+    assert lazy.optimizer_.lazy
+    monkeypatch.setattr(SGD, "_arrange", lambda self, parameter, part: None)
+    every = Net((140, 90), **options).fit(X, y)
+    assert not every.optimizer_.lazy
+    for ours, theirs in zip(lazy.model_.parameters(), every.model_.parameters(), strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-6)
