@@ -156,7 +156,7 @@ SHARED = by_name(
         None,
         "int or None",
         """
-        Number of passes over the samples. None: 20, or for few samples as many as make 1,000 steps: with fewer, networks
+        Number of passes over the samples; None for 20, or for few samples as many as make 1,000 steps. With fewer, networks
         learned less on most data sets of `python -m bench tables`.""",
     ),
     Parameter(
@@ -164,7 +164,8 @@ SHARED = by_name(
         None,
         "int or None",
         """
-        Number of samples per step. None: 128, as in the papers; for fewer than 4,096 samples a 32nd of them, 32 at least.""",
+        Number of samples per step; None for 128, as in the papers, or for fewer than 4,096 samples a 32nd of them, at least
+        32.""",
     ),
     Parameter(
         "warm_start",
