@@ -49,8 +49,9 @@ from .training.adam import Adam, AdamW
 from .training.augment import FlipsAndCrops
 from .training.checkpoint import ModelCheckpoint
 from .training.hooks import Hook
-from .training.optim import SGD, Optimizer
+from .training.optim import Optimizer
 from .training.schedule import ReduceLROnPlateau
+from .training.sgd import SGD
 from .training.sparsity import GroupLasso, MagnitudePruning, Rewire
 
 if TYPE_CHECKING:  # type checkers do not run __getattr__

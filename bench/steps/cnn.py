@@ -69,7 +69,7 @@ def numbanet_task(device: str, name: str, shape: Shape, batch: int, dropout: str
     """Training steps through numbanet's Stepper."""
     from numbanet import Tensor, device as named
     from numbanet.dropout import policy
-    from numbanet.training.optim import SGD
+    from numbanet.training.sgd import SGD
     from numbanet.training.stepper import Stepper
     from numbanet.training.streams import Streams
     from numbanet.training.task import Classification

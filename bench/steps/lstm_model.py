@@ -127,7 +127,7 @@ def numbanet_task(device: str, size: Size, dropout: str = "none", rate: float = 
     """Training steps through numbanet's Stepper."""
     from numbanet import device as named
     from numbanet.training.data import Data
-    from numbanet.training.optim import SGD
+    from numbanet.training.sgd import SGD
     from numbanet.training.stepper import Stepper
     from numbanet.training.streams import Streams
     from numbanet.training.task import LanguageModelling

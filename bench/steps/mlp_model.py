@@ -66,7 +66,7 @@ def numbanet_task(device: str, hidden: int, dropout: str, rate: float, batch: in
 def _trainer(dev: Any, hidden: int, dropout: str, rate: float, batch: int, replayed: bool) -> Any:
     """A Stepper of the network with the shared initial weights."""
     from numbanet.dropout import policy
-    from numbanet.training.optim import SGD
+    from numbanet.training.sgd import SGD
     from numbanet.training.stepper import Stepper
     from numbanet.training.streams import Streams
     from numbanet.training.task import Classification

@@ -20,7 +20,8 @@ from ..dropout import Dropout, policy
 from ..training import schedule
 from ..training.adam import Adam, AdamW
 from ..training.hooks import Hook
-from ..training.optim import SGD, Optimizer
+from ..training.optim import Optimizer
+from ..training.sgd import SGD
 from ..training.sparsity import Sparsity
 from .parameters import hint
 

@@ -32,6 +32,12 @@ class DevicePlan:
         if buffer is not None:
             self.buffer = buffer
 
+    def copied_to(self, buffer: Any) -> DevicePlan:
+        """The same plan with its lists, which are computed once, in another buffer; the caller copies them there."""
+        other = type(self)(self.plan, self.device, buffer)
+        vars(other)["_host"] = self._host
+        return other
+
     @property
     def density(self) -> float:
         """The kept share, for `profile`."""

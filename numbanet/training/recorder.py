@@ -136,7 +136,7 @@ class Recorder:
         for site, plan in self._listed(plans):
             here = self._kept.get((site, plan))
             if here is None:
-                here = type(own[site])(plan, self.dev, self._lists[site, plan.kind])
+                here = own[site].copied_to(self._lists[site, plan.kind])
                 if len(self._kept) == self.MET:
                     self._kept.clear()
                 if plan.cacheable:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from numbanet import Net
-from numbanet.training import optim
+from numbanet.training import sgd
 from numbanet.training.recorder import Recorder
 
 ROOT = Path(__file__).parents[2]
@@ -104,15 +104,15 @@ def test_few_frames_stand_between_fit_and_an_update(monkeypatch, recording, most
     if not recording:
         monkeypatch.setattr(Recorder, "possible", property(lambda self: False, lambda self, value: None), raising=False)
 
-    def launch(self, original=optim.SGD.launch):
+    def launch(self, *given, original=sgd.SGD.launch):
         frame, names = sys._getframe(1), []
         while frame is not None and frame.f_code.co_name != "fit":
             names.append(frame.f_code.co_name)
             frame = frame.f_back
         depths.append(names)
-        return original(self)
+        return original(self, *given)
 
-    monkeypatch.setattr(optim.SGD, "launch", launch)
+    monkeypatch.setattr(sgd.SGD, "launch", launch)
     x = np.random.default_rng(0).standard_normal((40, 5))
     Net((4,), epochs=1, batch_size=20, device="cpu").fit(x, x[:, 0] > 0)
     steps = depths[:1] if recording else depths  # the second is recorded

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from numbanet import GELU, Hook, Net, NetRegressor, RowDropout, profile
+from numbanet import GELU, Hook, Net, NetRegressor, Optimizer, RowDropout, profile
 from numbanet.training.recorder import Recorder
 from numbanet_kernels.host import thresholds
 from numbanet_kernels.runtime import tape
@@ -151,6 +151,30 @@ def test_what_a_callback_changes_is_trained(monkeypatch, replays):
     ours = fit(callbacks=[exchange], epochs=7)
     assert sum(replays.values()) > 12
     equal(ours, alone(monkeypatch, callbacks=[exchange], epochs=7))
+
+
+class Slowing(Optimizer):
+    """w -= lr g / t, t the step: a number of its own."""
+
+    recordable, states = True, 0
+
+    def numbers(self, count):
+        return (self.learning_rate / (count + 1),)
+
+    def update(self, dev, due, numbers):
+        for _, (w,), g, _ in due:
+            dev.sub(w, dev.mul(g, dev.broadcast_to(dev.reshape(numbers, (1, 1)), w.shape)), out=w)
+
+
+@pytest.mark.filterwarnings("ignore:fit. the network answers no better")
+def test_numbers_that_an_optimiser_declares_are_those_of_each_step(monkeypatch, replays):
+    ours = fit(optimizer=Slowing)
+    assert list(replays.values()) == [14, 4]
+    whole = max(len(recorded.names) for recorded in replays)
+    equal(ours, alone(monkeypatch, optimizer=Slowing))
+    replays.clear()
+    equal(fit(optimizer=type("Still", (Slowing,), {})), ours)  # which does not say of itself that it may be recorded
+    assert replays and max(len(recorded.names) for recorded in replays) < whole
 
 
 class Steps(Hook):

@@ -1,0 +1,147 @@
+"""SGD: g += decay w;  v = momentum v + g;  w -= lr v        (Nesterov: w -= lr (g + momentum v))"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from numbanet_kernels.layouts.packed import SGDUpdate
+
+from ..plans import DevicePlan
+from ..tensor import Tensor
+from .lazy import LazyUpdates
+from .optim import Optimizer, check_number, matrix
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent with momentum, as PyTorch defines it.
+
+    Lazy where it is told what is read next (`step(wanted)`): a step that brings a block of a weight no gradient is a linear map
+    of (w, v), so that several of them are one, done when somebody reads the block. An update then costs what two successive
+    plans keep, not the size of the weight, and gives the weights of the dense update to rounding.
+
+    Parameters
+    ----------
+    parameters : iterable of Tensor
+    learning_rate : float, default=0.01
+    momentum : float, default=0.0
+        In [0, 1): share of the last step's velocity that is kept (Polyak 1964).
+    nesterov : bool, default=False
+        Whether to look ahead along the velocity (Nesterov 1983, in the form of Sutskever et al. 2013).
+    weight_decay : float, default=0.0
+        L2 penalty: weight_decay * w is added to the gradient.
+    clip_norm : float, optional
+        Above 0: all gradients are multiplied by the same factor where their norm, that of one vector of all, is larger.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range, or nesterov is asked for without momentum.
+    """
+
+    recordable = True
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        learning_rate: float = 0.01,
+        momentum: float = 0.0,
+        *,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        clip_norm: float | None = None,
+    ) -> None:
+        super().__init__(parameters, learning_rate, weight_decay, clip_norm)
+        self.momentum = check_number("momentum", momentum, 0, 1)
+        self.nesterov = bool(nesterov)
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs a momentum above 0")
+        self.lazy: dict[Tensor, LazyUpdates] = {}
+        self.stepping: list[LazyUpdates] = []  # those that the present step changes
+
+    @property
+    def foresees(self):
+        return bool(self.lazy) or any(p.device.lazy_pays(p.size) for p in self.parameters)
+
+    @property
+    def constants(self):
+        return self.momentum, self.nesterov, self.weight_decay
+
+    @property
+    def arrays(self):
+        return [*super().arrays, *(array for lazy in self.stepping for array in (lazy.lag, lazy.current))]
+
+    def prepare(self, wanted=None):
+        super().prepare(wanted)
+        for p in self.parameters:
+            if p.requires_grad:
+                self._arrange(p, self.wanted.get(p))
+            elif p in self.lazy:  # frozen meanwhile
+                self.settle(p)
+                del self.lazy[p]
+        self.stepping = list(self.lazy.values())
+
+    def launch(self, numbers=None):
+        for parameter, lazy in self.lazy.items():
+            if parameter.gradient is None:  # copies, as `settled` makes, are not recorded
+                self.settle(parameter)
+                lazy.settled()
+                self.stepping.remove(lazy)
+        return super().launch(numbers)
+
+    def update(self, dev, due, numbers):
+        updates, ready = [], {}
+        for parameter, (w, v), g, packing in due:
+            lazy, into = self.lazy.get(parameter), None
+            if lazy and lazy.partly:
+                into = self.wanted[parameter].room()
+            updates.append(SGDUpdate(w, v, g, packing, lazy and lazy.blocks, into))
+            if into is not None:
+                ready[parameter] = into[0]
+        dev.sgd(updates, numbers, *self.constants)
+        return ready
+
+    def _arrange(self, parameter: Tensor, part: DevicePlan | None) -> None:
+        """Tell what a parameter misses what is wanted; start to count where nothing fits."""
+        dev, lazy = parameter.device, self.lazy.get(parameter)
+        part = part if part is not None and dev.lazy_pays(parameter.size) else None
+        region = None if part is None else part.plan.region(parameter.shape)
+        block, numbers = None if region is None else region.block, (self.learning_rate, *self.constants)
+        fits = lazy and lazy.dev is dev and block in (None, lazy.block)
+        if lazy and not (fits and lazy.numbers == numbers):
+            self.settle(parameter)
+            lazy.renumber(numbers)
+            if not fits:
+                del self.lazy[parameter]
+        if block is not None and not fits:
+            shape = parameter.shape[0], parameter.size // max(parameter.shape[0], 1)
+            self.lazy[parameter] = LazyUpdates(dev, shape, block, numbers)
+        if parameter in self.lazy:
+            self.lazy[parameter].want(part)
+
+    def advance(self, trained=None):
+        super().advance(trained)
+        for lazy in self.stepping:
+            lazy.stepped()
+        self.stepping = []
+
+    def settle(self, parameter=None):
+        for i, p in enumerate(self.parameters):
+            lazy = self.lazy.get(p) if parameter is None or parameter is p else None
+            if lazy and lazy.count:
+                p.device.sgd_settle(matrix(p, p.data), matrix(p, self.state[i][0]), lazy.blocks)
+                lazy.settled()
+
+    def resize(self, parameter, change):
+        super().resize(parameter, change)
+        self.lazy.pop(parameter, None)
+
+    def reset(self):
+        super().reset()
+        self.lazy = {}
+
+    def restore(self, saved):
+        super().restore(saved)
+        self.lazy, self.stepping = {}, []
+
+    def __getstate__(self):
+        return {**super().__getstate__(), "lazy": {}, "stepping": []}
