@@ -66,6 +66,7 @@ def test_training_suite_end_to_end(run_bench, tmp_path):
         "rdp": "torch nn.Dropout",
         "tdp": "torch nn.Dropout",
         "batchwise": "torch nn.Dropout",
+        "window": "torch nn.Dropout",
         "torch nn.Dropout": None,
     }
     assert all(row["error"] < 1e-4 for row in rows.values())
