@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import ops
 from ..ops import Order
-from ..plans import IndexPlan, on_device
+from ..plans import IndexPlan, on_device, repeat_indices
 from .base import Layer, only
 from .flow import ActivationSpec, ChannelsLast, Columns, Cost
 
@@ -27,16 +27,14 @@ class Flatten(Layer):
     def forward(self, flow, context):
         flow = flow.applied()
         compact = isinstance(flow.layout, ChannelsLast) and flow.indices is not None
-        longer = context.plans.repeat(flow.indices.plan, math.prod(flow.x.shape[1:3])) if compact else None
-        x = flow.dense() if longer is None else flow.x.transpose(0, 3, 1, 2)
+        x = flow.x.transpose(0, 3, 1, 2) if compact else flow.dense()
         y = x.reshape(x.shape[0], math.prod(x.shape[1:]))
-        return flow.with_(y) if longer is None else flow.with_(y, Columns(on_device(longer, y.device)))
+        return flow.with_(y, Columns(flow.indices.repeated(math.prod(flow.x.shape[1:3])))) if compact else flow.with_(y)
 
     def cost(self, spec, plans):
-        """Where lists of channels lie in fixed buffers (`Plans.repeat`), the features are dense."""
         width = None if None in spec.shape[1:] else math.prod(spec.shape[1:])
         images = len(spec.shape) == 4 and width is not None and spec.plan is not None and spec.plan.n == spec.shape[1]
-        longer = plans.repeat(spec.plan, math.prod(spec.shape[2:])) if images else None
+        longer = repeat_indices(spec.plan, math.prod(spec.shape[2:])) if images else None
         return Cost(), ActivationSpec((spec.shape[0], width), longer, spec.differentiable)
 
     def config(self):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,20 @@ from numbanet_kernels.layouts.windows import Window
 from ..autograd import op
 from ..device import Device
 from ..gradients import Packed
-from ..plans import AxisPlan, BlockPlan, DevicePlan, repeat_indices
-from ..plans.on_device import DeviceAxis, DeviceBlocks, full_axis, on, on_device, packing
+from ..plans import AxisPlan, BlockPlan, DevicePlan
+from ..plans.on_device import DeviceAxis, DeviceBlocks, full_axis, on, packing
 from .linear import vector_gradient
 
 
-def _own(dev: Device, w: Any, rows: DeviceAxis, cols: DeviceAxis) -> Any:
-    """The kept filters and channels of a weight."""
+def _own(dev: Device, w: Any, rows: DeviceAxis, cols: DeviceAxis) -> tuple[Any, DeviceAxis]:
+    """(the kept filters and channels of a weight; its columns, channels and taps, that are kept)"""
     outs, channels, *kernel = w.shape
-    if rows.plan.count == outs and cols.plan.count == channels:
-        return w
-    places = np.add.outer(rows.plan.indices() * channels, cols.plan.indices()).astype(np.int32)
-    return dev.reshape(dev.take_rows(dev.reshape(w, (outs * channels, *kernel)), dev.upload(places)), (*places.shape, *kernel))
+    columns = cols.repeated(math.prod(kernel))
+    own = w if rows.plan.count == outs else dev.take_rows(w, rows.indices)
+    if cols.plan.count < channels:
+        kept = dev.compact(dev.reshape(own, (rows.plan.count, columns.plan.n)), columns.indices)
+        own = dev.reshape(kept, (rows.plan.count, cols.plan.count, *kernel))
+    return own, columns
 
 
 @op(fuses=True)
@@ -72,7 +75,7 @@ def conv2d(
         for plan, n in ((rows, shape[0]), (cols, shape[1]))
     )
     options: dict[str, Any] = {"window": window, "groups": groups}
-    scale, own = rows.plan.scale, _own(dev, w, rows, cols)
+    scale, (own, columns) = rows.plan.scale, _own(dev, w, rows, cols)
     own_b = b if b is None or own is w else dev.take_rows(b, rows.indices)
     if positions is not None:
         size = x.shape[0] * int(np.prod(window.positions(*x.shape[1:3])))
@@ -98,7 +101,6 @@ def conv2d(
         values = found.pop("w")
         if own is w:
             return values
-        columns = on_device(repeat_indices(cols.plan, shape[2] * shape[3]), dev)
         return Packed(dev.reshape(values, (rows.plan.count, columns.plan.count)), packing(rows, columns), shape)
 
     def db(dy):

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ..device import Device, device
-from .base import AxisPlan, Plan
+from .base import Plan
 from .on_device import DevicePlan, on_device, upload_plan
-from .rows import repeat_indices
 
 
 class Site(NamedTuple):
@@ -133,9 +132,3 @@ class Plans:
         plan = self.of(layer, name) if self.assigned else None
         here = None if plan is None or plan.region(weight.shape) is None else self.at(layer, name)
         return {} if here is None else {weight: here}
-
-    def repeat(self, plan: AxisPlan, times: int) -> AxisPlan | None:
-        """The plan of a longer axis that has, for each index of a plan's, so many in a row, such as the pixels of a channel;
-        None where that plan's lists lie in fixed buffers here: those of the longer one would not."""
-        fixed = any(here.fixed for here in self._on_device.values() if here.plan == plan)
-        return None if fixed else repeat_indices(plan, times)

@@ -16,7 +16,7 @@ from numbanet_kernels.layouts.windows import Blocks
 
 from ..device import Device
 from .base import AxisPlan, Plan
-from .rows import RowPlan, TimePlan
+from .rows import RowPlan, TimePlan, repeat_indices
 from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, TilePlan
 
@@ -37,11 +37,6 @@ class DevicePlan:
     def at(self, place: Any) -> DevicePlan:
         """The same plan, its lists, which are worked out once, in a place: whoever has one copies them there."""
         return type(self)(self.plan, self.device, place, self._host)
-
-    @property
-    def fixed(self) -> bool:
-        """Whether its lists lie in a buffer that was given."""
-        return self._place is not None
 
     @property
     def density(self) -> float:
@@ -146,6 +141,22 @@ class DeviceAxis(DevicePlan):
     def columns(self) -> tuple[Any, Any]:
         """(1, count) and (1, n): the indices and the places as a `Packing` has them of one class of columns."""
         return self.device.reshape(self.indices, (1, self.plan.count)), self.device.reshape(self.inverse, (1, self.plan.n))
+
+    def repeated(self, times: int) -> DeviceAxis:
+        """Of the longer axis that has, for each index, so many in a row, such as the pixels of a channel."""
+        plan = repeat_indices(self.plan, times)
+        if self._place is None:
+            return cast(DeviceAxis, on_device(plan, self.device))
+        longer, (inverse, _, indices) = DeviceAxis(plan, self.device, self._place), self.lists
+        repeat, classes = self.device.repeat_indices, _one_class(plan.n, self.device)
+        longer.lists = RowLists(repeat(inverse, times), classes, repeat(indices, times))
+        return longer
+
+
+@functools.lru_cache(maxsize=64)
+def _one_class(n: int, dev: Device) -> Any:
+    """The classes of an axis that has one."""
+    return dev.upload(np.zeros(n, np.int32))
 
 
 def packing(rows: DeviceAxis, cols: DeviceAxis) -> Packing:

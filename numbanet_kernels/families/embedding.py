@@ -5,10 +5,10 @@
                  nobody looked. Look-ups of one row keep their order; those of `padding` come last, and count for no row
     sum_by_row   y[u, d] = sum_k dy[order[k], d] for starts[u] <= k < starts[u + 1]      dy (N, D), order (N,), starts (U + 1,)
 
-order puts together the look-ups of the same row: sums have a fixed order, and repeat bit by bit. On CUDA nobody knows how many
-rows there are before they are counted, and a recorded pass has arrays of one size: there U is N, and the ranges of the last u
-are empty. A thread finds the rank of its look-up by reading all others, N^2 reads of what a cache holds: for the thousands of
-look-ups of a step less than the launches of a sort. More than `MOST` are fetched and grouped on the host, which cannot be
+order puts together the look-ups of the same row: sums have a fixed order, and repeat bit by bit. Nobody knows how many rows
+there are before they are counted, and a recorded pass has arrays of one size: so U is N, and the ranges of the last u are
+empty. On CUDA a thread finds the rank of its look-up by reading all others, N^2 reads of what a cache holds: for the thousands
+of look-ups of a step less than the launches of a sort. More than `MOST` are fetched and grouped on the host, which cannot be
 recorded.
 """
 
@@ -65,7 +65,36 @@ def _check(op, dy, order, starts):
 def group_rows_cpu(ids, rows, padding=None):
     """(order, starts, places): order[k] for starts[u] <= k < starts[u + 1] are the look-ups of a row v, whose places[v] = u"""
     _check_ids("group_rows (cpu)", ids, rows)
-    return group_rows_reference(ids, rows, padding)
+    order, starts, places = (empty_cpu((size,), np.int32) for size in (ids.size, ids.size + 1, rows))
+    _group_rows(ids, rows if padding is None else padding, order, starts, places)
+    return order, starts, places
+
+
+@host_kernel("void(i4[::1], i8, i4[::1], i4[::1], i4[::1])")
+def _group_rows(ids, padding, order, starts, places):
+    """First places are how often each row was looked up, then ends[u] is where the next look-up of the u-th row goes."""
+    n, last = ids.size, places.size - 1
+    ends, at, u = np.empty(n + 1, np.int32), int32(0), 0
+    for row in range(places.size):
+        places[row] = 0
+    for k in range(n):
+        places[min(max(ids[k], 0), last)] += 1
+    for row in range(places.size):
+        count = places[row]
+        places[row] = -1
+        if count and row != padding:
+            starts[u], ends[u], places[row] = at, at, u
+            at, u = at + count, u + 1
+    for rest in range(u, n + 1):
+        starts[rest] = at
+    for k in range(n):
+        place = places[min(max(ids[k], 0), last)]
+        if place >= 0:
+            order[ends[place]] = k
+            ends[place] += 1
+        else:
+            order[at] = k
+            at += 1
 
 
 @host_kernel("void(f4[:, ::1], i4[::1], i4[::1], f4[:, ::1], i8, i8)")

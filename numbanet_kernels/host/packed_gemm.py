@@ -18,6 +18,7 @@ from numba import float32
 from numba.extending import intrinsic
 
 from ..runtime.declare import host_kernel
+from ..runtime.memory import empty_cpu, full_cpu
 from .simd import FLOATS, NUMBER, REAL, WIDTH, aligned, below, data_of, fetch, load, multiply_add, spread, store, vector_at
 from .transpose import transpose_block
 
@@ -36,25 +37,35 @@ def tile_of(samples, parts=1):
 def tiles(samples, size, depth):
     """Two x of zeros, (2, tiles, depth, samples of a tile): one is read while the next one is written."""
     x = aligned(2, -(-samples // size), depth, size)
-    x.fill(0)
-    return x
+    return full_cpu(x.shape, 0.0, out=x)
 
 
 def rows_of(lists, total):
     """(rows (S, depth + AHEAD) int32, depth): lists (S, K) of a panel's `total` rows, then the row of zeros behind them up to a
     multiple of DEPTH, then those of the panels that follow: what is fetched next."""
-    count = lists.shape[1]
-    depth = max(-(-count // DEPTH), 1) * DEPTH
-    rows = np.full((len(lists), depth), total, np.int32)
-    rows[:, :count] = lists
-    turns, places = np.divmod(np.arange(depth + AHEAD, dtype=np.int32), np.int32(depth))
-    return np.take(rows, places, axis=1) + turns * np.int32(total + 1), depth
+    depth = max(-(-lists.shape[1] // DEPTH), 1) * DEPTH
+    rows = empty_cpu((len(lists), depth + AHEAD), np.int32)
+    _list_rows(lists, total, depth, rows)
+    return rows, depth
+
+
+@host_kernel("void(i4[:, ::1], i8, i8, i4[:, ::1])")
+def _list_rows(lists, total, depth, rows):
+    for s in range(rows.shape[0]):
+        for k in range(rows.shape[1]):
+            turn, place = k // depth, k % depth
+            rows[s, k] = (lists[s, place] if place < lists.shape[1] else total) + turn * (total + 1)
+
+
+def all_rows(total):
+    """`rows_of` the one list of all rows."""
+    return rows_of(all_of(total)[None], total)
 
 
 @functools.lru_cache(maxsize=64)
-def all_rows(total):
-    """`rows_of` the one list of all rows."""
-    return rows_of(np.arange(total, dtype=np.int32)[None], total)
+def all_of(count):
+    """0 … count - 1"""
+    return np.arange(count, dtype=np.int32)
 
 
 # --- packing ----------------------------------------------------------------------------------------------------------

@@ -35,11 +35,13 @@ from .pool import Arena, Loan, Pool, pages
 # What the CPU does by compiled loops alone, or without touching what is in arrays. A test records an example of each.
 OPERATIONS = frozenset(
     (
-        "abs absolute_error adam add affine argmax batch_norm batch_norm_apply batch_norm_grad broadcast_to compact "
-        "concatenate copy div dropout empty exp expand full gelu gelu_grad gemm gemm_dw gemm_rows gemm_rows_dx getitem "
-        "huber_error layer_norm layer_norm_grad lazy_pays log log_softmax log_softmax_grad maximum minimum mul part power "
-        "quantile_error records relu relu_grad reshape session sgd sigmoid sigmoid_cross_entropy sigmoid_grad sign softmax "
-        "softmax_cross_entropy softmax_grad sqrt squared_error sub sum sum_rows tanh tanh_grad transpose upload"
+        "abs absolute_error adam add affine argmax avg_pool avg_pool_grad batch_norm batch_norm_apply batch_norm_grad "
+        "broadcast_to compact concatenate conv2d conv2d_grad copy div dropout empty exp expand full gelu gelu_grad gemm "
+        "gemm_dw gemm_rows gemm_rows_dx getitem group_rows gru_cell gru_cell_grad huber_error layer_norm layer_norm_grad "
+        "lazy_pays log log_softmax log_softmax_grad lstm lstm_grad lstm_scores lstm_seen max_pool max_pool_grad maximum "
+        "minimum mul part power putitem quantile_error records relu relu_grad repeat_indices reshape session sgd sigmoid "
+        "sigmoid_cross_entropy sigmoid_grad sign softmax softmax_cross_entropy softmax_grad sqrt squared_error sub sum "
+        "sum_by_row sum_rows take_rows tanh tanh_grad transpose unpack_gradient upload"
     ).split()
 )
 NONE = -2  # what a loop returns that is well, besides 0
@@ -82,6 +84,8 @@ SCALARS = {
 def _packed(kind: Any) -> str:
     if isinstance(kind, types.Array):
         return "q" * (5 + 2 * kind.ndim)
+    if isinstance(kind, types.UniTuple):
+        return kind.count * _packed(kind.dtype)
     if kind not in SCALARS:
         raise NotRecorded(f"a compiled loop takes a {kind}")
     return SCALARS[kind]
@@ -172,7 +176,7 @@ class _Writer:
         self.facts.append(loop)
         for kind, value in zip(callee.kinds, args, strict=True):
             if kind is None:
-                values.append(value)
+                values += value if isinstance(value, tuple) else (value,)
                 self.facts.append(value)
                 continue
             dtype, axes, layout = kind

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...host import blas, threads
+from ...host import threads
 from ...host.simd import WIDTH, aligned
 from ...layouts.windows import Window
-from ...runtime.memory import empty_cpu
+from ...runtime.declare import tape
+from ...runtime.memory import assign, empty_cpu, full_cpu
+from ..elementwise import affine_cpu
 from . import cpu_direct_loops as loops
 from .cpu_weight import transposed
 
@@ -23,7 +25,7 @@ WEIGHTS, OUTPUTS = 4096, 32  # whose gradient is added up here, at most: it has 
 WIDER = 16  # times as many outputs as channels, at most, where of both gradients dx alone is found here
 MORE = 1.25  # times as many pixels as positions, at most, where dx is a convolution of dz, not spread
 IDLE = 1.25  # times as long as its work, at most, the longest thread may take
-NO_GATE, EACH = np.zeros((1, 1), np.float32), np.ones((WIDTH, 1), np.float32)
+NO_GATE = np.zeros((1, 1), np.float32)
 
 
 class Sight(NamedTuple):
@@ -33,6 +35,7 @@ class Sight(NamedTuple):
     begins, goals : where a position's patch begins, and which position it is, then those of the padding
     offsets : where a patch's columns lie, padded
     depth, pixels, count : columns of a patch, floats of an image with its padding, positions
+    every : begins, goals and ends of the list of all positions
     """
 
     geometry: np.ndarray
@@ -42,6 +45,7 @@ class Sight(NamedTuple):
     depth: int
     pixels: int
     count: int
+    every: tuple[np.ndarray, np.ndarray, np.ndarray]
 
     def flops(self, images: int, outs: int) -> int:
         """Of a convolution of so many images."""
@@ -56,14 +60,18 @@ def sight(window: Window, height: int, width: int, channels: int) -> Sight:
     bases = np.add.outer(np.arange(oh) * steps[0] * wide, np.arange(ow) * steps[1]).reshape(-1) * channels
     taps = np.add.outer(np.arange(down) * apart[0] * wide, np.arange(across) * apart[1]).reshape(-1) * channels
     offsets, padding = np.add.outer(taps, np.arange(channels)).reshape(-1), loops.POSITIONS - bases.size % loops.POSITIONS
+    begins = np.pad(bases, (0, padding)) * WIDTH
+    goals = np.pad(np.arange(bases.size), (0, padding), constant_values=bases.size)
+    stop = -(-bases.size // loops.POSITIONS) * loops.POSITIONS
     return Sight(
         _geometry(height, width, channels, above, left),
-        np.pad(bases, (0, padding)) * WIDTH,
-        np.pad(np.arange(bases.size), (0, padding), constant_values=bases.size),
+        begins,
+        goals,
         np.pad(offsets, (0, -offsets.size % loops.COLUMNS)) * WIDTH,
         offsets.size,
         (height + 2 * above) * wide * channels,
         bases.size,
+        (begins[:stop], goals[:stop], np.array([0, stop])),
     )
 
 
@@ -91,10 +99,11 @@ def positions(seen: Sight, rows: np.ndarray | None, images: int, parts: int) -> 
     """Of all positions or of the listed ones; None where images of a tile have other ones, or so many threads cannot share
     tiles equally."""
     if rows is None:
-        stop = -(-seen.count // loops.POSITIONS) * loops.POSITIONS
-        return Positions(seen.begins[:stop], seen.goals[:stop], np.array([0, stop]), False)
+        return Positions(*seen.every, False)
     if _bands(images, parts) > 1:
         return None
+    if (writer := tape.get()) is not None:
+        writer.refuse("a choice by listed positions")
     tiles = tiles_of(images)
     bases, targets = np.empty((2, tiles * seen.begins.size), np.int64)
     starts = np.empty(tiles + 1, np.int64)
@@ -107,6 +116,7 @@ def tiles_of(images: int) -> int:
     return -(-images // WIDTH)
 
 
+@functools.lru_cache(maxsize=256)
 def _geometry(height: int, width: int, channels: int, above: int = 0, left: int = 0) -> np.ndarray:
     """Of images with so much padding: see `Sight`."""
     return np.array([height, width * channels, (width + 2 * left) * channels, above, left * channels])
@@ -180,14 +190,12 @@ def _products(x, where, seen, lists, wt, bias, low, y):
 def _transposed(w: Any, scale: float) -> Any:
     """scale w as (KH KW C, O)"""
     wt = transposed(w)
-    if scale != 1:
-        wt *= np.float32(scale)
-    return wt
+    return wt if scale == 1 else affine_cpu(wt, mul=scale, out=wt)
 
 
 def convolved(choice, x, w, grid, bias, relu, scale):
     """y of conv2d, whose positions are a grid."""
-    added, low = np.zeros(len(w), np.float32) if bias is None else bias, 0.0 if relu else -np.inf
+    added, low = full_cpu(len(w), 0.0) if bias is None else bias, 0.0 if relu else -np.inf
     y = empty_cpu((len(x), *grid, len(w)))
     return _products(x, None, choice.sight, choice.lists, _transposed(w, scale), added, low, y)
 
@@ -227,9 +235,11 @@ def convolves_back(window: Window, shape: tuple[int, ...], outs: int) -> bool:
 def _convolved_back(dy, where, shape, w, window, scale):
     """dx as a convolution of dz by the weight, its taps from last to first."""
     seen = sight(window._replace(padding=_behind(window)), *dy.shape[1:])
-    wt = np.float32(scale) * np.ascontiguousarray(w.transpose(2, 3, 0, 1)[::-1, ::-1]).reshape(-1, shape[3])
+    turned = w.transpose(2, 3, 0, 1)[::-1, ::-1]
+    wt = assign(turned, empty_cpu(turned.shape)).reshape(-1, shape[3])
+    wt = wt if scale == 1 else affine_cpu(wt, mul=scale, out=wt)
     every = positions(seen, None, len(dy), 1)
-    return _products(dy, where, seen, every, wt, np.zeros(shape[3], np.float32), -np.inf, empty_cpu(shape))
+    return _products(dy, where, seen, every, wt, full_cpu(shape[3], 0.0), -np.inf, empty_cpu(shape))
 
 
 def _spread_back(given, shape, wt, seen, rooms, share):
@@ -243,13 +253,12 @@ def _spread_back(given, shape, wt, seen, rooms, share):
 def _weight_gradient(given, x, shape, seen, rooms, share, scale):
     """(dw, db) of conv2d, whose weight is of this shape."""
     outs, _, *kernel = shape
-    dw, db = aligned(len(rooms), seen.offsets.size, outs, WIDTH), np.zeros((len(rooms), outs, WIDTH), np.float32)
-    dw[...], images = 0, _flat(x)
+    lanes, db_lanes = aligned(len(rooms), seen.offsets.size, outs, WIDTH), empty_cpu((len(rooms), outs, WIDTH))
+    images, dw, db = _flat(x), empty_cpu(shape), empty_cpu(outs)
     share(
         lambda number, first, stop: loops.gradient(
-            *given, seen.geometry, images, *rooms[number], dw[number], db[number], first, stop
+            *given, seen.geometry, images, *rooms[number], lanes[number], db_lanes[number], first, stop
         )
     )
-    sums = blas.matmul(dw.reshape(-1, WIDTH), EACH).reshape(len(rooms), -1, outs).sum(0)  # sum() of a short axis is slow
-    dw = np.float32(scale) * sums[: seen.depth].reshape(*kernel, -1, outs).transpose(3, 2, 0, 1)
-    return np.ascontiguousarray(dw), db.sum((0, 2), dtype=np.float64).astype(np.float32)
+    loops.add_up(lanes, db_lanes, scale, dw.reshape(outs, -1, math.prod(kernel)), db)
+    return dw, db

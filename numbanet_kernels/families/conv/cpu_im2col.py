@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from ...host.simd import VECTOR
 from ...host.threads import Part
 from ...host.transpose import EMPTY, NO_INDICES
 from ...layouts.windows import Blocks
-from ...runtime.memory import empty_cpu
+from ...runtime.memory import assign, empty_cpu, full_cpu
 from . import cpu_im2col_loops as loops
 from .cpu_weight import transposed, transposed_back
 
@@ -21,14 +20,13 @@ TILE_FLOATS = 1 << 20  # of a thread's tile of A: with its part of y, 4 MB and a
 TILE_ROWS = 1024  # at most
 SHORT = 32  # floats of a row of y, and of a line of a patch, up to which neighbouring positions are joined
 NO_BLOCKS, NO_MATRIX = np.zeros((0, 1), np.int32), np.zeros((1, 1), np.float32)
-_segments = functools.lru_cache(maxsize=256)(loops.segments)
 
 
 class _Job(NamedTuple):
     """A thread's part of a convolution, and its room."""
 
     images: list[int]  # the first, and the one after the last
-    rows: list[int]  # of A likewise, or of the list
+    rows: list[int]  # of A likewise
     cols: Any  # a tile of A
     part: Any  # a tile of y
     own: Any  # the weight that a block row meets
@@ -41,9 +39,8 @@ def padded(x, window):
     (n, height, width, channels), (down, across) = x.shape, window.padding
     if channels >= VECTOR or not max(down, across):
         return x, window
-    found = empty_cpu((n, height + 2 * down, width + 2 * across, channels))
-    found[...] = 0
-    found[:, down : down + height, across : across + width] = x
+    found = full_cpu((n, height + 2 * down, width + 2 * across, channels), 0.0)
+    assign(x, found[:, down : down + height, across : across + width])
     return found, window._replace(padding=(0, 0))
 
 
@@ -85,34 +82,32 @@ class _Work:
         self.tile = max(min(TILE_FLOATS // max(self.inner, 1), TILE_ROWS), 32) if blocks is None else blocks.height
         self.unit = 1 if blocks is None else math.lcm(blocks.height, self.places) // self.places  # images that go together
         self.geometry = loops.geometry(window, self.x.shape, positions)
-        self.table, self.starts = _segments(window, x.shape[3], w.shape[1], None if blocks is None else blocks.width)
+        self.table, self.starts = loops.segments(window, x.shape[3], w.shape[1], None if blocks is None else blocks.width)
         count = len(self.rows) if self.listed else self.images * self.places
         self.flops = 2 * count * self.inner * self.outs // groups
 
     def transposed(self, w):
         """The weight, (groups K, O / groups)."""
         if self.joined > 1:
-            wide = np.zeros(self._wide(w.shape), np.float32)
-            for own in self._each(wide):
-                own[...] = w.transpose(2, 3, 1, 0)
+            wide = full_cpu(self._wide(w.shape), 0.0)
+            for i in range(self.joined):
+                start = i * self.step
+                assign(w.transpose(2, 3, 1, 0), wide[:, start : start + self.kernel[1], :, i])
             return wide.reshape(self.depth, self.outs)
         return transposed(w, self.groups)
 
     def transposed_back(self, terms, shape):
         """The gradient of a weight of this shape, from terms (T, groups K, O / groups) that are to be added."""
         if self.joined > 1:
-            wide = terms.sum(0).reshape(self._wide(shape))
-            return np.ascontiguousarray(sum(self._each(wide)).transpose(3, 2, 0, 1))
+            dw = empty_cpu(shape)
+            loops.add_joined(terms.reshape(len(terms), *self._wide(shape)), self.step, dw)
+            return dw
         return transposed_back(terms, shape, self.groups)
 
     def _wide(self, shape):
         """That of the weight of joined positions, transposed, by axes."""
         outs, channels, height, width = shape
         return height, width + (self.joined - 1) * self.step, channels, self.joined, outs
-
-    def _each(self, wide):
-        """What each of the joined positions sees, (KH, KW, C, O)."""
-        return (wide[:, i * self.step : i * self.step + self.kernel[1], :, i] for i in range(self.joined))
 
     def jobs(self, flops):
         """What each thread works on and in, found before they start: in Python they would wait for each other."""
@@ -122,12 +117,10 @@ class _Work:
     def _job(self, part):
         units = part.of(-(-self.images // self.unit))  # no two threads meet in a block row
         images = [min(end * self.unit, self.images) for end in (units.start, units.stop)]
-        rows = [end * self.places for end in images]
-        rows = np.searchsorted(self.rows, np.array(rows, np.int32)).tolist() if self.listed else rows  # of one type: no copy
         own = (self.inner, self.outs)
         return _Job(
             images,
-            rows,
+            [end * self.places for end in images],
             empty_cpu((self.tile * self.inner + VECTOR,)),
             empty_cpu((self.tile, self.outs)),
             *(empty_cpu(own) if len(self.kept) else NO_MATRIX for _ in range(2)),
@@ -142,13 +135,10 @@ def convolved(x, w, window, plan, positions, bias, relu, scale):
     """y of conv2d"""
     work = _Work(x, w, window, plan, positions)
     y = empty_cpu((x.shape[0], *positions, w.shape[0]))
-    if not work.flops or not y.size:
-        y[...] = 0
-        if bias is not None and y.size:
-            y.reshape(-1, w.shape[0])[work.rows if work.listed else slice(None)] = np.maximum(bias, 0) if relu else bias
+    if not y.size:
         return y
     out, entry, pixels = y.reshape(-1, work.outs), blas.entry(), work.x.reshape(-1)
-    added = np.zeros(work.outs, np.float32) if bias is None else np.tile(bias, work.joined)
+    added = full_cpu(work.outs, 0.0) if bias is None else _repeated(bias, work.joined)
     wt, jobs = work.transposed(w), work.jobs(work.flops)
 
     def run(part):
@@ -161,6 +151,12 @@ def convolved(x, w, window, plan, positions, bias, relu, scale):
     return y
 
 
+def _repeated(bias, times):
+    """The bias of so many joined positions."""
+    shape = times, len(bias)
+    return bias if times == 1 else assign(np.broadcast_to(bias, shape), empty_cpu(shape)).reshape(-1)
+
+
 def gradients(dy, where, x, w, window, plan, positions, scale, wants_dx):
     """(dx or None, dw, db) of conv2d"""
     work = _Work(x, w, window, plan, positions)
@@ -169,7 +165,7 @@ def gradients(dy, where, x, w, window, plan, positions, scale, wants_dx):
     dx, size = empty_cpu(work.x.shape) if wants_dx else None, math.prod(work.x.shape[1:])
     changes = EMPTY if dx is None else dx.reshape(-1)
     wt, jobs = work.transposed(w), work.jobs(2 * work.flops)
-    terms, sums = empty_cpu((len(jobs), *wt.shape)), np.zeros((len(jobs), work.outs))
+    terms, sums = empty_cpu((len(jobs), *wt.shape)), empty_cpu((len(jobs), work.outs), np.float64)
 
     def run(part):
         job = jobs[part.number]
@@ -196,8 +192,9 @@ def gradients(dy, where, x, w, window, plan, positions, scale, wants_dx):
         )
 
     threads.share(run, flops=2 * work.flops)
-    dw, db = work.transposed_back(terms, w.shape), sums.reshape(len(sums) * work.joined, w.shape[0]).sum(0).astype(np.float32)
+    dw, db = work.transposed_back(terms, w.shape), empty_cpu(w.shape[0])
+    loops.add_up(sums.reshape(len(sums) * work.joined, w.shape[0]), db)
     if wants_dx and work.x is not x:
         (_, height, width, _), (down, across) = x.shape, window.padding
-        dx = np.ascontiguousarray(dx[:, down : down + height, across : across + width])
+        dx = assign(dx[:, down : down + height, across : across + width], empty_cpu(x.shape))
     return dx, dw, db

@@ -11,6 +11,8 @@ Loops take the sizes as one int64 array (`geometry`), where a row's columns lie 
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 from numba import float32, int64
 
@@ -29,12 +31,14 @@ ZEROS = np.zeros(VECTOR, np.float32)
 # from its first pixel, how many columns it has), and for each block column where its segments begin.
 
 
+@functools.lru_cache(maxsize=256)
 def geometry(window, shape, positions):
     """What the loops take of images of this shape: sizes, and how far a patch reaches, in lines and in floats."""
     down, across = (step * (k - 1) for step, k in zip(window.dilation, window.kernel))
     return np.array([*shape[1:3], *window.stride, *window.padding, *positions, down, (across + 1) * shape[3]])
 
 
+@functools.lru_cache(maxsize=256)
 def segments(window, channels, own, block):
     """The table (S, 3), and the starts (block columns + 1,), of rows with `own` of the channels at each tap; block: columns of
     a block column, None for one of all."""
@@ -195,6 +199,25 @@ def clear(y, first, stop):
 
 
 @host_function
+def _before(rows, row):
+    """How many entries of an increasing list are less than a row."""
+    low, high = int64(0), int64(rows.size)
+    while low < high:
+        middle = (low + high) // 2
+        if rows[middle] < row:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@host_function
+def _ends(rows, listed, first, stop):
+    """Which entries of a list are rows first … stop - 1 of A; those rows where none are listed."""
+    return (_before(rows, first), _before(rows, stop)) if listed else (first, stop)
+
+
+@host_function
 def _finish(part, count, t0, y, bias, low, scale, rows, listed):
     """y = max(scale part + bias, low) at `count` rows from t0 on, and 0 between listed ones, up to the next tile."""
     for i in range(count):
@@ -257,7 +280,8 @@ def forward(
     first,
     stop,
 ):
-    """y[r] = act(scale A[r] wt + bias) for the rows first … stop - 1, of the list where there is one; the others of y are 0."""
+    """y[r] = act(scale A[r] wt + bias) for the rows first … stop - 1 of A, as far as they are listed; the others of y are 0."""
+    first, stop = _ends(rows, listed, first, stop)
     numbers, depth, outs = unpacked(geometry), wt.shape[0] // groups, y.shape[1] // groups
     own_table = np.empty_like(table)
     if listed and first == 0:
@@ -309,10 +333,12 @@ def backward(
     first,
     stop,
 ):
-    """dx = scale dz wt.T, added up at the pixels of A, dwt = scale A.T dz, db = sum of dz, of those rows: dz = dy where
-    where > 0. The images of those rows are the pixels dx_first … dx_stop - 1."""
+    """dx = scale dz wt.T, added up at the pixels of A, dwt = scale A.T dz, db = sum of dz, of the rows first … stop - 1 of A,
+    as far as they are listed: dz = dy where where > 0. The images of those rows are the pixels dx_first … dx_stop - 1."""
+    first, stop = _ends(rows, listed, first, stop)
     own_table = np.empty_like(table)
     dx[dx_first:dx_stop] = 0
+    db[:] = 0
     clear(dwt, int64(0), dwt.shape[0])
     numbers, depth, outs = unpacked(geometry), wt.shape[0] // groups, dy.shape[1] // groups
     for t0 in range(first, stop, tile):
@@ -341,3 +367,28 @@ def backward(
                     for o in range(target.size):
                         target[o] += source[o]
                 at += k1 - k0
+
+
+# --- what threads found, added up -------------------------------------------------------------------------------------
+@host_kernel("void(f8[:, ::1], f4[::1])")
+def add_up(sums, db):
+    """db[o] = the sum of sums[t, o] over t"""
+    for o in range(db.size):
+        total = 0.0
+        for t in range(sums.shape[0]):
+            total += sums[t, o]
+        db[o] = total
+
+
+@host_kernel("void(f4[:, :, :, :, :, ::1], i8, f4[:, :, :, ::1])")
+def add_joined(terms, step, dw):
+    """dw[o, c, kh, kw] = the sum of terms[t, kh, kw + i step, c, i, o] over threads t and joined positions i"""
+    for o in range(dw.shape[0]):
+        for c in range(dw.shape[1]):
+            for kh in range(dw.shape[2]):
+                for kw in range(dw.shape[3]):
+                    total = float32(0)
+                    for t in range(terms.shape[0]):
+                        for i in range(terms.shape[4]):
+                            total += terms[t, kh, kw + i * step, c, i, o]
+                    dw[o, c, kh, kw] = total

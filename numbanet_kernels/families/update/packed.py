@@ -25,7 +25,7 @@ from ...runtime.arrays import device_cache, to_device
 from ...runtime.declare import cuda, host_kernel, kernel, kernels
 from ...runtime.expect import BOOL, FLOAT32, INT32, expect
 from ...runtime.launch import ceil_div, launch
-from ...runtime.memory import THREADS, blocks_for, empty_cuda, flat
+from ...runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat
 from ..reduce import sum_cuda
 
 
@@ -133,7 +133,29 @@ def _check_gradient(op, g, kept, shape):
 def unpack_gradient_cpu(g, kept, shape):
     """The dense gradient: dense[r, c] = g[row_pos[r], col_pos[row_class[r], c]] where both are >= 0, else 0"""
     _check_gradient("unpack_gradient (cpu)", g, kept, shape)
-    return unpack_gradient_reference(g, kept, shape).astype(np.float32)
+    row_pos, row_class, _, col_pos = kept
+    dense = empty_cpu(shape)
+
+    def work(part):
+        own = part.of(dense.shape[0])
+        _unpack(g, row_pos, row_class, col_pos, dense, own.start, own.stop)
+
+    threads.share(work, dense.size)
+    return dense
+
+
+@host_kernel("void(f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], f4[:, ::1], i8, i8)")
+def _unpack(g, row_pos, row_class, col_pos, dense, first, stop):
+    """The rows first … stop - 1; 0 where a place is none of g."""
+    for r in range(first, stop):
+        out, place, kind = dense[r], row_pos[r], row_class[r]
+        if 0 <= place < g.shape[0] and 0 <= kind < col_pos.shape[0]:
+            row, places = g[place], col_pos[kind]
+            for c in range(out.size):
+                out[c] = row[np.uint64(places[c])] if 0 <= places[c] < row.size else float32(0)
+        else:
+            for c in range(out.size):
+                out[c] = float32(0)
 
 
 @host_kernel("void(f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], f8[::1], i8, i8)")
