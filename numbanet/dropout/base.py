@@ -48,7 +48,8 @@ class Dropout(abc.ABC):
     kind: str = "output"  # of the sites that it has plans for (`Site`)
     answer: bool = False  # whether it has plans for what gives the answer as well
     by_sample: ClassVar[bool] = False  # whether each sample of a batch drops others
-    data_dependent: bool = False  # whether plans depend on what comes to a layer (`choose`): then passes are not recorded
+    data_dependent: bool = False  # whether plans depend on what comes to a layer (`choose`)
+    alike: bool = False  # whether plans chosen so are of one kind each time while rates are equal: then passes may be recorded
     shuffle: ClassVar[bool] = False  # whether features should come centred and in random order (`Shuffle`)
 
     def __init__(self, rate: Rate = 0.5) -> None:

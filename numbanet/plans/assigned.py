@@ -66,6 +66,9 @@ class Plans:
         choose: Callable[[Site, Any, Any], Plan | None] | None = None,
     ) -> None:
         self.device, self.sites, self.choose = device(dev), {} if sites is None else sites, choose
+        self.stand_in: Callable[..., DevicePlan | None] | None = None  # gives what is chosen while passes are recorded
+        self.decides: Any = None  # what decides on the kinds of the plans that are chosen
+        self.chosen: dict[str, Plan | None] = {}  # in the pass
         self.assigned = {path: plan for path, plan in (assigned or {}).items() if not plan.trivial}
         self._on_device: dict[str, DevicePlan] = {}
 
@@ -108,14 +111,26 @@ class Plans:
             return here
         plan = self.assigned.get(site.path)
         if plan is None:
-            plan = self.choose(site, flow, layer) if self.choose is not None and site.chosen and flow is not None else None
-            if plan is None or plan.trivial:
+            if self.choose is None or not site.chosen or flow is None:
                 return None
-            self.assigned[site.path] = plan
+            if self.stand_in is not None:
+                return self.stand_in(site, flow, layer, shape)
+            if (plan := self.choice(site, flow, layer, shape)) is None:
+                return None
             here = upload_plan(plan, self.device)  # such a plan hardly comes twice
         site.check(plan, layer, shape)
         self._on_device[site.path] = here = on_device(plan, self.device) if here is None else here
         return here
+
+    def choice(self, site: Site, flow: Any, layer: Any, shape: tuple[int, ...] | None = None) -> Plan | None:
+        """What a policy chooses for a site, which is assigned from here on; None: everything is kept."""
+        assert self.choose is not None
+        plan = self.choose(site, flow, layer)
+        self.chosen[site.path] = plan = None if plan is None or plan.trivial else plan
+        if plan is not None:
+            site.check(plan, layer, shape)
+            self.assigned[site.path] = plan
+        return plan
 
     def place(self, path: str, here: DevicePlan) -> None:
         """What a site's plan is on the device from here on, such as in fixed buffers of a recorded pass."""

@@ -12,11 +12,11 @@ from numbanet_kernels.layouts.packed import Packing
 from numbanet_kernels.layouts.rows import RowLists
 from numbanet_kernels.layouts.samples import SampleLists
 from numbanet_kernels.layouts.tiles import TileLists, tile_packing
-from numbanet_kernels.layouts.windows import Blocks
+from numbanet_kernels.layouts.windows import Blocks, Positions
 
 from ..device import Device
 from .base import AxisPlan, Plan
-from .rows import RowPlan, TimePlan, repeat_indices
+from .rows import PositionPlan, RowPlan, TimePlan, repeat_indices
 from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, TilePlan
 
@@ -153,6 +153,17 @@ class DeviceAxis(DevicePlan):
         return longer
 
 
+class DevicePositions(DeviceAxis):
+    """Kept rows of a convolution's input matrix."""
+
+    plan: PositionPlan
+
+    @functools.cached_property
+    def alone(self) -> Any:
+        """The list as convolutions take it: as long as it is, or, in a place that was given, as long as any may be."""
+        return super().alone if self._place is None else Positions(self._parts()[0], self.plan.together)
+
+
 @functools.lru_cache(maxsize=64)
 def _one_class(n: int, dev: Device) -> Any:
     """The classes of an axis that has one."""
@@ -203,8 +214,9 @@ class DeviceBlocks(DevicePlan):
 
     @functools.cached_property
     def blocks(self) -> Blocks:
-        """The kept blocks as kernels take them."""
-        return Blocks(self.lists[0], self.plan.height, self.plan.width)
+        """The kept blocks as kernels take them: as many as there are, or, in a place that was given, as any plan may have."""
+        kept = self.lists[0] if self._place is not None else self.device.upload(np.array(self.plan.chosen))
+        return Blocks(kept, self.plan.height, self.plan.width)
 
 
 class DeviceSamples(DevicePlan):
@@ -221,6 +233,7 @@ class DeviceSamples(DevicePlan):
 KINDS = {
     BernoulliPlan: DeviceBits,
     SamplePlan: DeviceSamples,
+    PositionPlan: DevicePositions,
     AxisPlan: DeviceAxis,
     TimePlan: DeviceTimes,
     TilePlan: DeviceTiles,

@@ -5,9 +5,9 @@
                  nobody looked. Look-ups of one row keep their order; those of `padding` come last, and count for no row
     sum_by_row   y[u, d] = sum_k dy[order[k], d] for starts[u] <= k < starts[u + 1]      dy (N, D), order (N,), starts (U + 1,)
 
-order puts together the look-ups of the same row: sums have a fixed order, and repeat bit by bit. Nobody knows how many rows
-there are before they are counted, and a recorded pass has arrays of one size: so U is N, and the ranges of the last u are
-empty. On CUDA a thread finds the rank of its look-up by reading all others, N^2 reads of what a cache holds: for the thousands
+order puts together the look-ups of the same row: sums have a fixed order, and repeat bit by bit. On CUDA, and where passes
+are recorded, nobody knows how many rows there are before they are counted, and arrays have one size: there U is N, and the
+ranges of the last u are empty. On CUDA a thread finds the rank of its look-up by reading all others, N^2 reads of what a cache holds: for the thousands
 of look-ups of a step less than the launches of a sort. More than `MOST` are fetched and grouped on the host, which cannot be
 recorded.
 """
@@ -19,7 +19,7 @@ from numba import float32, int32
 
 from ..blocks.kahan import kahan
 from ..host import threads
-from ..runtime.declare import cuda, host_kernel, inlined, kernel, kernels
+from ..runtime.declare import cuda, host_kernel, inlined, kernel, kernels, tape
 from ..runtime.expect import INT32, expect
 from ..runtime.launch import launch
 from ..runtime.memory import THREADS, blocks_for, download_cuda, empty_cpu, empty_cuda, flat, upload_cuda
@@ -67,6 +67,8 @@ def group_rows_cpu(ids, rows, padding=None):
     _check_ids("group_rows (cpu)", ids, rows)
     order, starts, places = (empty_cpu((size,), np.int32) for size in (ids.size, ids.size + 1, rows))
     _group_rows(ids, rows if padding is None else padding, order, starts, places)
+    if tape.get() is None:
+        starts = starts[: places.max() + 2]
     return order, starts, places
 
 

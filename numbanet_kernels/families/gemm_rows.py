@@ -156,8 +156,8 @@ def _lists(op, w, rows, cols):
 
 
 def _refuse_views(w, given):
-    """Views are not recorded: with another plan of the same kind they are others."""
-    if (writer := tape.get()) is not None and any(index is not None for index in given):
+    """Views are not recorded: with another plan of the same kind they are others. Lists are read where they lie."""
+    if (writer := tape.get()) is not None and any(isinstance(index, (slice, Period)) for index in given):
         writer.refuse(f"a product with a view of w {w.shape}")
 
 
@@ -198,7 +198,12 @@ def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
     sliced, whole = isinstance(rows, slice) and isinstance(cols, slice), isinstance(cols, slice) and cols == ALL
     if not sliced:
         rows, cols = _numbered(op, rows, w.shape[0]), None if whole else _numbered(op, cols, w.shape[1])
-    own_bias = bias if bias is None else np.ascontiguousarray(bias[rows])
+    own_bias = bias
+    if sliced and bias is not None:
+        own_bias = np.ascontiguousarray(bias[rows])
+    elif bias is not None:
+        own_bias = empty_cpu(rows.shape)
+        _gather_entries(bias, rows, own_bias)
     if sliced:
         return multiply_forward(x, _kept_rows(op, w, rows, cols), out, own_bias, relu, scale)
     return multiply_listed(x, w, rows, cols, out, own_bias, relu, scale)

@@ -95,6 +95,14 @@ def records_cuda():
     return _available()
 
 
+def asides_cuda():
+    return False
+
+
+def aside_cuda(work):
+    raise NotRecorded("a choice by the interpreter is no launch")
+
+
 def rehearses_cuda():
     """Whether work is done once as it will be recorded, before it is."""
     return True  # what it launches is compiled then

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from numbanet import AvgPool2d, BatchNorm2d, BernoulliDropout, Conv2d, Flatten, Linear, MaxPool2d, Net, ReLU, RowDropout
+from numbanet import AvgPool2d, BatchNorm2d, Conv2d, Flatten, Linear, MaxPool2d, Net, ReLU
+from numbanet.dropout import BernoulliDropout, BlockSensitiveDropout, DynamicSparseGraph, RowDropout, RowSensitiveDropout
 from numbanet.training.recorder import Recorder
 from numbanet_kernels.host import thresholds
 
@@ -56,6 +57,11 @@ OPTIONS = {
     "side by side": {"batch_size": DIRECT},
     "averages": {"pool": "avg", "norm": False, "optimizer": "sgd"},
     "bernoulli": {"dropout": BernoulliDropout(0.3), "batch_size": DIRECT},
+    "positions": {"dropout": RowSensitiveDropout(0.4)},
+    "positions, side by side": {"dropout": RowSensitiveDropout(0.6), "batch_size": DIRECT},
+    "blocks": {"dropout": BlockSensitiveDropout(0.4)},
+    "blocks, many images": {"dropout": BlockSensitiveDropout(0.6, scale="rate"), "batch_size": DIRECT, "optimizer": "sgd"},
+    "channels": {"dropout": DynamicSparseGraph(0.5), "norm": False},
     "filters": {"dropout": RowDropout(0.5, dp_max=2), "epochs": 12},
     "filters, side by side": {"dropout": RowDropout(0.5, dp_max=2), "batch_size": DIRECT, "epochs": 12, "norm": False},
 }
@@ -67,7 +73,7 @@ OPTIONS = {
 def test_replayed_steps_train_the_same(monkeypatch, replays, options, size):  # noqa: F811
     with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(4, user_api="blas"):
         ours = fit(**options, n_jobs=size)
-        assert sum(replays.values()) > 8 and all(len(recorded.tables) == (size if size > 1 else 0) for recorded in replays)
+        assert sum(replays.values()) > 8 and all(recorded.threads == size for recorded in replays)
         count = len(replays)
         equal(ours, alone(monkeypatch, **options, n_jobs=size))
     assert len(replays) == count

@@ -95,20 +95,19 @@ class Positions(NamedTuple):
     listed: bool
 
 
-def positions(seen: Sight, rows: np.ndarray | None, images: int, parts: int) -> Positions | None:
-    """Of all positions or of the listed ones; None where images of a tile have other ones, or so many threads cannot share
-    tiles equally."""
+def positions(seen: Sight, rows: Any, images: int, parts: int, together: int = 1) -> Positions | None:
+    """Of all positions or of the listed ones, the same of so many images; None where images of a tile have other ones, or so
+    many threads cannot share tiles equally. Recorded steps, whose lists are others each time, have to know."""
     if rows is None:
         return Positions(*seen.every, False)
     if _bands(images, parts) > 1:
         return None
-    if (writer := tape.get()) is not None:
-        writer.refuse("a choice by listed positions")
-    tiles = tiles_of(images)
-    bases, targets = np.empty((2, tiles * seen.begins.size), np.int64)
-    starts = np.empty(tiles + 1, np.int64)
+    tiles, writer, equal = tiles_of(images), tape.get(), together % WIDTH == 0 or together >= images
+    if writer is not None and not equal:
+        writer.refuse(f"a convolution of which {together} images keep the same positions, not {WIDTH},")
+    bases, targets, starts = (empty_cpu((n,), np.int64) for n in (*2 * [tiles * seen.begins.size], tiles + 1))
     loops.share_lists(rows, images, seen.count, seen.begins, seen.goals, bases, targets, starts)
-    return Positions(bases, targets, starts, True) if starts[-1] >= 0 else None
+    return Positions(bases, targets, starts, True) if writer is not None or starts[-1] >= 0 else None
 
 
 def tiles_of(images: int) -> int:

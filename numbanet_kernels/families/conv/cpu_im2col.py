@@ -63,7 +63,7 @@ class _Work:
     """
 
     def __init__(self, x, w, window, plan, positions):
-        groups, rows, blocks = plan
+        groups, rows, _, blocks = plan
         self.rows, self.listed = NO_INDICES if rows is None else rows, rows is not None
         self.images, self.groups, self.kernel, self.step = x.shape[0], groups, window.kernel, window.stride[1]
         self.joined = 1 if self.listed or groups > 1 else _joined(window, *w.shape[:2], positions[1], blocks)
@@ -83,8 +83,7 @@ class _Work:
         self.unit = 1 if blocks is None else math.lcm(blocks.height, self.places) // self.places  # images that go together
         self.geometry = loops.geometry(window, self.x.shape, positions)
         self.table, self.starts = loops.segments(window, x.shape[3], w.shape[1], None if blocks is None else blocks.width)
-        count = len(self.rows) if self.listed else self.images * self.places
-        self.flops = 2 * count * self.inner * self.outs // groups
+        self.flops = 2 * self.images * self.places * self.depth * self.outs // groups  # of all: recorded lists may be shorter
 
     def transposed(self, w):
         """The weight, (groups K, O / groups)."""

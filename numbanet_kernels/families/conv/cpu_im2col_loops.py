@@ -120,13 +120,15 @@ def _scatter_at_edge(room, at, base, top, left, height, line, table, pixels):
 @host_function
 def _kept(table, starts, kept, block_row, own):
     """How many segments the kept columns of a block row have, written to `own`; all of the table where there are no blocks.
-    Segments that go on where one ends become one with it."""
+    Segments that go on where one ends become one with it. A list ends with the first column that is none."""
     if kept.shape[0] == 0:
         for s in range(table.shape[0]):
             own[s, 0], own[s, 1], own[s, 2] = table[s, 0], table[s, 1], table[s, 2]
         return table.shape[0]
     count = 0
     for column in kept[block_row]:
+        if column >= starts.size - 1:
+            break
         for s in range(starts[column], starts[column + 1]):
             down, across, width = table[s, 0], table[s, 1], table[s, 2]
             if count and own[count - 1, 0] == down and own[count - 1, 1] + own[count - 1, 2] == across:
@@ -224,7 +226,7 @@ def _finish(part, count, t0, y, bias, low, scale, rows, listed):
         row = rows[t0 + i] if listed else t0 + i
         if listed and i % CLEARED == 0:
             behind = t0 + min(i + CLEARED, count)
-            clear(y, row, rows[behind] if behind < rows.size else y.shape[0])
+            clear(y, row, min(int64(rows[behind]), y.shape[0]) if behind < rows.size else y.shape[0])
         out, values = y[row], part[i]
         for o in range(out.size):
             value = scale * values[o] + bias[o]
@@ -285,7 +287,7 @@ def forward(
     numbers, depth, outs = unpacked(geometry), wt.shape[0] // groups, y.shape[1] // groups
     own_table = np.empty_like(table)
     if listed and first == 0:
-        clear(y, int64(0), rows[0] if rows.size else y.shape[0])
+        clear(y, int64(0), min(int64(rows[0]), y.shape[0]) if rows.size else y.shape[0])
     for t0 in range(first, stop, tile):
         count, segments = min(tile, stop - t0), own_table[: _kept(table, starts, kept, t0 // tile, own_table)]
         for g in range(groups):
