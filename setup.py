@@ -44,6 +44,7 @@ setup(
     ],
     extras_require={
         "cuda": cuda,
+        "mkl": ["mkl>=2024; platform_machine == 'x86_64' or platform_machine == 'AMD64'"],
         "plots": plots,
         "bench": bench,
         "test": [

@@ -310,7 +310,7 @@ def _devices(options: argparse.Namespace) -> int:
 
 def _calibrate() -> None:
     from numbanet_kernels.host import thresholds
-    from numbanet_kernels.host.calibration import calibrate
+    from numbanet_kernels.host.calibration import calibrate, faster_library
 
     from .device import device
 
@@ -320,7 +320,9 @@ def _calibrate() -> None:
         ["cost", "here", "by default"],
         [[name, f"{value:,}", f"{getattr(usual, name):,}"] for name, value in found._asdict().items()],
     )
-    print(f"written to {thresholds.save(found)}")
+    library = faster_library()
+    print(f"products are faster by {library}")
+    print(f"written to {thresholds.save(found, library)}")
 
 
 def _counters(names: Sequence[str], sizes: Sequence[int], target: Path | None) -> int:

@@ -1,4 +1,4 @@
-"""The library behind matrix products on the CPU, and how many threads it uses: NumPy's BLAS.
+"""The library behind matrix products on the CPU, and how many threads it uses: NumPy's BLAS, or MKL.
 
     matmul(a, b, out=c)      c = a b for float32 of any strides, on the thread that calls it and those of the library's own
     threads()                how many threads each pool of the library has
@@ -6,17 +6,21 @@
     OWN_FLOPS                the library does smaller products on one thread of its own accord
     multiply(entry(), …)     the same product from within a compiled loop, without the GIL
 
-Another library stands here once it has these five.
+NUMBANET_BLAS names the library: "openblas" is that of NumPy, "mkl" the one of Intel (`pip install numbanet[mkl]`), and "auto",
+the default, whichever `numbanet devices --calibrate` found faster on this machine, NumPy's before.
 
 What is recorded calls SGEMM by its address, as compiled loops do, and what is not recorded goes through NumPy, which calls the
 same function with the same arguments: results are equal to the last bit. Where an axis has length 1 NumPy calls another one, so
-such products call SGEMM in both cases, and all do where NumPy is found to have another library.
+such products call SGEMM in both cases, and all do if NumPy has another library than the chosen one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import importlib.metadata
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,8 +32,45 @@ from numba.core import cgutils
 from numba.extending import get_cython_function_address, intrinsic
 
 from ..runtime.declare import host_function, host_kernel, tape
+from . import thresholds
 
 OWN_FLOPS = 1 << 19
+LIBRARIES = "auto", "openblas", "mkl"
+
+
+@functools.cache
+def library() -> str:
+    """The chosen one, "openblas" (NumPy's, whichever that is) or "mkl".
+
+    Raises
+    ------
+    ValueError
+        If NUMBANET_BLAS names none of LIBRARIES.
+    ImportError
+        If it names MKL, which is not installed.
+    """
+    name = os.environ.get("NUMBANET_BLAS", "") or "auto"
+    if name not in LIBRARIES:
+        raise ValueError(f"NUMBANET_BLAS must be one of {', '.join(LIBRARIES)}; it is {name!r}")
+    if name == "auto":
+        name = "mkl" if thresholds.faster_library() == "mkl" and mkl() else "openblas"
+    if name == "mkl" and not mkl():
+        raise ImportError("NUMBANET_BLAS is 'mkl', and MKL is not installed: pip install 'numbanet[mkl]'")
+    return name
+
+
+@functools.cache
+def mkl() -> list[Any]:
+    """MKL's threads, once it is loaded; [] if it is not installed."""
+    try:
+        files = importlib.metadata.files("mkl") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    for file in files:
+        if "mkl_rt" in file.name and (".so" in file.name or file.name.endswith((".dll", ".dylib"))):
+            with contextlib.suppress(OSError):  # such as that of another architecture
+                ctypes.CDLL(str(file.locate().resolve()))
+    return threadpoolctl.ThreadpoolController().select(internal_api="mkl").lib_controllers
 
 
 def matmul(a, b, out=None):
@@ -46,17 +87,19 @@ def matmul(a, b, out=None):
         return np.matmul(a, b, out=out) if writer is None else writer.refuse("a product of matrices in pieces")
     if writer is not None and a.__array_interface__["data"] == b.__array_interface__["data"]:
         writer.refuse("the product of a matrix with itself")  # for which NumPy calls SSYRK
-    _product(entry(), a, b, out)
+    product(entry(), a, b, out)
     return out
 
 
 @functools.cache
 def _is_numpys():
     """Whether SGEMM is what NumPy calls: some products are equal to the last bit."""
+    if library() == "mkl":
+        return False
     rng = np.random.default_rng(0)
     for m, k, n in ((2, 3, 4), (9, 70, 33), (64, 20, 32), (48, 64, 64)):
         a, b, c = (rng.standard_normal(shape, np.float32) for shape in ((m, k), (n, k), (m, n)))
-        _product(entry(), a, b.T, c)
+        product(entry(), a, b.T, c)
         if c.tobytes() != np.matmul(a, b.T).tobytes():
             return False
     return True
@@ -69,11 +112,17 @@ def _in_rows(matrix):
 
 
 @functools.cache
-def _pools() -> list[Any]:
-    """NumPy's, which is loaded by the time of the first use; where no library's place says that it is NumPy's own, all: another
-    one, such as SciPy's, does none of the work here, and to set it takes as long."""
+def numpys() -> list[Any]:
+    """The threads of NumPy's library, which is loaded by the time of the first use; those of all libraries, if no path says
+    which is NumPy's. Another one, such as SciPy's, does none of the work here, and to set its threads takes as long."""
     found = threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers
     return [pool for pool in found if "numpy" in pool.filepath] or found
+
+
+@functools.cache
+def _pools() -> list[Any]:
+    """Those of the chosen library."""
+    return mkl() if library() == "mkl" else numpys()
 
 
 def threads() -> list[int]:
@@ -99,10 +148,10 @@ NAMES = ("scipy_sgemm_64_", "sgemm_64_", "scipy_sgemm_", "sgemm_", "sgemm")
 
 
 @functools.cache
-def entry() -> int:
-    """Where SGEMM begins in memory: that of the library behind `matmul`, so that `set_threads` holds for it; SciPy's where
+def entry(library: str | None = None) -> int:
+    """Where SGEMM of a library, by default of the chosen one, begins in memory, so that `set_threads` holds for it; SciPy's if
     that one cannot be asked."""
-    for pool in _pools():
+    for pool in {None: _pools, "mkl": mkl, "openblas": numpys}[library]():
         for name in NAMES:
             if found := getattr(pool.dynlib, name, None):
                 return ctypes.cast(found, ctypes.c_void_p).value
@@ -192,7 +241,7 @@ def _rows_lie(matrix):
 
 
 @host_kernel("void(i8, f4[:, :], f4[:, :], f4[:, :])")
-def _product(entry, a, b, c):
+def product(entry, a, b, c):
     """c = a b; rows of c lie contiguous, and those of a and b or of their transposes."""
     ta, tb, depth = not _rows_lie(a), not _rows_lie(b), a.shape[1]
     a_row, b_row = a.strides[1] if ta else a.strides[0], b.strides[1] if tb else b.strides[0]

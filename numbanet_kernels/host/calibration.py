@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..layouts.packed import LazyBlocks, Packing, SGDUpdate
-from . import thresholds
+from . import blas, thresholds
 from .thresholds import Thresholds
 
 NEVER = 1 << 62  # a size that nothing reaches
@@ -64,6 +64,20 @@ def measured(works: Works) -> int:
 def calibrate(dev: Any) -> Thresholds:
     """This machine's thresholds, in a second or two; dev has the operations of the CPU."""
     return Thresholds(*(measured(works(dev)) for works in (_passes, _products, _updates)))  # in the order of the fields
+
+
+def faster_library() -> str:
+    """The faster library of products: "mkl", if it is installed and its own take less time, else "openblas", NumPy's."""
+    if not blas.mkl():
+        return "openblas"
+    given = [(_random(m, k), _random(k, n), _random(m, n)) for m, k, n in ((512, 512, 128), (128, 1024, 1024))]
+
+    def products(entry: int) -> None:
+        for a, b, c in given:
+            blas.product(entry, a, b, c)
+
+    ours, theirs = compare(*(functools.partial(products, blas.entry(name)) for name in ("openblas", "mkl")))
+    return "mkl" if theirs < ours else "openblas"
 
 
 def _alone_and_shared(work: Work) -> tuple[Work, Work]:

@@ -54,11 +54,20 @@ def load() -> Thresholds:
         return Thresholds()
 
 
-def save(found: Thresholds) -> Path:
-    """Write the file of this machine; returns where."""
+def save(found: Thresholds, library: str = "openblas") -> Path:
+    """Write the file of this machine, with the faster library of products (`blas`); returns where."""
     target = path()
-    write(target, json.dumps(found._asdict(), indent=1).encode())
+    write(target, json.dumps({**found._asdict(), "blas": library}, indent=1).encode())
     return target
+
+
+def faster_library() -> str | None:
+    """The library of products that was measured faster on this machine; None if none was."""
+    try:
+        found = json.loads(path().read_bytes())["blas"]
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError):  # `load` warns of a file that makes no sense
+        return None
+    return found if isinstance(found, str) else None
 
 
 current = load()

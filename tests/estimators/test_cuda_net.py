@@ -1,6 +1,5 @@
 """A network trained on CUDA, or emulated, gives the weights of the CPU: same plans, same steps."""
 
-import contextvars
 import itertools
 import os
 import subprocess
@@ -16,6 +15,7 @@ from numbanet.training.stepper import Stepper
 from numbanet.training.streams import Streams
 from numbanet.training.task import Classification
 from numbanet_kernels.runtime import arrays, availability, emulation, pool
+from numbanet_kernels.runtime.context import Scoped
 
 OTHERS = [name for name in ("cuda", "emulated") if problem(name) is None]
 
@@ -47,7 +47,7 @@ def test_a_step_asks_the_driver_for_no_memory_after_the_first_ones(rng, monkeypa
     pools = [pool.device_pool, pool.small_device_pool]
     if other == "emulated":
         pools = [pool.Pool(lambda size: arrays.device_array(size, np.uint8), 256, 1 << 26, arrays.ALIGNMENT)]
-        monkeypatch.setattr(pool, "_lender", contextvars.ContextVar("lender", default=pools[0]))
+        monkeypatch.setattr(pool, "_lender", Scoped("lender", pools[0]))
     chosen = TileDropout(0.5, tile=4, mixes=1) if dropout == "tdp" else RowDropout(0.5)
     monkeypatch.setattr(chosen, "draw", lambda layer, rng: (2, next(biases) // 2 % 2, 2.0))
     biases, dev = itertools.count(), device(other)
