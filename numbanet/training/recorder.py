@@ -296,12 +296,13 @@ class Recorder:
     def _standing_in(self, plans: Plans, like: dict[str, Plan | None]) -> Iterator[None]:
         """What policies choose in a pass is not chosen while it is recorded: plans like those before, of the same kinds, stand
         in, and each time that it is done again lists are put into their buffers at that point."""
-        here = {path: plan and upload_plan(plan, self.dev).at(self._list_of(path, plan)) for path, plan in like.items()}
+        there = ((path, plan) for path, plan in like.items() if plan is not None)
+        here = {path: upload_plan(plan, self.dev).at(self._list_of(path, plan)) for path, plan in there}
 
         def stand_in(site: Site, flow: Any, layer: Layer, shape: tuple[int, ...] | None) -> DevicePlan | None:
             plan, flow = like[site.path], flow._replace(x=Tensor.wrap(flow.x.data, self.dev))
             self.dev.aside(functools.partial(self._choose, site, flow, layer, shape, plan and plan.kind))
-            return here[site.path]
+            return here.get(site.path)
 
         plans.stand_in = stand_in
         try:

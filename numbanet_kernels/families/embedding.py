@@ -5,11 +5,11 @@
                  nobody looked. Look-ups of one row keep their order; those of `padding` come last, and count for no row
     sum_by_row   y[u, d] = sum_k dy[order[k], d] for starts[u] <= k < starts[u + 1]      dy (N, D), order (N,), starts (U + 1,)
 
-order puts together the look-ups of the same row: sums have a fixed order, and repeat bit by bit. On CUDA, and where passes
-are recorded, nobody knows how many rows there are before they are counted, and arrays have one size: there U is N, and the
-ranges of the last u are empty. On CUDA a thread finds the rank of its look-up by reading all others, N^2 reads of what a cache holds: for the thousands
-of look-ups of a step less than the launches of a sort. More than `MOST` are fetched and grouped on the host, which cannot be
-recorded.
+order puts together the look-ups of the same row: sums have a fixed order, and repeat bit by bit. On CUDA, and where passes are
+recorded, nobody knows how many rows there are before they are counted, and arrays have one size: there U is N, and the ranges
+of the last u are empty. On CUDA a thread finds the rank of its look-up by reading all others, N^2 reads of what a cache holds:
+for the thousands of look-ups of a step less than the launches of a sort. More than `MOST` are fetched and grouped on the host,
+which cannot be recorded.
 """
 
 from __future__ import annotations
