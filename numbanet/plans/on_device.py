@@ -145,7 +145,9 @@ class DevicePositions(DeviceAxis):
     @functools.cached_property
     def indices(self) -> Any:
         """The argument of convolutions: the kept rows, or, in a given buffer, a list that has room for those of any plan."""
-        return Positions(self._parts()[0], self.plan.together) if self._given else self.device.upload(self.plan.chosen)
+        if self._given:
+            return Positions(self._parts()[0], self.plan.together)
+        return self.device.upload(np.array(self.plan.chosen))
 
 
 def packing(rows: DeviceAxis, cols: DeviceAxis) -> Packing:
@@ -191,7 +193,7 @@ class DeviceBlocks(DevicePlan):
     @functools.cached_property
     def blocks(self) -> Blocks:
         """The argument of kernels: the kept blocks, or, in a given buffer, lists that have room for those of any plan."""
-        kept = self.lists[0] if self._given else self.device.upload(self.plan.chosen)
+        kept = self.lists[0] if self._given else self.device.upload(np.array(self.plan.chosen))
         return Blocks(kept, self.plan.height, self.plan.width)
 
 
