@@ -48,7 +48,8 @@ class Dropout(abc.ABC):
     kind: str = "output"  # kind of the sites that it makes plans for (`Site`)
     answer: bool = False  # whether it also makes plans for the last layer, which computes the answer
     by_sample: ClassVar[bool] = False  # whether samples of a batch drop different units
-    data_dependent: bool = False  # whether plans depend on a layer's input (`choose`): such steps are not recorded
+    data_dependent: bool = False  # whether plans depend on a layer's input (`choose`)
+    alike: bool = False  # whether such plans are of one kind at each site while rates are equal: then steps may be recorded
     shuffle: ClassVar[bool] = False  # whether features should be centred and permuted (`Shuffle`)
 
     def __init__(self, rate: Rate = 0.5) -> None:

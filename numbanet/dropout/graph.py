@@ -154,6 +154,10 @@ class DynamicSparseGraph(Dropout):
     def plan(self, site, rng):
         return None
 
+    @property
+    def alike(self):
+        return self.share == "batch"
+
     def calibrated(self, model, x):
         return self._with(self.rate)
 

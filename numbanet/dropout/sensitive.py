@@ -25,7 +25,7 @@ import numpy as np
 from ..arguments import check_count, is_real
 from ..autograd import no_grad
 from ..layers import Context, Conv2d, Tree
-from ..plans import BlockPlan, IndexPlan, Plan, Plans, Site
+from ..plans import BlockPlan, Plan, Plans, PositionPlan, Site
 from ..tensor import Tensor
 from .base import Dropout, Rate
 
@@ -69,7 +69,7 @@ class SensitiveDropout(Dropout):
         If an argument is out of range.
     """
 
-    kind, data_dependent = "patches", True
+    kind, data_dependent, alike = "patches", True, True
     sample: float
     most: int
     votes: float
@@ -270,7 +270,7 @@ class RowSensitiveDropout(SensitiveDropout):
         drawn = np.frombuffer(rng.bytes(2 * below.size), np.uint16)  # faster than rng.integers
         mask = drawn.reshape(below.shape) >= below
         mask = mask if self.together == 1 else np.repeat(mask, self.together, axis=0)[:images]
-        return IndexPlan(shape[0], np.flatnonzero(mask), scale)
+        return PositionPlan(shape[0], np.flatnonzero(mask), scale, self.together)
 
 
 class BlockSensitiveDropout(SensitiveDropout):

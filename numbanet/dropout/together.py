@@ -30,6 +30,7 @@ class Together(Dropout):
         self.policies = policies
         self.rate, self.kind = policies[0].rate, kinds[0]
         self.data_dependent = any(policy.data_dependent for policy in policies)
+        self.alike = all(policy.alike or not policy.data_dependent for policy in policies)
 
     def of(self, site):
         return next(policy for policy in self.policies if policy.kind == site.kind)

@@ -30,9 +30,9 @@ class LastStep(Layer):
     def forward(self, flow, context):
         if flow.x.ndim != 3 or not flow.x.shape[1]:
             raise ValueError(f"LastStep: x must be (N, T, H), T at least 1, got {tuple(flow.x.shape)}")
-        n, steps, _ = flow.x.shape
-        last = np.full(n, steps - 1) if flow.tags.lengths is None else flow.tags.lengths - 1
-        ended = flow._replace(x=flow.x[np.arange(n), last], tags=flow.tags._replace(lengths=None))
+        lengths = flow.tags.lengths
+        last = flow.x[:, -1] if lengths is None else flow.x[np.arange(flow.x.shape[0]), lengths - 1]
+        ended = flow._replace(x=last, tags=flow.tags._replace(lengths=None))
         if not self.bidirectional:
             return ended
         ahead, back = ended.dense(), flow._replace(x=flow.x[:, 0]).dense()

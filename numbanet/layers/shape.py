@@ -27,10 +27,9 @@ class Flatten(Layer):
     def forward(self, flow, context):
         flow = flow.applied()
         compact = isinstance(flow.layout, ChannelsLast) and flow.indices is not None
-        longer = flow.indices.repeated(math.prod(flow.x.shape[1:3])) if compact else None
-        x = flow.dense() if longer is None else flow.x.transpose(0, 3, 1, 2)
+        x = flow.x.transpose(0, 3, 1, 2) if compact else flow.dense()
         y = x.reshape(x.shape[0], math.prod(x.shape[1:]))
-        return flow.with_(y) if longer is None else flow.with_(y, Columns(longer))
+        return flow.with_(y, Columns(flow.indices.repeated(math.prod(flow.x.shape[1:3])))) if compact else flow.with_(y)
 
     def cost(self, spec, plans):
         width = None if None in spec.shape[1:] else math.prod(spec.shape[1:])

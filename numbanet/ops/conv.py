@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,21 @@ from numbanet_kernels.layouts.windows import Window
 from ..autograd import op
 from ..device import Device
 from ..gradients import Packed
-from ..plans import AxisPlan, BlockPlan, DevicePlan, repeat_indices
-from ..plans.on_device import DeviceAxis, DeviceBlocks, full_axis, on, on_device, packing
+from ..plans import AxisPlan, BlockPlan, DevicePlan
+from ..plans.on_device import DeviceAxis, DeviceBlocks, full_axis, on, packing
 from .linear import vector_gradient
 
 
-def _selected(dev: Device, w: Any, rows: DeviceAxis, cols: DeviceAxis) -> Any:
-    """The weight w restricted to the kept filters and channels; w itself if all are kept."""
+def _selected(dev: Device, w: Any, rows: DeviceAxis, cols: DeviceAxis) -> tuple[Any, DeviceAxis]:
+    """(the weight w restricted to the kept filters and channels, w itself if all are kept; the kept columns of its matrix)."""
     outs, channels, *kernel = w.shape
-    if rows.plan.count == outs and cols.plan.count == channels:
-        return w
-    index = np.add.outer(rows.plan.indices() * channels, cols.plan.indices()).astype(np.int32)
-    return dev.reshape(dev.take_rows(dev.reshape(w, (outs * channels, *kernel)), dev.upload(index)), (*index.shape, *kernel))
+    taps = math.prod(kernel)
+    columns = full_axis(channels * taps, dev) if cols.plan.count == channels else cols.repeated(taps)
+    selected = w if rows.plan.count == outs else dev.take_rows(w, rows.indices)
+    if cols.plan.count < channels:
+        matrix = dev.compact(dev.reshape(selected, (rows.plan.count, columns.plan.n)), columns.indices)
+        selected = dev.reshape(matrix, (rows.plan.count, cols.plan.count, *kernel))
+    return selected, columns
 
 
 @op(fuses=True)
@@ -72,7 +76,7 @@ def conv2d(
         for plan, n in ((rows, shape[0]), (cols, shape[1]))
     )
     options: dict[str, Any] = {"window": window, "groups": groups}
-    scale, weight = rows.plan.scale, _selected(dev, w, rows, cols)
+    scale, (weight, columns) = rows.plan.scale, _selected(dev, w, rows, cols)
     bias = b if b is None or weight is w else dev.take_rows(b, rows.indices)
     if positions is not None:
         size = x.shape[0] * int(np.prod(window.positions(*x.shape[1:3])))
@@ -98,7 +102,6 @@ def conv2d(
         values = computed.pop("w")
         if weight is w:
             return values
-        columns = on_device(repeat_indices(cols.plan, shape[2] * shape[3]), dev)
         return Packed(dev.reshape(values, (rows.plan.count, columns.plan.count)), packing(rows, columns), shape)
 
     def db(dy):

@@ -4,7 +4,7 @@ from .assigned import Plans, Site
 from .base import AxisPlan, Plan, Region
 from .gates import GateChoice, GatePlan
 from .on_device import DeviceAxis, DeviceBlocks, DevicePlan, DeviceSamples, DeviceTiles, DeviceTimes, on_device
-from .rows import DrawnPlan, IndexPlan, RowPlan, TimePlan, WindowPlan, repeat_indices
+from .rows import DrawnPlan, IndexPlan, PositionPlan, RowPlan, TimePlan, WindowPlan, repeat_indices
 from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, TilePlan
 
@@ -24,6 +24,7 @@ __all__ = [
     "IndexPlan",
     "Plan",
     "Plans",
+    "PositionPlan",
     "Region",
     "RowPlan",
     "SamplePlan",

@@ -70,6 +70,9 @@ class Plans:
     ) -> None:
         self.device, self.sites, self.choose = device(dev), {} if sites is None else sites, choose
         self.feeds = {} if feeds is None else feeds
+        self.stand_in: Callable[..., DevicePlan | None] | None = None  # replaces `choice` while a step is recorded
+        self.decides: Any = None  # what decides the kinds of the plans that `choose` gives
+        self.chosen: dict[str, Plan | None] = {}  # by the path of the site, what `choose` gave in this pass
         self.assigned = {path: plan for path, plan in (assigned or {}).items() if not plan.trivial}
         self.here: dict[str, DevicePlan] = {}  # by the path of the site, the plans that were asked for
 
@@ -112,14 +115,26 @@ class Plans:
             return here
         plan = self.assigned.get(site.path)
         if plan is None:
-            plan = self.choose(site, flow, layer) if self.choose is not None and site.chosen and flow is not None else None
-            if plan is None or plan.trivial:
+            if self.choose is None or not site.chosen or flow is None:
                 return None
-            self.assigned[site.path] = plan
+            if self.stand_in is not None:
+                return self.stand_in(site, flow, layer, shape)
+            if (plan := self.choice(site, flow, layer, shape)) is None:
+                return None
             here = upload_plan(plan, self.device)  # not cached: such a plan rarely repeats
         site.check(plan, layer, shape)
         self.here[site.path] = here = on_device(plan, self.device) if here is None else here
         return here
+
+    def choice(self, site: Site, flow: Any, layer: Any, shape: tuple[int, ...] | None = None) -> Plan | None:
+        """Assign the plan that the policy chooses for a site and return it; None: everything is computed."""
+        assert self.choose is not None
+        plan = self.choose(site, flow, layer)
+        self.chosen[site.path] = plan = None if plan is None or plan.trivial else plan
+        if plan is not None:
+            site.check(plan, layer, shape)
+            self.assigned[site.path] = plan
+        return plan
 
     def on_device(self, path: str) -> DevicePlan:
         """The plan assigned to a site, on the device."""

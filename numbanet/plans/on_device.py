@@ -12,11 +12,11 @@ from numbanet_kernels.layouts.packed import Packing
 from numbanet_kernels.layouts.rows import RowLists
 from numbanet_kernels.layouts.samples import SampleLists
 from numbanet_kernels.layouts.tiles import TileLists
-from numbanet_kernels.layouts.windows import Blocks
+from numbanet_kernels.layouts.windows import Blocks, Positions
 
 from ..device import Device
 from .base import AxisPlan, Plan
-from .rows import RowPlan, TimePlan, repeat_indices
+from .rows import PositionPlan, RowPlan, TimePlan, repeat_indices
 from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, TilePlan
 
@@ -28,7 +28,7 @@ class DevicePlan:
     shapes."""
 
     def __init__(self, plan: Plan, dev: Device, buffer: Any = None) -> None:
-        self.plan, self.device = plan, dev
+        self.plan, self.device, self._given = plan, dev, buffer is not None
         if buffer is not None:
             self.buffer = buffer
 
@@ -143,6 +143,19 @@ class DeviceAxis(DevicePlan):
         return longer
 
 
+class DevicePositions(DeviceAxis):
+    """The kept rows of a convolution's im2col matrix."""
+
+    plan: PositionPlan
+
+    @functools.cached_property
+    def indices(self) -> Any:
+        """The argument of convolutions: the kept rows, or, in a given buffer, a list that has room for those of any plan."""
+        if self._given:
+            return Positions(self._parts()[0], self.plan.together)
+        return self.device.upload(np.array(self.plan.chosen))
+
+
 def packing(rows: DeviceAxis, cols: DeviceAxis) -> Packing:
     """How the gradient of w[kept rows, kept columns] is located in that of w."""
     return Packing(rows.inverse, rows.lists.classes, *cols.columns)
@@ -185,8 +198,9 @@ class DeviceBlocks(DevicePlan):
 
     @functools.cached_property
     def blocks(self) -> Blocks:
-        """The kept blocks in the form of kernels."""
-        return Blocks(self.lists[0], self.plan.height, self.plan.width)
+        """The argument of kernels: the kept blocks, or, in a given buffer, lists that have room for those of any plan."""
+        kept = self.lists[0] if self._given else self.device.upload(np.array(self.plan.chosen))
+        return Blocks(kept, self.plan.height, self.plan.width)
 
 
 class DeviceSamples(DevicePlan):
@@ -203,6 +217,7 @@ class DeviceSamples(DevicePlan):
 KINDS = {
     BernoulliPlan: DeviceBits,
     SamplePlan: DeviceSamples,
+    PositionPlan: DevicePositions,
     AxisPlan: DeviceAxis,
     TimePlan: DeviceTimes,
     TilePlan: DeviceTiles,
@@ -210,10 +225,10 @@ KINDS = {
 }
 
 
-def upload_plan(plan: Plan, dev: Device) -> DevicePlan:
-    """A new DevicePlan for the plan; not cached."""
+def upload_plan(plan: Plan, dev: Device, buffer: Any = None) -> DevicePlan:
+    """A new DevicePlan for the plan, its lists in the buffer if one is given; not cached."""
     kind = next((form for kind, form in KINDS.items() if isinstance(plan, kind)), DevicePlan)
-    return kind(plan, dev)
+    return kind(plan, dev, buffer)
 
 
 _held = functools.lru_cache(maxsize=1024)(upload_plan)

@@ -196,6 +196,30 @@ class DrawnPlan(IndexPlan):
     cacheable = False
 
 
+class PositionPlan(DrawnPlan):
+    """Rows of a convolution's input matrix, output positions of its images, of which `together` images, one after the other,
+    keep the same positions. Plans of a kind may keep different numbers of rows: so a list goes on with numbers from n on."""
+
+    def __init__(self, n: int, chosen: np.ndarray, scale: float = 1.0, together: int = 1) -> None:
+        super().__init__(n, chosen, scale)
+        object.__setattr__(self, "together", together)
+
+    together: int
+
+    @property
+    def trivial(self) -> bool:
+        return False
+
+    @property
+    def kind(self):
+        return PositionPlan, self.n, self.scale, self.together
+
+    def lists(self):
+        rows = np.arange(self.n, 2 * self.n, dtype=np.int32)
+        rows[: self.count] = self.chosen
+        return (rows,)
+
+
 def repeat_indices(plan: AxisPlan, times: int) -> IndexPlan:
     """The plan that keeps `times` consecutive indices for each kept index of `plan`, such as the pixels of a channel."""
     return (_repeat_indices if plan.cacheable else _repeat_indices.__wrapped__)(plan, times)

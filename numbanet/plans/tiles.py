@@ -179,8 +179,13 @@ class BlockPlan(Plan):
         return self.shape
 
     @property
+    def trivial(self) -> bool:
+        """False: of two plans of a kind one may keep all."""
+        return False
+
+    @property
     def kind(self):
-        return BlockPlan, self.shape, self.height, self.width, self.chosen.shape, self.scale
+        return BlockPlan, self.shape, self.height, self.width, self.scale
 
     @property
     def density(self) -> float:
@@ -201,4 +206,9 @@ class BlockPlan(Plan):
         return mask
 
     def lists(self) -> tuple:
-        return (self.chosen,)
+        """(block rows, block columns): rows that keep fewer go on with numbers beyond the last column, for plans of a kind may
+        keep different numbers."""
+        columns = -(-self.shape[1] // self.width)
+        found = np.full((len(self.chosen), columns), columns, np.int32)
+        found[:, : self.chosen.shape[1]] = self.chosen
+        return (found,)

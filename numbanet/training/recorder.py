@@ -16,17 +16,21 @@ by op, in arrays of their own.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import profile
+from ..autograd import no_grad
 from ..device import Device
 from ..layers import Layer, walk
-from ..plans import DevicePlan, Plan, Plans
+from ..plans import DevicePlan, Plan, Plans, Site
+from ..plans.on_device import upload_plan
 from ..tensor import Tensor
 from .data import Batch
 from .optim import Optimizer
@@ -69,6 +73,8 @@ class Recorder:
         self._recorded: list[Any] = []
         self._failed, self._replayed, self._told = 0, None, False
         self._met: dict[Hashable, _Pass | tuple[()] | None] = {}  # met once: None; not to be had: ()
+        self._plans = Plans(dev)  # of the step
+        self._chosen: dict[Hashable, dict[str, Plan | None]] = {}  # by key, what was chosen in a pass
         self._inputs: dict[tuple, Any] = {}
         self._numbers: dict[int, tuple[float, ...]] = {}
         self._lists: dict[tuple, Any] = {}
@@ -165,7 +171,8 @@ class Recorder:
 
     @staticmethod
     def _quick_key(plans: Plans, batch: Batch) -> Hashable:
-        return (len(batch.rows), batch.weights is None, *((path, plan.kind) for path, plan in plans.assigned.items()))
+        drawn = ((path, plan.kind) for path, plan in plans.assigned.items() if path not in plans.chosen)
+        return (len(batch.rows), batch.weights is None, plans.decides, *drawn)
 
     def again(self, ready: Ready, X: Any, batch: Batch, plans: Plans) -> list[Any]:
         """What `step` gives of a step that is ready."""
@@ -175,6 +182,7 @@ class Recorder:
         if ready.weights is not None:
             dev.copy(batch.weights, out=ready.weights)
         self.put_plans(plans)
+        self._plans = plans
         ready.graph.replay()
         return [dev.copy(array) for array in ready.graph.result[0]]
 
@@ -231,13 +239,16 @@ class Recorder:
 
     def _tell(self, passes: Callable[[], Sequence[Any]], repeatable: bool, plans: Plans) -> None:
         """Say, once, why passes like these are not recorded where they might be."""
+        if repeatable and plans.choose is not None and not self._plans.chosen:
+            return  # until it is known what is chosen
         self._told, reasons = True, []
         if not repeatable:
             reasons = ["a layer, the task or the policy does not say that equal kinds of plans mean equal launches"]
         elif any(plan.kind is None for plan in plans.assigned.values()):
             reasons = ["a plan has no kind"]
         elif self.dev.records():
-            self.dev.record(self._from_no_gradients(passes), most=self.MOST, refused=reasons)
+            with self._standing_in(plans, self._plans.chosen):
+                self.dev.record(self._from_no_gradients(passes), most=self.MOST, refused=reasons)
         for reason in reasons:
             print(f"not recorded: {reason}", file=sys.stderr)
 
@@ -259,7 +270,7 @@ class Recorder:
         if not all(self._holds(*given) for given in inputs) or any(kind is None for _, kind in kinds):
             return None
         layers = tuple(layer for _, layer in walk(self.model))  # a callback may exchange some
-        return layers, kinds, batch.inputs.shape, batch.weights is None
+        return layers, kinds, batch.inputs.shape, batch.weights is None, plans.decides
 
     def __call__(self, key: Hashable, work: Callable[[], Sequence[Any]], arrays: Sequence[Any], plans: Plans) -> Sequence[Any]:
         """The arrays that work() returns, which leaves gradients: computed, or replayed where this key was met before.
@@ -267,7 +278,7 @@ class Recorder:
         The key, with some arrays and those of the model, says all that decides what is launched, and None that nothing does;
         inputs are in their places, and lists of plans where it is recorded.
         """
-        self._replayed = None
+        self._replayed, self._plans = None, plans
         if not self.possible or key is None:
             return work()
         tensors = [tensor for _, tensor, _ in self.model.named()]
@@ -277,11 +288,13 @@ class Recorder:
             self.put_plans(plans)
             own = self.place_plans(plans)
         if new:
+            results = work()
             if len(self._met) < self.MET:
-                self._met[key] = None
-            return work()
+                self._met[key], self._chosen[key] = None, plans.chosen
+            return results
         if found is None:
-            found = self._met[key] = self._record(work, [*arrays, *(t.data for t in tensors)])
+            with self._standing_in(plans, self._chosen.pop(key)):
+                found = self._met[key] = self._record(work, [*arrays, *(t.data for t in tensors)])
         if not found:
             if not self.dev.rehearses():
                 plans.here.update(own)  # it is done as if nothing was recorded
@@ -293,6 +306,41 @@ class Recorder:
             if gradient is not None:
                 parameter.receive(gradient)
         return tuple(self.dev.copy(array) for array in found.graph.result[0])  # the next replay writes to the same memory
+
+    # --- choices in a pass --------------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def _standing_in(self, plans: Plans, like: dict[str, Plan | None]) -> Iterator[None]:
+        """What policies choose in a pass is not chosen while it is recorded: plans like those before, of the same kinds, stand
+        in, and each time that it is done again lists are put into their buffers at that point."""
+        there = ((path, plan) for path, plan in like.items() if plan is not None)
+        here = {path: upload_plan(plan, self.dev, self._list_of(path, plan)) for path, plan in there}
+
+        def stand_in(site: Site, flow: Any, layer: Layer, shape: tuple[int, ...] | None) -> DevicePlan | None:
+            plan, flow = like[site.path], flow._replace(x=Tensor.wrap(flow.x.data, self.dev))
+            self.dev.aside(functools.partial(self._choose, site, flow, layer, shape, plan and plan.kind))
+            return here.get(site.path)
+
+        plans.stand_in = stand_in
+        try:
+            yield
+        finally:
+            plans.stand_in = None
+
+    def _list_of(self, path: str, plan: Plan) -> Any:
+        """The buffer of plans of that kind."""
+        key = path, plan.kind
+        if key not in self._lists:
+            self._lists[key] = self.dev.copy(upload_plan(plan, self.dev).buffer)
+        return self._lists[key]
+
+    def _choose(self, site: Site, flow: Any, layer: Layer, shape: tuple[int, ...] | None, kind: Hashable) -> None:
+        """Choose a plan for the present step."""
+        with no_grad():
+            plan = self._plans.choice(site, flow, layer, shape)
+        if (plan and plan.kind) != kind:
+            raise RuntimeError(f"{plan} was chosen for {site.path} where plans of the kind {kind} were recorded")
+        if plan is not None:
+            self.dev.copy(upload_plan(plan, self.dev).buffer, out=self._lists[site.path, kind])
 
     def _record(self, work: Callable[[], Sequence[Any]], arrays: list[Any]) -> _Pass | tuple[()]:
         if len(self._recorded) == self.RECORDED:

@@ -64,7 +64,8 @@ class Stepper:
         """Read the model's structure again: a callback may have exchanged layers."""
         self.recorder.look_again()
         self.tree = Tree(self.model)
-        self._choose = self.current.choosing(self.tree, self.streams.plans)
+        self._choose, chooses = self.current.choosing(self.tree, self.streams.plans), self.current.data_dependent
+        self._alike = not chooses or (self.current.alike and self.dev.asides())  # whether equal steps have plans of equal kinds
 
     @property
     def drawn(self) -> dict[str, Plan] | None:
@@ -124,6 +125,7 @@ class Stepper:
         """
         with self.dev.session(**self.session_options):
             plans, self.upcoming = self.draw() if self.upcoming is None else self.upcoming, None
+            plans.decides = tuple(self.current.rates(self.tree)) if self._choose else None
             if whole or change is not None:  # hooks may change anything
                 self.recorder.look_again()
             elif (ready := self.recorder.ready(plans, batch, self.optimizer)) is not None:
@@ -150,7 +152,7 @@ class Stepper:
                 packed.clear()  # frees memory for what the update packs
                 return results
 
-            repeatable = self.recorder.asks and not self.current.data_dependent and self.task.records and self.model.records
+            repeatable = self.recorder.asks and self._alike and self.task.records and self.model.records
             (loss, answer), packed_next = self.recorder.step(passes, self.optimizer, plans, batch, states, repeatable)
             self.optimizer.advance()
             self.upcoming, self.packed = upcoming, packed_next if upcoming else {}

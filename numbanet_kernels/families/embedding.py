@@ -6,9 +6,10 @@
     sum_by_row   y[u, d] = sum_k dy[order[k], d] for starts[u] <= k < starts[u + 1]      dy (N, D), order (N,), starts (U + 1,)
 
 Sums over grouped look-ups have a fixed order, so results are bitwise reproducible. On CUDA U is not known before the look-ups
-are counted, but a recorded pass needs fixed sizes: there U is N, and the ranges of the last u are empty. A thread computes the
-rank of its look-up by reading all others, N^2 reads from cache: for the thousands of look-ups of a step this is cheaper than
-the launches of a sort. More than `MOST` ids are copied to the host and grouped there, which cannot be recorded.
+are counted, nor where a step is recorded, which needs fixed sizes: there U is N, and the ranges of the last u are empty. A CUDA
+thread computes the rank of its look-up by reading all others, N^2 reads from cache: for the thousands of look-ups of a step
+this is cheaper than the launches of a sort. More than `MOST` ids are copied to the host and grouped there, which cannot be
+recorded.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numba import float32, int32
 
 from ..blocks.kahan import kahan
 from ..host import threads
-from ..runtime.declare import cuda, host_kernel, inlined, kernel, kernels
+from ..runtime.declare import cuda, host_kernel, inlined, kernel, kernels, tape
 from ..runtime.expect import INT32, expect
 from ..runtime.launch import launch
 from ..runtime.memory import THREADS, blocks_for, download_cuda, empty_cpu, empty_cuda, flat, upload_cuda
@@ -64,7 +65,38 @@ def _check(op, dy, order, starts):
 def group_rows_cpu(ids, rows, padding=None):
     """(order, starts, ranks): order[k] for starts[u] <= k < starts[u + 1] are the look-ups of a row v, whose ranks[v] = u"""
     _check_ids("group_rows (cpu)", ids, rows)
-    return group_rows_reference(ids, rows, padding)
+    order, starts, places = (empty_cpu((size,), np.int32) for size in (ids.size, ids.size + 1, rows))
+    _group_rows(ids, rows if padding is None else padding, order, starts, places)
+    if tape.get() is None:
+        starts = starts[: places.max() + 2]
+    return order, starts, places
+
+
+@host_kernel("void(i4[::1], i8, i4[::1], i4[::1], i4[::1])")
+def _group_rows(ids, padding, order, starts, places):
+    """First places are how often each row was looked up, then ends[u] is where the next look-up of the u-th row goes."""
+    n, last = ids.size, places.size - 1
+    ends, at, u = np.empty(n + 1, np.int32), int32(0), 0
+    for row in range(places.size):
+        places[row] = 0
+    for k in range(n):
+        places[min(max(ids[k], 0), last)] += 1
+    for row in range(places.size):
+        count = places[row]
+        places[row] = -1
+        if count and row != padding:
+            starts[u], ends[u], places[row] = at, at, u
+            at, u = at + count, u + 1
+    for rest in range(u, n + 1):
+        starts[rest] = at
+    for k in range(n):
+        place = places[min(max(ids[k], 0), last)]
+        if place >= 0:
+            order[ends[place]] = k
+            ends[place] += 1
+        else:
+            order[at] = k
+            at += 1
 
 
 @host_kernel("void(f4[:, ::1], i4[::1], i4[::1], f4[:, ::1], i8, i8)")

@@ -102,11 +102,11 @@ _numbers = functools.lru_cache(maxsize=64)(lambda *indices: np.arange(*indices, 
 
 
 def _numbered(op, index, n):
-    """The indices as an array; ValueError if one lies outside an axis of length n."""
+    """The indices as an array; ValueError if one lies outside an axis of length n (recorded steps: plans checked them)."""
     if isinstance(index, slice):
         return _numbers(*index.indices(n))
     index = index.indices if isinstance(index, Window) else index
-    if index.size and not 0 <= index.min() <= index.max() < n:
+    if index.size and tape.get() is None and not 0 <= index.min() <= index.max() < n:
         raise ValueError(f"{op}: {index} has indices outside an axis of length {n}")
     return index
 
@@ -129,8 +129,8 @@ def _lists(op, w, rows, cols):
 
 
 def _refuse_views(w, given):
-    """Refuse to record a view: another plan of the same kind has other views."""
-    if (writer := tape.get()) is not None and any(index is not None for index in given):
+    """Refuse to record a view: another plan of the same kind has other views. Index arrays are read where they are."""
+    if (writer := tape.get()) is not None and any(isinstance(index, (slice, Period, Window)) for index in given):
         writer.refuse(f"a product with a view of w {w.shape}")
 
 
@@ -181,7 +181,12 @@ def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
     sliced, whole = isinstance(rows, slice) and isinstance(cols, slice), isinstance(cols, slice) and cols == ALL
     if not sliced:
         rows, cols = _numbered(op, rows, w.shape[0]), None if whole else _numbered(op, cols, w.shape[1])
-    kept_bias = bias if bias is None else np.ascontiguousarray(bias[rows])
+    kept_bias = bias
+    if sliced and bias is not None:
+        kept_bias = np.ascontiguousarray(bias[rows])
+    elif bias is not None:
+        kept_bias = empty_cpu(rows.shape)
+        gather_entries(bias, rows, kept_bias)
     if sliced:
         return multiply_forward(x, _weight_of(op, w, rows, cols), out, kept_bias, relu, scale)
     return multiply_listed(x, w, rows, cols, out, kept_bias, relu, scale)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import float32, int32
+from numba import int32
 
+from ..blocks.turned_copy import EDGE, HEIGHT, turning
 from ..host import threads
 from ..runtime import arrays
 from ..runtime.declare import cuda, host_kernel, kernel, kernels, tape
 from ..runtime.expect import INT32, expect
 from ..runtime.launch import ceil_div, launch
-from ..runtime.memory import THREADS, assign, blocks_for, empty_cpu, empty_cuda, flat, full_cuda, output, upload_cuda
+from ..runtime.memory import THREADS, assign, blocks_for, empty_cpu, empty_cuda, flat, full_cpu, full_cuda, output, upload_cuda
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -30,6 +31,9 @@ def expand_reference(x, pos):
     inside = (pos >= 0) & (pos < x.shape[1])
     y[:, inside] = x[:, pos[inside]]
     return y
+
+
+_NO_SHIFT = np.zeros(0, np.float32)
 
 
 def _axes(op, x, axes):
@@ -100,17 +104,25 @@ def broadcast_to_cpu(x, shape):
 
 def getitem_cpu(x, key):
     """y = x[key], contiguous; a view if x[key] is contiguous."""
-    parts = key if isinstance(key, tuple) else (key,)
-    if (writer := tape.get()) is not None and not all(isinstance(part, (int, slice, type(None), type(...))) for part in parts):
-        writer.refuse("an index array")
+    _is_view(key)
     return _contiguous(x[key])
+
+
+def _is_view(key):
+    """Whether x[key] is a view, which has no position twice; else it is not recorded."""
+    kinds = int, slice, type(None), type(...)
+    found = all(type(k) is not bool and isinstance(k, kinds) for k in (key if isinstance(key, tuple) else (key,)))
+    return found or ((writer := tape.get()) is not None and writer.refuse("a list of positions"))
 
 
 def putitem_cpu(dy, key, shape):
     """dx = 0; dx[key] += dy, repeated indices adding up: the adjoint of getitem."""
-    dx = np.zeros(shape, dy.dtype)
+    view, dx = _is_view(key), full_cpu(shape, 0.0)
     expect("putitem (cpu)", dy=(dy, dx[key].shape))
-    np.add.at(dx, key, dy)
+    if view:
+        assign(dy, dx[key])
+    else:
+        np.add.at(dx, key, dy)
     return dx
 
 
@@ -118,9 +130,17 @@ def concatenate_cpu(xs, axis):
     """y = np.concatenate(xs, axis)"""
     out, start = empty_cpu(_joined("concatenate (cpu)", xs, axis), xs[0].dtype), 0
     for x in xs:
-        assign(x, np.moveaxis(np.moveaxis(out, axis, 0)[start : start + x.shape[axis]], 0, axis))
-        start += x.shape[axis]
+        start += assign(x, np.moveaxis(np.moveaxis(out, axis, 0)[start : start + x.shape[axis]], 0, axis)).shape[axis]
     return out
+
+
+@host_kernel("void(u1[:, ::1], i4[::1], u1[:, ::1], i8, i8)")
+def _take_rows(x, rows, y, first, stop):
+    """y[k] = x[rows[k]] for first <= k < stop, bytes of the row that is nearest."""
+    for k in range(first, stop):
+        row, out = x[min(max(rows[k], 0), x.shape[0] - 1)], y[k]
+        for j in range(out.size):
+            out[j] = row[j]
 
 
 def take_rows_cpu(x, rows, out=None):
@@ -135,7 +155,12 @@ def take_rows_cpu(x, rows, out=None):
         and out.shape == rows.shape + x.shape[1:]
     ):
         out = _taken("take_rows (cpu)", empty_cpu, x, rows, out)
-    return x.take(rows, axis=0, out=out, mode="clip")
+    if tape.get() is None:
+        return x.take(rows, axis=0, out=out, mode="clip")
+    if out.size:
+        given, found = (flat(array).view(np.uint8).reshape(count, -1) for array, count in ((x, len(x)), (out, rows.size)))
+        _share_loop(_take_rows, rows.size, out.size, given, flat(rows), found)
+    return out
 
 
 @host_kernel("void(f4[:, ::1], i4[::1], f4[::1], f4[:, ::1], i8, i8)")
@@ -150,18 +175,19 @@ def _take_columns(x, columns, shift, y, first, stop):
                 out[k] -= shift[k]
 
 
-def _share_columns(x, columns, shift, y):
-    """Run `_take_columns` on each thread's rows."""
+def _share_loop(loop, count, elements, *given):
+    """Run the loop on each thread's rows."""
 
     def work(part):
-        span = part.of(x.shape[0])
-        _take_columns(x, columns, shift, y, span.start, span.stop)
+        span = part.of(count)
+        loop(*given, span.start, span.stop)
 
-    threads.share(work, y.size)
+    threads.share(work, elements)
+
+
+def _share_columns(x, columns, shift, y):
+    _share_loop(_take_columns, x.shape[0], y.size, x, columns, shift, y)
     return y
-
-
-_NO_SHIFT = np.zeros(0, np.float32)
 
 
 def expand_cpu(x, pos, out=None):
@@ -250,31 +276,7 @@ def _copies():
     return strided_copy, gather, scatter_add, take_rows, take_columns, paste, repeat_indices
 
 
-EDGE, HEIGHT = 32, 8  # side of the square that a block transposes; its threads along y
-SQUARE = EDGE * (EDGE + 1)  # padding avoids bank conflicts
 MOST_BLOCKS = 65535  # along the second and third axis of a grid
-
-
-@kernels("indexing")
-def _turning():
-    @kernel("void(f4[::1], f4[::1], i4, i4, i4, i4, i4, i4, i4, i4, i4)")
-    def turned_copy(x, y, n_a, n_b, s_b, t_a, n1, s0, t0, s1, t1):
-        """y[i0 t0 + i1 t1 + a t_a + b] = x[i0 s0 + i1 s1 + a + b s_b]: a is contiguous in x, b in y. The block transposes in
-        shared memory, so that both reads and writes are coalesced.
-        """
-        square = cuda.shared.array(SQUARE, float32)
-        tx, ty, outer = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockIdx.z)
-        a0, b0 = int32(cuda.blockIdx.y * EDGE), int32(cuda.blockIdx.x * EDGE)
-        i0, i1 = outer // n1, outer % n1
-        for j in range(0, EDGE, HEIGHT):
-            if a0 + tx < n_a and b0 + ty + j < n_b:
-                square[(ty + j) * (EDGE + 1) + tx] = x[i0 * s0 + i1 * s1 + a0 + tx + (b0 + ty + j) * s_b]
-        cuda.syncthreads()
-        for j in range(0, EDGE, HEIGHT):
-            if a0 + ty + j < n_a and b0 + tx < n_b:
-                y[i0 * t0 + i1 * t1 + (a0 + ty + j) * t_a + b0 + tx] = square[tx * (EDGE + 1) + ty + j]
-
-    return turned_copy
 
 
 def _strided(x, shape, strides):
@@ -307,7 +309,7 @@ def _transposed(x, y, axes):
     grid = ceil_div(n_b, EDGE), ceil_div(n_a, EDGE), n0 * n1
     if min(n_a, n_b) < EDGE // 2 or max(grid[1:]) > MOST_BLOCKS:  # most of a square would be empty
         return False
-    launch(_turning(), grid, (EDGE, HEIGHT), flat(x), flat(y), n_a, n_b, s_b, t_a, n1, s0, t0, s1, t1)
+    launch(turning(), grid, (EDGE, HEIGHT), flat(x), flat(y), n_a, n_b, s_b, t_a, n1, s0, t0, s1, t1)
     return True
 
 
@@ -430,6 +432,7 @@ def examples(dev, a, N, I, O):
         "broadcast_to": lambda: dev.broadcast_to(a(N, 1), (N, I)),
         "getitem": lambda: dev.getitem(a(N, I), (slice(1, None, 2), slice(None, None, -1))),
         "putitem": lambda: dev.putitem(a(N, I), [n // 2 for n in range(N)], (N, I)),
+        "putitem, slices": lambda: dev.putitem(a(N - 2, I), (slice(1, -1), slice(None, None, -1)), (N, I)),
         "concatenate": lambda: dev.concatenate([a(N, 9), a(N, I)], 1),
         "take_rows": lambda: dev.take_rows(a(4 * N, I), a.indices(4 * N, N)),
         "expand": lambda: dev.expand(a(N, I), a.indices(2 * I, 2 * I) - I),

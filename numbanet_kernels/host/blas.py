@@ -78,6 +78,8 @@ def matmul(a, b, out=None):
     array.
     """
     writer = tape.get()
+    if writer is not None and out is not None and not out.size:
+        return out
     if numba.config.DISABLE_JIT or out is None or a.ndim != 2 or b.ndim != 2 or 0 in a.shape or 0 in b.shape:
         return np.matmul(a, b, out=out) if writer is None else writer.refuse(f"the product of {a.shape} and {b.shape}")
     if writer is None and 1 not in a.shape and 1 not in b.shape and _is_numpys():

@@ -19,6 +19,7 @@ from numba import float32
 from numba.extending import intrinsic
 
 from ..runtime.declare import host_kernel
+from ..runtime.memory import empty_cpu, full_cpu
 from .simd import FLOATS, NUMBER, REAL, WIDTH, aligned, below, data_of, fetch, load, multiply_add, spread, store, vector_at
 from .transpose import transpose_block
 
@@ -39,26 +40,36 @@ def tile_of(samples, parts=1):
 def tiles(samples, size, depth):
     """Two zeroed inputs, (2, tiles, depth, samples of a tile): one is read while the next one is written."""
     x = aligned(2, -(-samples // size), depth, size)
-    x.fill(0)
-    return x
+    return full_cpu(x.shape, 0.0, out=x)
 
 
 def rows_of(lists, total):
     """(rows (S, depth + AHEAD) int32, depth): lists (S, K) of a panel's `total` rows, padded with the row of zeros to a
     multiple of DEPTH, then the rows of the following panels, for prefetching.
     """
-    count = lists.shape[1]
-    depth = max(-(-count // DEPTH), 1) * DEPTH
-    rows = np.full((len(lists), depth), total, np.int32)
-    rows[:, :count] = lists
-    turns, positions = np.divmod(np.arange(depth + AHEAD, dtype=np.int32), np.int32(depth))
-    return np.take(rows, positions, axis=1) + turns * np.int32(total + 1), depth
+    depth = max(-(-lists.shape[1] // DEPTH), 1) * DEPTH
+    rows = empty_cpu((len(lists), depth + AHEAD), np.int32)
+    _list_rows(lists, total, depth, rows)
+    return rows, depth
+
+
+@host_kernel("void(i4[:, ::1], i8, i8, i4[:, ::1])")
+def _list_rows(lists, total, depth, rows):
+    for s in range(rows.shape[0]):
+        for k in range(rows.shape[1]):
+            turn, position = k // depth, k % depth
+            rows[s, k] = (lists[s, position] if position < lists.shape[1] else total) + turn * (total + 1)
+
+
+def all_rows(total):
+    """`rows_of` a single list of all rows."""
+    return rows_of(all_of(total)[None], total)
 
 
 @functools.lru_cache(maxsize=64)
-def all_rows(total):
-    """`rows_of` a single list of all rows."""
-    return rows_of(np.arange(total, dtype=np.int32)[None], total)
+def all_of(count):
+    """0 … count - 1"""
+    return np.arange(count, dtype=np.int32)
 
 
 # --- packing ----------------------------------------------------------------------------------------------------------

@@ -32,6 +32,14 @@ class Blocks(NamedTuple):
     width: int  # columns of a block; the last one may be narrower
 
 
+class Positions(NamedTuple):
+    """Kept rows of a convolution's input matrix, in a list that goes on with numbers beyond its last one, so that it is as long
+    as all; `together` images, one after the other, keep the same output positions."""
+
+    kept: Any  # (rows,) int32, increasing
+    together: int
+
+
 class Bins(NamedTuple):
     """Windows of adaptive pooling: of `height` outputs along H pixels, the i-th reads those from floor(i H / height) to before
     ceil((i + 1) H / height); along the width likewise.

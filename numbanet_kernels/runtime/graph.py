@@ -96,6 +96,14 @@ def records_cuda():
     return _available()
 
 
+def asides_cuda():
+    return False
+
+
+def aside_cuda(work):
+    raise NotRecorded("a choice by the interpreter is no launch")
+
+
 def rehearses_cuda():
     """True if work runs once, as it will be recorded, before it is recorded."""
     return True  # so that its kernels are compiled

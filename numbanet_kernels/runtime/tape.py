@@ -13,6 +13,7 @@ makes an array or a number that is another one the second time. Then nothing is 
 from __future__ import annotations
 
 import functools
+import itertools
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -35,11 +36,13 @@ from .pool import Arena, Loan, Pool, pages
 # What the CPU does by compiled loops alone, or without touching what is in arrays. A test records an example of each.
 OPERATIONS = frozenset(
     (
-        "abs absolute_error adam add affine argmax batch_norm batch_norm_apply batch_norm_grad broadcast_to compact "
-        "concatenate copy div dropout empty exp expand full gelu gelu_grad gemm gemm_dw gemm_rows gemm_rows_dx getitem "
-        "huber_error layer_norm layer_norm_grad lazy_pays log log_softmax log_softmax_grad maximum minimum mul part power "
-        "quantile_error records repeat_indices relu relu_grad reshape session sgd sigmoid sigmoid_cross_entropy sigmoid_grad "
-        "sign softmax softmax_cross_entropy softmax_grad sqrt squared_error sub sum sum_rows tanh tanh_grad transpose upload"
+        "abs absolute_error adam add affine argmax aside asides avg_pool avg_pool_grad batch_norm batch_norm_apply "
+        "batch_norm_grad broadcast_to compact concatenate conv2d conv2d_grad copy div dropout empty exp expand full gelu "
+        "gelu_grad gemm gemm_dw gemm_rows gemm_rows_dx getitem group_rows gru_cell gru_cell_grad huber_error layer_norm "
+        "layer_norm_grad lazy_pays log log_softmax log_softmax_grad lstm lstm_grad lstm_scores lstm_seen max_pool "
+        "max_pool_grad maximum minimum mul part power putitem quantile_error records relu relu_grad repeat_indices reshape "
+        "session sgd sigmoid sigmoid_cross_entropy sigmoid_grad sign softmax softmax_cross_entropy softmax_grad sqrt "
+        "squared_error sub sum sum_by_row sum_rows take_rows tanh tanh_grad transpose unpack_gradient upload"
     ).split()
 )
 NONE = -2  # what a loop returns that is well, besides 0
@@ -82,6 +85,8 @@ SCALARS = {
 def _packed(kind: Any) -> str:
     if isinstance(kind, types.Array):
         return "q" * (5 + 2 * kind.ndim)
+    if isinstance(kind, types.UniTuple):
+        return kind.count * _packed(kind.dtype)
     if kind not in SCALARS:
         raise NotRecorded(f"a compiled loop takes a {kind}")
     return SCALARS[kind]
@@ -155,6 +160,7 @@ class _Writer:
         self.calls: list[tuple[int, int, _Callee, bytes]] = []  # section, thread, loop, arguments
         self.section, self.thread, self.threads = 0, 0, 1
         self.together: Callable[..., None] | None = None  # runs work(part) for every part, as many as threads
+        self.asides: list[tuple[int, Callable[[], None]]] = []  # section, what is done by the interpreter
         self.facts: list[Any] = []  # of each call, all that has to be the same each time
         self.held: dict[int, Any] = {}  # arrays that were there before, by their places
 
@@ -172,7 +178,7 @@ class _Writer:
         self.facts.append(loop)
         for kind, value in zip(callee.kinds, args, strict=True):
             if kind is None:
-                values.append(value)
+                values += value if isinstance(value, tuple) else (value,)
                 self.facts.append(value)
                 continue
             dtype, axes, layout = kind
@@ -192,6 +198,12 @@ class _Writer:
                 work(part)
         finally:
             self.section, self.thread, self.pool.patient = self.section + 1, 0, False
+
+    def aside(self, work: Callable[[], None]) -> None:
+        """Note that work() is done at this point each time, by the interpreter."""
+        self.facts.append("aside")
+        self.asides.append((self.section + 1, work))
+        self.section += 2
 
     def known(self, array: Any, place: int) -> int:
         """Where an array lies that was there before, and is held from here on; 0 of one that was made for this tape."""
@@ -265,7 +277,7 @@ class Tape:
         ]
         if not trial.untouched() or facts[0] != facts[1] or trial.facts != writer.facts:
             raise NotRecorded("something else than compiled loops was done, or not the same each time")
-        self.held, self.together, self.failed = list(writer.held.values()), writer.together, np.zeros(1, np.int64)
+        self.held, self.failed = list(writer.held.values()), np.zeros(1, np.int64)
         self.names = [callee.loop.__name__ for *_, callee, _ in writer.calls]
         self.words = np.frombuffer(b"".join(packed for *_, packed in writer.calls), np.int64).copy()
         places = self.words.ctypes.data + np.cumsum([0, *(len(packed) for *_, packed in writer.calls)])
@@ -273,8 +285,31 @@ class Tape:
             (section, thread, (callee.trampoline, callee.function, place, number))
             for number, ((section, thread, callee, _), place) in enumerate(zip(writer.calls, places), 1)
         ]
+        ends = [0, *(section for section, _ in writer.asides), writer.section + 1]
+        self.asides, self.threads = [work for _, work in writer.asides], writer.threads
+        self.stretches = [
+            _Stretch([entry for entry in entries if a <= entry[0] < b], writer.threads, writer.together, self.failed)
+            for a, b in itertools.pairwise(ends)
+        ]
+
+    def replay(self) -> None:
+        """All calls again, in order, by all threads that shared them, and what is done aside between them."""
+        for stretch, aside in itertools.zip_longest(self.stretches, self.asides):
+            stretch.run()
+            if self.failed[0]:
+                name, self.failed[0] = self.names[self.failed[0] - 1], 0
+                raise RuntimeError(f"{name} failed when it was done again")
+            if aside is not None:
+                aside()
+
+
+class _Stretch:
+    """Calls of a tape that are made at once: (section, thread, what `_run` takes) of each."""
+
+    def __init__(self, entries: list[tuple[int, int, tuple]], threads: int, together: Any, failed: np.ndarray) -> None:
+        self.together, self.failed = together, failed
         self.alone = _table([entry for *_, entry in entries])
-        self.tables = self._by_threads(entries, writer.threads) if writer.threads > 1 else []
+        self.tables = self._by_threads(entries, threads) if threads > 1 else []
 
     def _by_threads(self, entries: list[tuple[int, int, tuple]], threads: int) -> list[np.ndarray]:
         """What each thread does, with a barrier between any two sections: in one of them threads work at the same time."""
@@ -287,15 +322,12 @@ class Tape:
                 table += [entry for of, by, entry in entries if of == section and by == thread]
         return list(map(_table, tables))
 
-    def replay(self) -> None:
-        """All calls again, in order, by all threads that shared them."""
+    def run(self) -> None:
+        """By all threads that shared calls."""
         if self.tables:
             self.together(self._run_part, self._run_alone)
         else:
             self._run_alone()
-        if self.failed[0]:
-            name, self.failed[0] = self.names[self.failed[0] - 1], 0
-            raise RuntimeError(f"{name} failed when it was done again")
 
     def _run_alone(self) -> None:
         _run(self.alone, self.failed, NOWHERE, 1, NOWHERE)
@@ -335,6 +367,17 @@ def recordable(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def records_cpu():
     """Whether `record` can be had: not where Numba compiles nothing."""
     return not numba.config.DISABLE_JIT
+
+
+def asides_cpu():
+    """Whether `aside` can be had."""
+    return True
+
+
+def aside_cpu(work):
+    """Do work() at this point of what is being recorded each time that it is done again, by the interpreter: it may look at
+    arrays and write to them, but for those that it makes."""
+    tape.get().aside(work)
 
 
 def rehearses_cpu():

@@ -119,8 +119,8 @@ def test_a_run_that_diverges_is_recorded():
 
 
 def test_pytorch_is_trained_like_numbanet():
-    """The same network on the same samples learns as much in both, if a little later here: PyTorch's initial weights are not made
-    for dropout."""
+    """The same network on the same samples learns as much in both, if a little later here: PyTorch's initial weights are not
+    made for dropout."""
     pytest.importorskip("torch")
     from sklearn.datasets import make_blobs
 

@@ -131,6 +131,11 @@ def test_costs_say_what_is_compact():
         cost, spec = layer.cost(ActivationSpec((2, 4, 6, 5), plan, True), Plans())
         assert spec.shape == shape and spec.plan.count == count and cost.flops == 0
     assert MaxPool2d(2).cost(ActivationSpec((None, 4, None, None)), Plans())[1].shape == (None, 4, None, None)
+    x = Tensor(np.ones((2, 6, 5, 2)))
+    own = on_device(plan, x.device)
+    for held in (own, DeviceAxis(plan, x.device, own.buffer)):  # the same lists, whether in a given buffer or not
+        found, expected = Flatten().forward(Flow(x, ChannelsLast(held)), Context("cpu")).indices, spec.plan
+        assert found.plan == expected and [list(part) for part in found.lists] == [list(part) for part in expected.lists()]
 
 
 def test_compact_features_are_those_of_the_kept_channels(dev):

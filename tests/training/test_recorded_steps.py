@@ -7,6 +7,8 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from numbanet import GELU, Hook, Net, NetRegressor, Optimizer, RowDropout, profile
+from numbanet.dropout import Dropout, DynamicSparseGraph
+from numbanet.plans import IndexPlan
 from numbanet.training.recorder import Recorder
 from numbanet_kernels.host import thresholds
 from numbanet_kernels.runtime import tape
@@ -41,13 +43,16 @@ def alone(monkeypatch, **options):
         return fit(**options)
 
 
+TIMES = {"seconds": 0, "tokens_per_second": 0}  # of this run
+
+
 def equal(ours, theirs):
     state, other = ours.model_.state_dict(), theirs.model_.state_dict()
     assert state.keys() == other.keys()
     for name, value in state.items():
         assert value.tobytes() == other[name].tobytes(), name
     for record, expected in zip(ours.history_, theirs.history_, strict=True):
-        assert {**record, "seconds": 0} == {**expected, "seconds": 0}
+        assert {**record, **TIMES} == {**expected, **TIMES}
 
 
 OPTIONS = {
@@ -107,7 +112,7 @@ def test_one_tape_serves_all_plans_of_a_kind(monkeypatch, replays, options):
 def test_threads_share_recorded_steps(monkeypatch, replays, options, size):
     with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(4, user_api="blas"):
         ours = fit(**options, layers=(70, 40), n_jobs=size)
-        assert all(len(recorded.tables) == size for recorded in replays) and sum(replays.values()) > 5
+        assert all(recorded.threads == size for recorded in replays) and sum(replays.values()) > 5
         equal(ours, alone(monkeypatch, **options, layers=(70, 40), n_jobs=size))
 
 
@@ -207,11 +212,40 @@ def test_fits_go_on_from_where_they_were(monkeypatch, replays):
         equal(ours, both())
 
 
+@pytest.mark.filterwarnings("ignore:fit. the network answers no better")
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("layers", [(70, 40), (700, 600)], ids=["small", "large"])
+def test_neurons_that_are_chosen_in_a_step_are_put_where_recorded_loops_read_them(monkeypatch, replays, layers, size):
+    options = {"dropout": DynamicSparseGraph(lambda epoch: 0.5 if epoch < 3 else 0.3), "layers": layers, "n_jobs": size}
+    with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(4, user_api="blas"):
+        ours = fit(**options, epochs=7)
+        assert len(replays) == 4 and all(recorded.asides and recorded.threads == size for recorded in replays)
+        equal(ours, alone(monkeypatch, **options, epochs=7))
+
+
+class Moody(Dropout):
+    """Chooses more or fewer neurons than it says."""
+
+    name, data_dependent, alike = "moody", True, True
+
+    def plan(self, site, rng):
+        return None
+
+    def choose(self, site, x, w, rng):
+        return IndexPlan(w.shape[0], np.arange(rng.integers(1, w.shape[0])))
+
+
+def test_a_choice_of_another_kind_than_was_recorded_is_an_error():
+    with pytest.raises(RuntimeError, match=r"was chosen for 0\.output where plans of the kind .* were recorded"):
+        fit(dropout=Moody(0.5), layers=(70, 40))
+
+
 @pytest.mark.parametrize(
     "options, reason",
     [
         ({"dropout": "tdp", "dropout_rate": 0.5}, "tile_blocks cannot be recorded"),
-        ({"dropout": "dsg", "dropout_rate": 0.5}, "does not say that"),
+        ({"dropout": DynamicSparseGraph(0.5, share="sample")}, "does not say that"),
+        ({"dropout": "dsg", "dropout_rate": 0.5}, None),
         ({}, None),
     ],
     ids=str,

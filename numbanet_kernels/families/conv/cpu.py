@@ -8,7 +8,8 @@ import math
 from typing import Any, NamedTuple
 
 from ...host import threads
-from ...layouts.windows import Blocks, Window
+from ...layouts.windows import Blocks, Positions as Listed, Window
+from ...runtime.declare import tape
 from . import cpu_direct, cpu_im2col
 from .cpu_direct import Positions, Sight
 from .family import check
@@ -19,6 +20,7 @@ class Plan(NamedTuple):
 
     groups: int = 1
     rows: Any = None  # increasing int32 list, None for all
+    together: int = 1  # so many images have the same
     blocks: Blocks | None = None
 
 
@@ -47,7 +49,7 @@ def choose(window: Window, shape: tuple[int, ...], plan: Plan) -> Choice:
     count, *_, channels = images
     sight = cpu_direct.sight(window, *images[1:])
     parts = threads.parts(flops=sight.flops(count, outs))
-    lists = cpu_direct.positions(sight, plan.rows, count, parts)
+    lists = cpu_direct.positions(sight, plan.rows, count, parts, plan.together)
     tiled = lists is not None and parts <= cpu_direct.tiles_of(count)  # every thread has a tile
     few = sight.depth * outs <= cpu_direct.WEIGHTS and outs <= cpu_direct.OUTPUTS
     sooner = few or (plan.rows is None and outs <= cpu_direct.WIDER * channels)
@@ -57,6 +59,11 @@ def choose(window: Window, shape: tuple[int, ...], plan: Plan) -> Choice:
     elif sooner and tiled:
         dx = "spread"
     return Choice(sight, lists, lists is not None, dx, tiled and few)
+
+
+def _listed(rows):
+    """(the kept rows, how many images have the same)"""
+    return rows if isinstance(rows, Listed) else (rows, 1)
 
 
 def _increasing(op, lists, below):
@@ -70,7 +77,9 @@ def _increasing(op, lists, below):
 
 
 def _planned(op, x, w, positions, plan):
-    """The plan; ValueError unless its indices increase."""
+    """The plan; ValueError unless its indices increase. A recorded step reads other ones, which were checked before."""
+    if tape.get() is not None:
+        return plan
     if plan.rows is not None:
         _increasing(op, plan.rows, x.shape[0] * math.prod(positions))
     if plan.blocks is not None:
@@ -80,9 +89,9 @@ def _planned(op, x, w, positions, plan):
 
 def conv2d_cpu(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=None, blocks=None):
     """y[r, o] = act(scale sum_k A[r, k] w[o, k] + bias[o])"""
-    op = "conv2d (cpu)"
+    op, (rows, together) = "conv2d (cpu)", _listed(rows)
     positions = check(op, x, w, window, groups, bias, rows=rows, blocks=blocks)
-    plan = _planned(op, x, w, positions, Plan(groups, rows, blocks))
+    plan = _planned(op, x, w, positions, Plan(groups, rows, together, blocks))
     with threads.session():
         choice = choose(window, (*x.shape, len(w)), plan)
         if choice.y:
@@ -92,9 +101,9 @@ def conv2d_cpu(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=No
 
 def conv2d_grad_cpu(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None, blocks=None, wants_dx=True):
     """(dx or None, dw, db) of conv2d"""
-    op = "conv2d_grad (cpu)"
+    op, (rows, together) = "conv2d_grad (cpu)", _listed(rows)
     positions = check(op, x, w, window, groups, None, dy, where, rows, blocks)
-    plan = _planned(op, x, w, positions, Plan(groups, rows, blocks))
+    plan = _planned(op, x, w, positions, Plan(groups, rows, together, blocks))
     with threads.session():
         choice = choose(window, (*x.shape, len(w)), plan)
         choice = choice if wants_dx else choice._replace(dx="")

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...host import blas, threads
+from ...host import threads
 from ...host.simd import WIDTH, aligned
 from ...layouts.windows import Window
-from ...runtime.memory import empty_cpu
+from ...runtime.declare import tape
+from ...runtime.memory import assign, empty_cpu, full_cpu
+from ..elementwise import affine_cpu
 from . import cpu_direct_loops as loops
 from .cpu_weight import transposed
 
@@ -26,7 +28,7 @@ WEIGHTS, OUTPUTS = 4096, 32
 WIDER = 16  # largest ratio of outputs to channels if only dx is computed here
 MORE = 1.25  # largest ratio of pixels to positions if dx is a convolution of dz, not spread
 IDLE = 1.25  # largest ratio of the longest thread's time to the mean
-NO_GATE, EACH = np.zeros((1, 1), np.float32), np.ones((WIDTH, 1), np.float32)
+NO_GATE = np.zeros((1, 1), np.float32)
 
 
 class Sight(NamedTuple):
@@ -36,6 +38,7 @@ class Sight(NamedTuple):
     begins, goals : first float of each position's patch, and the position's index; then those of the padding
     offsets : offsets of a patch's columns, padded
     depth, pixels, count : columns of a patch, floats of a padded image, number of positions
+    every : begins, goals and starts of the list of all positions
     """
 
     geometry: np.ndarray
@@ -45,6 +48,7 @@ class Sight(NamedTuple):
     depth: int
     pixels: int
     count: int
+    every: tuple[np.ndarray, np.ndarray, np.ndarray]
 
     def flops(self, images: int, outs: int) -> int:
         """FLOPs of a convolution of this many images."""
@@ -59,14 +63,18 @@ def sight(window: Window, height: int, width: int, channels: int) -> Sight:
     bases = np.add.outer(np.arange(oh) * steps[0] * wide, np.arange(ow) * steps[1]).reshape(-1) * channels
     taps = np.add.outer(np.arange(down) * apart[0] * wide, np.arange(across) * apart[1]).reshape(-1) * channels
     offsets, padding = np.add.outer(taps, np.arange(channels)).reshape(-1), loops.POSITIONS - bases.size % loops.POSITIONS
+    begins = np.pad(bases, (0, padding)) * WIDTH
+    goals = np.pad(np.arange(bases.size), (0, padding), constant_values=bases.size)
+    stop = -(-bases.size // loops.POSITIONS) * loops.POSITIONS
     return Sight(
         _geometry(height, width, channels, above, left),
-        np.pad(bases, (0, padding)) * WIDTH,
-        np.pad(np.arange(bases.size), (0, padding), constant_values=bases.size),
+        begins,
+        goals,
         np.pad(offsets, (0, -offsets.size % loops.COLUMNS)) * WIDTH,
         offsets.size,
         (height + 2 * above) * wide * channels,
         bases.size,
+        (begins[:stop], goals[:stop], np.array([0, stop])),
     )
 
 
@@ -91,20 +99,20 @@ class Positions(NamedTuple):
     listed: bool
 
 
-def positions(seen: Sight, rows: np.ndarray | None, images: int, parts: int) -> Positions | None:
-    """Lists of all or of the kept positions; None if the images of a tile keep different ones, or if the threads cannot share
-    tiles equally.
+def positions(seen: Sight, rows: Any, images: int, parts: int, together: int = 1) -> Positions | None:
+    """Lists of all or of the kept positions, which groups of `together` images share; None if the images of a tile keep
+    different ones, or if the threads cannot share tiles equally. A recorded step is refused if images of a tile may differ.
     """
     if rows is None:
-        stop = -(-seen.count // loops.POSITIONS) * loops.POSITIONS
-        return Positions(seen.begins[:stop], seen.goals[:stop], np.array([0, stop]), False)
+        return Positions(*seen.every, False)
     if _bands(images, parts) > 1:
         return None
-    tiles = tiles_of(images)
-    bases, targets = np.empty((2, tiles * seen.begins.size), np.int64)
-    starts = np.empty(tiles + 1, np.int64)
+    tiles, writer, equal = tiles_of(images), tape.get(), together % WIDTH == 0 or together >= images
+    if writer is not None and not equal:
+        writer.refuse(f"a convolution of which {together} images keep the same positions, not {WIDTH},")
+    bases, targets, starts = (empty_cpu((n,), np.int64) for n in (*2 * [tiles * seen.begins.size], tiles + 1))
     loops.share_lists(rows, images, seen.count, seen.begins, seen.goals, bases, targets, starts)
-    return Positions(bases, targets, starts, True) if starts[-1] >= 0 else None
+    return Positions(bases, targets, starts, True) if writer is not None or starts[-1] >= 0 else None
 
 
 def tiles_of(images: int) -> int:
@@ -112,6 +120,7 @@ def tiles_of(images: int) -> int:
     return -(-images // WIDTH)
 
 
+@functools.lru_cache(maxsize=256)
 def _geometry(height: int, width: int, channels: int, above: int = 0, left: int = 0) -> np.ndarray:
     """The geometry of images with this padding: see `Sight`."""
     return np.array([height, width * channels, (width + 2 * left) * channels, above, left * channels])
@@ -186,14 +195,12 @@ def _products(x, where, seen, lists, wt, bias, low, y):
 def _transposed(w: Any, scale: float) -> Any:
     """scale w as (KH KW C, O)"""
     wt = transposed(w)
-    if scale != 1:
-        wt *= np.float32(scale)
-    return wt
+    return wt if scale == 1 else affine_cpu(wt, mul=scale, out=wt)
 
 
 def convolved(choice, x, w, grid, bias, relu, scale):
     """y of conv2d, given the grid of its positions."""
-    added, low = np.zeros(len(w), np.float32) if bias is None else bias, 0.0 if relu else -np.inf
+    added, low = full_cpu(len(w), 0.0) if bias is None else bias, 0.0 if relu else -np.inf
     y = empty_cpu((len(x), *grid, len(w)))
     return _products(x, None, choice.sight, choice.lists, _transposed(w, scale), added, low, y)
 
@@ -234,9 +241,11 @@ def convolves_back(window: Window, shape: tuple[int, ...], outs: int) -> bool:
 def _convolved_back(dy, where, shape, w, window, scale):
     """dx as a convolution of dz by the weight with reversed taps."""
     seen = sight(window._replace(padding=_behind(window)), *dy.shape[1:])
-    wt = np.float32(scale) * np.ascontiguousarray(w.transpose(2, 3, 0, 1)[::-1, ::-1]).reshape(-1, shape[3])
+    turned = w.transpose(2, 3, 0, 1)[::-1, ::-1]
+    wt = assign(turned, empty_cpu(turned.shape)).reshape(-1, shape[3])
+    wt = wt if scale == 1 else affine_cpu(wt, mul=scale, out=wt)
     every = positions(seen, None, len(dy), 1)
-    return _products(dy, where, seen, every, wt, np.zeros(shape[3], np.float32), -np.inf, empty_cpu(shape))
+    return _products(dy, where, seen, every, wt, full_cpu(shape[3], 0.0), -np.inf, empty_cpu(shape))
 
 
 def _spread_back(given, shape, wt, seen, rooms, share):
@@ -250,13 +259,12 @@ def _spread_back(given, shape, wt, seen, rooms, share):
 def _weight_gradient(given, x, shape, seen, rooms, share, scale):
     """(dw, db) of conv2d for a weight of this shape."""
     outs, _, *kernel = shape
-    dw, db = aligned(len(rooms), seen.offsets.size, outs, WIDTH), np.zeros((len(rooms), outs, WIDTH), np.float32)
-    dw[...], images = 0, _flat(x)
+    lanes, db_lanes = aligned(len(rooms), seen.offsets.size, outs, WIDTH), empty_cpu((len(rooms), outs, WIDTH))
+    images, dw, db = _flat(x), empty_cpu(shape), empty_cpu(outs)
     share(
         lambda number, first, stop: loops.gradient(
-            *given, seen.geometry, images, *rooms[number], dw[number], db[number], first, stop
+            *given, seen.geometry, images, *rooms[number], lanes[number], db_lanes[number], first, stop
         )
     )
-    sums = blas.matmul(dw.reshape(-1, WIDTH), EACH).reshape(len(rooms), -1, outs).sum(0)  # sum() of a short axis is slow
-    dw = np.float32(scale) * sums[: seen.depth].reshape(*kernel, -1, outs).transpose(3, 2, 0, 1)
-    return np.ascontiguousarray(dw), db.sum((0, 2), dtype=np.float64).astype(np.float32)
+    loops.add_up(lanes, db_lanes, scale, dw.reshape(outs, -1, math.prod(kernel)), db)
+    return dw, db

@@ -347,8 +347,10 @@ def gradient(
     first,
     stop,
 ):
-    """Add the terms of the tiles first … stop - 1 to dw (K, O, WIDTH) and db (O, WIDTH); dz (N, P O), x (N, H W C)."""
+    """Sum the terms of the tiles first … stop - 1 in dw (K, O, WIDTH) and db (O, WIDTH); dz (N, P O), x (N, H W C)."""
     outs = db.shape[0]
+    clear(db, 0, outs)
+    clear(dw.reshape(dw.shape[0], outs * WIDTH), 0, dw.shape[0])
     clear(transposed, 0, transposed.shape[0])  # padding stays 0
     for tile in range(first, stop):
         n0, n1, (begin, end) = tile * WIDTH, min((tile + 1) * WIDTH, dz.shape[0]), _list_of(starts, listed, tile)
@@ -366,6 +368,27 @@ def gradient(
                 _add_products(transposed, own, goals, own.size, offsets, offsets.size, slopes, outs, o, size, dw)
                 _add_slopes(goals, own.size, slopes, outs, o, size, db)
                 o += size
+
+
+@host_kernel("void(f4[:, :, :, ::1], f4[:, :, ::1], f4, f4[:, :, ::1], f4[::1])")
+def add_up(lanes, db_lanes, scale, dw, db):
+    """dw (O, C, KH KW) = scale the sums of lanes (T, K, O, WIDTH), K taps and channels, over threads and lanes; db likewise."""
+    channels = dw.shape[1]
+    for o in range(dw.shape[0]):
+        for c in range(channels):
+            for tap in range(dw.shape[2]):
+                total = float32(0)
+                for t in range(lanes.shape[0]):
+                    own, values = float32(0), lanes[t, tap * channels + c, o]
+                    for i in range(WIDTH):
+                        own += values[i]
+                    total += own
+                dw[o, c, tap] = scale * total
+        sums = 0.0
+        for t in range(db_lanes.shape[0]):
+            for i in range(WIDTH):
+                sums += db_lanes[t, o, i]
+        db[o] = sums
 
 
 @host_kernel("void(i4[::1], i8, i8, i8[::1], i8[::1], i8[::1], i8[::1], i8[::1])")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from ...host.simd import VECTOR
 from ...host.threads import Part
 from ...host.transpose import EMPTY, NO_INDICES
 from ...layouts.windows import Blocks
-from ...runtime.memory import empty_cpu
+from ...runtime.memory import assign, empty_cpu, full_cpu
 from . import cpu_im2col_loops as loops
 from .cpu_weight import transposed, transposed_back
 
@@ -21,14 +20,13 @@ TILE_FLOATS = 1 << 20  # of a thread's tile of A: with its part of y a little ov
 TILE_ROWS = 1024  # at most
 SHORT = 32  # largest row of y, and largest line of a patch, in floats, for which neighbouring positions are joined
 NO_BLOCKS, NO_MATRIX = np.zeros((0, 1), np.int32), np.zeros((1, 1), np.float32)
-_segments = functools.lru_cache(maxsize=256)(loops.segments)
 
 
 class _Job(NamedTuple):
     """A thread's part of a convolution, and its buffers."""
 
     images: list[int]  # (first, end)
-    rows: list[int]  # of A likewise, or of the list
+    rows: list[int]  # of A likewise
     cols: Any  # a tile of A
     part: Any  # a tile of y
     own: Any  # the rows of the weight for a block row
@@ -42,9 +40,8 @@ def padded(x, window):
     (n, height, width, channels), (down, across) = x.shape, window.padding
     if channels >= VECTOR or not max(down, across):
         return x, window
-    found = empty_cpu((n, height + 2 * down, width + 2 * across, channels))
-    found[...] = 0
-    found[:, down : down + height, across : across + width] = x
+    found = full_cpu((n, height + 2 * down, width + 2 * across, channels), 0.0)
+    assign(x, found[:, down : down + height, across : across + width])
     return found, window._replace(padding=(0, 0))
 
 
@@ -68,7 +65,7 @@ class _Work:
     """
 
     def __init__(self, x, w, window, plan, positions):
-        groups, rows, blocks = plan
+        groups, rows, _, blocks = plan
         self.rows, self.listed = NO_INDICES if rows is None else rows, rows is not None
         self.images, self.groups, self.kernel, self.step = x.shape[0], groups, window.kernel, window.stride[1]
         self.joined = 1 if self.listed or groups > 1 else _joined(window, *w.shape[:2], positions[1], blocks)
@@ -88,34 +85,31 @@ class _Work:
         # images whose block rows must stay together
         self.unit = 1 if blocks is None else math.lcm(blocks.height, self.places) // self.places
         self.geometry = loops.geometry(window, self.x.shape, positions)
-        self.table, self.starts = _segments(window, x.shape[3], w.shape[1], None if blocks is None else blocks.width)
-        count = len(self.rows) if self.listed else self.images * self.places
-        self.flops = 2 * count * self.inner * self.outs // groups
+        self.table, self.starts = loops.segments(window, x.shape[3], w.shape[1], None if blocks is None else blocks.width)
+        self.flops = 2 * self.images * self.places * self.depth * self.outs // groups  # of all: recorded lists may be shorter
 
     def transposed(self, w):
         """The weight, (groups K, O / groups)."""
         if self.joined > 1:
-            wide = np.zeros(self._wide(w.shape), np.float32)
-            for own in self._each(wide):
-                own[...] = w.transpose(2, 3, 1, 0)
+            wide = full_cpu(self._wide(w.shape), 0.0)
+            for i in range(self.joined):
+                start = i * self.step
+                assign(w.transpose(2, 3, 1, 0), wide[:, start : start + self.kernel[1], :, i])
             return wide.reshape(self.depth, self.outs)
         return transposed(w, self.groups)
 
     def transposed_back(self, terms, shape):
         """The gradient of a weight of this shape: the sum of terms (T, groups K, O / groups)."""
         if self.joined > 1:
-            wide = terms.sum(0).reshape(self._wide(shape))
-            return np.ascontiguousarray(sum(self._each(wide)).transpose(3, 2, 0, 1))
+            dw = empty_cpu(shape)
+            loops.add_joined(terms.reshape(len(terms), *self._wide(shape)), self.step, dw)
+            return dw
         return transposed_back(terms, shape, self.groups)
 
     def _wide(self, shape):
         """The transposed weight of joined positions, by axes."""
         outs, channels, height, width = shape
         return height, width + (self.joined - 1) * self.step, channels, self.joined, outs
-
-    def _each(self, wide):
-        """The part of the wide weight of each joined position, (KH, KW, C, O)."""
-        return (wide[:, i * self.step : i * self.step + self.kernel[1], :, i] for i in range(self.joined))
 
     def jobs(self, flops):
         """The job of each thread, allocated before the threads start, so that they do not contend for the GIL."""
@@ -125,13 +119,10 @@ class _Work:
     def _job(self, part):
         units = part.of(-(-self.images // self.unit))  # no two threads share a block row
         images = [min(end * self.unit, self.images) for end in (units.start, units.stop)]
-        rows = [end * self.places for end in images]
-        # same dtype, so that no copy is made
-        rows = np.searchsorted(self.rows, np.array(rows, np.int32)).tolist() if self.listed else rows
         own = (self.inner, self.outs)
         return _Job(
             images,
-            rows,
+            [end * self.places for end in images],
             empty_cpu((self.tile * self.inner + VECTOR,)),
             empty_cpu((self.tile, self.outs)),
             *(empty_cpu(own) if len(self.kept) else NO_MATRIX for _ in range(2)),
@@ -146,13 +137,10 @@ def convolved(x, w, window, plan, positions, bias, relu, scale):
     """y of conv2d"""
     work = _Work(x, w, window, plan, positions)
     y = empty_cpu((x.shape[0], *positions, w.shape[0]))
-    if not work.flops or not y.size:
-        y[...] = 0
-        if bias is not None and y.size:
-            y.reshape(-1, w.shape[0])[work.rows if work.listed else slice(None)] = np.maximum(bias, 0) if relu else bias
+    if not y.size:
         return y
     out, entry, pixels = y.reshape(-1, work.outs), blas.entry(), work.x.reshape(-1)
-    added = np.zeros(work.outs, np.float32) if bias is None else np.tile(bias, work.joined)
+    added = full_cpu(work.outs, 0.0) if bias is None else _repeated(bias, work.joined)
     wt, jobs = work.transposed(w), work.jobs(work.flops)
 
     def run(part):
@@ -165,6 +153,12 @@ def convolved(x, w, window, plan, positions, bias, relu, scale):
     return y
 
 
+def _repeated(bias, times):
+    """The bias of so many joined positions."""
+    shape = times, len(bias)
+    return bias if times == 1 else assign(np.broadcast_to(bias, shape), empty_cpu(shape)).reshape(-1)
+
+
 def gradients(dy, where, x, w, window, plan, positions, scale, wants_dx):
     """(dx or None, dw, db) of conv2d"""
     work = _Work(x, w, window, plan, positions)
@@ -173,7 +167,7 @@ def gradients(dy, where, x, w, window, plan, positions, scale, wants_dx):
     dx, size = empty_cpu(work.x.shape) if wants_dx else None, math.prod(work.x.shape[1:])
     changes = EMPTY if dx is None else dx.reshape(-1)
     wt, jobs = work.transposed(w), work.jobs(2 * work.flops)
-    terms, sums = empty_cpu((len(jobs), *wt.shape)), np.zeros((len(jobs), work.outs))
+    terms, sums = empty_cpu((len(jobs), *wt.shape)), empty_cpu((len(jobs), work.outs), np.float64)
 
     def run(part):
         job = jobs[part.number]
@@ -200,8 +194,9 @@ def gradients(dy, where, x, w, window, plan, positions, scale, wants_dx):
         )
 
     threads.share(run, flops=2 * work.flops)
-    dw, db = work.transposed_back(terms, w.shape), sums.reshape(len(sums) * work.joined, w.shape[0]).sum(0).astype(np.float32)
+    dw, db = work.transposed_back(terms, w.shape), empty_cpu(w.shape[0])
+    loops.add_up(sums.reshape(len(sums) * work.joined, w.shape[0]), db)
     if wants_dx and work.x is not x:
         (_, height, width, _), (down, across) = x.shape, window.padding
-        dx = np.ascontiguousarray(dx[:, down : down + height, across : across + width])
+        dx = assign(dx[:, down : down + height, across : across + width], empty_cpu(x.shape))
     return dx, dw, db

@@ -11,6 +11,8 @@ kept rows of A, or `kept`, the kept block columns of each block row.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 from numba import float32, int64
 
@@ -29,12 +31,14 @@ ZEROS = np.zeros(VECTOR, np.float32)
 # and the first segment of each block column.
 
 
+@functools.lru_cache(maxsize=256)
 def geometry(window, shape, positions):
     """Sizes of images of this shape for the loops, and the extent of a patch, in lines and in floats."""
     down, across = (step * (k - 1) for step, k in zip(window.dilation, window.kernel))
     return np.array([*shape[1:3], *window.stride, *window.padding, *positions, down, (across + 1) * shape[3]])
 
 
+@functools.lru_cache(maxsize=256)
 def segments(window, channels, own, block):
     """The table (S, 3), and the starts (block columns + 1,), of rows with `own` channels at each tap; `block` is the number of
     columns of a block column, None for a single one.
@@ -120,7 +124,7 @@ def _scatter_at_edge(room, at, base, top, left, height, line, table, pixels):
 @host_function
 def _kept(table, starts, kept, block_row, own):
     """Write the segments of a block row's kept columns to `own` and return their number; all of the table without blocks.
-    Adjacent segments are merged.
+    Adjacent segments are merged. A list ends at the first column outside the matrix.
     """
     if kept.shape[0] == 0:
         for s in range(table.shape[0]):
@@ -128,6 +132,8 @@ def _kept(table, starts, kept, block_row, own):
         return table.shape[0]
     count = 0
     for column in kept[block_row]:
+        if column >= starts.size - 1:
+            break
         for s in range(starts[column], starts[column + 1]):
             down, across, width = table[s, 0], table[s, 1], table[s, 2]
             if count and own[count - 1, 0] == down and own[count - 1, 1] + own[count - 1, 2] == across:
@@ -200,13 +206,32 @@ def clear(y, first, stop):
 
 
 @host_function
+def _before(rows, row):
+    """How many entries of an increasing list are less than a row."""
+    low, high = int64(0), int64(rows.size)
+    while low < high:
+        middle = (low + high) // 2
+        if rows[middle] < row:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@host_function
+def _ends(rows, listed, first, stop):
+    """Which entries of a list are rows first … stop - 1 of A; those rows where none are listed."""
+    return (_before(rows, first), _before(rows, stop)) if listed else (first, stop)
+
+
+@host_function
 def _finish(part, count, t0, y, bias, low, scale, rows, listed):
     """y = max(scale part + bias, low) at `count` rows from t0 on, and 0 between listed ones, up to the next tile."""
     for i in range(count):
         row = rows[t0 + i] if listed else t0 + i
         if listed and i % CLEARED == 0:
             behind = t0 + min(i + CLEARED, count)
-            clear(y, row, rows[behind] if behind < rows.size else y.shape[0])
+            clear(y, row, min(int64(rows[behind]), y.shape[0]) if behind < rows.size else y.shape[0])
         out, values = y[row], part[i]
         for o in range(out.size):
             value = scale * values[o] + bias[o]
@@ -262,11 +287,12 @@ def forward(
     first,
     stop,
 ):
-    """y[r] = act(scale A[r] wt + bias) for the rows first … stop - 1, or those entries of the list; other rows of y are 0."""
+    """y[r] = act(scale A[r] wt + bias) for those of the rows first … stop - 1 of A that are listed; other rows of y are 0."""
+    first, stop = _ends(rows, listed, first, stop)
     numbers, depth, outs = unpacked(geometry), wt.shape[0] // groups, y.shape[1] // groups
     own_table = np.empty_like(table)
     if listed and first == 0:
-        clear(y, int64(0), rows[0] if rows.size else y.shape[0])
+        clear(y, int64(0), min(int64(rows[0]), y.shape[0]) if rows.size else y.shape[0])
     for t0 in range(first, stop, tile):
         count, segments = min(tile, stop - t0), own_table[: _kept(table, starts, kept, t0 // tile, own_table)]
         for g in range(groups):
@@ -314,11 +340,13 @@ def backward(
     first,
     stop,
 ):
-    """dx = scale dz wt.T, added to the pixels of A, dwt = scale A.T dz, db = sum of dz, for these rows: dz = dy, 0 unless where
-    > 0. The images of these rows are the pixels dx_first … dx_stop - 1.
+    """dx = scale dz wt.T, added to the pixels of A, dwt = scale A.T dz, db = sum of dz, for those of the rows first … stop - 1
+    of A that are listed: dz = dy, 0 unless where > 0. The images of these rows are the pixels dx_first … dx_stop - 1.
     """
+    first, stop = _ends(rows, listed, first, stop)
     own_table = np.empty_like(table)
     dx[dx_first:dx_stop] = 0
+    db[:] = 0
     clear(dwt, int64(0), dwt.shape[0])
     numbers, depth, outs = unpacked(geometry), wt.shape[0] // groups, dy.shape[1] // groups
     for t0 in range(first, stop, tile):
@@ -347,3 +375,28 @@ def backward(
                     for o in range(target.size):
                         target[o] += source[o]
                 at += k1 - k0
+
+
+# --- what threads found, added up -------------------------------------------------------------------------------------
+@host_kernel("void(f8[:, ::1], f4[::1])")
+def add_up(sums, db):
+    """db[o] = the sum of sums[t, o] over t"""
+    for o in range(db.size):
+        total = 0.0
+        for t in range(sums.shape[0]):
+            total += sums[t, o]
+        db[o] = total
+
+
+@host_kernel("void(f4[:, :, :, :, :, ::1], i8, f4[:, :, :, ::1])")
+def add_joined(terms, step, dw):
+    """dw[o, c, kh, kw] = the sum of terms[t, kh, kw + i step, c, i, o] over threads t and joined positions i"""
+    for o in range(dw.shape[0]):
+        for c in range(dw.shape[1]):
+            for kh in range(dw.shape[2]):
+                for kw in range(dw.shape[3]):
+                    total = float32(0)
+                    for t in range(terms.shape[0]):
+                        for i in range(terms.shape[4]):
+                            total += terms[t, kh, kw + i * step, c, i, o]
+                    dw[o, c, kh, kw] = total

@@ -105,7 +105,7 @@ def count_large_cpu(x, window, height, width, offsets, threshold):
     counts = empty_cpu(shape, np.int32)
     rows = x.shape[0] * int(geometry[6] * geometry[7])
     x, window = padded(x, window)
-    geometry = loops.geometry(window, x.shape, geometry[6:8])
+    geometry = loops.geometry(window, x.shape, tuple(geometry[6:8]))
 
     def work(part):
         own = part.of(shape[0])

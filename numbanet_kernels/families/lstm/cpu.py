@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 
 from ...host import blas, packed_gemm, threads
 from ...host.simd import WIDTH
 from ...host.transpose import NO_INDICES
+from ...runtime.declare import tape
 from ...runtime.expect import INT32, expect
 from ...runtime.memory import copy_cpu, empty_cpu, full_cpu
+from .cpu_lists import add_scaled, write_places, write_starts
 from .cpu_steps import add_scores, backward, copy_seen, forward
 from .family import AFTER, STATE, check, check_seen, started
 
@@ -18,21 +18,21 @@ UNITS = 1 << 22  # bytes of a packed weight from which threads own units: a smal
 NOWHERE = np.zeros((1, 0), np.int32)
 
 
-@functools.lru_cache(maxsize=64)
-def _all(count):
-    return np.arange(count, dtype=np.int32)
-
-
 def _increasing(op, name, lists, limit):
-    """ValueError unless each list increases, and stays below the limit."""
-    if lists.size and (lists.min() < 0 or lists.max() >= limit or (lists[..., 1:] <= lists[..., :-1]).any()):
+    """ValueError unless each list increases, and stays below the limit. Recorded steps read others: they were looked at
+    before."""
+    if (
+        tape.get() is None
+        and lists.size
+        and (lists.min() < 0 or lists.max() >= limit or (lists[..., 1:] <= lists[..., :-1]).any())
+    ):
         raise ValueError(f"{op}: {name} must increase, from 0 to at most {limit - 1}")
 
 
 def _places(lists, total, places=None):
     """(S, total) int32: position of each entry in its list, or `places` (S, K); -1 if it is not in the list."""
-    found = np.full((len(lists), total), -1, np.int32)
-    np.put_along_axis(found, lists.astype(np.int64), _all(lists.shape[1])[None] if places is None else places, axis=1)
+    found = empty_cpu((len(lists), total), np.int32)
+    write_places(lists, packed_gemm.all_of(lists.shape[1])[None] if places is None else places, found)
     return found
 
 
@@ -55,7 +55,7 @@ def _through(steps, by_units, run, loop, blocks, tiles):
 
 def _add_product(z, h, w, scale, own):
     """z[:, own] += scale h w[own].T"""
-    z[:, own] += np.float32(scale) * blas.matmul(h, w[own].T)
+    add_scaled(blas.matmul(h, w[own].T, out=empty_cpu((len(z), own.stop - own.start))), scale, z[:, own])
 
 
 def lstm_cpu(z, w, h0, c0, units=None, scale=1.0, lengths=None):
@@ -66,7 +66,7 @@ def lstm_cpu(z, w, h0, c0, units=None, scale=1.0, lengths=None):
     if units is not None:
         _increasing("lstm (cpu)", "units", units, hidden)
     shared = units is None or len(units) == 1
-    kept = _all(hidden) if units is None or not shared else units[0]
+    kept = packed_gemm.all_of(hidden) if units is None or not shared else units[0]
     rows, depth = packed_gemm.all_rows(len(kept)) if shared else packed_gemm.rows_of(units, hidden)
     place = NOWHERE if units is None else _places(units, hidden)
     once = steps == 1 and units is None  # reading w in place takes less time than packing it
@@ -111,9 +111,11 @@ def lstm_grad_cpu(dy, gates, c, w, units=None, scale=1.0, lengths=None, dc=None,
     if columns is not None:
         _increasing(op, "columns", columns, 4 * hidden)
     own = units is not None and len(units) == 1
-    outs, kept = units[0] if own else _all(hidden), _all(4 * hidden) if columns is None else columns
+    outs = units[0] if own else packed_gemm.all_of(hidden)
+    kept = packed_gemm.all_of(4 * hidden) if columns is None else columns
     place = NOWHERE if units is None else _places(units, hidden, None if own else units)
-    starts = np.array([0, *outs[WIDTH::WIDTH], hidden], np.int64)
+    starts = empty_cpu((max(-(-len(outs) // WIDTH), 1) + 1,), np.int64)
+    write_starts(outs, hidden, starts)
     rows, depth = packed_gemm.all_rows(len(kept))
     column = NO_INDICES if columns is None else _places(columns[None], 4 * hidden)[0]
     dz, dh0 = gates if columns is None else empty_cpu((steps, n, len(kept))), empty_cpu((n, hidden))
@@ -157,7 +159,7 @@ def lstm_scores_cpu(dy, gates, c, lengths=None):
         lengths=(lengths, ("N",), INT32),
     )
     hidden = dy.shape[2]
-    found = np.zeros(4 * hidden, np.float32)
+    found = full_cpu(4 * hidden, 0.0)
 
     def work(part):
         own = part.of(-(-hidden // WIDTH))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from ...host import threads
@@ -96,11 +98,17 @@ def max_pool_cpu(x, window):
     return y, places
 
 
+@functools.lru_cache(maxsize=256)
+def _taps(window, width, channels):
+    """(K, 3): how far below a window's first pixel each of its pixels lies, how far right, and in floats."""
+    taps = np.indices(window.kernel).reshape(2, -1).T * window.dilation
+    return np.ascontiguousarray(np.column_stack([taps, (taps[:, 0] * width + taps[:, 1]) * channels]))
+
+
 def max_pool_grad_cpu(dy, places, window, shape):
     """dx of max_pool for images of this shape"""
     small, numbers = check_max_grad("max_pool_grad (cpu)", dy, places, window, shape)
-    dx, taps = empty_cpu(shape), np.indices(window.kernel).reshape(2, -1).T * window.dilation
-    taps = np.ascontiguousarray(np.column_stack([taps, (taps[:, 0] * shape[2] + taps[:, 1]) * shape[3]]))
+    dx, taps = empty_cpu(shape), _taps(window, *shape[2:])
 
     def work(part):
         own = part.of(shape[0])

@@ -62,9 +62,11 @@ def _pick(source, room, target, channels, step):
 
 def _largest(x, y, places, channels, numbers, floats, marks, start, stop):
     """The rows start … stop - 1 of all outputs.   x (N, H, W C), y, places (N OH, OW C); floats, marks: buffers of three lines,
-    the first filled with -inf and kh: padding loses if all pixels of a window are -inf.
+    the first filled with -inf and kh here: padding loses if all pixels of a window are -inf.
     """
     kh, kw, sh, sw, ph, pw, dh, dw = numbers
+    for k in range(floats.shape[1]):
+        floats[0, k], marks[0, k] = -np.inf, kh
     tall, edge, step = y.shape[0] // x.shape[0], pw * channels, sw * channels
     inner, downs = floats[0, edge : edge + x.shape[2]], marks[0, edge : edge + x.shape[2]]
     seen = (y.shape[1] // channels - 1) * step + channels
@@ -90,7 +92,6 @@ def largest(x, y, places, numbers, start, stop):
     n, height, width, channels = x.shape
     size = (width + 2 * numbers[5]) * channels + VECTOR
     floats, marks = empty_cpu((3, size)), empty_cpu((3, size), places.dtype)
-    floats[0], marks[0] = -np.inf, numbers[0]
     lines = len(y) * y.shape[1], y.shape[2] * channels
     loop = _LARGEST[places.dtype.itemsize == 1]
     loop(

@@ -26,7 +26,7 @@ from ...runtime.arrays import device_cache, to_device
 from ...runtime.declare import cuda, host_kernel, kernel, kernels
 from ...runtime.expect import BOOL, FLOAT32, INT32, expect
 from ...runtime.launch import ceil_div, launch
-from ...runtime.memory import THREADS, blocks_for, empty_cuda, flat
+from ...runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat
 from ..reduce import sum_cuda
 
 
@@ -134,7 +134,29 @@ def _check_gradient(op, g, packing, shape):
 def unpack_gradient_cpu(g, packing, shape):
     """The dense gradient: dense[r, c] = g[row_pos[r], col_pos[row_class[r], c]] if both are >= 0, else 0"""
     _check_gradient("unpack_gradient (cpu)", g, packing, shape)
-    return unpack_gradient_reference(g, packing, shape).astype(np.float32)
+    row_pos, row_class, _, col_pos = packing
+    dense = empty_cpu(shape)
+
+    def work(part):
+        span = part.of(dense.shape[0])
+        _unpack(g, row_pos, row_class, col_pos, dense, span.start, span.stop)
+
+    threads.share(work, dense.size)
+    return dense
+
+
+@host_kernel("void(f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], f4[:, ::1], i8, i8)")
+def _unpack(g, row_pos, row_class, col_pos, dense, first, stop):
+    """The rows first … stop - 1; 0 if a position is outside g."""
+    for r in range(first, stop):
+        out, position, kind = dense[r], row_pos[r], row_class[r]
+        if 0 <= position < g.shape[0] and 0 <= kind < col_pos.shape[0]:
+            row, positions = g[position], col_pos[kind]
+            for c in range(out.size):
+                out[c] = row[np.uint64(positions[c])] if 0 <= positions[c] < row.size else float32(0)
+        else:
+            for c in range(out.size):
+                out[c] = float32(0)
 
 
 @host_kernel("void(f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], f8[::1], i8, i8)")
