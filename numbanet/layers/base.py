@@ -91,7 +91,7 @@ class Layer:
         """
         if None in spec.shape[1:]:
             return Cost(), ActivationSpec((spec.shape[0], None), None, True)
-        total, (calls, shape) = Cost(), _tried(self, spec.shape)
+        total, (calls, shape) = Cost(), trial(self, spec.shape)
         for i, (layer, given) in enumerate(calls):
             total = total.plus(layer.cost(ActivationSpec(given, None, spec.differentiable or i > 0), plans)[0])
         return total, ActivationSpec(
@@ -116,6 +116,12 @@ class Layer:
         """Whether equal kinds of plans always mean equal launches, so that passes may be recorded. A class says so for itself
         alone (`recordable = True`): a subclass may do something else."""
         return bool(vars(type(self)).get("recordable", False))
+
+    def acts_as(self, *kinds: type[Layer]) -> bool:
+        """Whether it does what one of these classes does: it is of that class, and defines neither `__call__` nor `forward`
+        anew."""
+        own = type(self)
+        return any(isinstance(self, kind) and own.forward is kind.forward and own.__call__ is kind.__call__ for kind in kinds)
 
     @property
     def passes_units(self) -> bool:
@@ -289,7 +295,7 @@ def to(layer: Layer, where: str | Device) -> None:
 _trials: weakref.WeakKeyDictionary[Layer, dict[tuple, tuple]] = weakref.WeakKeyDictionary()
 
 
-def _tried(layer: Layer, shape: tuple[int | None, ...]) -> tuple[list[tuple[Layer, tuple[int, ...]]], tuple[int, ...]]:
+def trial(layer: Layer, shape: tuple[int | None, ...]) -> tuple[list[tuple[Layer, tuple[int, ...]]], tuple[int, ...]]:
     """(the layers that it calls, each with the shape of its input; the shape of its output) for a batch of zeros, found once
     for each shape and shapes of its tensors; ValueError where it cannot take them."""
     tensors = [tensor for _, tensor, _ in layer.named()]

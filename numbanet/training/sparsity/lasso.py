@@ -29,15 +29,14 @@ import numpy as np
 from ...arguments import is_real
 from ...autograd import no_grad
 from ...device import Device
-from ...layers import ActivationSpec, Context, Conv2d, Flow, Layer, Linear, Sequential
-from ...plans import Plans
+from ...layers import Context, Conv2d, Flow, Layer, Linear, Sequential
 from ...tensor import Tensor
 from ..optim import matrix
 from ..run import Run
 from ..user_warnings import warn
 from . import compaction
 from .base import Sparsity, Thinning
-from .compaction import Joint
+from .joints import Joint, joints, places, trainable
 
 TILE = 32  # rows and columns of a tile, as those of `TilePlan`
 MEASURED = 5  # times that a layer is timed
@@ -91,7 +90,8 @@ class GroupLasso(Sparsity):
     """Structured sparsity: whole groups of weights become zero while a network learns, and leave it (`Net`, sparsity).
 
     Layers other than `Linear` and `Conv2d` without groups, frozen weights, and weights that several layers share are left
-    alone. The last layer keeps its outputs.
+    alone. The last layer keeps its outputs. Layers inside of a layer of one's own, such as a residual block, take part if it
+    calls the `Sequential` that holds them: that keeps the width of its inputs and outputs, as what is around depends on them.
 
     Parameters
     ----------
@@ -165,8 +165,7 @@ class GroupLasso(Sparsity):
 
     def of(self, model: Sequential, shape: tuple[int, ...]) -> list[Group]:
         """The groups of a model for inputs of this shape, in the order in which they are shrunk."""
-        found = compaction.joints(model, shape)
-        last = found[-1].reader if found else None
+        found, last = joints(model, shape), next(reversed(trainable(model)), None)
         return [group for kind in self.kinds for group in (GROUPS[kind](joint, last) for joint in found) if group]
 
     def begin(self, model, shape, epochs, dev):
@@ -254,8 +253,9 @@ class Lasso(Thinning):
             for group in groups
             if isinstance(group.layer, Linear) and not group.layer.weight.device.download(_shrunk(group, 0.0, 0.0)).all()
         ]
+        known = places(run.model, self.shape)
         for layer in some:
-            compaction.to_sparse(run.model, layer, run.optimizer, TILE)
+            compaction.to_sparse(known[layer], run.optimizer, TILE)
         return bool(some)
 
     def report(self):
@@ -289,19 +289,16 @@ def _shrunk(group: Group, threshold: float, mean: float) -> Any:
 
 def seconds(model: Sequential, shape: tuple[int, ...], dev: Device) -> dict[Layer, float]:
     """Of each layer that can be changed, forward, for a weight of it over the network's mean, to powers of 2."""
-    spec, layers = ActivationSpec(shape), compaction.trainable(model)
     found: dict[Linear | Conv2d, float] = {}
     rng = np.random.default_rng(0)
     with no_grad(), dev.session():
-        for layer in model.layers:
-            if compaction.changeable(layer) and layer in layers:
-                x, times = Tensor(rng.standard_normal([n or 1 for n in spec.shape], np.float32), dev), []
-                for _ in range(MEASURED):
-                    began = time.perf_counter()
-                    layer.forward(Flow(x), Context(dev))
-                    dev.synchronize()
-                    times.append(time.perf_counter() - began)
-                found[layer] = min(times)
-            spec = layer.cost(spec, Plans(dev))[1]
+        for layer, place in places(model, shape).items():
+            x, times = Tensor(rng.standard_normal([n or 1 for n in place.spec.shape], np.float32), dev), []
+            for _ in range(MEASURED):
+                began = time.perf_counter()
+                layer.forward(Flow(x), Context(dev))
+                dev.synchronize()
+                times.append(time.perf_counter() - began)
+            found[layer] = min(times)
     mean = sum(found.values()) / sum(layer.weight.size for layer in found)
     return {layer: 2.0 ** round(math.log2(spent / layer.weight.size / mean)) for layer, spent in found.items()}
