@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from numbanet_kernels.layouts.sparse import BSR, CSR
 
 from ..dropout import POLICIES, ConstantSchedule, Dropout, EarlyDropout, GateSparsity, LateDropout, SkewNormalSchedule
-from ..layers import Layer, Sequential, SparseLinear
+from ..layers import Conv2d, Layer, Linear, Sequential, SparseLinear, Tree, registry
 from ..losses import OF_CLASSES, OF_NUMBERS
 from ..training.augment import FlipsAndCrops
 from ..training.schedule import ReduceLROnPlateau
@@ -104,9 +104,36 @@ def made(value: Any) -> Any:
 # --- layers -----------------------------------------------------------------------------------------------------------
 def described_layer(layer: Layer) -> dict[str, Any]:
     """A layer in JSON form, without the values of its tensors (`Layer.config`); TypeError if JSON cannot hold its constructor's
-    arguments, or its class cannot be looked up by name."""
-    _known(type(layer).__name__, type(layer))
-    return {"layer": type(layer).__name__, "with": {name: _argument(value) for name, value in _config(layer).items()}}
+    arguments, or its class cannot be looked up by name.
+
+    If training has changed the shapes of what the constructor makes (`GroupLasso`), "holds" has, by path, the layers of each
+    changed `Sequential`; a changed subclass of `Linear` or `Conv2d` is described as its base.
+    """
+    kind, config = type(layer), _config(layer)
+    _known(kind.__name__, kind)
+    holds = {}
+    if getattr(registry, kind.__name__, None) is not kind and _shapes_of(layer) != _shapes_of(fresh := kind(**config)):
+        for base in (Linear, Conv2d):
+            if layer.acts_as(base):
+                kind, config = base, base.config(layer)  # type: ignore[arg-type]
+        holds = {path: list(map(described_layer, chain.layers)) for path, chain in _changed(layer, fresh)}
+    described_config = {name: _argument(value) for name, value in config.items()}
+    return {"layer": kind.__name__, "with": described_config, **({"holds": holds} if holds else {})}
+
+
+def _shapes_of(layer: Layer) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, tensor.shape) for name, tensor, _ in layer.named()]
+
+
+def _changed(layer: Layer, fresh: Layer, path: str = "") -> Iterator[tuple[str, Sequential]]:
+    """(path, chain) of each `Sequential` that has other layers or shapes than in a newly made layer."""
+    if isinstance(layer, Sequential) and _shapes_of(layer) != _shapes_of(fresh):
+        yield path, layer
+        return
+    others = dict(fresh.children())
+    for name, child in layer.children():
+        if name in others:
+            yield from _changed(child, others[name], f"{path}.{name}" if path else name)
 
 
 def _config(layer: Layer) -> dict[str, Any]:
@@ -160,7 +187,14 @@ def made_layer(value: Mapping[str, Any], arrays: Mapping[str, np.ndarray], prefi
         elif arrays[prefix + name].shape != shape:
             raise ValueError(f"{prefix}{name} has shape {arrays[prefix + name].shape}, but the layer needs {shape}")
     if kind is not SparseLinear:
-        return kind(**given)
+        layer = kind(**given)
+        for path, parts in value.get("holds", {}).items():
+            chain = Tree(layer).layers[path]
+            if not isinstance(chain, Sequential):
+                raise ValueError(f"{value['layer']} has no Sequential at {path!r}")
+            here = None if prefix is None else f"{prefix}{path}." if path else prefix
+            chain.layers[:] = [_made_part(part, arrays, here, i) for i, part in enumerate(parts)]
+        return layer
     if prefix is None:
         raise ValueError("the arrays of a SparseLinear are unknown: store it as an attribute with the argument's name")
     crow, col, values = (arrays[prefix + name] for name in ("crow_indices", "col_indices", "values"))
@@ -185,4 +219,9 @@ def _made_argument(kind: type[Layer], name: str, value: Any, arrays: Mapping[str
         here = None  # the attribute has another name
     if "layer" in value:
         return made_layer(value, arrays, here)
-    return [made_layer(part, arrays, None if here is None else f"{here}{i}.") for i, part in enumerate(value["layers"])]
+    return [_made_part(part, arrays, here, i) for i, part in enumerate(value["layers"])]
+
+
+def _made_part(value: Mapping[str, Any], arrays: Mapping[str, np.ndarray], prefix: str | None, i: int) -> Layer:
+    """The layer i of the list whose arrays have this prefix."""
+    return made_layer(value, arrays, None if prefix is None else f"{prefix}{i}.")

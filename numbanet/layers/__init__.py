@@ -2,7 +2,7 @@
 
 from . import registry
 from .activation import ACTIVATIONS, Activation
-from .base import Layer, to
+from .base import Layer, to, trial
 from .context import Context
 from .embedding import sequence_lengths
 from .flow import (
@@ -46,6 +46,7 @@ __all__ = [
     "Tree",
     "sequence_lengths",
     "to",
+    "trial",
     "walk",
 ]
 __all__ += registry.__all__

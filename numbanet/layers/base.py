@@ -90,7 +90,7 @@ class Layer:
         """
         if None in spec.shape[1:]:
             return Cost(), ActivationSpec((spec.shape[0], None), None, True)
-        total, (calls, shape) = Cost(), _tried(self, spec.shape)
+        total, (calls, shape) = Cost(), trial(self, spec.shape)
         for i, (layer, given) in enumerate(calls):
             total = total.plus(layer.cost(ActivationSpec(given, None, spec.differentiable or i > 0), plans)[0])
         return total, ActivationSpec(
@@ -115,6 +115,11 @@ class Layer:
         """True if steps whose plans have equal `kind` always issue the same launches, so that they may be recorded. Not
         inherited: each class opts in (`recordable = True`), because a subclass may do something else."""
         return bool(vars(type(self)).get("recordable", False))
+
+    def acts_as(self, *kinds: type[Layer]) -> bool:
+        """True if it is an instance of one of these classes and overrides neither its `forward` nor its `__call__`."""
+        own = type(self)
+        return any(isinstance(self, kind) and own.forward is kind.forward and own.__call__ is kind.__call__ for kind in kinds)
 
     @property
     def passes_units(self) -> bool:
@@ -293,7 +298,7 @@ def to(layer: Layer, where: str | Device) -> None:
 _trials: weakref.WeakKeyDictionary[Layer, dict[tuple, tuple]] = weakref.WeakKeyDictionary()
 
 
-def _tried(layer: Layer, shape: tuple[int | None, ...]) -> tuple[list[tuple[Layer, tuple[int, ...]]], tuple[int, ...]]:
+def trial(layer: Layer, shape: tuple[int | None, ...]) -> tuple[list[tuple[Layer, tuple[int, ...]]], tuple[int, ...]]:
     """(the layers that it calls, each with the shape of its input; the shape of its output) for a batch of zeros, cached by
     input shape and the shapes of its tensors; ValueError if the layer raises."""
     tensors = [tensor for _, tensor, _ in layer.named()]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..device import Device
-from ..layers import Layer, Sequential, to
+from ..layers import Layer, Sequential, to, walk
 from ..tensor import Tensor
 from .data import Batch
 from .optim import Optimizer
@@ -30,7 +30,8 @@ class Snapshot:
     streams : Streams
     history : list of dict
         The objects to restore, with their contents:
-    layers : list of Layer
+    layers : list of (Sequential, list of Layer)
+        Each `Sequential` of the model, with its layers.
     tensors : list of (Tensor, Device, array)
         Parameters and buffers.
     parameters : list of Tensor
@@ -50,7 +51,7 @@ class Snapshot:
     optimizer: Optimizer
     streams: Streams
     history: list[dict]
-    layers: list[Layer]
+    layers: list[tuple[Sequential, list[Layer]]]
     tensors: list[tuple[Tensor, Device, Any]]
     parameters: list[Tensor]
     state: dict[str, Any] | None
@@ -68,8 +69,10 @@ class Snapshot:
     def restore(self) -> bool:
         """Restore everything, or weights alone: the optimiser then starts anew and everything else stays. Returns True if
         layers or shapes changed."""
-        changed = self.model.layers != self.layers
-        self.model.layers[:] = self.layers
+        changed = False
+        for chain, layers in self.layers:
+            changed |= chain.layers != layers
+            chain.layers[:] = layers
         for tensor, dev, array in self.tensors:
             changed |= tensor.shape != tuple(array.shape)
             tensor.move(dev)
@@ -242,7 +245,7 @@ class Run:
             optimizer,
             self.streams,
             self.history,
-            list(model.layers),
+            [(chain, list(chain.layers)) for _, chain in walk(model) if isinstance(chain, Sequential)],
             tensors,
             list(optimizer.parameters),
             None if weights_only else optimizer.snapshot(copied),

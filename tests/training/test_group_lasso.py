@@ -28,7 +28,7 @@ from numbanet.datasets import load_digits
 from numbanet.device import problem
 from numbanet.training import recovery
 from numbanet.training.hooks import Hook
-from numbanet.training.sparsity import Thinning, compaction, lasso
+from numbanet.training.sparsity import Thinning, compaction, joints, lasso
 from numbanet_kernels.runtime import graph
 
 X, Y, X_TEST, Y_TEST = load_digits()
@@ -196,7 +196,7 @@ def test_a_sparse_layer_learns_as_the_dense_one_with_zeros(tile, dev):
             if step <= 1 or not sparse:
                 dev.mul(first.weight.data, kept, out=first.weight.data)
             if sparse and step == 1:
-                compaction.to_sparse(model, first, optimizer, tile)
+                compaction.to_sparse(joints.places(model, (16, first.in_features))[first], optimizer, tile)
         found.append(np.array(model(x).numpy()))
     assert isinstance(model.layers[0], SparseLinear) and model.layers[0].bias is first.bias
     np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)

@@ -29,15 +29,14 @@ import numpy as np
 from ...arguments import is_real
 from ...autograd import no_grad
 from ...device import Device
-from ...layers import ActivationSpec, Context, Conv2d, Flow, Layer, Linear, Sequential
-from ...plans import Plans
+from ...layers import Context, Conv2d, Flow, Layer, Linear, Sequential
 from ...tensor import Tensor
 from ..optim import matrix
 from ..run import Run
 from ..user_warnings import warn
 from . import compaction
 from .base import Sparsity, Thinning
-from .compaction import Joint
+from .joints import Joint, joints, places, trainable
 
 TILE = 32  # rows and columns of a tile, as in `TilePlan`
 MEASURED = 5  # number of timings of each layer
@@ -91,7 +90,8 @@ class GroupLasso(Sparsity):
     """Structured sparsity: whole groups of weights become zero during training and are removed (`Net`, sparsity).
 
     Only `Linear` layers and `Conv2d` layers without groups are changed, and only weights that are neither frozen nor shared.
-    The last layer keeps its outputs.
+    The last layer keeps its outputs. Layers inside a user's layer, such as a residual block, take part if it calls the
+    `Sequential` that holds them; the inputs and outputs of that `Sequential` keep their width, because others depend on it.
 
     Parameters
     ----------
@@ -166,9 +166,8 @@ class GroupLasso(Sparsity):
 
     def of(self, model: Sequential, shape: tuple[int, ...]) -> list[Group]:
         """The groups of a model for inputs of this shape, in the order in which they are shrunk."""
-        joints = compaction.joints(model, shape)
-        last = joints[-1].reader if joints else None
-        return [group for kind in self.kinds for group in (GROUPS[kind](joint, last) for joint in joints) if group]
+        found, last = joints(model, shape), next(reversed(trainable(model)), None)
+        return [group for kind in self.kinds for group in (GROUPS[kind](joint, last) for joint in found) if group]
 
     def begin(self, model, shape, epochs, dev):
         for kind in self.kinds:
@@ -255,8 +254,9 @@ class Lasso(Thinning):
             for group in groups
             if isinstance(group.layer, Linear) and not group.layer.weight.device.download(_shrunk(group, 0.0, 0.0)).all()
         ]
+        known = places(run.model, self.shape)
         for layer in some:
-            compaction.to_sparse(run.model, layer, run.optimizer, TILE)
+            compaction.to_sparse(known[layer], run.optimizer, TILE)
         return bool(some)
 
     def report(self):
@@ -290,19 +290,16 @@ def _shrunk(group: Group, threshold: float, mean: float) -> Any:
 
 def seconds(model: Sequential, shape: tuple[int, ...], dev: Device) -> dict[Layer, float]:
     """For each changeable layer, forward seconds per weight relative to the network's mean, rounded to powers of 2."""
-    spec, layers = ActivationSpec(shape), compaction.trainable(model)
-    least: dict[Linear | Conv2d, float] = {}
+    found: dict[Linear | Conv2d, float] = {}
     rng = np.random.default_rng(0)
     with no_grad(), dev.session():
-        for layer in model.layers:
-            if compaction.changeable(layer) and layer in layers:
-                x, times = Tensor(rng.standard_normal([n or 1 for n in spec.shape], np.float32), dev), []
-                for _ in range(MEASURED):
-                    began = time.perf_counter()
-                    layer.forward(Flow(x), Context(dev))
-                    dev.synchronize()
-                    times.append(time.perf_counter() - began)
-                least[layer] = min(times)
-            spec = layer.cost(spec, Plans(dev))[1]
-    mean = sum(least.values()) / sum(layer.weight.size for layer in least)
-    return {layer: 2.0 ** round(math.log2(spent / layer.weight.size / mean)) for layer, spent in least.items()}
+        for layer, place in places(model, shape).items():
+            x, times = Tensor(rng.standard_normal([n or 1 for n in place.spec.shape], np.float32), dev), []
+            for _ in range(MEASURED):
+                began = time.perf_counter()
+                layer.forward(Flow(x), Context(dev))
+                dev.synchronize()
+                times.append(time.perf_counter() - began)
+            found[layer] = min(times)
+    mean = sum(found.values()) / sum(layer.weight.size for layer in found)
+    return {layer: 2.0 ** round(math.log2(spent / layer.weight.size / mean)) for layer, spent in found.items()}

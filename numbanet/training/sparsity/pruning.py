@@ -17,6 +17,7 @@ from ...layers import LSTM, Layer, Linear, Sequential, Tree
 from ...tensor import Tensor
 from . import compaction
 from .base import Sparsity, Thinning
+from .joints import places, trainable
 from .lasso import check_share
 
 
@@ -30,8 +31,9 @@ class MagnitudePruning(Sparsity):
     """Unstructured sparsity: the smallest entries of the weights of `Linear`, `Conv2d` and `LSTM` layers become zero, except in
     the last layer.
 
-    More of them are set to zero at the end of each epoch, and stay zero. After the last time, each such `Linear` layer becomes
-    a `SparseLinear`, which is fine-tuned; convolutions and LSTMs keep a mask.
+    More of them are set to zero at the end of each epoch, and stay zero. After the last time, each such `Linear` layer of a
+    `Sequential` becomes a `SparseLinear`, which is fine-tuned; convolutions and LSTMs keep a mask, and so do layers that are
+    attributes of another one, and subclasses that override what is computed. Layers inside other layers are pruned, too.
 
     Parameters
     ----------
@@ -67,9 +69,9 @@ class MagnitudePruning(Sparsity):
 
 
 def _layers(model: Sequential) -> Sequence[Layer]:
-    """The layers that can be pruned, front to back."""
-    layers = compaction.trainable(model)
-    return [layer for layer in model.layers if layer in layers or type(layer) is LSTM][:-1]
+    """Those that can be pruned, in the tree's order."""
+    found = trainable(model)
+    return [layer for layer in dict.fromkeys(Tree(model).layers.values()) if layer in found or isinstance(layer, LSTM)][:-1]
 
 
 def _weights(model: Sequential) -> list[Tensor]:
@@ -115,9 +117,11 @@ class Pruning(Thinning):
         if not self.final:
             for weight in _weights(run.model):
                 _zero(weight, self.chosen.sparsity * self.shares[run.epoch])
-            linear = [layer for layer in _layers(run.model) if type(layer) is Linear and run.epoch + 1 == self.until]
-        for layer in linear:
-            compaction.to_sparse(run.model, layer, run.optimizer)
+            if run.epoch + 1 == self.until:
+                known, pruned = places(run.model, self.shape), _layers(run.model)
+                linear = [place for layer, place in known.items() if layer in pruned and isinstance(layer, Linear)]
+        for place in linear:
+            compaction.to_sparse(place, run.optimizer)
         self._left = compaction.count_nonzero(run.model) / self.first[0]
         return bool(linear)
 
