@@ -139,7 +139,7 @@ class DeviceAxis(DevicePlan):
         """The axis that has `times` consecutive indices for each index of this one, such as the pixels of a channel."""
         dev, longer = self.device, DeviceAxis(repeat_indices(self.plan, times), self.device)
         inverse, indices = (dev.repeat_indices(array, times) for array in (self.inverse, self.indices))
-        longer.lists = RowLists(inverse, full_axis(longer.plan.n, dev).lists.classes, indices)
+        longer.lists = RowLists(inverse, _one_class(longer.plan.n, dev), indices)
         return longer
 
 
@@ -154,6 +154,12 @@ class DevicePositions(DeviceAxis):
         if self._given:
             return Positions(self._parts()[0], self.plan.together)
         return self.device.upload(np.array(self.plan.chosen))
+
+
+@functools.lru_cache(maxsize=64)
+def _one_class(n: int, dev: Device) -> Any:
+    """The row classes of an axis whose rows all keep the same columns."""
+    return dev.upload(np.zeros(n, np.int32))
 
 
 def packing(rows: DeviceAxis, cols: DeviceAxis) -> Packing:

@@ -21,9 +21,9 @@ def test_batchwise_rows_learn_and_are_lazy(rng):
     assert net.score(X, y) > 0.85 and net.history_[-1]["flops_share"] < 0.5
 
 
-@pytest.mark.parametrize("layers, placed_in_a_step", [((16, 16), 2), ("images", 4)])
+@pytest.mark.parametrize("layers, placed_in_a_step", [((16, 16), 2), ("images", 2)])
 def test_plans_that_hardly_come_twice_are_placed_once_a_step_and_not_kept(rng, monkeypatch, layers, placed_in_a_step):
-    """Of a convolution's filters those of what is made of them, too: its columns, and the features that `Flatten` makes."""
+    """What is derived from a convolution's filters, its columns and the features of `Flatten`, is computed on the device."""
     placed, plans_kept = [], sys.modules["numbanet.plans.on_device"]
     plans_widened = sys.modules["numbanet.plans.rows"]._repeat_indices
 
