@@ -153,7 +153,7 @@ SHARED = by_name(
     ),
     Parameter(
         "epochs",
-        None,
+        20,
         "int or None",
         """
         Number of passes over the samples; None for 20, or for few samples as many as make 1,000 steps. With fewer, networks
@@ -161,10 +161,10 @@ SHARED = by_name(
     ),
     Parameter(
         "batch_size",
-        None,
+        128,
         "int or None",
         """
-        Number of samples per step; None for 128, as in the papers, or for fewer than 4,096 samples a 32nd of them, at least
+        Number of samples per step, as in the papers; None for 128, or for fewer than 4,096 samples a 32nd of them, at least
         32.""",
     ),
     Parameter(

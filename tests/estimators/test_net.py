@@ -86,10 +86,10 @@ def test_initial_weights_and_biases_are_glorots_and_uniform():
 
 def test_few_samples_have_as_many_epochs_as_make_1000_steps():
     X, y = np.random.default_rng(0).standard_normal((300, 3)), np.arange(300) % 3
-    assert Net((2,), batch_size=30).fit(X, y).n_iter_ == 100
-    assert Net((2,), batch_size=5).fit(X, y).n_iter_ == 20  # 1200 steps
-    assert Net((2,)).fit(X, y).n_iter_ == 100  # of 32 samples a step
-    assert Net((2,), epochs=3).fit(X, y).n_iter_ == 3
+    assert Net((2,), epochs=None, batch_size=30).fit(X, y).n_iter_ == 100
+    assert Net((2,), epochs=None, batch_size=5).fit(X, y).n_iter_ == 20  # 1200 steps
+    assert Net((2,), epochs=None, batch_size=None).fit(X, y).n_iter_ == 100  # of 32 samples a step
+    assert Net((2,)).fit(X, y).n_iter_ == 20
     with pytest.raises(ValueError, match="epochs must be an integer of at least 1, got 0"):
         Net((2,), epochs=0).fit(X, y)
 
