@@ -251,7 +251,8 @@ def _torch_epochs(chosen: dict[str, Any], seed: int, data: Data) -> Iterator[dic
     model = torch.nn.Sequential(*layers, torch.nn.Linear(width, CLASSES))
     for layer in model:
         if isinstance(layer, torch.nn.Linear):
-            torch.nn.init.xavier_uniform_(layer.weight)  # biases are uniform, as a `Net`'s
+            torch.nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
+            torch.nn.init.zeros_(layer.bias)
     model, X, y, X_test = (thing.to(chosen["device"]) for thing in (model, X, y, X_test))
     optimizer = torch.optim.SGD(model.parameters(), lr=chosen["learning_rate"], momentum=chosen["momentum"])
     for _ in range(chosen["epochs"]):

@@ -31,17 +31,17 @@ def build(
 ) -> Sequential:
     """Linear layers of these widths, from features to outputs, with an activation between them.
 
-    Initial biases are uniform: on tables networks learn more with them than with zeros (`python -m bench tables`). Initial
-    weights have less variance if dropout reduces sums; before a layer with tile dropout, features are mostly centred and
-    shuffled.
+    With init="he", layers before other activations than ReLU and GELU, and the last one, have Glorot's weights, and biases are
+    0; else biases are uniform. Initial weights have less variance if dropout reduces sums; before a layer with tile dropout,
+    features are mostly centred and shuffled.
     """
     layers: list[Layer] = []
     variance_factors = dropout.variance_factors(len(widths) - 2)
     for i, (n_in, n_out) in enumerate(zip(widths, widths[1:])):
         hidden = i < len(widths) - 2
-        layers.append(
-            Linear(n_in, n_out, init=init, bias_init="uniform", variance_factor=variance_factors[i], rng=rng, device=dev)
-        )
+        own = init if init != "he" or (hidden and activation in ("relu", "gelu")) else "glorot"
+        biases = "zeros" if init == "he" else "uniform"
+        layers.append(Linear(n_in, n_out, init=own, bias_init=biases, variance_factor=variance_factors[i], rng=rng, device=dev))
         if hidden:
             layers.append(ACTIVATIONS[activation]())
     if dropout.shuffle and variance_factors[0] < 1:

@@ -74,11 +74,12 @@ SHARED = by_name(
     ),
     Parameter(
         "init",
-        "glorot",
-        '{"glorot", "he", "fan_in"}',
+        "he",
+        '{"he", "glorot", "fan_in"}',
         """
-        Initial weights of layers given by their widths (`Linear`); their biases are uniform, as PyTorch's. "glorot", as
-        scikit-learn has it, learned most on the data sets of `python -m bench tables`.""",
+        Initial weights of layers given by their widths (`Linear`). With "he", biases are 0, and only layers before ReLU and
+        GELU have He's weights, the others Glorot's. With "glorot", as in scikit-learn, and "fan_in", as in PyTorch, biases are
+        uniform: try "glorot" for tables of few features (`python -m bench tables`).""",
     ),
     Parameter(
         "dropout",

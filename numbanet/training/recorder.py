@@ -320,11 +320,8 @@ class Recorder:
             self.dev.aside(functools.partial(self._choose, site, flow, layer, shape, plan and plan.kind))
             return here.get(site.path)
 
-        plans.stand_in = stand_in
-        try:
+        with plans.standing_in(stand_in):
             yield
-        finally:
-            plans.stand_in = None
 
     def _list_of(self, path: str, plan: Plan) -> Any:
         """The buffer of plans of that kind."""

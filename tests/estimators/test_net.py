@@ -67,19 +67,21 @@ def test_initial_weights_are_adjusted_for_dropout(dropout, variance_factors):
     net = Net((300, 200), dropout=dropout, dropout_rate=0.8, learning_rate=1e-12, epochs=1, random_state=0).fit(X, Y)
     widths = (64, 300, 200, 10)
     expected = [
-        variance_factor * 2 / (n_in + n_out) for variance_factor, n_in, n_out in zip(variance_factors, widths, widths[1:])
+        variance_factor * (2 / n_in if last < 2 else 2 / (n_in + n_out))
+        for last, (variance_factor, n_in, n_out) in enumerate(zip(variance_factors, widths, widths[1:]))
     ]
     assert [w.var() for w in weights(net)[::2]] == pytest.approx(expected, rel=0.06)
 
 
-def test_initial_weights_and_biases_are_glorots_and_uniform():
-    """On tables networks learn more with uniform biases than with zeros: `python -m bench tables`."""
+def test_initial_weights_and_biases():
     X, y = np.random.default_rng(0).standard_normal((40, 100)), np.arange(40) % 3
-    for init, variance in (("glorot", 2 / 400), ("he", 2 / 100), ("fan_in", 1 / 300)):
+    for init, variance in (("he", 2 / 100), ("glorot", 2 / 400), ("fan_in", 1 / 300)):
         net = Net((300,), init=init, learning_rate=1e-12, epochs=1, random_state=0).fit(X, y)
         weight, bias = (tensor.numpy() for tensor in list(net.model_.parameters())[:2])
         assert weight.var() == pytest.approx(variance, rel=0.05)
-        assert bias.var() == pytest.approx(1 / 300, rel=0.15) and np.abs(bias).max() <= 0.1
+        assert bias.var() == pytest.approx(0 if init == "he" else 1 / 300, rel=0.15, abs=1e-9) and np.abs(bias).max() <= 0.1
+    tanh = Net((300,), activation="tanh", learning_rate=1e-12, epochs=1, random_state=0).fit(X, y)
+    assert tanh.model_[0].weight.numpy().var() == pytest.approx(2 / 400, rel=0.05)
     with pytest.raises(ValueError, match="there is no init 'zeros'; choose one of 'he', 'glorot', 'fan_in'"):
         Net((3,), init="zeros").fit(X, y)
 
