@@ -35,7 +35,7 @@ class WindowDropout(Dropout):
     """
 
     name, drops = "window", "neurons: neighbours are kept, from a random one on, around the end"
-    computes, style = 'as `"rdp"`, (1 − p)² of an H × H layer', Style("#2a9d8f", (0, (4, 1)), "D")
+    computes, style = 'as `"rdp"`, (1 − p)² of an H × H layer', Style("#2a9d8f", (0, (4, 1)), "P")
 
     def variance_factors(self, layers):
         return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # what is dropped of a layer, the next one misses
