@@ -122,7 +122,7 @@ def test_bsr_products_equal_their_references(suffix, put, get, rng, name, tile):
 
 
 # --- lists that are wrong ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("field, number", [("ids", 4000), ("places", 4000), ("col_ids", 4000), ("stops", 9000), ("starts", -9)])
+@pytest.mark.parametrize("field, number", [("ids", 4000), ("order", 4000), ("col_ids", 4000), ("stops", 9000), ("starts", -9)])
 @pytest.mark.parametrize("family", [csr, bsr])
 def test_a_number_beyond_an_axis_is_never_read_there(suffix, put, get, rng, family, field, number):
     """It counts as the end of the axis, on every device."""
@@ -132,7 +132,7 @@ def test_a_number_beyond_an_axis_is_never_read_there(suffix, put, get, rng, fami
     last = {
         "ids": at.col_starts.size - 1,
         "col_ids": at.starts.size - 1,
-        "places": at.ids.size - 1,
+        "order": at.ids.size - 1,
         "stops": at.ids.size,
         "starts": 0,
     }[field]
@@ -147,10 +147,10 @@ def test_a_number_beyond_an_axis_is_never_read_there(suffix, put, get, rng, fami
         calls = {"": (x_, w_, on, O), "_dx": (dy_, w_, on, I), "_dw": (dy_, x_, on, tile)}
         return [get(getattr(family, f"{name}{kind}_{suffix}")(*calls[kind][: 3 if family is csr else 4])) for kind in kinds]
 
-    kinds = ("", "_dx") if field == "places" else ("", "_dx", "_dw")
+    kinds = ("", "_dx") if field == "order" else ("", "_dx", "_dw")
     for found, expected in zip(run(wrong, *kinds), run(meant, *kinds), strict=True):
         np.testing.assert_array_equal(found, expected)
-    if field == "places":  # what is not named is not written
+    if field == "order":  # what is not named is not written
         found, expected = (np.delete(*run(places, "_dw"), at.order[0], axis=0) for places in (wrong, at.order))
         np.testing.assert_array_equal(found, expected)
 

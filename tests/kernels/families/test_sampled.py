@@ -78,7 +78,9 @@ def test_dense_and_back(suffix, put, get, rng, case):
     np.testing.assert_array_equal(get(found), noise[gemm_samples.mask_of(lists)])
 
 
-@pytest.mark.parametrize("change, message", [({"width": 3}, "bits"), ({"group": 0}, "do not form lists"), ({"group": 2}, "bits")])
+@pytest.mark.parametrize(
+    "change, message", [({"width": 3}, "bits"), ({"group": 0}, "do not form lists"), ({"group": 2}, "bits")]
+)
 def test_lists_that_do_not_fit_are_refused(suffix, put, rng, change, message):
     (x, w, *_), lists, kept = given(rng, 6, 5, 40, 1, 0.5)
     lists = on(put, lists)._replace(**change)

@@ -227,7 +227,12 @@ REFUSED = {
     "groups that do not divide": ((2, 5, 5, 6), (27, 5), {}, r"implicit forward: images"),
     "a bias of other length": (X, WT, {"bias": np.zeros(3)}, r"implicit forward.*bias \(3,\)"),
     "an out of other shape": (X, WT, {"out": np.zeros((18, 3))}, r"implicit forward.*out \(18, 3\)"),
-    "two plans": (X, WT, {"rows": np.zeros(1, np.int32), "blocks": Blocks(np.zeros((5, 1), np.int32), 4, 4)}, "one plan"),
+    "two plans": (
+        X,
+        WT,
+        {"rows": np.zeros(1, np.int32), "blocks": Blocks(np.zeros((5, 1), np.int32), 4, 4)},
+        "rows and blocks cannot be given together",
+    ),
     "blocks of other images": (X, WT, {"blocks": Blocks(np.zeros((4, 1), np.int32), 4, 4)}, r"kept \(4, 1\).*\(5, 1\)"),
     "images too wide": ((1, 3, 1 << 15, 1), (9, 4), {}, "fewer than 32768 along each axis"),
 }
