@@ -6,6 +6,7 @@ import importlib.util
 import io
 import math
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -74,7 +75,7 @@ def learning_curves(histories: Mapping[str, Sequence[Mapping[str, float]]], path
         margin = 0.1 * (max(shown) - min(shown)) + 1e-3
         by_epoch.set_ylim(min(shown) - margin, max(shown) + margin)
     by_epoch.legend(frameon=False, handlelength=3)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(textwrap.fill(title, 120), fontsize=11)
     return _save(figure, path)
 
 

@@ -77,19 +77,11 @@ class Dropout(abc.ABC):
         ValueError
             If a function does not return a number in [0, 1) for the epoch.
         """
-        rates = self.rate if isinstance(self.rate, tuple) else (self.rate,)
-        if not any(map(callable, rates)):
-            return self
-        rates = tuple(rate_at(r, epoch) for r in rates)
-        return self._with(rates if isinstance(self.rate, tuple) else rates[0])
+        return self._changed_rates(callable, lambda rate: rate_at(rate, epoch))
 
     def over(self, epochs: int) -> Dropout:
         """The policy of a fit of n epochs: a rate that is a share of the fit, such as `EarlyDropout`, learns n."""
-        rates = self.rate if isinstance(self.rate, tuple) else (self.rate,)
-        if not any(hasattr(rate, "over") for rate in rates):
-            return self
-        rates = tuple(rate.over(epochs) if hasattr(rate, "over") else rate for rate in rates)
-        return self._with(rates if isinstance(self.rate, tuple) else rates[0])
+        return self._changed_rates(lambda rate: hasattr(rate, "over"), lambda rate: rate.over(epochs))
 
     def at_mean_rate(self, epochs: int) -> Dropout:
         """The policy with its rates averaged over n epochs, for which initial weights are made."""
@@ -99,6 +91,15 @@ class Dropout(abc.ABC):
         if not isinstance(self.rate, tuple):
             return self._with(mean(rates))
         return self._with(tuple(map(mean, zip(*rates, strict=True))))
+
+    def _changed_rates(self, concerned: Callable[[Any], bool], change: Callable[[Any], Any]) -> Dropout:
+        """A copy in which the rates concerned are changed; itself if there are none."""
+        several = isinstance(self.rate, tuple)
+        rates = self.rate if several else (self.rate,)
+        if not any(map(concerned, rates)):
+            return self
+        changed = tuple(change(rate) if concerned(rate) else rate for rate in rates)
+        return self._with(changed if several else changed[0])
 
     def _with(self, rate: Any) -> Dropout:
         """A copy with other rates."""

@@ -9,12 +9,13 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from ..arguments import is_integer, is_real
 
+Part = TypeVar("Part", bound="_PartOfFit")
 Schedule = Callable[[int], float]
 Rate = float | Schedule | Sequence[float | Schedule]
 
@@ -69,8 +70,35 @@ class ConstantSchedule:
         return float(self.rate)
 
 
+class _PartOfFit:
+    """Base of `EarlyDropout` and `LateDropout`: the rate changes after a share of the epochs (the attribute named `change`)."""
+
+    rate: float
+    epochs: int | None
+    change: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        kind, share = type(self).__name__, getattr(self, self.change)
+        if not is_rate(self.rate):
+            raise ValueError(f"{kind}: rate must be a number in [0, 1); got {self.rate!r}")
+        if not (is_real(share) and 0 <= share <= 1):
+            raise ValueError(f"{kind}: {self.change} must be a share of the epochs, a number in [0, 1]; got {share!r}")
+        if self.epochs is not None and not (is_integer(self.epochs) and self.epochs > 0):
+            raise ValueError(f"{kind}: epochs must be None or an integer of at least 1; got {self.epochs!r}")
+
+    def over(self: Part, epochs: int) -> Part:
+        """The schedule of a fit of n epochs, unless it has its own."""
+        return self if self.epochs is not None else dataclasses.replace(self, epochs=epochs)  # type: ignore[type-var]
+
+    def _before(self, epoch: int) -> bool:
+        """True if an epoch comes before the change; those after a fit, as in `partial_fit`, are as its last one."""
+        if self.epochs is None:
+            raise ValueError(f"{self!r} is a share of the epochs of a fit: give epochs=, or take schedule.over(epochs)")
+        return min(epoch, self.epochs - 1) < round(getattr(self, self.change) * self.epochs)
+
+
 @dataclasses.dataclass(frozen=True)
-class EarlyDropout:
+class EarlyDropout(_PartOfFit):
     """A rate in the first part of a fit, and no dropout after it: the end of the fit trains the whole network.
 
     Steps under a pattern of high rate cost little, and a network needs no exact ones at first: with the same number of epochs a
@@ -94,21 +122,15 @@ class EarlyDropout:
     rate: float
     until: float = 0.75
     epochs: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_change(self, "until", self.until)
-
-    def over(self, epochs: int) -> EarlyDropout:
-        """The schedule of a fit of n epochs, unless it has its own."""
-        return self if self.epochs is not None else dataclasses.replace(self, epochs=epochs)
+    change = "until"
 
     def __call__(self, epoch: int) -> float:
         """The rate of an epoch, counted from 0."""
-        return float(self.rate) if _before(self, epoch, self.until) else 0.0
+        return float(self.rate) if self._before(epoch) else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
-class LateDropout:
+class LateDropout(_PartOfFit):
     """No dropout in the first part of a fit, and a rate after it (Liu et al. 2023, "Dropout Reduces Underfitting", section 4).
 
     Parameters
@@ -129,35 +151,11 @@ class LateDropout:
     rate: float
     since: float = 0.25
     epochs: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_change(self, "since", self.since)
-
-    def over(self, epochs: int) -> LateDropout:
-        """The schedule of a fit of n epochs, unless it has its own."""
-        return self if self.epochs is not None else dataclasses.replace(self, epochs=epochs)
+    change = "since"
 
     def __call__(self, epoch: int) -> float:
         """The rate of an epoch, counted from 0."""
-        return 0.0 if _before(self, epoch, self.since) else float(self.rate)
-
-
-def _check_change(schedule: EarlyDropout | LateDropout, name: str, share: float) -> None:
-    """ValueError unless rate, share and epochs are in range."""
-    kind, epochs = type(schedule).__name__, schedule.epochs
-    if not is_rate(schedule.rate):
-        raise ValueError(f"{kind}: rate must be a number in [0, 1); got {schedule.rate!r}")
-    if not (is_real(share) and 0 <= share <= 1):
-        raise ValueError(f"{kind}: {name} must be a share of the epochs, a number in [0, 1]; got {share!r}")
-    if epochs is not None and not (is_integer(epochs) and epochs > 0):
-        raise ValueError(f"{kind}: epochs must be None or an integer of at least 1; got {epochs!r}")
-
-
-def _before(schedule: EarlyDropout | LateDropout, epoch: int, share: float) -> bool:
-    """Whether an epoch comes before the change; those after a fit, as in `partial_fit`, are as its last one."""
-    if schedule.epochs is None:
-        raise ValueError(f"{schedule!r} is a share of the epochs of a fit: give epochs=, or take schedule.over(epochs)")
-    return min(epoch, schedule.epochs - 1) < round(share * schedule.epochs)
+        return 0.0 if self._before(epoch) else float(self.rate)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -129,9 +129,13 @@ class WindowProduct(Plan):
         """(O, I) bool, True where read."""
         return np.logical_and.outer(*self._masks())
 
-    def region(self, shape):
+    @functools.cached_property
+    def _region(self) -> Region:
         rows, cols = self._masks()
         return Region((1, self.WIDE), np.logical_and.outer(rows, np.logical_or.reduceat(cols, range(0, cols.size, self.WIDE))))
+
+    def region(self, shape):
+        return self._region
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from numbanet import Adam, GroupLasso, LanguageModel, MagnitudePruning, ModelCheckpoint, ReduceLROnPlateau, Sequential
+from numbanet import (
+    Adam,
+    EarlyDropout,
+    GroupLasso,
+    LanguageModel,
+    MagnitudePruning,
+    ModelCheckpoint,
+    ReduceLROnPlateau,
+    Sequential,
+)
 
 TEXT = "the cat sat on the mat and the dog sat on the rug .".split() * 40
 FAST = {"epochs": 4, "batch_size": 4, "steps": 7, "learning_rate": 2.0, "random_state": 0, "device": "cpu"}
@@ -228,3 +237,8 @@ def test_the_table_of_the_layers_is_of_a_word_and_names_what_drops(tmp_path):
     assert f"{flops / 1000:.3g} k".split() == rows[1][-7:-5]
     model.save(tmp_path / "model")
     assert str(LanguageModel.load(tmp_path / "model").model_) == str(model.model_)
+
+
+def test_what_comes_back_may_be_dropped_in_a_part_of_a_fit():
+    early = LanguageModel((16,), recurrent_dropout="rdp", recurrent_dropout_rate=EarlyDropout(0.5), **FAST).fit(TEXT)
+    assert early.n_iter_ == 4 and early.history_[-1]["flops_share"] == 1 > early.history_[0]["flops_share"]

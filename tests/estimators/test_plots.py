@@ -64,6 +64,12 @@ def test_any_history_is_drawn(drawn, epochs):
     drawn(plots.learning_curves, {"mine": _history(1, 0.1, math.nan)})
 
 
+def test_a_long_title_stays_in_the_picture(drawn):
+    figure = drawn(plots.learning_curves, {"none": _history(3, 0.1)}, "words of a title, " * 12)
+    box = figure._suptitle.get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and "\n" in figure._suptitle.get_text()
+
+
 def test_grey_tells_the_kinds_of_dropout_apart(drawn):
     lines = drawn(plots.learning_curves, {name: _history(3, 0.1) for name in SHOWN}).axes[0].lines
     assert len(lines) == len(SHOWN) >= 4
