@@ -22,156 +22,112 @@ from numba import float32, types
 
 from ..runtime.declare import cuda, inlined, intrinsic
 from .copies import DEPTH, THREADS
-from .intrinsics import F32, I32, I64, constant, data_of, element, loaded, numbers_of
+from .intrinsics import F32, I32, I64, constant, data_of, element, gates_of, loaded, numbers_of
 
 QUAD = ir.VectorType(F32, 4)
 FRAGMENTS = types.UniTuple(types.float32, 64)
 
 
-def _gates(builder, data, masked, indices, wanted):
-    """Flags: the wanted elements of `where` at these indices are above 0; if not masked, all are True and none is read."""
-    zero = ir.Constant(F32, 0.0)
-    return [
-        builder.or_(builder.not_(masked), builder.fcmp_ordered(">", value, zero))
-        for value in loaded(builder, data, indices, wanted, masked)
-    ]
+PLACE, PAIR, SCALES = types.UniTuple(types.int32, 4), types.UniTuple(types.int32, 2), types.UniTuple(types.float32, 2)
+EPILOGUE = types.boolean, types.boolean, types.boolean, SCALES  # biased, masked, relu, (alpha, scale)
 
 
-def _results(builder, sums, index_of, biases, relu, alpha, scale):
-    """(i, j, open) -> scale act(alpha sums[index_of(i, j)] + biases[j]) if open, else 0; NaN stays."""
-    zero = ir.Constant(F32, 0.0)
+def _unpacked(builder, values, count):
+    return [builder.extract_value(values, i) for i in range(count)]
 
-    def result(i, j, open_):
-        sum_ = builder.fadd(builder.fmul(alpha, builder.extract_value(sums, index_of(i, j))), biases[j])
-        negative = builder.and_(relu, builder.fcmp_ordered("<", sum_, zero))
-        return builder.select(open_, builder.fmul(scale, builder.select(negative, zero, sum_)), zero)
 
-    return result
+def _inside(builder, place, cols_at):
+    """Flags: the columns cols_at are before the last one."""
+    return [builder.icmp_signed("<", constant(j), builder.extract_value(place, 3)) for j in cols_at]
+
+
+def _rows(context, builder, signature, arguments, rows_at, index_of, inside, columns, bias_columns):
+    """For each row inside: (indices of its columns in c, j -> scale act(alpha sums[i, j] + bias[j]), or 0 if masked and `where`
+    is not above 0 there); NaN stays.
+    """
+    sums, _, place, bias, where, biased, masked, relu, scales = arguments[:9]
+    bias, where = (data_of(context, builder, signature.args[n], array) for n, array in ((3, bias), (4, where)))
+    (at, width, rows, _), (alpha, scale) = _unpacked(builder, place, 4), _unpacked(builder, scales, 2)
+    zero, biases = ir.Constant(F32, 0.0), loaded(builder, bias, bias_columns, inside, biased)
+    for i, row in enumerate(rows_at):
+        with builder.if_then(builder.icmp_signed("<", constant(row), rows)):
+            start = builder.add(at, builder.mul(constant(row), width))
+            indices = [builder.add(start, column) for column in columns]
+            gates = gates_of(builder, where, masked, indices, inside)
+
+            def result(j):
+                sum_ = builder.fadd(builder.fmul(alpha, builder.extract_value(sums, index_of(i, j))), biases[j])
+                negative = builder.and_(relu, builder.fcmp_ordered("<", sum_, zero))
+                return builder.select(gates[j], builder.fmul(scale, builder.select(negative, zero, sum_)), zero)
+
+            yield indices, result
+
+
+def _store_together(builder, first, values):
+    """One store of neighbouring values."""
+    kind = ir.VectorType(F32, len(values))
+    vector = ir.Constant(kind, ir.Undefined)
+    for k, value in enumerate(values):
+        vector = builder.insert_element(vector, value, constant(k))
+    builder.store(vector, builder.bitcast(first, ir.PointerType(kind, first.type.addrspace)), align=4 * len(values))
+
+
+def store_of(kind, rows_at, cols_at, index_of, group):
+    """An intrinsic that writes a thread's sums, those of rows rows_at and columns cols_at of its block; if aligned, `group`
+    neighbouring columns are one store.
+    """
+
+    @intrinsic(str(kind), *rows_at, *cols_at, group)
+    def store(typing_context, sums, c, place, bias, where, biased, masked, relu, scales, bias_place, aligned):
+        """c[at + i width + j] = scale act(alpha sums[i, j] + bias[bias_at + j bias_step]) for i < rows and j < cols, and if
+        masked 0 unless `where` is above 0 there: st.global.v4.f32 (or v2) if `aligned`, else st.global.f32. `place` is (at,
+        width, rows, cols).
+        """
+
+        def generate(context, builder, signature, arguments):
+            *_, bias_place, aligned = arguments
+            columns, (bias_at, bias_step) = [constant(j) for j in cols_at], _unpacked(builder, bias_place, 2)
+            biases = [builder.add(bias_at, builder.mul(j, bias_step)) for j in columns]
+            c, inside = data_of(context, builder, signature.args[1], arguments[1]), _inside(builder, arguments[2], cols_at)
+            for indices, result in _rows(context, builder, signature, arguments, rows_at, index_of, inside, columns, biases):
+                for j in range(0, len(cols_at), group):
+                    first, values = element(builder, c, indices[j]), [result(k) for k in range(j, j + group)]
+                    with builder.if_else(builder.and_(aligned, inside[j + group - 1])) as (together, apart):
+                        with together:
+                            _store_together(builder, first, values)
+                        with apart:
+                            for k, value in enumerate(values):
+                                with builder.if_then(inside[j + k]):
+                                    builder.store(value, builder.gep(first, [ir.Constant(I64, k)]))
+            return context.get_dummy_value()
+
+        return types.void(kind, c, PLACE, bias, where, *EPILOGUE, PAIR, types.boolean), generate
+
+    return store
 
 
 def _scatter_of(kind, rows_at, cols_at, index_of):
     @intrinsic(str(kind), *rows_at, *cols_at)
-    def scatter(typing_context, sums, c, at, width, rows, cols, to, to_at, bias, biased, where, masked, relu, alpha, scale):
-        """c[at + i width + n] = scale act(alpha sums[i, j] + bias[n]), n = to[to_at + j], for i < rows and j < cols, and if
-        masked 0 unless `where` is above 0 there.
-        """
+    def scatter(typing_context, sums, c, place, bias, where, biased, masked, relu, scales, to, to_at):
+        """c[at + i width + n] = scale act(alpha sums[i, j] + bias[n]), n = to[to_at + j], otherwise like `store`."""
 
         def generate(context, builder, signature, arguments):
-            sums, c, at, width, rows, cols, to, to_at, bias, biased, where, masked, relu, alpha, scale = arguments
-            inside = [builder.icmp_signed("<", constant(j), cols) for j in cols_at]
-            columns = numbers_of(context, builder, signature.args[6], to, to_at, [constant(j) for j in cols_at])
-            biases = loaded(builder, data_of(context, builder, signature.args[8], bias), columns, inside, biased)
-            c, where = data_of(context, builder, signature.args[1], c), data_of(context, builder, signature.args[10], where)
-            result = _results(builder, sums, index_of, biases, relu, alpha, scale)
-            for i, row in enumerate(rows_at):
-                with builder.if_then(builder.icmp_signed("<", constant(row), rows)):
-                    start = builder.add(at, builder.mul(constant(row), width))
-                    targets = [builder.add(start, column) for column in columns]
-                    gates = _gates(builder, where, masked, targets, inside)
-                    for j in range(len(cols_at)):
-                        with builder.if_then(inside[j]):
-                            builder.store(result(i, j, gates[j]), element(builder, c, targets[j]))
+            columns = numbers_of(context, builder, signature.args[9], *arguments[9:], [constant(j) for j in cols_at])
+            c, inside = data_of(context, builder, signature.args[1], arguments[1]), _inside(builder, arguments[2], cols_at)
+            for indices, result in _rows(context, builder, signature, arguments, rows_at, index_of, inside, columns, columns):
+                for j, index in enumerate(indices):
+                    with builder.if_then(inside[j]):
+                        builder.store(result(j), element(builder, c, index))
             return context.get_dummy_value()
 
-        return types.void(
-            kind,
-            c,
-            *[types.int32] * 4,
-            to,
-            types.int32,
-            bias,
-            types.boolean,
-            where,
-            types.boolean,
-            types.boolean,
-            types.float32,
-            types.float32,
-        ), generate
+        return types.void(kind, c, PLACE, bias, where, *EPILOGUE, to, types.int32), generate
 
     return scatter
 
 
-def stores_of(kind, rows_at, cols_at, index_of, group):
-    """(store, scatter): write a thread's sums, those of rows rows_at and columns cols_at of its block; if aligned, `group`
-    neighbouring columns are one store.
-    """
-    vector = ir.VectorType(F32, group)
-
-    @intrinsic(str(kind), *rows_at, *cols_at, group)
-    def store(
-        typing_context,
-        sums,
-        c,
-        at,
-        width,
-        rows,
-        cols,
-        aligned,
-        bias,
-        bias_at,
-        bias_step,
-        biased,
-        where,
-        masked,
-        relu,
-        alpha,
-        scale,
-    ):
-        """c[at + i width + j] = scale act(alpha sums[i, j] + bias[bias_at + j bias_step]) for i < rows and j < cols, and if
-        masked 0 unless `where` is above 0 there: st.global.v4.f32 (or v2) if `aligned`, else st.global.f32.
-        """
-
-        def generate(context, builder, signature, arguments):
-            (sums, c, at, width, rows, cols, aligned, bias, bias_at, bias_step, biased, where, masked, relu, alpha, scale) = (
-                arguments
-            )
-            inside = [builder.icmp_signed("<", constant(j), cols) for j in cols_at]
-            biases = loaded(
-                builder,
-                data_of(context, builder, signature.args[7], bias),
-                [builder.add(bias_at, builder.mul(constant(j), bias_step)) for j in cols_at],
-                inside,
-                biased,
-            )
-            c, where = data_of(context, builder, signature.args[1], c), data_of(context, builder, signature.args[11], where)
-            result = _results(builder, sums, index_of, biases, relu, alpha, scale)
-            for i, row in enumerate(rows_at):
-                with builder.if_then(builder.icmp_signed("<", constant(row), rows)):
-                    start = builder.add(at, builder.mul(constant(row), width))
-                    indices = [builder.add(start, constant(j)) for j in cols_at]
-                    gates = _gates(builder, where, masked, indices, inside)
-                    for j in range(0, len(cols_at), group):
-                        first, values = element(builder, c, indices[j]), [result(i, k, gates[k]) for k in range(j, j + group)]
-                        with builder.if_else(builder.and_(aligned, inside[j + group - 1])) as (together, apart):
-                            with together:
-                                quad = ir.Constant(vector, ir.Undefined)
-                                for k, value in enumerate(values):
-                                    quad = builder.insert_element(quad, value, constant(k))
-                                at_once = builder.bitcast(first, ir.PointerType(vector, first.type.addrspace))
-                                builder.store(quad, at_once, align=4 * group)
-                            with apart:
-                                for k, value in enumerate(values):
-                                    with builder.if_then(inside[j + k]):
-                                        builder.store(value, builder.gep(first, [ir.Constant(I64, k)]))
-            return context.get_dummy_value()
-
-        return types.void(
-            kind,
-            c,
-            *[types.int32] * 4,
-            types.boolean,
-            bias,
-            types.int32,
-            types.int32,
-            types.boolean,
-            where,
-            types.boolean,
-            types.boolean,
-            types.float32,
-            types.float32,
-        ), generate
-
-    return store, _scatter_of(kind, rows_at, cols_at, index_of)
+def _writes(*of):
+    """(store, scatter)"""
+    return store_of(*of), _scatter_of(*of[:-1])
 
 
 class Sums(NamedTuple):
@@ -293,7 +249,7 @@ def sums_of(side, layout):
 
         return kind(kind, a, types.int32, b, types.int32, types.int32), generate
 
-    return Sums(corner, zeros, multiply, *stores_of(kind, offsets, offsets, index_of, 4))
+    return Sums(corner, zeros, multiply, *_writes(kind, offsets, offsets, index_of, 4))
 
 
 # --- tensor cores -----------------------------------------------------------------------------------------------------
@@ -387,4 +343,4 @@ def fragments(passes, of_a, of_b):
     def index_of(i, j):
         return 4 * (4 * (i // 2) + j // 2) + 2 * (i % 2) + j % 2
 
-    return Sums(_fragment_corner(passes, of_a, of_b), zeros, multiply, *stores_of(FRAGMENTS, rows_at, cols_at, index_of, 2))
+    return Sums(_fragment_corner(passes, of_a, of_b), zeros, multiply, *_writes(FRAGMENTS, rows_at, cols_at, index_of, 2))

@@ -33,11 +33,11 @@ from numba import float32, int32
 
 from ..runtime.arrays import device_array, device_cache, to_device
 from ..runtime.availability import capability, multiprocessors
-from ..runtime.declare import cuda, kernel, kernels
+from ..runtime.declare import cuda, inlined, kernel, kernels
 from ..runtime.emulation import emulating
 from ..runtime.interrupt import deferred
 from ..runtime.launch import NotRecorded, ceil_div, launch
-from ..runtime.memory import empty_cuda
+from ..runtime.memory import empty_cuda, flat
 from ..runtime.precision import imprecise
 from ..runtime.trust import trusted
 from .accumulate import fragments, rows_of, sums_of
@@ -57,63 +57,20 @@ def sums_for(tile, a, b, passes):
 
 
 # --- kernel -----------------------------------------------------------------------------------------------------------
-@kernels("gemm")
-def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, padding=4):
-    """`a_along_k`, `b_along_k`: neighbouring threads read the operand along k; `passes` of TF32, or 0 for fused multiply-adds;
-    `summed`: the rows of A are summed as well; without `padding`, shared memory has bank conflicts.
-    """
-    of_a, of_b = (layout(tile, along_k, passes, padding) for along_k in (a_along_k, b_along_k))
+def _products_of(of_a, of_b, tile, passes, summed):
+    """A device function that multiplies a block's tiles; each factory makes its own (`inlined`)."""
     (first_a, copy_a, _), (first_b, copy_b, _) = copies_of(of_a), copies_of(of_b)
-    corner, zeros, multiply, store, _ = sums_for(tile, of_a, of_b, passes)
-    a_room, b_room, each = 2 * of_a.stage, 2 * of_b.stage, values_of(tile, summed)
-    (last_to_park, all_parked), (first_sum, add_rows, total) = split_products(zeros, each, summed), rows_of(tile, of_a)
+    corner, zeros, multiply, _, _ = sums_for(tile, of_a, of_b, passes)
+    first_sum, add_rows, total = rows_of(tile, of_a)
 
-    @kernel(
-        "void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], i4[::1], i4[::1], f4[::1], i4, i4, i4, i4, i4,"
-        " i4, i4, i4, i4, i4, b1, b1, b1, b1, f4, f4, f4)",
-        least=(8, 0),
-        bounds=(THREADS, 2) if passes or summed else None,
-    )  # else ptxas keeps to the default, and spills registers
-    def gemm_block(
-        a,
-        b,
-        bias,
-        where,
-        c,
-        a_sums,
-        row_indices,
-        col_indices,
-        tickets,
-        parked,
-        span,
-        rows,
-        cols,
-        depth,
-        am,
-        ak,
-        bk,
-        bn,
-        along,
-        bias_step,
-        aligned,
-        biased,
-        masked,
-        relu,
-        alpha,
-        scale,
-        sums_scale,
-    ):
-        """Versions 4 and 5: the next k-tile is copied while this one is multiplied."""
-        a_tile, b_tile = cuda.shared.array(a_room, float32, 16), cuda.shared.array(b_room, float32, 16)
-        ticket, t = cuda.shared.array(1, int32), int32(cuda.threadIdx.x)
-        row0, col0 = int32(cuda.blockIdx.y * tile), int32(cuda.blockIdx.x * tile)
-        # the part of k of this block
-        part, parts = int32(cuda.blockIdx.z), int32(cuda.gridDim.z)
-        a0, b0, depth = part * span * ak, part * span * bk, min(span, depth - part * span)
-        if not summed and along > 0:  # row length of the weight of which b is a submatrix
-            b0 += row_indices[0] * along + col_indices[0]
+    @inlined
+    def products(a, b, a_tile, b_tile, t, begin, shape, a_steps, b_steps):
+        """(sums, sum of A's row) from row and column `begin` of the arrays on: the next k-tile is copied while this one is
+        multiplied.
+        """
+        (row0, col0, a0, b0), (rows, cols, depth), (am, ak), (bk, bn) = begin, shape, a_steps, b_steps
         # source and target of this thread's copies, and the number of elements from there on
-        line, row, col, a_at, b_at = corner(t)
+        line, _, _, a_at, b_at = corner(t)
         a_k, a_m, a_to = first_a(t, line, a_tile)
         b_k, b_n, b_to = first_b(t, line, b_tile)
         a_from, b_from = address(a, a0 + (row0 + a_m) * am + a_k * ak), address(b, b0 + b_k * bk + (col0 + b_n) * bn)
@@ -135,34 +92,53 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
                 cuda.syncthreads()
         if summed:
             a_sum = total(a_tile, t, a_sum)
-        if parts > 1:
-            number, blocks = int32(cuda.blockIdx.y * cuda.gridDim.x + cuda.blockIdx.x), int32(cuda.gridDim.x * cuda.gridDim.y)
-            at, further = (part * blocks + number) * int32(each * THREADS) + t, blocks * int32(each * THREADS)
-            if not last_to_park(sums, a_sum, parked, at, tickets, ticket, number, parts, t):
+        return sums, a_sum
+
+    return products
+
+
+@kernels("gemm")
+def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, padding=4):
+    """`a_along_k`, `b_along_k`: neighbouring threads read the operand along k; `passes` of TF32, or 0 for fused multiply-adds;
+    `summed`: the rows of A are summed as well; without `padding`, shared memory has bank conflicts.
+    """
+    of_a, of_b = (layout(tile, along_k, passes, padding) for along_k in (a_along_k, b_along_k))
+    corner, zeros, _, store, _ = sums_for(tile, of_a, of_b, passes)
+    products, a_room, b_room = _products_of(of_a, of_b, tile, passes, summed), 2 * of_a.stage, 2 * of_b.stage
+    add_parts = split_products(zeros, values_of(tile, summed), summed)
+
+    @kernel(
+        "void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], UniTuple(i4[::1], 2), i4[::1], f4[::1], i4,"
+        " UniTuple(i4, 3), UniTuple(i4, 2), UniTuple(i4, 2), i4, i4, UniTuple(b1, 4), UniTuple(f4, 3))",
+        least=(8, 0),
+        bounds=(THREADS, 2) if passes or summed else None,
+    )  # else ptxas keeps to the default, and spills registers
+    def gemm_block(
+        a, b, bias, where, c, a_sums, indices, tickets, parked, span, shape, a_steps, b_steps, along, bias_step, flags, scales
+    ):
+        """Versions 4 and 5."""
+        (rows, cols, depth), (aligned, biased, masked, relu), (alpha, scale, sums_scale) = shape, flags, scales
+        a_tile, b_tile = cuda.shared.array(a_room, float32, 16), cuda.shared.array(b_room, float32, 16)
+        ticket, t = cuda.shared.array(1, int32), int32(cuda.threadIdx.x)
+        row0, col0 = int32(cuda.blockIdx.y * tile), int32(cuda.blockIdx.x * tile)
+        first = int32(cuda.blockIdx.z) * span  # of k
+        a0, b0 = first * a_steps[1], first * b_steps[0]
+        if not summed and along > 0:  # row length of the weight of which b is a submatrix
+            b0 += indices[0][0] * along + indices[1][0]
+        own = rows, cols, min(span, depth - first)
+        sums, a_sum = products(a, b, a_tile, b_tile, t, (row0, col0, a0, b0), own, a_steps, b_steps)
+        if cuda.gridDim.z > 1:
+            last, sums, a_sum = add_parts(sums, a_sum, parked, tickets, ticket, t)
+            if not last:
                 return
-            sums, a_sum = all_parked(parked, at - part * further, further, parts)
         if summed and col0 == 0 and t < tile and row0 + t < rows:
             a_sums[row0 + t] = sums_scale * a_sum
+        _, row, col, _, _ = corner(t)
         row, col = row0 + row, col0 + col
-        bias0 = row_indices[0] if not summed and along > 0 else int32(0)  # read again: saves a register in the loop
-        store(
-            sums,
-            c,
-            row * cols + col,
-            cols,
-            rows - row,
-            cols - col,
-            aligned,
-            bias,
-            bias0 + col * bias_step,
-            bias_step,
-            biased,
-            where,
-            masked,
-            relu,
-            alpha,
-            scale,
-        )
+        bias0 = indices[0][0] if not summed and along > 0 else int32(0)  # read again: saves a register in the loop
+        place = row * cols + col, cols, rows - row, cols - col
+        bias_place = bias0 + col * bias_step, bias_step
+        store(sums, c, place, bias, where, biased, masked, relu, (alpha, scale), bias_place, aligned)
 
     return gemm_block
 
@@ -345,8 +321,7 @@ def launch_block(
 
     If b is a submatrix of a weight, pass the whole weight as b and indices = (kept rows, kept columns, row length, step of the
     rows in bias): non-empty device arrays, and no a_sums. `passes` of TF32, in tiles of 128: 3, with the error of float32, or
-    1; None: `way_for`. For tests: `tile` is 64 or 128, `span` the length of k of a block, a multiple of 16, `padding` a
-    multiple of 4.
+    1; None: `way_for`. For tests: `tile` 64 or 128, `span`, the k of a block, a multiple of 16, `padding` a multiple of 4.
     """
     (rows, cols, depth), (am, ak), (bk, bn) = shape, a_at, b_at
     if passes is None:
@@ -360,33 +335,24 @@ def launch_block(
         )
     c, tickets = out.reshape(out.size), _tickets()
     parked = c if grid[2] == 1 else empty_cuda((math.prod(grid) * THREADS * values_of(tile, summed),))
-    row_indices, col_indices, along, bias_step = (tickets, tickets, 0, 1) if indices is None else indices
+    *lists, along, bias_step = (tickets, tickets, 0, 1) if indices is None else indices
+    operands = a, b, b if bias is None else bias, b if where is None else flat(where), c, a_sums if summed else c
+    flags = cols % together == 0, bias is not None, where is not None, relu
     launch(
         _block(tile, ak <= am, bk <= bn, passes, summed, padding),
         grid,
         THREADS,
-        a,
-        b,
-        b if bias is None else bias,
-        b if where is None else where.reshape(where.size),
-        c,
-        a_sums if summed else c,
-        row_indices,
-        col_indices,
+        *operands,
+        tuple(lists),
         tickets,
         parked,
         span,
-        *shape,
-        *a_at,
-        *b_at,
+        (rows, cols, depth),
+        (am, ak),
+        (bk, bn),
         along,
         bias_step,
-        cols % together == 0,
-        bias is not None,
-        where is not None,
-        relu,
-        alpha,
-        scale,
-        sums_scale,
+        flags,
+        (alpha, scale, sums_scale),
     )
     return out

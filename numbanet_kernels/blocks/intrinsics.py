@@ -2,7 +2,7 @@
 
 commit, wait_for_all_but_one    cp.async: groups of copies that overlap with computation
 parking, fence                  sums that other blocks add up: strong stores and loads
-chosen, owner                   select one of several arrays or numbers passed as a tuple, and its index
+chosen, owner                   select from groups of arrays or numbers passed as tuples, and the index of a range
 sigmoids                        the logistic function, inlined into kernels
 """
 
@@ -58,19 +58,27 @@ def loaded(builder, data, indices, wanted, some):
     return results
 
 
+def gates_of(builder, data, masked, indices, wanted):
+    """Flags: the wanted elements of `where` at these indices are above 0; if not masked, all are True and none is read."""
+    values = loaded(builder, data, indices, wanted, masked)
+    return [builder.or_(builder.not_(masked), builder.fcmp_ordered(">", value, ir.Constant(F32, 0.0))) for value in values]
+
+
 @intrinsic()
-def chosen(typing_context, several, number):
-    """several[number], both known at run time: selp instead of a branch."""
+def chosen(typing_context, groups, number):
+    """group[number] of each group, all known at run time: selp instead of a branch."""
 
     def generate(context, builder, signature, arguments):
-        several, number = arguments
-        value = builder.extract_value(several, 0)
-        for i in range(1, signature.args[0].count):
-            is_it = builder.icmp_signed("==", number, constant(i))
-            value = builder.select(is_it, builder.extract_value(several, i), value)
-        return value
+        values = []
+        for place, kind in enumerate(signature.args[0]):
+            several = builder.extract_value(arguments[0], place)
+            values.append(builder.extract_value(several, 0))
+            for i in range(1, kind.count):
+                is_it = builder.icmp_signed("==", arguments[1], constant(i))
+                values[-1] = builder.select(is_it, builder.extract_value(several, i), values[-1])
+        return context.make_tuple(builder, signature.return_type, values)
 
-    return several.dtype(several, types.int32), generate
+    return types.UniTuple(groups[0].dtype, len(groups))(groups, types.int32), generate
 
 
 @intrinsic()

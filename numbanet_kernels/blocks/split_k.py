@@ -41,4 +41,15 @@ def split_products(zeros, each, summed):
             at += further
         return sums, a_sum
 
-    return last_to_park, all_parked
+    @inlined
+    def add_parts(sums, a_sum, parked, tickets, ticket, t):
+        """(True if this block is the last one of its product, the sums of all parts)"""
+        part, parts = int32(cuda.blockIdx.z), int32(cuda.gridDim.z)
+        number, blocks = int32(cuda.blockIdx.y * cuda.gridDim.x + cuda.blockIdx.x), int32(cuda.gridDim.x * cuda.gridDim.y)
+        at, further = (part * blocks + number) * int32(each * THREADS) + t, blocks * int32(each * THREADS)
+        last = last_to_park(sums, a_sum, parked, at, tickets, ticket, number, parts, t)
+        if last:
+            sums, a_sum = all_parked(parked, at - part * further, further, parts)
+        return last, sums, a_sum
+
+    return add_parts

@@ -8,7 +8,7 @@ It is for testing and explaining kernels, not for training: a fused multiply-add
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .arguments import check
@@ -59,9 +59,15 @@ def run(
         that this machine does not support; with line, thread and block.
     """
     name = name or program.name
-    arguments = [part for given in arguments for part in (given if isinstance(given, tuple) else (given,))]
+    arguments = list(_parts(arguments))
     check(program, grid, block, arguments, dynamic, name)
     counters = Counters(program) if counters is None else counters
     counters.launches += 1
     Launch(program, grid, block, arguments, placed, dynamic, counters, name).run()
     return counters
+
+
+def _parts(given: Sequence[Any]) -> Iterator[Any]:
+    """The arguments without their tuples."""
+    for part in given:
+        yield from _parts(part) if isinstance(part, tuple) else (part,)

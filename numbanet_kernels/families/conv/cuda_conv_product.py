@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from numba import float32, int32, types
 
-from ...blocks.accumulate import stores_of, sums_of
+from ...blocks.accumulate import store_of, sums_of
 from ...blocks.copies import DEPTH, THREADS, layout
 from ...runtime.declare import cuda, inlined, kernel, kernels
 from .cuda_gather import CHUNK, NUMBERS, loads_of, number_of, position_of, split, tap_of
@@ -60,111 +60,45 @@ def _entries(product, listed):
 def _writing(product, listed, store):
     """Writes a thread's sums, also to listed rows of the result; each factory makes its own."""
     side_of, scattered = number_of(listed == SIDE), listed == SIDE and product != PATCHES
-    store_row, _ = stores_of(types.UniTuple(types.float32, 4), [0], [0, 1, 2, 3], lambda i, j: j, 4)
+    store_row = store_of(types.UniTuple(types.float32, 4), [0], [0, 1, 2, 3], lambda i, j: j, 4)
 
     @inlined
     def write(sums, out, at, row, width, cols, aligned, bias, bias_at, biased, where, relu, scale, kept, end, stretch, limit):
+        scales, bias_place = (scale, float32(1)), (bias_at, int32(1))
         if scattered:
             for i, values in ((0, sums[0:4]), (1, sums[4:8]), (2, sums[8:12]), (3, sums[12:16])):
                 r = side_of(kept, int32(0), int32(row + i), end, stretch, limit)
-                store_row(
-                    values,
-                    out,
-                    int32(at + r * width),
-                    width,
-                    int32(r >= 0),
-                    cols,
-                    aligned,
-                    bias,
-                    bias_at,
-                    int32(1),
-                    biased,
-                    where,
-                    False,
-                    relu,
-                    scale,
-                    float32(1),
-                )
+                place = int32(at + r * width), width, int32(r >= 0), cols
+                store_row(values, out, place, bias, where, biased, False, relu, scales, bias_place, aligned)
         else:
-            store(
-                sums,
-                out,
-                int32(at + row * width),
-                width,
-                int32(end - row),
-                cols,
-                aligned,
-                bias,
-                bias_at,
-                int32(1),
-                biased,
-                where,
-                False,
-                relu,
-                scale,
-                float32(1),
-            )
+            place = int32(at + row * width), width, int32(end - row), cols
+            store(sums, out, place, bias, where, biased, False, relu, scales, bias_place, aligned)
 
     return write
 
 
-@kernels("conv")
-def conv_product_kernel(product=FORWARD, listed=NOTHING):
-    """One of the four products; `listed` is the axis that a plan lists."""
+def _products_of(product, listed, of_a, of_b):
+    """A device function that multiplies a block's tiles; each factory makes its own (`inlined`)."""
     gates_source, gates_other = product in (DX, PATCHES), product == DW  # `where` goes with dy
-    of_a, of_b = layout(TILE, product != DW), layout(TILE, product in (DX, PATCHES))
     (place_a, gather, _, leave_a), (place_b, _, fetch, leave_b) = loads_of(of_a), loads_of(of_b)
     (side_entry, inner_entry), col_of = _entries(product, listed), number_of(listed == COLS)
-    corner, zeros, multiply, store, _ = sums_of(4, of_a)
-    write = _writing(product, listed, store)
+    corner, zeros, multiply, _, _ = sums_of(4, of_a)
     a_room, b_room, table_room, last = 2 * of_a.stage, 2 * of_b.stage, 4 * CHUNK, CHUNK // DEPTH - 1
 
-    @kernel(
-        f"void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], i4[::1], UniTuple(i4, {NUMBERS}),"
-        f" UniTuple(i4, {len(Sizes._fields)}), b1, b1, b1, b1, b1, f4)",
-        bounds=(THREADS, 2),
-    )
-    def conv_product(
-        source, other, where, bias, out, kept, counts, geometry, sizes, counted, masked, aligned, biased, relu, scale
-    ):
-        """One block per 64 of the side axis, 64 columns of one group and one part of the inner axis."""
-        (
-            sides,
-            length,
-            tiles,
-            depth,
-            cols,
-            col_tiles,
-            stretch,
-            room,
-            limit,
-            col_step,
-            source_group,
-            other_group,
-            out_group,
-            out_part,
-            out_width,
-            parts,
-        ) = sizes
+    @inlined
+    def products(source, other, where, masked, kept, geometry, begin, sides, inner, columns, listing):
+        """The sums of a block: the side axis from `sides` on, columns from `columns` on, and a part of the inner axis."""
+        (source_at, other_at, listed_at), (stretch, limit) = begin, listing
+        (side0, side_end), (first, end), (col0, cols, col_step) = sides, inner, columns
         a_tile, b_tile = cuda.shared.array(a_room, float32, 16), cuda.shared.array(b_room, float32, 16)
         table, t = cuda.shared.array(table_room, int32, 16), int32(cuda.threadIdx.x)
-        group, part = split(int32(cuda.blockIdx.z), parts)
-        tile, col_tile = split(int32(cuda.blockIdx.x), col_tiles)
-        band, tile = split(tile, tiles)  # a band is a block row, in DW a block column, without blocks the whole axis
-        side0, side_end = int32(band * length + tile * TILE), min(int32((band + 1) * length), sides)
-        col0, listed_at = int32(col_tile * TILE), int32(band * room)
-        if counted:
-            depth = int32(counts[band] * stretch)
-        span = int32(split(int32(depth + parts * DEPTH - 1), int32(parts * DEPTH))[0] * DEPTH)
-        first, end = int32(part * span), min(int32(part * span + span), depth)
         # this thread's elements
         (a_k, a_m), (b_k, b_n) = place_a(t), place_b(t)
         one = side_entry(kept, int32(side0 + a_m), side_end, stretch, limit, geometry)
         two = side_entry(kept, int32(side0 + a_m + 32), side_end, stretch, limit, geometry)
         b_one = int32(col_of(kept, listed_at, int32(col0 + b_n), cols, stretch, limit) * col_step)
         b_two = int32(col_of(kept, listed_at, int32(col0 + b_n + 32), cols, stretch, limit) * col_step)
-        source_at, other_at = int32(group * source_group), int32(group * other_group)
-        _, row, col, a_at, b_at = corner(t)
+        _, _, _, a_at, b_at = corner(t)
         sums, zero = zeros(), float32(0)
         a_values = b_values = (zero, zero, zero, zero)
         steps = int32((end - first + DEPTH - 1) // DEPTH) if end > first else int32(0)
@@ -185,26 +119,46 @@ def conv_product_kernel(product=FORWARD, listed=NOTHING):
                 leave_a(a_tile, step, a_k, a_m, a_values)
                 leave_b(b_tile, step, b_k, b_n, b_values)
             cuda.syncthreads()
+        return sums
+
+    return products
+
+
+@kernels("conv")
+def conv_product_kernel(product=FORWARD, listed=NOTHING):
+    """One of the four products; `listed` is the axis that a plan lists."""
+    of_a, of_b = layout(TILE, product != DW), layout(TILE, product in (DX, PATCHES))
+    corner, _, _, store, _ = sums_of(4, of_a)
+    write, products = _writing(product, listed, store), _products_of(product, listed, of_a, of_b)
+
+    @kernel(
+        f"void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], i4[::1], UniTuple(i4, {NUMBERS}),"
+        f" UniTuple(i4, {len(Sizes._fields)}), b1, b1, b1, b1, b1, f4)",
+        bounds=(THREADS, 2),
+    )
+    def conv_product(
+        source, other, where, bias, out, kept, counts, geometry, sizes, counted, masked, aligned, biased, relu, scale
+    ):
+        """One block per 64 of the side axis, 64 columns of one group and one part of the inner axis."""
+        sides, length, tiles, depth, cols, col_tiles, stretch, room, limit = sizes[:9]
+        col_step, source_group, other_group, out_group, out_part, width, parts = sizes[9:]
+        group, part = split(int32(cuda.blockIdx.z), parts)
+        tile, col_tile = split(int32(cuda.blockIdx.x), col_tiles)
+        band, tile = split(tile, tiles)  # a band is a block row, in DW a block column, without blocks the whole axis
+        side0, side_end = int32(band * length + tile * TILE), min(int32((band + 1) * length), sides)
+        col0 = int32(col_tile * TILE)
+        if counted:
+            depth = int32(counts[band] * stretch)
+        span = int32(split(int32(depth + parts * DEPTH - 1), int32(parts * DEPTH))[0] * DEPTH)
+        inner = int32(part * span), min(int32(part * span + span), depth)
+        begin = int32(group * source_group), int32(group * other_group), int32(band * room)
+        of_sides, columns, listing = (side0, side_end), (col0, cols, col_step), (stretch, limit)
+        sums = products(source, other, where, masked, kept, geometry, begin, of_sides, inner, columns, listing)
+        _, row, col, _, _ = corner(int32(cuda.threadIdx.x))
         row, col = int32(side0 + row), int32(col0 + col)
-        at, bias_at = int32(group * out_group + part * out_part + col), int32(group * cols + col)
+        at, bias_at, cols = int32(group * out_group + part * out_part + col), int32(group * cols + col), int32(cols - col)
         write(
-            sums,
-            out,
-            at,
-            row,
-            out_width,
-            int32(cols - col),
-            aligned,
-            bias,
-            bias_at,
-            biased,
-            source,
-            relu,
-            scale,
-            kept,
-            side_end,
-            stretch,
-            limit,
+            sums, out, at, row, width, cols, aligned, bias, bias_at, biased, source, relu, scale, kept, side_end, stretch, limit
         )
 
     return conv_product

@@ -22,7 +22,7 @@ from llvmlite import ir
 from numba import types
 
 from ...blocks.copies import DEPTH
-from ...blocks.intrinsics import F32, constant, data_of, element, loaded
+from ...blocks.intrinsics import F32, constant, data_of, element, gates_of, loaded
 from ...runtime.declare import intrinsic
 
 CHUNK = 256  # entries of a table, for CHUNK / DEPTH steps along the inner axis
@@ -241,10 +241,7 @@ def loads_of(layout):
         data = element(builder, data_of(context, builder, signature.args[0], source), first)
         gate = element(builder, data_of(context, builder, signature.args[1], where), first)
         zero, values = ir.Constant(F32, 0.0), loaded(builder, data, places, inside, always)
-        gates = [
-            builder.or_(builder.not_(masked), builder.fcmp_ordered(">", value, zero))
-            for value in loaded(builder, gate, places, inside, masked)
-        ]
+        gates = gates_of(builder, gate, masked, places, inside)
         return context.make_tuple(builder, FOUR, [builder.select(*both, zero) for both in zip(gates, values, strict=True)])
 
     @intrinsic(layout)

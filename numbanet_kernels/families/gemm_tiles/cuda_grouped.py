@@ -18,70 +18,29 @@ from ...blocks.gemm_block import TILES, exact_enough, sums_for, tile_for, way_fo
 from ...blocks.intrinsics import commit, wait_for_all_but_one
 from ...layouts.tiles import Pattern, TileLists, kept_tiles, row_positions, tile_lists
 from ...runtime.arrays import device_array, to_device
-from ...runtime.declare import cuda, kernel, kernels
+from ...runtime.declare import cuda, inlined, kernel, kernels
 from ...runtime.launch import ceil_div, launch
 from ...runtime.memory import flat
 from ...runtime.trust import trusted
 
 
-@kernels("gemm_tiles")
-def _grouped(inner=True, tile=128, a_along_k=True, b_along_k=True, passes=0):
-    of_a, of_b = (layout(tile, along_k, passes) for along_k in (a_along_k, b_along_k))
+def _products_of(of_a, of_b, inner, tile, passes):
+    """A device function that multiplies a block's tiles; each factory makes its own (`inlined`)."""
     (first_a, _, copy_a), (first_b, _, copy_b) = copies_of(of_a, inner, not inner), copies_of(of_b, inner, True)
-    corner, zeros, multiply, store, scatter = sums_for(tile, of_a, of_b, passes)
+    corner, zeros, multiply, _, _ = sums_for(tile, of_a, of_b, passes)
     first_sum, add_rows, total = rows_of(tile, of_a)
-    a_room, b_room, together = 2 * of_a.stage, 2 * of_b.stage, 2 if passes else 4
+    a_room, b_room = 2 * of_a.stage, 2 * of_b.stage
 
-    @kernel(
-        "void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4, i4,"
-        " i4, i4, i4, i4, i4, i4, b1, b1, b1, f4)",
-        least=(8, 0),
-        bounds=(THREADS, 2),
-    )
-    def gemm_tiles_grouped(
-        a,
-        b,
-        bias,
-        where,
-        c,
-        a_sums,
-        first,
-        second,
-        firsts,
-        seconds,
-        starts,
-        room_first,
-        room_second,
-        plain,
-        am,
-        ak,
-        bk,
-        bn,
-        width,
-        biased,
-        masked,
-        relu,
-        scale,
-    ):
-        """inner: c[m, N] = act(scale sum_K a[m am + K ak] b[K bk + N bn] + bias[N]), if masked 0 unless where[m, N] > 0; else:
-        c[start + m, n] = scale sum_k a[M am + k ak] b[k bk + N bn] and a_sums[M] = sum_k a[M am + k ak].
-        K or M comes from the class's part of `first`, N from its part of `second`: `firsts` and `seconds` give their lengths,
-        `room_first` and `room_second` their strides. The other axis has length `plain`.
-        """
-        a_tile = cuda.shared.array(a_room, float32, 16)
-        b_tile = cuda.shared.array(b_room, float32, 16)
-        t, z = int32(cuda.threadIdx.x), int32(cuda.blockIdx.z)
-        first_at, second_at = z * room_first, z * room_second
-        row0, col0 = int32(cuda.blockIdx.y * tile), int32(cuda.blockIdx.x * tile)
-        rows, depth, cols = (plain, firsts[z], seconds[z]) if inner else (firsts[z], plain, seconds[z])
-        if row0 >= rows or (col0 >= cols and (inner or col0 > 0)):  # a class without columns still sums its rows
-            return
-        position, row, col, a_at, b_at = corner(t)
+    @inlined
+    def products(a, b, t, row0, col0, shape, steps, first, first_at, second, second_at):
+        """(sums, sum of A's row, if not `inner`) of a block from row0 and col0 on."""
+        (rows, depth, cols), (am, ak, bk, bn) = shape, steps
+        a_tile, b_tile = cuda.shared.array(a_room, float32, 16), cuda.shared.array(b_room, float32, 16)
+        position, _, _, a_at, b_at = corner(t)
         a_k, a_m, a_to = first_a(t, position, a_tile)
         b_k, b_n, b_to = first_b(t, position, b_tile)
         a_m, b_n = row0 + a_m, col0 + b_n
-        sums, a_sum = zeros(), float32(0)
-        sum_at = first_sum(t)
+        sums, a_sum, sum_at = zeros(), float32(0), first_sum(t)
         tiles = int32((depth + DEPTH - 1) // DEPTH)
         for step in range(int32(tiles + 1)):
             if step < tiles:
@@ -97,47 +56,50 @@ def _grouped(inner=True, tile=128, a_along_k=True, b_along_k=True, passes=0):
                 cuda.syncthreads()
         if not inner:
             a_sum = total(a_tile, t, a_sum)
+        return sums, a_sum
+
+    return products
+
+
+@kernels("gemm_tiles")
+def _grouped(inner=True, tile=128, a_along_k=True, b_along_k=True, passes=0):
+    of_a, of_b = (layout(tile, along_k, passes) for along_k in (a_along_k, b_along_k))
+    corner, _, _, store, scatter = sums_for(tile, of_a, of_b, passes)
+    products, together = _products_of(of_a, of_b, inner, tile, passes), 2 if passes else 4
+
+    @kernel(
+        "void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], UniTuple(i4[::1], 2), UniTuple(i4[::1], 2), i4[::1],"
+        " UniTuple(i4, 2), i4, UniTuple(i4, 4), i4, b1, b1, b1, f4)",
+        least=(8, 0),
+        bounds=(THREADS, 2),
+    )
+    def gemm_tiles_grouped(
+        a, b, bias, where, c, a_sums, lists, counts, starts, rooms, plain, steps, width, biased, masked, relu, scale
+    ):
+        """inner: c[m, N] = act(scale sum_K a[m am + K ak] b[K bk + N bn] + bias[N]), if masked 0 unless where[m, N] > 0; else:
+        c[start + m, n] = scale sum_k a[M am + k ak] b[k bk + N bn] and a_sums[M] = sum_k a[M am + k ak]; `steps` is (am, ak,
+        bk, bn). K or M comes from the class's part of the first of the lists, N from its part of the second: `counts` gives
+        their lengths, `rooms` their strides. The other axis has length `plain`.
+        """
+        (first, second), (firsts, seconds), t, z = lists, counts, int32(cuda.threadIdx.x), int32(cuda.blockIdx.z)
+        first_at, second_at = z * rooms[0], z * rooms[1]
+        row0, col0 = int32(cuda.blockIdx.y * tile), int32(cuda.blockIdx.x * tile)
+        rows, depth, cols = (plain, firsts[z], seconds[z]) if inner else (firsts[z], plain, seconds[z])
+        if row0 >= rows or (col0 >= cols and (inner or col0 > 0)):  # a class without columns still sums its rows
+            return
+        shape = rows, depth, cols
+        sums, a_sum = products(a, b, t, row0, col0, shape, steps, first, first_at, second, second_at)
         if not inner and col0 == 0 and t < tile and row0 + t < rows:
             a_sums[first[first_at + row0 + t]] = a_sum
-        row, col = row0 + row, col0 + col
+        _, row, col, _, _ = corner(t)
+        row, col, scales = row0 + row, col0 + col, (scale, float32(1))
         if inner:
-            scatter(
-                sums,
-                c,
-                row * width,
-                width,
-                rows - row,
-                cols - col,
-                second,
-                second_at + col,
-                bias,
-                biased,
-                where,
-                masked,
-                relu,
-                scale,
-                float32(1),
-            )
+            place = row * width, width, rows - row, cols - col
+            scatter(sums, c, place, bias, where, biased, masked, relu, scales, second, second_at + col)
         else:
+            place, at_bias = ((starts[z] + row) * width + col, width, rows - row, cols - col), (int32(0), int32(0))
             aligned = width % int32(together) == int32(0)
-            store(
-                sums,
-                c,
-                (starts[z] + row) * width + col,
-                width,
-                rows - row,
-                cols - col,
-                aligned,
-                bias,
-                int32(0),
-                int32(0),
-                False,
-                where,
-                False,
-                False,
-                scale,
-                float32(1),
-            )
+            store(sums, c, place, bias, where, False, False, False, scales, at_bias, aligned)
 
     return gemm_tiles_grouped
 
@@ -215,26 +177,18 @@ def launch_grouped(
     tile = 128 if passes else tile or tile_for(rows, most_second, classes)
     (am, ak), (bk, bn) = a_at, b_at
     grid = ceil_div(most_second, tile), ceil_div(rows, tile), classes
+    operands = a, b, b if bias is None else bias, b if where is None else where, c, c if a_sums is None else a_sums
     launch(
         _grouped(inner, tile, ak <= am, bk <= bn, passes),
         grid,
         THREADS,
-        flat(a),
-        flat(b),
-        flat(b) if bias is None else bias,
-        flat(b) if where is None else flat(where),
-        flat(c),
-        flat(c) if a_sums is None else a_sums,
-        firsts,
-        seconds,
-        first_counts,
-        second_counts,
+        *map(flat, operands),
+        (firsts, seconds),
+        (first_counts, second_counts),
         starts,
-        firsts.size // classes,
-        seconds.size // classes,
+        (firsts.size // classes, seconds.size // classes),
         plain,
-        *a_at,
-        *b_at,
+        (*a_at, *b_at),
         c.shape[1],
         bias is not None,
         where is not None,

@@ -44,11 +44,11 @@ def _cells():
     sigmoid = sigmoids()
 
     @inlined
-    def cell(z, c, h, lengths, t, n, u, i, f, g, o):
-        """h[t + 1], given the part of the pre-activations that is not in z; writes z, c and h."""
+    def cell(z, c, h, lengths, scale, t, n, u, i, f, g, o):
+        """h[t + 1], given the products of h[t], which `scale` multiplies; writes z, c and h."""
         zero, hidden = float32(0), int32(c.shape[2])
-        i, f = sigmoid(z[t, n, u] + i), sigmoid(z[t, n, hidden + u] + f)
-        g, o = math.tanh(z[t, n, 2 * hidden + u] + g), sigmoid(z[t, n, 3 * hidden + u] + o)
+        i, f = sigmoid(z[t, n, u] + scale * i), sigmoid(z[t, n, hidden + u] + scale * f)
+        g, o = math.tanh(z[t, n, 2 * hidden + u] + scale * g), sigmoid(z[t, n, 3 * hidden + u] + scale * o)
         z[t, n, u], z[t, n, hidden + u], z[t, n, 2 * hidden + u], z[t, n, 3 * hidden + u] = i, f, g, o
         before, ended = c[t, n, u], lengths.size > 0 and t >= lengths[n]
         after = f * before + i * g
@@ -87,14 +87,42 @@ def _cells():
     return cell, cell_back, write
 
 
+def _squares():
+    """Device functions for the 4 x 4 sums a<row><column> of a thread; each factory makes its own (`inlined`)."""
+
+    @inlined
+    def add_products(sums, rows, cols, first, stop, r, c):
+        """sums + the products of rows[k, r:r + 4] and cols[k, c:c + 4] for first <= k < stop"""
+        ((a00, a01, a02, a03), (a10, a11, a12, a13), (a20, a21, a22, a23), (a30, a31, a32, a33)), k = sums, first
+        while k < stop:
+            b0, b1, b2, b3 = cols[k, c], cols[k, c + 1], cols[k, c + 2], cols[k, c + 3]
+            h0, h1, h2, h3 = rows[k, r], rows[k, r + 1], rows[k, r + 2], rows[k, r + 3]
+            a00, a01, a02, a03 = a00 + h0 * b0, a01 + h0 * b1, a02 + h0 * b2, a03 + h0 * b3
+            a10, a11, a12, a13 = a10 + h1 * b0, a11 + h1 * b1, a12 + h1 * b2, a13 + h1 * b3
+            a20, a21, a22, a23 = a20 + h2 * b0, a21 + h2 * b1, a22 + h2 * b2, a23 + h2 * b3
+            a30, a31, a32, a33 = a30 + h3 * b0, a31 + h3 * b1, a32 + h3 * b2, a33 + h3 * b3
+            k = uint32(k + 1)
+        return (a00, a01, a02, a03), (a10, a11, a12, a13), (a20, a21, a22, a23), (a30, a31, a32, a33)
+
+    @inlined
+    def leave(sums, shared, part, r, c):
+        """shared[part, r + i, c + j] = sums[i][j]; then the block waits."""
+        for i, row in ((0, sums[0]), (1, sums[1]), (2, sums[2]), (3, sums[3])):
+            for j in range(4):
+                shared[part, r + i, c + j] = row[j]
+        cuda.syncthreads()
+
+    return add_products, leave
+
+
 @kernels("lstm")
 def step():
-    cell, _, _ = _cells()
+    (cell, _, _), (add_products, leave) = _cells(), _squares()
     across, wide, down, half = 4 * UNITS, 4 * UNITS + 4, SAMPLES + 4, DEPTH // 2
 
     @kernel("void(f4[:, :, ::1], f4[:, ::1], i4[:, ::1], i4[::1], f4, i4, f4[:, :, ::1], f4[:, :, ::1])")
     def lstm_step(z, w, units, lengths, scale, t, h, c):
-        """Step t; sums a<sample><gate>."""
+        """Step t. Sums of 4 samples and gates."""
         w_tile = cuda.shared.array((DEPTH, wide), float32, 16)
         h_tile = cuda.shared.array((DEPTH, down), float32, 16)
         sums = cuda.shared.array((2, SAMPLES, across), float32, 16)
@@ -108,8 +136,8 @@ def step():
         line = uint32((side & 3) * hidden + u)
         part, n1, u1 = ty >> 3, uint32(4 * (ty & 7)), uint32(4 * tx)
         first, zero = uint32(part * half), float32(0)
-        a00 = a01 = a02 = a03 = a10 = a11 = a12 = a13 = zero
-        a20 = a21 = a22 = a23 = a30 = a31 = a32 = a33 = zero
+        zeros = (zero, zero, zero, zero)
+        squares = (zeros, zeros, zeros, zeros)
         for k0 in range(0, depth, DEPTH):
             # load: 8 threads along k, 32 across: samples, and twice 8 units x 4 gates
             for i in range(0, DEPTH, 8):
@@ -120,57 +148,30 @@ def step():
                 w_tile[k, side] = w[line, unit] if inside and u < hidden else zero
                 w_tile[k, side + 32] = w[line + 8, unit] if inside and u + 8 < hidden else zero
             cuda.syncthreads()
-            # multiply
-            k = first
-            while k < first + half:
-                b0, b1, b2, b3 = w_tile[k, u1], w_tile[k, u1 + 1], w_tile[k, u1 + 2], w_tile[k, u1 + 3]
-                h0, h1, h2, h3 = h_tile[k, n1], h_tile[k, n1 + 1], h_tile[k, n1 + 2], h_tile[k, n1 + 3]
-                a00, a01, a02, a03 = a00 + h0 * b0, a01 + h0 * b1, a02 + h0 * b2, a03 + h0 * b3
-                a10, a11, a12, a13 = a10 + h1 * b0, a11 + h1 * b1, a12 + h1 * b2, a13 + h1 * b3
-                a20, a21, a22, a23 = a20 + h2 * b0, a21 + h2 * b1, a22 + h2 * b2, a23 + h2 * b3
-                a30, a31, a32, a33 = a30 + h3 * b0, a31 + h3 * b1, a32 + h3 * b2, a33 + h3 * b3
-                k = uint32(k + 1)
+            squares = add_products(squares, h_tile, w_tile, first, first + half, n1, u1)
             cuda.syncthreads()
-        for j, a in (
-            (0, (a00, a01, a02, a03)),
-            (1, (a10, a11, a12, a13)),
-            (2, (a20, a21, a22, a23)),
-            (3, (a30, a31, a32, a33)),
-        ):
-            for gate in range(4):
-                sums[part, n1 + j, u1 + gate] = a[gate]
-        cuda.syncthreads()
+        leave(squares, sums, part, n1, u1)
         # the cell: every sixteenth sample of one unit
         for j in range(ty, SAMPLES, 16):
             n, u = n0 + j, u0 + tx
             if n < samples and u < hidden:
-                cell(
-                    z,
-                    c,
-                    h,
-                    lengths,
-                    t,
-                    n,
-                    u,
-                    scale * (sums[0, j, u1] + sums[1, j, u1]),
-                    scale * (sums[0, j, u1 + 1] + sums[1, j, u1 + 1]),
-                    scale * (sums[0, j, u1 + 2] + sums[1, j, u1 + 2]),
-                    scale * (sums[0, j, u1 + 3] + sums[1, j, u1 + 3]),
-                )
+                i, f = sums[0, j, u1] + sums[1, j, u1], sums[0, j, u1 + 1] + sums[1, j, u1 + 1]
+                g, o = sums[0, j, u1 + 2] + sums[1, j, u1 + 2], sums[0, j, u1 + 3] + sums[1, j, u1 + 3]
+                cell(z, c, h, lengths, scale, t, n, u, i, f, g, o)
 
     return lstm_step
 
 
 @kernels("lstm")
 def step_back():
-    (_, cell_back, write), down, share = _cells(), SAMPLES + 4, COLUMNS // WARPS
+    (_, cell_back, write), (add_products, leave), down, share = _cells(), _squares(), SAMPLES + 4, COLUMNS // WARPS
 
     @kernel(
         "void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, ::1], i4[:, ::1], i4, i4[::1], i4[::1], i4[::1], f4, f4, "
         "i4, f4[:, :, ::1], f4[:, ::1], f4[:, ::1])"
     )
     def lstm_step_back(dy, gates, c, w, order, seen, columns, places, lengths, scale, threshold, t, dz, dc, dh0):
-        """Step t, or h0 if t = -1, for the next units of `order`: step t + 1 reads the first `seen`. Sums a<sample><unit>."""
+        """Step t, or h0 if t = -1, for the next units of `order`: step t + 1 reads the first `seen`. Sums of 4 x 4."""
         w_tile, dz_tile = cuda.shared.array((COLUMNS, UNITS), float32, 16), cuda.shared.array((COLUMNS, down), float32, 16)
         sums = cuda.shared.array((WARPS, SAMPLES, UNITS), float32, 16)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
@@ -183,7 +184,8 @@ def step_back():
         own, side, n = thread & 7, uint32(thread >> 3), uint32(n0 + (thread >> 3))
         part, n1, u1 = thread >> 5, uint32(4 * ((thread & 31) >> 2)), uint32(4 * (thread & 3))
         first, zero = uint32(part * share), float32(0)
-        a00 = a01 = a02 = a03 = a10 = a11 = a12 = a13 = a20 = a21 = a22 = a23 = a30 = a31 = a32 = a33 = zero
+        zeros = (zero, zero, zero, zero)
+        squares = (zeros, zeros, zeros, zeros)
         for j0 in range(0, depth, COLUMNS):
             # load: 16 threads along a row of w; 8 along a row of dz, 32 across
             for i in range(0, COLUMNS, 16):
@@ -194,26 +196,9 @@ def step_back():
                 j = uint32(i + own)
                 dz_tile[j, side] = dz[t + 1, n, uint32(j0 + j)] if j0 + j < depth and n < samples else zero
             cuda.syncthreads()
-            # multiply
-            j = first
-            while j < first + share:
-                b0, b1, b2, b3 = w_tile[j, u1], w_tile[j, u1 + 1], w_tile[j, u1 + 2], w_tile[j, u1 + 3]
-                d0, d1, d2, d3 = dz_tile[j, n1], dz_tile[j, n1 + 1], dz_tile[j, n1 + 2], dz_tile[j, n1 + 3]
-                a00, a01, a02, a03 = a00 + d0 * b0, a01 + d0 * b1, a02 + d0 * b2, a03 + d0 * b3
-                a10, a11, a12, a13 = a10 + d1 * b0, a11 + d1 * b1, a12 + d1 * b2, a13 + d1 * b3
-                a20, a21, a22, a23 = a20 + d2 * b0, a21 + d2 * b1, a22 + d2 * b2, a23 + d2 * b3
-                a30, a31, a32, a33 = a30 + d3 * b0, a31 + d3 * b1, a32 + d3 * b2, a33 + d3 * b3
-                j = uint32(j + 1)
+            squares = add_products(squares, dz_tile, w_tile, first, first + share, n1, u1)
             cuda.syncthreads()
-        for j, a in (
-            (0, (a00, a01, a02, a03)),
-            (1, (a10, a11, a12, a13)),
-            (2, (a20, a21, a22, a23)),
-            (3, (a30, a31, a32, a33)),
-        ):
-            for u in range(4):
-                sums[part, n1 + j, u1 + u] = a[u]
-        cuda.syncthreads()
+        leave(squares, sums, part, n1, u1)
         # the cell: every sixteenth sample of one unit
         for j in range(ty, SAMPLES, 16):
             n, dh = n0 + j, zero
@@ -238,14 +223,14 @@ def sequence():
     @kernel("void(f4[:, :, ::1], f4[:, ::1], i4[:, ::1], i4[::1], f4, f4[:, :, ::1], f4[:, :, ::1])")
     def lstm_sequence(z, transposed, units, lengths, scale, h, c):
         """All steps, `transposed` = w.T: thread (u, g) sums gate g of unit u, then computes the cell of sample g."""
-        states = cuda.shared.array((SMALL, FEW), float32, 16)
+        last = cuda.shared.array((SMALL, FEW), float32, 16)
         sums = cuda.shared.array((4, SMALL, FEW), float32, 16)
         u, g = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         n, hidden = int32(cuda.blockIdx.x) * FEW + g, int32(c.shape[2])
         listed = units.shape[0] > 0
         depth = int32(units.shape[1]) if listed else hidden
         zero, inside, column = float32(0), n < z.shape[1], uint32(g * hidden + u)
-        states[u, g] = h[0, n, u] if inside else zero
+        last[u, g] = h[0, n, u] if inside else zero
         cuda.syncthreads()
         for t in range(int32(z.shape[0])):
             row = t if units.shape[0] > 1 else int32(0)
@@ -253,28 +238,12 @@ def sequence():
             for k in range(depth):
                 unit = uint32(units[row, k]) if listed else uint32(k)
                 b = transposed[unit, column]
-                a0, a1, a2, a3 = (
-                    a0 + states[unit, 0] * b,
-                    a1 + states[unit, 1] * b,
-                    a2 + states[unit, 2] * b,
-                    a3 + states[unit, 3] * b,
-                )
+                a0, a1, a2, a3 = a0 + last[unit, 0] * b, a1 + last[unit, 1] * b, a2 + last[unit, 2] * b, a3 + last[unit, 3] * b
             sums[g, u, 0], sums[g, u, 1], sums[g, u, 2], sums[g, u, 3] = a0, a1, a2, a3
             cuda.syncthreads()
             if inside:
-                states[u, g] = cell(
-                    z,
-                    c,
-                    h,
-                    lengths,
-                    t,
-                    n,
-                    u,
-                    scale * sums[0, u, g],
-                    scale * sums[1, u, g],
-                    scale * sums[2, u, g],
-                    scale * sums[3, u, g],
-                )
+                i, f, o = sums[0, u, g], sums[1, u, g], sums[3, u, g]
+                last[u, g] = cell(z, c, h, lengths, scale, t, n, u, i, f, sums[2, u, g], o)
             cuda.syncthreads()
 
     return lstm_sequence

@@ -9,7 +9,7 @@ from numba import float32, int32
 
 from ...blocks.intrinsics import chosen, owner
 from ...runtime.arrays import device_cache, to_device
-from ...runtime.declare import cuda, kernel, kernels
+from ...runtime.declare import cuda, inlined, kernel, kernels
 from ...runtime.expect import expect
 from ...runtime.launch import ceil_div, launch
 from ...runtime.memory import THREADS, flat
@@ -20,69 +20,65 @@ from .packed import check_update, packing, unread
 # arguments must fit into 4 KiB and a second axis takes 16 bytes more.
 TOGETHER = 6
 EACH = 4  # weights a thread; a guess, not tuned on a device
-WEIGHTS, LISTS, FLAGS, COUNTS = (f"UniTuple({kind}, {TOGETHER})" for kind in ("f4[::1]", "i4[::1]", "b1[::1]", "i4"))
+
+
+def _groups(kind, count):
+    """The type of several groups of arguments, each with one for every weight."""
+    return f"UniTuple(UniTuple({kind}, {TOGETHER}), {count})"
+
+
+FIRSTS = f"UniTuple(i4, {TOGETHER})"
+
+
+def _gradient():
+    """A device function; each factory makes its own (`inlined`)."""
+
+    @inlined
+    def gradient(w, g, lists, width, g_width, i, r, c, decay):
+        """decay w[i] and the gradient of w[i], which is packed unless g_width is -1: only then row r and column c are read."""
+        index = i
+        if g_width >= 0:
+            row_pos, row_class, col_pos = lists
+            row, at = row_pos[r], row_class[r] * width + c
+            col = col_pos[at] if 0 <= at < col_pos.size else int32(-1)
+            index = row * g_width + col if row >= 0 and 0 <= col < g_width else int32(-1)
+        d = decay * w[i]
+        if 0 <= index < g.size:
+            d += g[index]
+        return d
+
+    return gradient
 
 
 @kernels("update")
 def _sgd_kernel():
+    gradient = _gradient()
+
     @kernel(
-        f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, {LISTS}, {LISTS}, {FLAGS}, {FLAGS}, f4[:, ::1],"
-        f" f4[::1], {COUNTS}, {COUNTS}, {COUNTS}, {COUNTS}, {COUNTS}, {COUNTS}, f4, b1, f4)"
+        f"void({_groups('f4[::1]', 3)}, {_groups('i4[::1]', 5)}, {_groups('b1[::1]', 2)}, f4[:, ::1], f4[::1], {FIRSTS},"
+        f" {_groups('i4', 5)}, f4, b1, f4)"
     )
-    def sgd_step(
-        ws,
-        vs,
-        gs,
-        row_positions,
-        row_classes,
-        col_positions,
-        lags,
-        afters,
-        currents,
-        wanteds,
-        powers,
-        rates,
-        firsts,
-        widths,
-        g_widths,
-        heights,
-        block_widths,
-        blocks_across,
-        momentum,
-        nesterov,
-        decay,
-    ):
+    def sgd_step(weights, lists, flags, powers, rates, firsts, sizes, momentum, nesterov, decay):
         """SGD on up to TOGETHER weights; without a packed gradient g_width is -1, without lazy blocks the block height is 0.
 
         A thread whose block is neither current nor wanted leaves its weights unchanged.
         """
-        block = int32(cuda.blockIdx.x)
+        block, lr = int32(cuda.blockIdx.x), rates[0]
         k = owner(firsts, block)
-        w, v, g, lag, after = chosen(ws, k), chosen(vs, k), chosen(gs, k), chosen(lags, k), chosen(afters, k)
-        row_pos, row_class, col_pos = chosen(row_positions, k), chosen(row_classes, k), chosen(col_positions, k)
-        current, wanted, width, g_width = chosen(currents, k), chosen(wanteds, k), chosen(widths, k), chosen(g_widths, k)
-        height, block_width, across = chosen(heights, k), chosen(block_widths, k), chosen(blocks_across, k)
-        lr = rates[0]
-        first = (block - chosen(firsts, k)) * int32(THREADS * EACH) + int32(cuda.threadIdx.x)
+        (w, v, g), (row_pos, row_class, col_pos, lag, after) = chosen(weights, k), chosen(lists, k)
+        (current, wanted), (width, g_width, height, block_width, across) = chosen(flags, k), chosen(sizes, k)
+        first = (block - chosen((firsts,), k)[0]) * int32(THREADS * EACH) + int32(cuda.threadIdx.x)
         for j in range(EACH):
             i = int32(first + j * THREADS)
             if i < w.size:
-                r, c = i // width, i % width
-                missed, due = int32(1), True
+                r, c, missed, due = i // width, i % width, int32(1), True
                 if height > 0:
                     at = (r // height) * across + c // block_width
                     missed, due = lag[at] + int32(1), current[at] or wanted[at]
                     if r % height == 0 and c % block_width == 0:
                         after[at] = int32(0) if due else missed
                 if due and missed == 1:
-                    index = i
-                    if g_width >= 0:
-                        row, at = row_pos[r], row_class[r] * width + c
-                        col = col_pos[at] if 0 <= at < col_pos.size else int32(-1)
-                        index = row * g_width + col if row >= 0 and 0 <= col < g_width else int32(-1)
-                    d = decay * w[i]
-                    if 0 <= index < g.size:
-                        d += g[index]
+                    d = gradient(w, g, (row_pos, row_class, col_pos), width, g_width, i, r, c, decay)
                     new = momentum * v[i] + d
                     v[i] = new
                     w[i] -= lr * (d + momentum * new if nesterov else new)
@@ -97,37 +93,22 @@ def _sgd_kernel():
 
 @kernels("update")
 def _adam_kernel():
-    @kernel(
-        f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, f4[::1], {COUNTS}, {COUNTS}, {COUNTS})"
-    )
-    def adam_step(ws, ms, ss, gs, row_positions, row_classes, col_positions, numbers, firsts, widths, g_widths):
+    gradient = _gradient()
+
+    @kernel(f"void({_groups('f4[::1]', 4)}, {_groups('i4[::1]', 3)}, f4[::1], {FIRSTS}, {_groups('i4', 2)})")
+    def adam_step(weights, lists, numbers, firsts, sizes):
         """Adam on up to TOGETHER weights; without a packed gradient g_width is -1."""
         lr, beta1, beta2, eps = numbers[0], numbers[1], numbers[2], numbers[3]
         correct1, correct2, decay, left = numbers[4], numbers[5], numbers[6], numbers[7]
         block = int32(cuda.blockIdx.x)
         k = owner(firsts, block)
-        w, m, s, g, width, g_width = (
-            chosen(ws, k),
-            chosen(ms, k),
-            chosen(ss, k),
-            chosen(gs, k),
-            chosen(widths, k),
-            chosen(g_widths, k),
-        )
-        row_pos, row_class, col_pos = chosen(row_positions, k), chosen(row_classes, k), chosen(col_positions, k)
-        first = (block - chosen(firsts, k)) * int32(THREADS * EACH) + int32(cuda.threadIdx.x)
+        (w, m, s, g), of_g, (width, g_width) = chosen(weights, k), chosen(lists, k), chosen(sizes, k)
+        first = (block - chosen((firsts,), k)[0]) * int32(THREADS * EACH) + int32(cuda.threadIdx.x)
         for j in range(EACH):
             i = int32(first + j * THREADS)
             if i < w.size:
-                index = i
-                if g_width >= 0:
-                    r, c = i // width, i % width
-                    row, at = row_pos[r], row_class[r] * width + c
-                    col = col_pos[at] if 0 <= at < col_pos.size else int32(-1)
-                    index = row * g_width + col if row >= 0 and 0 <= col < g_width else int32(-1)
-                d = decay * w[i]
-                if 0 <= index < g.size:
-                    d += g[index]
+                r, c = (i // width, i % width) if g_width >= 0 else (i, i)
+                d = gradient(w, g, of_g, width, g_width, i, r, c, decay)
                 m_new = beta1 * m[i] + (float32(1) - beta1) * d
                 s_new = beta2 * s[i] + (float32(1) - beta2) * d * d
                 m[i] = m_new
@@ -138,10 +119,11 @@ def _adam_kernel():
 
 
 def _lazy_lists(lazy):
-    """(lag, after, current, wanted), flat, and (rows of a block or 0, columns of a block, blocks across)"""
+    """(lag, after) and (current, wanted), flat, and (rows of a block or 0, columns of a block, blocks across)"""
     if lazy is None:
-        return (unread(np.int32),) * 2 + (unread(np.bool_),) * 2, (0, 1, 1)
-    return tuple(map(flat, lazy[:4])), (*lazy.block, lazy.lag.shape[1])
+        return (unread(np.int32),) * 2, (unread(np.bool_),) * 2, (0, 1, 1)
+    lag, after, current, wanted = map(flat, lazy[:4])
+    return (lag, after), (current, wanted), (*lazy.block, lazy.lag.shape[1])
 
 
 @device_cache(maxsize=256)
@@ -150,14 +132,14 @@ def _rate(lr):
 
 
 def _together(kernel, weights, shared, numbers):
-    """Launch a kernel on weights, each given as (arrays, numbers), up to TOGETHER in a launch."""
+    """Launch a kernel on weights, each given as (groups of arrays, sizes), up to TOGETHER in a launch."""
     for start in range(0, len(weights), TOGETHER):
         some = weights[start : start + TOGETHER]
-        blocks = [ceil_div(arrays[0].size, THREADS * EACH) for arrays, _ in some]
+        blocks = [ceil_div(arrays[0].size, THREADS * EACH) for arrays, *_ in some]
         some = some + some[-1:] * (TOGETHER - len(some))  # padding; these weights get no blocks
         firsts = [sum(blocks[:i]) if i < len(blocks) else sum(blocks) for i in range(TOGETHER)]
-        arrays, facts = (tuple(zip(*parts, strict=True)) for parts in zip(*some, strict=True))
-        launch(kernel, sum(blocks), THREADS, *arrays, *shared, tuple(firsts), *facts, *numbers)
+        *groups, sizes = (tuple(zip(*parts, strict=True)) for parts in zip(*some, strict=True))
+        launch(kernel, sum(blocks), THREADS, *groups, *shared, tuple(firsts), sizes, *numbers)
 
 
 def sgd_cuda(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
@@ -165,10 +147,10 @@ def sgd_cuda(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
     for update in updates:
         check_update("sgd (cuda)", update)
     for w, v, g, packed_as, lazy, _ in updates:
-        (lists, widths), (states, facts) = packing(w, g, packed_as), _lazy_lists(lazy)
+        (lists, widths), (lags, flags, sizes) = packing(w, g, packed_as), _lazy_lists(lazy)
         powers = powers if lazy is None else lazy.powers
         if w.size:
-            weights.append(((flat(w), flat(v), flat(g), *lists, *states), (*widths, *facts)))
+            weights.append(((flat(w), flat(v), flat(g)), (*lists, *lags), flags, (*widths, *sizes)))
     shared = unread(np.float32, 2) if powers is None else powers, _rate(float(lr)) if np.isscalar(lr) else lr
     _together(_sgd_kernel(), weights, shared, (momentum, nesterov, decay))
 
@@ -181,5 +163,5 @@ def adam_cuda(updates, numbers):
     for w, m, s, g, packed_as in updates:
         lists, widths = packing(w, g, packed_as)
         if w.size:
-            weights.append(((flat(w), flat(m), flat(s), flat(g), *lists), widths))
+            weights.append(((flat(w), flat(m), flat(s), flat(g)), lists, widths))
     _together(_adam_kernel(), weights, (numbers,), ())
