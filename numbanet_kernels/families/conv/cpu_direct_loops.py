@@ -208,19 +208,19 @@ def _chunk(left, most):
 
 
 @host_function
-def _read(x, where, gated, n0, n1, geometry, line, transposed):
+def _read(x, where, gated, n0, n1, geometry, line, turned):
     """Images n0 … n1 - 1 into the lanes of the transposed pixels, inside their padding; with `where`, 0 unless where > 0."""
     height, width, padded, above, left = geometry[0], geometry[1], geometry[2], geometry[3], geometry[4]
     for h in range(height):
         c0, row = h * width, (h + above) * padded + left
         if not gated:
-            transpose_block(x, n0, n1, c0, c0 + width, transposed, row, 0, True)
+            transpose_block(x, n0, n1, c0, c0 + width, turned, row, 0, True)
             continue
         for n in range(n0, n1):
             values, gate, out = x[n, c0 : c0 + width], where[n, c0 : c0 + width], line[n - n0, :width]
             for c in range(out.size):
                 out[c] = values[c] if gate[c] > 0 else float32(0)
-        transpose_block(line, 0, n1 - n0, 0, width, transposed, row, 0, True)
+        transpose_block(line, 0, n1 - n0, 0, width, turned, row, 0, True)
 
 
 @host_function
@@ -244,58 +244,27 @@ ROOMS = "f4[:, ::1], f4[:, ::1], f4[:, ::1]"
 
 @host_kernel(f"void({IMAGES}, f4[:, ::1], f4[::1], f4, {ROOMS}, f4[:, ::1], i8, i8, i8)")
 def forward(
-    x,
-    where,
-    gated,
-    geometry,
-    bases,
-    targets,
-    starts,
-    listed,
-    offsets,
-    w,
-    bias,
-    low,
-    line,
-    transposed,
-    out,
-    y,
-    bands,
-    first,
-    stop,
+    x, where, gated, geometry, bases, targets, starts, listed, offsets, w, bias, low, line, turned, out, y, bands, first, stop
 ):
     """y (N, P O) = max(A w + bias, low) for images x (N, H W C), 0 at dropped positions, of the tiles first … stop - 1; if
     tiles cannot be shared equally, each is cut into `bands` of positions, and first … stop - 1 are bands.
     """
     outs, last = w.shape[1], y.shape[1]
-    clear(transposed, 0, transposed.shape[0])  # padding stays 0
+    clear(turned, 0, turned.shape[0])  # padding stays 0
     for number in range(first, stop):
         tile, band = number // bands, number % bands
         n0, n1, (begin, end) = tile * WIDTH, min((tile + 1) * WIDTH, x.shape[0]), _list_of(starts, listed, tile)
         if band == 0 or number == first:
-            _read(x, where, gated, n0, n1, geometry, line, transposed)
+            _read(x, where, gated, n0, n1, geometry, line, turned)
         if listed:
             clear(out, 0, out.shape[0])
         own, count = begin, (end - begin) // POSITIONS
         begin, end = own + count * band // bands * POSITIONS, own + count * (band + 1) // bands * POSITIONS
+        begins, goals = bases[begin:end], targets[begin:end]
         o = int64(0)
         while o < outs:
             size = _chunk(outs - o, OUTPUTS)
-            _multiply(
-                transposed,
-                bases[begin:end],
-                targets[begin:end],
-                end - begin,
-                offsets,
-                w.shape[0],
-                w,
-                outs,
-                o,
-                size,
-                bias,
-                low,
-                out,
-            )
+            _multiply(turned, begins, goals, end - begin, offsets, w.shape[0], w, outs, o, size, bias, low, out)
             o += size
         c0, c1 = (0, last) if bands == 1 else ((begin - own) * outs, min((end - own) * outs, last))
         transpose_block(out, c0, c1, 0, n1 - n0, y, n0, c0, False)
@@ -328,44 +297,27 @@ def spread_back(
 
 @host_kernel(f"void({IMAGES}, i8[::1], f4[:, ::1], {ROOMS}, f4[:, :, ::1], f4[:, ::1], i8, i8)")
 def gradient(
-    dz,
-    where,
-    gated,
-    geometry,
-    bases,
-    targets,
-    starts,
-    listed,
-    offsets,
-    pixels,
-    x,
-    line,
-    transposed,
-    slopes,
-    dw,
-    db,
-    first,
-    stop,
+    dz, where, gated, geometry, bases, targets, starts, listed, offsets, pixels, x, line, turned, slopes, dw, db, first, stop
 ):
     """Sum the terms of the tiles first … stop - 1 in dw (K, O, WIDTH) and db (O, WIDTH); dz (N, P O), x (N, H W C)."""
     outs = db.shape[0]
     clear(db, 0, outs)
     clear(dw.reshape(dw.shape[0], outs * WIDTH), 0, dw.shape[0])
-    clear(transposed, 0, transposed.shape[0])  # padding stays 0
+    clear(turned, 0, turned.shape[0])  # padding stays 0
     for tile in range(first, stop):
         n0, n1, (begin, end) = tile * WIDTH, min((tile + 1) * WIDTH, dz.shape[0]), _list_of(starts, listed, tile)
         if n1 - n0 < WIDTH:  # lanes without an image
             clear(slopes, 0, slopes.shape[0])
-            clear(transposed, 0, transposed.shape[0])
+            clear(turned, 0, turned.shape[0])
         _read(dz, where, gated, n0, n1, geometry, line, slopes)
-        _read(x, x, False, n0, n1, pixels, line, transposed)
+        _read(x, x, False, n0, n1, pixels, line, turned)
         end = _without_padding(targets, begin, end, slopes.shape[0] // outs - 1)
         for i in range(begin, end, STRETCH):
             own, goals = bases[i : min(i + STRETCH, end)], targets[i : min(i + STRETCH, end)]
             o = int64(0)
             while o < outs:
                 size = _chunk(outs - o, ROWS)
-                _add_products(transposed, own, goals, own.size, offsets, offsets.size, slopes, outs, o, size, dw)
+                _add_products(turned, own, goals, own.size, offsets, offsets.size, slopes, outs, o, size, dw)
                 _add_slopes(goals, own.size, slopes, outs, o, size, db)
                 o += size
 

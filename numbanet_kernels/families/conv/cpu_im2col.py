@@ -14,7 +14,7 @@ from ...host.transpose import EMPTY, NO_INDICES
 from ...layouts.windows import Blocks
 from ...runtime.memory import assign, empty_cpu, full_cpu
 from . import cpu_im2col_loops as loops
-from .cpu_weight import transposed, transposed_back
+from .cpu_weight import add_joined, transposed, transposed_back
 
 TILE_FLOATS = 1 << 20  # of a thread's tile of A: with its part of y a little over 4 MB
 TILE_ROWS = 1024  # at most
@@ -102,7 +102,7 @@ class _Work:
         """The gradient of a weight of this shape: the sum of terms (T, groups K, O / groups)."""
         if self.joined > 1:
             dw = empty_cpu(shape)
-            loops.add_joined(terms.reshape(len(terms), *self._wide(shape)), self.step, dw)
+            add_joined(terms.reshape(len(terms), *self._wide(shape)), self.step, dw)
             return dw
         return transposed_back(terms, shape, self.groups)
 

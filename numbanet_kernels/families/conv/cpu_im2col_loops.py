@@ -158,6 +158,18 @@ def _weight(wt, kept, width, block_row, own):
 
 
 @host_function
+def _add_rows(own_dw, kept, width, block_row, dwt):
+    """Add the rows of the gradient for a block row to those of the weight's gradient."""
+    count = 0
+    for column in kept[block_row]:
+        for k in range(column * width, min((column + 1) * width, dwt.shape[0])):
+            source, target = own_dw[count], dwt[k]
+            for o in range(target.size):
+                target[o] += source[o]
+            count += 1
+
+
+@host_function
 def _fill(room, pixels, count, t0, geometry, channels, first, table, rows, listed):
     """room = `count` rows of A from t0 on, with the table's columns. Up to a vector beyond them is overwritten."""
     at, found = int64(0), (-geometry[7], int64(0), int64(0))  # a literal would make Numba compile a second version
@@ -367,14 +379,7 @@ def backward(
                 multiply(entry, cols, dz, dwt[g * depth : (g + 1) * depth], True, False, 1.0)
                 continue
             multiply(entry, cols, dz, own_dw[:inner], True)
-            at = 0
-            for column in kept[block_row]:
-                k0, k1 = column * width, min((column + 1) * width, depth)
-                for k in range(k0, k1):
-                    source, target = own_dw[at + k - k0], dwt[k]
-                    for o in range(target.size):
-                        target[o] += source[o]
-                at += k1 - k0
+            _add_rows(own_dw, kept, width, block_row, dwt)
 
 
 # --- what threads found, added up -------------------------------------------------------------------------------------
@@ -386,17 +391,3 @@ def add_up(sums, db):
         for t in range(sums.shape[0]):
             total += sums[t, o]
         db[o] = total
-
-
-@host_kernel("void(f4[:, :, :, :, :, ::1], i8, f4[:, :, :, ::1])")
-def add_joined(terms, step, dw):
-    """dw[o, c, kh, kw] = the sum of terms[t, kh, kw + i step, c, i, o] over threads t and joined positions i"""
-    for o in range(dw.shape[0]):
-        for c in range(dw.shape[1]):
-            for kh in range(dw.shape[2]):
-                for kw in range(dw.shape[3]):
-                    total = float32(0)
-                    for t in range(terms.shape[0]):
-                        for i in range(terms.shape[4]):
-                            total += terms[t, kh, kw + i * step, c, i, o]
-                    dw[o, c, kh, kw] = total

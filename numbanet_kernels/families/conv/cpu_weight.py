@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numba import float32
 
 from ...host import threads
 from ...host.transpose import transpose_block
@@ -75,3 +76,17 @@ def transposed_back(terms, shape, groups=1):
     flat, taps = dw.reshape(shape[0], math.prod(shape[1:])), math.prod(shape[2:])
     threads.share(lambda part: transpose_back(terms, taps, groups, flat, *_lines(part, shape[0], groups)), terms.size)
     return dw
+
+
+@host_kernel("void(f4[:, :, :, :, :, ::1], i8, f4[:, :, :, ::1])")
+def add_joined(terms, step, dw):
+    """dw[o, c, kh, kw] = the sum of terms[t, kh, kw + i step, c, i, o] over threads t and joined positions i"""
+    for o in range(dw.shape[0]):
+        for c in range(dw.shape[1]):
+            for kh in range(dw.shape[2]):
+                for kw in range(dw.shape[3]):
+                    total = float32(0)
+                    for t in range(terms.shape[0]):
+                        for i in range(terms.shape[4]):
+                            total += terms[t, kh, kw + i * step, c, i, o]
+                    dw[o, c, kh, kw] = total

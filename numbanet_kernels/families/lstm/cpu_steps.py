@@ -41,17 +41,22 @@ def _slopes(dy, dc, gates, before, after):
     return [dc * g * i * (1.0 - i), dc * before * f * (1.0 - f), dc * i * (1.0 - g * g), dy * q * o * (1.0 - o)], dc
 
 
-INTEGER = numba.int64
+INTEGER, REAL = numba.int64, numba.float32
+
+
+def _places(builder, places, count):
+    return [builder.extract_value(places, i) for i in range(count)]
 
 
 @intrinsic
-def _cell(typing_context, room, room_at, room_step, scale, z, z_at, z_step, c, before, after, h, h_at, width, alive):
-    """One sample's units, `width` of them: z += scale room becomes the gates, c[after] and h follow."""
+def _cell(typing_context, room, z, c, h, places, room_step, z_step, scale, width, alive):
+    """One sample's units, `width` of them: z += scale room becomes the gates, c[after] and h follow. `places` begin in room, z,
+    c, after and h.
+    """
 
     def generate(context, builder, signature, arguments):
-        room, room_at, room_step, scale, z, z_at, z_step, c, before, after, h, h_at, width, alive = data_of(
-            context, builder, signature, arguments
-        )
+        room, z, c, h, places, room_step, z_step, scale, width, alive = data_of(context, builder, signature, arguments)
+        room_at, z_at, before, after, h_at = _places(builder, places, 5)
 
         def units(some):
             products = _gates(builder, room, room_at, room_step, some)
@@ -68,69 +73,27 @@ def _cell(typing_context, room, room_at, room_step, scale, z, z_at, z_step, c, b
         for_lanes(builder, width, units)
         return context.get_dummy_value()
 
-    return numba.void(
-        room, INTEGER, INTEGER, numba.float32, z, INTEGER, INTEGER, c, INTEGER, INTEGER, h, INTEGER, INTEGER, numba.boolean
-    ), generate
+    numbers = numba.types.UniTuple(INTEGER, 5), INTEGER, INTEGER, REAL, INTEGER, numba.boolean
+    return numba.void(room, z, c, h, *numbers), generate
 
 
 @intrinsic
-def _cell_grad(
-    typing_context,
-    back,
-    back_at,
-    scale,
-    dy,
-    dy_at,
-    gates,
-    gates_at,
-    step,
-    c,
-    before,
-    after,
-    dc,
-    dc_at,
-    out,
-    out_at,
-    out_step,
-    threshold,
-    width,
-    alive,
-):
-    """One sample's units: dh = dy + scale back; out = dz of the gates, which may overwrite them; dc goes one step back."""
+def _cell_grad(typing_context, back, dy, gates, c, dc, out, places, step, out_step, scale, threshold, width, alive):
+    """One sample's units: dh = dy + scale back; out = dz of the gates, which may overwrite them; dc goes one step back.
+    `places` begin in back, dy and c, gates, c after the step, dc and out.
+    """
 
     def generate(context, builder, signature, arguments):
-        (
-            back,
-            back_at,
-            scale,
-            dy,
-            dy_at,
-            gates,
-            gates_at,
-            step,
-            c,
-            before,
-            after,
-            dc,
-            dc_at,
-            out,
-            out_at,
-            out_step,
-            threshold,
-            width,
-            alive,
-        ) = data_of(context, builder, signature, arguments)
+        back, dy, gates, c, dc, out, places, step, out_step, scale, threshold, width, alive = data_of(
+            context, builder, signature, arguments
+        )
+        back_at, at, gates_at, after, dc_at, out_at = _places(builder, places, 6)
 
         def units(some):
             held = _gates(builder, gates, gates_at, step, some)
             carried, dh = load(builder, dc, dc_at, some), load(builder, back, back_at, some) * scale
-            slopes, own = _slopes(
-                load(builder, dy, dy_at, some) + dh,
-                carried,
-                held,
-                load(builder, c, before, some),
-                load(builder, c, after, some),
-            )
+            before, behind = load(builder, c, at, some), load(builder, c, after, some)
+            slopes, own = _slopes(load(builder, dy, at, some) + dh, carried, held, before, behind)
             slopes = [_cut(slope, threshold).where_not(alive, 0.0) for slope in slopes]
             _store_gates(builder, slopes, out, out_at, out_step, some)
             store(builder, (own * held[1]).where_not(alive, carried), dc, dc_at, some)
@@ -138,27 +101,8 @@ def _cell_grad(
         for_lanes(builder, width, units)
         return context.get_dummy_value()
 
-    return numba.void(
-        back,
-        INTEGER,
-        numba.float32,
-        dy,
-        INTEGER,
-        gates,
-        INTEGER,
-        INTEGER,
-        c,
-        INTEGER,
-        INTEGER,
-        dc,
-        INTEGER,
-        out,
-        INTEGER,
-        INTEGER,
-        numba.float32,
-        INTEGER,
-        numba.boolean,
-    ), generate
+    numbers = numba.types.UniTuple(INTEGER, 6), INTEGER, INTEGER, REAL, REAL, INTEGER, numba.boolean
+    return numba.void(back, dy, gates, c, dc, out, *numbers), generate
 
 
 def _cut(slope, threshold):
@@ -226,23 +170,9 @@ def forward(z, h, c, panels, rows, place, lengths, scale, x, first, stop, block0
                     for g in range(4 if x.shape[2] else 0):
                         multiply_panel(x[t % 2, tile], panels[g, b], listed, room[g])
                     for s in range(n0, n1):
-                        at = (t * n + s) * hidden + j
-                        _cell(
-                            room,
-                            (s - n0) * WIDTH,
-                            size * WIDTH,
-                            scale,
-                            z,
-                            (t * n + s) * four + j,
-                            hidden,
-                            c,
-                            at,
-                            at + n * hidden,
-                            h,
-                            at + n * hidden,
-                            width,
-                            lengths.size == 0 or t < lengths[s],
-                        )
+                        at, alive = (t * n + s) * hidden + j, lengths.size == 0 or t < lengths[s]
+                        places = (s - n0) * WIDTH, (t * n + s) * four + j, at, at + n * hidden, at + n * hidden
+                        _cell(room, z, c, h, places, size * WIDTH, hidden, scale, width, alive)
                 if t + 1 < steps and x.shape[2]:
                     _hand_over(h[t + 1], n0, n1, j, width, hidden, place[min(t + 1, place.shape[0] - 1)], following[tile])
 
@@ -265,6 +195,18 @@ def _keep(slopes, n0, n1, j, width, hidden, columns, dz, x):
             if column >= 0:
                 for n in range(n0, n1):
                     x[column, n - n0] = dz[n, column] = slopes[g, n - n0, i]
+
+
+@host_function
+def _cells_back(back, dy, gates, c, dc, out, apart, lengths, scale, threshold, t, n0, n1, j, width):
+    """out = dz of samples n0 … n1 - 1 and units j … j + width - 1 at step t, as in gates, or `apart`: (gate, sample, unit)."""
+    _, n, hidden = dy.shape
+    for s in range(n0, n1):
+        at, alive = (t * n + s) * hidden + j, lengths.size == 0 or t < lengths[s]
+        gates_at, after, room_at = (t * n + s) * 4 * hidden + j, at + n * hidden, (s - n0) * WIDTH
+        out_at, out_step = (room_at, out.shape[1] * WIDTH) if apart else (gates_at, hidden)
+        places = room_at, at, gates_at, after, s * hidden + j, out_at
+        _cell_grad(back, dy, gates, c, dc, out, places, hidden, out_step, scale, threshold, width, alive)
 
 
 @host_kernel(
@@ -316,29 +258,7 @@ def backward(
                             for i in range(width):
                                 dh0[s, j + i] = scale * back[s - n0, i]
                         continue
-                    for s in range(n0, n1):
-                        at, gates_at = (t * n + s) * hidden + j, (t * n + s) * 4 * hidden + j
-                        _cell_grad(
-                            back,
-                            (s - n0) * WIDTH,
-                            scale,
-                            dy,
-                            at,
-                            gates,
-                            gates_at,
-                            hidden,
-                            c,
-                            at,
-                            at + n * hidden,
-                            dc,
-                            s * hidden + j,
-                            out,
-                            (s - n0) * WIDTH if chosen else gates_at,
-                            size * WIDTH if chosen else hidden,
-                            threshold,
-                            width,
-                            lengths.size == 0 or t < lengths[s],
-                        )
+                    _cells_back(back, dy, gates, c, dc, out, chosen, lengths, scale, threshold, t, n0, n1, j, width)
                     if chosen:
                         _keep(out, n0, n1, j, width, hidden, columns, dz[t], target)
                     else:

@@ -50,16 +50,27 @@ def _sgd(w, v, g, packed, row_pos, row_class, cols, rates, momentum, nesterov, d
             row[c] -= lr * (slope + momentum * velocity[c] if nesterov else velocity[c])
 
 
+@host_function
+def _due(lag, after, current, wanted, due):
+    """The number of blocks that are updated, listed in `due`, of a row of blocks; the others miss one more step."""
+    count = 0
+    for b in range(lag.size):
+        after[b] = lag[b] + 1
+        if current[b] or wanted[b]:
+            after[b], due[count] = 0, b
+            count += 1
+    return count
+
+
 # If the kept columns of a block are contiguous in the packed gradient, the gradient is read in place, without the buffer.
 @host_kernel(
-    "void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], i4[:, ::1], f4[::1], f4, b1, f4,"
+    "void(f4[:, ::1], f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], i4[:, ::1], f4[::1], f4, b1, f4,"
     " i4[:, ::1], i4[:, ::1], b1[:, ::1], b1[:, ::1], f4[:, ::1], i8, i8, f4[:, ::1], i8[::1])"
 )
 def _sgd_blocks(
     w,
     v,
     g,
-    packed,
     row_pos,
     row_class,
     cols,
@@ -78,18 +89,14 @@ def _sgd_blocks(
     into,
     into_rows,
 ):
-    lr = rates[0]
+    """SGD on lazy blocks: those that are current take a step, those that are only wanted make up for the steps they missed."""
+    lr, packed = rates[0], row_pos.size > 0
     nothing, spread = np.zeros(w.shape[1], np.float32), np.zeros(w.shape[1] + 1, np.float32)
     spread_class, due = -1, np.empty(lag.shape[1], np.int64)
     for r in range(w.shape[0]):
         u, is_spread = r // height, False
         if r % height == 0:
-            count = 0
-            for b in range(lag.shape[1]):
-                after[u, b] = lag[u, b] + 1
-                if current[u, b] or wanted[u, b]:
-                    after[u, b], due[count] = 0, b
-                    count += 1
+            count = _due(lag[u], after[u], current[u], wanted[u], due)
         row, velocity, packed_row, columns, written = w[r], v[r], nothing, cols[0], 0
         has_gradient = packed and 0 <= row_pos[r] < g.shape[0] and 0 <= row_class[r] < cols.shape[0]
         if has_gradient:
@@ -97,10 +104,8 @@ def _sgd_blocks(
         for b in due[:count]:
             c0, c1 = np.uint64(b * width), np.uint64(min((b + 1) * width, w.shape[1]))
             if current[u, b]:
-                gradient, offset = nothing, np.uint64(0)
-                if not packed:
-                    gradient = g[r]
-                elif has_gradient:
+                gradient, offset = nothing if packed else g[r], np.uint64(0)
+                if has_gradient:
                     first, last = columns[c0], columns[c1 - np.uint64(1)]
                     if first >= 0 and last < packed_row.size and np.uint64(last - first) == c1 - c0 - np.uint64(1):
                         gradient, offset = packed_row, c0 - np.uint64(first)
@@ -116,9 +121,7 @@ def _sgd_blocks(
                 steps = max(min(lag[u, b] + 1, powers.shape[0] - 1), 0)
                 ww, wv, vw, vv = powers[steps, 0], powers[steps, 1], powers[steps, 2], powers[steps, 3]
                 for c in range(c0, c1):
-                    before = row[c]
-                    row[c] = ww * before + wv * velocity[c]
-                    velocity[c] = vw * before + vv * velocity[c]
+                    row[c], velocity[c] = ww * row[c] + wv * velocity[c], vw * row[c] + vv * velocity[c]
             if wanted[u, b] and written + width <= into.shape[1] and 0 <= into_rows[r] < into.shape[0]:
                 out = into[into_rows[r], written : written + width]
                 for c in range(c0, c1):
@@ -172,7 +175,6 @@ def _sgd_one(w, v, g, packing, lazy, into, numbers):
             w[rows],
             v[rows],
             g[rows] if packing is None else g,
-            packing is not None,
             row_pos[rows],
             row_class[rows],
             cols,

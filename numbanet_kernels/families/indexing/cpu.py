@@ -1,0 +1,144 @@
+"""Indexing on the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...host import threads
+from ...runtime.declare import host_kernel, tape
+from ...runtime.expect import INT32, expect
+from ...runtime.memory import assign, empty_cpu, flat, full_cpu
+from .family import axes_of, columns_of, joined_shape, repeated, spread_to, taken
+
+_NO_SHIFT = np.zeros(0, np.float32)
+
+
+def _contiguous(view):
+    """The view itself if it is contiguous, else a copy."""
+    return view if view.flags.c_contiguous else assign(view, empty_cpu(view.shape, view.dtype))
+
+
+def transpose_cpu(x, axes):
+    """y = np.transpose(x, axes), contiguous."""
+    return _contiguous(x.transpose(axes_of("transpose (cpu)", x, axes)))
+
+
+def broadcast_to_cpu(x, shape):
+    """y = np.broadcast_to(x, shape), copied so that it is contiguous."""
+    shape = spread_to("broadcast_to (cpu)", x, shape)
+    return assign(np.broadcast_to(x, shape), empty_cpu(shape, x.dtype))
+
+
+def getitem_cpu(x, key):
+    """y = x[key], contiguous; a view if x[key] is contiguous."""
+    _is_view(key)
+    return _contiguous(x[key])
+
+
+def _is_view(key):
+    """Whether x[key] is a view, which has no position twice; else it is not recorded."""
+    kinds = int, slice, type(None), type(...)
+    found = all(type(k) is not bool and isinstance(k, kinds) for k in (key if isinstance(key, tuple) else (key,)))
+    return found or ((writer := tape.get()) is not None and writer.refuse("a list of positions"))
+
+
+def putitem_cpu(dy, key, shape):
+    """dx = 0; dx[key] += dy, repeated indices adding up: the adjoint of getitem."""
+    view, dx = _is_view(key), full_cpu(shape, 0.0)
+    expect("putitem (cpu)", dy=(dy, dx[key].shape))
+    if view:
+        assign(dy, dx[key])
+    else:
+        np.add.at(dx, key, dy)
+    return dx
+
+
+def concatenate_cpu(xs, axis):
+    """y = np.concatenate(xs, axis)"""
+    out, start = empty_cpu(joined_shape("concatenate (cpu)", xs, axis), xs[0].dtype), 0
+    for x in xs:
+        start += assign(x, np.moveaxis(np.moveaxis(out, axis, 0)[start : start + x.shape[axis]], 0, axis)).shape[axis]
+    return out
+
+
+@host_kernel("void(u1[:, ::1], i4[::1], u1[:, ::1], i8, i8)")
+def _take_rows(x, rows, y, first, stop):
+    """y[k] = x[rows[k]] for first <= k < stop, bytes of the row that is nearest."""
+    for k in range(first, stop):
+        row, out = x[min(max(rows[k], 0), x.shape[0] - 1)], y[k]
+        for j in range(out.size):
+            out[j] = row[j]
+
+
+def take_rows_cpu(x, rows, out=None):
+    """y[k, ...] = x[rows[k], ...], rows (...) of 0 ... len(x) - 1"""
+    if out is None or not (
+        rows.dtype is INT32
+        and rows.flags.c_contiguous
+        and x.flags.c_contiguous
+        and out.flags.c_contiguous
+        and out.dtype is x.dtype
+        and len(x)
+        and out.shape == rows.shape + x.shape[1:]
+    ):
+        out = taken("take_rows (cpu)", empty_cpu, x, rows, out)
+    if tape.get() is None:
+        return x.take(rows, axis=0, out=out, mode="clip")
+    if out.size:
+        given, found = (flat(array).view(np.uint8).reshape(count, -1) for array, count in ((x, len(x)), (out, rows.size)))
+        _share_loop(_take_rows, rows.size, out.size, given, flat(rows), found)
+    return out
+
+
+@host_kernel("void(f4[:, ::1], i4[::1], f4[::1], f4[:, ::1], i8, i8)")
+def _take_columns(x, columns, shift, y, first, stop):
+    """y[n, k] = x[n, columns[k]] - shift[k], with 0 for columns outside x, for first <= n < stop; an empty shift is 0."""
+    for n in range(first, stop):
+        row, out = x[n], y[n]
+        for k in range(columns.size):
+            out[k] = row[np.uint64(columns[k])] if 0 <= columns[k] < row.size else np.float32(0)
+        if shift.size:
+            for k in range(shift.size):
+                out[k] -= shift[k]
+
+
+def _share_loop(loop, count, elements, *given):
+    """Run the loop on each thread's rows."""
+
+    def work(part):
+        span = part.of(count)
+        loop(*given, span.start, span.stop)
+
+    threads.share(work, elements)
+
+
+def _share_columns(x, columns, shift, y):
+    _share_loop(_take_columns, x.shape[0], y.size, x, columns, shift, y)
+    return y
+
+
+def expand_cpu(x, pos, out=None):
+    """y[n, i] = x[n, pos[i]] if 0 <= pos[i] < K, else 0.   x (N, K), pos (I,) -> y (N, I)"""
+    return _share_columns(x, pos, _NO_SHIFT, columns_of("expand (cpu)", empty_cpu, x, pos, None, out))
+
+
+def compact_cpu(x, list_, shift=None, out=None):
+    """y[n, k] = x[n, list[k]] - shift[k]; without shift, the adjoint of expand.   x (N, I), list (K,), shift (K,) -> y (N,
+    K)
+    """
+    out = columns_of("compact (cpu)", empty_cpu, x, list_, shift, out)
+    return _share_columns(x, list_, _NO_SHIFT if shift is None else shift, out)
+
+
+@host_kernel("void(i4[::1], i4[::1], i8)")
+def _repeat_indices(x, y, times):
+    for k in range(x.size):
+        for j in range(times):
+            y[k * times + j] = x[k] * times + j if x[k] >= 0 else -1
+
+
+def repeat_indices_cpu(x, times):
+    """y[k times + j] = x[k] times + j for 0 <= j < times, -1 where x[k] is negative.   x (K,) int32 -> y (K times,) int32"""
+    out = repeated("repeat_indices (cpu)", empty_cpu, x, times)
+    _repeat_indices(x, out, times)
+    return out
