@@ -10,6 +10,7 @@ from numbanet import GELU, Hook, Net, NetRegressor, Optimizer, RowDropout, profi
 from numbanet.dropout import Dropout, DynamicSparseGraph
 from numbanet.plans import IndexPlan
 from numbanet.training.recorder import Recorder
+from numbanet_kernels.families import gemm_rows
 from numbanet_kernels.host import thresholds
 from numbanet_kernels.runtime import tape
 
@@ -104,6 +105,17 @@ def test_one_tape_serves_all_plans_of_a_kind(monkeypatch, replays, options):
     assert 0 < len(replays) <= 2 * len({(site, plan.kind) for site, plan in drawn}) ** 2 and sum(replays.values()) > 10
     assert len(drawn) > len({(site, plan.kind) for site, plan in drawn})
     equal(ours, alone(monkeypatch, **options))
+
+
+@pytest.mark.filterwarnings("ignore:fit. the network is no better")
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_views_of_large_weights_are_those_of_the_present_plan(monkeypatch, replays, size):
+    monkeypatch.setattr(gemm_rows, "LISTED", 0)
+    options = {**PLANNED["rdp"], "layers": (70, 40), "epochs": 8, "n_jobs": size}
+    with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(4, user_api="blas"):
+        ours = fit(**options)
+        assert sum(replays.values()) > 10
+        equal(ours, alone(monkeypatch, **options))
 
 
 @pytest.mark.filterwarnings("ignore:fit. the network is no better")
