@@ -157,24 +157,26 @@ def vector_gradient(values: Any, axis: DeviceAxis) -> Packed:
 @op(fuses=True)
 def _linear_tiles(dev: Device, x, w, b=None, *, plan: DeviceTiles, relu: bool, blocks: Any):
     _check("linear_tiles", x, w, b)
-    shape, pattern, scale = tuple(w.shape), plan.plan.pattern, plan.plan.scale
-    blocks = dev.tile_blocks(w, pattern, plan.tiles) if blocks is None else blocks
-    inputs = dev.tile_inputs(x, pattern)
-    y = dev.gemm_tiles(x, w, pattern, b=b, relu=relu, scale=scale, blocks=blocks, inputs=inputs)
+    shape, pattern, scale, lists = tuple(w.shape), plan.plan.pattern, plan.plan.scale, plan.tiles
+    blocks = dev.tile_blocks(w, pattern, lists) if blocks is None else blocks
+    inputs = dev.tile_inputs(x, pattern, lists)
+    y = dev.gemm_tiles(x, w, pattern, b=b, relu=relu, scale=scale, blocks=blocks, inputs=inputs, lists=lists)
 
     @memoize
     def prepared(dy: Gradient):
         given = dy.product if isinstance(dy, Pending) else dy.dense(dev)
-        return dev.tile_outputs(given, pattern, scale, y if relu else None)
+        return dev.tile_outputs(given, pattern, scale, y if relu else None, lists)
 
     def product(like_dy, outputs, where=None, scale=1.0):
-        values = dev.gemm_tiles_dx(like_dy, w, pattern, scale=plan.plan.scale, blocks=blocks, outputs=outputs, where=where)
+        shared = {"blocks": blocks, "outputs": outputs, "lists": lists}
+        values = dev.gemm_tiles_dx(like_dy, w, pattern, scale=plan.plan.scale, where=where, **shared)
         return values if scale == 1.0 else dev.affine(values, mul=scale)
 
     @memoize
     def both(dy):
         like_dy, outputs = prepared(dy)
-        return dev.gemm_tiles_dw(like_dy, x, pattern, scale=scale, blocks=blocks, inputs=inputs, outputs=outputs)
+        shared = {"blocks": blocks, "inputs": inputs, "outputs": outputs, "lists": lists}
+        return dev.gemm_tiles_dw(like_dy, x, pattern, scale=scale, **shared)
 
     return y, (
         lambda dy: Pending(functools.partial(product, *prepared(dy)), tuple(x.shape)),

@@ -57,6 +57,7 @@ class SGD(Optimizer):
             raise ValueError("nesterov needs a momentum above 0")
         self.lazy: dict[Tensor, LazyUpdates] = {}
         self.stepping: list[LazyUpdates] = []  # those that the present step changes
+        self.packs = True  # whether updates pack what the next step reads: a recorded step finds nothing but its own arrays
 
     @property
     def foresees(self):
@@ -86,13 +87,14 @@ class SGD(Optimizer):
                 self.settle(parameter)
                 lazy.settled()
                 self.stepping.remove(lazy)
+        self.packs = numbers is None
         return super().launch(numbers)
 
     def update(self, dev, due, numbers):
         updates, ready = [], {}
         for parameter, (w, v), g, packing in due:
             lazy, into = self.lazy.get(parameter), None
-            if lazy and lazy.partly:
+            if lazy and lazy.partly and self.packs:
                 into = self.wanted[parameter].room()
             updates.append(SGDUpdate(w, v, g, packing, lazy and lazy.blocks, into))
             if into is not None:

@@ -152,7 +152,7 @@ class Stepper:
                 packed.clear()  # frees memory for what the update packs
                 return results
 
-            repeatable = self.recorder.asks and self._alike and self.task.records and self.model.records
+            repeatable = self.recorder.asks and self._alike and self.task.records and self.model.records and not packed
             (loss, answer), packed_next = self.recorder.step(passes, self.optimizer, plans, batch, states, repeatable)
             self.optimizer.advance()
             self.upcoming, self.packed = upcoming, packed_next if upcoming else {}

@@ -19,7 +19,7 @@ import numpy as np
 from numba import float32
 
 from ..blocks import gemm_block
-from ..host.gather import gather, gather_entries, gather_rows, gathered
+from ..host.gather import copy_rows, gather, gather_entries, gather_rows, gathered
 from ..host.gathered_gemm import multiply_listed
 from ..host.window_gemm import multiply_window, multiply_window_back
 from ..layouts.rows import Period, Window
@@ -111,9 +111,7 @@ def _numbered(op, index, n):
     return index
 
 
-# Small submatrices are always gathered by index arrays, even if a view would do: a recorded step can then run again with the
-# arrays of another plan of the same kind.
-LISTED = 1 << 17  # elements of the submatrix
+LISTED = 1 << 17  # elements: smaller submatrices are gathered by index arrays, even if a view would do
 
 
 def _lists(op, w, rows, cols):
@@ -128,25 +126,32 @@ def _lists(op, w, rows, cols):
     return rows, None if cols is None else _numbered(op, cols, w.shape[1])
 
 
-def _refuse_views(w, given):
-    """Refuse to record a view: another plan of the same kind has other views. Index arrays are read where they are."""
-    if (writer := tape.get()) is not None and any(isinstance(index, (slice, Period, Window)) for index in given):
-        writer.refuse(f"a product with a view of w {w.shape}")
+def _view(array, given):
+    """The view that these slices, periods or None keep. Another plan of the same kind has another one: where it is recorded, it
+    begins where the lists of periods do each time."""
+    view = array[tuple(ALL if index is None else index.slice if isinstance(index, Period) else index for index in given)]
+    if (writer := tape.get()) is None:
+        return view
+    if any(isinstance(index, slice) for index in given):
+        writer.refuse(f"a product with a view of w {array.shape}")
+    return writer.moving(view, array, [index and index.indices for index in given])
 
 
-def _windows(given):
-    """True if rows and columns are windows or None, so that views suffice. With other lists, windows are lists, too."""
-    return any(isinstance(index, Window) for index in given) and all(
-        index is None or isinstance(index, Window) for index in given
-    )
+def _windows(w, given):
+    """True if rows and columns are windows or None, so that views suffice, one or two, which are not recorded. With other
+    lists, windows are lists, too."""
+    kinds = {type(index) for index in given if index is not None}
+    if kinds == {Window} and (writer := tape.get()) is not None:
+        writer.refuse(f"a product with a window of w {w.shape}")
+    return kinds == {Window}
 
 
-def _weight_of(op, w, rows, cols):
+def _weight_of(op, w, rows, cols, given):
     """part -> its rows of w[rows][:, cols], with unit stride along a row: a view if only rows are dropped, else a copy."""
     sliced, whole = isinstance(rows, slice) and isinstance(cols, slice), isinstance(cols, slice) and cols == ALL
     if not sliced:
         rows, cols = (_numbered(op, index, n) for index, n in zip((rows, cols), w.shape, strict=True))
-    view = w[rows, cols] if sliced else np.broadcast_to(w[:1, :1], (rows.size, cols.size))
+    view = _view(w, given) if sliced else np.broadcast_to(w[:1, :1], (rows.size, cols.size))
 
     def rows_of(part):
         span = part.of(view.shape[0])
@@ -154,7 +159,7 @@ def _weight_of(op, w, rows, cols):
             return view[span]
         out = empty_cpu(view[span].shape)
         if sliced:
-            np.copyto(out, view[span])
+            copy_rows(view[span], out)
         elif whole:
             gather_rows(w, rows[span], out)
         else:
@@ -174,21 +179,19 @@ def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
             kept_bias = empty_cpu(lists[0].shape)
             gather_entries(bias, lists[0], kept_bias)
         return multiply_forward(x, lambda part: weight[part.of(weight.shape[0])], out, kept_bias, relu, scale)
-    _refuse_views(w, given)
-    if _windows(given):
+    if _windows(w, given):
         kept_bias = bias if bias is None or given[0] is None else bias[given[0].indices]
         return multiply_window(x, w, *given, out, kept_bias, relu, scale)
     sliced, whole = isinstance(rows, slice) and isinstance(cols, slice), isinstance(cols, slice) and cols == ALL
     if not sliced:
         rows, cols = _numbered(op, rows, w.shape[0]), None if whole else _numbered(op, cols, w.shape[1])
     kept_bias = bias
-    if sliced and bias is not None:
-        kept_bias = np.ascontiguousarray(bias[rows])
-    elif bias is not None:
-        kept_bias = empty_cpu(rows.shape)
-        gather_entries(bias, rows, kept_bias)
+    if bias is not None and given[0] is not None:
+        kept = given[0].indices if isinstance(given[0], Period) else _numbered(op, rows, w.shape[0])
+        kept_bias = empty_cpu(kept.shape)
+        gather_entries(bias, kept, kept_bias)
     if sliced:
-        return multiply_forward(x, _weight_of(op, w, rows, cols), out, kept_bias, relu, scale)
+        return multiply_forward(x, _weight_of(op, w, rows, cols, given), out, kept_bias, relu, scale)
     return multiply_listed(x, w, rows, cols, out, kept_bias, relu, scale)
 
 
@@ -200,11 +203,10 @@ def gemm_rows_dx_cpu(dy, w, rows, cols, where=None, scale=1.0, out=None):
         copy = gathered(w, *lists)
         weight = lambda part: copy[part.of(copy.shape[0])]  # noqa: E731
     else:
-        _refuse_views(w, given)
-        if _windows(given):
+        if _windows(w, given):
             dx = multiply_window_back(dy, w, *given, out, scale)
             return dx if where is None else relu_grad_cpu(dx, where, 1.0, out=out)
-        weight = _weight_of(op, w, rows, cols)
+        weight = _weight_of(op, w, rows, cols, given)
     if where is None:
         return multiply_back(dy, weight, out, alpha=scale)
     return relu_grad_cpu(multiply_back(dy, weight, out), where, scale, out=out)

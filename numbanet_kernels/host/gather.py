@@ -8,6 +8,15 @@ from ..runtime.declare import host_kernel
 from ..runtime.memory import empty_cpu
 
 
+@host_kernel("void(f4[:, :], f4[:, ::1])")
+def copy_rows(view, out):
+    """out = view"""
+    for k in range(view.shape[0]):
+        row, target = view[k], out[k]
+        for j in range(row.size):
+            target[j] = row[j]
+
+
 @host_kernel("void(f4[:, ::1], i4[::1], f4[:, ::1])")
 def gather_rows(w, rows, out):
     """out[k] = w[rows[k]]"""

@@ -83,7 +83,7 @@ def transpose_block(a, n0, n1, i0, i1, b, r0, c0, reading):
                 _transpose(a, min(n, n8), min(i, i8), b, r0 + min(i, i8) - i0, c0 + min(n, n8) - n0)
 
 
-@host_kernel("void(f4[:, ::1], f4[:, ::1], b1, i8[::1], f4, i8, i8, f4[:, ::1], f4[::1])")
+@host_kernel("void(f4[:, ::1], f4[:, ::1], b1, i4[::1], f4, i8, i8, f4[:, ::1], f4[::1])")
 def _transpose_in(x, y, gated, positions, scale, first, stop, transposed, sums):
     """transposed[positions[i], n] = scale * z[n, i] if positions[i] >= 0, and sums[i] += sum_n z[n, i] unless sums is empty,
     for first <= i < stop; z[n, i] = x[n, i], or if gated, 0 unless y[n, i] > 0.
@@ -125,7 +125,7 @@ def transpose_in(x, rows, positions, scale=1.0, y=None, sums=EMPTY):
     return transposed
 
 
-@host_kernel("void(f4[:, :, ::1], i8[::1], f4[:, ::1], i8, i8, f4[::1], b1, b1, f4, f4)")
+@host_kernel("void(f4[:, :, ::1], i4[::1], f4[:, ::1], i8, i8, f4[::1], b1, b1, f4, f4)")
 def _transpose_back(terms, positions, c, first, stop, bias, biased, relu, scale, alpha):
     """c[m, n] = scale * act(alpha * sum_t terms[t, positions[n], m] + bias[n]) for first <= n < stop; the sum is 0 if
     positions[n] < 0.
@@ -151,7 +151,7 @@ def _transpose_back(terms, positions, c, first, stop, bias, biased, relu, scale,
             transpose_block(rows, 0, n1 - n0, 0, m1 - m0, c, m0, n0, False)
 
 
-_in_order = functools.lru_cache(maxsize=64)(np.arange)
+_in_order = functools.lru_cache(maxsize=64)(functools.partial(np.arange, dtype=np.int32))
 
 
 def transpose_back(terms, c, cols, bias=None, relu=False, scale=1.0, alpha=1.0, positions=None):

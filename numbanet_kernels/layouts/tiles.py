@@ -106,6 +106,8 @@ class TileLists(NamedTuple):
     tile_cols: np.ndarray
     row_class: np.ndarray
     row_position: np.ndarray
+    row_positions: np.ndarray  # (O,) position of each row of the weight, sorted by class as in a packed gradient
+    col_positions: np.ndarray  # (I,) position of each column, sorted by class; -1 if no row keeps it
 
 
 ROOM = 128  # padding of lists, the size of the largest blocks: kernels read them without bounds checks
@@ -117,9 +119,8 @@ def list_shapes(pattern: Pattern) -> TileLists:
     (rows, _), (most_rows, most_cols) = pattern.grid, pattern.most
     classes = min(pattern.dp, rows)
     of_rows, of_cols = ((classes, -(-max(n * pattern.tile, 1) // ROOM) * ROOM) for n in (most_rows, most_cols))
-    return TileLists(
-        of_rows, (classes,), of_cols, (classes,), (classes,), (classes, most_rows), (classes, most_cols), (rows,), (rows,)
-    )
+    by_tiles = (classes, most_rows), (classes, most_cols), (rows,), (rows,)
+    return TileLists(of_rows, (classes,), of_cols, (classes,), (classes,), *by_tiles, *((n,) for n in pattern.shape))
 
 
 def tile_lists(pattern: Pattern) -> TileLists:
@@ -131,6 +132,8 @@ def tile_lists(pattern: Pattern) -> TileLists:
         return _padded(expanded, shape[1], 0), np.array([some.size for some in expanded])
 
     (of_rows, row_counts), (of_cols, col_counts) = map(listed, packed[:2], (shapes.rows, shapes.cols), pattern.shape)
+    col_positions, kept = np.full(pattern.shape[1], -1), [cols[:n] for cols, n in zip(of_cols, col_counts, strict=True)]
+    col_positions[np.concatenate(kept)] = np.arange(col_counts.sum())
     return TileLists(
         *(
             array.astype(np.int32)
@@ -141,6 +144,8 @@ def tile_lists(pattern: Pattern) -> TileLists:
                 col_counts,
                 packed.row_position[packed.rows[:, :1].ravel()] * pattern.tile,
                 *packed,
+                row_positions(pattern),
+                col_positions,
             )
         )
     )

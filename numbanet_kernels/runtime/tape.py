@@ -14,22 +14,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import ir
-from numba import int32, int64
-from numba.core import types
-from numba.core.compiler_lock import global_compiler_lock
-from numba.core.registry import cpu_target
-from numba.extending import intrinsic
-from numba.np import numpy_support
 
-from . import atomic
-from .declare import host_kernel, tape
+from . import atomic, callees
+from .callees import Callee, callee_of
+from .declare import tape
 from .launch import NotRecorded
 from .pool import Arena, Loan, Pool, pages
 
@@ -38,117 +31,17 @@ OPERATIONS = frozenset(
     (
         "abs absolute_error adam add affine argmax aside asides avg_pool avg_pool_grad batch_norm batch_norm_apply "
         "batch_norm_grad broadcast_to compact concatenate conv2d conv2d_grad copy div dropout empty exp expand full gelu "
-        "gelu_grad gemm gemm_dw gemm_rows gemm_rows_dx getitem group_rows gru_cell gru_cell_grad huber_error layer_norm "
-        "layer_norm_grad lazy_pays log log_softmax log_softmax_grad lstm lstm_grad lstm_scores lstm_seen max_pool "
-        "max_pool_grad maximum minimum mul part power putitem quantile_error records relu relu_grad repeat_indices reshape "
-        "session sgd sigmoid sigmoid_cross_entropy sigmoid_grad sign softmax softmax_cross_entropy softmax_grad sqrt "
-        "squared_error sub sum sum_by_row sum_rows take_rows tanh tanh_grad transpose unpack_gradient upload"
+        "gelu_grad gemm gemm_dw gemm_rows gemm_rows_dx gemm_tiles gemm_tiles_dw gemm_tiles_dx getitem group_rows gru_cell "
+        "gru_cell_grad huber_error layer_norm layer_norm_grad lazy_pays log log_softmax log_softmax_grad lstm lstm_grad "
+        "lstm_scores lstm_seen max_pool max_pool_grad maximum minimum mul part power putitem quantile_error records relu "
+        "relu_grad repeat_indices reshape session sgd sigmoid sigmoid_cross_entropy sigmoid_grad sign softmax "
+        "softmax_cross_entropy softmax_grad sqrt squared_error sub sum sum_by_row sum_rows take_rows tanh tanh_grad "
+        "tile_blocks tile_inputs tile_outputs transpose unpack_gradient upload"
     ).split()
 )
-NONE = -2  # what a loop returns that is well, besides 0
 LINE = 8  # numbers of a cache line
 NOWHERE = np.zeros(0, np.int64)
-
-
-# --- calling loops by their addresses ---------------------------------------------------------------------------------
-class _Callee:
-    """How a compiled loop is called: where it begins, what it takes, and `trampoline`, which takes the arguments from memory.
-
-    Numba passes an array as seven numbers or more: two owners, which may be missing, elements, bytes of an element, the place,
-    the length of each axis and the bytes between two entries of each.
-    """
-
-    def __init__(self, loop: Any) -> None:
-        ((_, compiled),) = loop.overloads.items()
-        described = compiled.fndesc
-        self.loop, self.function = loop, compiled.library.get_pointer_to_function(described.llvm_func_name)
-        kind = compiled.target_context.call_conv.get_function_type(described.restype, described.argtypes)
-        self.trampoline = _trampoline(tuple(kind.args))
-        self.kinds = [
-            (numpy_support.as_dtype(kind.dtype), kind.ndim, kind.layout) if isinstance(kind, types.Array) else None
-            for kind in described.argtypes
-        ]
-        self.pack = struct.Struct("<" + "".join(map(_packed, described.argtypes))).pack
-
-
-SCALARS = {
-    types.float32: "f4x",
-    types.float64: "d",
-    types.boolean: "B7x",
-    types.int32: "i4x",
-    types.int64: "q",
-    types.uint32: "I4x",
-    types.uint64: "Q",
-}  # each in eight bytes
-
-
-def _packed(kind: Any) -> str:
-    if isinstance(kind, types.Array):
-        return "q" * (5 + 2 * kind.ndim)
-    if isinstance(kind, types.UniTuple):
-        return kind.count * _packed(kind.dtype)
-    if kind not in SCALARS:
-        raise NotRecorded(f"a compiled loop takes a {kind}")
-    return SCALARS[kind]
-
-
-_libraries: list[Any] = []  # hold the code
-
-
-@functools.cache
-@global_compiler_lock
-def _trampoline(kinds: tuple[Any, ...]) -> int:
-    """Where int32 trampoline(function, place) begins, which calls a loop with what lies at a place: for each of its arguments
-    but the first two, where it would leave a result and an exception, eight bytes."""
-    codegen = cpu_target.target_context.codegen()
-    library = codegen.create_library(f"numbanet.trampoline{len(_libraries)}")
-    module = library.create_ir_module(library.name)
-    number, status = ir.IntType(64), ir.IntType(32)
-    function = ir.Function(module, ir.FunctionType(status, [number, number]), library.name)
-    builder = ir.IRBuilder(function.append_basic_block())
-    target, place = function.args
-    given = [builder.alloca(kind.pointee) for kind in kinds[:2]]
-    for unset in given:
-        builder.store(unset.type.pointee(None), unset)
-    for i, kind in enumerate(kinds[2:]):
-        given.append(builder.load(builder.inttoptr(builder.add(place, number(8 * i)), kind.as_pointer())))
-    callee = builder.inttoptr(target, ir.FunctionType(status, kinds).as_pointer())
-    builder.ret(builder.call(callee, given))
-    library.add_ir_module(module)
-    library.finalize()
-    _libraries.append(library)
-    return library.get_pointer_to_function(library.name)
-
-
-_callee = functools.lru_cache(maxsize=None)(_Callee)
-
-
-@intrinsic
-def _call(typing_context, trampoline, function, place):
-    """trampoline(function, place)"""
-
-    def generate(context, builder, signature, arguments):
-        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(64)] * 2).as_pointer()
-        return builder.call(builder.inttoptr(arguments[0], kind), arguments[1:])
-
-    return int32(int64, int64, int64), generate
-
-
-@host_kernel("void(i8[:, ::1], i8[::1], i8[::1], i8, i8[::1])")
-def _run(entries, failed, arrived, threads, pauses):
-    """Call each (trampoline, function, place of its arguments, its number). One without a trampoline is a barrier: its function
-    is a place of `arrived`, where all threads meet. After one that fails, whose number, from 1 on, is then in failed[0], there
-    are only barriers."""
-    going = True
-    for i in range(entries.shape[0]):
-        if entries[i, 0] == 0:
-            place = entries[i, 1]
-            before = atomic.add(arrived, place, 1)
-            atomic.wait(arrived, place, (before // threads + 1) * threads, pauses)
-        elif going:
-            status = _call(entries[i, 0], entries[i, 1], entries[i, 2])
-            if status != 0 and status != NONE:
-                failed[0], going = entries[i, 3], False
+NO_LIST = np.zeros(0, np.int32)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -157,12 +50,13 @@ class _Writer:
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
-        self.calls: list[tuple[int, int, _Callee, bytes]] = []  # section, thread, loop, arguments
+        self.calls: list[tuple[int, int, Callee, np.ndarray]] = []  # section, thread, loop, packed arguments
         self.section, self.thread, self.threads = 0, 0, 1
         self.together: Callable[..., None] | None = None  # runs work(part) for every part, as many as threads
         self.asides: list[tuple[int, Callable[[], None]]] = []  # section, what is done by the interpreter
         self.facts: list[Any] = []  # of each call, all that has to be the same each time
         self.held: dict[int, Any] = {}  # arrays that were there before, by their places
+        self.moved: set[int] = set()  # the places of packed arguments that are changed before their call
 
     def lend(self, size: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """An array of so many bytes."""
@@ -173,8 +67,8 @@ class _Writer:
 
     def call(self, loop: Any, args: tuple) -> None:
         """Write down a call of a compiled loop."""
-        callee = _callee(loop)
-        values: list[Any] = []
+        callee, values = callee_of(loop), []
+        views: list[tuple[int, int, _Moving]] = []
         self.facts.append(loop)
         for kind, value in zip(callee.kinds, args, strict=True):
             if kind is None:
@@ -185,9 +79,22 @@ class _Writer:
             if value.dtype != dtype or value.ndim != axes or (layout == "C" and not value.flags.c_contiguous):
                 raise NotRecorded(f"{loop.__name__} takes a {dtype} array of {axes} axes, not {value.dtype} {value.shape}")
             place = value.__array_interface__["data"][0]
+            if isinstance(base := _owner(value).base, _Moving):
+                views.append((len(values) + callees.PLACE, place - base.place, base))
+                self.facts.append((place - base.place, value.shape, value.strides))
+            else:
+                self.facts.append((self.known(value, place), value.shape, value.strides))
             values += (0, 0, value.size, value.itemsize, place, *value.shape, *value.strides)
-            self.facts.append((self.known(value, place), value.shape, value.strides))
-        self.calls.append((self.section, self.thread, callee, callee.pack(*values)))
+        words = np.frombuffer(callee.pack(*values), np.int64).copy()
+        for at, offset, base in views:
+            self.moved.add(words.ctypes.data)
+            callees.move(words, at, base.start + offset, *base.lists)
+        self.calls.append((self.section, self.thread, callee, words))
+
+    def moving(self, view: np.ndarray, array: np.ndarray, lists: Sequence[np.ndarray | None]) -> np.ndarray:
+        """A view of a vector or matrix that begins where the lists of its axes do, each time that the tape is replayed; an axis
+        without a list begins at 0."""
+        return np.asarray(_Moving(view, array, lists))
 
     def share(self, work: Callable[[Any], Any], parts: Sequence[Any], together: Callable[..., None]) -> None:
         """Write down work(part) of every part: what different threads do at the same time. No memory is used twice in it."""
@@ -207,13 +114,30 @@ class _Writer:
 
     def known(self, array: Any, place: int) -> int:
         """Where an array lies that was there before, and is held from here on; 0 of one that was made for this tape."""
-        owner = array
-        while isinstance(owner.base, np.ndarray):
-            owner = owner.base
-        if isinstance(owner.base, _Lent) and owner.base.writer is self:
+        base = _owner(array).base
+        if place in self.moved or (isinstance(base, _Lent) and base.writer is self):
             return 0
         self.held.setdefault(place, array)
         return place
+
+
+class _Moving:
+    """A view's claim to begin where lists say."""
+
+    def __init__(self, view: np.ndarray, array: np.ndarray, lists: Sequence[np.ndarray | None]) -> None:
+        given = [NO_LIST if indices is None else indices for indices in lists] + [NO_LIST] * (2 - len(lists))
+        strides = [*array.strides, 0][:2]
+        self.lists = [part for pair in zip(given, strides, strict=True) for part in pair]
+        self.array, self.start = array, array.__array_interface__["data"][0]
+        self.__array_interface__ = dict(view.__array_interface__, strides=view.strides)
+        self.place = view.__array_interface__["data"][0]
+
+
+def _owner(array: np.ndarray) -> np.ndarray:
+    """The array of whose memory an array is a part."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
 
 
 class _Lent(Loan):
@@ -279,11 +203,10 @@ class Tape:
             raise NotRecorded("something else than compiled loops was done, or not the same each time")
         self.held, self.failed = list(writer.held.values()), np.zeros(1, np.int64)
         self.names = [callee.loop.__name__ for *_, callee, _ in writer.calls]
-        self.words = np.frombuffer(b"".join(packed for *_, packed in writer.calls), np.int64).copy()
-        places = self.words.ctypes.data + np.cumsum([0, *(len(packed) for *_, packed in writer.calls)])
+        self.words = [words for *_, words in writer.calls]
         entries = [
-            (section, thread, (callee.trampoline, callee.function, place, number))
-            for number, ((section, thread, callee, _), place) in enumerate(zip(writer.calls, places), 1)
+            (section, thread, (callee.trampoline, callee.function, words.ctypes.data, number))
+            for number, (section, thread, callee, words) in enumerate(writer.calls, 1)
         ]
         ends = [0, *(section for section, _ in writer.asides), writer.section + 1]
         self.asides, self.threads = [work for _, work in writer.asides], writer.threads
@@ -304,7 +227,7 @@ class Tape:
 
 
 class _Stretch:
-    """Calls of a tape that are made at once: (section, thread, what `_run` takes) of each."""
+    """Calls of a tape that are made at once: (section, thread, what `callees.run` takes) of each."""
 
     def __init__(self, entries: list[tuple[int, int, tuple]], threads: int, together: Any, failed: np.ndarray) -> None:
         self.together, self.failed = together, failed
@@ -330,10 +253,10 @@ class _Stretch:
             self._run_alone()
 
     def _run_alone(self) -> None:
-        _run(self.alone, self.failed, NOWHERE, 1, NOWHERE)
+        callees.run(self.alone, self.failed, NOWHERE, 1, NOWHERE)
 
     def _run_part(self, part: Any) -> None:
-        _run(self.tables[part.number], self.failed, self.arrived, len(self.tables), atomic.pauses())
+        callees.run(self.tables[part.number], self.failed, self.arrived, len(self.tables), atomic.pauses())
 
 
 def _table(entries: list[tuple]) -> np.ndarray:

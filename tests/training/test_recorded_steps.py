@@ -7,9 +7,10 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from numbanet import GELU, Hook, Net, NetRegressor, Optimizer, RowDropout, profile
-from numbanet.dropout import Dropout, DynamicSparseGraph
+from numbanet.dropout import Dropout, DynamicSparseGraph, TileDropout
 from numbanet.plans import IndexPlan
 from numbanet.training.recorder import Recorder
+from numbanet_kernels.families import gemm_rows
 from numbanet_kernels.host import thresholds
 from numbanet_kernels.runtime import tape
 
@@ -84,6 +85,8 @@ PLANNED = {
     "rdp": {"dropout": RowDropout(0.5, dp_max=2)},
     "adam": {"dropout": RowDropout(0.5, dp_max=2), "optimizer": "adam"},
     "bernoulli": {"dropout": "bernoulli", "dropout_rate": 0.4, "optimizer": "adam"},
+    "tdp": {"dropout": TileDropout(0.5, tile=4, dp_max=2)},
+    "tdp, adam": {"dropout": TileDropout(0.5, tile=4, dp_max=2), "optimizer": "adam"},
     "batchwise": {"dropout": "batchwise", "dropout_rate": 0.5},
     "rdp by the epoch": {"dropout": RowDropout((0.0, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4).__getitem__, dp_max=2)},
 }
@@ -107,8 +110,33 @@ def test_one_tape_serves_all_plans_of_a_kind(monkeypatch, replays, options):
 
 
 @pytest.mark.filterwarnings("ignore:fit. the network is no better")
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_updates_that_wait_are_recorded(monkeypatch, replays, size):
+    """Of tiles that no step reads soon; what a recorded step reads is not packed by the update before."""
+    options = {"dropout": TileDropout(0.5, tile=4, dp_max=2), "optimizer": "sgd", "momentum": 0.9}
+    options |= {"layers": (70, 40), "epochs": 8, "n_jobs": size}
+    with thresholds.using(thresholds.Thresholds(1, 1, 1)), threadpool_limits(4, user_api="blas"):
+        ours = fit(**options)
+        assert sum(replays.values()) > 5
+        equal(ours, alone(monkeypatch, **options))
+
+
+@pytest.mark.filterwarnings("ignore:fit. the network is no better")
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_views_of_large_weights_are_those_of_the_present_plan(monkeypatch, replays, size):
+    monkeypatch.setattr(gemm_rows, "LISTED", 0)
+    options = {**PLANNED["rdp"], "layers": (70, 40), "epochs": 8, "n_jobs": size}
+    with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(4, user_api="blas"):
+        ours = fit(**options)
+        assert sum(replays.values()) > 10
+        equal(ours, alone(monkeypatch, **options))
+
+
+@pytest.mark.filterwarnings("ignore:fit. the network is no better")
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("options", [OPTIONS["adam"], OPTIONS["nesterov"], PLANNED["rdp"]], ids=["adam", "nesterov", "rdp"])
+@pytest.mark.parametrize(
+    "options", [OPTIONS["adam"], OPTIONS["nesterov"], PLANNED["rdp"], PLANNED["tdp"]], ids=["adam", "nesterov", "rdp", "tdp"]
+)
 def test_threads_share_recorded_steps(monkeypatch, replays, options, size):
     with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(4, user_api="blas"):
         ours = fit(**options, layers=(70, 40), n_jobs=size)
@@ -243,7 +271,7 @@ def test_a_choice_of_another_kind_than_was_recorded_is_an_error():
 @pytest.mark.parametrize(
     "options, reason",
     [
-        ({"dropout": "tdp", "dropout_rate": 0.5}, "tile_blocks cannot be recorded"),
+        ({"dropout": "window", "dropout_rate": 0.5, "layers": (1000, 1000)}, "a product with a window"),
         ({"dropout": DynamicSparseGraph(0.5, share="sample")}, "does not say that"),
         ({"dropout": "dsg", "dropout_rate": 0.5}, None),
         ({}, None),

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import numpy as np
 
 from ...host import blas, threads
 from ...host.transpose import transpose_back, transpose_in
 from ...layouts.packed import Into
-from ...layouts.tiles import elements, packed_tiles, row_positions
+from ...layouts.tiles import TileLists, list_shapes, row_positions, tile_lists
 from ...runtime.declare import host_kernel
-from ...runtime.expect import expect, pair
+from ...runtime.expect import INT32, expect, pair
 from ...runtime.memory import empty_cpu, full_cpu, output
 from ..elementwise import relu_grad_cpu
 from .family import valid
@@ -20,64 +19,75 @@ from .family import valid
 
 # Rows of w and of the transposed activations are sorted by class. Each class is then a dense block: one BLAS call per class and
 # thread, on the thread's rows of the weight (`threads`).
-class _Layout(NamedTuple):
-    """Positions of the rows and columns of a weight when sorted by class."""
-
-    classes: tuple  # for each class (its first row, its first column, number of columns), all in sorted order
-    row_position: np.ndarray  # (O,)
-    row_class: np.ndarray  # (R,)
-    class_cols: np.ndarray  # (classes, most tiles) kept tile columns of a class, then -1
-    col_position: np.ndarray  # (I,) -1 if no row keeps the column
-
-
 @functools.lru_cache(maxsize=1024)
-def _layout(pattern):
-    packed, tile, width = packed_tiles(pattern), pattern.tile, pattern.shape[1]
-    classes, offset, col_position = [], 0, np.full(width, -1)
-    for first, tile_cols in zip(packed.rows[:, :1].ravel(), packed.cols, strict=True):
-        cols = elements(tile_cols, tile, width)
-        col_position[cols] = np.arange(cols.size) + offset
-        classes.append((int(packed.row_position[first]) * tile, offset, cols.size))
-        offset += cols.size
-    return _Layout(tuple(classes), row_positions(pattern), packed.row_class, packed.cols, col_position)
+def _cached_lists(pattern):
+    return tile_lists(pattern)
 
 
-@functools.lru_cache(maxsize=4096)
-def _products(pattern, part):
-    """[(slice of the part's rows, slice of the columns, number of columns), …] in sorted order, one for each class"""
-    layout, span, products = _layout(pattern), part.of(pattern.shape[0]), []
-    row_class = layout.row_class[np.arange(pattern.shape[0]) // pattern.tile]
-    for z, (row_offset, col_offset, width) in enumerate(layout.classes):
-        first, stop = np.searchsorted(np.flatnonzero(row_class == z), (span.start, span.stop))
-        products.append((slice(row_offset + first, row_offset + stop), slice(col_offset, col_offset + width), width))
-    return products
+def _lists(op, lists, pattern):
+    """The given lists, checked, or cached ones of the pattern."""
+    if lists is None:
+        return _cached_lists(pattern)
+    if not isinstance(lists, TileLists):
+        raise TypeError(f"{op}: lists must be TileLists, not a {type(lists).__name__}")
+    expect(op, **{name: (array, shape, INT32) for name, array, shape in zip(lists._fields, lists, list_shapes(pattern))})
+    return lists
 
 
 # The loop runs over slices, because indices of a slice are known not to be negative, so that LLVM vectorises.
-@host_kernel("void(f4[:, ::1], i8[::1], i8[::1], i8[:, ::1], i8, i8, i8, f4[:, ::1])")
-def _pack(w, row_position, row_class, class_cols, tile, first, stop, packed):
-    """packed[row_position[o], :] = w[o] in the tile columns class_cols[row_class[o // tile]], for first <= o < stop."""
+@host_kernel("void(f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], i8, i8, i8, f4[:, ::1])")
+def _pack(w, row_positions, row_class, tile_cols, tile, first, stop, packed):
+    """packed[row_positions[o], :] = w[o] in the tile columns tile_cols[row_class[o // tile]], for first <= o < stop."""
     for o in range(first, stop):
         z = row_class[o // tile]
-        for k in range(class_cols.shape[1]):
-            i0 = class_cols[z, k] * tile
+        for k in range(tile_cols.shape[1]):
+            i0 = tile_cols[z, k] * tile
             if i0 < 0:
                 break
             tile_row = w[o, i0 : i0 + tile]
-            out = packed[row_position[o], k * tile : (k + 1) * tile]
+            out = packed[row_positions[o], k * tile : (k + 1) * tile]
             for i in range(tile_row.size):
                 out[i] = tile_row[i]
+
+
+FORWARD, DX, DW = range(3)
+
+
+@host_kernel("void(i8, i8, f4[:, ::1], f4[:, ::1], i4[:, ::1], i4[::1], i4[::1], i4[::1], i8, i8, f4[:, ::1])")
+def _multiply(entry, kind, a, b, rows, row_counts, col_counts, starts, first, stop, out):
+    """The products of all classes, sorted: of each those rows that are first … stop - 1 of the weight.
+
+    FORWARD: a are the blocks, b the inputs; DX: a are the blocks, b the outputs; DW: a are the outputs, b the inputs.
+    """
+    left = 0
+    for z in range(starts.size):
+        own, right = rows[z, : row_counts[z]], left + col_counts[z]
+        top = starts[z] + np.searchsorted(own, first)
+        end = starts[z] + np.searchsorted(own, stop)
+        if kind == FORWARD:
+            blas.multiply(entry, a[top:end, : right - left], b[left:right], out[top:end])
+        elif kind == DX:
+            blas.multiply(entry, a[top:end, : right - left], b[top:end], out[left:right], True)
+        else:
+            blas.multiply(entry, a[top:end], b[left:right], out[top:end, : right - left], False, True)
+        left = right
+
+
+def _products(kind, a, b, lists, part, out):
+    span = part.of(lists.row_positions.size)
+    given = lists.rows, lists.row_counts, lists.col_counts, lists.starts
+    _multiply(blas.entry(), kind, a, b, *given, span.start, span.stop, out)
 
 
 def tile_blocks_cpu(w, pattern, lists=None):
     """The kept tiles, packed like dw; computed once for the forward pass and dx."""
     shape, packed_shape = valid("tile_blocks (cpu)", pattern)
     expect("tile_blocks (cpu)", w=(w, shape))
-    layout, packed = _layout(pattern), empty_cpu(packed_shape)
+    lists, packed = _lists("tile_blocks (cpu)", lists, pattern), empty_cpu(packed_shape)
 
     def gather(part):
         span = part.of(w.shape[0])
-        _pack(w, layout.row_position, layout.row_class, layout.class_cols, pattern.tile, span.start, span.stop, packed)
+        _pack(w, lists.row_positions, lists.row_class, lists.tile_cols, pattern.tile, span.start, span.stop, packed)
 
     threads.share(gather, packed.size)
     return packed
@@ -85,28 +95,31 @@ def tile_blocks_cpu(w, pattern, lists=None):
 
 def tile_room_cpu(pattern):
     """`Into`: an empty array for the result of `tile_blocks`, and the row of it that holds each row of the weight."""
-    return Into(empty_cpu(valid("tile_room (cpu)", pattern)[1]), _layout(pattern).row_position)
+    return Into(empty_cpu(valid("tile_room (cpu)", pattern)[1]), _room_rows(pattern))
 
 
-def tile_inputs_cpu(x, pattern):
+_room_rows = functools.lru_cache(maxsize=1024)(row_positions)
+
+
+def tile_inputs_cpu(x, pattern, lists=None):
     """x (N, I) transposed, its columns sorted by class; computed once for the forward pass and dw."""
     (_, cols), _ = valid("tile_inputs (cpu)", pattern)
     expect("tile_inputs (cpu)", x=(x, ("N", cols)))
-    return transpose_in(x, cols, _layout(pattern).col_position)
+    return transpose_in(x, cols, _lists("tile_inputs (cpu)", lists, pattern).col_positions)
 
 
-def tile_outputs_cpu(dy, pattern, scale=1.0, y=None):
+def tile_outputs_cpu(dy, pattern, scale=1.0, y=None, lists=None):
     """(dy, outputs) for dx and dw: outputs are (scale * dz transposed and sorted by class, sum_n dz[n, o]); dz (N, O) is dy, or
     dy * (y > 0) with y. dy may be a function of `where` and `scale` that computes the pending product.
     """
     (rows, _), (outputs, _) = valid("tile_outputs (cpu)", pattern)
     dy = dy() if callable(dy) else dy
     expect("tile_outputs (cpu)", dy=(dy, ("N", rows)), y=(y, ("N", rows)))
-    sums = full_cpu((rows,), 0.0)
-    return dy, (transpose_in(dy, outputs, _layout(pattern).row_position, scale, y, sums), sums)
+    sums, positions = full_cpu((rows,), 0.0), _lists("tile_outputs (cpu)", lists, pattern).row_positions
+    return dy, (transpose_in(dy, outputs, positions, scale, y, sums), sums)
 
 
-def gemm_tiles_cpu(x, w, pattern, b=None, relu=False, scale=1.0, blocks=None, inputs=None, out=None):
+def gemm_tiles_cpu(x, w, pattern, b=None, relu=False, scale=1.0, blocks=None, inputs=None, out=None, lists=None):
     """y[n, o] = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])"""
     (rows, cols), packed = valid("gemm_tiles (cpu)", pattern)
     out = output(
@@ -120,20 +133,20 @@ def gemm_tiles_cpu(x, w, pattern, b=None, relu=False, scale=1.0, blocks=None, in
         blocks=(blocks, packed),
         inputs=(inputs, (cols, "N")),
     )
-    blocks = tile_blocks_cpu(w, pattern) if blocks is None else blocks
-    inputs = tile_inputs_cpu(x, pattern) if inputs is None else inputs
-    transposed, positions = empty_cpu((1, packed[0], x.shape[0])), _layout(pattern).row_position
+    lists = _lists("gemm_tiles (cpu)", lists, pattern)
+    blocks = tile_blocks_cpu(w, pattern, lists) if blocks is None else blocks
+    inputs = tile_inputs_cpu(x, pattern, lists) if inputs is None else inputs
+    transposed = empty_cpu((1, packed[0], x.shape[0]))
 
     def multiply(part):
-        for rows_of_class, cols_of_class, width in _products(pattern, part):
-            blas.matmul(blocks[rows_of_class, :width], inputs[cols_of_class], out=transposed[0, rows_of_class])
-        transpose_back(transposed, out, part.of(rows), b, relu, alpha=scale, positions=positions)
+        _products(FORWARD, blocks, inputs, lists, part, transposed[0])
+        transpose_back(transposed, out, part.of(rows), b, relu, alpha=scale, positions=lists.row_positions)
 
     threads.share(multiply, flops=2 * x.shape[0] * blocks.size)
     return out
 
 
-def gemm_tiles_dx_cpu(dy, w, pattern, scale=1.0, blocks=None, outputs=None, where=None, out=None):
+def gemm_tiles_dx_cpu(dy, w, pattern, scale=1.0, blocks=None, outputs=None, where=None, out=None, lists=None):
     """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]; with `where`, 0 unless where[n, i] > 0"""
     (rows, cols), packed = valid("gemm_tiles_dx (cpu)", pattern)
     transposed, _ = pair("gemm_tiles_dx (cpu)", "outputs", outputs)
@@ -148,22 +161,22 @@ def gemm_tiles_dx_cpu(dy, w, pattern, scale=1.0, blocks=None, outputs=None, wher
         blocks=(blocks, packed),
         outputs=(transposed, (packed[0], "N")),
     )
-    blocks = tile_blocks_cpu(w, pattern) if blocks is None else blocks
-    transposed = tile_outputs_cpu(dy, pattern, scale)[1][0] if transposed is None else transposed
-    flops, positions = 2 * dy.shape[0] * blocks.size, _layout(pattern).col_position
+    lists = _lists("gemm_tiles_dx (cpu)", lists, pattern)
+    blocks = tile_blocks_cpu(w, pattern, lists) if blocks is None else blocks
+    transposed = tile_outputs_cpu(dy, pattern, scale, lists=lists)[1][0] if transposed is None else transposed
+    flops, positions = 2 * dy.shape[0] * blocks.size, lists.col_positions
     with threads.held(flops):
         terms = empty_cpu((threads.parts(flops=flops), cols, dy.shape[0]))
 
         def multiply(part):
-            for rows_of_class, cols_of_class, width in _products(pattern, part):
-                blas.matmul(blocks[rows_of_class, :width].T, transposed[rows_of_class], out=terms[part.number, cols_of_class])
+            _products(DX, blocks, transposed, lists, part, terms[part.number])
 
         threads.share(multiply, flops=flops)
         threads.share(lambda part: transpose_back(terms, out, part.of(cols), positions=positions), flops=flops)
     return out if where is None else relu_grad_cpu(out, where, out=out)
 
 
-def gemm_tiles_dw_cpu(dy, x, pattern, scale=1.0, blocks=None, inputs=None, outputs=None, out=None):
+def gemm_tiles_dw_cpu(dy, x, pattern, scale=1.0, blocks=None, inputs=None, outputs=None, out=None, lists=None):
     """(dw, db): dw = scale * (dy.T x) on kept tiles, packed, db[o] = sum_n dy[n, o]"""
     (rows, cols), packed = valid("gemm_tiles_dw (cpu)", pattern)
     transposed, db = pair("gemm_tiles_dw (cpu)", "outputs", outputs)
@@ -178,12 +191,12 @@ def gemm_tiles_dw_cpu(dy, x, pattern, scale=1.0, blocks=None, inputs=None, outpu
         outputs=(transposed, (packed[0], "N")),
         sums=(db, (rows,)),
     )
-    inputs = tile_inputs_cpu(x, pattern) if inputs is None else inputs
-    transposed, db = tile_outputs_cpu(dy, pattern, scale)[1] if transposed is None else (transposed, db)
+    lists = _lists("gemm_tiles_dw (cpu)", lists, pattern)
+    inputs = tile_inputs_cpu(x, pattern, lists) if inputs is None else inputs
+    transposed, db = tile_outputs_cpu(dy, pattern, scale, lists=lists)[1] if transposed is None else (transposed, db)
 
     def multiply(part):
-        for rows_of_class, cols_of_class, width in _products(pattern, part):
-            blas.matmul(transposed[rows_of_class], inputs[cols_of_class].T, out=out[rows_of_class, :width])
+        _products(DW, transposed, inputs, lists, part, out)
 
     threads.share(multiply, flops=2 * dy.shape[0] * out.size)
     return out, db

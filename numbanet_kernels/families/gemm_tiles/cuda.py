@@ -43,13 +43,13 @@ def tile_room_cuda(pattern):
     valid("tile_room (cuda)", pattern)
 
 
-def tile_inputs_cuda(x, pattern):
+def tile_inputs_cuda(x, pattern, lists=None):
     """None: kernels read x in place."""
     (_, cols), _ = valid("tile_inputs (cuda)", pattern)
     expect("tile_inputs (cuda)", x=(x, ("N", cols)))
 
 
-def tile_outputs_cuda(dy, pattern, scale=1.0, y=None):
+def tile_outputs_cuda(dy, pattern, scale=1.0, y=None, lists=None):
     """(dz, None); dz (N, O) is dy, or dy * (y > 0) with y; kernels read it in place. dy may be a function of `where` and
     `scale` that computes the pending product and fuses the mask.
     """
@@ -59,9 +59,9 @@ def tile_outputs_cuda(dy, pattern, scale=1.0, y=None):
     return dz if y is None or callable(dy) else relu_grad_cuda(dz, y), None
 
 
-def gemm_tiles_cuda(x, w, pattern, b=None, relu=False, scale=1.0, blocks=None, inputs=None, out=None):
+def gemm_tiles_cuda(x, w, pattern, b=None, relu=False, scale=1.0, blocks=None, inputs=None, out=None, lists=None):
     ((rows, cols), _), tile = valid("gemm_tiles (cuda)", pattern), pattern.tile
-    lists = _lists("gemm_tiles (cuda)", blocks, pattern)
+    lists = _lists("gemm_tiles (cuda)", lists if blocks is None else blocks, pattern)
     out = output("gemm_tiles (cuda)", empty_cuda, out, ("N", rows), x=(x, ("N", cols)), w=(w, (rows, cols)), b=(b, (rows,)))
     if available(x, w, out):
         of_rows, of_cols, starts = groups(lists, pattern)
@@ -84,9 +84,9 @@ def gemm_tiles_cuda(x, w, pattern, b=None, relu=False, scale=1.0, blocks=None, i
     return out
 
 
-def gemm_tiles_dx_cuda(dy, w, pattern, scale=1.0, blocks=None, outputs=None, where=None, out=None):
+def gemm_tiles_dx_cuda(dy, w, pattern, scale=1.0, blocks=None, outputs=None, where=None, out=None, lists=None):
     ((rows, cols), _), tile = valid("gemm_tiles_dx (cuda)", pattern), pattern.tile
-    lists = _lists("gemm_tiles_dx (cuda)", blocks, pattern)
+    lists = _lists("gemm_tiles_dx (cuda)", lists if blocks is None else blocks, pattern)
     out = output(
         "gemm_tiles_dx (cuda)",
         empty_cuda,
@@ -119,9 +119,9 @@ def gemm_tiles_dx_cuda(dy, w, pattern, scale=1.0, blocks=None, outputs=None, whe
     return out if where is None else relu_grad_cuda(out, where, out=out)
 
 
-def gemm_tiles_dw_cuda(dy, x, pattern, scale=1.0, blocks=None, inputs=None, outputs=None, out=None):
+def gemm_tiles_dw_cuda(dy, x, pattern, scale=1.0, blocks=None, inputs=None, outputs=None, out=None, lists=None):
     ((rows, cols), packed), tile = valid("gemm_tiles_dw (cuda)", pattern), pattern.tile
-    lists = _lists("gemm_tiles_dw (cuda)", blocks, pattern)
+    lists = _lists("gemm_tiles_dw (cuda)", lists if blocks is None else blocks, pattern)
     out = output("gemm_tiles_dw (cuda)", empty_cuda, out, packed, dy=(dy, ("N", rows)), x=(x, ("N", cols)))
     if available(dy, x, out):
         db = empty_cuda((rows,))

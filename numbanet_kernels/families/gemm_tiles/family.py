@@ -13,7 +13,8 @@ matrix is block-diagonal up to a permutation: dp dense products. 2 N O I / dp FL
 Packed dw (R T, ceil(C / dp) T): tile rows sorted by class, then by r; each row holds its kept columns, increasing. Elements of
 tiles beyond the edges of w are uninitialised. Intermediates that several products share can be computed once and passed in:
 `blocks` by `tile_blocks` (the kept tiles on the CPU, their lists on CUDA; dw does not need them on the CPU), `inputs` of x by
-`tile_inputs`, `outputs` of dy by `tile_outputs`.
+`tile_inputs`, `outputs` of dy by `tile_outputs`. `lists`, a `layouts.tiles.TileLists` on the device, are those of the pattern:
+recorded steps read them, whichever pattern of the kind they are of; without them they are computed and cached.
 Kernels: masked (a teaching step: every tile is visited, dropped ones are skipped by a test that is uniform over the block),
 listed (a block walks the list of the tiles that its class keeps; dropped work is never launched; both in `cuda_listed`) and
 grouped (used if the device has it: each class is a dense product, all in one launch; `cuda_grouped`).

@@ -11,7 +11,7 @@ SIZES = [(1, 1), (7, 9), (8, 8), (16, 40), (20, 33), (129, 65), (300, 31)]
 
 def places_of(rng, count):
     """Where each feature goes, -1 for every fifth."""
-    places = rng.permutation(count)
+    places = rng.permutation(count).astype(np.int32)
     places[::5] = -1
     return places
 

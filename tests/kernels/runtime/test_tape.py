@@ -8,6 +8,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from numbanet_kernels import cpu, examples
+from numbanet_kernels.families import gemm_rows
 from numbanet_kernels.host import blas, threads, thresholds
 from numbanet_kernels.host.ufuncs import apply
 from numbanet_kernels.layouts.rows import Period
@@ -104,8 +105,10 @@ def test_the_key_of_random_bits_is_read(rng):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_lists_of_another_plan_are_read(rng, shared):
+@pytest.mark.parametrize("listed", [0, gemm_rows.LISTED], ids=["views", "lists"])
+def test_lists_of_another_plan_are_read(rng, monkeypatch, shared, listed):
     """Of the same kind: as many rows and columns."""
+    monkeypatch.setattr(gemm_rows, "LISTED", listed)
     x, dy, w, b = (rng.standard_normal(shape, np.float32) for shape in ((9, 20), (9, 30), (90, 60), (90,)))
     rows, cols = period(90, 0, 3), period(60, 0, 3)
 

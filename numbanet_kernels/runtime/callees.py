@@ -1,0 +1,138 @@
+"""Calling compiled loops by their addresses, without the interpreter: what a tape (`tape`) does when it is replayed.
+
+Callee(loop)      where a loop begins, and how its arguments are packed into memory
+run(entries, …)   calls one after the other, in one compiled loop
+move(words, …)    the place of a view among the packed arguments of a call
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from typing import Any
+
+from llvmlite import ir
+from numba import int32, int64
+from numba.core import types
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+from numba.np import numpy_support
+
+from . import atomic
+from .declare import host_kernel
+from .launch import NotRecorded
+
+NONE = -2  # what a loop returns that is well, besides 0
+PLACE = 4  # which of the numbers of an array is its place
+
+
+class Callee:
+    """How a compiled loop is called: where it begins, what it takes, and `trampoline`, which takes the arguments from memory.
+
+    Numba passes an array as seven numbers or more: two owners, which may be missing, elements, bytes of an element, the place,
+    the length of each axis and the bytes between two entries of each.
+    """
+
+    def __init__(self, loop: Any) -> None:
+        ((_, compiled),) = loop.overloads.items()
+        described = compiled.fndesc
+        self.loop, self.function = loop, compiled.library.get_pointer_to_function(described.llvm_func_name)
+        kind = compiled.target_context.call_conv.get_function_type(described.restype, described.argtypes)
+        self.trampoline = _trampoline(tuple(kind.args))
+        self.kinds = [
+            (numpy_support.as_dtype(kind.dtype), kind.ndim, kind.layout) if isinstance(kind, types.Array) else None
+            for kind in described.argtypes
+        ]
+        self.pack = struct.Struct("<" + "".join(map(_packed, described.argtypes))).pack
+
+
+SCALARS = {
+    types.float32: "f4x",
+    types.float64: "d",
+    types.boolean: "B7x",
+    types.int32: "i4x",
+    types.int64: "q",
+    types.uint32: "I4x",
+    types.uint64: "Q",
+}  # each in eight bytes
+
+
+def _packed(kind: Any) -> str:
+    if isinstance(kind, types.Array):
+        return "q" * (5 + 2 * kind.ndim)
+    if isinstance(kind, types.UniTuple):
+        return kind.count * _packed(kind.dtype)
+    if kind not in SCALARS:
+        raise NotRecorded(f"a compiled loop takes a {kind}")
+    return SCALARS[kind]
+
+
+_libraries: list[Any] = []  # hold the code
+
+
+@functools.cache
+@global_compiler_lock
+def _trampoline(kinds: tuple[Any, ...]) -> int:
+    """Where int32 trampoline(function, place) begins, which calls a loop with what lies at a place: for each of its arguments
+    but the first two, where it would leave a result and an exception, eight bytes."""
+    codegen = cpu_target.target_context.codegen()
+    library = codegen.create_library(f"numbanet.trampoline{len(_libraries)}")
+    module = library.create_ir_module(library.name)
+    number, status = ir.IntType(64), ir.IntType(32)
+    function = ir.Function(module, ir.FunctionType(status, [number, number]), library.name)
+    builder = ir.IRBuilder(function.append_basic_block())
+    target, place = function.args
+    given = [builder.alloca(kind.pointee) for kind in kinds[:2]]
+    for unset in given:
+        builder.store(unset.type.pointee(None), unset)
+    for i, kind in enumerate(kinds[2:]):
+        given.append(builder.load(builder.inttoptr(builder.add(place, number(8 * i)), kind.as_pointer())))
+    callee = builder.inttoptr(target, ir.FunctionType(status, kinds).as_pointer())
+    builder.ret(builder.call(callee, given))
+    library.add_ir_module(module)
+    library.finalize()
+    _libraries.append(library)
+    return library.get_pointer_to_function(library.name)
+
+
+callee_of = functools.lru_cache(maxsize=None)(Callee)
+
+
+@intrinsic
+def _call(typing_context, trampoline, function, place):
+    """trampoline(function, place)"""
+
+    def generate(context, builder, signature, arguments):
+        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(64)] * 2).as_pointer()
+        return builder.call(builder.inttoptr(arguments[0], kind), arguments[1:])
+
+    return int32(int64, int64, int64), generate
+
+
+@host_kernel("void(i8[:, ::1], i8[::1], i8[::1], i8, i8[::1])")
+def run(entries, failed, arrived, threads, pauses):
+    """Call each (trampoline, function, place of its arguments, its number). One without a trampoline is a barrier: its function
+    is a place of `arrived`, where all threads meet. After one that fails, whose number, from 1 on, is then in failed[0], there
+    are only barriers."""
+    going = True
+    for i in range(entries.shape[0]):
+        if entries[i, 0] == 0:
+            place = entries[i, 1]
+            before = atomic.add(arrived, place, 1)
+            atomic.wait(arrived, place, (before // threads + 1) * threads, pauses)
+        elif going:
+            status = _call(entries[i, 0], entries[i, 1], entries[i, 2])
+            if status != 0 and status != NONE:
+                failed[0], going = entries[i, 3], False
+
+
+@host_kernel("void(i8[::1], i8, i8, i4[::1], i8, i4[::1], i8)")
+def move(words, at, start, rows, row_bytes, cols, col_bytes):
+    """words[at] = start, and the bytes from there to the first of the rows and of the columns."""
+    place = start
+    if rows.size:
+        place += rows[0] * row_bytes
+    if cols.size:
+        place += cols[0] * col_bytes
+    words[at] = place
