@@ -6,7 +6,7 @@ WORKERS ?= 2
 # what tests and benchmarks of this checkout compile is kept here, by a digest of the sources (numbanet_kernels/runtime/files.py)
 export NUMBA_CACHE_DIR ?= $(CURDIR)/.venv/caches
 
-.PHONY: demo check test test-all lint types release-check bench gpu clean
+.PHONY: demo check test test-all mutants lint types release-check bench gpu clean
 .DELETE_ON_ERROR:
 
 demo: .venv/ready-plots
@@ -21,6 +21,10 @@ test: LONG = and not long
 test test-all: .venv/ready-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not alone $(LONG)"
 	$(BIN)/python -m pytest -m "alone $(LONG)"
+
+# do tests notice wrong lines? WORDS="conv lstm" chooses files
+mutants: .venv/ready-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants $(WORDS)
 
 lint: .venv/ready-test
 	$(BIN)/ruff check .

@@ -34,6 +34,11 @@ def test_every_neuron_is_dropped_at_the_rate(rate, kind):
     check_frequencies(np.array([rows.plan(site(50, 9), rng).mask() for _ in range(STEPS)]), rate)
 
 
+def test_conventional_dropout_keeps_the_mean_of_activations():
+    plan = BernoulliDropout((0.3, 0.8)).plan(site(500, 9, 1), np.random.default_rng(6))
+    assert (plan.rate, plan.scale) == (0.8, pytest.approx(5.0))
+
+
 def test_batchwise_keeps_equally_many_of_any_neurons():
     rng, drawn = np.random.default_rng(7), BatchwiseDropout((0.5, 0.9))
     plans = [drawn.plan(site(6, 9), rng) for _ in range(STEPS)]

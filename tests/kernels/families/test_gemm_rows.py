@@ -46,8 +46,9 @@ def test_forward_and_dx_equal_reference(suffix, put, get, rng, shape, row_patter
     x, dy = rng.standard_normal((n, host_cols.size)), rng.standard_normal((n, host_rows.size))
     y = getattr(gemm_rows, f"gemm_rows_{suffix}")(put(x), put(w), rows, cols, put(b), True, 2.0)
     dx = getattr(gemm_rows, f"gemm_rows_dx_{suffix}")(put(dy), put(w), rows, cols)
-    masked = getattr(gemm_rows, f"gemm_rows_dx_{suffix}")(put(dy), put(w), rows, cols, put(x), 2.0)
-    expected = gemm_rows.gemm_rows_dx_reference(dy, w, host_rows, host_cols, x, 2.0)
+    gate = np.maximum(x, 0)  # what a ReLU leaves
+    masked = getattr(gemm_rows, f"gemm_rows_dx_{suffix}")(put(dy), put(w), rows, cols, put(gate), 2.0)
+    expected = gemm_rows.gemm_rows_dx_reference(dy, w, host_rows, host_cols, gate, 2.0)
     np.testing.assert_allclose(get(masked), expected, rtol=1e-5, atol=1e-5)
     expected = gemm_rows.gemm_rows_reference(x, w, host_rows, host_cols, b, True, 2.0)
     np.testing.assert_allclose(get(y), expected, rtol=1e-5, atol=1e-5)
@@ -84,12 +85,13 @@ def test_windows_equal_reference(suffix, put, get, rng, shape, row_window, col_w
     x, dy = rng.standard_normal((n, host_cols.size)), rng.standard_normal((n, host_rows.size))
     y = getattr(gemm_rows, f"gemm_rows_{suffix}")(put(x), put(w), rows, cols, put(b), True, 2.0)
     dx = getattr(gemm_rows, f"gemm_rows_dx_{suffix}")(put(dy), put(w), rows, cols)
-    masked = getattr(gemm_rows, f"gemm_rows_dx_{suffix}")(put(dy), put(w), rows, cols, put(x), 2.0)
+    gate = np.maximum(x, 0)  # what a ReLU leaves
+    masked = getattr(gemm_rows, f"gemm_rows_dx_{suffix}")(put(dy), put(w), rows, cols, put(gate), 2.0)
     expected = gemm_rows.gemm_rows_reference(x, w, host_rows, host_cols, b, True, 2.0)
     np.testing.assert_allclose(get(y), expected, rtol=1e-4, atol=1e-4)
     expected = gemm_rows.gemm_rows_dx_reference(dy, w, host_rows, host_cols)
     np.testing.assert_allclose(get(dx), expected, rtol=1e-4, atol=1e-4)
-    expected = gemm_rows.gemm_rows_dx_reference(dy, w, host_rows, host_cols, x, 2.0)
+    expected = gemm_rows.gemm_rows_dx_reference(dy, w, host_rows, host_cols, gate, 2.0)
     np.testing.assert_allclose(get(masked), expected, rtol=1e-4, atol=1e-4)
 
 

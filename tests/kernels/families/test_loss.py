@@ -30,6 +30,15 @@ def test_softmax_cross_entropy(shape, scale, weighted, suffix, put, get, rng):
     check(pair, loss.softmax_cross_entropy_reference(logits, labels, weights), get)
 
 
+def test_softmax_cross_entropy_is_exact_to_rounding(suffix, put, get):
+    """Its exponential is written out on the CPU: every part of the range in which it is a polynomial."""
+    logits = np.stack([np.linspace(-4, 4, 257), np.zeros(257)], 1).astype(np.float32)
+    labels = np.ones(257, np.int32)
+    pair = getattr(loss, f"softmax_cross_entropy_{suffix}")(put(logits), put(labels))
+    for ours, expected in zip(pair, loss.softmax_cross_entropy_reference(logits, labels), strict=True):
+        np.testing.assert_allclose(get(ours), expected, rtol=1.5e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize("scale, weighted", [(1.0, False), (1e4, True)])
 @pytest.mark.parametrize("shape", [*SHAPES, (5,), (3, 2, 4), (3, 0)], ids=str)
 @pytest.mark.parametrize("op", ERRORS)

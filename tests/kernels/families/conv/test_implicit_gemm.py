@@ -90,7 +90,8 @@ def numbers(rng, case):
     shape, outs, groups, window = CASES[case]
     depth = np.prod(window.kernel) * shape[3] // groups
     total = shape[0] * np.prod(window.positions(*shape[1:3]))
-    return tuple(rng.standard_normal(s) for s in (shape, (depth, outs), (outs,), (total, outs), (total, outs)))
+    *arrays, where = (rng.standard_normal(s) for s in (shape, (depth, outs), (outs,), (total, outs), (total, outs)))
+    return *arrays, np.maximum(where, 0)  # what a ReLU leaves
 
 
 def on_device(put, listed, blocks):
