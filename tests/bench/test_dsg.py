@@ -94,7 +94,7 @@ def test_quality_has_rows_a_table_and_a_chart(monkeypatch, tmp_path):
     assert [row["implementation"] for row in rows[:3]] == [f"{share} rate 0.8" for share in dsg.SHARES] and len(rows) == 6
     assert all(row["chance"] == 51 / 256 < row["found"] <= 1 for row in rows) and results.rows == rows
     head, *lines = cells(rows)
-    assert head[4] == "of the largest found" and len(lines) == 6
+    assert head[4] == "largest outputs selected" and len(lines) == 6
     dsg_quality.plot(results, tmp_path / "quality.png")
     assert (tmp_path / "quality.png").stat().st_size > 5000
     with pytest.raises(ValueError, match="--device cpu"):
