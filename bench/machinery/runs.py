@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -10,6 +11,11 @@ import numpy as np
 
 Run = dict[str, Any]
 TORCH = "torch nn.Dropout"
+
+
+def key_of(settings: dict[str, Any]) -> str:
+    """Settings as a string, which can be a dictionary key."""
+    return json.dumps(settings, sort_keys=True)
 
 
 def measure(chosen: dict[str, Any]) -> str:
