@@ -74,9 +74,9 @@ def a_layer():
 def test_more_of_the_largest_are_found_than_by_chance(share, monkeypatch):
     layer, batches = a_layer()
     for epsilon in (0.99, 0.6):
-        assert 0.3 < dsg_quality.found(layer, batches, 0.8, share, epsilon) < 0.95
+        assert 0.3 < dsg_quality.recall(layer, batches, 0.8, share, epsilon) < 0.95
     monkeypatch.setattr(dsg_quality, "DynamicSparseGraph", lambda rate, epsilon, share: dsg.Oracle(rate, share))
-    assert dsg_quality.found(layer, batches, 0.8, share, 0.9) == 1.0
+    assert dsg_quality.recall(layer, batches, 0.8, share, 0.9) == 1.0
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 0.5, 0.9])
