@@ -1,5 +1,4 @@
-"""Dropping single weights or inputs of LeNet-5's convolutions, and inputs by magnitude, on MNIST: the motivation of rsdp and
-bsdp.
+"""Dropping single weights or inputs of LeNet-5's convolutions, and inputs by magnitude, on MNIST: the motivation of rsdp.
 
 *DNN Training Acceleration via Exploring GPGPU Friendly Sparsity*, section 4, with masks of single values, which save no work:
 

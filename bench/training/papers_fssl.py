@@ -1,5 +1,4 @@
-"""Structured sparsity learning: accuracy, share of remaining weights, time of training and prediction, against dense and
-pruned.
+"""Structured sparsity learning: accuracy, share of remaining weights, times of training and prediction.
 
 *Performance of Training Sparse Deep Neural Networks on GPUs* removes more than nine tenths of the weights, with twice the
 speed-up of unstructured sparsity. Here 784-1024-1024-10 is trained on Fashion-MNIST with a group lasso of rows, columns, both,
