@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m bench list` names the suites, bench/README.md says how they measure."""
+"""Benchmarks. `python -m bench list` prints the suites; bench/README.md explains how they measure."""

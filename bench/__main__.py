@@ -25,9 +25,9 @@ COMMANDS = ("list", "report", "gpu")
 def _parser(prog: str) -> cli.Parser:
     parser = cli.Parser(
         prog=prog,
-        description="Measure numbanet. `list` names the suites, `report` rewrites the "
-        "tables of the README files from bench/results/, `gpu` runs all that needs a "
-        "graphics card.",
+        description="Measure numbanet. `list` prints the suites, `report` rewrites the "
+        "tables of the README files from bench/results/, `gpu` runs all tests and suites "
+        "that need a GPU.",
         epilog=f"Suites: {', '.join(suites.suites())}.",
     )
     parser.add_argument("suites", nargs="+", metavar="SUITE", help="suites to run, or `list`, `report` or `gpu`")
@@ -35,29 +35,32 @@ def _parser(prog: str) -> cli.Parser:
         "--device",
         choices=("cpu", "cuda", "emulated"),
         default="cpu",
-        help="emulated: of a family, what its kernels do, counted",
+        help="where to run; emulated counts the instructions and memory accesses of a family's kernels",
     )
-    parser.add_argument("--shape", type=cli.shape, metavar="N,I,O", help="of a family's kernels: samples, inputs and outputs")
+    parser.add_argument("--shape", type=cli.shape, metavar="N,I,O", help="for a family of kernels: samples, inputs and outputs")
     parser.add_argument(
         "--against",
         choices=("torch",),
-        help="the peer; without it times stand alone, and dropout is compared with numbanet's own dense training",
+        help="the library to compare with; by default kernels are timed alone, and dropout is compared with numbanet's "
+        "dense training",
     )
-    parser.add_argument("--before", type=Path, metavar="FOLDER", help="another checkout: the peers are what all was there")
+    parser.add_argument("--before", type=Path, metavar="FOLDER", help="compare with the numbanet of another checkout")
     parser.add_argument(
         "--only",
         default="",
         metavar="PATTERN",
-        help="of the suites' cases, or trainings, those alone in whose name this regular expression is found",
+        help="run only the cases, or training runs, whose name matches this regular expression",
     )
-    parser.add_argument("--quick", action="store_true", help="small sizes and few turns: does it run, not how fast")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file, case by case")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the results to this PNG, PDF or SVG file")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes and few repetitions: checks that a suite runs; the times mean nothing"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file after each case")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="plot the results to this PNG, PDF or SVG file")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "bench") -> int:
-    """Run one command; returns the exit status: 0 done, 1 a result was wrong, 2 bad input, 130 interrupted."""
+    """Run one command; return the exit status: 0 success, 1 a wrong result, 2 bad input, 130 interrupted."""
     parser = _parser(prog)
     chosen = parser.parse_args(arguments)
     unknown = [name for name in chosen.suites if name not in (*suites.suites(), *COMMANDS)]
@@ -65,7 +68,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "bench") -> int:
         parser.error(f"there is no suite {unknown[0]!r}; choose from {', '.join(suites.suites())}")
     alone = [name for name in chosen.suites if name in COMMANDS or suites.stands_alone(name)]
     if len(chosen.suites) > 1 and alone:
-        parser.error(f"{alone[0]} stands alone")
+        parser.error(f"{alone[0]} cannot be combined with other suites; run it in a command of its own")
     if alone and alone[0] in ("report", "gpu") and not checkout():
         parser.error(f"{alone[0]} needs a checkout of numbanet, with its tests and results")
     emulated = chosen.device == "emulated"
@@ -95,17 +98,17 @@ def main(arguments: Sequence[str] | None = None, prog: str = "bench") -> int:
 
 
 def _only_for(parser: cli.Parser, option: str, suites: Sequence[str], allowed: Collection[str]) -> None:
-    """Refuse suites that an option says nothing to."""
+    """Exit with an error if a suite does not support an option."""
     for suite in suites:
         if suite not in allowed:
-            parser.error(f"{option} says nothing to {suite}; it goes with {', '.join(allowed)}")
+            parser.error(f"{option} does not apply to {suite}; it applies to {', '.join(allowed)}")
 
 
 def _list() -> int:
     width = max(map(len, suites.suites()))
     for suite, about in suites.suites().items():
         print(f"{suite:{width}}  {about}")
-    sys.stdout.flush()  # here, where a reader that has gone is no error
+    sys.stdout.flush()  # main handles a closed pipe here; at exit Python would report an error
     return 0
 
 
@@ -120,7 +123,7 @@ def _say(text: str) -> None:
 
 
 def _measure(parser: cli.Parser, chosen: argparse.Namespace) -> int:
-    """Run the suites in order; tables as they are done, the file and the plot of all."""
+    """Run the suites in order and print a table after each; write the results file and the plot for all of them."""
     try:
         re.compile(chosen.only)
     except re.error as error:
@@ -128,19 +131,19 @@ def _measure(parser: cli.Parser, chosen: argparse.Namespace) -> int:
     if chosen.against == "torch" and importlib.util.find_spec("torch") is None:
         parser.error("--against torch: PyTorch is not installed; pip install torch")
     if chosen.before and not checkout(chosen.before):
-        parser.error(f"--before: {chosen.before} is no checkout of numbanet with a bench like this one")
+        parser.error(f"--before: {chosen.before} is not a checkout of numbanet with bench/machinery")
     if chosen.before and any(map(suites.stands_alone, chosen.suites)):
-        parser.error("--before goes with suites that time steps or kernels")
+        parser.error("--before applies only to suites that time steps or kernels")
     if chosen.before and (chosen.against or __package__ != "bench"):
-        parser.error("--before takes the place of --against, and compares checkouts: python -m bench in one of them")
+        parser.error("--before replaces --against and compares two checkouts: run python -m bench in one of them")
     from numbanet.device import device
 
-    device(chosen.device)  # RuntimeError with the reason where it is not available
+    device(chosen.device)  # RuntimeError with the reason if it is not available
     options = Options(
         chosen.device, chosen.against, chosen.quick, chosen.only, chosen.shape, chosen.before and str(chosen.before.resolve())
     )
-    told = {"before": commit(chosen.before.resolve())} if chosen.before else {}
-    results = Results(chosen.json, **{**dataclasses.asdict(options), **told})
+    compared = {"before": commit(chosen.before.resolve())} if chosen.before else {}
+    results = Results(chosen.json, **{**dataclasses.asdict(options), **compared})
     for suite in dict.fromkeys(chosen.suites):
         if suite in suites.families():
             rows = run_cases(suite, kernels.suite(suite, options), options, results, _say)
@@ -152,9 +155,9 @@ def _measure(parser: cli.Parser, chosen: argparse.Namespace) -> int:
     if chosen.plot:
         from .machinery import plots
 
-        own = getattr(suites.files().get(chosen.suites[0]), "plot", None)
-        if own:
-            own(results, chosen.plot)
+        suite_plot = getattr(suites.files().get(chosen.suites[0]), "plot", None)
+        if suite_plot:
+            suite_plot(results, chosen.plot)
         else:
             plots.plot_ratios(results.rows, chosen.plot)
     problems = [row for row in results.rows if row.get("problem")]

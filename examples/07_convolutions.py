@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 7. Convolutions, and which part of an image to drop
 #
-# A convolution is a matrix product in disguise. This walkthrough draws the disguise, then looks at what dropout may leave
-# out of the product: rows of the input matrix (`rsdp`) or blocks of it (`bsdp`), chosen by what the image looks like.
+# A convolution can be computed as a matrix product. This walkthrough draws that product, then shows which parts of it dropout
+# can skip: rows of the input matrix (`rsdp`) or blocks of it (`bsdp`), chosen by the values of the image.
 #
 # Source: Song, Xu, Li, Jing, Liang, Jiang, "DNN Training Acceleration via Exploring GPGPU Friendly Sparsity", sections 4
 # and 5.
@@ -46,7 +46,7 @@ def draw(ax, matrix, title, xlabel="", ylabel="", cmap="Greys", **limits):
 threadpool_limits(1)  # one core, so that seconds can be compared
 
 # %% [markdown]
-# The images are MNIST's where its files are at hand (in the folder that `NUMBANET_DATA` names, or in the cache); else
+# The images are MNIST's if its files are on this machine (in the folder that `NUMBANET_DATA` names, or in the cache); else
 # scikit-learn's digits, enlarged to the same 28 × 28. Nothing is downloaded here.
 
 
@@ -93,25 +93,25 @@ draw(axes[2], w, "weight w", "filter (4)", "tap (9)", "RdBu", vmin=-1, vmax=1)
 draw(axes[3], A @ w, "y = A w", "filter (4)", "output position (36)", "RdBu", vmin=-1.5, vmax=1.5)
 for (row, column), colour in zip(shown, (BLUE, ORANGE)):
     axes[0].add_patch(plt.Rectangle((column - 0.5, row - 0.5), 3, 3, fill=False, edgecolor=colour, linewidth=2.5))
-    place = row * 6 + column
+    position = row * 6 + column
     for ax, width in ((axes[1], 9), (axes[3], 4)):
-        ax.add_patch(plt.Rectangle((-0.5, place - 0.5), width, 1, fill=False, edgecolor=colour, linewidth=2))
+        ax.add_patch(plt.Rectangle((-0.5, position - 0.5), width, 1, fill=False, edgecolor=colour, linewidth=2))
 save("conv_matrix.png")
 
 # %% [markdown]
-# A holds every pixel up to nine times, so building it (`im2col`) costs memory and time. numbanet never does: tiles of it are
-# gathered into the cache, multiplied there and forgotten. But A is the right picture for what can be *left out*.
+# A contains every pixel up to nine times, so building it (`im2col`) costs memory and time. numbanet never builds it: it gathers
+# tiles of A into the cache and multiplies them there. But A shows which parts of the product can be *skipped*.
 #
 # ## Where an image is sensitive
 #
-# Most values of a feature map are near zero, and the large ones lie together. So A is cut into regions; of each a few
-# values are looked at, and where more than half of them exceed a threshold, the region is *sensitive*. Sensitive regions
-# are dropped rarely, others often, such that together they make the rate that is asked for. `fit` finds the threshold of
-# each layer from some training images.
+# Most values of a feature map are near zero, and the large ones are close to each other. So A is divided into regions. The
+# policy reads a few values of each region; if more than half of them exceed a threshold, the region is *sensitive*. Sensitive
+# regions are dropped rarely, others often, so that the mean is the dropout rate. `fit` computes the threshold of each layer
+# from some training images.
 #
-# Here is LeNet-5 after a short training, and thresholds that are found for it as it is now. For a few test images we ask
-# the policy 60 times which output positions it keeps, at each of the two convolutions: bright positions are kept most of
-# the time. Each image has its own here (together=1); by default 16 of a batch share theirs, which is faster.
+# Here is LeNet-5 after a short training, with thresholds computed for its present weights. For a few test images we call the
+# policy 60 times at each of the two convolutions, and count how often it keeps each output position: bright positions are kept
+# most of the time. Here each image has its own plan (together=1); by default 16 images of a batch share one, which is faster.
 
 # %%
 net = Net("lenet5", dropout="rsdp", dropout_rate=0.5, epochs=2, batch_size=32, learning_rate=0.02, random_state=0)
@@ -119,24 +119,25 @@ net.fit(X_train, y_train)
 model = net.model_
 policy = RowSensitiveDropout(0.5, contrast=0.8, together=1).calibrated(model, Tensor(X_train[:64]))
 sites, chosen = Tree(model).sites, model.droppable(policy.kind)
-few, kept = X_test[:4], {}
+few, kept_shares = X_test[:4], {}
 
 
-def ask(site, flow, layer):
-    """Called for each site of a layer that may be chosen from, when its input is there: images with channels last."""
+def count_choices(site, flow, layer):
+    """Called for each site of a layer as soon as its input is computed: images with channels last."""
     if site in chosen:
         masks = [policy.choose_from_flow(site, flow, layer, rng).mask() for _ in range(60)]
-        kept[site.number] = np.mean(masks, axis=0).reshape(len(flow.x), *layer.window.positions(*flow.x.shape[1:3]))
+        positions = layer.window.positions(*flow.x.shape[1:3])
+        kept_shares[site.number] = np.mean(masks, axis=0).reshape(len(flow.x), *positions)
 
 
 with no_grad():
-    model(Tensor(few), Context(plans=Plans(sites=sites, choose=ask)))
+    model(Tensor(few), Context(plans=Plans(sites=sites, choose=count_choices)))
 fig, axes = plt.subplots(3, 4, figsize=(8.5, 6.6), layout="constrained")
 for i, column in enumerate(axes.T):
     draw(column[0], few[i, 0], "image" if i == 0 else "", vmin=0, vmax=1)
     for number in (0, 1):
         title = f"convolution {number + 1}: how often\na position is kept" if i == 0 else ""
-        picture = column[1 + number].imshow(kept[number][i], cmap="cividis", vmin=0.2, vmax=0.9)
+        picture = column[1 + number].imshow(kept_shares[number][i], cmap="cividis", vmin=0.2, vmax=0.9)
         column[1 + number].set_title(title, loc="left", fontsize=10)
         column[1 + number].set(xticks=[], yticks=[])
         column[1 + number].spines[:].set_visible(False)
@@ -148,34 +149,34 @@ print("by convolution:", {name: np.round(report[name], 2).tolist() for name in (
 # %% [markdown]
 # ## Rows and blocks
 #
-# What is dropped has to be large pieces, or nothing is saved. Two shapes, drawn on the input matrix of the second
-# convolution for one image: 100 positions, 5 × 5 taps of 6 channels.
+# Dropping saves time only if the dropped parts are large. Two shapes, drawn on the input matrix of the second convolution for
+# one image: 100 positions, 5 × 5 taps of 6 channels.
 #
-# * **rsdp** drops rows of A, whole positions. y is zero there, and forward and backward compute kept rows only.
-# * **bsdp** drops blocks, the *same number in every block row*, so that all have the same work. Which ones is drawn, the
-#   sensitive ones most likely. (By default blocks are taller, to make the products larger; here they are small, to be seen.)
+# * **rsdp** drops rows of A, which are whole positions. There y is zero, and forward and backward compute kept rows only.
+# * **bsdp** drops blocks, the *same number in every block row*, so that all block rows have the same work. It draws at random
+#   which blocks it keeps, sensitive ones most likely. (By default blocks are taller, so that the products are larger.)
 
 # %%
 second = [layer for layer in model.layers if isinstance(layer, Conv2d)][1]
 blocks = BlockSensitiveDropout(0.5, rows=10, columns=6, contrast=0.8).calibrated(model, Tensor(X_train[:64]))
-found = {}
+matrices, plans = [], {}
 
 
-def look(site, flow, layer):
-    """Plans for the second convolution, and its input matrix, channels fastest."""
+def record(site, flow, layer):
+    """Record both plans of the second convolution, and its input matrix with channels as the fastest index."""
     if site in chosen and layer is second:
         windows = np.lib.stride_tricks.sliding_window_view(flow.x.numpy()[0], (5, 5), axis=(0, 1))  # OH, OW, C, KH, KW
-        found["A"] = windows.transpose(0, 1, 3, 4, 2).reshape(100, 150)
-        found["rsdp"] = policy.choose_from_flow(site, flow, layer, rng)
-        found["bsdp"] = blocks.choose_from_flow(site, flow, layer, rng)
+        matrices.append(windows.transpose(0, 1, 3, 4, 2).reshape(100, 150))
+        plans["rsdp"] = policy.choose_from_flow(site, flow, layer, rng)
+        plans["bsdp"] = blocks.choose_from_flow(site, flow, layer, rng)
 
 
 with no_grad():
-    model(Tensor(few[:1]), Context(plans=Plans(sites=sites, choose=look)))
-values = np.minimum(found["A"] / np.quantile(found["A"], 0.98), 1)
+    model(Tensor(few[:1]), Context(plans=Plans(sites=sites, choose=record)))
+values = np.minimum(matrices[0] / np.quantile(matrices[0], 0.98), 1)
 fig, axes = plt.subplots(1, 3, figsize=(10.5, 3.2), layout="constrained")
 for ax, name in zip(axes, (None, "rsdp", "bsdp")):
-    mask = np.ones(values.shape, bool) if name is None else np.broadcast_to(found[name].mask().reshape(100, -1), values.shape)
+    mask = np.ones(values.shape, bool) if name is None else np.broadcast_to(plans[name].mask().reshape(100, -1), values.shape)
     colours = np.where(mask[..., None], plt.get_cmap("Greys")(values)[..., :3], matplotlib.colors.to_rgb("#e8b986"))
     draw(
         ax,
@@ -185,16 +186,16 @@ for ax, name in zip(axes, (None, "rsdp", "bsdp")):
         "output position (100)",
     )
 save("conv_dropped.png")
-each = found["bsdp"].mask().reshape(10, 10, 25, 6).all(axis=(1, 3)).sum(axis=1)
+each = plans["bsdp"].mask().reshape(10, 10, 25, 6).all(axis=(1, 3)).sum(axis=1)
 print("blocks kept in each block row:", each.tolist())
 assert len(set(each.tolist())) == 1
 
 # %% [markdown]
 # ## A rate that changes
 #
-# A network that has learned nothing yet needs to see its inputs, and one that settles, too. `SkewNormalSchedule` follows
-# a skew normal density: low at first, rising, low at the end, with exactly the mean that is asked for. It is a function
-# epoch → rate, and any other function will do.
+# At the beginning of training and at its end a network needs more of its inputs than in between. `SkewNormalSchedule` follows a
+# skew normal density: low at first, rising, low at the end, with exactly the given mean. It is a function epoch → rate; any
+# other such function works as well.
 
 # %%
 EPOCHS = 20
@@ -220,8 +221,8 @@ save("conv_schedule.png")
 # %% [markdown]
 # ## LeNet-5
 #
-# All together on 600 images. `flops_share` counts the products of a step: the linear layers, which these policies leave
-# alone, are a part of it.
+# The three kinds of training on 600 images. `flops_share` counts all products of a step, including those of the linear layers,
+# which these policies do not change.
 
 # %%
 EPOCHS, RATE = 3, 0.5
@@ -256,6 +257,5 @@ ax.legend(frameon=False, handlelength=3)
 save("conv_lenet5.png")
 
 # %% [markdown]
-# On networks this small, a part of the seconds is pooling, linear layers and Python, and dropping can only save the products.
-# `python -m bench cnn` measures larger networks against PyTorch, and `python -m bench papers-cnn` how much each way to drop
-# learns.
+# In a network this small, pooling, linear layers and Python take a part of the time, and dropping saves only products.
+# `python -m bench cnn` times larger networks against PyTorch, and `python -m bench papers-cnn` measures their accuracy.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 8. An LSTM: memory, gradients through time, and what they may leave out
 #
-# An LSTM reads a sequence step by step and remembers. This walkthrough builds one cell by hand, draws how far back a loss is
-# felt, shows which parts of its matrices dropout leaves out, lets a small model write text, and ends with the gates: half of
-# their gradients can be left out, too.
+# An LSTM reads a sequence step by step and has a memory. This walkthrough builds one cell by hand, draws how far back in time
+# gradients reach, shows which parts of its matrices dropout skips, trains a small model that writes text, and ends with the
+# gates: half of their gradients can be skipped, too.
 #
 # Sources: Hochreiter & Schmidhuber, "Long short-term memory" (1997); Zaremba, Sutskever, Vinyals, "Recurrent neural network
 # regularization" (2014); Song et al., "Approximate Random Dropout" (2018).
@@ -45,15 +45,15 @@ threadpool_limits(1)  # one core, so that seconds can be compared
 # %% [markdown]
 # ## A cell by hand
 #
-# A unit has a **cell** c, its memory, and an output h, which is all that others see of it. Three gates, numbers from 0 to 1,
-# say what happens in a step: i what of the new value g is written, f what of the memory stays, o what of it is shown.
+# A unit has a **cell** c, its memory, and an output h, the only value that other units read. Three gates, numbers from 0 to 1,
+# are factors in each step: i scales the new value g, f scales the old memory, o scales the output.
 #
 # i, f, o = sigmoid, g = tanh of W_ih x[t] + b_ih + W_hh h[t-1] + b_hh
 #
 # c[t] = f c[t-1] + i g,  h[t] = o tanh c[t]
 #
-# The four come from one product: the rows of W_ih (4H, I) and W_hh (4H, H) are those of i, f, g, o in PyTorch's order. Eight
-# lines of NumPy are an LSTM. numbanet's does the input products of all steps at once and gates and states in one pass.
+# All four come from one product: W_ih (4H, I) and W_hh (4H, H) have the rows of i, f, g, o in PyTorch's order. Eight lines of
+# NumPy are an LSTM. numbanet computes the input products of all steps at once, and gates and states in one pass.
 
 
 # %%
@@ -64,14 +64,14 @@ def sigmoid(a):
 def by_hand(x, w_ih, w_hh, b_ih, b_hh):
     """x (T, N, I) -> the gates (T, N, 4, H), c and h (T, N, H) of all steps."""
     h = c = np.zeros((x.shape[1], w_hh.shape[1]))
-    found = []
+    steps = []
     for x_t in x:
         i, f, g, o = np.split(x_t @ w_ih.T + b_ih + h @ w_hh.T + b_hh, 4, axis=1)
         i, f, g, o = sigmoid(i), sigmoid(f), np.tanh(g), sigmoid(o)
         c = f * c + i * g
         h = o * np.tanh(c)
-        found.append((np.stack([i, f, g, o], axis=1), c, h))
-    return map(np.array, zip(*found))
+        steps.append((np.stack([i, f, g, o], axis=1), c, h))
+    return map(np.array, zip(*steps))
 
 
 x = rng.standard_normal((35, 20, 24)).astype(np.float32)  # 35 steps of 20 samples
@@ -83,8 +83,8 @@ print(f"by hand and fused: largest difference {difference:.1e}")
 assert difference < 1e-5
 
 # %% [markdown]
-# What the gates are for is best seen where somebody has set them. One unit, three inputs: a value, and two signals, *write*
-# and *read*. Write opens i and closes f, so that c becomes the value; read opens o. Between signals the unit remembers.
+# Weights set by hand show the purpose of the gates. One unit has three inputs: a value, and two signals, *write* and *read*.
+# Write opens i and closes f, so that c becomes the value; read opens o. Between signals c stays the same.
 
 # %%
 T = 60
@@ -93,17 +93,12 @@ write, read = np.zeros(T), np.zeros(T)
 write[[6, 27, 43]], read[[13, 14, 21, 35, 36, 37, 52]] = 1, 1
 x = np.stack([value, write, read], axis=1)[:, None].astype(np.float32)
 latch = LSTM(3, 1)
-latch.load_state_dict(
-    {
-        "weight_ih_l0": [[0, 12, 0], [0, -12, 0], [1, 0, 0], [0, 0, 12]],
-        "weight_hh_l0": np.zeros((4, 1)),
-        "bias_ih_l0": [-6, 6, 0, -6],
-        "bias_hh_l0": np.zeros(4),
-    }
-)  # rows: i, f, g, o
+w_ih, b_ih = [[0, 12, 0], [0, -12, 0], [1, 0, 0], [0, 0, 12]], [-6, 6, 0, -6]  # rows: i, f, g, o
+names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+latch.load_state_dict(dict(zip(names, (w_ih, np.zeros((4, 1)), b_ih, np.zeros(4)))))
 gates, c, h = by_hand(x, *latch.state_dict().values())
 assert np.abs(latch(Tensor(x))[0].numpy() - h).max() < 1e-5
-for t, end in ((6, 27), (27, 43), (43, T)):  # what was written, and what is left of it when the next comes
+for t, end in ((6, 27), (27, 43), (43, T)):  # c after a write at step t, and before the next write
     assert abs(c[t, 0, 0] - np.tanh(value[t])) < 0.02 and abs(c[end - 1, 0, 0] - c[t, 0, 0]) < 0.1
 
 fig, (above, middle, below) = plt.subplots(3, 1, figsize=(9, 5.2), layout="constrained", sharex=True, height_ratios=(3, 2.4, 3))
@@ -127,13 +122,13 @@ save("lstm_cell.png")
 # ## Back through time
 #
 # Training needs the opposite direction: how much does a loss at step t depend on the input of an earlier step s? The gradient
-# flows from c[t] to c[t-1] through a product with f, and nothing else on that way makes it smaller. A forget gate near 1
-# carries it far; at 0.5 it is halved in each step. So the bias of f decides what can be learned (Jozefowicz, Zaremba,
-# Sutskever 2015: begin with 1 or more).
+# of c[t-1] is the gradient of c[t] times f, and nothing else on this path makes it smaller. If the forget gate is near 1,
+# gradients reach far back; if it is 0.5, they halve in each step. So the bias of f decides which dependencies a network can
+# learn (Jozefowicz, Zaremba, Sutskever 2015: begin with 1 or more).
 #
-# One pass finds the gradients of all losses: the same sequence T times, and sample t has a loss at step t alone. Drawn is the
-# norm of dx[s]; what comes after a loss has no part in it. On the left is the mean over all losses. It lies above the powers of
-# f, because gradients also go back through h: without W_hh it is these powers.
+# One pass computes the gradients of all losses: the batch contains the same sequence T times, and sample t has its loss at step
+# t. The right panels show the norm of dx[s]; inputs after a loss have no gradient. The left panel shows the mean over all
+# losses. It is above the powers of f, because gradients also flow through h: without W_hh it equals these powers.
 
 # %%
 T, H = 40, 48
@@ -142,36 +137,30 @@ where = rng.choice([-1.0, 1.0], H)  # a loss: the sum of the outputs with these 
 dy = np.eye(T)[:, :, None] * where
 
 
-def felt(bias, through_h=True):
-    """[t, s]: the norm of dx[s] for a loss at step t, where the gate f has this bias."""
+def gradient_norms(bias, through_h=True):
+    """[t, s]: the norm of dx[s] for a loss at step t, if the gate f has this bias."""
     lstm = LSTM(8, H, rng=3)
     state = lstm.state_dict()
-    lstm.load_state_dict(
-        {
-            **state,
-            "weight_hh_l0": through_h * state["weight_hh_l0"],
-            "bias_ih_l0": np.repeat([0, bias, 0, 0], H),
-            "bias_hh_l0": np.zeros(4 * H),
-        }
-    )
+    biases = {"bias_ih_l0": np.repeat([0, bias, 0, 0], H), "bias_hh_l0": np.zeros(4 * H)}
+    lstm.load_state_dict({**state, **biases, "weight_hh_l0": through_h * state["weight_hh_l0"]})
     x = Tensor(np.repeat(sequence, T, axis=1), requires_grad=True)
     lstm(x)[0].backward(dy)
     return np.linalg.norm(x.grad.numpy(), axis=2).T
 
 
 def by_age(norms):
-    """The mean over all losses of what is left so many steps back, relative."""
+    """The mean norm over all losses at k steps back, relative to k = 0."""
     means = np.array([np.diagonal(norms, -k).mean() for k in back])
     return means / means[0]
 
 
-back, found = np.arange(26), {bias: felt(bias) for bias in (-1, 1, 3)}
-assert not any(np.triu(norms, 1).any() for norms in found.values())
-assert found[-1][-1, -11] < 1e-3 * found[3][-1, -11]
-assert np.abs(np.log(by_age(felt(1, through_h=False)) / sigmoid(1) ** back)).max() < 0.5
+back, norms_of = np.arange(26), {bias: gradient_norms(bias) for bias in (-1, 1, 3)}
+assert not any(np.triu(norms, 1).any() for norms in norms_of.values())
+assert norms_of[-1][-1, -11] < 1e-3 * norms_of[3][-1, -11]
+assert np.abs(np.log(by_age(gradient_norms(1, through_h=False)) / sigmoid(1) ** back)).max() < 0.5
 
 fig, axes = plt.subplots(1, 3, figsize=(11, 3.7), layout="constrained", width_ratios=(1.35, 1, 1))
-for (bias, norms), colour, mark in zip(found.items(), (GREY, ORANGE, BLUE), "xso"):
+for (bias, norms), colour, mark in zip(norms_of.items(), (GREY, ORANGE, BLUE), "xso"):
     left = by_age(norms)
     axes[0].plot(back, left, color=colour, linewidth=2, marker=mark, markevery=3, label=f"bias {bias}")
     axes[0].plot(back, sigmoid(bias) ** back, color=colour, linewidth=1, linestyle=":")
@@ -180,7 +169,7 @@ axes[0].set(xlabel="steps back from the loss", ylabel="norm of dx, relative", ys
 axes[0].set_title("how far back (dotted: f to that power)", loc="left", fontsize=10)
 axes[0].legend(frameon=False, loc="lower left")
 for ax, bias in zip(axes[1:], (-1, 3)):
-    norms = np.log10(np.maximum(found[bias], 1e-6))
+    norms = np.log10(np.maximum(norms_of[bias], 1e-6))
     norms[np.triu_indices(T, 1)] = np.nan
     picture = ax.imshow(norms, cmap="cividis", vmin=-5, vmax=0, interpolation="nearest")
     ax.set_title(f"bias of f {bias}", loc="left", fontsize=10)
@@ -189,20 +178,21 @@ fig.colorbar(picture, ax=axes[1:], shrink=0.8, label="log10 of the norm", extend
 save("lstm_through_time.png")
 
 # %% [markdown]
-# ## What dropout leaves out
+# ## What dropout skips
 #
-# A step of the second of two layers is two products, with W_ih and with W_hh. Which parts of them are computed?
+# A step of the second of two layers consists of two products, with W_ih and with W_hh. Which parts of them are computed?
 #
-# * **bernoulli** drops outputs of the layer before, others for each sample and step: all of both is computed.
-# * **rdp** drops the same units in all samples and steps of a mini-batch. Their columns of W_ih meet nothing. W_hh sees all
-#   units: cells are what the layer remembers (Zaremba et al. drop *non-recurrent* connections only).
-# * **tdp** leaves out tiles of W_ih.
-# * **recurrent rdp** hides units from W_hh as well. They keep their cells, go on, and come out in y; only the next step does
-#   not see them in this mini-batch. Dropping the cells themselves would wipe out what they remember in every step.
+# * **bernoulli** drops random outputs of the first layer, different ones for each sample and step: both products are computed
+#   completely.
+# * **rdp** drops the same units in all samples and steps of a mini-batch. Their columns of W_ih are skipped. W_hh uses all
+#   units, because cells are the memory of the layer (Zaremba et al. drop *non-recurrent* connections only).
+# * **tdp** skips tiles of W_ih.
+# * **recurrent rdp** also skips columns of W_hh. The dropped units still update their cells and are a part of y; only the next
+#   step does not read their h. Dropping the cells themselves would erase their memory in every step.
 #
-# A policy draws a plan for each *site* of a layer; here are plans that keep one in two. Drawn are the transposes of both
-# matrices, 32 × 128. The share is that of the layer's products, forward and backward. As in walkthrough 3, a plan must not
-# change the mathematics: for the last one y is compared with that of masked matrices.
+# A policy draws a plan for each *site* of a layer; here are plans that keep one in two. The picture shows the transposes of
+# both matrices, 32 × 128, and the share of the layer's products that is computed, forward and backward. As in walkthrough 3, a
+# plan must not change the mathematics: for the last plan y is compared with that of masked matrices.
 
 # %%
 H, N, T = 32, 20, 35
@@ -226,7 +216,7 @@ def share(plans):
 
 
 def masks_of(plans):
-    """By matrix (4H, H), what its elements are multiplied by."""
+    """{name of a matrix (4H, H): the factors of its elements}"""
     masks = {"weight_ih_l0": np.ones((4 * H, H)), "weight_hh_l0": np.ones((4 * H, H))}
     for site, plan in plans.items():
         masks["weight_hh_l0" if site is returning else "weight_ih_l0"] *= plan.mask() * plan.scale
@@ -256,7 +246,7 @@ print(f"largest difference from masked matrices {difference:.1e}, from whole one
 assert difference < 1e-5
 
 # %% [markdown]
-# In training the periods are drawn, and a layer's own outputs and inputs independently. In the mean over many steps:
+# Training draws the periods at random, independently for outputs, inputs and recurrent inputs. The mean over many steps:
 
 
 # %%
@@ -278,9 +268,9 @@ for p in (0.3, 0.5, 0.7):
 # %% [markdown]
 # ## A model that writes
 #
-# `LanguageModel` is an embedding, LSTM layers and a linear layer that says which symbol comes next. Its text is a list: words,
-# or, as here, characters. The text is Python's own manual: 18,000 characters of it to learn from, and other paragraphs
-# to see what was understood. Perplexity is of how many characters, equally probable, the model would have to guess.
+# `LanguageModel` is an embedding, LSTM layers and a linear layer that predicts the next symbol. Its text is a list of words or,
+# as here, of characters. It learns from 18,000 characters of Python's manual and is evaluated on other paragraphs. A perplexity
+# of n means that a prediction is as uncertain as a choice among n equally probable characters.
 #
 # `fit` cuts the text into 20 pieces and reads them side by side, 35 characters at a time. States are carried over, gradients
 # are not (truncated back-propagation through time).
@@ -304,66 +294,56 @@ for name, model in models.items():
 assert flops["rdp"] < flops["none"] == 1
 
 # %% [markdown]
-# Without dropout the model soon learns its text by heart: training goes on (dotted), but other paragraphs (solid) are hardly
-# predicted any better. With `rdp` the two stay closer together, and it is worth training longer. Half of the gate gradients
-# do nearly as well here as all of them. Below, what the first two write after "the ".
+# Without dropout the model soon overfits: perplexity on the training text (dotted) decreases, but hardly on other paragraphs
+# (solid). With `rdp` the two stay closer together, and longer training helps. Half of the gate gradients give nearly the same
+# result as all of them. Below is the text that the first two models generate after "the ".
 
 # %%
 fig, ax = plt.subplots(figsize=(8, 4), layout="constrained")
 for (name, model), colour, mark in zip(models.items(), (GREY, BLUE, ORANGE), "xos"):
     for key, line in (("validation_perplexity", "-"), ("perplexity", ":")):
-        ax.plot(
-            range(1, EPOCHS + 1),
-            [record[key] for record in model.history_],
-            line,
-            color=colour,
-            linewidth=1.8,
-            marker=mark,
-            markersize=5,
-            label=name if line == "-" else None,
-        )
+        values, label = [record[key] for record in model.history_], name if line == "-" else None
+        ax.plot(range(1, EPOCHS + 1), values, line, color=colour, linewidth=1.8, marker=mark, markersize=5, label=label)
 ax.set(xlabel="epoch", ylabel="perplexity by character", yscale="log", xticks=range(2, EPOCHS + 1, 2))
 ax.set_yticks([3, 4, 6, 8, 12, 16], ["3", "4", "6", "8", "12", "16"])
 ax.minorticks_off()
 ax.set_title("Other paragraphs (solid) and the text itself (dotted)", loc="left", fontsize=11)
 ax.legend(frameon=False)
 save("lstm_text.png")
-gap = {
-    name: np.log(model.history_[-1]["validation_perplexity"] / model.history_[-1]["perplexity"])
-    for name, model in models.items()
-}
+gap = {name: np.log(m.history_[-1]["validation_perplexity"] / m.history_[-1]["perplexity"]) for name, m in models.items()}
 assert gap["rdp"] < 0.8 * gap["none"]
 for name in ("none", "rdp"):
     print(f"{name}: the {''.join(models[name].generate(list('the '), 200, temperature=0.5, random_state=1))}")
 
 # %% [markdown]
-# Words of the manual, and some that it should have. More text and more units make it better. On a network this small, seconds
-# say little: `python -m bench lstm` measures large ones, and `python -m bench papers-lstm` trains them on words.
+# Most words are in the manual, and some are invented. More text and more units give better results. A network this small is no
+# benchmark: `python -m bench lstm` times large ones, and `python -m bench papers-lstm` trains them on words.
 #
-# ## Which gates survive
+# ## Which gates are kept
 #
-# The last model left out half of its gate gradients. The backward pass goes through dz, the gradients of the 4H gates before
-# sigmoid and tanh; dx, dh and both dW are products with it. With `gate_sparsity=0.5` a step keeps the 2H columns of dz of the
-# largest L1 norm over the mini-batch, and all four products have half the size. The norms are estimated before the pass
-# through time begins, as if nothing came back. Now and then a step is compared with the dense gradient: `gates_cosine`.
+# The last model skipped half of its gate gradients. The backward pass computes dz, the gradients of the 4H gates before sigmoid
+# and tanh; dx, dh and both dW are products with dz. With `gate_sparsity=0.5` a step keeps the 2H columns of dz with the largest
+# L1 norm over the mini-batch, and all four products have half the size. The norms are estimated before the backward pass
+# through time begins, without the recurrent part of the gradient. At intervals the sparse gradient is compared with the dense
+# one: `gates_cosine`.
 #
-# To see which columns they are, here is the training loop itself, 60 steps of it, with a policy that notes what it chose.
+# To see which columns are kept, here is a training loop of 60 steps, with a policy that records its choices.
 
 
 # %%
-class Noting(GateSparsity):
-    """Keeps the masks of the columns that it chose."""
+class Recorded(GateSparsity):
+    """Records the masks of the columns that it chooses."""
 
     def choice(self, place):
         choice = super().choice(place)
         choose = choice.choose
 
-        def noted(*given):
-            plan = choose(*given)
+        def choose_and_record(*arguments):
+            plan = choose(*arguments)
             masks.append(plan.mask())
             return plan
 
-        choice.choose = noted
+        choice.choose = choose_and_record
         return choice
 
 
@@ -371,7 +351,7 @@ masks, H, N, T, STEPS = [], 64, 20, 35, 60
 symbols = Vocabulary.of(train).encode(train)
 pieces = symbols[: len(symbols) // N * N].reshape(N, -1).T  # (time, piece)
 model = Sequential([Embedding(symbols.max() + 1, H, rng=0), LSTM(H, H, rng=1), Linear(H, symbols.max() + 1, rng=2)])
-adam, gates, state = Adam(model.parameters(), learning_rate=0.01), Noting(0.5, schedule=1.0, probe=1), {}
+adam, gates, state = Adam(model.parameters(), learning_rate=0.01), Recorded(0.5, schedule=1.0, probe=1), {}
 (site,) = model.droppable("gates")
 losses, cosines = [], []
 for count in range(STEPS):
@@ -400,19 +380,19 @@ left.tick_params(axis="x", length=0)
 left.set(ylabel="step", xlabel="gate columns (4 × 64), in each gate the most often kept first")
 left.set_title("kept columns of dz", loc="left", fontsize=10)
 left.spines[:].set_visible(False)
-for (gate, colour), kept, dash in zip(colours.items(), by_gate.T, ("-", "--", "-.", ":")):
-    right.plot(kept, dash, color=colour, linewidth=1.8, label=gate)
+for (gate, colour), shares, dash in zip(colours.items(), by_gate.T, ("-", "--", "-.", ":")):
+    right.plot(shares, dash, color=colour, linewidth=1.8, label=gate)
 right.set(xlabel="step", ylabel="share of its columns that is kept", ylim=(0, 1.03))
 right.legend(frameon=False, ncols=4)
 right.set_title("by gate", loc="left", fontsize=10)
 save("lstm_gates.png")
 assert by_gate[-10:, 1].mean() > by_gate[:10, 1].mean()
-print("kept on average:", {gate: round(float(kept), 2) for gate, kept in zip("ifgo", by_gate.mean(axis=0))})
+print("kept on average:", {gate: round(float(share), 2) for gate, share in zip("ifgo", by_gate.mean(axis=0))})
 sparse = [record["gates_cosine"] for record in models["half of the gate gradients"].history_ if "gates_cosine" in record]
 print(f"gates_cosine of the fit: {min(sparse):.3f} to {max(sparse):.3f} in {len(sparse)} of {EPOCHS} epochs; the end is dense")
 assert min(sparse) > 0.8 and len(sparse) < EPOCHS
 
 # %% [markdown]
-# At first all columns of g are kept, most of o and none of f: f is multiplied by c[t-1], and little is remembered yet. While
-# training goes on memories grow, and so does the share of f. The same columns are kept again and again, so some weights hardly
-# learn in sparse steps: the last steps of a fit are dense (`gate_schedule=0.8`), to close the gap in accuracy.
+# At first all columns of g are kept, most of o and none of f: f is multiplied by c[t-1], and the cells are still small. During
+# training the cells grow, and so does the share of f. Many steps keep the same columns, so some weights hardly change in sparse
+# steps. Therefore the last steps of a fit are dense (`gate_schedule=0.8`), to close the gap in accuracy.

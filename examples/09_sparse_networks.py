@@ -1,9 +1,9 @@
 # %% [markdown]
-# # 9. Sparse networks: inputs that die
+# # 9. Sparse networks: skipping inputs whose activations are all zero
 #
-# Most weights of a sparse network are not there, and after a few layers most of its inputs are not there either. This
-# walkthrough runs the Sparse Deep Neural Network Graph Challenge, 120 layers of 1024 neurons with 32 weights each, and draws
-# which images still live after which layer, and what it costs to compute those that do not.
+# A sparse network has few weights, and after a few layers the activations of most inputs are all zero. This walkthrough runs
+# the Sparse Deep Neural Network Graph Challenge, 120 layers of 1024 neurons with 32 weights each. It draws which images still
+# have activations that are not zero after each layer (we call them alive), and the cost of computing the others.
 #
 # Sources: Kepner et al., "Sparse Deep Neural Network Graph Challenge" (HPEC 2019); Kepner & Robinett, "RadiX-Net" (2019);
 # Wang et al., "Performance of Training Sparse Deep Neural Networks on GPUs".
@@ -42,9 +42,9 @@ threadpool_limits(1)  # one core, so that seconds can be compared
 # ## The network and its images
 #
 # A layer is y ← min(max(W y + b, 0), 32). W has 32 weights of 1/16 in each row and each column, b is -0.3 everywhere. The
-# structure is a RadiX-Net's: in a group of six layers each input reaches each output. The images are MNIST's, 32 × 32 pixels
-# of 0 or 1. Where the official files are not at hand (in the folder that `NUMBANET_DATA` names, or in the cache), a network
-# of the same structure is generated, for scikit-learn's digits. Nothing is downloaded here.
+# structure is a RadiX-Net's: in a group of six layers each input is connected to each output. The images are MNIST's, 32 × 32
+# pixels of 0 or 1. If the official files are not on this machine (in the folder that `NUMBANET_DATA` names, or in the cache), a
+# network of the same structure is generated, for scikit-learn's digits. Nothing is downloaded here.
 
 
 # %%
@@ -68,8 +68,8 @@ print(f"{images} images of {data.starts[-1] / images:.0f} pixels, {layers} layer
 # %% [markdown]
 # ## Layers by hand
 #
-# A row of W has the same number of weights as every other, so that all fit into two arrays (ELL): `indices` (1024, 32) says
-# which inputs, `values` how much of them. With activations (neurons, images), a layer is three lines of NumPy.
+# All rows of W have the same number of weights, so that two arrays (the ELL format) contain them: `indices` (1024, 32), the
+# input of each weight, and `values`. With activations (neurons, images), a layer is three lines of NumPy.
 
 # %%
 SHOWN, FIRST = 300, 30  # images and layers
@@ -79,16 +79,16 @@ def by_hand(data, count, depth):
     """Activations (neurons, images) of the first images before each of the first layers, and after the last one."""
     y = np.zeros((len(data.network[0].indices), count), np.float32)
     y[data.columns[: data.starts[count]], np.repeat(np.arange(count), np.diff(data.starts[: count + 1]))] = 1
-    found = [y]
+    activations = [y]
     for indices, values, bias in list(data.network)[:depth]:
         total = sum(values[:, k, None] * y[indices[:, k]] for k in range(indices.shape[1]))
         y = np.clip(total + bias[:, None], 0, 32)
-        found.append(y)
-    return found
+        activations.append(y)
+    return activations
 
 
 def draw_pictures(axes, activations, image, title):
-    """What one image has become after some layers, as 32 x 32 pixels."""
+    """The activations of one image after some layers, as 32 x 32 pixels."""
     for ax, layer in zip(axes, (0, 1, 2, 4, 8, 16, FIRST)):
         ax.imshow(activations[layer][:, image].reshape(32, 32).T, cmap="Blues", vmin=0, vmax=max(1, activations[layer].max()))
         ax.set(xticks=[], yticks=[])
@@ -100,7 +100,7 @@ def draw_pictures(axes, activations, image, title):
 
 activations = by_hand(data, SHOWN, FIRST)
 alive = np.array([y.any(axis=0) for y in activations])  # (layer, image)
-age = alive[1:].sum(axis=0)  # how many layers an image survives
+age = alive[1:].sum(axis=0)  # n layers after which an image is alive
 survivor, short, shortest = (int(np.argmin(np.abs(age - wanted))) for wanted in (FIRST, 6, 2))
 fig, axes = plt.subplots(3, 7, figsize=(10, 4.6), layout="constrained")
 for row, image in zip(axes, (shortest, short, survivor)):
@@ -112,14 +112,14 @@ assert alive[1:].any() and (age < FIRST).any()
 assert not (alive[1:] & ~alive[:-1]).any(), "what is 0 stays 0"
 
 # %% [markdown]
-# Few pixels lose: the bias takes 0.3 from each sum, and what is left over spreads thinner in every layer. Many pixels win, and
-# grow until all neurons are cut at 32: one bit is left of an image. To multiply zeros is to wait for nothing.
+# The activations of images with few pixels vanish: the bias subtracts 0.3 from each sum, so they become smaller in every layer.
+# Those of images with many pixels grow until all neurons reach 32: one bit of information about an image is left. Multiplying
+# zeros is wasted work.
 #
-# ## Which inputs live on
+# ## Which images stay alive
 #
-# `challenge` runs all layers, and moves together, before each of them, the inputs that are not 0 yet: it is done when the
-# others would be at their beginning. What the Challenge calls the rate, inputs × connections / time, counts all the products
-# that were not done.
+# `challenge` runs all layers. Before each layer it compacts the images that are alive into adjacent columns, so that it
+# computes only them. The Challenge's rate, inputs × connections / time, counts all products, including skipped ones.
 
 # %%
 INPUTS = min(images, 3000)
@@ -129,11 +129,11 @@ for way, run in runs.items():
     print(f"{way}: {run.seconds:.2f} s, {run.rate:.2g} edges/s, of which {run.share_done:.1%} were multiplied")
     assert np.array_equal(run.categories, compact.categories) and run.correct in (True, None)
 known = compact.categories[compact.categories < SHOWN]
-assert len(known) and alive[-1, known].all(), "what lives at the end lived before"
+assert len(known) and alive[-1, known].all(), "an image that is alive at the end is alive before"
 
 
 def draw_dying(left, right):
-    """Which images live before which layer, the longest first; and the share of all."""
+    """Left: which images are alive before each layer, the longest-lived first. Right: their share."""
     order = np.argsort(-age, kind="stable")
     left.imshow(alive[:, order].T, cmap=matplotlib.colors.ListedColormap((PALE, BLUE)), aspect="auto", interpolation="nearest")
     left.set(xlabel="layers done", ylabel=f"{SHOWN} images, those that live longest first")
@@ -151,16 +151,16 @@ save("sparse_dying.png")
 assert (np.diff(compact.live) <= 0).all() and compact.live[-1] == len(compact.categories)
 
 # %% [markdown]
-# ## What each way pays
+# ## The cost of three algorithms
 #
-# `buffer` computes all images in all layers. `filter` leaves out those that are 0, but leaves them where they are: 16 or 8
-# neighbours are computed together, and one of them that lives costs as much as all. `compact` moves the living together as it
-# reads them; later layers cost what their images cost.
+# `buffer` computes all images in all layers. `filter` skips images that are all 0, but does not move the others: it computes 16
+# or 8 adjacent images together, and if one of them is alive, the group costs as much as if all were. `compact` moves images
+# that are alive next to each other while it reads them, so that the cost of a layer is proportional to their number.
 
 
 # %%
 def draw_ways(left, right):
-    """Milliseconds of each layer, and added up."""
+    """Left: milliseconds of each layer. Right: their cumulative sum."""
     for (way, run), colour, dash in zip(runs.items(), (BLUE, GREEN, ORANGE), ("-", "--", ":")):
         left.plot(np.arange(1, layers + 1), 1e3 * run.by_layer, dash, color=colour, linewidth=1.5, label=way)
         right.plot(np.arange(1, layers + 1), 1e3 * np.cumsum(run.by_layer), dash, color=colour, linewidth=1.8)

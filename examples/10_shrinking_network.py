@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 10. A network that shrinks while it learns
 #
-# Most weights of a trained network can go without harm. But a weight that is zero among others saves nothing: a dense product
-# multiplies it all the same. Here whole neurons, and whole features, become zero while the network learns. They really leave
-# its arrays, and the next step is a smaller product.
+# Most weights of a trained network can be removed without loss of accuracy. But single zero weights save nothing, because a
+# dense product still multiplies them. Here the weights of whole neurons, and of whole input features, become zero during
+# training. They are removed from the arrays, and the following steps compute smaller products.
 #
 # Sources: Wen et al., "Learning structured sparsity in deep neural networks" (2016); Yuan & Lin, "Model selection and
 # estimation in regression with grouped variables" (2006); Wang & Leng, "A note on adaptive group lasso" (2008); Zhu & Gupta,
@@ -39,7 +39,7 @@ def save(name):
 threadpool_limits(1)  # one core, so that seconds can be compared
 
 # %% [markdown]
-# The images are MNIST's where its files are at hand (in the folder that `NUMBANET_DATA` names, or in the cache); else
+# The images are MNIST's if its files are on this machine (in the folder that `NUMBANET_DATA` names, or in the cache); else
 # scikit-learn's digits, enlarged to the same 28 × 28. Nothing is downloaded here.
 
 
@@ -66,9 +66,8 @@ print("training", X_train.shape, "  test", X_test.shape)
 #
 # w ← w · max(0, 1 − t / |w|)
 #
-# Each row becomes shorter by t, and those shorter than t become zero. Below: 60 neurons with two weights each. On the right
-# the same with the force weighed by the mean norm over |w|: long rows, which the error has made long, keep what they have
-# learned.
+# Each row becomes shorter by t, and rows shorter than t become zero. Below: 60 neurons with two weights each. On the right t is
+# multiplied by the mean norm over |w|, so that long rows, which matter most for the error, change least.
 
 # %%
 rng = np.random.default_rng(0)
@@ -92,10 +91,10 @@ save("shrinking_step.png")
 # %% [markdown]
 # ## The arrays, epoch by epoch
 #
-# 784-160-160-10 under a penalty on rows *and* columns: a row that is zero is a neuron that says always the same, a column
-# that is zero a neuron, or a pixel, that nobody reads. At the end of an epoch they leave, with their biases and with the
-# optimiser's state for them. What a constant neuron gave the next layer goes into that layer's bias: the function stays the
-# same. Half of the epochs have the penalty; the others fine-tune.
+# 784-160-160-10 with a penalty on rows *and* columns: if a row is zero, its neuron has a constant output; if a column is zero,
+# the next layer does not use that neuron or pixel. Both are removed at the end of an epoch, with their biases and their state
+# in the optimiser. The contribution of a constant neuron to the next layer is added to that layer's bias, so that the network
+# computes the same function. The first half of the epochs has the penalty; the others fine-tune.
 
 # %%
 EPOCHS = 10
@@ -103,17 +102,17 @@ options = {"epochs": EPOCHS, "batch_size": 32, "learning_rate": 0.04, "learning_
 drawn = {}
 
 
-def look(net, record):
-    """Called after every epoch: what the network is now."""
+def record_arrays(net, record):
+    """Called after every epoch: record the pixels that the network reads, and its weights."""
     select = [layer.plan.indices() for layer in net.model_.layers if isinstance(layer, Select)]
     weights = [np.abs(p.numpy()) for p in net.model_.parameters() if p.ndim == 2]
     drawn[record["epoch"]] = select[0] if select else np.arange(784), weights
 
 
-for sparsity in (GroupLasso(0.1), GroupLasso(0.1, "tiles"), MagnitudePruning()):  # what is compiled is compiled here
+for sparsity in (GroupLasso(0.1), GroupLasso(0.1, "tiles"), MagnitudePruning()):  # compile all code before timing
     Net((64,), sparsity=sparsity, epochs=2, random_state=0).fit(X_train[:200], y_train[:200])
 
-net = Net((160, 160), sparsity=GroupLasso(5e-4, groups=("rows", "columns")), callbacks=[look], **options)
+net = Net((160, 160), sparsity=GroupLasso(5e-4, groups=("rows", "columns")), callbacks=[record_arrays], **options)
 net.fit(X_train, y_train, validation=(X_test, y_test))
 for epoch in range(1, EPOCHS + 1):
     print(f"epoch {epoch:2d}:", "-".join(str(n) for n in (len(drawn[epoch][0]), *(len(w) for w in drawn[epoch][1]))))
@@ -121,7 +120,7 @@ print(net.model_)
 assert net.history_[-1]["weights_kept"] < 0.3
 
 # %% [markdown]
-# All four at one scale: the first weight (neurons × pixels), and under it the second. What left, left.
+# After four epochs, at one scale: the first weight (neurons × pixels), and under it the second.
 
 # %%
 shown = (1, 3, 4, EPOCHS)
@@ -150,7 +149,7 @@ axes[1, 0].set_ylabel("second weight")
 save("shrinking_arrays.png")
 
 # %% [markdown]
-# The pixels that are still read. The margin goes first: it is the same in all images.
+# The pixels that the network still reads. It drops the margin first, which is the same in all images.
 
 # %%
 fig, axes = plt.subplots(1, len(shown), figsize=(10, 2.7), layout="constrained")
@@ -167,8 +166,8 @@ save("shrinking_pixels.png")
 # %% [markdown]
 # ## What it costs and what it saves
 #
-# The fused loss has three parts: the error, the penalty, and, with `cost_weight`, the penalty weighed by what a layer's
-# weights cost in seconds on this device. Each epoch has the FLOPs that are left.
+# The loss has three parts: the error, the penalty, and, with `cost_weight`, the penalty multiplied by the time that a layer's
+# weights take on this device. The left panel shows the shares of weights and FLOPs that remain in each epoch.
 
 # %%
 epochs = [record["epoch"] for record in net.history_]
@@ -191,15 +190,14 @@ for ax in axes[:2]:
     ax.legend(frameon=False)
 save("shrinking_history.png")
 
-# %% [markdown]
-# Beside it, the same network dense; under a penalty on tiles of 32 × 32, which end as a sparse layer of tiles; and pruned
-# weight by weight, which ends as a sparse layer of single entries. On networks this small the fixed cost of a step hides a part
-# of what is saved; `python -m bench papers-fssl` measures larger ones.
+# %% [markdown] For comparison: the same network dense; with a penalty on rows; with a penalty on tiles of 32 × 32, which gives
+# sparse layers of tiles; and with pruning of single weights, which gives sparse layers of single entries. In networks this
+# small the fixed cost of a step hides a part of the savings; `python -m bench papers-fssl` measures larger ones.
 
 
 # %%
 def prediction(net):
-    """The least milliseconds of several predictions."""
+    """The shortest time of five predictions, in milliseconds."""
     times = []
     for _ in range(5):
         began = time.perf_counter()
@@ -219,8 +217,8 @@ nets = {
     **{name: Net((160, 160), sparsity=sparsity, **options).fit(X_train, y_train) for name, sparsity in ways.items()},
 }
 print(f"{'':18s} {'test':>7s} {'kept':>7s} {'training, s':>12s} {'prediction, ms':>15s}")
-for name, found in nets.items():
+for name, fitted in nets.items():
     print(
-        f"{name:18s} {found.score(X_test, y_test):7.1%} {found.history_[-1].get('weights_kept', 1):7.1%} "
-        f"{sum(record['seconds'] for record in found.history_):12.2f} {prediction(found):15.2f}"
+        f"{name:18s} {fitted.score(X_test, y_test):7.1%} {fitted.history_[-1].get('weights_kept', 1):7.1%} "
+        f"{sum(record['seconds'] for record in fitted.history_):12.2f} {prediction(fitted):15.2f}"
     )

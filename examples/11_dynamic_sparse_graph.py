@@ -1,9 +1,9 @@
 # %% [markdown]
-# # 11. A dynamic sparse graph: guess which neurons will matter, compute only those
+# # 11. A dynamic sparse graph: estimate which neurons have large outputs, compute only those
 #
-# Dropout leaves neurons out by chance. A dynamic sparse graph leaves out those that would hardly say anything, and has to know
-# which, before it computes them. This walkthrough draws how good a random projection guesses, which neurons a digit lights up,
-# and what is saved by the rate.
+# Dropout skips random neurons. A dynamic sparse graph skips neurons whose outputs would be small, and must estimate which these
+# are before it computes them. This walkthrough draws how well a random projection estimates outputs, which neurons are selected
+# for each digit, and how much is saved at each rate.
 #
 # Source: Liu et al., "Dynamic Sparse Graph for Efficient Deep Learning" (2019); Achlioptas, "Database-friendly random
 # projections" (2003).
@@ -41,11 +41,12 @@ def save(name):
 threadpool_limits(1)  # one core
 
 # %% [markdown]
-# ## Guessing an inner product
+# ## Estimating an inner product
 #
-# R has one row for each of k numbers, with entries 1, 0 and -1: a third of them is not 0. f(v) = sqrt(3 / k) R v needs
-# additions only, and f(x) · f(w) is x · w in the mean. How far it is off falls with k, which follows from epsilon and the
-# number of neurons. The true outputs of a layer of 512 inputs and 512 neurons with random weights, against the guesses:
+# R is a random matrix of k rows with entries 1, 0 and -1, a third of which are not 0. f(v) = sqrt(3 / k) R v needs only
+# additions, and the mean of f(x) · f(w) over R is x · w. The error decreases with k, which is computed from epsilon and the
+# number of neurons. The picture shows the estimates against the true outputs, for a layer of 512 inputs and 512 neurons with
+# random weights:
 
 # %%
 X = np.maximum(rng.standard_normal((40, 512)), 0).astype(np.float32)
@@ -53,7 +54,7 @@ W = (rng.standard_normal((512, 512)) * np.sqrt(2 / 512)).astype(np.float32)
 true = X @ W.T
 
 
-def guesses(epsilon):
+def estimates(epsilon):
     """f(x) · f(w) for all samples and neurons, and k."""
     k = johnson_lindenstrauss(512, epsilon)
     lists = ternary(k, 512, 0)
@@ -66,30 +67,30 @@ assert np.allclose(
 share = 0.2  # of the neurons that are kept
 figure, panels = plt.subplots(1, 3, figsize=(11, 3.8), sharey=True, layout="constrained")
 for panel, epsilon in zip(panels, (0.5, 0.7, 0.9)):
-    guess, k = guesses(epsilon)
+    estimate, k = estimates(epsilon)
     count = int(share * 512)
-    best, chosen = (np.argsort(values, axis=1)[:, -count:] for values in (true, guess))
-    found = np.mean([np.isin(a, b).mean() for a, b in zip(best, chosen)])
-    kept = np.zeros(true.shape, bool)
-    np.put_along_axis(kept, chosen, True, axis=1)
+    best, chosen = (np.argsort(values, axis=1)[:, -count:] for values in (true, estimate))
+    recall = np.mean([np.isin(a, b).mean() for a, b in zip(best, chosen)])
+    selected = np.zeros(true.shape, bool)
+    np.put_along_axis(selected, chosen, True, axis=1)
     some = rng.random(true.shape) < 0.15
-    for mask, colour in ((~kept, GREY), (kept, ORANGE)):
-        panel.plot(true[mask & some], guess[mask & some], ".", ms=2.5, color=colour, alpha=0.5)
+    for mask, colour in ((~selected, GREY), (selected, ORANGE)):
+        panel.plot(true[mask & some], estimate[mask & some], ".", ms=2.5, color=colour, alpha=0.5)
     panel.axline((0, 0), slope=1, color="black", lw=0.8)
-    panel.set_title(f"ε = {epsilon}, k = {k}\n{found:.0%} of the largest fifth found", loc="left", fontsize=10)
+    panel.set_title(f"ε = {epsilon}, k = {k}\n{recall:.0%} of the largest fifth selected", loc="left", fontsize=10)
     panel.set_xlabel("output")
-panels[0].set_ylabel("guess")
+panels[0].set_ylabel("estimate")
 save("dsg_guesses.png")
 
 # %% [markdown]
-# Orange is what would be computed. By chance a fifth of the largest fifth would be found; a projection to half as many numbers
-# as there are inputs is better than that, and far from knowing.
+# Orange outputs are selected, so they would be computed. A random selection would contain a fifth of the largest fifth; a
+# projection to half as many numbers as there are inputs contains more, but far from all.
 #
-# ## What a digit lights up
+# ## Which neurons a digit uses
 #
-# Under `share="sample"` each sample has neurons of its own. The mean choice for each digit, in the first hidden layer of a
-# network that was trained with four in five neurons left out, sorted by the digit that uses them most. (These images have 64
-# pixels, fewer than a projection would have numbers: numbanet warns of that, and looks at the outputs themselves.)
+# With `share="sample"` each sample has its own set of neurons. The picture shows how often each neuron of the first hidden
+# layer is selected for each digit, sorted by the digit that uses it most, in a network trained with a rate of 0.8. (These
+# images have 64 pixels, fewer than a projection would have numbers: numbanet warns of that, and selects by the true outputs.)
 
 # %%
 X_train, y_train, X_test, y_test = load_digits()
@@ -119,15 +120,16 @@ figure.colorbar(picture, label="how often computed")
 save("dsg_digits.png")
 
 # %% [markdown]
-# Digits share some neurons and have others for themselves. And many belong to nobody: who is not chosen does not learn, and
-# will not be chosen. That is not dropout, which gives every neuron its turn.
+# Digits share some neurons, and other neurons serve one digit. Many neurons serve none: a neuron that is not selected does not
+# learn, and so it is not selected later either. This differs from dropout, which trains every neuron in some steps.
 #
 # ## What is saved
 #
-# Three forms share out a batch differently: one set of neurons for all (`batch`), one for each group (`tile`), one for each
-# sample. Operations of a training step of 784-2048-2048-10 with a batch of 128, what the choice costs included: the projection
-# of the samples looked at, their guesses, and every 50 steps the projection of all weights. And what is stored between the
-# passes: values alone for `batch`, values and bits for the others, one for each neuron of a group or a sample.
+# There are three forms: one set of neurons for the batch (`batch`), one for each group of samples (`tile`), one for each sample
+# (`sample`). The left panel shows the operations of a training step of 784-2048-2048-10 with a batch of 128, including those of
+# the selection: the projection of some samples, the estimates, and every 50 steps the projection of all weights. The right
+# panel shows the memory of the activations that are stored for the backward pass: values for `batch`, values and a bit mask of
+# the neurons of each group or sample for the others.
 
 # %%
 model = Sequential([Linear(784, 2048, rng=0), ReLU(), Linear(2048, 2048, rng=1), ReLU(), Linear(2048, 10, rng=2)])
@@ -138,7 +140,7 @@ work, stored = {form: [] for form in forms}, {form: [] for form in forms}
 for form in forms:
     for rate in rates:
         chosen, spent = DynamicSparseGraph(rate, share=form, select_in_prediction=True), []
-        once = chosen.inference_policy(0)  # weights that stay as they are: the first pass alone projects them
+        once = chosen.inference_policy(0)  # weights are constant, so that only the first pass projects them
         for _ in range(2):
             plans = Plans(sites=Tree(model).sites, choose=once.choosing(model, rng))
             with no_grad():
@@ -149,12 +151,12 @@ for form in forms:
         bits = 0 if form == "batch" else 2048 / 8 / (chosen.group if form == "tile" else 1)
         stored[form].append(4 * 2048 / (4 * kept_of(2048, rate) + bits) if rate else 1.0)
 figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
-for panel, found, title in (
+for panel, ratios, title in (
     (panels[0], work, "operations of a step, times fewer"),
     (panels[1], stored, "activations stored, times fewer"),
 ):
     for form, colour, mark in zip(forms, (BLUE, ORANGE, GREY), "os^"):
-        panel.plot(rates, found[form], mark + "-", color=colour, label=form)
+        panel.plot(rates, ratios[form], mark + "-", color=colour, label=form)
     panel.set(title=title, xlabel="share of the neurons left out", yscale="log", yticks=[1, 2, 5, 10, 20])
     panel.get_yaxis().set_major_formatter(matplotlib.ticker.ScalarFormatter())
     panel.grid(axis="y", color=PALE)
@@ -163,6 +165,5 @@ save("dsg_saved.png")
 for form in forms:
     print(f"{form:6}", ", ".join(f"{rate:.0%}: {w:.1f} / {s:.1f}" for rate, w, s in zip(rates, work[form], stored[form])))
 
-# %% [markdown]
-# A dense product is the best that a processor can do, and single pairs of samples and neurons are the worst: `batch` turns its
-# saved operations into saved seconds, `sample` mostly into memory. `python -m bench dsg` measures it.
+# %% [markdown] Processors are fastest at dense products and slowest at single pairs of a sample and a neuron. So `batch` saves
+# time as well as operations, while `sample` saves mostly memory. `python -m bench dsg` measures both.

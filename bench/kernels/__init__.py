@@ -1,12 +1,12 @@
-"""Kernel: one operation in isolation, on numbanet's device table and as the PyTorch op that a user would call instead.
+"""Kernel: one operation in isolation, in numbanet and as the PyTorch op that a user would call instead.
 
-The suite of a family has its operations from the examples that the family names (`numbanet_kernels.examples`). A file whose
-SUITE is the family's name says what else there is to know, none of it needed:
+The suite of a family measures the examples of the family's operations (`numbanet_kernels.examples`). A file whose SUITE is the
+family's name may add to that; all of these are optional:
 
-    PEERS     {example: what PyTorch has in its place, a function (torch, *its arrays)}
+    PEERS     {example: function (torch, *arrays of the example) that computes the same in PyTorch}
     SIZES     (N, I, O) of the examples
-    SHAPED    False where its cases have shapes that no (N, I, O) says
-    KERNELS   {name: Kernel}, measured as `cases(options)` says, in place of the examples of their operations
+    SHAPED    False if (N, I, O) does not describe the shapes of its cases
+    KERNELS   {name: Kernel}; `cases(options)` lists their sizes. They replace the examples of their operations
 """
 
 from __future__ import annotations
@@ -29,71 +29,71 @@ from ..machinery.worker import Task, numbanet_on, torch_on
 SEED = 20
 
 
-def _as_it_is(value: np.ndarray, **sizes: Any) -> np.ndarray:
+def _unchanged(value: np.ndarray, **sizes: Any) -> np.ndarray:
     return value
 
 
-def _same(**sizes: Any) -> float:
+def _equal_work(**sizes: Any) -> float:
     return 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """One operation; `sizes` are the keyword arguments of a case, the same for all functions here.
+    """One operation and its peer. `sizes` are the keyword arguments of a case; all functions below receive them.
 
     Attributes
     ----------
     inputs : callable
-        (rng, **sizes) -> host arrays.
+        (rng, **sizes) -> input arrays on the host.
     numbanet : callable
-        (dev, *device arrays, **sizes) -> run, where run() gives the result, an array or a tuple of arrays.
+        (dev, *device arrays, **sizes) -> run; run() returns the result, an array or a tuple of arrays.
     torch : callable
         (torch, *tensors, **sizes) -> run.
     reference : callable
         (*host arrays, **sizes) -> the result in float64.
-    dense : callable, default: the result as it is
+    dense : callable, default: identity
         (one array of a result, **sizes) -> its dense form, so that compact results can be compared.
     peer_reference : callable, optional
-        As `reference`, for the PyTorch op where it does all and the operation leaves something out.
+        The `reference` for the PyTorch op, if that computes the dense result and the operation skips a part of it.
     error : callable, optional
-        (result, host arrays, **sizes) -> error, where there is nothing to compare with one by one (random numbers).
+        (result, host arrays, **sizes) -> error, for random numbers, which have no elementwise reference.
     flops, bytes : callable
-        (**sizes) -> useful work.
+        (**sizes) -> FLOPs, or bytes read and written, that the operation needs at least.
     ceiling : callable, default: 1
-        (**sizes) -> work of the PyTorch op over useful work.
+        (**sizes) -> work of the PyTorch op divided by work of the operation.
     op : str, optional
-        The operation, where the kernel's name is another one.
+        The operation, if it is not the kernel's name.
     """
 
     inputs: Callable[..., tuple[np.ndarray, ...]]
     numbanet: Callable[..., Callable[[], Any]]
     torch: Callable[..., Callable[[], Any]] | None
     reference: Callable[..., Any]
-    dense: Callable[..., np.ndarray] = _as_it_is
+    dense: Callable[..., np.ndarray] = _unchanged
     peer_reference: Callable[..., Any] | None = None
     error: Callable[..., float] | None = None
     flops: Callable[..., float] | None = None
     bytes: Callable[..., float] | None = None
-    ceiling: Callable[..., float] = _same
+    ceiling: Callable[..., float] = _equal_work
     op: str | None = None
 
 
 SIZES = (128, 2048, 2048), (2048, 2048, 2048)  # N, I, O
 
 
-def own(family: str) -> ModuleType | None:
-    """The file of the bench for a family."""
+def file_of(family: str) -> ModuleType | None:
+    """The benchmark file of a family, None if it has none."""
     return files().get(family)
 
 
 def shaped(family: str) -> bool:
-    """Whether (N, I, O) says the sizes of a family's cases."""
-    return getattr(own(family), "SHAPED", True)
+    """Whether (N, I, O) describes the shapes of a family's cases."""
+    return getattr(file_of(family), "SHAPED", True)
 
 
 def suite(family: str, options: Options) -> Iterator[Case]:
-    """What the family's file measures, and the examples of all other operations."""
-    file = own(family)
+    """The cases of the family's file, then the examples of its other operations."""
+    file = file_of(family)
     if hasattr(file, "cases"):
         yield from file.cases(options)
     covered = {kernel.op or name for name, kernel in getattr(file, "KERNELS", {}).items()}
@@ -103,39 +103,39 @@ def suite(family: str, options: Options) -> Iterator[Case]:
         for size in sizes if family_of(module) == family and name.partition(",")[0] not in covered else ():
             call = examples.example(name, size)
             key = name, tuple(array.shape for array in _arrays(call))
-            if key not in seen:  # some are of one size
+            if key not in seen:  # some examples have the same shapes at all sizes
                 seen.add(key)
                 yield from cases(family, [(name, dict(zip("nio", size)))], options)
 
 
 def _arrays(value: Any) -> list[np.ndarray]:
-    """All arrays in a nest of tuples, lists and dicts."""
+    """All arrays in nested tuples, lists and dicts."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
     return [value] if isinstance(value, np.ndarray) else [array for part in parts for array in _arrays(part)]
 
 
 def _of_example(family: str, name: str) -> Kernel:
-    """The kernel of an example, whose arrays do not come from `inputs`."""
-    module, peer = examples.families()[name], getattr(own(family), "PEERS", {}).get(name)
+    """The Kernel of an example, which makes its arrays itself."""
+    module, peer = examples.families()[name], getattr(file_of(family), "PEERS", {}).get(name)
 
     def call(n: int, i: int, o: int) -> examples.Example:
         return examples.example(name, (n, i, o))
 
     def numbanet(dev: Any, *arrays: Any, **sizes: int) -> Callable[[], Any]:
         ours = call(**sizes).on(dev)
-        changed = tuple(array for array in ours.arguments if hasattr(array, "shape"))  # where nothing is returned
+        changed = tuple(array for array in ours.arguments if hasattr(array, "shape"))  # the result of in-place operations
 
         def run() -> Any:
-            found = ours.run(dev)
-            return changed if found is None else found
+            result = ours.run(dev)
+            return changed if result is None else result
 
         return run
 
     def reference(*arrays: np.ndarray, **sizes: int) -> Any:
-        """By the float64 reference; where there is none, the CPU's operation is NumPy's."""
+        """The float64 reference; if there is none, the CPU's operation, which is then NumPy's."""
         ours = call(**sizes)
-        found = getattr(module, f"{ours.op}_reference", None) or getattr(cpu, ours.op)
-        return found(*ours.arguments, **ours.options)
+        function = getattr(module, f"{ours.op}_reference", None) or getattr(cpu, ours.op)
+        return function(*ours.arguments, **ours.options)
 
     def moved(**sizes: int) -> float:
         ours = call(**sizes)
@@ -151,11 +151,11 @@ def _of_example(family: str, name: str) -> Kernel:
 
 
 def _kernel(family: str, op: str) -> Kernel:
-    return getattr(own(family), "KERNELS", {}).get(op) or _of_example(family, op)
+    return getattr(file_of(family), "KERNELS", {}).get(op) or _of_example(family, op)
 
 
 def inputs_of(kernel: Kernel, sizes: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
-    """The inputs of a kernel at these sizes, always the same."""
+    """The inputs of a kernel at these sizes, equal in each call."""
     return kernel.inputs(np.random.default_rng(SEED), **sizes)
 
 
@@ -164,7 +164,7 @@ def _tuple(result: Any) -> tuple:
 
 
 def numbanet_task(family: str, op: str, device: str, sizes: dict[str, Any]) -> Task:
-    """The operation on a numbanet device."""
+    """Task that runs the operation on a numbanet device."""
     from numbanet.device import device as named
 
     kernel, dev = _kernel(family, op), named(device)
@@ -176,7 +176,7 @@ def numbanet_task(family: str, op: str, device: str, sizes: dict[str, Any]) -> T
 
 
 def torch_task(family: str, op: str, device: str, sizes: dict[str, Any]) -> Task:
-    """The operation in PyTorch."""
+    """Task that runs the operation in PyTorch."""
     import torch
 
     kernel = _kernel(family, op)
@@ -192,7 +192,7 @@ def torch_task(family: str, op: str, device: str, sizes: dict[str, Any]) -> Task
 
 
 def _error(family: str, op: str, sizes: dict[str, Any], outputs: Mapping[str, Any]) -> float:
-    """The largest relative error of a result."""
+    """The largest relative error of the arrays of a result."""
     kernel = _kernel(family, op)
     inputs, result = inputs_of(kernel, sizes), outputs["result"]
     if kernel.error is not None:

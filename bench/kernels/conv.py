@@ -1,8 +1,9 @@
-"""Convolutions of images, dense and with rows or blocks of the input matrix left out, pooling and batch norm, against PyTorch.
+"""Convolutions, dense and with rows or blocks of the im2col matrix skipped, pooling and batch norm, against PyTorch.
 
-Layers of LeNet-5 and AlexNet on 28 x 28 at batch 128, and of VGG19 on 32 x 32 at batch 64. The peer does all of it, whatever is
-left out here: conv2d and ReLU, or the backward pass of conv2d, of images with channels first, as PyTorch's users have them. In
-the first layer of a network, of 1 or 3 channels, there is no dx. On CUDA also the teaching step that writes the input matrix.
+Layers of LeNet-5 and AlexNet on 28 x 28 at batch 128, and of VGG19 on 32 x 32 at batch 64. PyTorch always computes the dense
+result: conv2d and ReLU, or the backward pass of conv2d, on images with channels first, the usual layout in PyTorch. The first
+layer of a network, with 1 or 3 channels, computes no dx. On CUDA the suite also times the version that stores the im2col
+matrix in global memory, which exists for teaching.
 """
 
 from __future__ import annotations
@@ -50,18 +51,18 @@ def _window(k, p):
     return Window((k, k), (1, 1), (p, p))
 
 
-# --- what is kept -----------------------------------------------------------------------------------------------------
+# --- plans: rows or blocks of the im2col matrix -----------------------------------------------------------------------
 @functools.cache
 def _plan(kind, n, side, c, o, k, p):
-    """By chance, the rows of as many images alike and the blocks as large as by default: the time of a product does not ask how
-    they were chosen."""
-    places = math.prod(_window(k, p).positions(side, side))
-    shape, rng = (n * places, k * k * c), np.random.default_rng(7)
+    """A random plan, with the group size and block size that the policies use by default. How the rows or blocks were chosen
+    does not change the time of a product."""
+    positions = math.prod(_window(k, p).positions(side, side))
+    shape, rng = (n * positions, k * k * c), np.random.default_rng(7)
     if kind == "rows":
         together = RowSensitiveDropout(RATE).together
-        drawn = np.repeat(rng.random((-(-n // together), places)), together, axis=0)[:n]
+        drawn = np.repeat(rng.random((-(-n // together), positions)), together, axis=0)[:n]
         return IndexPlan(shape[0], np.flatnonzero(drawn >= RATE))
-    region = BlockSensitiveDropout(RATE).region(n, places, _window(k, p), c)
+    region = BlockSensitiveDropout(RATE).region(n, positions, _window(k, p), c)
     rows, columns = (-(-length // side) for length, side in zip(shape, region))
     keep = max(round((1 - RATE) * columns), 1)
     return BlockPlan(shape, *region, np.sort(rng.permuted(np.tile(np.arange(columns), (rows, 1)), axis=1)[:, :keep], axis=1))
@@ -70,8 +71,8 @@ def _plan(kind, n, side, c, o, k, p):
 def _on_device(dev, kind, sizes):
     if kind is None:
         return {}
-    own = on_device(_plan(kind, **sizes), dev)
-    return {"rows": own.indices} if kind == "rows" else {"blocks": own.blocks}
+    uploaded = on_device(_plan(kind, **sizes), dev)
+    return {"rows": uploaded.indices} if kind == "rows" else {"blocks": uploaded.blocks}
 
 
 def _on_host(kind, sizes):
@@ -88,14 +89,14 @@ def _images(rng, n, side, c, o, k, p):
     return rng.standard_normal((n, side, side, c), np.float32), w, rng.standard_normal(o, np.float32)
 
 
-def _slopes(rng, n, side, c, o, k, p):
+def _grad_inputs(rng, n, side, c, o, k, p):
     """dy, x, w"""
     x, w, _ = _images(rng, n, side, c, o, k, p)
     return rng.standard_normal((n, *_window(k, p).positions(side, side), o), np.float32), x, w
 
 
-def _there(*parts):
-    return tuple(part for part in parts if part is not None)
+def _without_none(*arrays):
+    return tuple(array for array in arrays if array is not None)
 
 
 def _forward(kind):
@@ -112,10 +113,10 @@ def _forward(kind):
 def _backward(kind):
     def prepare(dev, dy, x, w, **sizes):
         window, options = _window(sizes["k"], sizes["p"]), _on_device(dev, kind, sizes)
-        return lambda: _there(*dev.conv2d_grad(dy, x, w, window, wants_dx=sizes["c"] > 3, **options))
+        return lambda: _without_none(*dev.conv2d_grad(dy, x, w, window, wants_dx=sizes["c"] > 3, **options))
 
     def reference(dy, x, w, **sizes):
-        return _there(
+        return _without_none(
             *conv2d_grad_reference(dy, x, w, _window(sizes["k"], sizes["p"]), wants_dx=sizes["c"] > 3, **_on_host(kind, sizes))
         )
 
@@ -123,12 +124,12 @@ def _backward(kind):
 
 
 def _first(x):
-    """Images with channels first."""
+    """Copy images with channels last to channels first."""
     return x.permute(0, 3, 1, 2).contiguous()
 
 
 def _last(x):
-    """The same images seen with channels last: a view."""
+    """View images with channels first as images with channels last."""
     return x.permute(0, 2, 3, 1)
 
 
@@ -150,7 +151,7 @@ def _torch_backward(t, dy, x, w, c, o, p, **_):
 
 
 def _flops(kind, products):
-    """Of so many products, given the channels of the images."""
+    """FLOPs of a convolution; products(c) is the number of matrix products for images with c channels."""
 
     def flops(**sizes):
         n, side, c, o, k, p = sizes.values()
@@ -164,7 +165,7 @@ def _convolution(kind, backward=False):
     prepare, reference = (_backward if backward else _forward)(kind)
     flops = _flops(kind, lambda c: 1 if not backward else 2 if c > 3 else 1)
     return Kernel(
-        _slopes if backward else _images,
+        _grad_inputs if backward else _images,
         prepare,
         _torch_backward if backward else _torch_forward,
         reference,
@@ -253,7 +254,7 @@ def _torch_batch_norm_grad(t, dy, x, gamma, beta, **_):
 
 
 def _dense(value, n, side, c):
-    """Rows, in which numbanet has images."""
+    """Flatten images to (rows, channels), the shape of numbanet's result."""
     return value.reshape(-1, c) if value.ndim == 4 else value
 
 
@@ -304,7 +305,7 @@ KERNELS = {
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """Each layer forward and backward, dense, with rows and with blocks; then pooling and batch norm."""
+    """Each layer forward and backward: dense, with rows and with blocks skipped; then pooling and batch norm."""
     layers, images = ([(3, 8, 8, 4, 3, 1)], [(3, 8, 8)]) if options.quick else (LAYERS, IMAGES)
     chosen = [
         (name, dict(zip(("n", "side", "c", "o", "k", "p"), layer)))

@@ -1,8 +1,9 @@
 """Products with a sparse weight, CSR and tiles of 32, by sparsity, against SciPy, torch.sparse and a dense product.
 
-Forward, dx and dw. All do what a layer asks for, y = x w.T from x (N, I) to y (N, O); peers have what suits them best: SciPy
-and PyTorch take the transposed activation as a view, and for dx a transposed weight that was made beforehand. SciPy has no dw.
-The dense product is numbanet's `gemm`, of a weight with zeros; --plot draws times against sparsity, and where they cross it.
+The forward product y = x w.T of a layer, from x (N, I) to y (N, O), and the products for dx and dw. The peers get the layout
+that is fastest for them: SciPy and PyTorch receive the transposed activation as a view, and for dx a weight that was transposed
+before timing. SciPy has no product for dw. The dense product is numbanet's `gemm` with a weight that contains zeros. --plot
+draws time against sparsity, and the sparsity from which on the sparse product is faster.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SIZES: tuple = ()  # examples are not timed: all operations are in KERNELS
 
 @functools.lru_cache(maxsize=2)
 def _weight(form: str, o: int, i: int, sparsity: float) -> CSR | BSR:
-    """Of this sparsity at random, the values of a layer's initial weights."""
+    """A random weight of this sparsity with He-normal values."""
     rng = np.random.default_rng(5)
     dense = rng.standard_normal((o, i), np.float32) * np.float32(np.sqrt(2 / ((1 - sparsity) * i)))
     if form == "csr":
@@ -40,20 +41,21 @@ def _weight(form: str, o: int, i: int, sparsity: float) -> CSR | BSR:
     return BSR.from_dense(dense, TILE, rng.random((-(-o // TILE), -(-i // TILE))) >= sparsity)
 
 
-def _turned(weight: CSR | BSR) -> CSR | BSR:
-    """The transposed weight."""
-    at, values = weight.entries(), weight.values[weight.entries().order]
-    indptr = np.concatenate([[0], at.col_stops])
+def _transposed(weight: CSR | BSR) -> CSR | BSR:
+    """The transposed weight in the same format."""
+    entries = weight.entries()
+    values = weight.values[entries.order]
+    indptr = np.concatenate([[0], entries.col_stops])
     values = values if isinstance(weight, CSR) else values.swapaxes(1, 2)
-    return type(weight)(indptr, at.col_ids, values, weight.shape[::-1])
+    return type(weight)(indptr, entries.col_ids, values, weight.shape[::-1])
 
 
-# --- what is computed: the same of each form --------------------------------------------------------------------------
+# --- operations -------------------------------------------------------------------------------------------------------
 Arrays = tuple[np.ndarray, ...]
 
 
 def _inputs(which: str, rng: np.random.Generator, n: int, o: int, i: int, sparsity: float) -> Arrays:
-    """x, dy, or both: the last letters of an operation say which."""
+    """x for the forward product, dy for "_dx", dy and x for "_dw"."""
     x, dy = rng.standard_normal((n, i), np.float32), rng.standard_normal((n, o), np.float32)
     return {"": (x,), "_dx": (dy,), "_dw": (dy, x)}[which]
 
@@ -63,16 +65,18 @@ def _reference(form: str, which: str, *arrays: np.ndarray, n: int, o: int, i: in
     if which != "_dw":
         w = np.float64(weight.dense())
         return np.float64(arrays[0]) @ (w if which else w.T)
-    found = np.float64(arrays[0]).T @ np.float64(arrays[1])
-    return (
-        CSR.from_dense(found, weight.dense() != 0).values
-        if form == "csr"
-        else BSR.from_dense(found, TILE, _mask(weight)).values
-    )
+    return _stored(form, np.float64(arrays[0]).T @ np.float64(arrays[1]), weight)
+
+
+def _stored(form: str, dense: np.ndarray, weight: CSR | BSR) -> np.ndarray:
+    """The values of a dense matrix at the entries that a weight stores."""
+    if form == "csr":
+        return CSR.from_dense(dense, weight.dense() != 0).values
+    return BSR.from_dense(dense, TILE, _mask(weight)).values
 
 
 def _mask(weight: BSR) -> np.ndarray:
-    """(block rows, block columns) bool: the tiles that are there."""
+    """(block rows, block columns) bool: True for tiles that are stored."""
     mask = np.zeros(weight.grid, bool)
     mask[np.repeat(np.arange(weight.grid[0]), np.diff(weight.indptr)), weight.indices] = True
     return mask
@@ -80,15 +84,16 @@ def _mask(weight: BSR) -> np.ndarray:
 
 def _ours(form: str, which: str, dev: Any, *arrays: Any, n: int, o: int, i: int, sparsity: float) -> Callable[[], Any]:
     weight = _weight(form, o, i, sparsity)
-    at, values, operation = Entries(*map(dev.upload, weight.entries())), dev.upload(np.array(weight.values)), f"{form}{which}"
+    entries, values = Entries(*map(dev.upload, weight.entries())), dev.upload(np.array(weight.values))
+    operation = getattr(dev, f"{form}{which}")
     last = {"": (o,), "_dx": (i,), "_dw": (TILE,)}[which] if form == "bsr" else ()
-    given = (*arrays, at, *last) if which == "_dw" else (*arrays, values, at, *last)
-    return lambda: getattr(dev, operation)(*given)
+    arguments = (*arrays, entries, *last) if which == "_dw" else (*arrays, values, entries, *last)
+    return lambda: operation(*arguments)
 
 
 def _torch(form: str, which: str, torch: Any, *arrays: Any, n: int, o: int, i: int, sparsity: float) -> Callable[[], Any]:
     weight = _weight(form, o, i, sparsity)
-    w = (_turned(weight) if which == "_dx" else weight).to_torch().to(arrays[0].device)
+    w = (_transposed(weight) if which == "_dx" else weight).to_torch().to(arrays[0].device)
     if which != "_dw":
         return lambda: (w @ arrays[0].t()).t()
     return lambda: torch.sparse.sampled_addmm(w, arrays[0].t(), arrays[1], beta=0.0).values()
@@ -107,12 +112,12 @@ def _kernel(form: str, which: str) -> Kernel:
 KERNELS = {f"{form}{which}": _kernel(form, which) for form in ("csr", "bsr") for which in ("", "_dx", "_dw")}
 
 
-# --- peers that are no PyTorch ----------------------------------------------------------------------------------------
+# --- other peers ------------------------------------------------------------------------------------------------------
 def scipy_task(op: str, sizes: dict[str, Any]) -> Task:
-    """SciPy's product."""
+    """SciPy's product of a sparse and a dense matrix."""
     form, _, which = op.partition("_")
     weight = _weight(form, sizes["o"], sizes["i"], sizes["sparsity"])
-    w, (array,) = (_turned(weight) if which else weight).to_scipy(), kernels.inputs_of(KERNELS[op], sizes)
+    w, (array,) = (_transposed(weight) if which else weight).to_scipy(), kernels.inputs_of(KERNELS[op], sizes)
 
     def run():
         return (w @ array.T).T
@@ -121,7 +126,7 @@ def scipy_task(op: str, sizes: dict[str, Any]) -> Task:
 
 
 def dense_task(op: str, device: str, sizes: dict[str, Any]) -> Task:
-    """numbanet's dense product, of which dw gives all elements."""
+    """numbanet's dense product; its dw has all elements, of which only the stored ones are compared."""
     from numbanet.device import device as named
 
     (form, _, which), dev = op.partition("_"), named(device)
@@ -134,12 +139,8 @@ def dense_task(op: str, device: str, sizes: dict[str, Any]) -> Task:
     }[which]
 
     def outputs():
-        found = np.array(dev.download(run()))
-        if which == "dw":
-            found = (
-                CSR.from_dense(found, weight.dense() != 0) if form == "csr" else BSR.from_dense(found, TILE, _mask(weight))
-            ).values
-        return {"result": [found]}
+        result = np.array(dev.download(run()))
+        return {"result": [_stored(form, result, weight) if which == "dw" else result]}
 
     return Task(run, outputs, **numbanet_on(dev))
 
@@ -176,8 +177,8 @@ def _against(case: Case, ours: Implementation, peer: Implementation) -> Case:
 
 # --- chart ------------------------------------------------------------------------------------------------------------
 def times(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[float, float]]]:
-    """{operation: {implementation: {sparsity: ms}}}; of csr and tiles those beside the dense product."""
-    found: dict[str, dict[str, dict[float, float]]] = {"forward": {}, "dx": {}, "dw": {}}
+    """{operation: {implementation: {sparsity: ms}}}; numbanet's times are those measured against the dense product."""
+    by_op: dict[str, dict[str, dict[float, float]]] = {"forward": {}, "dx": {}, "dw": {}}
     for row in rows:
         name, _, peer = row["case"].partition(", against ")
         op, sparsity = name.split()[0], float(name.rpartition("=")[2])
@@ -187,25 +188,26 @@ def times(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[float, flo
             continue
         label = {"csr": "CSR", "bsr": f"tiles of {TILE}"}[form]
         line = label if ours else "dense" if row["implementation"] == "dense" else f"{row['implementation']}, {label}"
-        found[which or "forward"].setdefault(line, {})[sparsity] = row["median_ms"]
-    return found
+        by_op[which or "forward"].setdefault(line, {})[sparsity] = row["median_ms"]
+    return by_op
 
 
 def crossing(sparse: dict[float, float], dense: dict[float, float]) -> float | None:
-    """The sparsity from which on the sparse product takes less time, between two measured ones by the times' difference; None
-    where it never does."""
-    at = sorted(sparse.keys() & dense.keys())
-    gains = [dense[s] - sparse[s] for s in at]
-    if not at or gains[-1] <= 0:
+    """The sparsity from which on the sparse product is faster, interpolated linearly between measured sparsities; None if it is
+    never faster."""
+    sparsities = sorted(sparse.keys() & dense.keys())
+    gains = [dense[s] - sparse[s] for s in sparsities]
+    if not sparsities or gains[-1] <= 0:
         return None
     last = max((k for k, gain in enumerate(gains) if gain <= 0), default=None)
     if last is None:
-        return at[0]
-    return at[last] + (at[last + 1] - at[last]) * -gains[last] / (gains[last + 1] - gains[last])
+        return sparsities[0]
+    low, high = sparsities[last : last + 2]
+    return low + (high - low) * -gains[last] / (gains[last + 1] - gains[last])
 
 
 def plot(results: Any, path: Path) -> None:
-    """Times against sparsity: a panel for each operation."""
+    """Plot time against sparsity, a panel for each operation."""
     from ..machinery.plots import figure_of
 
     by_op = times(results.rows)
@@ -215,12 +217,12 @@ def plot(results: Any, path: Path) -> None:
             style = "k-" if name == "dense" else "--" if "," in name else "-"
             axes.plot(*zip(*sorted(points.items())), style, marker=".", label=name)
         for name in ("CSR", f"tiles of {TILE}"):
-            where = crossing(lines.get(name, {}), lines.get("dense", {}))
-            if where is not None:
-                axes.axvline(where, color="gray", linewidth=0.8, linestyle=":")
+            sparsity = crossing(lines.get(name, {}), lines.get("dense", {}))
+            if sparsity is not None:
+                axes.axvline(sparsity, color="gray", linewidth=0.8, linestyle=":")
                 axes.annotate(
-                    f"{name}: from {where:.0%} on",
-                    (where, 1.0),
+                    f"{name}: from {sparsity:.0%} on",
+                    (sparsity, 1.0),
                     xycoords=("data", "axes fraction"),
                     rotation=90,
                     fontsize=7,

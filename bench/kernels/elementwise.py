@@ -1,4 +1,4 @@
-"""Elementwise maps and their backward maps on activations, against PyTorch. Memory binds them."""
+"""Elementwise functions and their gradients on activations, against PyTorch. They are limited by memory bandwidth."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Dense matrix products of a layer, batch n, weight (o, i): forward with bias and ReLU, dx, dW, against PyTorch.
 
-On CUDA also the ladder of versions that the kernel file develops: naive, tiled, register, block, tensor.
+On CUDA the suite also times each version of the kernel: naive, tiled, register, block, tensor.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ KERNELS = {
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """The products of the layers of 784-2048-2048-10 at batch 128, and square ones."""
+    """The products of the layers of 784-2048-2048-10 at batch 128, and products of square matrices."""
     shapes = options.sizes((32, 48, 64), (128, 784, 2048), (128, 2048, 2048), (128, 2048, 10), (1024, 1024, 1024))
     ops = [op for op in KERNELS if op not in LADDER or options.device == "cuda"]
     return kernels.cases(SUITE, [(op, {"n": n, "o": o, "i": i}) for op in ops for n, i, o in shapes], options)

@@ -1,10 +1,10 @@
 """Products with kept rows (and columns) of a weight (o, i), one in dp kept, against a dense product and a mask.
 
-The peer is what a user has in PyTorch without structured sparsity.
+The peer is a dense product and a multiplication by the mask, as a user would write it in PyTorch.
 
 forward  rows of w dropped, x dense                          ceiling dp
 both     rows and columns dropped, x and y compact           ceiling dp²
-dx       the same, backwards                                 ceiling dp²
+dx       gradient of `both` with respect to x                ceiling dp²
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PERIODS = (1, 2, 4, 8)
 
 
 def _plans(o, i, dp):
-    """Plans of the outputs and of the inputs; different biases, so that mixing them up is seen."""
+    """Plans of the outputs and of the inputs. Their biases differ, so that swapping them gives a wrong result."""
     return RowPlan(o, dp, dp - 1), RowPlan(i, dp, dp // 2)
 
 
@@ -48,7 +48,7 @@ def _forward_inputs(rng, n, o, i, dp):
 
 
 def _both_inputs(rng, n, o, i, dp):
-    """x with zeros where a layer before dropped, w, b, mask of the outputs"""
+    """x with zeros for the neurons that the layer before dropped, w, b, mask of the outputs"""
     x, w, b, mask = _forward_inputs(rng, n, o, i, dp)
     return x * _mask(_plans(o, i, dp)[1]), w, b, mask
 
@@ -60,7 +60,7 @@ def _masked_inputs(rng, n, o, i, dp):
 
 
 def _back_inputs(rng, n, o, i, dp):
-    """dy with zeros where this layer dropped, w, mask of the inputs"""
+    """dy with zeros for the neurons that this layer dropped, w, mask of the inputs"""
     rows, cols = _plans(o, i, dp)
     return rng.standard_normal((n, o), np.float32) * _mask(rows), _weight(rng, o, i), _mask(cols)
 
@@ -76,19 +76,19 @@ def _forward(dev, x, w, b, mask, n, o, i, dp):
 
 def _both(dev, x, w, b, mask, n, o, i, dp):
     rows, cols = _plans(o, i, dp)
-    at, x = (on_device(rows, dev).index, on_device(cols, dev).index), _compact(dev, x, cols)
-    return lambda: dev.gemm_rows(x, w, *at, bias=b, relu=True)
+    indices, x = (on_device(rows, dev).index, on_device(cols, dev).index), _compact(dev, x, cols)
+    return lambda: dev.gemm_rows(x, w, *indices, bias=b, relu=True)
 
 
 def _dx(dev, dy, w, mask, n, o, i, dp):
     rows, cols = _plans(o, i, dp)
-    at, dy = (on_device(rows, dev).index, on_device(cols, dev).index), _compact(dev, dy, rows)
-    return lambda: dev.gemm_rows_dx(dy, w, *at)
+    indices, dy = (on_device(rows, dev).index, on_device(cols, dev).index), _compact(dev, dy, rows)
+    return lambda: dev.gemm_rows_dx(dy, w, *indices)
 
 
 def _masked(dev, x, w, mask, n, o, i, dp):
-    kept = dev.upload(dev.download(mask).astype(bool))
-    return lambda: gemm_rows_masked(x, w, kept)
+    row_mask = dev.upload(dev.download(mask).astype(bool))
+    return lambda: gemm_rows_masked(x, w, row_mask)
 
 
 def _reference(x, w, b, mask, **_):
@@ -138,7 +138,7 @@ KERNELS = {
         op="gemm_rows_dx",
         **_work(_both_flops),
     ),
-    # the teaching step on CUDA: dropped rows are skipped in the kernel, not left out of the grid
+    # the first version of the kernel on CUDA: its grid includes dropped rows, whose blocks return at once
     "masked": Kernel(
         _masked_inputs,
         _masked,
@@ -150,7 +150,7 @@ KERNELS = {
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """The square layer of 784-2048-2048-10 at batch 128, every period."""
+    """The square layer of 784-2048-2048-10 at batch 128, with every period."""
     [(n, i, o)] = options.sizes((32, 48, 64), (128, 2048, 2048))
     ops = [op for op in KERNELS if op != "masked" or options.device == "cuda"]
     chosen = [(op, {"n": n, "o": o, "i": i, "dp": dp}) for op in ops for dp in PERIODS]

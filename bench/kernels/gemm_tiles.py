@@ -1,6 +1,6 @@
 """Products with kept tiles of a weight (o, i), one tile in dp kept, against a dense product with a masked weight.
 
-The peer is what a user has in PyTorch without structured sparsity. The FLOPs allow a factor of dp.
+The peer is a dense product with a masked weight, as a user would write it in PyTorch. By FLOPs the ratio can be dp at most.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ KERNELS = {
         op="gemm_tiles_dw",
         **_work,
     ),
-    # the teaching step on CUDA: every tile is visited, dropped ones are skipped by a test
+    # the first version of the kernel on CUDA: it visits every tile and skips dropped ones by a test
     "masked": Kernel(
         _masked_layer,
         _masked,
@@ -120,7 +120,7 @@ KERNELS = {
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """The square layer of 784-2048-2048-10 at batch 128, every period."""
+    """The square layer of 784-2048-2048-10 at batch 128, with every period."""
     [(n, i, o)] = options.sizes((32, 160, 96), (128, 2048, 2048))
     ops = [op for op in KERNELS if op != "masked" or options.device == "cuda"]
     chosen = [(op, {"n": n, "o": o, "i": i, "dp": dp}) for op in ops for dp in PERIODS]

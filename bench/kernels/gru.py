@@ -1,4 +1,4 @@
-"""The elementwise part of a step of a GRU, n samples, o // 2 units: memory binds it. Its products are `gemm`."""
+"""The elementwise part of a GRU step, n samples, o // 2 units, limited by memory bandwidth. Suite `gemm` times the products."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = 3
 
 
 def _forward(rng: np.random.Generator, n: int, i: int, o: int) -> tuple[np.ndarray, ...]:
-    """z, s and h; a repetition finds in z what the one before wrote."""
+    """z, s and h. The kernel works in place: a repetition reads from z what the last one wrote."""
     return tuple(
         rng.standard_normal(shape, np.float32)
         for shape in ((STEPS, n, 3 * (o // 2)), (STEPS, n, 3 * (o // 2)), (STEPS + 1, n, o // 2))
@@ -65,6 +65,6 @@ KERNELS = {
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """Both directions."""
+    """The forward and the backward kernel."""
     sizes = options.sizes((32, 48, 64), *kernels.SIZES)
     yield from kernels.cases(SUITE, [(op, dict(zip("nio", size))) for op in KERNELS for size in sizes], options)

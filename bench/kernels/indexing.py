@@ -1,4 +1,4 @@
-"""Moves: rows of a batch from a data set, copies, transposes, compact and dense forms, against PyTorch. No FLOPs."""
+"""Copies: rows of a data set into a batch, transposes, between compact and dense activations, against PyTorch. No FLOPs."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def _compact(dev, x, n, width, dp):
 
 
 def _expand(dev, x, n, width, dp):
-    places = on_device(_plan(width, dp), dev).inverse
-    return lambda: dev.expand(x, places)
+    inverse = on_device(_plan(width, dp), dev).inverse
+    return lambda: dev.expand(x, inverse)
 
 
 def _wide(x, n, width, dp):
@@ -101,7 +101,7 @@ KERNELS = {
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """A batch of 784 features taken from a data set, and activations of a batch and a weight moved about."""
+    """A batch of 784 features from a data set, and copies of activations and of a weight."""
     shapes = [{"n": n, "width": width} for n, width, _ in options.sizes((32, 64, 1), (128, 2048, 1), (2048, 2048, 1))]
     usual = not (options.quick or options.shape)
     batch = {"n": 128, "width": 784, "samples": 60000} if usual else {**shapes[0], "samples": 4 * shapes[0]["n"]}

@@ -53,7 +53,7 @@ def _loss(name, inputs, reference, torch):
         losses, gradient = reference(x, target)
         return losses.sum(), gradient
 
-    # logits in, gradient out, and the targets where there is one for each output
+    # arrays of n x width: logits, gradient, and targets unless these are labels
     arrays = 2 if inputs is _labels else 3
     return Kernel(inputs, prepare, torch, mean, bytes=lambda n, width: 4.0 * arrays * n * width)
 
@@ -72,6 +72,6 @@ KERNELS = {
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """Each loss for ten outputs, and for many."""
-    shapes = options.sizes((32, 1, 10), (128, 1, 10), (128, 1, 10000))  # a loss has no inputs but these outputs
+    """Each loss for 10 and for 10000 outputs."""
+    shapes = options.sizes((32, 1, 10), (128, 1, 10), (128, 1, 10000))  # (n, unused, width)
     return kernels.cases(SUITE, [(op, {"n": n, "width": width}) for op in KERNELS for n, _, width in shapes], options)

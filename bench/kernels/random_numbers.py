@@ -1,7 +1,7 @@
 """Dropout on x (n, width), against the PyTorch function.
 
-Generators differ, so values are checked by what they must obey: kept values are scaled exactly, and their share lies within
-six standard errors (the tests compare numbanet's values with its reference one by one).
+The two libraries draw different random numbers. The suite checks that each value is 0 or scaled exactly, and that the share of
+values that are not 0 lies within six standard errors (the tests compare numbanet's values with its reference elementwise).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ def _activations(rng, n, width, rate):
 
 
 def _dropout_error(result, inputs, n, width, rate):
-    """Error of the kept values; infinite if too many or too few are kept."""
+    """Error of the values that are not dropped; infinite if too many or too few are dropped."""
     (y,), (x,) = result, inputs
-    kept = y != 0
+    mask = y != 0
     allowed = SIGMAS * math.sqrt(rate * (1 - rate) / x.size)
-    if abs(float(kept.mean()) - (1 - rate)) > allowed:
+    if abs(float(mask.mean()) - (1 - rate)) > allowed:
         return math.inf
-    return relative_error(y, np.where(kept, np.float64(x) / (1 - rate), 0))
+    return relative_error(y, np.where(mask, np.float64(x) / (1 - rate), 0))
 
 
 def _counted(draw):
-    """A call with another counter each time, as in training."""
+    """Call draw with a new counter each time, as training does."""
 
     def prepare(dev, *arrays, **sizes):
         counter = iter(range(1 << 62))

@@ -1,4 +1,4 @@
-"""Reductions of activations and of a large array, against PyTorch. One pass: memory binds them."""
+"""Reductions of activations and of a large array, against PyTorch. They read the array once: memory bandwidth limits them."""
 
 from __future__ import annotations
 

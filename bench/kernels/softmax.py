@@ -1,4 +1,4 @@
-"""Softmax, its logarithm and their backward maps over the outputs of a classifier and wide rows, against PyTorch."""
+"""Softmax, log-softmax and their gradients, on the outputs of a classifier and on wide rows, against PyTorch."""
 
 from __future__ import annotations
 

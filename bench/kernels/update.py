@@ -1,8 +1,8 @@
 """Parameter updates of a weight (o, i), against a step of torch.optim.SGD and Adam on a dense gradient.
 
-Memory binds them: SGD with momentum reads w, v, g and writes w, v, 20 bytes a weight. A packed gradient saves the
-reading of what is not kept; w and v are read and written everywhere, because momentum moves every weight. So the
-ceiling is 20 / (16 + 4 * kept share).
+Memory bandwidth limits them: SGD with momentum reads w, v, g and writes w, v, 20 bytes per weight. A packed gradient holds only
+the rows or tiles that the plan kept. All of w and v is still read and written, because momentum moves every weight. So the
+ceiling is 20 / (16 + 4 * share of the weight that the plan kept).
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def _row_mask(o, i, dp):
 
 
 def _inputs(mask):
-    """w, v, g, zero where dropped: a v that only decays would end as denormal numbers, which no training has."""
+    """w, v, g; v and g are 0 for dropped weights. Else v would decay to denormal numbers, which training does not have."""
 
     def inputs(rng, o, i, dp=1):
         w, v, g = (rng.standard_normal((o, i), np.float32) for _ in range(3))
-        kept = mask(o, i, dp)
-        return w, v * kept, g * kept
+        m = mask(o, i, dp)
+        return w, v * m, g * m
 
     return inputs
 
@@ -58,12 +58,12 @@ def _sgd(dev, w, v, g, **_):
 
 
 def _packed_sgd(dev, w, v, g, packing, shape):
-    """The step with the gradient packed as training hands it over."""
+    """A step whose gradient is packed, as in training."""
     row_pos, row_class, cols, _ = (np.asarray(dev.download(a)) for a in packing)
     values, dense = np.zeros(shape, np.float32), dev.download(g)
     for r in np.flatnonzero(row_pos >= 0):
-        kept = cols[row_class[r]]
-        values[row_pos[r], : kept.size] = np.where(kept >= 0, dense[r, kept], 0)
+        columns = cols[row_class[r]]
+        values[row_pos[r], : columns.size] = np.where(columns >= 0, dense[r, columns], 0)
     values = dev.upload(values)
 
     def run():

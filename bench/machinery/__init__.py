@@ -1,1 +1,1 @@
-"""What suites are measured, recorded and reported with."""
+"""Code that all suites share: it measures, records results and writes the tables of the README files."""

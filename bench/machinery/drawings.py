@@ -1,6 +1,6 @@
-"""Drawings of the README as SVG: how much shorter steps are, from the files of results, and a step under row patterns.
+"""SVG drawings of the README: the speed-ups of training steps, from the files of results, and a step under row patterns.
 
-They are text, so that a change of a figure is a change of a line; colours differ in lightness, so that grey shows them as well.
+SVG is text, so that git shows which figures changed. The colours differ in lightness, so that they differ in grey as well.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ def _svg(width: int, height: int, title: str, parts: Iterable[str]) -> str:
 
 # --- from the files of results ----------------------------------------------------------------------------------------
 def charts(records: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """The charts by the names of their files; without results there are none."""
-    whole = [(record, found) for record in records if (found := _steps(record))]
-    return {"speed.svg": _speed(*max(whole, key=lambda pair: (len(pair[1]), pair[0]["date"])))} if whole else {}
+    """{file name: SVG}; empty if there are no results."""
+    pairs = [(record, rows) for record in records if (rows := _steps(record))]
+    return {"speed.svg": _speed(*max(pairs, key=lambda pair: (len(pair[1]), pair[0]["date"])))} if pairs else {}
 
 
 def _steps(record: dict[str, Any]) -> dict[tuple[str, int, str], dict[str, Any]]:
-    """(rate, width, kind of dropout) -> row, of networks with two layers of one width."""
+    """{(rate, width, kind of dropout): row} of networks whose two hidden layers have the same width."""
     return {
-        (found[2], int(found[1]), row["implementation"]): row
+        (match[2], int(match[1]), row["implementation"]): row
         for row in record["rows"]
         if row["suite"] == "mlp"
         and row.get("ratio") is not None
         and row["implementation"] in SHADES
-        and (found := WIDE.fullmatch(row["case"]))
+        and (match := WIDE.fullmatch(row["case"]))
     }
 
 
 def _speed(record: dict[str, Any], steps: dict[tuple[str, int, str], dict[str, Any]]) -> str:
-    """A bar for each ratio, a mark for its ceiling; a panel for each rate, a group of bars for each width."""
+    """A panel for each rate, a group of bars for each width, a bar for each ratio with a mark at its ceiling."""
     rates, widths = (sorted({key[i] for key in steps}) for i in (0, 1))
     most = max(max(row["ratio"], row.get("ceiling") or 0) for row in steps.values())
     panel, floor, unit = 820 / len(rates), 300, 200 / most
@@ -116,18 +116,18 @@ def _speed(record: dict[str, Any], steps: dict[tuple[str, int, str], dict[str, A
 CELL = 14
 
 
-def _grid(x: float, middle: float, kept: Any) -> list[str]:
-    """A matrix of booleans, what is kept dark; its left edge at x, its middle at that height."""
-    top = middle - CELL * len(kept) / 2
+def _grid(x: float, middle: float, mask: Any) -> list[str]:
+    """A matrix of booleans, True dark; x is its left edge, `middle` the height of its centre."""
+    top = middle - CELL * len(mask) / 2
     return [
         _box(x + CELL * j, top + CELL * i, CELL - 2, CELL - 2, DARK if cell else PALE)
-        for i, row in enumerate(kept)
+        for i, row in enumerate(mask)
         for j, cell in enumerate(row)
     ]
 
 
 def step() -> str:
-    """A training step of 8-9-8-3 under row patterns, from its samples to its gradients."""
+    """A training step of the network 8-9-8-3 under row patterns: the activations and the weights that it reads."""
     import numpy as np
 
     from numbanet import RowPlan
@@ -171,11 +171,11 @@ def step() -> str:
         x += 28 + CELL * len(side)
         parts.append(_text(x + 14, middle + 5, "→", size=20))
         x += 36
-    said = (
-        "Activations stay compact from layer to layer: the zeros are never written. On the way back dW has the dark",
-        "cells of W alone, and only these are updated. The next step draws other patterns.",
+    notes = (
+        "Activations stay compact from layer to layer: the zeros are never written. The backward pass computes dW for the",
+        "dark cells of W alone, and only these are updated. The next step draws other patterns.",
     )
-    parts += [_text(24, 304 + 18 * i, line, "start") for i, line in enumerate(said)]
+    parts += [_text(24, 304 + 18 * i, line, "start") for i, line in enumerate(notes)]
     return _svg(880, 336, "One training step under row patterns", parts)
 
 

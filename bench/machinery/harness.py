@@ -1,8 +1,10 @@
-"""Harness: verify every implementation of a case, then time each against its peer in strict alternation.
+"""Harness: verify every implementation of a case, then time each in alternation with its peer.
 
-    ratio = time of the peer / time of this one,    median of the pairwise ratios, with their 10th and 90th percentile
+    ratio = time of the peer / time of the implementation
 
-A turn is a block of repetitions; turns go A B A B …, never two at a time. What is wrong is not timed.
+The row of an implementation has the median of the pairwise ratios, with their 10th and 90th percentile. A turn is a block of
+repetitions; the two sides take turns, A B A B …, and never run at the same time. An implementation with a wrong result is not
+timed.
 """
 
 from __future__ import annotations
@@ -22,14 +24,28 @@ from .results import Results
 from .worker import BEFORE, Task, WorkerError, Workers
 
 Sizes = tuple[int, int, int]
-Seconds = tuple[float, float | None]  # by the clock on the wall, and by the card's
+Seconds = tuple[float, float | None]  # wall time, and GPU time if there is a GPU
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the command line chose for the suites; of the cases, those alone in whose name the regular expression is found, and
-    kernels at their usual shapes if not at this one, (samples, inputs, outputs). `before` is another checkout, whose own
-    implementations are then the peers."""
+    """Options of the command line.
+
+    Attributes
+    ----------
+    device : str
+        "cpu", "cuda" or "emulated".
+    against : str, optional
+        "torch": compare with PyTorch.
+    quick : bool
+        Small sizes and few repetitions.
+    only : str
+        A regular expression; a suite runs only the cases whose name it matches.
+    shape : (samples, inputs, outputs), optional
+        Of kernels, in place of their usual shapes.
+    before : str, optional
+        Folder of another checkout, whose implementations are then the peers.
+    """
 
     device: str = "cpu"
     against: str | None = None
@@ -39,28 +55,28 @@ class Options:
     before: str | None = None
 
     def sizes(self, small: Sizes, *usual: Sizes) -> list[Sizes]:
-        """(N, I, O) of a kernel's cases: the shape that was asked for, else a small one if quick, else the usual ones."""
+        """(N, I, O) of a kernel's cases: `shape` if it is given, else the small one if `quick`, else the usual ones."""
         return [self.shape] if self.shape else [small] if self.quick else list(usual)
 
     def wants(self, name: str) -> bool:
-        """Whether a case of this name is to be measured."""
+        """Whether `only` selects the case of this name."""
         return re.search(self.only, name) is not None
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """How long and how often.
+    """Length and number of turns.
 
     Attributes
     ----------
     pairs : int
-        Turns of each side of a comparison.
+        n turns of each side of a comparison.
     turn : float
-        Least seconds of a turn: far above the resolution of the clock and the cost of waking a process.
+        Seconds that a turn takes at least: far above the resolution of the clock and the cost of waking a process.
     pause : float
         Seconds between turns: the thread pools of BLAS and OpenMP spin for up to about 30 ms before they sleep.
     warm_up : int
-        Turns of each side that are not counted.
+        n turns of each side that are not counted.
     """
 
     pairs: int = 15
@@ -69,25 +85,25 @@ class Schedule:
     warm_up: int = 2
 
 
-QUICK = Schedule(pairs=3, turn=0.002, pause=0.001, warm_up=1)  # does it run at all: figures from it are worth nothing
+QUICK = Schedule(pairs=3, turn=0.002, pause=0.001, warm_up=1)  # to check that a suite runs; the times mean nothing
 
 
 @dataclasses.dataclass(frozen=True)
 class Implementation:
-    """One way to do a case.
+    """One implementation of a case.
 
     Attributes
     ----------
     build : callable
-        (**parameters) -> Task; a function of a module, because it is called in the worker.
+        (**parameters) -> Task. It must be a module-level function, because it is pickled for the worker process.
     peer : str, optional
-        Name of the implementation of the same case that this one's time is compared with.
+        Name of the implementation of the same case whose time is divided by this one's.
     ceiling : float, optional
-        The ratio that the FLOPs (or the bytes, where memory binds) would allow.
+        The ratio of the two implementations' FLOPs (of their bytes, if memory bandwidth limits them).
     flops, bytes : float, optional
-        Useful work of one repetition.
+        Work of one repetition.
     tolerance : float, optional
-        In place of the case's, for arithmetic of lower precision.
+        Replaces the case's tolerance, for arithmetic of lower precision.
     """
 
     name: str
@@ -102,18 +118,18 @@ class Implementation:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Implementations that compute the same.
+    """Implementations that compute the same result.
 
     Attributes
     ----------
     error : callable
-        outputs -> the largest relative error against the reference.
+        outputs of a Task -> the largest relative error against the reference.
     tolerance : float
-        Errors above it, and NaN, are wrong.
+        A result is wrong if its error is above the tolerance or NaN.
     least : int
-        Least repetitions of a turn: 1, or more where the cost of a repetition is random.
+        A turn has at least n repetitions: 1, or more if the cost of a repetition is random.
     pairs : int, optional
-        Turns at most, in place of the schedule's, where a repetition takes long.
+        At most n turns, if a repetition takes long; by default the schedule's.
     """
 
     suite: str
@@ -127,8 +143,8 @@ class Case:
 
 @dataclasses.dataclass
 class Row:
-    """One line of the result: an implementation of a case. Times are by the clock on the wall, device_ms by the card's own.
-    `problem` says why it was not timed."""
+    """One row of the results: an implementation of a case. Times are wall times, except device_ms, which is GPU time. `problem`
+    is the reason if the implementation was not timed."""
 
     suite: str
     case: str
@@ -151,7 +167,7 @@ class Row:
 
 
 def relative_error(value: Any, reference: Any) -> float:
-    """max |value - reference| / max |reference|; infinite where shapes differ or a value is not finite."""
+    """max |value - reference| / max |reference|; infinite if shapes differ or a value is not finite."""
     value, reference = np.asarray(value), np.asarray(reference, np.float64)
     if value.shape != reference.shape:
         return math.inf
@@ -167,7 +183,7 @@ def quantiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def measure(case: Case, workers: Workers, schedule: Schedule) -> list[Row]:
-    """Verify and time every implementation of a case; one row each."""
+    """Verify and time every implementation of a case; return one row for each."""
     if case.pairs is not None:
         schedule = dataclasses.replace(schedule, pairs=min(case.pairs, schedule.pairs), warm_up=1)
     rows = {
@@ -183,7 +199,7 @@ def measure(case: Case, workers: Workers, schedule: Schedule) -> list[Row]:
     peers = {row.peer for row in rows.values() if row.problem is None}
     for name, row in rows.items():
         if row.problem is not None or (row.peer is None and name in peers):
-            continue  # a peer gets its times from the comparisons
+            continue  # a peer is timed in the comparisons with it
         try:
             _compare(row, rows[row.peer] if row.peer else None, times, workers, schedule, case.least)
         except WorkerError as error:
@@ -205,7 +221,7 @@ def run_cases(
     say: Callable[[str], None],
     schedule: Schedule = Schedule(),
 ) -> list[dict[str, Any]]:
-    """Verify and time the cases of a suite, one after the other, each recorded when it is done; returns the rows."""
+    """Verify and time the cases of a suite one after another, record the rows of each case at once, and return all rows."""
     rows: list[dict[str, Any]] = []
     with Workers(threads(), options.before and Path(options.before)) as workers:
         for case in cases:
@@ -213,14 +229,14 @@ def run_cases(
                 continue
             case = with_before(case) if options.before else case
             say(f"{suite}: {case.name}")
-            found = [dataclasses.asdict(row) for row in measure(case, workers, QUICK if options.quick else schedule)]
-            results.add(found)
-            rows += found
+            measured = [dataclasses.asdict(row) for row in measure(case, workers, QUICK if options.quick else schedule)]
+            results.add(measured)
+            rows += measured
     return rows
 
 
 def with_before(case: Case) -> Case:
-    """Each implementation as it is, compared with itself as it was before."""
+    """The case with two versions of each implementation: this checkout's, compared with that of the checkout before."""
     pairs = [
         (dataclasses.replace(i, name=i.name + BEFORE, peer=None), dataclasses.replace(i, peer=i.name + BEFORE, ceiling=1.0))
         for i in case.implementations
@@ -229,7 +245,7 @@ def with_before(case: Case) -> Case:
 
 
 def _verify(case: Case, implementation: Implementation, workers: Workers, row: Row) -> None:
-    """Run it once and compare with the reference; leaves the error, and what is wrong, in the row."""
+    """Run an implementation once and compare it with the reference; store the error, or the problem, in the row."""
     worker = workers[implementation.name]
     try:
         worker.ask("load", (implementation.build, dict(implementation.parameters)))
@@ -244,7 +260,7 @@ def _verify(case: Case, implementation: Implementation, workers: Workers, row: R
 
 
 def _repetitions(worker: Any, schedule: Schedule, least: int) -> int:
-    """How many repetitions make a turn."""
+    """n repetitions that take at least the seconds of a turn."""
     count = least
     while True:
         seconds, _ = worker.ask("run", count)
@@ -257,7 +273,7 @@ def _repetitions(worker: Any, schedule: Schedule, least: int) -> int:
 def _compare(
     row: Row, peer: Row | None, times: dict[str, list[Seconds]], workers: Workers, schedule: Schedule, least: int
 ) -> None:
-    """Peer and this one in turns, A B A B …; without a peer, this one alone."""
+    """Time an implementation and its peer in turns, A B A B …; without a peer, the implementation alone."""
     sides = [side for side in (peer, row) if side is not None]
     for side in sides:
         side.repetitions = side.repetitions or _repetitions(workers[side.implementation], schedule, least)
@@ -265,9 +281,9 @@ def _compare(
     for turn in range(schedule.warm_up + schedule.pairs):
         for side in sides:
             time.sleep(schedule.pause)
-            found = workers[side.implementation].ask("run", side.repetitions)
+            seconds = workers[side.implementation].ask("run", side.repetitions)
             if turn >= schedule.warm_up:
-                measured[side.implementation].append(tuple(s if s is None else s / side.repetitions for s in found))
+                measured[side.implementation].append(tuple(s if s is None else s / side.repetitions for s in seconds))
     for name, seconds in measured.items():
         times[name] += seconds
     if peer is not None:

@@ -1,4 +1,4 @@
-"""Machine: what a figure must name to mean something: processor, graphics card, versions, threads, commit, date."""
+"""Facts that are recorded with each measurement: processor, GPUs, versions, threads, commit, date."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def threads() -> int:
-    """How many threads each side of a comparison uses: the cores that this process may run on."""
+    """n threads of each side of a comparison: one for each core that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, threads, versions and graphics cards."""
+    """Processor, cores, threads, versions and GPUs."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -39,8 +39,8 @@ def machine() -> dict[str, Any]:
 
 
 def checkout(root: Path = ROOT) -> bool:
-    """Whether this is a checkout, with its results and its tests, not an installed package (whose folder may well lie in
-    somebody's repository)."""
+    """Whether the folder is a checkout of numbanet, with results and tests. The folder of an installed package is none, even if
+    it lies in some other git repository."""
     return all((root / name).is_file() for name in ("setup.py", "numbanet/__init__.py", "bench/machinery/worker.py"))
 
 
@@ -49,7 +49,7 @@ def commit(root: Path = ROOT) -> str | None:
     if not checkout(root):
         return None
     head = _output("git", "-C", str(root), "rev-parse", "HEAD")
-    # results are written by the benchmarks themselves: they do not change what was measured
+    # benchmarks write results and tables: these are not changes of the measured code
     changed = _output(
         "git", "-C", str(root), "status", "--porcelain", "--untracked-files=no", "--", ".", ":!*.md", ":!bench/results"
     )
@@ -69,7 +69,7 @@ def _output(*command: str) -> str | None:
 
 
 def processor() -> str:
-    """What computes, in words: the CPU, how many threads of it, and the graphics cards."""
+    """CPU, n threads and GPUs as one string."""
     return ", ".join([_cpu(), f"{threads()} threads", *_gpus()])
 
 
@@ -96,9 +96,9 @@ def _version(package: str) -> str | None:
 
 
 def _gpus() -> list[str]:
-    """Name and driver of each card."""
-    found = _output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    """Name and driver of each GPU."""
+    listing = _output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
     return [
         f"{name}, driver {driver}"
-        for name, driver in (line.split(", ") for line in (found or "").splitlines() if line.count(", ") == 1)
+        for name, driver in (line.split(", ") for line in (listing or "").splitlines() if line.count(", ") == 1)
     ]

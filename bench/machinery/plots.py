@@ -1,4 +1,4 @@
-"""Plots: ratios with their ceilings, times by FLOPs, memory, and accuracy or perplexity by epoch and by seconds."""
+"""Plots of results: ratios with their ceilings, times by FLOPs, memory, accuracy and perplexity by epoch and by seconds."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ COLOURS = {
     "gate threshold 50%": "C7",
 }
 
-MARKS = "os^vDP*X<>dph"  # no two ways to drop look alike in grey
+MARKS = "os^vDP*X<>dph"  # markers, so that kinds of dropout differ in grey as well
 Row = dict[str, Any]
 
 
 def figure_of(width: float, height: float) -> Any:
-    """A figure that needs no display."""
+    """A figure that can be saved without a display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -35,7 +35,7 @@ def figure_of(width: float, height: float) -> Any:
 
 
 def plot_ratios(rows: Sequence[Row], path: Path) -> None:
-    """A bar for each ratio, its 10th and 90th percentile as a whisker, its ceiling as a mark."""
+    """Plot a bar for each ratio, with its 10th and 90th percentile as a whisker and its ceiling as a mark."""
     rows = [row for row in rows if row.get("ratio") is not None]
     if not rows:
         raise ValueError("--plot: there are no ratios to draw; give a peer, --against torch")
@@ -56,7 +56,7 @@ def plot_ratios(rows: Sequence[Row], path: Path) -> None:
 
 
 def plot_scaling(rows: Sequence[Row], path: Path) -> None:
-    """Time above the fixed time against FLOPs, and the lines that `mlp_scaling.fits` found."""
+    """Plot time minus the fixed time against FLOPs, with the lines that `mlp_scaling.fits` fitted."""
     figure = figure_of(7, 5)
     axes = figure.subplots()
     for fit in (row for row in rows if "slope" in row):
@@ -65,7 +65,7 @@ def plot_scaling(rows: Sequence[Row], path: Path) -> None:
             for row in rows
             if row["implementation"] == fit["implementation"] and row.get("median_ms", 0) > fit["fixed_ms"]
         ]
-        flops, ms = np.array(sorted(timed)).reshape(-1, 2).T  # none, where no width takes longer than the narrowest
+        flops, ms = np.array(sorted(timed)).reshape(-1, 2).T  # empty if no width takes longer than the narrowest
         (mark,) = axes.loglog(flops, ms, "o")
         axes.loglog(
             flops,
@@ -73,15 +73,15 @@ def plot_scaling(rows: Sequence[Row], path: Path) -> None:
             color=mark.get_color(),
             label=f"{fit['implementation']}: {fit['fixed_ms']:.2f} ms + a line of slope {fit['slope']:.2f}",
         )
-    axes.set_xlabel("FLOPs of a step, as far as the plan keeps them")
-    axes.set_ylabel("ms of a step, above the fixed time")
+    axes.set_xlabel("FLOPs of a step, without those that the plan skips")
+    axes.set_ylabel("ms of a step, minus the fixed time")
     axes.grid(alpha=0.3, which="both")
     axes.legend()
     figure.savefig(path, dpi=150)
 
 
 def plot_memory(rows: Sequence[Row], path: Path) -> None:
-    """A bar for the peak of each implementation, a mark for what was counted."""
+    """Plot a bar for the memory peak of each implementation, and a mark for the bytes counted from the arrays' sizes."""
     figure = figure_of(9, 1.5 + 0.28 * len(rows))
     axes = figure.subplots()
     y = np.arange(len(rows))
@@ -102,7 +102,7 @@ def plot_memory(rows: Sequence[Row], path: Path) -> None:
 
 
 def plot_layers(rows: Sequence[Row], path: Path) -> None:
-    """Shares of the inputs that are not 0 yet before each layer, and the time of each layer by each way."""
+    """Plot the share of images that are not all 0 before each layer, and the time of each layer by implementation."""
     figure = figure_of(11, 4)
     left, right = figure.subplots(1, 2)
     layers = np.arange(1, len(rows[0]["live"]) + 1)
@@ -121,11 +121,11 @@ def plot_layers(rows: Sequence[Row], path: Path) -> None:
 
 
 def plot_runs(runs: Sequence[Row], path: Path) -> None:
-    """What was measured by epoch and by seconds of training, a line of panels for each case: the mean over seeds, and the band
-    between least and most.
+    """Plot accuracy or perplexity by epoch (left) and by seconds of training (right), a row of panels for each case: the mean
+    over seeds, and the band between minimum and maximum.
 
-    Runs that diverged are left out, and on the right kinds of which no run tells seconds that can be compared (`clocked`); the
-    panels on the right, too, where that is all of them.
+    Runs that diverged are left out. The right panel shows only kinds of dropout whose seconds can be compared (`clocked`); if
+    no case has any, the right panels are left out.
     """
     cases: dict[str, list[Row]] = {}
     for run in runs:
@@ -134,11 +134,11 @@ def plot_runs(runs: Sequence[Row], path: Path) -> None:
         raise ValueError("--plot: there are no training runs to draw")
     labels = ("epoch", "seconds of training")[: 2 if any(map(clocked, cases.values())) else 1]
     figure = figure_of(5.5 * len(labels), 4.5 * len(cases))
-    for panels, (case, found) in zip(figure.subplots(len(cases), len(labels), squeeze=False), cases.items(), strict=True):
-        what = measure(found[0]["settings"])
+    for panels, (case, of_case) in zip(figure.subplots(len(cases), len(labels), squeeze=False), cases.items(), strict=True):
+        what = measure(of_case[0]["settings"])
         for axes, label in zip(panels, labels, strict=True):
-            shown = found if label == "epoch" else clocked(found)
-            for dropout in dict.fromkeys(run["dropout"] for run in found):
+            shown = of_case if label == "epoch" else clocked(of_case)
+            for dropout in dict.fromkeys(run["dropout"] for run in of_case):
                 _draw_curve(axes, [run for run in shown if run["dropout"] == dropout], dropout, label != "epoch")
             axes.set_title(case, fontsize=9)
             axes.set_xlabel(label)
@@ -154,7 +154,8 @@ def plot_runs(runs: Sequence[Row], path: Path) -> None:
 
 
 def _draw_curve(axes: Any, runs: Sequence[Row], label: str, by_seconds: bool) -> None:
-    """The mean of what some runs measured, and the band between least and most; those that diverged are left out."""
+    """Draw the mean of accuracy or perplexity over runs, and the band between minimum and maximum, without runs that
+    diverged."""
     runs = list(filter(whole, runs))
     if not runs:
         return
@@ -166,9 +167,9 @@ def _draw_curve(axes: Any, runs: Sequence[Row], label: str, by_seconds: bool) ->
 
 
 def plot_papers(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:
-    """Above, how many times shorter an epoch is than with bernoulli, by case, with the ceiling that the FLOPs set; below, the
-    test accuracy of each case by seconds of training, mean over seeds and the band between least and most. Where not all runs
-    can be compared by seconds (`clocked`), they are drawn by epoch, and have no place above."""
+    """Plot, above, the speed-up of an epoch over one with bernoulli, by case, with the ceiling by FLOPs; below, the test
+    accuracy of each case by seconds of training, the mean over seeds and the band between minimum and maximum. If not all
+    seconds of a case can be compared (`clocked`), its accuracy is drawn by epoch and it has no bar above."""
     by_case: dict[str, dict[str, Row]] = {}
     for row in rows:
         if row["accuracy"] is not None:
@@ -205,12 +206,12 @@ def plot_papers(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:
 def _draw_speedups(axes: Any, by_case: dict[str, dict[str, Row]]) -> None:
     patterns = [name for name in dict.fromkeys(name for named in by_case.values() for name in named) if name in ("rdp", "tdp")]
     for i, name in enumerate(patterns):
-        found = [
+        bars = [
             (x, named["bernoulli"]["seconds_per_epoch"] / named[name]["seconds_per_epoch"], 1 / named[name]["flops_share"])
             for x, named in enumerate(by_case.values())
             if name in named and "bernoulli" in named
         ]
-        x, speedup, ceiling = np.array(found).reshape(-1, 3).T
+        x, speedup, ceiling = np.array(bars).reshape(-1, 3).T
         x = x + (i - (len(patterns) - 1) / 2) * 0.35
         axes.bar(x, speedup, 0.33, label=name, color=COLOURS[name])
         axes.plot(x, ceiling, "_", color="black", markersize=18, label="ceiling by FLOPs" if i == 0 else None)
@@ -221,8 +222,8 @@ def _draw_speedups(axes: Any, by_case: dict[str, dict[str, Row]]) -> None:
 
 
 def plot_rates(rows: Sequence[Row], path: Path) -> None:
-    """Test error by rate, logarithmic: a panel for each case, a line for each way to drop, the mean over seeds and the span
-    between least and most; what was trained without dropout is a band."""
+    """Plot the test error by dropout rate on a logarithmic axis: a panel for each case, a line for each kind of dropout, with
+    the mean over seeds and whiskers from minimum to maximum. Training without dropout is a horizontal band."""
     by_case: dict[str, dict[str, list[tuple]]] = {}
     for row in rows:
         if row["accuracy"] is not None:
@@ -273,8 +274,9 @@ def plot_rates(rows: Sequence[Row], path: Path) -> None:
 
 
 def plot_quality(rows: Sequence[Row], path: Path) -> None:
-    """Share of the truly largest that is kept, by epsilon: a panel for each layer, a colour for each rate, what chance finds is
-    dotted. Last, the share of guesses that are off by at most epsilon |x| |w|, with its bound."""
+    """Plot, by epsilon, the share of the largest outputs that the projection selects: a panel for each layer, a colour for each
+    rate, dotted for random selection. The last panel has the share of estimates whose error is at most epsilon |x| |w|, with
+    its lower bound."""
     cases = list(dict.fromkeys(row["case"] for row in rows))
     if not cases:
         raise ValueError("--plot: there are no rows to draw")
@@ -285,21 +287,22 @@ def plot_quality(rows: Sequence[Row], path: Path) -> None:
     for axes, case in zip(panels, cases, strict=True):
         mine = [row for row in rows if row["case"] == case]
         for name in dict.fromkeys(row["implementation"] for row in mine):
-            own = [row for row in mine if row["implementation"] == name]
+            line_rows = [row for row in mine if row["implementation"] == name]
+            colour = colours[line_rows[0]["rate"]]
             axes.plot(
-                [row["epsilon"] for row in own],
-                [100 * row["found"] for row in own],
-                color=colours[own[0]["rate"]],
-                marker=marks[own[0]["share"]],
+                [row["epsilon"] for row in line_rows],
+                [100 * row["found"] for row in line_rows],
+                color=colour,
+                marker=marks[line_rows[0]["share"]],
                 label=name,
             )
-            axes.axhline(100 * own[0]["chance"], color=colours[own[0]["rate"]], linestyle=":", linewidth=0.8)
+            axes.axhline(100 * line_rows[0]["chance"], color=colour, linestyle=":", linewidth=0.8)
         axes.set(title=case, ylim=(0, 100))
         (line,) = last.plot(*zip(*sorted({(row["epsilon"], 100 * row["within"]) for row in mine})), marker="o", label=case)
         last.plot(*zip(*sorted({(row["epsilon"], 100 * row["bound"]) for row in mine})), color=line.get_color(), linestyle="--")
-    panels[0].set_ylabel("of the largest found, % (dotted: by chance)")
+    panels[0].set_ylabel("largest outputs selected, % (dotted: at random)")
     panels[-1].legend(fontsize=7)
-    last.set_title("guesses within epsilon |x| |w|, % (dashed: bound)", fontsize=9)
+    last.set_title("estimates within epsilon |x| |w|, % (dashed: bound)", fontsize=9)
     last.legend(fontsize=7)
     last.ticklabel_format(useOffset=False)
     for axes in (*panels, last):
@@ -310,7 +313,7 @@ def plot_quality(rows: Sequence[Row], path: Path) -> None:
 
 
 def plot_fssl(rows: Sequence[Row], runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Test accuracy by seconds of training, the first seed of each kind, and by how many times shorter prediction takes."""
+    """Plot the test accuracy by seconds of training (first seed of each kind), and by the speed-up of prediction."""
     cases = list(dict.fromkeys(row["case"] for row in rows))
     if not cases:
         raise ValueError("--plot: there are no training runs to draw")

@@ -1,16 +1,17 @@
-"""Report: what stands between `<!-- WHAT:NAME … -->` and `<!-- /WHAT:NAME -->`, and charts, made from the files of results.
+"""Report: rewrites the text between `<!-- WHAT:NAME … -->` and `<!-- /WHAT:NAME -->` in the README files, and the charts.
 
-    <!-- bench:SUITE PATTERN ### HEADING -->    the tables of a suite; of those rows alone in whose
-                                                "CASE" or "CASE: IMPLEMENTATION" the pattern is found
-    <!-- ratios:NAME PATTERN -->                ratios of all suites in one table, a column for each processor; the pattern is
-                                                looked for in "SUITE CASE: IMPLEMENTATION"
-    <!-- parameters:NAME -->                    what the estimator of that name is given, from its docstring
-    <!-- policies:NAME -->                      the kinds of dropout by name: what each drops and saves
+    <!-- bench:SUITE PATTERN ### HEADING -->    the tables of a suite, with the rows whose "CASE" or "CASE: IMPLEMENTATION"
+                                                matches the pattern
+    <!-- ratios:NAME PATTERN -->                ratios of all suites in one table, a column for each processor, with the rows
+                                                whose "SUITE CASE: IMPLEMENTATION" matches the pattern
+    <!-- parameters:NAME -->                    the parameters of the estimator of that name, from its docstring
+    <!-- policies:NAME -->                      the kinds of dropout: what each drops and what it saves
     <!-- suites:NAME -->                        the suites: what each measures, and the command that recorded it
-    <!-- sections:NAME -->                      the tables of all suites with results that have no mark on the page, each under
-                                                a heading
+    <!-- sections:NAME -->                      the tables of all suites with results that have no mark of their own on the
+                                                page, each under a heading
 
-Pattern and heading may be left out. A section that has its heading in the mark is empty as long as there are no results.
+Tables and charts come from the files in bench/results. Pattern and heading are optional. If the mark contains a heading and
+there are no results, the section is empty.
 """
 
 from __future__ import annotations
@@ -40,80 +41,80 @@ Records = Sequence[dict[str, Any]]
 
 
 def processor(record: dict[str, Any]) -> str:
-    """Where it was measured."""
+    """The processor on which a record was measured."""
     machine = record["machine"]
     return "; ".join(machine["gpus"]) if record.get("device") == "cuda" and machine.get("gpus") else machine["cpu"]
 
 
 def caption(record: dict[str, Any]) -> str:
-    """What the figures of one file belong to, in a line or two."""
+    """Device, processor, versions, commit and date of one file, as one paragraph."""
     machine = record["machine"]
-    on_card = record.get("device") == "cuda" and machine.get("gpus")
-    where = processor(record) + ("" if on_card else f", {machine['cores']} cores, {machine['threads']} threads")
+    on_gpu = record.get("device") == "cuda" and machine.get("gpus")
+    hardware = processor(record) + ("" if on_gpu else f", {machine['cores']} cores, {machine['threads']} threads")
     versions = ", ".join(
         f"{name} {machine[key]}"
         for name, key in (("Python", "python"), ("NumPy", "numpy"), ("BLAS", "blas"), ("Numba", "numba"), ("PyTorch", "torch"))
         if machine.get(key)
     )
     return textwrap.fill(
-        f"_{record.get('device', 'cpu')}: {where}; {versions}; commit "
+        f"_{record.get('device', 'cpu')}: {hardware}; {versions}; commit "
         f"{(record.get('commit') or 'unknown')[:12]}, {record['date'][:10]}_",
         128,
     )
 
 
-# --- what stands between marks ----------------------------------------------------------------------------------------
+# --- text between marks -----------------------------------------------------------------------------------------------
 def tables(suite: str, pattern: str, records: Records) -> str:
-    """The tables of one suite, one for each file that has rows of it."""
+    """The tables of one suite, one for each file that contains rows of it."""
 
     def wanted(row: dict[str, Any]) -> bool:
         return any(re.search(pattern, name) for name in (row["case"], f"{row['case']}: {row.get('implementation')}"))
 
-    found = ((record, [row for row in record["rows"] if row["suite"] == suite and wanted(row)]) for record in records)
-    return "\n\n".join(f"{caption(record)}\n\n{markdown(rows)}" for record, rows in found if rows)
+    pairs = ((record, [row for row in record["rows"] if row["suite"] == suite and wanted(row)]) for record in records)
+    return "\n\n".join(f"{caption(record)}\n\n{markdown(rows)}" for record, rows in pairs if rows)
 
 
 def ratios(name: str, pattern: str, records: Records) -> str:
-    """A line for each ratio, a column for each processor, with the days on which it was measured; of several records of one
-    processor the newest counts."""
-    found: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
+    """A line for each ratio and a column for each processor, with the dates of its measurements. If one processor measured a
+    ratio several times, the newest one is shown."""
+    by_ratio: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
     for record in sorted(records, key=lambda record: record["date"]):
         for row in record["rows"]:
             if row.get("ratio") is not None and re.search(pattern, f"{row['suite']} {row['case']}: {row['implementation']}"):
-                found.setdefault((row["case"], row["implementation"], row["peer"]), {})[processor(record)] = {
+                by_ratio.setdefault((row["case"], row["implementation"], row["peer"]), {})[processor(record)] = {
                     **row,
                     "day": record["date"][:10],
                 }
-    places: dict[str, set[str]] = {}
-    for place, row in (pair for rows in found.values() for pair in rows.items()):
-        places.setdefault(place, set()).add(row["day"])
-    heads = (f"on {place}, {' to '.join(dict.fromkeys((min(days), max(days))))}" for place, days in places.items())
-    lines = [["step of", "with", "times shorter than of", *heads, "FLOPs ratio"]]
-    cases = list(dict.fromkeys(case for case, _, _ in found))
-    for (case, implementation, peer), rows in sorted(found.items(), key=lambda pair: cases.index(pair[0][0])):
+    days_of: dict[str, set[str]] = {}
+    for name, row in (pair for rows in by_ratio.values() for pair in rows.items()):
+        days_of.setdefault(name, set()).add(row["day"])
+    heads = (f"on {name}, {' to '.join(dict.fromkeys((min(days), max(days))))}" for name, days in days_of.items())
+    lines = [["training step", "dropout", "speed-up over", *heads, "FLOPs ratio"]]
+    cases = list(dict.fromkeys(case for case, _, _ in by_ratio))
+    for (case, implementation, peer), rows in sorted(by_ratio.items(), key=lambda pair: cases.index(pair[0][0])):
         ceiling = next(iter(rows.values())).get("ceiling")
         spans = (
             "" if row is None else f"**{row['ratio']:.2f}** ({row['ratio_p10']:.2f} – {row['ratio_p90']:.2f})"
-            for row in map(rows.get, places)
+            for row in map(rows.get, days_of)
         )
         lines.append([case, implementation, peer, *spans, "" if ceiling is None else f"{ceiling:.2f}"])
-    return markdown_of(lines) if found else ""
+    return markdown_of(lines) if by_ratio else ""
 
 
 def parameters(name: str, pattern: str, records: Records) -> str:
-    """Name, values, default and the first sentence about each parameter of an estimator, as its docstring has them."""
+    """Name, values, default and first sentence of each parameter of an estimator, from its docstring."""
     import numbanet
 
     text = inspect.cleandoc(getattr(numbanet, name).__doc__).split("\nAttributes\n")[0]
     lines = [["parameter", "values", "default", "what it is"]]
-    for given, kind, said in re.findall(r"^(\w+) : (.+)\n((?:    .*\n?)+)", text, re.M):
+    for parameter, kind, description in re.findall(r"^(\w+) : (.+)\n((?:    .*\n?)+)", text, re.M):
         values, _, default = kind.partition(", default=")
-        lines.append([f"`{given}`", values, default, re.split(r"(?<=\.)\s", " ".join(said.split()))[0]])
+        lines.append([f"`{parameter}`", values, default, re.split(r"(?<=\.)\s", " ".join(description.split()))[0]])
     return markdown_of(lines)
 
 
 def policies(name: str, pattern: str, records: Records) -> str:
-    """A line for each kind of dropout, as its class describes it."""
+    """A line for each kind of dropout, from attributes of its class."""
     from numbanet.dropout import POLICIES
 
     lines = [["`dropout=`", "what is dropped in a step", "FLOPs at rate p"]]
@@ -121,7 +122,7 @@ def policies(name: str, pattern: str, records: Records) -> str:
 
 
 def listed(name: str, pattern: str, records: Records) -> str:
-    """A line for each suite that has a file, and the names of the other families of kernels."""
+    """A line for each suite that has a file, then the names of the families of kernels without one."""
     lines = [["suite", "what it measures", "recorded by"]]
     for suite in suites.files():
         commands = (f"`python -m bench {suite} {arguments}`" for arguments in suites.recorded(suite))
@@ -131,11 +132,12 @@ def listed(name: str, pattern: str, records: Records) -> str:
 
 
 def sections(marked: Collection[str], records: Records) -> str:
-    """Heading and tables of the suites that have results, and no mark of theirs or of what begins with their name."""
+    """Heading and tables of the suites with results, except those that a mark names, or names a part of: the mark
+    `bench:mlp-settings-points` shows the suite mlp-settings."""
     known = suites.suites()
     shown = {max((suite for suite in known if f"{name}-".startswith(f"{suite}-")), key=len, default=name) for name in marked}
-    found = ((suite, tables(suite, "", records)) for suite in known if suite not in shown)
-    return "\n\n".join(f"## `{suite}`\n\n{known[suite]}\n\n{table}" for suite, table in found if table)
+    pairs = ((suite, tables(suite, "", records)) for suite in known if suite not in shown)
+    return "\n\n".join(f"## `{suite}`\n\n{known[suite]}\n\n{table}" for suite, table in pairs if table)
 
 
 WRITERS: dict[str, Callable[[str, str, Records], str]] = {
@@ -149,22 +151,23 @@ WRITERS: dict[str, Callable[[str, str, Records], str]] = {
 
 # --- pages ------------------------------------------------------------------------------------------------------------
 def rewrite(text: str, records: Records) -> str:
-    """The text with every marked part made anew; all else as it is."""
+    """The text of a page with every marked part replaced; the rest is unchanged."""
     marked = {mark["name"] for mark in MARKED.finditer(text) if mark["what"] == "bench"}
 
-    def anew(mark: re.Match) -> str:
+    def replacement(mark: re.Match) -> str:
         if mark["what"] == "sections":
             parts = list(filter(None, [sections(marked, records)]))
         else:
-            found, heading = WRITERS[mark["what"]](mark["name"], mark["pattern"] or "", records), mark["heading"]
-            parts = [part for part in (heading, found) if part] if found else [] if heading else ["_No results recorded yet._"]
+            body, heading = WRITERS[mark["what"]](mark["name"], mark["pattern"] or "", records), mark["heading"]
+            parts = [part for part in (heading, body) if part] if body else [] if heading else ["_No results recorded yet._"]
         return "\n\n".join([mark["start"], *parts, mark["end"]]) if parts else f"{mark['start']}\n{mark['end']}"
 
-    return MARKED.sub(anew, text)
+    return MARKED.sub(replacement, text)
 
 
 def report(pages: Iterable[Path] = PAGES, folder: Path = FOLDER) -> list[Path]:
-    """Rewrite the pages, and draw the charts, from the files in the folder, quick ones left out; returns what changed."""
+    """Rewrite the pages and charts from the files in the folder, except those of --quick runs; return the paths of changed
+    files."""
     records = [record for path in sorted(folder.glob("*.json")) if not (record := load(path)).get("quick")]
     made = {folder / name: text for name, text in drawings.charts(records).items()}
     made |= {page: rewrite(page.read_text(encoding="utf-8"), records) for page in pages if page.exists()}

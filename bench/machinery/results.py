@@ -1,4 +1,4 @@
-"""Results: the JSON file of one command, written whole after every case: an interruption loses one case at most."""
+"""Results: the JSON file of one command. It is rewritten after every case, so that an interruption loses one case at most."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from .machine import commit, machine, now
 
 
 class Results:
-    """Rows, the machine that they belong to, and where they are kept.
+    """Rows, the machine that they were measured on, and the file that they are written to.
 
     Parameters
     ----------
     path : Path or None
-        The JSON file; None keeps nothing.
-        Training runs that it holds are kept: they took hours.
+        The JSON file; with None nothing is written. Its rows are replaced; its training runs stay, because they took hours.
     facts : dict
-        What else to record: device, peer, whether quick.
+        Further entries of the file: device, peer, whether quick.
 
     Raises
     ------
@@ -34,12 +33,12 @@ class Results:
         self.facts = {"date": now(), "commit": commit(), **facts, "machine": machine()}
 
     def add(self, rows: list[dict[str, Any]]) -> None:
-        """Append rows and save."""
+        """Append rows and write the file."""
         self.rows += rows
         self.save()
 
     def save(self) -> None:
-        """Write the file under another name, then rename it: a reader never sees half of it."""
+        """Write the file under another name, then rename it, so that a reader never sees an incomplete file."""
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +53,7 @@ class Results:
         Raises
         ------
         ValueError
-            If one was made with other settings than any of these.
+            If a run in the file has settings that are not among these.
         """
         if any(run["settings"] not in settings for run in self.runs):
             raise ValueError(f"{self.path} holds training runs with other settings; give another --json file")
@@ -62,12 +61,12 @@ class Results:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A file of results.
+    """Read a file of results.
 
     Raises
     ------
     ValueError
-        If it is not one.
+        If the file does not hold results.
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))

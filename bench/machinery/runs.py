@@ -1,7 +1,8 @@
-"""Runs: what recorded training runs say: their case, which of them can be compared by seconds, and by how much they differ."""
+"""Runs: evaluates recorded training runs: their case, which of them can be compared by seconds, and how much they differ."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -12,23 +13,28 @@ Run = dict[str, Any]
 TORCH = "torch nn.Dropout"
 
 
+def key_of(settings: dict[str, Any]) -> str:
+    """Settings as a string, which can be a dictionary key."""
+    return json.dumps(settings, sort_keys=True)
+
+
 def measure(chosen: dict[str, Any]) -> str:
-    """What is measured after each epoch."""
+    """The measure after each epoch: perplexity of language models, else accuracy."""
     return "perplexity" if "vocabulary" in chosen else "accuracy"
 
 
 def baseline(chosen: dict[str, Any]) -> str:
-    """The kind of dropout that others are compared with."""
+    """The kind of dropout that the others are compared with."""
     return "bernoulli" if chosen.get("dropout_rate") else "none"
 
 
 def both(value: Any) -> tuple[Any, Any]:
-    """(of the first hidden layer, of the second)"""
+    """(value of the first hidden layer, value of the second), which are equal if only one is given"""
     return tuple(value) if isinstance(value, (list, tuple)) else (value, value)
 
 
 def case_of(chosen: dict[str, Any]) -> str:
-    """What a case is called."""
+    """The name of a case, from its settings."""
     if "network" in chosen:
         return f"{chosen['data']}, {chosen['network']}, {chosen['epochs']} epochs"
     if "vocabulary" in chosen:
@@ -42,23 +48,24 @@ def case_of(chosen: dict[str, Any]) -> str:
 
 
 def whole(run: Run) -> bool:
-    """Whether a training run came to its end; else it diverged."""
+    """Whether a training run has all its epochs; else it diverged."""
     return len(run["epochs"]) == run["settings"]["epochs"]
 
 
 def timed(runs: Iterable[Run]) -> list[Run]:
-    """Those runs of one case whose seconds can be compared: alone on the machine, and all on one kind of processor, the one on
-    which most kinds of dropout were trained so."""
+    """The runs of one case whose seconds can be compared. Each of them ran alone on the machine, and all ran on one kind of
+    processor: the one on which most kinds of dropout were trained."""
     by_processor: dict[str, list[Run]] = {}
     for run in runs:
         if run["alone"]:
             by_processor.setdefault(run["processor"], []).append(run)
-    return max(by_processor.values(), key=lambda found: (len({run["dropout"] for run in found}), len(found)), default=[])
+    return max(by_processor.values(), key=lambda group: (len({run["dropout"] for run in group}), len(group)), default=[])
 
 
 def clocked(runs: Iterable[Run]) -> list[Run]:
-    """All whole runs of one case, with seconds that can be compared: by epoch the mean of those of its kind that are `timed`.
-    What is learned depends on the seed, how long it takes does not. Kinds of which none is timed are left out."""
+    """All complete runs of one case, with seconds that can be compared: the mean seconds of each epoch over the `timed` runs of
+    the same kind of dropout. The seed changes the accuracy but not the time of an epoch. Kinds of dropout without a timed run
+    are left out."""
     runs, seconds = list(filter(whole, runs)), {}
     for run in timed(runs):
         seconds.setdefault(run["dropout"], []).append([epoch["seconds"] for epoch in run["epochs"]])
@@ -83,28 +90,31 @@ def seconds_to(target: float, run: Run) -> float | None:
 
 
 def _seconds(run: Run) -> np.ndarray:
-    """Of training, at the end of each epoch."""
+    """Seconds of training until the end of each epoch."""
     return np.cumsum([epoch["seconds"] for epoch in run["epochs"]])
 
 
 def difference(mine: Sequence[Run], others: Sequence[Run], of: Callable[[Any], float], in_time: bool = False) -> float | None:
-    """By how much something of an epoch is above that of others with the same seed, in the mean: after the last epoch, or after
-    as many seconds as the shorter one of the two took, on a line between the ends of epochs."""
-    theirs, found = {run["seed"]: run for run in others if whole(run)}, []
+    """The mean difference of of(epoch) between pairs of runs with the same seed.
+
+    It is taken after the last epoch or, with in_time, after the seconds of the shorter run of a pair, interpolated linearly
+    between epochs. None if there is no pair.
+    """
+    theirs, differences = {run["seed"]: run for run in others if whole(run)}, []
     for pair in ((run, theirs[run["seed"]]) for run in mine if whole(run) and run["seed"] in theirs):
         end = min(_seconds(run)[-1] for run in pair) if in_time else math.inf
         ours, its = (np.interp(end, _seconds(run), list(map(of, run["epochs"]))) for run in pair)
-        found.append(ours - its)
-    return float(np.mean(found)) if found else None
+        differences.append(ours - its)
+    return float(np.mean(differences)) if differences else None
 
 
 def points(mine: Sequence[Run], others: Sequence[Run]) -> dict[str, float | None]:
-    """By how many points the accuracy is above that of others, in the mean."""
+    """{"points": the mean final accuracy minus that of the others, in percentage points}"""
     ours, theirs = (float(np.mean([run["epochs"][-1]["accuracy"] for run in of])) if of else None for of in (mine, others))
     return {"points": None if theirs is None else 100 * (ours - theirs)}
 
 
 def perplexity_ratio(mine: Sequence[Run], others: Sequence[Run], in_time: bool = False) -> float | None:
-    """Perplexity over that of others, by the `difference` of logarithms."""
-    found = difference(mine, others, lambda epoch: math.log(epoch["perplexity"]), in_time)
-    return None if found is None else math.exp(found)
+    """Perplexity divided by that of the others: exp of the `difference` of logarithms."""
+    logarithm = difference(mine, others, lambda epoch: math.log(epoch["perplexity"]), in_time)
+    return None if logarithm is None else math.exp(logarithm)

@@ -1,4 +1,4 @@
-"""Tables of rows: on the terminal, and in Markdown."""
+"""Tables of results, for the terminal and in Markdown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _span(key: str, low: str, high: str, form: str) -> Callable[[Row], str]:
 
 
 def _speed(row: Row) -> str:
-    """GFLOP/s, or GB/s where there are no FLOPs to count."""
+    """GFLOP/s, or GB/s if the operation has no FLOPs."""
     if not row.get("median_ms"):
         return ""
     if row.get("flops"):
@@ -35,7 +35,7 @@ def _error(row: Row) -> str:
 
 
 def _measured(key: str, form: str) -> Callable[[Row], str]:
-    """What training runs end with."""
+    """The mean over seeds of a measure after training, or the number of runs that diverged."""
 
     def cell(row: Row) -> str:
         if row.get("diverged"):
@@ -46,7 +46,7 @@ def _measured(key: str, form: str) -> Callable[[Row], str]:
 
 
 def _times(row: Row) -> str:
-    """Accuracy: seconds (times shorter), or how many seeds reached it where not all did or none was timed."""
+    """For each target: seconds (speed-up). If a seed did not reach it or no run was timed: n seeds that reached it."""
 
     def one(target: float, reached: int, seconds: float | None, shorter: float | None) -> str:
         if seconds is None:
@@ -60,7 +60,7 @@ TIMES = {
     "case": _text("case"),
     "implementation": _text("implementation"),
     "ms (p10 – p90)": _span("median_ms", "p10", "p90", ".3g"),
-    "on the card": _number("device_ms"),
+    "GPU ms": _number("device_ms"),
     "speed": _speed,
     "peer": _text("peer"),
     "ratio (p10 – p90)": _span("ratio", "ratio_p10", "ratio_p90", ".2f"),
@@ -70,7 +70,7 @@ TIMES = {
 
 
 def _runs(row: Row) -> dict[str, Callable[[Row], str]]:
-    """Of training runs, compared with those of the row's baseline."""
+    """Columns for training runs, which are compared with those of the row's baseline."""
     if "perplexity" in row:
         to, ended = (
             "perplexity",
@@ -103,7 +103,7 @@ def _runs(row: Row) -> dict[str, Callable[[Row], str]]:
         "s per epoch": _number("seconds_per_epoch", ".2f"),
         "FLOPs done": _number("flops_share", ".0%"),
         "peer": _text("peer"),
-        f"s to {'an' if to == 'accuracy' else 'a'} {to} (times shorter than the peer's)": _times,
+        f"s to {'an' if to == 'accuracy' else 'a'} {to} (speed-up over the peer)": _times,
     }
 
 
@@ -115,18 +115,18 @@ SPARSE = {
     "points against none": _number("points", "+.2f"),
     "weights kept": _number("weights_kept", ".1%"),
     "s of training": _number("training_seconds", ".1f"),
-    "times shorter": _number("training_shorter", ".2f"),
+    "speed-up of training": _number("training_shorter", ".2f"),
     "ms of prediction": _number("prediction_ms", ".1f"),
-    "times shorter than dense": _number("prediction_shorter", ".2f"),
-    "times the gain of pruning": _number("gain_of_pruning", ".2f"),
-    "s to an accuracy (times shorter than none's)": _times,
+    "speed-up of prediction": _number("prediction_shorter", ".2f"),
+    "divided by pruning's": _number("gain_of_pruning", ".2f"),
+    "s to an accuracy (speed-up over none)": _times,
 }
 FITS = {
     "case": _text("case"),
     "implementation": _text("implementation"),
     "fixed ms": _number("fixed_ms", ".2f"),
     "slope": _number("slope", ".2f"),
-    "farthest from the line": _number("worst", ".0%"),
+    "largest error of the line": _number("worst", ".0%"),
 }
 MEMORY = {
     "case": _text("case"),
@@ -143,9 +143,9 @@ QUALITY = {
     "implementation": _text("implementation"),
     "epsilon": _number("epsilon", ".1f"),
     "projected to": _number("projected", "d"),
-    "of the largest found": _number("found", ".1%"),
-    "by chance": _number("chance", ".1%"),
-    "guesses within epsilon": _number("within", ".4%"),
+    "largest outputs selected": _number("found", ".1%"),
+    "at random": _number("chance", ".1%"),
+    "estimates within epsilon": _number("within", ".4%"),
     "bound": _number("bound", ".4%"),
 }
 
@@ -170,7 +170,7 @@ ENDS = {
 
 
 def _points(row: Row) -> dict[str, Callable[[Row], str]]:
-    """Points against bernoulli, a column for each kind."""
+    """Columns for percentage points against bernoulli, one for each kind of pattern and rate."""
 
     def one(name: str) -> Callable[[Row], str]:
         def cell(row: Row) -> str:
@@ -183,7 +183,7 @@ def _points(row: Row) -> dict[str, Callable[[Row], str]]:
 
 
 def cells(rows: Sequence[Row]) -> list[list[str]]:
-    """Heading and lines of the rows of one suite, without columns in which nothing stands."""
+    """Heading and lines of the rows of one suite, without empty columns."""
     first = rows[0] if rows else {}
     kinds = {
         "weights_kept": SPARSE,
@@ -207,7 +207,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def markdown_of(lines: Sequence[Sequence[str]]) -> str:
-    """A heading and lines of cells as a Markdown table."""
+    """Format a heading and lines of cells as a Markdown table."""
     head, *lines = ([cell.replace("|", "\\|") for cell in line] for line in lines)
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
 
@@ -219,12 +219,12 @@ def show(suite: str, rows: Sequence[Row]) -> None:
 
     head, *lines = cells(rows)
     shown = None
-    for line in lines:  # a case is named once
+    for line in lines:  # show the name of a case in its first line only
         shown, line[0] = line[0], "" if line[0] == shown else line[0]
     table = Table(title=suite, title_justify="left")
     for name in head:
         table.add_column(name, overflow="fold")
     for line in lines:
         table.add_row(*line)
-    # a file or a pipe has no width: lines there may be as long as they need
+    # a file or a pipe has no width: allow long lines
     Console(width=None if sys.stdout.isatty() else 200).print(table)

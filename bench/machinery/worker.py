@@ -1,7 +1,7 @@
-"""Worker: a process of its own for one implementation, asleep in a blocking read until the harness gives it a turn.
+"""Worker: a separate process for one implementation. It sleeps in a blocking read until the harness sends a request.
 
-Thread pools of PyTorch (OpenMP, which spins) and of NumPy's BLAS live in different processes, so neither finds the
-other's threads on its cores: while one has its turn, all others sleep.
+The thread pools of PyTorch (OpenMP, which spins) and of NumPy's BLAS are in different processes, so that they do not compete
+for cores: while one worker runs, all others sleep.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ THREAD_VARIABLES = (
 
 @dataclasses.dataclass
 class Task:
-    """What one implementation does for one case.
+    """The code of one implementation for one case.
 
     Attributes
     ----------
     run : callable
-        One repetition; may return before the device is done.
+        One repetition; it may return before the device has finished.
     outputs : callable
-        () -> dict of NumPy arrays: what a repetition computes from fresh inputs. Called once, before any timing.
+        () -> dict of NumPy arrays: the results of a repetition on new inputs. Called once, before any timing.
     synchronize : callable
-        Waits until the device is done.
+        Waits until the device has finished.
     event : callable, optional
-        () -> an event of CUDA, Numba's or PyTorch's, that a card can tell times by.
+        () -> a CUDA event of Numba or PyTorch, to measure GPU time.
     """
 
     run: Callable[[], Any]
@@ -51,8 +51,8 @@ class Task:
     event: Callable[[], Any] | None = None
 
     def seconds(self, repetitions: int) -> tuple[float, float | None]:
-        """Seconds that so many repetitions take together: by the clock on the wall, and by the card's from the first launch to
-        the last one's end. Where the two are the same, small steps wait for launches."""
+        """Seconds of n repetitions: wall time, and GPU time from the first launch to the end of the last one (None without a
+        GPU). If the two are equal for a small step, the GPU waits for launches."""
         self.synchronize()
         begin, end = (self.event(), self.event()) if self.event else (None, None)
         start = time.perf_counter()
@@ -68,7 +68,7 @@ class Task:
 
 
 def numbanet_on(dev: Any) -> dict[str, Any]:
-    """What a Task needs to know of a numbanet device."""
+    """Arguments of a Task for a numbanet device."""
     if dev.name != "cuda":
         return {"synchronize": dev.synchronize}
     from numba import cuda
@@ -77,14 +77,14 @@ def numbanet_on(dev: Any) -> dict[str, Any]:
 
 
 def torch_on(torch: Any, device: str) -> dict[str, Any]:
-    """What a Task needs to know of a device of PyTorch."""
+    """Arguments of a Task for a PyTorch device."""
     if device != "cuda":
         return {}
     return {"synchronize": torch.cuda.synchronize, "event": functools.partial(torch.cuda.Event, enable_timing=True)}
 
 
 def serve(connection: Connection) -> None:
-    """Answer the harness until it closes the connection: one (problem or None, answer) for each request."""
+    """Answer requests of the harness with (problem or None, answer) until it closes the connection."""
     task: Task | None = None
     while True:
         try:
@@ -93,7 +93,7 @@ def serve(connection: Connection) -> None:
             return
         try:
             if verb == "load":
-                task = None  # the old task's memory goes before the new one's comes
+                task = None  # free the memory of the old task before the new one allocates
                 build, parameters = argument
                 task = build(**parameters)
                 answer = None
@@ -102,12 +102,12 @@ def serve(connection: Connection) -> None:
             connection.send((None, answer))
         except KeyboardInterrupt:
             return
-        except Exception as error:  # whatever breaks in an implementation is its result, not the harness's end
+        except Exception as error:  # an error of an implementation is recorded; the harness goes on
             connection.send((f"{type(error).__name__}: {' '.join(str(error).split())}", None))
 
 
 class WorkerError(RuntimeError):
-    """An implementation failed; the message says how."""
+    """An implementation failed; the message is its error."""
 
 
 class Worker:
@@ -143,8 +143,8 @@ class Worker:
 
 
 class Workers:
-    """One worker for each implementation, started when first asked for and kept for the cases that follow; those whose name
-    ends with BEFORE import numbanet and bench from another checkout."""
+    """One worker for each implementation. It starts at the first request and serves all later cases. Workers whose name ends
+    with BEFORE import numbanet and bench from another checkout."""
 
     def __init__(self, threads: int, before: Path | None = None) -> None:
         self.threads, self.before = threads, before
@@ -163,7 +163,7 @@ class Workers:
         return worker
 
     def close(self) -> None:
-        """End all of them."""
+        """End all workers."""
         for worker in self._workers.values():
             worker.close()
         self._workers.clear()
@@ -171,7 +171,7 @@ class Workers:
 
 @contextlib.contextmanager
 def _imports_from(folder: Path | None) -> Iterator[None]:
-    """Processes started within look for modules in this folder first."""
+    """Processes started inside this context search for modules in this folder first."""
     before = list(sys.path)
     sys.path[:0] = [] if folder is None else [str(folder)]
     try:
@@ -182,7 +182,7 @@ def _imports_from(folder: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment(threads: int) -> Iterator[None]:
-    """Thread counts for processes started within: libraries read them when they are loaded, later is too late."""
+    """Set the number of threads of processes started inside this context; libraries read it when they are loaded."""
     before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
     try:

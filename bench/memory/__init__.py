@@ -1,4 +1,4 @@
-"""Peak memory of a task's process, above what holds data, weights and momentum (Linux, CPU), as rows and as a picture."""
+"""Peak memory of a task's process minus the memory of data, weights and momentum (Linux, CPU), as rows and as a plot."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ..machinery.worker import Task, WorkerError, Workers
 from ..steps import mlp_model
 
 MIB = 2**20
-SMALL = 64  # width of the network that loads the code before
+SMALL = 64  # width of the network that is trained first, so that its steps load all code
 
 
 def _status(key: str) -> int:
-    """VmRSS, the bytes of memory in use, or VmHWM, the most since the last reset."""
+    """VmRSS, the bytes of memory in use, or VmHWM, their maximum since the last reset."""
     with open("/proc/self/status", encoding="ascii") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
 def measured(small: Task, make: Callable[[], Task], steps: int, momentum: int) -> Task:
-    """A task whose output is the peak of so many steps, less the bytes of the momentum, which is made in the first one."""
+    """A task whose output is the peak memory of n steps minus `momentum`, bytes that the first step allocates."""
     for _ in range(steps):
         small.run()
     del small
@@ -32,7 +32,7 @@ def measured(small: Task, make: Callable[[], Task], steps: int, momentum: int) -
 
     def outputs() -> dict[str, Any]:
         gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)  # what was freed and would serve unseen
+        ctypes.CDLL(None).malloc_trim(0)  # else steps could reuse freed memory, which would not count
         before = _status("VmRSS")
         with open("/proc/self/clear_refs", "w", encoding="ascii") as reset:
             reset.write("5")
@@ -44,13 +44,13 @@ def measured(small: Task, make: Callable[[], Task], steps: int, momentum: int) -
 
 
 def measured_mlp(make: Callable[[int], Task], hidden: int, steps: int) -> Task:
-    """`measured` of the network of `mlp_model`."""
+    """`measured` for the network of `mlp_model`."""
     momentum = sum(w.nbytes for w in mlp_model.initial_weights(hidden))
     return measured(make(min(SMALL, hidden)), lambda: make(hidden), steps, momentum)
 
 
 def numbanet_peak(hidden: int, dropout: str, rate: float, batch: int, steps: int, dp: int | None = None) -> Task:
-    """numbanet's steps; with a dp, every step keeps the same share."""
+    """Steps in numbanet. With dp, every step has a row pattern of that period."""
     from numbanet.dropout import Dropout
     from numbanet.plans import RowPlan
 
@@ -66,8 +66,8 @@ def numbanet_peak(hidden: int, dropout: str, rate: float, batch: int, steps: int
 
 
 def rows_of(suite: str, case: str, implementations: Iterable[tuple]) -> list[dict[str, Any]]:
-    """A row for each (name, build, parameters, peer, counted bytes), each in a process of its own: what another left in its
-    pools does not count."""
+    """A row for each (name, build, parameters, peer, counted bytes). Each runs in a separate process, so that memory pools of
+    one do not change the peak of another."""
     rows, peaks = [], {}
     for name, build, parameters, peer, least in implementations:
         row = {
@@ -91,7 +91,7 @@ def rows_of(suite: str, case: str, implementations: Iterable[tuple]) -> list[dic
 
 
 def plot(results: Results, path: Path) -> None:
-    """Peaks as bars, what was counted as marks."""
+    """Plot peaks as bars and counted bytes as marks."""
     from ..machinery.plots import plot_memory
 
     plot_memory(results.rows, path)

@@ -1,7 +1,7 @@
-"""Peak memory of training steps of lenet5, alexnet and vgg19 above what holds data, weights and momentum, against PyTorch.
+"""Peak memory of training steps of lenet5, alexnet and vgg19, without data, weights and momentum, against PyTorch.
 
-As `mlp-memory` reads it (Linux, CPU). `counted` is what one form of each of these takes: the batch, the activations and their
-gradients, the gradients of the weights. No input matrix is among them.
+It is measured as in `mlp-memory` (Linux, CPU). `counted` are the bytes of one copy of the batch, the activations and their
+gradients, and the gradients of the weights. They contain no im2col matrix.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..machinery.harness import Options
 from ..machinery.results import Results
 from ..machinery.worker import Task
 from ..steps import cnn
-from . import measured, plot, rows_of  # noqa: F401  plot is drawn the same way
+from . import measured, plot, rows_of  # noqa: F401  plot is a part of the suite
 
 SUITE = "cnn-memory"
 RECORDED = ("--against torch --json bench/results/cnn-memory.json --plot cnn-memory.png",)
@@ -22,12 +22,12 @@ STEPS, SMALL = 6, ("lenet5", *cnn.QUICK["lenet5"])
 
 
 def numbanet_peak(name: str, shape: cnn.Shape, batch: int, dropout: str, rate: float, steps: int) -> Task:
-    """numbanet's steps."""
+    """Steps in numbanet."""
     return _measured(lambda *sizes: cnn.numbanet_task("cpu", *sizes, dropout, rate), (name, shape, batch), steps)
 
 
 def torch_peak(name: str, shape: cnn.Shape, batch: int, steps: int) -> Task:
-    """PyTorch's steps."""
+    """Steps in PyTorch."""
     return _measured(lambda *sizes: cnn.torch_task("cpu", *sizes), (name, shape, batch), steps)
 
 
@@ -37,7 +37,7 @@ def _measured(make: Callable[..., Task], sizes: tuple, steps: int) -> Task:
 
 
 def counted(name: str, shape: cnn.Shape, batch: int) -> float:
-    """Bytes of the batch, of activations and their gradients, and of the gradients of the weights; ReLU and flattening have
+    """Bytes of the batch, of activations and their gradients, and of the gradients of the weights. ReLU and Flatten have
     none of their own."""
     from numbanet.layers import ActivationSpec, Flatten, ReLU
     from numbanet.plans import Plans
@@ -70,7 +70,7 @@ def _implementations(options: Options, name: str, shape: cnn.Shape, batch: int) 
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Measure all; returns the rows."""
+    """Measure all networks; return the rows."""
     if options.device != "cpu":
         raise ValueError(f"{SUITE} reads the memory of a process: --device cpu")
     rows = []

@@ -1,7 +1,7 @@
-"""Memory of training steps of 784-2048-2048-10 under dsg: the peak, as `mlp-memory` reads it, and the activations kept.
+"""Memory of training steps of 784-2048-2048-10 under dsg: the peak, as in `mlp-memory`, and the stored activations.
 
-`counted` are the bytes that the forward pass keeps for the backward pass: all arrays that the graph of a step holds but for
-parameters and projections, each once. The paper tells 1.7, 3.2 and 4.2 times fewer at rates of .5, .8 and .9.
+`counted` are the bytes that the forward pass stores for the backward pass: all arrays in the autograd graph of a step, each
+once, without parameters and projections. The paper reports 1.7, 3.2 and 4.2 times fewer bytes at rates of .5, .8 and .9.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numbanet.dropout import Dropout, DynamicSparseGraph, NoDropout
 from ..machinery.harness import Options
 from ..machinery.results import Results
 from ..steps import mlp_model
-from . import numbanet_peak, plot, rows_of  # noqa: F401  plot is drawn the same way
+from . import numbanet_peak, plot, rows_of  # noqa: F401  plot is a part of the suite
 
 SUITE = "dsg-memory"
 RECORDED = ("--json bench/results/dsg-memory.json",)
@@ -26,7 +26,7 @@ HIDDEN, BATCH, RATES, STEPS, SHARES = 2048, 1024, (0.5, 0.8, 0.9), 20, ("batch",
 
 
 def stored(policy: Dropout, hidden: int, batch: int) -> int:
-    """Bytes of the activations and masks that a forward pass keeps for the backward pass, the batch itself not among them."""
+    """Bytes of the activations and masks that a forward pass stores for the backward pass, without the batch."""
     from numbanet import Tensor
     from numbanet.layers import Context, Tree
     from numbanet.plans import Plans
@@ -38,8 +38,8 @@ def stored(policy: Dropout, hidden: int, batch: int) -> int:
 
 
 def _arrays(root: Any) -> list[np.ndarray]:
-    """The arrays of a graph: of its tensors, of what its functions hold, and of plans on a device."""
-    found: dict[int, np.ndarray] = {}
+    """The arrays in an autograd graph: of its tensors, in the closures of its vjps, and of plans on a device."""
+    arrays: dict[int, np.ndarray] = {}
     seen, due = set(), [root]
     while due:
         thing = due.pop()
@@ -47,7 +47,7 @@ def _arrays(root: Any) -> list[np.ndarray]:
             continue
         seen.add(id(thing))
         if isinstance(thing, np.ndarray):
-            found.setdefault(thing.__array_interface__["data"][0], thing)
+            arrays.setdefault(thing.__array_interface__["data"][0], thing)
         elif isinstance(thing, FunctionType):
             due += [cell.cell_contents for cell in thing.__closure__ or ()] + list(thing.__defaults__ or ())
         elif isinstance(thing, functools.partial):
@@ -60,11 +60,11 @@ def _arrays(root: Any) -> list[np.ndarray]:
             due += [thing.inputs, thing.vjps]
         elif "DevicePlan" in {kind.__name__ for kind in type(thing).__mro__}:
             due.append(thing.__dict__.get("lists"))
-    return list(found.values())
+    return list(arrays.values())
 
 
 def policies() -> Iterator[tuple[str, Dropout]]:
-    """By name: without, and each form at each rate."""
+    """(name, policy): no dropout, and each form of dsg at each rate."""
     yield "none", NoDropout()
     for share in SHARES:
         for rate in RATES:
@@ -72,7 +72,7 @@ def policies() -> Iterator[tuple[str, Dropout]]:
 
 
 def run(options: Options, results: Results, say: Any) -> list[dict[str, Any]]:
-    """Measure all; returns the rows."""
+    """Measure all policies; return the rows."""
     if options.device != "cpu":
         raise ValueError(f"{SUITE} reads the memory of a process: --device cpu")
     hidden, batch, steps = (128, 64, 3) if options.quick else (HIDDEN, BATCH, STEPS)
@@ -80,11 +80,11 @@ def run(options: Options, results: Results, say: Any) -> list[dict[str, Any]]:
     if not options.wants(case):
         return []
     common = {"hidden": hidden, "rate": 0.5, "batch": batch, "steps": steps}
-    given = [
+    implementations = [
         (name, numbanet_peak, {**common, "dropout": policy}, None if name == "none" else "none", stored(policy, hidden, batch))
         for name, policy in policies()
     ]
     say(f"{SUITE}: {case}")
-    rows = rows_of(SUITE, case, given)
+    rows = rows_of(SUITE, case, implementations)
     results.add(rows)
     return rows

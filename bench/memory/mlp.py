@@ -1,8 +1,9 @@
-"""Peak memory of training steps of 784-2048-2048-10 above what holds data, weights and momentum, against PyTorch (Linux, CPU).
+"""Peak memory of training steps of 784-2048-2048-10, without data, weights and momentum, against PyTorch (Linux, CPU).
 
-Each in a process of its own that has trained a small network before, so that code which is loaded for the first step does not
-count. `rdp` and `tdp` at p = 0.7 draw their patterns, dense ones too; `rdp dp = 4` keeps every fourth neuron in every step.
-`counted` is what one form of each of these takes: the batch, the activations and their gradients, the gradients of the weights.
+Each implementation runs in a separate process that has trained a small network first, so that code loaded by the first step
+does not count. `rdp` and `tdp` at p = 0.7 draw a pattern for each step, some of which drop nothing; `rdp dp = 4` keeps every
+fourth neuron in every step. `counted` are the bytes of one copy of the batch, the activations and their gradients, and the
+gradients of the weights.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..machinery.harness import Options
 from ..machinery.results import Results
 from ..machinery.worker import Task
 from ..steps import CLASSES, FEATURES, mlp_model
-from . import measured_mlp, numbanet_peak, plot, rows_of  # noqa: F401  plot is drawn the same way
+from . import measured_mlp, numbanet_peak, plot, rows_of  # noqa: F401  plot is a part of the suite
 
 SUITE = "mlp-memory"
 RECORDED = ("--against torch --json bench/results/mlp-memory.json --plot memory.png",)
@@ -24,13 +25,13 @@ HIDDEN, RATE, BATCHES, PERIODS, STEPS = 2048, 0.7, (128, 1024), (2, 4, 8), 60
 
 
 def torch_peak(hidden: int, rate: float | None, batch: int, steps: int) -> Task:
-    """PyTorch's steps."""
+    """Steps in PyTorch."""
     return measured_mlp(lambda width: mlp_model.torch_task("cpu", width, rate, batch), hidden, steps)
 
 
 def counted(hidden: int, batch: int, kept: float) -> float:
-    """Bytes of the batch, of activations and their gradients, and of the gradients of the weights, under a row pattern that
-    keeps this share of the neurons."""
+    """Bytes of the batch, of activations and their gradients, and of the gradients of the weights, if a row pattern keeps the
+    share `kept` of the neurons."""
     k = int(np.ceil(hidden * kept))
     activations = batch * (FEATURES + 2 * 2 * k + 2 * CLASSES)
     return 4.0 * (activations + FEATURES * k + k * k + CLASSES * k)
@@ -58,7 +59,7 @@ def _implementations(options: Options, hidden: int, batch: int) -> Iterator[tupl
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Measure all; returns the rows."""
+    """Measure all batches; return the rows."""
     if options.device != "cpu":
         raise ValueError(f"{SUITE} reads the memory of a process: --device cpu")
     hidden, rows = 128 if options.quick else HIDDEN, []

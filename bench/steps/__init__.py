@@ -1,4 +1,4 @@
-"""Training steps as tasks: batches of one data set on the device, taken by row number, in numbanet and in PyTorch."""
+"""Training steps as tasks, in numbanet and in PyTorch. The data set is on the device; a batch is selected by row numbers."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ..machinery.worker import Task, numbanet_on, torch_on
 
 FEATURES, CLASSES, BATCH = 784, 10, 128
 RATE, MOMENTUM = 0.01, 0.9
-TOLERANCE = 1e-2  # of `update_error`: above what ReLU's kink explains, far below any wrong mask or scale
-TF32_TOLERANCE = 3e-2  # it keeps 10 bits of the mantissa
-CHECKED = 3  # steps, so that momentum counts, and weights that are not updated in every step
+TOLERANCE = 1e-2  # of `update_error`: above differences at ReLU's kink, far below those of a wrong mask or scale
+TF32_TOLERANCE = 3e-2  # TF32 has 10 bits of mantissa
+CHECKED = 3  # n steps that are compared: momentum and weights that are not updated in every step need more than one
 
 
 def orders(count: int, seed: int = 2) -> Iterator[np.ndarray]:
-    """Row numbers of pass after pass, each shuffled anew."""
+    """Row numbers of each epoch, in a new random order."""
     rng = np.random.default_rng(seed)
     while True:
         yield rng.permutation(count).astype(np.int32)
 
 
 def batches(count: int, batch: int) -> Iterator[np.ndarray]:
-    """Row numbers of batch after batch; the last, short batch of a pass is left out."""
+    """Row numbers of each batch; the last, smaller batch of an epoch is left out."""
     for order in orders(count):
         for start in range(0, len(order) - batch + 1, batch):
             yield order[start : start + batch]
@@ -39,13 +39,13 @@ def numbanet_steps(
     describe: Callable[[Any, list[Any]], dict[str, Any]],
     checked: int = CHECKED,
 ) -> Task:
-    """Steps of a Stepper on the samples X, y in random order (`trainer_steps`)."""
+    """Task: steps of a Stepper on the samples X, y in random order (see `trainer_steps`)."""
     from numbanet.training.data import Data, in_order
 
     data = Data(dev.upload(X), y)
 
     def fed():
-        """The short batch at the end of a pass is left out."""
+        """The smaller batch at the end of an epoch is left out."""
         for order in orders(len(X)):
             whole = order[: len(order) // batch * batch]
             for number, some in enumerate(in_order(data, whole, batch, dev), 1):
@@ -62,19 +62,20 @@ def trainer_steps(
     describe: Callable[[Any, list[Any]], dict[str, Any]],
     checked: int = CHECKED,
 ) -> Task:
-    """Steps of a Stepper; its outputs are the weights after the first steps, and what describe(stepper, those steps) says.
+    """Task: steps of a Stepper. Its outputs are the weights after the first n steps, and describe(stepper, plans of these
+    steps).
 
-    fed() gives batch after batch: each with the one after it, or None, and whether it is the last one of its pass.
+    fed() yields (batch, next batch or None, whether the batch is the last one of its epoch).
     """
-    stepper, taken = make(), fed()
+    stepper, feed = make(), fed()
 
-    def step(by=stepper, at=taken, last=False):
-        some, following, ends = next(at)
+    def step(by=stepper, feed=feed, last=False):
+        some, following, ends = next(feed)
         by.step(X, some, following, last=last or ends)
 
     def outputs():
         fresh, drawn = make(), []
-        at, draw = fed(), fresh.draw
+        feed, draw = fed(), fresh.draw
 
         def record(following=False):
             drawn.append(draw(following))
@@ -82,7 +83,7 @@ def trainer_steps(
 
         fresh.draw = record
         for number in range(checked):
-            step(fresh, at, last=number + 1 == checked)
+            step(fresh, feed, last=number + 1 == checked)
         weights = [np.array(dev.download(p.data)) for p in fresh.optimizer.parameters]
         return {**describe(fresh, drawn), "weights": weights}
 
@@ -90,7 +91,7 @@ def trainer_steps(
 
 
 def torch_batches(torch: Any, device: str, X: np.ndarray, y: np.ndarray, batch: int) -> Callable[[], Iterator[tuple]]:
-    """() -> (inputs, labels) of batch after batch; rows and labels are on the device for a whole pass."""
+    """() -> iterator over (inputs, labels) of batches. Row numbers and labels are copied to the device once per epoch."""
     X, y = torch.from_numpy(X).to(device), torch.from_numpy(y).long().to(device)
 
     def fed():
@@ -112,30 +113,31 @@ def torch_steps(
     make: Callable[[], tuple[Any, Any]],
     checked: int = CHECKED,
 ) -> Task:
-    """Eager steps of a model and its optimiser, which `make` gives; outputs are the weights after the first steps."""
+    """Task: eager steps of (model, optimiser) = make(). Its outputs are the weights after the first n steps."""
     fed = torch_batches(torch, device, X, y, batch)
-    (model, optimizer), taken = make(), fed()
+    (model, optimizer), feed = make(), fed()
 
-    def step(model=model, optimizer=optimizer, at=taken):
-        x, labels = next(at)
+    def step(model=model, optimizer=optimizer, feed=feed):
+        x, labels = next(feed)
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(x), labels).backward()
         optimizer.step()
 
     def outputs():
-        fresh, at = make(), fed()
+        fresh, feed = make(), fed()
         for _ in range(checked):
-            step(*fresh, at)
+            step(*fresh, feed)
         return {"weights": [p.detach().cpu().numpy() for p in fresh[0].parameters()]}
 
     return Task(step, outputs, **torch_on(torch, device))
 
 
 def update_error(starts: list[np.ndarray], values: list[np.ndarray], references: list[np.ndarray]) -> float:
-    """Largest error of the change of a parameter, relative to that change, in the 2-norm.
+    """Largest relative error, in the 2-norm, of the change of a parameter.
 
-    Not entry by entry: where float32 and float64 see a pre-activation on two sides of ReLU's kink, one sample's part of one
-    neuron's gradient differs altogether. That is one part in thousands of the norm, and each is right.
+    The error is not elementwise: if a pre-activation is just above 0 in float32 and just below 0 in float64, or vice versa,
+    both results are right, but the contribution of one sample to the gradient of one neuron differs completely. It is about a
+    thousandth of the norm.
     """
     error = 0.0
     for start, value, reference in zip(starts, values, references, strict=True):

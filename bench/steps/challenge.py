@@ -1,9 +1,10 @@
-"""The Sparse DNN Graph Challenge, 1024 neurons x 120 layers and 60,000 images: by several ways, against SciPy and GraphBLAS.
+"""The Sparse DNN Graph Challenge, 1024 neurons x 120 layers, 60,000 images: several algorithms, against SciPy and GraphBLAS.
 
-The peer multiplies sparse activations by sparse weights, as the Challenge's reference does: images x neurons in CSR, the bias
-added to what is stored, and what is not above 0 removed, so that images of which nothing is left cost nothing. python-graphblas
-(SuiteSparse) does the same where it is installed. Generated networks of 1024 and 4096 neurons, the same images enlarged, say
-how the time grows with the size. A repetition begins with sparse images and layers in memory, and ends with the categories.
+The peer multiplies sparse activations by sparse weights, as the Challenge's reference implementation does: activations are
+(images, neurons) in CSR, the bias is added to stored entries only, and entries that are not positive are removed, so that
+images whose activations are all 0 cost nothing. python-graphblas (SuiteSparse) does the same, if it is installed. Generated
+networks of 1024 and 4096 neurons, with the same images enlarged, show how the time grows with the size. A repetition begins
+with sparse images and layers in memory, and ends with the categories.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from ..machinery.worker import Task
 
 SUITE = "challenge"
 RECORDED = ("--json bench/results/challenge.json --plot challenge.png",)
-SUITE, LANES = "challenge", 64
+LANES = 64
 
 
 class Size(NamedTuple):
-    """A network and how many images; `source` is "official", "generated" or "random" (images by chance)."""
+    """Neurons per layer, layers and images. `source` is "official", "generated" or "random" (random images)."""
 
     neurons: int
     layers: int
@@ -47,7 +48,7 @@ PAIRS, LONG = 5, 3
 
 @functools.lru_cache(maxsize=1)
 def data_of(size: Size) -> ChallengeData:
-    """Images and layers."""
+    """The images and layers of a size."""
     if size.source == "official":
         return load_challenge(size.neurons, size.layers)
     if size.source == "generated":
@@ -61,17 +62,17 @@ def data_of(size: Size) -> ChallengeData:
 
 # --- implementations --------------------------------------------------------------------------------------------------
 def numbanet_task(size: Size, way: str, device: str) -> Task:
-    """One of numbanet's ways."""
+    """Task: one of numbanet's algorithms, by name."""
     dev = named(device)
     prepared = Prepared(data_of(size), way, dev, -(-size.inputs // LANES) * LANES)
 
     def outputs() -> Mapping[str, Any]:
-        found = prepared.run()
+        result = prepared.run()
         return {
-            "categories": found.categories,
-            "live": found.live,
+            "categories": result.categories,
+            "live": result.live,
             "seconds": prepared.run().by_layer,
-            "multiplications": found.multiplications,
+            "multiplications": result.multiplications,
         }
 
     return Task(prepared.run, outputs, dev.synchronize)
@@ -93,7 +94,7 @@ def _task(run: Callable[[], np.ndarray]) -> Task:
 
 
 def scipy_task(size: Size) -> Task:
-    """SciPy's products of CSR matrices."""
+    """Task: SciPy's products of CSR matrices."""
     images, layers = _matrices(size)
 
     def run() -> np.ndarray:
@@ -108,7 +109,7 @@ def scipy_task(size: Size) -> Task:
 
 
 def graphblas_task(size: Size) -> Task:
-    """SuiteSparse:GraphBLAS, on as many threads as numbanet has."""
+    """Task: SuiteSparse:GraphBLAS, on the same number of threads as numbanet."""
     import graphblas as gb
 
     from ..machinery.machine import threads
@@ -129,10 +130,10 @@ def graphblas_task(size: Size) -> Task:
     return _task(run)
 
 
-# --- what is right ----------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 @functools.lru_cache(maxsize=1)
 def truth(size: Size) -> np.ndarray:
-    """The Challenge's categories, or those that float64 gives; for large generated networks there are none."""
+    """The Challenge's categories or, if the size has none, those computed in float64."""
     data = data_of(size)
     if data.truth is not None:
         return data.truth
@@ -144,13 +145,14 @@ def truth(size: Size) -> np.ndarray:
 
 
 def error(size: Size, outputs: Mapping[str, Any]) -> float:
-    """How many categories are wrong or missing, of all that there are."""
+    """n wrong or missing categories, divided by n categories."""
     expected = truth(size)
     return len(np.setxor1d(outputs["categories"], expected)) / max(len(expected), 1)
 
 
 def growth_error(outputs: Mapping[str, Any]) -> float:
-    """Of a large generated network: 0 if inputs die and some do not; its kernels are those of the official one."""
+    """Error of a large generated network, which has no known categories: 0 if the number of images whose activations are not
+    all 0 never grows, and some but not all images remain. The official network checks the same kernels exactly."""
     live = outputs["live"]
     return float(not (np.diff(live) <= 0).all() or not 0 < len(outputs["categories"]) < live[0])
 
@@ -161,7 +163,7 @@ def _name(size: Size) -> str:
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """All ways, and the peers; then the size grows."""
+    """All algorithms and the peers on the official network; then one algorithm on two generated networks."""
     size = QUICK if options.quick else OFFICIAL
     flops = 2.0 * prepared_multiplications(size)
     everything = 2.0 * size.inputs * sum(layer.indices.size for layer in data_of(size).network)
@@ -193,17 +195,17 @@ def cases(options: Options) -> Iterator[Case]:
 
 @functools.lru_cache(maxsize=4)
 def prepared_multiplications(size: Size) -> int:
-    """Multiplications by live inputs alone."""
+    """n multiplications by images whose activations are not all 0."""
     return int(by_layer(size, "compact", "cpu")["multiplications"].sum())
 
 
 def by_layer(size: Size, way: str, device: str) -> Mapping[str, Any]:
-    """What one run says of its layers, in this process."""
+    """Outputs of one run in this process, with values for each layer."""
     return numbanet_task(size, way, device).outputs()
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Time all cases; adds how the time grows, and a row with what each layer took."""
+    """Time all cases; record also the exponent of the growth of time with multiplications, and the time of each layer."""
     rows = run_cases(SUITE, cases(options), options, results, say)
     timed = {row["case"]: row for row in rows if row["implementation"] == "compact" and row["median_ms"]}
     one, other = (timed.get(_name(size)) for size in GROWTH)
@@ -225,7 +227,7 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
         )
     size = QUICK if options.quick else OFFICIAL
     for way in ("compact", "filter", "buffer", "saturated"):
-        found = by_layer(size, way, options.device)
+        layers = by_layer(size, way, options.device)
         results.add(
             [
                 {
@@ -233,7 +235,7 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
                     "case": _name(size),
                     "implementation": way,
                     "inputs": size.inputs,
-                    **{name: np.asarray(found[name]).tolist() for name in ("live", "seconds", "multiplications")},
+                    **{name: np.asarray(layers[name]).tolist() for name in ("live", "seconds", "multiplications")},
                 }
             ]
         )
@@ -241,7 +243,7 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
 
 
 def plot(results: Results, path: Path) -> None:
-    """Live inputs by layer, and what each way takes for it."""
+    """Plot the share of images that are not all 0, and the time of each algorithm, by layer."""
     from ..machinery.plots import plot_layers
 
     plot_layers([row for row in results.rows if row["suite"] == "challenge-layers"], path)

@@ -1,7 +1,7 @@
 """Training step of lenet5 and alexnet on 1x28x28 at batch 128, and of vgg19 on 3x32x32 at batch 64: SGD with momentum 0.9.
 
 `none`, rsdp and bsdp at p = 0.6, and rdp on channels at p = 0.5, are compared with PyTorch's dense step: same layers, optimiser
-and batches. Without --against torch numbanet's own `none` is the peer. The ceiling is the ratio of the FLOPs of the products.
+and batches. Without --against torch numbanet's `none` is the peer. The ceiling is the ratio of the FLOPs of the products.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Shape = tuple[int, int, int]
 NETWORKS = {"lenet5": ((1, 28, 28), 128), "alexnet": ((1, 28, 28), 128), "vgg19": ((3, 32, 32), 64)}  # images, batch
 QUICK = {"lenet5": ((1, 12, 12), 16), "alexnet": ((1, 8, 8), 4)}
 DROPOUTS = {"rsdp": 0.6, "bsdp": 0.6, "rdp": 0.5}
-LEAST = {"lenet5": 20, "alexnet": 3, "vgg19": 2}  # steps of a turn, because the cost of one under random plans is random
-# steps that are compared with the reference: of deep networks one, because what a near tie in pooling changes, if it is decided
-# otherwise in float32, grows from step to step, in PyTorch as here
+LEAST = {"lenet5": 20, "alexnet": 3, "vgg19": 2}  # n steps of a turn, because the cost of a step under random plans is random
+# n steps that are compared with the reference. Deep networks: one, because max pooling may choose another of two nearly equal
+# values in float32 than in float64. The difference then grows from step to step, in PyTorch and in numbanet
 CHECKED = {"lenet5": 3, "alexnet": 1, "vgg19": 1}
-TOLERANCES = {"lenet5": TOLERANCE, "alexnet": TOLERANCE, "vgg19": 3 * TOLERANCE}  # a near tie is felt in all below
-PASS = 8  # batches of the data set
-SEEN = 64  # samples by which sensitivity is calibrated
-DRAWN = 200  # patterns of rdp, whose FLOPs are averaged
+TOLERANCES = {"lenet5": TOLERANCE, "alexnet": TOLERANCE, "vgg19": 3 * TOLERANCE}  # such a choice changes all earlier layers
+PASS = 8  # n batches of the data set
+SEEN = 64  # n samples that calibrate sensitivity
+DRAWN = 200  # n patterns of rdp whose FLOPs are averaged
 
 
 # --- what both sides share --------------------------------------------------------------------------------------------
 @functools.lru_cache(maxsize=1)
 def samples(shape: Shape, batch: int) -> tuple[np.ndarray, np.ndarray]:
-    """X (8 batches, C, H, W), y: random labels, and images in [0, 1) whose values are large in some places, small in others."""
+    """X (n, C, H, W) of 8 batches, y (n,): random labels, and images in [0, 1) with bright and dark regions."""
     rng = np.random.default_rng(1)
     X = rng.random((PASS * batch, *shape), np.float32)
     X *= np.kron(rng.random((len(X), 1, 4, 4), np.float32), np.ones((-(-shape[1] // 4), -(-shape[2] // 4)), np.float32))[
@@ -46,10 +46,11 @@ def samples(shape: Shape, batch: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def network(name: str, shape: Shape, dev: Any = "cpu", keep: float = 1.0) -> Any:
-    """The layers of a network with the same weights each time; biases are not zero, so that an error in one is seen.
+    """The layers of a network with fixed random weights. Biases are not zero, so that a wrong bias changes the result.
 
-    Where dropout keeps that share of the inputs, weights of convolutions are 1 / sqrt(keep) times as large: else in deep
-    networks little but the biases is left, nearly the same at all positions, and rounding decides which one pooling takes.
+    If dropout keeps the share `keep` of the inputs, the weights of convolutions are scaled by 1 / sqrt(keep). Without that the
+    activations of deep networks would consist almost only of biases, nearly equal at all positions, and rounding would decide
+    which of them max pooling selects.
     """
     from numbanet.estimators.zoo import MODELS
     from numbanet.layers import Sequential
@@ -66,7 +67,7 @@ def network(name: str, shape: Shape, dev: Any = "cpu", keep: float = 1.0) -> Any
 
 # --- numbanet and PyTorch ---------------------------------------------------------------------------------------------
 def numbanet_task(device: str, name: str, shape: Shape, batch: int, dropout: str, rate: float) -> Task:
-    """Training steps through numbanet's Stepper."""
+    """Task: training steps by numbanet's Stepper."""
     from numbanet import Tensor, device as named
     from numbanet.dropout import policy
     from numbanet.training.sgd import SGD
@@ -79,9 +80,9 @@ def numbanet_task(device: str, name: str, shape: Shape, batch: int, dropout: str
 
     def make():
         model = network(name, shape, dev, keep)
-        own = chosen.calibrated(model, Tensor(X[:SEEN], dev)) if chosen.data_dependent else chosen
+        calibrated = chosen.calibrated(model, Tensor(X[:SEEN], dev)) if chosen.data_dependent else chosen
         optimizer = SGD(model.parameters(), RATE, MOMENTUM)
-        return Stepper(model, optimizer, own, Classification(), Streams.from_seed(3), dev, batch)
+        return Stepper(model, optimizer, calibrated, Classification(), Streams.from_seed(3), dev, batch)
 
     def describe(stepper, drawn):
         return {
@@ -96,7 +97,7 @@ def numbanet_task(device: str, name: str, shape: Shape, batch: int, dropout: str
 
 
 def torch_task(device: str, name: str, shape: Shape, batch: int, tf32: bool = False) -> Task:
-    """Dense training steps in PyTorch, eager."""
+    """Task: dense, eager training steps in PyTorch."""
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
@@ -118,44 +119,44 @@ def torch_model(torch: Any, model: Any) -> Any:
         "Flatten": lambda layer: nn.Flatten(),
         "Linear": lambda layer: nn.Linear(*layer.weight.shape[::-1]),
     }
-    found = nn.Sequential(*(make[type(layer).__name__](layer) for layer in model.layers))
-    found.load_state_dict({key: torch.from_numpy(value) for key, value in model.state_dict().items()})
-    return found
+    layers = nn.Sequential(*(make[type(layer).__name__](layer) for layer in model.layers))
+    layers.load_state_dict({key: torch.from_numpy(value) for key, value in model.state_dict().items()})
+    return layers
 
 
-# --- reference --------------------------------------------------------------------------------------------------------
-# Each gives y of a layer in float64, as far as plans keep it, and a function dy -> (dx, gradients of its weights); images have
+# --- reference -------------------------------------------------------------------------------------------------------- Each
+# function returns y of a layer under its plans in float64, and a function dy -> (dx, gradients of its weights). Images have
 # channels last.
 def _convolution(layer, x, weights, plans):
     from numbanet.plans import AxisPlan, BlockPlan
     from numbanet_kernels.families.conv import conv2d_grad_reference, conv2d_reference
     from numbanet_kernels.layouts.windows import Blocks
 
-    (w, b), inner, own = weights, plans["input"], plans["output"]
-    kept = {
+    (w, b), inner, outer = weights, plans["input"], plans["output"]
+    options = {
         "scale": 1.0 if inner is None else inner.scale,
         "rows": inner.indices() if isinstance(inner, AxisPlan) else None,
         "blocks": Blocks(inner.chosen, inner.height, inner.width) if isinstance(inner, BlockPlan) else None,
     }
-    of_bias = kept["scale"] if isinstance(inner, AxisPlan) else 1.0
-    of_filters = 1.0 if own is None else own.mask() * own.scale
+    bias_factor = options["scale"] if isinstance(inner, AxisPlan) else 1.0
+    filter_factors = 1.0 if outer is None else outer.mask() * outer.scale
 
     def back(dy):
-        dx, dw, db = conv2d_grad_reference(dy * of_filters, x, w, layer.window, **kept)
-        return dx, [dw, of_bias * db]
+        dx, dw, db = conv2d_grad_reference(dy * filter_factors, x, w, layer.window, **options)
+        return dx, [dw, bias_factor * db]
 
-    return conv2d_reference(x, w, layer.window, bias=of_bias * b, **kept) * of_filters, back
+    return conv2d_reference(x, w, layer.window, bias=bias_factor * b, **options) * filter_factors, back
 
 
 def _linear(layer, x, weights, plans):
-    (w, b), own = weights, plans["output"]
-    of_neurons = 1.0 if own is None else own.mask() * own.scale
+    (w, b), plan = weights, plans["output"]
+    neuron_factors = 1.0 if plan is None else plan.mask() * plan.scale
 
     def back(dy):
-        dz = dy * of_neurons
+        dz = dy * neuron_factors
         return dz @ w, [dz.T @ x, dz.sum(0)]
 
-    return (x @ w.T + b) * of_neurons, back
+    return (x @ w.T + b) * neuron_factors, back
 
 
 def _relu(layer, x, weights, plans):
@@ -165,13 +166,13 @@ def _relu(layer, x, weights, plans):
 def _max_pool(layer, x, weights, plans):
     from numbanet_kernels.families.pooling import max_pool_grad_reference, max_pool_reference
 
-    y, places = max_pool_reference(x, layer.window)
-    return y, lambda dy: (max_pool_grad_reference(dy, places, layer.window, x.shape), [])
+    y, argmax = max_pool_reference(x, layer.window)
+    return y, lambda dy: (max_pool_grad_reference(dy, argmax, layer.window, x.shape), [])
 
 
 def _flatten(layer, x, weights, plans):
-    turned = x.transpose(0, 3, 1, 2)
-    return turned.reshape(len(x), -1), lambda dy: (dy.reshape(turned.shape).transpose(0, 2, 3, 1), [])
+    channels_first = x.transpose(0, 3, 1, 2)
+    return channels_first.reshape(len(x), -1), lambda dy: (dy.reshape(channels_first.shape).transpose(0, 2, 3, 1), [])
 
 
 REFERENCES = {"Conv2d": _convolution, "Linear": _linear, "ReLU": _relu, "MaxPool2d": _max_pool, "Flatten": _flatten}
@@ -180,20 +181,21 @@ REFERENCES = {"Conv2d": _convolution, "Linear": _linear, "ReLU": _relu, "MaxPool
 def reference_steps(
     name: str, shape: Shape, batch: int, planned: Sequence[Sequence[Mapping[str, Any]]], keep: float = 1.0
 ) -> list[np.ndarray]:
-    """Weights after so many steps, dense and masked, in float64; plans by step, layer and site."""
+    """Weights after a step for each element of `planned`, by dense products with masks in float64; plans by step, layer,
+    site."""
     layers = network(name, shape, keep=keep).layers
     weights = [[np.float64(p.numpy()) for p in layer.parameters()] for layer in layers]
-    velocity = [[np.zeros_like(w) for w in own] for own in weights]
+    velocity = [[np.zeros_like(w) for w in of_layer] for of_layer in weights]
     X, y = samples(shape, batch)
-    at = steps.batches(len(X), batch)
+    feed = steps.batches(len(X), batch)
     for plans in planned:
-        rows = next(at)
-        for own, moving, gradients in zip(weights, velocity, _gradients(layers, weights, X[rows], y[rows], plans), strict=True):
-            for w, v, g in zip(own, moving, gradients, strict=True):
+        rows = next(feed)
+        for ws, vs, gs in zip(weights, velocity, _gradients(layers, weights, X[rows], y[rows], plans), strict=True):
+            for w, v, g in zip(ws, vs, gs, strict=True):
                 v *= MOMENTUM
                 v += g
                 w -= RATE * v
-    return [w for own in weights for w in own]
+    return [w for of_layer in weights for w in of_layer]
 
 
 def _gradients(
@@ -201,21 +203,21 @@ def _gradients(
 ) -> list[list[np.ndarray]]:
     """Gradients of the mean cross-entropy by backpropagation, by layer."""
     h, backs, gradients = np.float64(x).transpose(0, 2, 3, 1), [], []
-    for layer, own, kept in zip(layers, weights, plans, strict=True):
-        h, back = REFERENCES[type(layer).__name__](layer, h, own, kept)
+    for layer, of_layer, site_plans in zip(layers, weights, plans, strict=True):
+        h, back = REFERENCES[type(layer).__name__](layer, h, of_layer, site_plans)
         backs.append(back)
     dy = np.exp(h - h.max(axis=1, keepdims=True))
     dy /= dy.sum(axis=1, keepdims=True)
     dy[np.arange(len(y)), y] -= 1
     dy /= len(y)
     for back in reversed(backs):
-        dy, own = back(dy)
-        gradients.insert(0, own)
+        dy, of_layer = back(dy)
+        gradients.insert(0, of_layer)
     return gradients
 
 
 def update_error(name: str, shape: Shape, batch: int, outputs: Mapping[str, Any]) -> float:
-    """The error of the weights after the first steps (`steps.update_error`); without plans they were dense."""
+    """The error of the weights after the first n steps (see `steps.update_error`). Outputs without plans are of dense steps."""
     keep = outputs.get("keep", 1.0)
     model = network(name, shape, keep=keep)
     dense = [[{"input": None, "output": None}] * len(model.layers)] * CHECKED[name]
@@ -226,8 +228,8 @@ def update_error(name: str, shape: Shape, batch: int, outputs: Mapping[str, Any]
 # --- work and cases ---------------------------------------------------------------------------------------------------
 @functools.cache
 def mean_flops(name: str, shape: Shape, batch: int, dropout: str, rate: float) -> float:
-    """FLOPs of the products of a step: of rsdp and bsdp with the share 1 - rate of each input matrix, of rdp in the mean over
-    some drawn patterns."""
+    """FLOPs of the matrix products of a step. For rsdp and bsdp the plan keeps the share 1 - rate of each im2col matrix; for
+    rdp it is the mean over random patterns."""
     from numbanet.dropout import policy
     from numbanet.layers import ActivationSpec, Context
     from numbanet.plans import IndexPlan
@@ -251,7 +253,7 @@ def mean_flops(name: str, shape: Shape, batch: int, dropout: str, rate: float) -
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """Each network with all that it is trained with."""
+    """Each network, dense and with each kind of dropout."""
     for name, (shape, batch) in (QUICK if options.quick else NETWORKS).items():
         common = {"device": options.device, "name": name, "shape": shape, "batch": batch}
         dense = mean_flops(name, shape, batch, "none", 0.0)

@@ -1,8 +1,9 @@
-"""Dynamic sparse graphs on the CPU, with selection and projection counted: forward of 2048-2048, and steps of 784-2048-2048-10.
+"""Dynamic sparse graphs on the CPU, including selection and projection: forward of 2048-2048, steps of 784-2048-2048-10.
 
-Forward products of a batch of 128 at rates of .5, .8 and .9, each against numbanet's dense product; training steps at .8, with
-SGD and momentum, against PyTorch's dense step, or without --against torch numbanet's. `oracle` knows the true outputs, `random`
-chooses by chance: both cost something else, and show what is due to the choice. Projected weights are refreshed every 50 times.
+Forward products of a batch of 128 at rates of .5, .8 and .9 are compared with numbanet's dense product; training steps at .8,
+with SGD and momentum, with PyTorch's dense step, or with numbanet's without --against torch. `oracle` selects neurons by their
+true outputs, `random` selects them at random. Their selection has other costs, which shows how much of the time is selection.
+Weights are projected again every 50 steps.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from .dsg_model import SHARES, WIDTH, Oracle, RandomChoice, layer_inputs
 SUITE = "dsg"
 RECORDED = ("--against torch --json bench/results/dsg.json",)
 BATCH, RATES, STEP_RATE = 128, (0.5, 0.8, 0.9), 0.8
-LEAST = 50  # repetitions of a turn: as many as there are from one projection of the weights to the next
+LEAST = 50  # n repetitions of a turn: those from one projection of the weights to the next
 STEP_PAIRS, FORWARD_PAIRS = 7, 11
 
 
 # --- forward ----------------------------------------------------------------------------------------------------------
 def forward_task(device: str, width: int, batch: int, policy: DynamicSparseGraph | None) -> Task:
-    """ReLU(x wᵀ + b), as far as the policy keeps it, without gradients."""
+    """Task: ReLU(x wᵀ + b) for the neurons that the policy selects, without gradients."""
     from numbanet import Linear, Sequential, Tensor, device as named, no_grad
     from numbanet.layers import Context, Flow, Tree
     from numbanet.plans import Plans
@@ -59,24 +60,24 @@ def forward_task(device: str, width: int, batch: int, policy: DynamicSparseGraph
     return Task(run, outputs, **numbanet_on(dev))
 
 
-def forward_error(width: int, batch: int, found: Mapping[str, Any]) -> float:
-    """Of the dense output under the mask, which has to keep the share that was asked for."""
+def forward_error(width: int, batch: int, outputs: Mapping[str, Any]) -> float:
+    """The error against the dense output times the mask; infinite if the mask does not keep the share 1 - rate."""
     x, w, b = map(np.float64, layer_inputs(width, batch))
-    wrong_share = abs(found["mask"].mean() - found["kept"]) > 1 / width
-    return float("inf") if wrong_share else relative_error(found["y"], np.maximum(x @ w.T + b, 0) * found["mask"])
+    wrong_share = abs(outputs["mask"].mean() - outputs["kept"]) > 1 / width
+    return float("inf") if wrong_share else relative_error(outputs["y"], np.maximum(x @ w.T + b, 0) * outputs["mask"])
 
 
 # --- work -------------------------------------------------------------------------------------------------------------
-def looks(policy: DynamicSparseGraph, model: Any, x: np.ndarray) -> tuple[float, float]:
-    """FLOPs of the products of a step, forward and backward, and of what the policy looks at, projections of the weights in
-    the mean over `refresh` steps."""
+def step_and_selection_flops(policy: DynamicSparseGraph, model: Any, x: np.ndarray) -> tuple[float, float]:
+    """FLOPs of the products of a step, forward and backward, and of the selection of neurons, which includes the projection of
+    the weights divided by `refresh`."""
     from numbanet import Tensor, no_grad
     from numbanet.layers import ActivationSpec, Context, Tree
     from numbanet.plans import Plans
 
     once, spent = copy.copy(policy), []
     once.select_in_prediction = True
-    once = once.inference_policy(0)  # it projects the weights the first time alone
+    once = once.inference_policy(0)  # it projects the weights in the first pass only
     for _ in range(2):
         plans = Plans("cpu", Tree(model).sites, choose=once.choosing(model, None))
         with no_grad():
@@ -86,21 +87,22 @@ def looks(policy: DynamicSparseGraph, model: Any, x: np.ndarray) -> tuple[float,
 
 
 def step_flops(hidden: int, batch: int, policy: DynamicSparseGraph) -> float:
-    """FLOPs of a training step, everything counted."""
-    return sum(looks(policy, mlp_model.network(hidden), mlp_model.samples()[0][:batch]))
+    """FLOPs of a training step, including selection."""
+    return sum(step_and_selection_flops(policy, mlp_model.network(hidden), mlp_model.samples()[0][:batch]))
 
 
 def forward_flops(width: int, batch: int, policy: DynamicSparseGraph) -> float:
-    """FLOPs of a forward pass, everything counted."""
+    """FLOPs of a forward pass, including selection."""
     from numbanet import Linear, Sequential
 
     model = Sequential([Linear(width, width, bias=False, rng=0), Linear(width, 1, rng=0)])
-    return 2.0 * batch * width * width * (1 - policy.rate_of(0)) + looks(policy, model, layer_inputs(width, batch)[0])[1]
+    _, selection = step_and_selection_flops(policy, model, layer_inputs(width, batch)[0])
+    return 2.0 * batch * width * width * (1 - policy.rate_of(0)) + selection
 
 
 # --- cases ------------------------------------------------------------------------------------------------------------
 def cases(options: Options) -> Iterator[Case]:
-    """Forward by rate, then steps."""
+    """Forward passes at each rate, then training steps."""
     width, batch = (256, 32) if options.quick else (WIDTH, BATCH)
     for rate in RATES[1:2] if options.quick else RATES:
         yield _forward(options, width, batch, rate)
@@ -108,7 +110,7 @@ def cases(options: Options) -> Iterator[Case]:
 
 
 def _policies(rate: float, options: Options) -> Iterator[tuple[str, DynamicSparseGraph]]:
-    """dsg in each form, then what it is compared with."""
+    """dsg in each form, then the oracle and the random selection."""
     for share in SHARES:
         yield share, DynamicSparseGraph(rate, share=share)
     yield "batch, oracle", Oracle(rate)

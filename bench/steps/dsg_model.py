@@ -1,4 +1,4 @@
-"""The suites `dsg…` share these: a wide layer and its inputs, and policies that a dynamic sparse graph is compared with."""
+"""Shared by the suites `dsg…`: a wide layer and its inputs, and two policies that dsg is compared with."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ SHARES = ("batch", "tile", "sample")
 
 @functools.lru_cache(maxsize=1)
 def layer_inputs(width: int, batch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x as a ReLU gives it, w, b."""
+    """Random x (the output of a ReLU), w, b."""
     rng = np.random.default_rng(7)
     x = np.maximum(rng.standard_normal((batch, width), np.float32), 0)
     return x, rng.standard_normal((width, width), np.float32) / np.float32(np.sqrt(width)), rng.random(width, np.float32) - 0.5
 
 
-# --- what projections are compared with -------------------------------------------------------------------------------
+# --- selections without a projection ----------------------------------------------------------------------------------
 class Truth(Guesses):
-    """The outputs themselves."""
+    """Uses the true outputs in place of estimates by projection."""
 
     def _before(self, x, w):
         self._flops += 2.0 * x.shape[0] * w.size
@@ -32,7 +32,7 @@ class Truth(Guesses):
 
 
 class Chance(Guesses):
-    """Numbers that have nothing to do with the outputs."""
+    """Uses random numbers in place of estimates."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -45,8 +45,8 @@ class Chance(Guesses):
         return w.device.upload(self.rng.random((x.shape[0], w.shape[0]), np.float32))
 
 
-class Otherwise(DynamicSparseGraph):
-    """Base: the choice is by other numbers than projections give."""
+class WithoutProjection(DynamicSparseGraph):
+    """Base class: dsg that selects neurons by `guesses` in place of estimates by projection."""
 
     guesses: ClassVar[type[Guesses]]
 
@@ -61,8 +61,8 @@ class Otherwise(DynamicSparseGraph):
         return policy
 
 
-class Oracle(Otherwise):
-    """The neurons whose true outputs, of all samples, are largest."""
+class Oracle(WithoutProjection):
+    """Selects the neurons whose true outputs, over all samples, are largest."""
 
     name, guesses = "oracle", Truth
 
@@ -70,8 +70,8 @@ class Oracle(Otherwise):
         super().__init__(rate, share=share, samples=1 << 20, **options)
 
 
-class RandomChoice(Otherwise):
-    """As many neurons, by chance."""
+class RandomChoice(WithoutProjection):
+    """Selects the same number of neurons at random."""
 
     name, guesses = "random", Chance
 

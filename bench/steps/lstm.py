@@ -1,9 +1,10 @@
-"""Training step of a language model, 8800 words, two LSTM layers of 1500, against PyTorch; its passes, and kernels alone.
+"""Training step of a language model, 8800 words, two LSTM layers of 1500, against PyTorch; also single passes and kernels.
 
-Embedding(8800, 1500), LSTM(1500, 1500, 2), Linear(1500, 8800): batch 20, 35 steps, SGD with a clipped gradient, states carried
-over. `none` is compared with PyTorch without dropout; rdp, tdp and batchwise, and rdp with rdp on what comes back through time,
-with PyTorch and its dropout at the same rate. Sparse gate gradients, half of the columns, change the backward pass alone:
-passes are timed apart, of the model and of its LSTM. Without --against torch numbanet's own `none` is the peer.
+Embedding(8800, 1500), LSTM(1500, 1500, 2), Linear(1500, 8800): batch 20, 35 time steps, SGD with gradient clipping; states are
+carried over to the next batch. `none` is compared with PyTorch without dropout; rdp, tdp, batchwise, and rdp that also drops
+recurrent inputs, with PyTorch's dropout at the same rate. Sparse gate gradients (half of the columns) change the backward pass
+only. So the suite also times the forward and the backward pass separately, of the model and of its LSTM. Without --against
+torch numbanet's `none` is the peer.
 """
 
 from __future__ import annotations
@@ -40,27 +41,27 @@ from .lstm_model import (
 
 SUITE = "lstm"
 RECORDED = ("--against torch --json bench/results/lstm.json --plot lstm.png",)
-FULL = Size(1500, 8800, 20, 35, 5.0, 1)  # norms of the first steps are below 5, as most are in training
-QUICK = Size(64, 96, 4, 5, 0.02, 3)  # above 0.02; tiles fit
+FULL = Size(1500, 8800, 20, 35, 5.0, 1)  # gradient norms of the first steps are below 5, as most are in training
+QUICK = Size(64, 96, 4, 5, 0.02, 3)  # gradient norms are above 0.02, so that they are clipped
 RATES, DROPOUTS = (0.3, 0.5, 0.7), ("rdp", "tdp", "batchwise", "rdp + recurrent rdp")
-PAIRS, LEAST = 7, 3  # turns, and steps of a turn under random plans
-TOLERANCE, OF_GRADIENT = 1e-2, 1e-4  # of `steps.update_error`: changes are so small that float32 rounds them to 3 digits
+PAIRS, LEAST = 7, 3  # n turns, and n steps of a turn under random plans
+TOLERANCE, OF_GRADIENT = 1e-2, 1e-4  # of `steps.update_error`: float32 rounds the small changes of weights to 3 digits
 SIZES = ((FULL.batch, FULL.hidden, 2 * FULL.hidden),)  # of examples, whose H is half of O
 SHAPED = False  # H is half of O
-DRAWN = 200  # plans whose FLOPs are averaged
+DRAWN = 200  # n random plans whose FLOPs are averaged
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
 def weights_of(size: Size) -> list[np.ndarray]:
-    """The weights that all begin with."""
+    """The initial weights of all implementations."""
     return [p.numpy() for p in network(size).parameters()]
 
 
 def update_error(size: Size, outputs: Mapping[str, Any]) -> float:
-    """The error of the weights after the first steps (`steps.update_error`)."""
+    """The error of the weights after the first n steps (see `steps.update_error`)."""
     drawn = outputs["drawn"]
-    found = reference_steps(size, drawn) if any(drawn) else _dense_steps(size)
-    return steps.update_error(weights_of(size), outputs["weights"], found)
+    references = reference_steps(size, drawn) if any(drawn) else _dense_steps(size)
+    return steps.update_error(weights_of(size), outputs["weights"], references)
 
 
 def reference_steps(size: Size, drawn: Sequence[Mapping[str, Any]]) -> list[np.ndarray]:
@@ -76,12 +77,12 @@ def _dense_steps(size: Size) -> list[np.ndarray]:
 def gradient_error(size: Size, alone: bool, outputs: Mapping[str, Any]) -> float:
     """The largest error of a gradient of a pass."""
     drawn = outputs["drawn"]
-    found = reference_gradients(size, alone, drawn) if drawn else _dense_gradients(size, alone)
-    return max(relative_error(value, own) for value, own in zip(outputs["gradients"], found, strict=True))
+    references = reference_gradients(size, alone, drawn) if drawn else _dense_gradients(size, alone)
+    return max(relative_error(value, reference) for value, reference in zip(outputs["gradients"], references, strict=True))
 
 
 def reference_gradients(size: Size, alone: bool, drawn: Mapping[str, Any]) -> list[np.ndarray]:
-    """Gradients of a pass through the model, or through its LSTM alone, in float64."""
+    """Gradients of a pass through the model (`alone`: through its LSTM only) in float64."""
     weights = [np.float64(w) for w in weights_of(size)]
     states = lstm_reference.empty_states(LAYERS, size.batch, size.hidden)
     if not alone:
@@ -89,8 +90,8 @@ def reference_gradients(size: Size, alone: bool, drawn: Mapping[str, Any]) -> li
         return lstm_reference.gradients(weights, words, targets, states, drawn)
     x, dy = map(np.float64, signals(size))
     _, back = lstm_reference.cells(x, weights[1:-2], states, drawn)
-    dx, own = back(dy)
-    return [dx, *own]
+    dx, of_weights = back(dy)
+    return [dx, *of_weights]
 
 
 @functools.lru_cache(maxsize=1)
@@ -101,7 +102,7 @@ def _dense_gradients(size: Size, alone: bool) -> list[np.ndarray]:
 # --- work -------------------------------------------------------------------------------------------------------------
 @functools.cache
 def mean_flops(size: Size, dropout: str = "none", rate: float = 0.0, gates: bool = False, alone: bool = False) -> Any:
-    """FLOPs of the products of a step, (forward, backward), in the mean over some drawn plans."""
+    """FLOPs of the products of a step, (forward, backward), the mean over random plans."""
     from numbanet.layers import ActivationSpec, Context
 
     model, chosen, rng = _model(size), policy(dropout, rate, sparse_gates([]) if gates else None), np.random.default_rng(6)
@@ -121,7 +122,7 @@ _model = functools.lru_cache(maxsize=1)(network)
 
 # --- cases ------------------------------------------------------------------------------------------------------------
 def cases(options: Options) -> Iterator[Case]:
-    """Whole steps without dropout and by rate; passes; the backward kernel."""
+    """Training steps without dropout and at each rate; then passes; then kernels."""
     size = QUICK if options.quick else FULL
     yield from _steps(options, size)
     for alone, back in itertools.product((False, True), repeat=2):
@@ -137,13 +138,13 @@ def _name(size: Size, what: str) -> str:
 def _torches(
     options: Options, build: Callable[..., Task], parameters: dict[str, Any], flops: float, name: str = "torch"
 ) -> list[Implementation]:
-    """PyTorch, if it is the peer, on CUDA with TF32 off and on."""
+    """Implementations in PyTorch if it is the peer; on CUDA with TF32 off and on."""
     if options.against != "torch":
         return []
-    found = [Implementation(name, build, parameters, flops=flops)]
+    torches = [Implementation(name, build, parameters, flops=flops)]
     if options.device == "cuda" and build is torch_task:
-        found.append(Implementation(f"{name}, TF32", build, {**parameters, "tf32": True}, name, tolerance=TF32_TOLERANCE))
-    return found
+        torches.append(Implementation(f"{name}, TF32", build, {**parameters, "tf32": True}, name, tolerance=TF32_TOLERANCE))
+    return torches
 
 
 def _steps(options: Options, size: Size) -> Iterator[Case]:
@@ -183,7 +184,7 @@ def _steps(options: Options, size: Size) -> Iterator[Case]:
 
 
 def _passes(options: Options, size: Size, alone: bool, back: bool) -> Iterator[Case]:
-    """A pass against PyTorch's; the sparse backward pass also against numbanet's dense one."""
+    """A pass against PyTorch's pass; the backward pass with sparse gate gradients also against numbanet's dense one."""
     common = {"device": options.device, "size": size, "alone": alone, "back": back}
     dense, sparse = (mean_flops(size, gates=gates, alone=alone)[int(back)] for gates in (False, True))
     theirs = _torches(options, torch_pass, common, dense)
@@ -196,12 +197,12 @@ def _passes(options: Options, size: Size, alone: bool, back: bool) -> Iterator[C
     if theirs or not back:
         yield Case(SUITE, name, (none, *([half] if back else []), *theirs), error, OF_GRADIENT, pairs=PAIRS)
     if back and (alone or not theirs):
-        own = Implementation("none", numbanet_pass, common, flops=dense)
-        against = Implementation(half.name, numbanet_pass, half.parameters, "none", half.ceiling, sparse)
-        yield Case(SUITE, f"{name}, against numbanet's", (against, own), error, OF_GRADIENT, pairs=PAIRS)
+        dense_pass = Implementation("none", numbanet_pass, common, flops=dense)
+        sparse_pass = Implementation(half.name, numbanet_pass, half.parameters, "none", half.ceiling, sparse)
+        yield Case(SUITE, f"{name}, against numbanet's", (sparse_pass, dense_pass), error, OF_GRADIENT, pairs=PAIRS)
 
 
-# --- kernels: they write over the gates, and each repetition has a copy ----------------------------------------------
+# --- kernels: they overwrite the gates, so each repetition works on a copy -------------------------------------------
 Arrays = tuple[np.ndarray, ...]
 
 

@@ -14,29 +14,29 @@ from .. import steps
 from ..machinery.worker import Task, numbanet_on, torch_on
 
 LAYERS, LEARNING_RATE = 2, 1.0
-GATES = 0.5  # share of the gate columns that is left out
-PASS = 40  # steps of a pass over the text
+GATES = 0.5  # share of the columns of gate gradients that are skipped
+PASS = 40  # n training steps per epoch
 
 
 class Size(NamedTuple):
-    """Of a model and its batches."""
+    """Sizes of a model and its batches."""
 
     hidden: int
     words: int
     batch: int
     steps: int
     clip: float
-    checked: int  # training steps that are compared with the reference, which takes seconds for each
+    checked: int  # n training steps that are compared with the reference, which takes seconds for each
 
 
 # --- what both sides share --------------------------------------------------------------------------------------------
 def text(size: Size) -> np.ndarray:
-    """Random words, of which all have the same frequency."""
+    """Words drawn from a uniform distribution."""
     return np.random.default_rng(1).integers(size.words, size=size.batch * size.steps * PASS + 1).astype(np.int32)
 
 
 def batches(size: Size) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
-    """Inputs (T, N), the words after them (T N,), and whether the text begins anew."""
+    """Inputs (T, N), the next words (T N,), and whether the batch begins a new epoch."""
     words = text(size)
     x, y = (part.reshape(size.batch, -1).T for part in (words[:-1], words[1:]))
     while True:
@@ -46,7 +46,7 @@ def batches(size: Size) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
 
 
 def network(size: Size, dev: Any = "cpu") -> Any:
-    """The layers with the same weights each time, the embedding's as `LanguageModel` has them."""
+    """The layers with fixed random weights; the embedding is initialised as in `LanguageModel`."""
     from numbanet import LSTM, Embedding, Linear, Sequential, Tensor
 
     table = Embedding(size.words, size.hidden, device=dev)
@@ -61,13 +61,13 @@ def network(size: Size, dev: Any = "cpu") -> Any:
 
 
 def signals(size: Size) -> tuple[np.ndarray, np.ndarray]:
-    """x, and the gradient of y, both (T, N, H): for the LSTM alone."""
+    """x and the gradient of y, both (T, N, H), for passes through the LSTM only."""
     rng = np.random.default_rng(2)
     return tuple(rng.standard_normal((size.steps, size.batch, size.hidden), np.float32) for _ in range(2))
 
 
 class Backward(Task):
-    """A task whose `run` is a forward pass, not timed, and returns the backward pass, which is."""
+    """A task whose `run` computes the forward pass and returns the backward pass; only the backward pass is timed."""
 
     def seconds(self, repetitions: int) -> tuple[float, float | None]:
         wall = 0.0
@@ -83,7 +83,7 @@ class Backward(Task):
 
 # --- numbanet ---------------------------------------------------------------------------------------------------------
 def policy(dropout: str, rate: float, gates: Any = None) -> Any:
-    """A kind of dropout by its name here, with sparse gate gradients (`sparse_gates`) if given."""
+    """The policy of this suite's name `dropout`, together with sparse gate gradients (`sparse_gates`) if given."""
     from numbanet import BatchwiseDropout, RowDropout, TileDropout
     from numbanet.dropout import Together, policy as named, recurrent
 
@@ -97,34 +97,36 @@ def policy(dropout: str, rate: float, gates: Any = None) -> Any:
     return make[dropout]() if gates is None else Together(make[dropout](), gates)
 
 
-def sparse_gates(kept: list[dict[str, np.ndarray]]) -> Any:
-    """Gate gradients that are sparse in every step; which columns each pass through a layer keeps is appended to the list."""
+def sparse_gates(log: list[dict[str, np.ndarray]]) -> Any:
+    """GateSparsity that is active in every step. Each pass through a layer appends the indices of its kept columns to the
+    log."""
     from numbanet.dropout import GateSparsity
 
-    class Watched(GateSparsity):
+    class Logged(GateSparsity):
         def choice(self, place: Any) -> Any:
             choice = super().choice(place)
             done = choice.done
 
-            def watched(dev: Any, dz: Any, columns: Any) -> None:
-                kept.append({f"columns_l{place[1]}": columns.indices()})
+            def logged(dev: Any, dz: Any, columns: Any) -> None:
+                log.append({f"columns_l{place[1]}": columns.indices()})
                 done(dev, dz, columns)
 
-            choice.done = watched
+            choice.done = logged
             return choice
 
-    return Watched(GATES, schedule=1.0, probe=10**9)
+    return Logged(GATES, schedule=1.0, probe=10**9)
 
 
-def _by_step(kept: list[dict[str, np.ndarray]], count: int) -> list[dict[str, np.ndarray]]:
-    """What was kept in the passes of a step, of so many steps, in one dictionary."""
+def _by_step(log: list[dict[str, np.ndarray]], count: int) -> list[dict[str, np.ndarray]]:
+    """One dictionary for each of n steps, which merges those of its layers."""
     return [
-        {name: columns for one in kept[at * LAYERS : (at + 1) * LAYERS] for name, columns in one.items()} for at in range(count)
+        {name: columns for entry in log[step * LAYERS : (step + 1) * LAYERS] for name, columns in entry.items()}
+        for step in range(count)
     ]
 
 
 def numbanet_task(device: str, size: Size, dropout: str = "none", rate: float = 0.0, gates: bool = False) -> Task:
-    """Training steps through numbanet's Stepper."""
+    """Task: training steps by numbanet's Stepper."""
     from numbanet import device as named
     from numbanet.training.data import Data
     from numbanet.training.sgd import SGD
@@ -132,13 +134,13 @@ def numbanet_task(device: str, size: Size, dropout: str = "none", rate: float = 
     from numbanet.training.streams import Streams
     from numbanet.training.task import LanguageModelling
 
-    dev, words, task, kept = named(device), text(size), LanguageModelling(size.steps), []
+    dev, words, task, log = named(device), text(size), LanguageModelling(size.steps), []
 
     def make():
-        kept.clear()
+        log.clear()
         model = network(size, dev)
         optimizer = SGD(model.parameters(), LEARNING_RATE, clip_norm=size.clip)
-        chosen = policy(dropout, rate, sparse_gates(kept) if gates else None)
+        chosen = policy(dropout, rate, sparse_gates(log) if gates else None)
         return Stepper(model, optimizer, chosen, task, Streams.from_seed(3), dev, size.batch)
 
     def fed():
@@ -149,22 +151,22 @@ def numbanet_task(device: str, size: Size, dropout: str = "none", rate: float = 
 
     def describe(stepper, drawn):
         names = {"0.output": "embedding", "2.tiles": "answer"}
-        found = [
+        by_name = [
             {names.get(path, path.partition(".")[2]): plan for path, plan in plans.assigned.items() if path != "1.gates"}
             for plans in drawn
         ]
-        return {"drawn": [{**own, **of_gates} for own, of_gates in zip(found, _by_step(kept, len(drawn)), strict=True)]}
+        return {"drawn": [{**plans, **columns} for plans, columns in zip(by_name, _by_step(log, len(drawn)), strict=True)]}
 
     return steps.trainer_steps(dev, words, fed, make, describe, size.checked)
 
 
 def numbanet_pass(device: str, size: Size, alone: bool, back: bool, gates: bool = False) -> Task:
-    """A forward pass, or the backward pass after one, without an update: of the model, or of its LSTM alone."""
+    """Task: a forward pass (`back`: a backward pass) of the model (`alone`: of its LSTM only), without an update."""
     from numbanet import Context, Tensor, device as named
     from numbanet.ops import softmax_cross_entropy
 
-    dev, model, kept = named(device), network(size, named(device)), []
-    chosen, rng = policy("none", 0.0, sparse_gates(kept) if gates else None), np.random.default_rng(6)
+    dev, model, log = named(device), network(size, named(device)), []
+    chosen, rng = policy("none", 0.0, sparse_gates(log) if gates else None), np.random.default_rng(6)
     plans = {site: plan for site in chosen.sites(model) if (plan := chosen.plan(site, rng)) is not None}
     context = Context(dev, plans, training=True, model=model)
     words, targets, _ = next(batches(size))
@@ -186,9 +188,9 @@ def numbanet_pass(device: str, size: Size, alone: bool, back: bool, gates: bool 
             return softmax_cross_entropy(logits.reshape(-1, size.words), labels=labels).backward
 
     def outputs():
-        kept.clear()
+        log.clear()
         run()()
-        return {"gradients": [leaf.grad.numpy() for leaf in leaves], "drawn": _by_step(kept, 1)[0]}
+        return {"gradients": [leaf.grad.numpy() for leaf in leaves], "drawn": _by_step(log, 1)[0]}
 
     return (Backward if back else Task)(run, outputs, **numbanet_on(dev))
 
@@ -210,7 +212,7 @@ def torch_model(torch: Any, device: str, size: Size, rate: float, tf32: bool = F
 
 
 def torch_task(device: str, size: Size, rate: float = 0.0, tf32: bool = False) -> Task:
-    """Training steps in PyTorch, eager, with dropout on what leaves the embedding and each layer."""
+    """Task: eager training steps in PyTorch, with dropout on the outputs of the embedding and of each LSTM layer."""
     import torch
 
     drop = functools.partial(torch.nn.functional.dropout, p=rate)
@@ -219,8 +221,8 @@ def torch_task(device: str, size: Size, rate: float = 0.0, tf32: bool = False) -
         model = torch_model(torch, device, size, rate, tf32)
         return model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), {}
 
-    def step(model, optimizer, memory, at):
-        x, targets, fresh = next(at)
+    def step(model, optimizer, memory, feed):
+        x, targets, fresh = next(feed)
         x, targets = torch.from_numpy(x).to(device), torch.from_numpy(targets).long().to(device)
         y, states = model[1](drop(model[0](x)), None if fresh else memory["states"])
         memory["states"] = tuple(state.detach() for state in states)
@@ -231,13 +233,13 @@ def torch_task(device: str, size: Size, rate: float = 0.0, tf32: bool = False) -
         optimizer.step()
 
     def outputs():
-        """The masks are drawn a second time from the same seed. cuDNN has its own random numbers: on CUDA nn.LSTM drops
-        nothing in what is checked."""
-        fresh, at, between = make(), batches(size), rate if device == "cpu" else 0.0
+        """Draws the masks a second time from the same seed. cuDNN has its own random numbers, so on CUDA the checked steps have
+        no dropout between the layers of nn.LSTM."""
+        fresh, feed, between = make(), batches(size), rate if device == "cpu" else 0.0
         fresh[0][1].dropout = between
         torch.manual_seed(4)
         for _ in range(size.checked):
-            step(*fresh, at)
+            step(*fresh, feed)
         torch.manual_seed(4)
         ones, rates = torch.ones(size.steps, size.batch, size.hidden, device=device), (rate, *[between] * (LAYERS - 1), rate)
         names = ("embedding", *(f"output_l{layer}" for layer in range(LAYERS)))
@@ -248,7 +250,7 @@ def torch_task(device: str, size: Size, rate: float = 0.0, tf32: bool = False) -
 
 
 def torch_pass(device: str, size: Size, alone: bool, back: bool) -> Task:
-    """As `numbanet_pass`, in PyTorch."""
+    """Task: the same as `numbanet_pass`, in PyTorch."""
     import torch
 
     model = torch_model(torch, device, size, 0.0)

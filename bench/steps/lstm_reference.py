@@ -1,11 +1,11 @@
-"""Training steps of a language model in float64: an embedding, LSTM layers, a linear layer; SGD with a clipped gradient.
+"""Training steps of a language model in float64: an embedding, LSTM layers, a linear layer; SGD with gradient clipping.
 
-What is dropped comes as factors by place, those of a step a dictionary: plans, or arrays to multiply with what is there.
+Dropout of a step is a dictionary {name: plan, or array of factors}. The names are those of the factors' operands:
 
-    "embedding", "output_l0", …   what leaves the embedding, a layer         (H,) or (T, N, H)
+    "embedding", "output_l0", …   the output of the embedding, of a layer        (H,) or (T, N, H)
     "input_l0", …, "answer"       W_ih, the weight of the last layer
-    "recurrent_l0", …             h[t - 1], as the product with W_hh sees it
-    "columns_l0", …               the columns of dz that the backward pass computes, as their numbers
+    "recurrent_l0", …             h[t - 1] in the product with W_hh
+    "columns_l0", …               not a factor: indices of the columns of dz that the backward pass computes
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray
-CELLS = 4  # parameters of a layer: W_ih, W_hh, b_ih, b_hh
+CELLS = 4  # n parameters of a layer: W_ih, W_hh, b_ih, b_hh
 
 
-def factor(drawn: Mapping[str, Any], place: str) -> Any:
-    """What is multiplied with what stands at a place; 1 where nothing is dropped."""
-    plan = drawn.get(place)
+def factor(drawn: Mapping[str, Any], name: str) -> Any:
+    """The factor of an operand, by name; 1 if it has no dropout."""
+    plan = drawn.get(name)
     if plan is None or isinstance(plan, Array):
         return 1.0 if plan is None else plan
     return plan.mask() * plan.scale
@@ -39,12 +39,12 @@ def _flat(x: Array) -> Array:
 def forward(
     layer: int, x: Array, weights: list[Array], state: tuple[Array, Array], drawn: Mapping[str, Any]
 ) -> tuple[Array, Array, Array]:
-    """(gates, h, c): (T, N, 4H), and (T + 1, N, H) that begin with the state, for x (T, N, I)."""
+    """gates (T, N, 4H), and h and c (T + 1, N, H), which begin with the initial state, for x (T, N, I)."""
     w_ih, w_hh, b_ih, b_hh = weights
-    seen, gates, h, c = factor(drawn, f"recurrent_l{layer}"), [], [state[0]], [state[1]]
-    brought = _flat(x) @ (w_ih * factor(drawn, f"input_l{layer}")).T + b_ih + b_hh
-    for z in brought.reshape(*x.shape[:2], -1):
-        i, f, g, o = np.split(z + (h[-1] * seen) @ w_hh.T, 4, axis=1)
+    recurrent, gates, h, c = factor(drawn, f"recurrent_l{layer}"), [], [state[0]], [state[1]]
+    input_part = _flat(x) @ (w_ih * factor(drawn, f"input_l{layer}")).T + b_ih + b_hh
+    for z in input_part.reshape(*x.shape[:2], -1):
+        i, f, g, o = np.split(z + (h[-1] * recurrent) @ w_hh.T, 4, axis=1)
         gates.append(np.concatenate([_sigmoid(i), _sigmoid(f), np.tanh(g), _sigmoid(o)], 1))
         i, f, g, o = np.split(gates[-1], 4, axis=1)
         c.append(f * c[-1] + i * g)
@@ -57,7 +57,7 @@ def backward(
 ) -> tuple[Array, list[Array]]:
     """(dx, gradients of the layer's parameters) for dy (T, N, H)."""
     (w_ih, w_hh, *_), (gates, h, c) = weights, passed
-    seen, of_w = factor(drawn, f"recurrent_l{layer}"), factor(drawn, f"input_l{layer}")
+    recurrent, of_w = factor(drawn, f"recurrent_l{layer}"), factor(drawn, f"input_l{layer}")
     computed = np.zeros(gates.shape[2])
     computed[drawn.get(f"columns_l{layer}", slice(None))] = 1
     back, carried, dz = 0.0, 0.0, np.empty(gates.shape)
@@ -68,18 +68,19 @@ def backward(
         dz[t] = computed * np.concatenate(
             [dc * g * i * (1 - i), dc * c[t] * f * (1 - f), dc * i * (1 - g * g), dh * q * o * (1 - o)], 1
         )
-        back, carried = dz[t] @ w_hh * seen, dc * f
+        back, carried = dz[t] @ w_hh * recurrent, dc * f
     db = _flat(dz).sum(0)
-    gradients = [_flat(dz).T @ _flat(x) * of_w, _flat(dz).T @ _flat(h[:-1] * seen), db, db]
+    gradients = [_flat(dz).T @ _flat(x) * of_w, _flat(dz).T @ _flat(h[:-1] * recurrent), db, db]
     return (_flat(dz) @ (w_ih * of_w)).reshape(x.shape), gradients
 
 
 def cells(x: Array, weights: list[Array], states: list[tuple[Array, Array]], drawn: Mapping[str, Any]) -> tuple[Array, Any]:
-    """(y, dy -> (dx, gradients of the parameters)) of all layers; the states become those after the last step."""
-    parts, passed, inputs = [weights[at : at + CELLS] for at in range(0, len(weights), CELLS)], [], []
-    for layer, own in enumerate(parts):
+    """y of all layers, and a function dy -> (dx, gradients of the parameters). Replaces `states` by those after the last time
+    step."""
+    parts, passed, inputs = [weights[start : start + CELLS] for start in range(0, len(weights), CELLS)], [], []
+    for layer, of_layer in enumerate(parts):
         inputs.append(x)
-        passed.append(forward(layer, x, own, states[layer], drawn))
+        passed.append(forward(layer, x, of_layer, states[layer], drawn))
         _, h, c = passed[-1]
         states[layer] = h[-1], c[-1]
         x = h[1:] * factor(drawn, f"output_l{layer}")
@@ -88,8 +89,8 @@ def cells(x: Array, weights: list[Array], states: list[tuple[Array, Array]], dra
         gradients: list[Array] = []
         for layer in reversed(range(len(parts))):
             dy = dy * factor(drawn, f"output_l{layer}")
-            dy, own = backward(layer, dy, inputs[layer], passed[layer], parts[layer], drawn)
-            gradients = [*own, *gradients]
+            dy, of_layer = backward(layer, dy, inputs[layer], passed[layer], parts[layer], drawn)
+            gradients = [*of_layer, *gradients]
         return dy, gradients
 
     return x, back
@@ -97,14 +98,14 @@ def cells(x: Array, weights: list[Array], states: list[tuple[Array, Array]], dra
 
 # --- the model --------------------------------------------------------------------------------------------------------
 def empty_states(layers: int, n: int, hidden: int) -> list[tuple[Array, Array]]:
-    """What all layers begin with: zeros."""
+    """Initial states of all layers: zeros."""
     return [(np.zeros((n, hidden)), np.zeros((n, hidden)))] * layers
 
 
 def gradients(
     weights: list[Array], x: Array, targets: Array, states: list[tuple[Array, Array]], drawn: Mapping[str, Any]
 ) -> list[Array]:
-    """Gradients of the mean cross-entropy of the next words, targets (T N,) after x (T, N), in the order of the parameters."""
+    """Gradients of the mean cross-entropy of targets (T N,), the words after x (T, N), in the order of the parameters."""
     table, *inner, w, b = weights
     of_table, of_w = factor(drawn, "embedding"), factor(drawn, "answer")
     y, back = cells(table[x] * of_table, inner, states, drawn)
@@ -127,14 +128,15 @@ def steps(
     rate: float,
     clip: float,
 ) -> list[Array]:
-    """Weights after a step for each of `drawn`; batches are inputs (T, N), targets (T N,), and whether states begin anew."""
+    """Weights after a step for each element of `drawn`; batches are (inputs (T, N), targets (T N,), whether states are
+    reset)."""
     weights = [np.float64(w) for w in weights]
     states: list[tuple[Array, Array]] = []
-    for kept, (x, targets, fresh) in zip(drawn, batches):
+    for of_step, (x, targets, fresh) in zip(drawn, batches):
         if fresh:
             states = empty_states(layers, x.shape[1], weights[2].shape[1])
-        found = gradients(weights, x, targets, states, kept)
-        factor_of_all = min(1.0, clip / np.sqrt(sum(float(np.vdot(g, g)) for g in found)))
-        for w, g in zip(weights, found, strict=True):
-            w -= rate * factor_of_all * g
+        grads = gradients(weights, x, targets, states, of_step)
+        clip_factor = min(1.0, clip / np.sqrt(sum(float(np.vdot(g, g)) for g in grads)))
+        for w, g in zip(weights, grads, strict=True):
+            w -= rate * clip_factor * g
     return weights

@@ -1,8 +1,8 @@
 """Training step of the multilayer perceptron 784-H-H-10: batch 128 (at H = 2048 also 20 and 1024), SGD with momentum 0.9.
 
-`none` is compared with PyTorch without dropout; bernoulli, rdp, tdp, batchwise and window with PyTorch and nn.Dropout(p): same
-model, optimiser and batches, taken by index from the data set on both sides. scikit-learn's MLPClassifier, which has no
-dropout, stands beside them. Without --against torch, numbanet's own `none` is the peer.
+`none` is compared with PyTorch without dropout; bernoulli, rdp, tdp, batchwise and window with PyTorch and nn.Dropout(p). Both
+sides have the same model, optimiser and batches, selected by index from the data set. scikit-learn's MLPClassifier, which has
+no dropout, is timed as well. Without --against torch, numbanet's `none` is the peer.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ SUITE = "mlp"
 RECORDED = ("--against torch --json bench/results/cpu-mlp.json --plot mlp.png",)
 WIDTHS, RATES, DROPOUTS = (1024, 2048, 4096), (0.3, 0.5, 0.7), ("bernoulli", "rdp", "tdp", "batchwise", "window")
 OTHER_BATCHES, THEIR_WIDTH, THEIR_RATE = (20, 1024), 2048, 0.5
-FEWER_STEPS, WIDE = 10, 4096  # of a turn, of wide networks
+FEWER_STEPS, WIDE = 10, 4096  # n steps of a turn for networks of this width or more
 
 
 def _numbanets(options: Options, hidden: int, batch: int, dropout: str, rate: float, peer: str | None) -> list[Implementation]:
-    """On CUDA, where passes are replayed, both ways."""
+    """numbanet's implementation; on CUDA both with replayed CUDA graphs and with single launches."""
     both = options.device == "cuda" and dropout != "bernoulli"
     return [
         mlp_model.numbanet_implementation(options, hidden, batch, dropout, rate, peer, replayed)
@@ -30,21 +30,21 @@ def _numbanets(options: Options, hidden: int, batch: int, dropout: str, rate: fl
 
 
 def _torches(options: Options, hidden: int, batch: int, rate: float | None) -> list[Implementation]:
-    """PyTorch, on CUDA with TF32 off and on, and compiled to graphs, which takes long, for one case of most work."""
+    """PyTorch; on CUDA with TF32 off and on, and for the largest case compiled to CUDA graphs, which takes long."""
     name = "torch" if rate is None else "torch nn.Dropout"
     parameters = {"device": options.device, "hidden": hidden, "rate": rate, "batch": batch}
-    found = [Implementation(name, mlp_model.torch_task, parameters, flops=mlp_model.mean_flops(hidden, batch, "none", 0.0))]
+    torches = [Implementation(name, mlp_model.torch_task, parameters, flops=mlp_model.mean_flops(hidden, batch, "none", 0.0))]
     if options.device == "cuda":
-        found.append(
+        torches.append(
             Implementation(f"{name}, TF32", mlp_model.torch_task, {**parameters, "tf32": True}, name, tolerance=TF32_TOLERANCE)
         )
     if options.device == "cuda" and hidden == max(WIDTHS) and rate == max(RATES):
-        found.append(Implementation(f"{name}, compiled", mlp_model.torch_task, {**parameters, "compiled": True}, name))
-    return found
+        torches.append(Implementation(f"{name}, compiled", mlp_model.torch_task, {**parameters, "compiled": True}, name))
+    return torches
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """Each width without dropout, and with each policy at each rate; one of them with other batches."""
+    """Each width without dropout, and with each policy at each rate; one width and rate with other batch sizes."""
     if options.quick:
         yield from _cases(options, 256, BATCH, (0.5,))
         return
@@ -74,7 +74,7 @@ def _cases(options: Options, hidden: int, batch: int, rates: Sequence[float]) ->
     yield Case(SUITE, f"{size} without dropout", (*dense, *theirs), error, TOLERANCE, least)
     for rate in rates:
         peer = "torch nn.Dropout" if torch else "none"
-        ours = [found for dropout in DROPOUTS for found in _numbanets(options, hidden, batch, dropout, rate, peer)]
+        ours = [one for dropout in DROPOUTS for one in _numbanets(options, hidden, batch, dropout, rate, peer)]
         yield Case(
             SUITE,
             f"{size} p={rate}",

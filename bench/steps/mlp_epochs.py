@@ -1,6 +1,7 @@
-"""Whole fits of 784-4096-4096-10 in short epochs of 12 steps, rdp at p = 0.7: what an epoch costs beside its steps.
+"""Whole fits of 784-4096-4096-10 in short epochs of 12 steps, rdp at p = 0.7: the cost of an epoch beside its steps.
 
-Against PyTorch with nn.Dropout, from new layers to the last step; without --against, against as many steps in one epoch.
+A repetition creates the layers and trains to the last step. The peer is PyTorch with nn.Dropout; without --against it is
+numbanet with the same number of steps in one epoch.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ FEW = Schedule(pairs=15, turn=0.05, warm_up=1)  # a turn is a whole fit
 
 
 def numbanet_task(device: str, hidden: int, steps: int, epochs: int) -> Task:
-    """Fits of a `Net`. What is checked: that nobody looks at the weights between epochs changes them by rounding alone."""
+    """Task: fits of a `Net`. It checks that the final weights are equal up to rounding with and without a callback: a callback
+    may read weights after each epoch, so with one `fit` applies all delayed updates there."""
     from numbanet import Net
 
     X, y = (part[: steps * BATCH] for part in mlp_model.samples())
@@ -42,8 +44,8 @@ def numbanet_task(device: str, hidden: int, steps: int, epochs: int) -> Task:
         ).fit(X, y)
 
     def outputs():
-        some = min(epochs, 3)  # of more steps with random labels, rounding decides what is learned
-        fits = (fit(some, callbacks=found).model_.parameters() for found in (None, [lambda net, record: None]))
+        some = min(epochs, 3)  # after more steps with random labels rounding errors would grow too large
+        fits = (fit(some, callbacks=callbacks).model_.parameters() for callbacks in (None, [lambda net, record: None]))
         pairs = zip(*fits, strict=True)
         return {"error": max(float(np.linalg.norm(a.numpy() - b.numpy()) / np.linalg.norm(b.numpy())) for a, b in pairs)}
 
@@ -51,7 +53,8 @@ def numbanet_task(device: str, hidden: int, steps: int, epochs: int) -> Task:
 
 
 def torch_task(device: str, hidden: int, steps: int, epochs: int) -> Task:
-    """The same in PyTorch: layers as PyTorch makes them, batches by index, the loss looked at once an epoch."""
+    """Task: the same in PyTorch, with its default initial weights, batches by index, and the loss copied to the host per
+    epoch."""
     import torch
 
     X, y = (torch.from_numpy(part[: steps * BATCH]) for part in mlp_model.samples())
@@ -86,7 +89,7 @@ def _error(outputs: Mapping[str, Any]) -> float:
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """Short epochs against PyTorch, or against one epoch."""
+    """Short epochs against PyTorch, or against one long epoch."""
     hidden, steps, epochs = (64, 2, 2) if options.quick else (HIDDEN, STEPS, EPOCHS)
     common = {"device": options.device, "hidden": hidden}
     short, long = ({**common, "steps": steps * n, "epochs": epochs // n} for n in (1, epochs))
@@ -96,10 +99,10 @@ def cases(options: Options) -> Iterator[Case]:
         if options.against == "torch"
         else Implementation("rdp, one epoch", numbanet_task, long)
     )
-    own = Implementation("rdp", numbanet_task, short, peer.name)
-    yield Case(SUITE, f"{name}, {'whole fit' if options.against else 'against one epoch'}", (own, peer), _error)
+    ours = Implementation("rdp", numbanet_task, short, peer.name)
+    yield Case(SUITE, f"{name}, {'whole fit' if options.against else 'against one epoch'}", (ours, peer), _error)
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Time the fits; returns the rows."""
+    """Time the fits; return the rows."""
     return run_cases(SUITE, cases(options), options, results, say, FEW)

@@ -1,6 +1,6 @@
-"""The network of the suites `mlp…`, 784-H-H-10: steps in numbanet, PyTorch and scikit-learn as tasks, and in float64.
+"""The network of the suites `mlp…`, 784-H-H-10: training steps in numbanet, PyTorch and scikit-learn, and a float64 reference.
 
-Same model, optimiser and batches, taken by index from the data set on all sides.
+All have the same model, optimiser and batches, selected by index from the data set.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ..machinery.harness import Implementation, Options
 from ..machinery.worker import Task, torch_on
 from . import BATCH, CLASSES, FEATURES, MOMENTUM, RATE, TOLERANCE
 
-SAMPLES = 20000  # 63 MB: like a real data set, more than a cache holds
-LEAST_STEPS = 20  # of a turn, because the cost of a step under a random pattern is random
-KINK = 1e-6  # how near a pre-activation must be to 0 for float32 to see it on the other side
+SAMPLES = 20000  # 63 MB: more than a cache, like a real data set
+LEAST_STEPS = 20  # n steps of a turn, because the cost of a step under a random pattern is random
+KINK = 1e-6  # a pre-activation of smaller magnitude can have the other sign in float32
 
 
 # --- what both sides share --------------------------------------------------------------------------------------------
 def initial_weights(hidden: int, seed: int = 0) -> list[np.ndarray]:
-    """w1, b1, w2, b2, w3, b3: He's uniform weights; biases are not zero, so that an error in one is seen."""
+    """w1, b1, w2, b2, w3, b3: He-uniform weights. Biases are not zero, so that a wrong bias changes the result."""
     rng, widths, weights = np.random.default_rng(seed), (FEATURES, hidden, hidden, CLASSES), []
     for n_in, n_out in zip(widths, widths[1:], strict=False):
         bound = np.sqrt(6 / n_in)
@@ -45,19 +45,19 @@ def samples(count: int = SAMPLES, seed: int = 1) -> tuple[np.ndarray, np.ndarray
 
 # --- numbanet ---------------------------------------------------------------------------------------------------------
 def numbanet_task(device: str, hidden: int, dropout: str, rate: float, batch: int = BATCH, replayed: bool = True) -> Task:
-    """Training steps through numbanet's Stepper; not replayed: each of its launches is made by Python."""
+    """Task: training steps by numbanet's Stepper. If not `replayed`, Python launches each kernel of each step."""
     from numbanet import device as named
 
     dev = named(device)
 
     def describe(stepper, drawn):
-        owners, before = stepper.tree.owners, getattr(stepper.model.layers[0], "order", None)
+        owners, shuffle = stepper.tree.owners, getattr(stepper.model.layers[0], "order", None)
         layers = [owners[site.path] for site in stepper.tree.droppable()]
-        kept = [[plans.of(layer, "tiles") or plans.of(layer) for layer in layers] for plans in drawn]
+        by_layer = [[plans.of(layer, "tiles") or plans.of(layer) for layer in layers] for plans in drawn]
         return {
-            "order": slice(None) if before is None else before.order,
-            "mean": 0.0 if before is None else before.mean,
-            "factors": [[_factors(plan, batch) for plan in plans] for plans in kept],
+            "order": slice(None) if shuffle is None else shuffle.order,
+            "mean": 0.0 if shuffle is None else shuffle.mean,
+            "factors": [[_factors(plan, batch) for plan in plans] for plans in by_layer],
         }
 
     return steps.numbanet_steps(dev, *samples(), batch, lambda: _trainer(dev, hidden, dropout, rate, batch, replayed), describe)
@@ -99,7 +99,7 @@ def network(hidden: int, dev: Any = "cpu", shuffle: bool = False) -> Any:
 
 
 def _factors(plan: Any, batch: int) -> tuple[Any, Any]:
-    """What a plan multiplies a layer's weight with, and what its activation, in the dense picture."""
+    """(factor of the weight, factor of the activation) that are equivalent to a plan in a dense layer."""
     from numbanet.plans import AxisPlan, BernoulliPlan, SamplePlan
     from numbanet_kernels.families.random import dropout_reference
 
@@ -115,8 +115,9 @@ def _factors(plan: Any, batch: int) -> tuple[Any, Any]:
 def torch_task(
     device: str, hidden: int, rate: float | None, batch: int = BATCH, tf32: bool = False, compiled: bool = False
 ) -> Task:
-    """Training steps in PyTorch, with nn.Dropout(rate) after each hidden activation unless the rate is None. Eager, or timed
-    with model and loss compiled to CUDA graphs: what is verified is eager, where masks can be seen."""
+    """Task: training steps in PyTorch, with nn.Dropout(rate) after each hidden activation unless the rate is None. If
+    `compiled`, the timed steps compile model and loss to CUDA graphs; the checked steps are eager, because hooks must read the
+    masks."""
     import torch
 
     torch.manual_seed(0)
@@ -129,30 +130,31 @@ def torch_task(
 
     timed = torch.compile(loss_with(model), mode="reduce-overhead") if compiled else loss_with(model)
 
-    taken = fed()
+    feed = fed()
 
-    def step(loss_of=timed, optimizer=optimizer, at=taken):
+    def step(loss_of=timed, optimizer=optimizer, feed=feed):
         if compiled:
             torch.compiler.cudagraph_mark_step_begin()
-        x, labels = next(at)
+        x, labels = next(feed)
         optimizer.zero_grad()
         loss_of(x, labels).backward()
         optimizer.step()
 
-    for _ in range(3 if compiled else 0):  # compiled and captured before anything is timed
+    for _ in range(3 if compiled else 0):  # compile and capture before timing
         step()
 
     def outputs():
         fresh, fresh_optimizer = _torch_model(torch, device, hidden, rate)
-        at, factors = fed(), [[] for _ in range(steps.CHECKED)]
+        feed, factors = fed(), [[] for _ in range(steps.CHECKED)]
         for drawn in factors:
 
             def record(layer, x, out, drawn=drawn):
-                """Where ReLU gave 0, whether it was dropped changes nothing."""
+                """Read the mask from the output. Zeros of ReLU count as dropped, which changes neither outputs nor
+                gradients."""
                 drawn.append((1.0, (out != 0).cpu().numpy() / (1 - layer.p)))
 
             hooks = [layer.register_forward_hook(record) for layer in fresh if isinstance(layer, torch.nn.Dropout)]
-            step(loss_with(fresh), fresh_optimizer, at)
+            step(loss_with(fresh), fresh_optimizer, feed)
             for hook in hooks:
                 hook.remove()
         return {
@@ -178,18 +180,18 @@ def _torch_model(torch: Any, device: str, hidden: int, rate: float | None) -> tu
 
 # --- scikit-learn -----------------------------------------------------------------------------------------------------
 def sklearn_task(hidden: int, batch: int = BATCH) -> Task:
-    """Training steps of MLPClassifier: `partial_fit` on one batch after another."""
+    """Task: training steps of MLPClassifier by `partial_fit` on one batch after another."""
     X, y = samples()
-    rows, model = steps.batches(SAMPLES, batch), _sklearn_model(hidden, batch)
+    feed, model = steps.batches(SAMPLES, batch), _sklearn_model(hidden, batch)
 
-    def step(model=model, at=rows):
-        chosen = next(at)
-        model.partial_fit(X[chosen], y[chosen])
+    def step(model=model, feed=feed):
+        rows = next(feed)
+        model.partial_fit(X[rows], y[rows])
 
     def outputs():
-        fresh, at = _sklearn_model(hidden, batch), steps.batches(SAMPLES, batch)
+        fresh, feed = _sklearn_model(hidden, batch), steps.batches(SAMPLES, batch)
         for _ in range(steps.CHECKED):
-            step(fresh, at)
+            step(fresh, feed)
         weights = [np.asarray(p) for pair in zip(fresh.coefs_, fresh.intercepts_, strict=True) for p in pair]
         return {"weights": [p.T if p.ndim == 2 else p for p in weights], "factors": [[(1.0, 1.0)] * 2] * steps.CHECKED}
 
@@ -197,7 +199,7 @@ def sklearn_task(hidden: int, batch: int = BATCH) -> Task:
 
 
 def _sklearn_model(hidden: int, batch: int) -> Any:
-    """The network with the shared initial weights: scikit-learn makes its own in the first step, which are then replaced."""
+    """The network with the shared initial weights. scikit-learn creates weights in its first step; they are then replaced."""
     from sklearn.neural_network import MLPClassifier
 
     X, y = samples()
@@ -213,8 +215,8 @@ def _sklearn_model(hidden: int, batch: int) -> Any:
     )
     model.partial_fit(X[:batch], y[:batch], classes=np.arange(CLASSES))
     values = initial_weights(hidden)
-    for mine, given in zip((*model.coefs_, *model.intercepts_), (*(w.T for w in values[::2]), *values[1::2]), strict=True):
-        mine[...] = given
+    for parameter, value in zip((*model.coefs_, *model.intercepts_), (*(w.T for w in values[::2]), *values[1::2]), strict=True):
+        parameter[...] = value
     for velocity in model._optimizer.velocities:
         velocity[...] = 0
     return model
@@ -229,16 +231,23 @@ def reference_steps(
     mean: np.ndarray | float = 0.0,
     kink: float = 0.0,
 ) -> list[np.ndarray]:
-    """Weights after the first steps, dense and masked, in float64; factors by step and hidden layer: (of w, of h).
+    """Weights after the first n steps, by dense products with masks in float64.
 
-    `order` is that in which the first weight meets the features, less their `mean`. ReLU has its kink at `kink` in gradients.
+    Parameters
+    ----------
+    factors
+        By step and hidden layer: (factor of the weight, factor of the activation).
+    order, mean
+        The input is X - mean with its columns in this order.
+    kink
+        The gradient of ReLU at z is 1 if z > kink, else 0.
     """
     weights = [np.float64(w) for w in initial_weights(hidden)]
     velocity = [np.zeros_like(w) for w in weights]
     X, y = samples()
-    at = steps.batches(SAMPLES, batch)
+    feed = steps.batches(SAMPLES, batch)
     for drawn in factors:
-        rows = next(at)
+        rows = next(feed)
         x = (np.float64(X[rows]) - mean)[:, order]
         for w, v, g in zip(weights, velocity, _gradients(weights, x, y[rows], drawn, kink), strict=True):
             v *= MOMENTUM
@@ -273,22 +282,26 @@ def _gradients(
 
 
 def update_error(hidden: int, batch: int, outputs: Mapping[str, Any]) -> float:
-    """The error of the weights after the first steps (`steps.update_error`). In a narrow layer one neuron of one sample is a
-    hundredth of the whole: where it lies so near to ReLU's kink that each side of it is right, that of the weights counts."""
-    given = {key: outputs[key] for key in ("order", "mean") if key in outputs}
+    """The error of the weights after the first n steps (see `steps.update_error`).
+
+    In a narrow layer one neuron of one sample can be a hundredth of the gradient. If its pre-activation is so close to 0 that
+    float32 can have the other sign, both gradients are right; so the smallest error for ReLU's kink at 0, KINK and -KINK
+    counts.
+    """
+    options = {key: outputs[key] for key in ("order", "mean") if key in outputs}
 
     def error(kink: float) -> float:
-        references = reference_steps(hidden, batch, outputs["factors"], **given, kink=kink)
+        references = reference_steps(hidden, batch, outputs["factors"], **options, kink=kink)
         return steps.update_error(initial_weights(hidden), outputs["weights"], references)
 
-    found = error(0.0)
-    return found if found <= TOLERANCE else min(found, error(KINK), error(-KINK))
+    smallest = error(0.0)
+    return smallest if smallest <= TOLERANCE else min(smallest, error(KINK), error(-KINK))
 
 
 # --- work -------------------------------------------------------------------------------------------------------------
 @functools.cache
 def mean_flops(hidden: int, batch: int, dropout: str, rate: float) -> float:
-    """FLOPs of the matrix products of a step, averaged exactly over the policy's patterns."""
+    """FLOPs of the matrix products of a step: the exact mean over the policy's patterns."""
     from numbanet.dropout import policy
     from numbanet.dropout.search import pattern_distribution
     from numbanet.layers import ActivationSpec, Context
@@ -300,9 +313,9 @@ def mean_flops(hidden: int, batch: int, dropout: str, rate: float) -> float:
         return float(model.cost(ActivationSpec((batch, FEATURES)), Context(plans=plans, model=model).plans)[0].flops)
 
     chosen, (first, second) = policy(dropout, rate), model.droppable()
-    if dropout == "batchwise":  # each of its plans keeps as much
+    if dropout == "batchwise":  # each of its plans keeps the same number of neurons
         return flops({site: chosen.plan(site, np.random.default_rng(0)) for site in (first, second)})
-    if dropout == "window":  # of K or K + 1 neurons, at one time or another
+    if dropout == "window":  # windows have K or K + 1 neurons
         windows = [[(p, WindowPlan(site.shape[0], 0, count)) for count, p in chosen.counts(site)] for site in (first, second)]
         return sum(p * q * flops({first: a, second: b}) for p, a in windows[0] for q, b in windows[1])
     if dropout not in ("rdp", "tdp"):
@@ -324,7 +337,7 @@ def mean_flops(hidden: int, batch: int, dropout: str, rate: float) -> float:
 def numbanet_implementation(
     options: Options, hidden: int, batch: int, dropout: str, rate: float, peer: str | None, replayed: bool = True
 ) -> Implementation:
-    """numbanet's steps, with their FLOPs and the ceiling against a peer that skips nothing."""
+    """Steps in numbanet, with their FLOPs and the ceiling of the ratio to a dense peer."""
     flops = mean_flops(hidden, batch, dropout, rate)
     parameters = {"device": options.device, "hidden": hidden, "dropout": dropout, "rate": rate, "batch": batch}
     ceiling = None if peer is None else mean_flops(hidden, batch, "none", 0.0) / flops

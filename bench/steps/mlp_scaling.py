@@ -1,7 +1,7 @@
-"""How the time of a training step grows with the FLOPs that are kept: 784-H-H-10, H from 512 to 8192, p = 0.5.
+"""Growth of the time of a training step with its FLOPs: 784-H-H-10, H from 512 to 8192, p = 0.5.
 
-Of each kind of dropout, log(time - fixed) is fitted by a line in log(FLOPs); fixed is the time of a step at H = 32, whose FLOPs
-are next to none. A slope of 1 says that a skipped FLOP is saved time at every size.
+For each kind of dropout, log(time - fixed) is fitted by a line in log(FLOPs), where `fixed` is the time of a step at H = 32,
+which has almost no FLOPs. With a slope of 1, skipping a share of the FLOPs saves the same share of the time at every size.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from . import BATCH, TOLERANCE, mlp_model
 SUITE = "mlp-scaling"
 RECORDED = ("--json bench/results/mlp-scaling.json --plot scaling.png",)
 TINY, WIDTHS, RATE, DROPOUTS = 32, (512, 1024, 2048, 4096, 8192), 0.5, ("rdp", "tdp")
-STEPS, FEWER_STEPS, WIDE = 20, 6, 4096  # of a turn
-LONG = Schedule(pairs=9, turn=0.5)  # so that waking up, which a small step feels and a large one does not, is next to nothing
+STEPS, FEWER_STEPS, WIDE = 20, 6, 4096  # n steps of a turn, below width WIDE and from it on
+LONG = Schedule(pairs=9, turn=0.5)  # long turns, so that the time to wake a worker is negligible for small steps, too
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """Each width with no dropout, which is the peer, and with the patterns."""
+    """Each width without dropout (the peer) and with each pattern."""
     for hidden in (TINY, 128, 256) if options.quick else (TINY, *WIDTHS):
         implementations = [mlp_model.numbanet_implementation(options, hidden, BATCH, "none", 0.0, None)]
         implementations += [mlp_model.numbanet_implementation(options, hidden, BATCH, name, RATE, "none") for name in DROPOUTS]
@@ -41,8 +41,8 @@ def cases(options: Options) -> Iterator[Case]:
 
 
 def fits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each kind of dropout: slope, the fixed time, and how far the worst size is from the line."""
-    found = []
+    """One row for each kind of dropout: slope, fixed time, and the largest relative error of the line."""
+    fitted = []
     for name in dict.fromkeys(row["implementation"] for row in rows):
         timed = sorted((row["flops"], row["median_ms"]) for row in rows if row["implementation"] == name and row["median_ms"])
         if len(timed) < 3:
@@ -51,7 +51,7 @@ def fits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         flops, ms = np.array(others).T
         x, y = np.log(flops), np.log(np.maximum(ms - fixed, 1e-6))
         slope, start = np.polyfit(x, y, 1)
-        found.append(
+        fitted.append(
             {
                 "suite": f"{SUITE}-fit",
                 "case": f"{len(others)} widths",
@@ -62,18 +62,18 @@ def fits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "worst": float(np.exp(np.max(np.abs(y - start - slope * x))) - 1),
             }
         )
-    return found
+    return fitted
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Time the widths and fit; returns the rows of the fit."""
-    found = fits(run_cases(SUITE, cases(options), options, results, say, LONG))
-    results.add(found)
-    return found
+    """Time the widths and fit the lines; return the rows of the fit."""
+    fitted = fits(run_cases(SUITE, cases(options), options, results, say, LONG))
+    results.add(fitted)
+    return fitted
 
 
 def plot(results: Results, path: Path) -> None:
-    """Time above the fixed time against FLOPs, on logarithmic axes, with the lines."""
+    """Plot time minus the fixed time against FLOPs on logarithmic axes, with the fitted lines."""
     from ..machinery.plots import plot_scaling
 
     plot_scaling(results.rows, path)

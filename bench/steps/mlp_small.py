@@ -1,6 +1,6 @@
-"""Where dropout patterns have little to skip: narrow layers 784-H-H-10, small batches and low rates, against bernoulli.
+"""Small training steps, in which patterns skip little: narrow layers 784-H-H-10, small batches, low rates, against bernoulli.
 
-A ratio below 0.95 would say that a pattern slows training down.
+A ratio below 0.95 would mean that a pattern slows training down.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WIDTHS, BATCHES, RATES, PATTERNS = (32, 64, 128, 256, 512), (20, 128), (0.1, 0.5
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """Every combination."""
+    """Every combination of width, batch and rate."""
     for hidden, batch, rate in [(32, 20, 0.5)] if options.quick else itertools.product(WIDTHS, BATCHES, RATES):
         made = functools.partial(mlp_model.numbanet_implementation, options, hidden, batch)
         implementations = [made(name, rate, "bernoulli") for name in PATTERNS]

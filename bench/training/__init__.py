@@ -1,14 +1,13 @@
-"""Whole training runs: accuracy (of a model of language: perplexity) by epoch, and seconds to a given one.
+"""Whole training runs: accuracy (of language models: perplexity) by epoch, and seconds until a given one is reached.
 
-A finished run is written to the JSON file at once and not done again. Seeds are the outer loop and the kinds of dropout the
-inner one: drift of the machine meets all of them.
+A finished run is written to the JSON file at once and is not repeated. The outer loop is over seeds and the inner one over
+kinds of dropout, so that a change of the machine's speed over time affects all kinds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,15 +18,16 @@ import numpy as np
 from ..machinery.harness import Options
 from ..machinery.machine import commit, now, processor
 from ..machinery.results import Results
-from ..machinery.runs import TORCH, Run, baseline, both, case_of, clocked, measure, perplexity_ratio, points, seconds_to, whole
+from ..machinery.runs import Run, both, case_of, key_of, measure, whole
 from ..steps import BATCH, CLASSES, FEATURES, MOMENTUM, RATE
+from .rows import summary
 
-Data = tuple[Any, ...]  # X, y, X_test, y_test; or the words of a text, and those of another one for validation
+Data = tuple[Any, ...]  # X, y, X_test, y_test; or the words of a training text and of a validation text
 IMAGES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 SEEDS = 3
-WARM_UP = 2048  # samples
-VOCABULARY, VALIDATION = 8800, 50_000  # words
-KEPT = (
+WARM_UP = 2048  # n samples
+VOCABULARY, VALIDATION = 8800, 50_000  # n words
+RECORDED_KEYS = (
     "loss",
     "seconds",
     "flops_share",
@@ -37,26 +37,26 @@ KEPT = (
     "gates_cosine",
     "weights_kept",
     "held",
-)  # of the record of an epoch
+)  # entries of an epoch's record that are written to the file
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """A training run, but for its seed.
+    """A training run without its seed.
 
     Attributes
     ----------
     settings : dict
-        What it is made with: recorded with the run.
+        Data set, network and hyperparameters; they are recorded with the run.
     name : str
-        The kind of dropout, as tables show it.
+        The kind of dropout, as shown in tables.
     variant : callable or None
-        () -> parameters of a Net, of which "layers", if it is there, is a function seed -> layers; or of a LanguageModel.
+        () -> parameters of a Net or a LanguageModel. The value of "layers", if present, is a function seed -> layers.
         None: PyTorch with nn.Dropout.
     seeds : int
-        How many runs.
+        n runs.
     against : str, optional
-        The kind that it is compared with, in place of the usual `baseline`.
+        The kind of dropout that it is compared with; by default `baseline`.
     """
 
     settings: dict[str, Any]
@@ -67,17 +67,13 @@ class Experiment:
 
     @property
     def key(self) -> tuple[str, str]:
-        return _key(self.settings), self.name
-
-
-def _key(settings: dict[str, Any]) -> str:
-    return json.dumps(settings, sort_keys=True)
+        return key_of(self.settings), self.name
 
 
 def settings(
     options: Options, hidden: int | Sequence[int], rate: float | Sequence[float], epochs: int, data: str = "mnist"
 ) -> dict[str, Any]:
-    """What the runs of one case have in common; samples None are all. Two widths or rates are those of the hidden layers."""
+    """The settings of an MLP with two hidden layers. Two widths or rates are those of the layers; samples None means all."""
     quick = options.quick
     return {
         "data": data,
@@ -95,7 +91,7 @@ def settings(
 def network_settings(
     options: Options, network: str, data: str, epochs: int, targets: Sequence[float], samples: int | None = None
 ) -> dict[str, Any]:
-    """As `settings`, for a convolutional network by name, with the accuracies to which its time is told."""
+    """As `settings`, for a convolutional network by name; tables show the time until it reaches the target accuracies."""
     quick = options.quick
     return {
         "data": data,
@@ -113,8 +109,8 @@ def network_settings(
 def text_settings(
     options: Options, hidden: Sequence[int], words: int, epochs: int, rate: float, targets: Sequence[float], halved_after: int
 ) -> dict[str, Any]:
-    """As `settings`, for a model of language on the first words of WikiText-2, with the perplexities to which its time is told.
-    From some epoch on each has half the learning rate of the one before, as Zaremba et al. 2014 have it."""
+    """As `settings`, for a language model on the first words of WikiText-2; targets are perplexities. After epoch
+    `halved_after` the learning rate is halved in each epoch (Zaremba et al. 2014)."""
     quick = options.quick
     return {
         "data": "wikitext2",
@@ -135,7 +131,7 @@ def text_settings(
 
 
 def _one(value: Any) -> Any:
-    """One number where both layers have the same, as JSON gives it back."""
+    """One number if both layers have the same, else a list: JSON has no tuples."""
     if not isinstance(value, (list, tuple)):
         return value
     return value[0] if len(set(value)) == 1 else list(value)
@@ -143,10 +139,10 @@ def _one(value: Any) -> Any:
 
 # --- training ---------------------------------------------------------------------------------------------------------
 def train(experiment: Experiment, seed: int, data: Data) -> Run:
-    """One training run: accuracy on the test set, or perplexity of the validation text, loss and seconds of training by epoch.
+    """One training run: test accuracy or validation perplexity, loss and seconds of training, by epoch.
 
-    One whose loss stops being finite has fewer epochs than were asked for: it diverged. An epoch on a few samples comes first,
-    so that nothing is compiled in one that counts.
+    If the loss becomes infinite or NaN, the run ends and has fewer epochs than its settings: it diverged. An epoch on a few
+    samples comes first, so that no code is compiled in the measured epochs.
     """
 
     def epochs_of(chosen: dict[str, Any], data: Data) -> list[dict[str, float]]:
@@ -199,7 +195,7 @@ def _epochs(chosen: dict[str, Any], variant: dict[str, Any], seed: int, data: Da
 
 
 def _prediction(net: Any, X: Any, y: Any, X_test: Any, turns: int) -> dict[str, float]:
-    """Median seconds in which a network predicts the test samples, in turn with a dense one as it was at first."""
+    """Median seconds of predicting the test samples, in alternation with a dense network of the initial shape."""
     dense = type(net)(**{**net.get_params(), "epochs": 1, "sparsity": None}).fit(X[:WARM_UP], y[:WARM_UP])
     times: dict[str, list[float]] = {"predict_seconds": [], "predict_dense": []}
     for _ in range(turns):
@@ -234,12 +230,13 @@ def _text_epochs(chosen: dict[str, Any], variant: dict[str, Any], seed: int, dat
 
 
 def _records(name: str, key: str, model: Any) -> list[dict[str, float]]:
-    """What is kept of a model's history, what was measured under a name of ours."""
-    return [{name: r[key], **{key: r[key] for key in KEPT if key in r}} for r in getattr(model, "history_", [])]
+    """The recorded entries of a model's history; r[key] is renamed to `name`."""
+    history = getattr(model, "history_", [])
+    return [{name: r[key], **{entry: r[entry] for entry in RECORDED_KEYS if entry in r}} for r in history]
 
 
 def _torch_epochs(chosen: dict[str, Any], seed: int, data: Data) -> Iterator[dict[str, float]]:
-    """The same in PyTorch, eager: layers, optimiser, batches by index; initial weights as usual, not adjusted for dropout."""
+    """The same in eager PyTorch: layers, optimiser, batches by index. He-uniform weights are not adjusted for dropout."""
     import torch
 
     torch.manual_seed(seed)
@@ -271,84 +268,9 @@ def _torch_epochs(chosen: dict[str, Any], seed: int, data: Data) -> Iterator[dic
         yield {"accuracy": float((answers == y_test).double().mean()), "loss": loss, "seconds": seconds, "flops_share": 1.0}
 
 
-# --- results ----------------------------------------------------------------------------------------------------------
-def summary(
-    runs: Sequence[Run], experiments: Sequence[Experiment], suite: str, targets: Sequence[float]
-) -> list[dict[str, Any]]:
-    """One row for each experiment that has runs, with the time to each of the target accuracies."""
-    by_key: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        by_key.setdefault((_key(run["settings"]), run["dropout"]), []).append(run)
-    return [_row(by_key, experiment, suite, targets) for experiment in experiments if experiment.key in by_key]
-
-
-def _time_to(target: float, mine: Sequence[Run], seconds: float | None, longer: float | None) -> dict[str, Any]:
-    """How many runs reach an accuracy, the mean seconds they take, and how many times shorter that is than another mean."""
-    return {
-        "target": target,
-        "reached": sum(seconds_to(target, run) is not None for run in mine),
-        "seconds": seconds,
-        "shorter": longer / seconds if seconds and longer else None,
-    }
-
-
-def _mean_seconds_to(target: float, runs: Sequence[Run]) -> float | None:
-    """None unless all runs reach it."""
-    times = [seconds_to(target, run) for run in runs]
-    return float(np.mean(times)) if times and None not in times else None
-
-
-def _row(
-    by_key: dict[tuple[str, str], list[Run]], experiment: Experiment, suite: str, targets: Sequence[float]
-) -> dict[str, Any]:
-    case, mine, what = experiment.key[0], by_key[experiment.key], measure(experiment.settings)
-    row = {
-        "suite": suite,
-        "case": case_of(experiment.settings),
-        "implementation": experiment.name,
-        "seeds": len(mine),
-        what: None,
-    }
-    if not all(map(whole, mine)):
-        return {**row, "diverged": sum(not whole(run) for run in mine)}
-    values = [run["epochs"][-1][what] for run in mine]
-    comparable = clocked(run for (other, _), found in by_key.items() if other == case for run in found)
-
-    def of(name: str | None) -> list[Run]:
-        return [run for run in comparable if run["dropout"] == name]
-
-    def times(target: float) -> dict[str, Any]:
-        return _time_to(target, mine, *(_mean_seconds_to(target, of(name)) for name in (experiment.name, peer)))
-
-    seconds = [epoch["seconds"] for run in of(experiment.name) for epoch in run["epochs"]]
-    usual = experiment.against or baseline(experiment.settings)
-    others = list(filter(whole, by_key.get((case, usual), [])))
-    peer = next((name for name in (TORCH, usual) if (case, name) in by_key), None)
-    peer = None if peer == experiment.name else peer
-    against = (
-        points(mine, others)
-        if what == "accuracy"
-        else {
-            "of_baseline": perplexity_ratio(mine, others),
-            "of_baseline_in_time": perplexity_ratio(of(experiment.name), of(usual), True),
-        }
-    )
-    return {
-        **row,
-        what: float(np.mean(values)),
-        f"{what}_min": min(values),
-        f"{what}_max": max(values),
-        **against,
-        "baseline": usual,
-        "seconds_per_epoch": float(np.median(seconds)) if seconds else None,
-        "flops_share": float(np.mean([epoch["flops_share"] for run in mine for epoch in run["epochs"]])),
-        "peer": peer,
-        "times": [times(target) for target in experiment.settings.get("targets", targets)],
-    }
-
-
+# --- runs --------------------------------------------------------------------------------------------------------------
 def _trained(experiment: Experiment, seed: int) -> Run:
-    """`train` on the data set that the experiment names."""
+    """`train` on the data set of the experiment's settings."""
     from numbanet import datasets
 
     chosen = experiment.settings
@@ -366,15 +288,15 @@ def run(
     targets: Sequence[float],
     alone: int = SEEDS,
 ) -> list[dict[str, Any]]:
-    """Train what is not trained yet; returns the rows.
+    """Train all runs that the results do not contain yet; return the rows.
 
-    The first seeds, as many as `alone`, have the machine for themselves. Of the others each core of the CPU has a run of its
-    own, on one thread: sooner done, but their seconds mean nothing (`timed`).
+    Runs of the first n = `alone` seeds have the machine to themselves. The others run in parallel, one for each core, on one
+    thread. That is faster, but their seconds are not used (`timed`).
     """
     import joblib
 
     allowed = [experiment.settings for experiment in experiments]
-    done = {(_key(run["settings"]), run["dropout"], run["seed"]) for run in results.resume(allowed)}
+    done = {(key_of(run["settings"]), run["dropout"], run["seed"]) for run in results.resume(allowed)}
     seeds = range(1 if options.quick else max(experiment.seeds for experiment in experiments))
     due = [
         (experiment, seed)
@@ -389,15 +311,15 @@ def run(
         alone = SEEDS
     for jobs, part in ((1, [one for one in due if one[1] < alone]), (-1, [one for one in due if one[1] >= alone])):
         with joblib.parallel_config("loky", inner_max_num_threads=1):
-            for found in joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")(
+            for run in joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")(
                 joblib.delayed(_trained)(*one) for one in part
             ):
-                results.runs.append({**found, "alone": jobs == 1})
-                # an interrupted command, too, reports what is finished
+                results.runs.append({**run, "alone": jobs == 1})
+                # save after each run: if the command is interrupted, finished runs are reported
                 results.rows = summary(results.runs, experiments, suite, targets)
                 results.save()
-                last = found["epochs"][-1][measure(found["settings"])] if whole(found) else "diverged"
-                say(f"{suite}: {case_of(found['settings'])}: {found['dropout']}, seed {found['seed']}: {last}")
+                last = run["epochs"][-1][measure(run["settings"])] if whole(run) else "diverged"
+                say(f"{suite}: {case_of(run['settings'])}: {run['dropout']}, seed {run['seed']}: {last}")
     results.rows = summary(results.runs, experiments, suite, targets)
     results.save()
     return results.rows

@@ -1,10 +1,10 @@
-"""What a dynamic sparse graph finds: the share of the truly largest outputs that its projection keeps, by epsilon and rate.
+"""Quality of dsg's selection: the share of the largest outputs that its projection selects, by epsilon and rate.
 
-Of both hidden layers of 784-1024-1024-10 after two dense epochs on Fashion-MNIST, and of 2048-2048 with random weights, for
-batches of 128. An oracle's choice is what there is to find, of which chance finds the share that is kept. `within` is the
-share of the guesses f(x) . f(w) that are off by at most epsilon |x| |w|. In the mean over projections it is at least `bound`:
-each of |f(x / |x| + w / |w|)|² and |f(x / |x| - w / |w|)|² is off by a share of epsilon with a probability of at most
-2 exp(-k (epsilon² / 2 - epsilon³ / 3) / 2) (Achlioptas 2003, theorem 1.1).
+Measured for both hidden layers of 784-1024-1024-10 after two dense epochs on Fashion-MNIST, and for 2048-2048 with random
+weights, with batches of 128. An oracle selects the largest outputs; a random selection contains a share 1 - rate of them.
+`within` is the share of the estimates f(x) . f(w) of x . w whose error is at most epsilon |x| |w|. Its mean over projections is
+at least `bound`: the relative error of each of |f(x / |x| + w / |w|)|² and |f(x / |x| - w / |w|)|² exceeds epsilon with a
+probability of at most 2 exp(-k (epsilon² / 2 - epsilon³ / 3) / 2) (Achlioptas 2003, theorem 1.1).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HIDDEN, EPOCHS, BATCH, BATCHES = (1024, 1024), 2, 128, 8
 
 
 def layers(quick: bool) -> Iterator[tuple[str, Linear, list[np.ndarray]]]:
-    """(name, layer, batches of what comes to it)"""
+    """(name, layer, batches of its input)"""
     from numbanet import Net  # loads scikit-learn
 
     X, y, X_test, _ = datasets.load_fashion_mnist()
@@ -54,8 +54,8 @@ def layers(quick: bool) -> Iterator[tuple[str, Linear, list[np.ndarray]]]:
     x = np.float32(X_test[: batches * BATCH])
     with no_grad():
         h = relu(first(Tensor(x))).numpy()
-    for layer, given in ((first, x), (second, h)):
-        yield f"fashion-mnist {layer.in_features}-{layer.out_features}", layer, np.split(given, batches)
+    for layer, inputs in ((first, x), (second, h)):
+        yield f"fashion-mnist {layer.in_features}-{layer.out_features}", layer, np.split(inputs, batches)
     width = 256 if quick else WIDTH
     x, w, b = layer_inputs(width, BATCH)
     layer = Linear(width, width)
@@ -63,8 +63,8 @@ def layers(quick: bool) -> Iterator[tuple[str, Linear, list[np.ndarray]]]:
     yield f"random {width}-{width}", layer, [x]
 
 
-def found(layer: Linear, batches: list[np.ndarray], rate: float, share: str, epsilon: float) -> float:
-    """The share of what an oracle keeps that is kept."""
+def recall(layer: Linear, batches: list[np.ndarray], rate: float, share: str, epsilon: float) -> float:
+    """The share of the oracle's selection that dsg selects as well."""
     site = Sequential([layer, Linear(layer.out_features, 1)]).droppable()[0]
 
     def mask(policy: DynamicSparseGraph, x: np.ndarray) -> np.ndarray:
@@ -76,7 +76,7 @@ def found(layer: Linear, batches: list[np.ndarray], rate: float, share: str, eps
 
 
 def within(layer: Linear, x: np.ndarray, epsilon: float) -> float:
-    """The share of the guesses that are off by at most epsilon |x| |w|."""
+    """The share of the estimates whose error is at most epsilon |x| |w|."""
     w = layer.weight.numpy()
     k = johnson_lindenstrauss(len(w), epsilon)
     fx, fw = (project_cpu(v, ternary(k, w.shape[1], 0), k) for v in (x, w))
@@ -85,14 +85,14 @@ def within(layer: Linear, x: np.ndarray, epsilon: float) -> float:
 
 
 def bound(outputs: int, epsilon: float) -> float:
-    """What is `within` at least, in the mean."""
+    """A lower bound of the mean of `within`."""
     return max(0.0, 1 - 4 * math.exp(-johnson_lindenstrauss(outputs, epsilon) * (epsilon**2 / 2 - epsilon**3 / 3) / 2))
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Measure all; returns the rows."""
+    """Measure all layers; return the rows."""
     if options.device != "cpu":
-        raise ValueError(f"{SUITE} counts what is found, which is the same on every device: --device cpu")
+        raise ValueError(f"{SUITE} measures a quality that is the same on every device: use --device cpu")
     rates, epsilons = (RATES[1:2], EPSILONS[2:]) if options.quick else (RATES, EPSILONS)
     rows: list[dict[str, Any]] = []
     for name, layer, batches in layers(options.quick):
@@ -109,25 +109,25 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
                 "within": within(layer, np.concatenate(batches), epsilon),
                 "bound": bound(n, epsilon),
             }
-            own = [
+            measured = [
                 {
                     **common,
                     "implementation": f"{share} rate {rate}",
                     "share": share,
                     "rate": rate,
-                    "found": found(layer, batches, rate, share, epsilon),
+                    "found": recall(layer, batches, rate, share, epsilon),
                     "chance": kept_of(n, rate) / n,
                 }
                 for share in SHARES
                 for rate in rates
             ]
-            results.add(own)
-            rows += own
+            results.add(measured)
+            rows += measured
     return rows
 
 
 def plot(results: Results, path: Path) -> None:
-    """What is found, by epsilon, and how far guesses are off."""
+    """Plot the share of the largest outputs that is selected, and the errors of the estimates, by epsilon."""
     from ..machinery.plots import plot_quality
 
     plot_quality(results.rows, path)

@@ -1,7 +1,7 @@
-"""Learning rate and clipping of language models: perplexity after one epoch, where large steps shake, and after the last.
+"""Learning rate and clipping of language models: perplexity after one epoch, when large steps oscillate, and after the last.
 
-Two texts, the first 50,000 and 200,000 words of WikiText-2 with their 2000 most frequent ones, two layers of 128 units, no
-dropout, no schedule, three seeds: what `LanguageModel` does by default, but for its size.
+The texts are the first 50,000 and 200,000 words of WikiText-2, with a vocabulary of 2000 words. Two layers of 128 units, no
+dropout, no schedule, three seeds: the defaults of `LanguageModel`, except for its size.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ STEPS = ((20.0, 0.25), (10.0, 0.25), (5.0, 0.25), (20.0, 0.1))  # learning rate,
 
 
 def experiments(options: Options) -> list[Experiment]:
-    """Each text with each kind of steps; quick, the first text alone."""
-    found = []
+    """Each text with each learning rate and clipping; --quick takes the first text only."""
+    every = []
     for words, epochs in list(TEXTS.items())[: 1 if options.quick else None]:
         chosen = training.text_settings(options, HIDDEN, words, epochs, 0.0, (), epochs)
         chosen |= {} if options.quick else {"vocabulary": VOCABULARY, "validation": VALIDATION}
-        found += [
+        every += [
             Experiment(
                 {**chosen, "learning_rate": rate, "clip_norm": clip},
                 f"{rate:g}, clipped to {clip:g}",
@@ -40,18 +40,18 @@ def experiments(options: Options) -> list[Experiment]:
             )
             for rate, clip in STEPS
         ]
-    return found
+    return every
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Train what is not trained yet; returns the rows of `ends`."""
+    """Train missing runs; return the rows of `ends`."""
     every = experiments(options)
     try:
         training.run(options, results, say, SUITE, every, (), alone=0)
-    finally:  # an interrupted command, too, reports what is finished
-        found = ends(results.runs, every)
-        results.add(found)
-    return found
+    finally:  # if the command is interrupted, finished runs are reported
+        rows = ends(results.runs, every)
+        results.add(rows)
+    return rows
 
 
 def ends(runs: Sequence[Run], every: Sequence[Experiment]) -> list[dict[str, Any]]:
@@ -70,15 +70,15 @@ def ends(runs: Sequence[Run], every: Sequence[Experiment]) -> list[dict[str, Any
             "first": None,
             "last": None,
         }
-        for name, at in (("first", 0), ("last", -1)) if not row["diverged"] else ():
-            values = [run["epochs"][at]["perplexity"] for run in mine]
+        for name, epoch in (("first", 0), ("last", -1)) if not row["diverged"] else ():
+            values = [run["epochs"][epoch]["perplexity"] for run in mine]
             row |= {name: float(np.mean(values)), f"{name}_min": min(values), f"{name}_max": max(values)}
         rows.append(row)
     return rows
 
 
 def plot(results: Results, path: Path) -> None:
-    """Validation perplexity by epoch, and by seconds where all runs had the machine to themselves."""
+    """Plot validation perplexity by epoch, and by seconds if the runs had the machine to themselves."""
     from ..machinery.plots import plot_runs
 
     plot_runs(results.runs, path)

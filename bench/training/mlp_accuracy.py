@@ -1,9 +1,10 @@
-"""What dropout does to test accuracy: of each kind by rate, after equal epochs, after equal time, and as a user would stop.
+"""Test accuracy of each kind of dropout by rate: after equal epochs, after equal time, and with early stopping.
 
-MLPs of two widths on all images of MNIST and Fashion-MNIST, and on the first 5000 of them, where networks overfit; three seeds.
-A twelfth of the training samples is held out of all runs and scored after each epoch. Stopped early is a run that ends when
-that score has not become better for some epochs, with the weights that had the best one. `falling`: the learning rate falls on
-a line to 0. Wide networks, whose runs take minutes, have one seed; the first seed has the machine for itself and tells times.
+MLPs of two widths on all images of MNIST and Fashion-MNIST, and on the first 5000 of them, on which networks overfit; three
+seeds. A twelfth of the training samples is held out in all runs and scored after each epoch. With early stopping a run ends
+after some epochs without a better score, and its result is the accuracy of the weights with the best score. `falling`: the
+learning rate decreases linearly to 0. Wide networks, whose runs take minutes, have one seed. Runs of the first seed have the
+machine to themselves; times come from them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from . import SEEDS, Experiment
 
 SUITE = "mlp-accuracy"
 RECORDED = ("--json bench/results/mlp-accuracy.json --plot accuracy.png",)
-SUITE, RATES, FALLING, HELD, PATIENCE = "mlp-accuracy", (0.3, 0.5, 0.7), 0.5, 1 / 12, 5
+RATES, FALLING, HELD, PATIENCE = (0.3, 0.5, 0.7), 0.5, 1 / 12, 5
 DROPOUTS = ("bernoulli", "rdp", "tdp", "batchwise")
 CASES = tuple(
     (data, width, samples, epochs, seeds)
@@ -33,7 +34,7 @@ CASES = tuple(
 
 
 def ways() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(name, what it is compared with, parameters of a Net)"""
+    """(name, name of the kind that it is compared with, parameters of a Net)"""
     for rate in RATES:
         for name in DROPOUTS:
             yield f"{name} p={rate}", f"bernoulli p={rate}", {"dropout": name, "dropout_rate": rate}
@@ -47,7 +48,7 @@ def ways() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def experiments(options: Options) -> Iterator[Experiment]:
-    """Without dropout first, in each case."""
+    """For each case the training without dropout, then each kind."""
     for data, width, samples, epochs, seeds in CASES[:1] if options.quick else CASES:
         chosen = {**training.settings(options, width, 0.0, epochs, data), "held": HELD}
         chosen["samples"] = chosen["samples"] or samples
@@ -57,7 +58,7 @@ def experiments(options: Options) -> Iterator[Experiment]:
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Train what is not trained yet; returns the rows."""
+    """Train missing runs; return the rows."""
     every = list(experiments(options))
     rows = training.run(options, results, say, SUITE, every, (), alone=1)
     cases = {(case_of(one.settings), one.name): one for one in every}
@@ -69,7 +70,7 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
 
 
 def stopped(run: Run) -> tuple[int, int]:
-    """(epochs trained, the epoch whose weights stay) of a run that stops early, from 1."""
+    """(n epochs trained, the epoch with the best score, counted from 1) of a run with early stopping."""
     held = [epoch["held"] for epoch in run["epochs"]]
     best = 0
     for number, score in enumerate(held):
@@ -81,7 +82,7 @@ def stopped(run: Run) -> tuple[int, int]:
 
 
 def _stopped(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
-    """Of a row: accuracy and seconds where runs stop early, and points above what it is compared with after equal seconds."""
+    """Entries of a row: accuracy and seconds with early stopping, and percentage points against its baseline in equal time."""
     pair = [
         run
         for run in runs
@@ -106,7 +107,7 @@ def _stopped(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def plot(results: Results, path: Path) -> None:
-    """Test error by rate, a panel for each case."""
+    """Plot the test error by rate, a panel for each case."""
     from ..machinery.plots import plot_rates
 
     plot_rates([row for row in results.rows if row["suite"] == SUITE], path)

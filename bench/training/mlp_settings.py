@@ -1,6 +1,6 @@
-"""What decides the accuracy of rdp and tdp: the scale, the largest period and the search, on MNIST and Fashion-MNIST.
+"""Accuracy of rdp and tdp by scale, largest period and search, on MNIST and Fashion-MNIST.
 
-784-1024-1024-10 at p = 0.5 and 0.7, ten epochs, three seeds at most; the default of dp_max is the first of its periods.
+784-1024-1024-10 at p = 0.5 and 0.7, ten epochs, at most three seeds. The smallest dp_max of each rate is the default.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _pattern(kind: str, rate: float, **settings: Any) -> dict[str, Any]:
 
 
 def variants(rate: float) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """(name, () -> parameters of a Net) of each way to drop at a rate."""
+    """(name, () -> parameters of a Net) of each combination of settings at a rate."""
     yield "bernoulli", functools.partial(dict, dropout="bernoulli", dropout_rate=rate)
     for kind in KINDS:
         for scale in SCALES:
@@ -40,7 +40,7 @@ def variants(rate: float) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Train what is not trained yet; returns the rows of `points`."""
+    """Train missing runs; return the rows of `points`."""
     experiments = [
         Experiment(training.settings(options, HIDDEN, rate, EPOCHS, data), name, variant)
         for data in DATA
@@ -49,18 +49,19 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
     ]
     try:
         training.run(options, results, say, SUITE, experiments, (), alone=0)
-    finally:  # an interrupted command, too, reports what is finished
-        found = points(results.rows, experiments)
-        results.add(found)
-    return found
+    finally:  # if the command is interrupted, finished runs are reported
+        rows = points(results.rows, experiments)
+        results.add(rows)
+    return rows
 
 
 def points(rows: Sequence[dict[str, Any]], experiments: Sequence[Experiment]) -> list[dict[str, Any]]:
-    """One row for each way to drop and data set: points against bernoulli, by kind of pattern and rate."""
-    found = {(row["case"], row["implementation"]): row for row in rows}
+    """One row for each data set and combination of settings: percentage points against bernoulli, by kind of pattern and
+    rate."""
+    by_name = {(row["case"], row["implementation"]): row for row in rows}
     table: dict[str, dict[str, Any]] = {}
     for experiment in experiments:
-        row = found.get((case_of(experiment.settings), experiment.name))
+        row = by_name.get((case_of(experiment.settings), experiment.name))
         if row is not None and experiment.name != "bernoulli":
             kind, setting = experiment.name.split(" ", 1)
             line = table.setdefault(f"{experiment.settings['data']}, {setting}", {})
@@ -78,7 +79,7 @@ def points(rows: Sequence[dict[str, Any]], experiments: Sequence[Experiment]) ->
 
 
 def _order(case: str) -> tuple:
-    """By data set, settings without a search first, scale and period."""
+    """A sorting key: data set, default search first, scale, period."""
     data, setting = case.split(", ")
     scale, period, *search = setting.split(" ")
     return DATA.index(data), len(search), SCALES.index(scale), int(period.removeprefix("dp_max="))
@@ -89,7 +90,7 @@ def _points(row: dict[str, Any] | None) -> float | str | None:
 
 
 def plot(results: Results, path: Path) -> None:
-    """Test accuracy by epoch and by seconds."""
+    """Plot the test accuracy by epoch and by seconds."""
     from ..machinery.plots import plot_runs
 
     plot_runs(results.runs, path)

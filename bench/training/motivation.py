@@ -1,13 +1,13 @@
-"""Why inputs are dropped, and which: single weights or inputs of LeNet-5's convolutions, and inputs by magnitude, on MNIST.
+"""Dropping single weights or inputs of LeNet-5's convolutions, and inputs by magnitude, on MNIST: the motivation of rsdp.
 
 *DNN Training Acceleration via Exploring GPGPU Friendly Sparsity*, section 4, with masks of single values, which save no work:
 
     weights, inputs          each weight, or each value of an input feature map, is 0 with probability p (4.1, Fig. 4);
-                             `scaled`: what is kept is multiplied by 1 / (1 - p)
-    largest, middle, least   of the largest quarter of an input's values by magnitude, of the half in the middle, or of the
-                             smallest quarter, a share p is 0 (4.2, Fig. 5)
+                             `scaled`: the other values are multiplied by 1 / (1 - p)
+    largest, middle, least   the values of an input are sorted by magnitude; a share p of the largest quarter, of the middle
+                             half, or of the smallest quarter is 0 (4.2, Fig. 5)
 
-Nothing is dropped in prediction.
+Prediction drops nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PARTS = {"largest": (0.75, 1.0), "middle": (0.25, 0.75), "least": (0.0, 0.25)}  
 
 
 class DroppedWeights(Conv2d):
-    """A convolution of which training drops single weights, drawn from a generator of its own."""
+    """A convolution that drops single weights in training. It draws them from its own random generator."""
 
     def __init__(self, conv: Conv2d, rate: float, scale: float, rng: np.random.Generator | int | None = None) -> None:
         self.window, self.groups, self.weight, self.bias = conv.window, conv.groups, conv.weight, conv.bias
@@ -50,8 +50,8 @@ class DroppedWeights(Conv2d):
 
 
 class DroppedInputs(Layer):
-    """Training drops single values of what comes, or of a part of them: those of each sample between two quantiles of its
-    magnitudes, equal ones in any order. They are drawn from a generator of its own."""
+    """Drops single values of the input in training. `part` restricts it to the values of each sample between two quantiles of
+    its magnitudes; equal magnitudes are in random order. The layer has its own random generator."""
 
     def __init__(
         self,
@@ -92,22 +92,22 @@ def _layers(
     scaled: bool = False,
     part: tuple[float, float] = (0.0, 1.0),
 ) -> list[Layer]:
-    """LeNet-5 with a rate for the weights or the inputs of its convolutions."""
+    """LeNet-5 that drops weights or inputs of its convolutions at a rate."""
     from numbanet.estimators.zoo import lenet5
 
-    found: list[Layer] = []
-    for place, layer in enumerate(lenet5(IMAGES[DATA], rng=seed)):
-        rng = np.random.default_rng([seed, place])
+    layers: list[Layer] = []
+    for number, layer in enumerate(lenet5(IMAGES[DATA], rng=seed)):
+        rng = np.random.default_rng([seed, number])
         if isinstance(layer, Conv2d) and inputs is not None:
-            found.append(DroppedInputs(inputs, 1 / (1 - inputs) if scaled else 1.0, part, rng))
+            layers.append(DroppedInputs(inputs, 1 / (1 - inputs) if scaled else 1.0, part, rng))
         elif isinstance(layer, Conv2d) and weights is not None:
             layer = DroppedWeights(layer, weights, 1 / (1 - weights) if scaled else 1.0, rng)
-        found.append(layer)
-    return found
+        layers.append(layer)
+    return layers
 
 
 def variants(rate: float) -> Iterator[tuple[str, Callable[[int], list[Layer]]]]:
-    """(name, seed -> layers) of each way to drop at a rate."""
+    """(name, seed -> layers) of each kind of dropping at a rate."""
     for scaled in (False, True):
         for what in ("weights", "inputs"):
             yield f"{what}{' scaled' * scaled} p={rate}", functools.partial(_layers, **{what: rate}, scaled=scaled)
@@ -116,10 +116,10 @@ def variants(rate: float) -> Iterator[tuple[str, Callable[[int], list[Layer]]]]:
 
 
 def experiments(options: Options) -> Iterator[Experiment]:
-    """LeNet-5 as it is, then each way to drop at each rate."""
+    """LeNet-5 without dropping, then each kind of dropping at each rate."""
     chosen = training.network_settings(options, "lenet5", DATA, EPOCHS, TARGETS, SAMPLES)
-    ways = [("none", _layers), *(found for rate in (RATES[1:2] if options.quick else RATES) for found in variants(rate))]
-    for name, layers in ways:
+    rates = RATES[1:2] if options.quick else RATES
+    for name, layers in [("none", _layers), *(variant for rate in rates for variant in variants(rate))]:
         yield Experiment(chosen, name, functools.partial(_parameters, layers), SEEDS)
 
 
@@ -128,12 +128,12 @@ def _parameters(layers: Callable[[int], list[Layer]]) -> dict[str, Any]:
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Train what is not trained yet; returns the rows."""
+    """Train missing runs; return the rows."""
     return training.run(options, results, say, SUITE, list(experiments(options)), (), alone=0)
 
 
 def plot(results: Results, path: Path) -> None:
-    """Test error by rate."""
+    """Plot the test error by rate."""
     from ..machinery.plots import plot_rates
 
     plot_rates(results.rows, path)

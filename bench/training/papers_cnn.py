@@ -1,11 +1,11 @@
 """The papers' convolutional networks: test accuracy by data set, network, pattern and rate after the same number of epochs.
 
 *DNN Training Acceleration via Exploring GPGPU Friendly Sparsity*, Figs. 14 to 18: rsdp and bsdp at p = 0.3 to 0.6, each with
-the same rate in all epochs, with rates that rise and fall (`skew`), and dropping by chance, whatever is sensitive
-(`chance`); rdp on channels, which looks at no data, beside them. At p = 0.6 also what is multiplied by 1 / (1 - p)
-(`scaled`), rows drawn for each image alone (`each`), and blocks of all convolutions but the first, whose sums have few
-terms (`inner`). LeNet-5 has three seeds at the rate that most is said about, 0.6 on MNIST and 0.4 on CIFAR-10, and one at the
-others; AlexNet, whose runs are minutes on two cores, one seed and one rate; VGG19 is trained on a card alone.
+the same rate in all epochs, with rates that rise and fall (`skew`), and with random rows or blocks that ignore sensitivity
+(`chance`); and rdp on channels, which does not depend on the data. At p = 0.6 also outputs multiplied by 1 / (1 - p)
+(`scaled`), rows drawn for each image separately (`each`), and blocks in all convolutions except the first, whose sums have few
+terms (`inner`). LeNet-5 has three seeds at the rate that the paper discusses most, 0.6 on MNIST and 0.4 on CIFAR-10, and one
+seed at the others. AlexNet, whose runs take minutes on two cores, has one seed and one rate. VGG19 is trained only on a GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SUITE = "papers-cnn"
 RECORDED = ("--json bench/results/papers-cnn.json --plot papers-cnn.png",)
 RATES, LAST = (0.3, 0.4, 0.5, 0.6), 0.6
 CONVOLUTIONS = {"lenet5": 2, "alexnet": 5, "vgg19": 16}
-CASES = (  # network, data, epochs, rates, those with all seeds, accuracies to which the time is told
+CASES = (  # network, data, epochs, rates, rates with all seeds, target accuracies
     ("lenet5", "mnist", 5, RATES, (0.6,), (0.98, 0.985)),
     ("lenet5", "cifar10", 15, RATES, (0.4,), (0.45,)),
     ("alexnet", "cifar10", 6, (0.4,), (), (0.45,)),
@@ -33,7 +33,8 @@ ON_A_CARD = (("alexnet", "mnist", 5, RATES, RATES, (0.98, 0.985)), ("vgg19", "ci
 
 
 def _sensitive(kind: str, rate: float, data: str, epochs: int = 0, inner: int = 0, **settings: Any) -> dict[str, Any]:
-    """Parameters of a Net; with epochs, rates that rise and fall over them; inner: after the first one, so many have a rate."""
+    """Parameters of a Net. With `epochs`, rates rise and fall over them; with `inner`, the first convolution has rate 0 and the
+    next n = inner have the rate."""
     from numbanet.dropout import BlockSensitiveDropout, RowSensitiveDropout, SkewNormalSchedule
 
     policy = {"rsdp": RowSensitiveDropout, "bsdp": BlockSensitiveDropout}[kind]
@@ -42,18 +43,18 @@ def _sensitive(kind: str, rate: float, data: str, epochs: int = 0, inner: int = 
 
 
 def variants(network: str, rate: float, data: str, epochs: int) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """(name, () -> parameters of a Net) of each way to drop at a rate."""
+    """(name, () -> parameters of a Net) of each variant at a rate."""
     ways = {"": {}, " skew": {"epochs": epochs}, " chance": {"contrast": 0.0}}
     last = {" scaled": {"scale": "rate"}} if rate == LAST else {}
     for kind in ("rsdp", "bsdp"):
-        own = {" each": {"together": 1}} if kind == "rsdp" else {" inner": {"inner": CONVOLUTIONS[network] - 1}}
-        for way, settings in (ways | last | (own if rate == LAST else {})).items():
+        special = {" each": {"together": 1}} if kind == "rsdp" else {" inner": {"inner": CONVOLUTIONS[network] - 1}}
+        for way, settings in (ways | last | (special if rate == LAST else {})).items():
             yield f"{kind}{way} p={rate}", functools.partial(_sensitive, kind, rate, data, **settings)
     yield f"rdp p={rate}", functools.partial(dict, dropout="rdp", dropout_rate=rate, image_shape=IMAGES[data])
 
 
 def experiments(options: Options) -> Iterator[Experiment]:
-    """Cases in the order of the figures, the longest last."""
+    """Cases in the order of the paper's figures, the longest last."""
     cases = (*CASES, *ON_A_CARD) if options.device == "cuda" else CASES
     for network, data, epochs, rates, main, targets in cases[:1] if options.quick else cases:
         chosen = training.network_settings(options, network, data, epochs, targets)
@@ -65,12 +66,12 @@ def experiments(options: Options) -> Iterator[Experiment]:
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Train what is not trained yet; returns the rows."""
+    """Train missing runs; return the rows."""
     return training.run(options, results, say, SUITE, list(experiments(options)), (), alone=0)
 
 
 def plot(results: Results, path: Path) -> None:
-    """Test error by rate, a panel for each data set and network."""
+    """Plot the test error by rate, a panel for each data set and network."""
     from ..machinery.plots import plot_rates
 
     plot_rates(results.rows, path)

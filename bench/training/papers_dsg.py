@@ -1,13 +1,15 @@
-"""Dynamic sparse graphs: test accuracy by rate, after the same number of epochs, for each form and what it is compared with.
+"""Dynamic sparse graphs: test accuracy by rate after the same number of epochs, for each form, an oracle and random selection.
 
-*Dynamic Sparse Graph for Efficient Deep Learning*: Fashion-MNIST with an MLP and LeNet-5, each at rates of .5 to .9; on a card
-also 10000 images of CIFAR-10 with a small VGG of eight layers. `oracle` knows the true outputs, `random` chooses by chance. At
-one rate, .6, each of these has three seeds, and so has an MLP whose last epoch leaves out nothing (`dense at last`), and one
-with batch norm, with the mask before it alone (`single`), after it as well (`double`), and none. One seed have the other rates
-and, at .6, predictions that do what they do not by default, with all neurons (`all`) or with those that they select
-(`selecting`), thresholds of the first samples for all (`shared`), other epsilons, and batches of which more samples are looked
-at. The MLP's learning rate is larger than elsewhere, for all alike: what selects learns more slowly, and few epochs with a
-small rate would show nothing else.
+*Dynamic Sparse Graph for Efficient Deep Learning*: Fashion-MNIST with an MLP and LeNet-5, each at rates of .5 to .9; on a GPU
+also 10000 images of CIFAR-10 with a small VGG of eight layers. `oracle` selects neurons by their true outputs, `random` at
+random.
+
+At the rate .6 each of these has three seeds. So have an MLP whose last epoch is dense (`dense at last`), and one with batch
+norm: with the mask before it only (`single`), before and after it (`double`), and dense. One seed have the other rates and, at
+.6, predictions in the mode that is not the default, with all neurons (`all`) or with selected ones (`selecting`), thresholds
+computed from the first samples for all samples (`shared`), other values of epsilon, and selections by more samples of a batch.
+The learning rate of the MLP is larger than in other suites, for all variants: selection slows learning, and with a small rate a
+few epochs would show only that.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ VGG8 = ((64, 64), (128, 128), (256, 256))  # filters of each group before its po
 
 
 def _but_at_last(rate: float, epoch: int) -> float:
-    """The rate of an epoch, of which the last is dense."""
+    """The rate of an epoch; the last epoch is dense."""
     return rate if epoch < EPOCHS - 1 else 0.0
 
 
@@ -43,7 +45,7 @@ def _dsg(kind: str, rate: float, **options: Any) -> dict[str, Any]:
 
 
 def normed(seed: int) -> list[Any]:
-    """The layers of an MLP in which batch norm comes after ReLU, where the mask is applied before and after it."""
+    """The layers of an MLP with batch norm after each ReLU."""
     from numbanet.layers import BatchNorm1d, Linear, ReLU
 
     rngs = [100 * seed + i for i in range(3)]
@@ -79,7 +81,7 @@ def _variant(name: str, kind: str, rate: float, seeds: int = 1, **options: Any) 
 
 
 def mlp_variants(rate: float) -> Iterator[Variant]:
-    """Of the MLP at a rate."""
+    """Variants of the MLP at a rate."""
     seeds = SEEDS if rate == ONE else 1
     for share in SHARES:
         yield _variant(share, "dsg", rate, seeds, share=share)
@@ -104,13 +106,13 @@ def mlp_variants(rate: float) -> Iterator[Variant]:
 
 
 def image_variants(rate: float, **options: Any) -> Iterator[Variant]:
-    """Of a convolutional network at a rate: channels for a whole batch."""
+    """Variants of a convolutional network at a rate; channels are selected per batch."""
     for kind in ("dsg", "oracle", "random"):
         yield _variant(f"batch{'' if kind == 'dsg' else ' ' + kind}", kind, rate, SEEDS if rate == ONE else 1, **options)
 
 
 def experiments(options: Options) -> Iterator[Experiment]:
-    """The MLP, LeNet-5 and, on a card, the VGG."""
+    """The MLP, LeNet-5 and, on a GPU, the VGG."""
     rates = RATES[1:2] if options.quick else RATES
     mlp = {**training.settings(options, HIDDEN, 0.0, EPOCHS, "fashion-mnist"), "learning_rate": 0.04}
     yield Experiment(mlp, "none", functools.partial(dict, dropout="none"))
@@ -131,12 +133,12 @@ def experiments(options: Options) -> Iterator[Experiment]:
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Train what is not trained yet; returns the rows."""
+    """Train missing runs; return the rows."""
     return training.run(options, results, say, SUITE, list(experiments(options)), (), alone=0)
 
 
 def plot(results: Results, path: Path) -> None:
-    """Test error by rate, a panel for each data set and network."""
+    """Plot the test error by rate, a panel for each data set and network."""
     from ..machinery.plots import plot_rates
 
     plot_rates(results.rows, path)

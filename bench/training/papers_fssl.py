@@ -1,10 +1,11 @@
-"""Structured sparsity learning: accuracy, share of weights kept, time of training and of prediction, against dense and pruned.
+"""Structured sparsity learning: accuracy, share of remaining weights, times of training and prediction.
 
-*Performance of Training Sparse Deep Neural Networks on GPUs*: more than nine tenths of the weights gone, and twice the gain of
-unstructured sparsity. 784-1024-1024-10 on Fashion-MNIST under a group lasso of rows, columns, both, and tiles; LeNet-5 on
-MNIST under one of filters with rows, and with columns too; both pruned by magnitude, the baseline. Learning rates fall to 0.
-Dense, the first way to group and the milder pruning have three seeds, the others one; the first seed has the machine for itself
-and tells the times. After training, the network and a dense one of the first shape predict the test set in turn.
+*Performance of Training Sparse Deep Neural Networks on GPUs* removes more than nine tenths of the weights, with twice the
+speed-up of unstructured sparsity. Here 784-1024-1024-10 is trained on Fashion-MNIST with a group lasso of rows, columns, both,
+and tiles; LeNet-5 on MNIST with a group lasso of filters and rows, and of filters, rows and columns. The baseline of both is
+pruning by magnitude. Learning rates decrease linearly to 0. The dense network, the first group lasso and the weaker pruning
+have three seeds, the others one. Runs of the first seed have the machine to themselves; times come from them. After training,
+the network and a dense one of the initial shape predict the test set in alternation.
 """
 
 from __future__ import annotations
@@ -24,28 +25,31 @@ from . import SEEDS, Experiment
 
 SUITE = "papers-fssl"
 RECORDED = ("--json bench/results/papers-fssl.json --plot papers-fssl.png",)
-TURNS = 9  # of prediction, by each of the two networks
-EQUAL = 0.001  # of accuracy: as far as two are called equal
+TURNS = 9  # n predictions by each of the two networks
+EQUAL = 0.001  # accuracies that differ by at most this count as equal
 PRUNED = 0.9, 0.95
 PRUNING = "pruned "
 Groups = tuple[str, ...]
 
 
 class Network(NamedTuple):
-    """What is trained, and how. Strengths were found on a half of the images, and a fifth of MNIST's, for as many steps. Of
-    LeNet-5 most weights are in the linear layers and go at once; most products are in the convolutions, whose filters take as
-    long as there is."""
+    """A network and its training.
 
-    made: dict[str, Any]  # of its settings
+    The strengths were tuned on a half of the images of Fashion-MNIST and a fifth of MNIST's, for the same number of steps. In
+    LeNet-5 most weights are in the linear layers, which shrink in the first epochs; most FLOPs are in the convolutions, whose
+    filters shrink until the penalty ends.
+    """
+
+    made: dict[str, Any]  # settings that define the layers
     data: str
     epochs: int
-    targets: tuple[float, ...]  # accuracies to which the time is told
+    targets: tuple[float, ...]  # accuracies; tables show the time until they are reached
     rate: float
     momentum: float
-    parameters: dict[str, Any]  # of the Net
-    strengths: dict[Groups, float]
-    cost_weight: float  # of the first groups once more
-    keep: float  # shrinking ends where so few weights are left, or half of the epochs are over
+    parameters: dict[str, Any]  # further parameters of the Net
+    strengths: dict[Groups, float]  # of the group lasso, by groups
+    cost_weight: float  # of another run with the first groups
+    keep: float  # the penalty ends at this share of remaining weights, or after half of the epochs
 
 
 NETWORKS = (
@@ -77,15 +81,15 @@ NETWORKS = (
 
 
 def _parameters(network: Network, sparsity: str | None = None, *given: Any, **named: Any) -> dict[str, Any]:
-    """Of a Net, with the sparsity of that name."""
+    """Parameters of a Net, with the sparsity of that name."""
     import numbanet
 
-    made = sparsity and getattr(numbanet, sparsity)(*given, **named)
-    return {**network.parameters, "learning_rate_schedule": "linear", "sparsity": made}
+    value = sparsity and getattr(numbanet, sparsity)(*given, **named)
+    return {**network.parameters, "learning_rate_schedule": "linear", "sparsity": value}
 
 
 def experiments(options: Options) -> Iterator[Experiment]:
-    """Dense training, each way to group, and pruning, for each network."""
+    """For each network dense training, each group lasso, and pruning."""
     quick = options.quick
     for network in NETWORKS:
         chosen = {
@@ -116,7 +120,7 @@ def experiments(options: Options) -> Iterator[Experiment]:
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Train what is not trained yet; returns the rows."""
+    """Train missing runs; return the rows."""
     rows = training.run(options, results, say, SUITE, list(experiments(options)), (), alone=1)
     for row in rows:
         row.update(_compared(row, results.runs))
@@ -127,7 +131,7 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
 
 
 def _compared(row: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means over the seeds of a row: the share of weights kept, seconds of training, and dense over own time."""
+    """Entries of a row, means over its seeds: share of remaining weights, seconds of training, and speed-ups over dense."""
     of_case = [run for run in runs if case_of(run["settings"]) == row["case"]]
 
     def of(name: str) -> dict[int, dict[str, Any]]:
@@ -148,9 +152,9 @@ def _compared(row: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any]
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    """None where there are none."""
-    found = list(values)
-    return statistics.mean(found) if found else None
+    """The mean; None if there are no values."""
+    numbers = list(values)
+    return statistics.mean(numbers) if numbers else None
 
 
 def _seconds(run: dict[str, Any]) -> float:
@@ -158,7 +162,7 @@ def _seconds(run: dict[str, Any]) -> float:
 
 
 def _gain(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
-    """How many times the gain in prediction is that of the fastest pruned network that is as accurate, or more."""
+    """The speed-up of prediction divided by that of the fastest pruned network with at least the same accuracy."""
     if row.get("accuracy") is None or row["implementation"].startswith((PRUNING, "none")) or not row["prediction_shorter"]:
         return None
     gains = [
@@ -173,7 +177,7 @@ def _gain(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
 
 
 def plot(results: Results, path: Path) -> None:
-    """Accuracy by seconds of training, and by time of prediction, a row of panels for each network."""
+    """Plot the accuracy by seconds of training and by speed-up of prediction, a row of panels for each network."""
     from ..machinery.plots import plot_fssl
 
     plot_fssl(results.rows, results.runs, path)

@@ -1,11 +1,12 @@
-"""The papers' language models: validation perplexity of WikiText-2 by epoch and by seconds, with each way to save time.
+"""The papers' language models: validation perplexity on WikiText-2 by epoch and by seconds, with each kind of dropout.
 
-*DNN Training Acceleration via Exploring GPGPU Friendly Sparsity*, Figs. 12 and 13 and Table 2: bernoulli, rdp and tdp on what
-is not recurrent, and rdp at 0.25 on what comes back through time as well. Without dropout: sparse gate gradients in the first
-four fifths of the steps, columns or elements. Two layers of 256 units, the first 50,000 words and twenty epochs are what two
-cores train in minutes, where the papers have 1500 units; so small a model wants less dropout than their 0.5, and has 0.3, and
-periods of at most 2. Three seeds, of which the first has the machine for itself and tells the time; what stands beside the
-comparisons, one: rdp with the period and the scale of other networks too.
+*DNN Training Acceleration via Exploring GPGPU Friendly Sparsity*, Figs. 12 and 13 and Table 2: bernoulli, rdp and tdp on
+non-recurrent connections, and rdp at 0.25 on recurrent ones as well. Without dropout: sparse gate gradients, by columns or by
+elements, in the first four fifths of the steps. The papers have layers of 1500 units. Here two layers of 256 units train on the
+first 50,000 words for twenty epochs, which takes two cores minutes. A model this small needs less dropout than the papers' 0.5:
+it has 0.3, with periods of at most 2. The main comparisons have three seeds; runs of the first one have the machine to
+themselves, and times come from them. Variants have one seed, among them rdp with the period and the scale that are usual in
+other networks.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ RECORDED = ("--json bench/results/papers-lstm.json --plot papers-lstm.png",)
 HIDDEN, WORDS, EPOCHS, HALVED_AFTER = (256, 256), 50_000, 20, 10
 RATE, TARGETS = 0.3, (250, 200, 180)
 PATTERN = {"dp_max": 2, "scale": "pattern"}
-DROPOUTS = {  # what is dropped, settings of its policy, parameters of a LanguageModel, seeds
+DROPOUTS = {  # kind of dropout, settings of its policy, parameters of a LanguageModel, n seeds
     "bernoulli": ("bernoulli", {}, {}, SEEDS),
     "rdp": ("rdp", PATTERN, {}, SEEDS),
     "tdp": ("tdp", PATTERN, {}, SEEDS),
@@ -42,7 +43,7 @@ GATES = {
 
 
 def parameters(dropout: str, rate: float, settings: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
-    """Of a LanguageModel: a policy with some settings, and what stands beside it."""
+    """Parameters of a LanguageModel: a policy with these settings, and the other parameters."""
     from numbanet.dropout import policy
 
     chosen = policy(dropout, rate)
@@ -50,7 +51,7 @@ def parameters(dropout: str, rate: float, settings: dict[str, Any], others: dict
 
 
 def experiments(options: Options) -> Iterator[Experiment]:
-    """With dropout, then without."""
+    """Experiments with dropout, then those without."""
     for rate, ways in ((RATE, DROPOUTS), (0.0, GATES)):
         chosen = training.text_settings(options, HIDDEN, WORDS, EPOCHS, rate, TARGETS, HALVED_AFTER)
         for name, (dropout, settings, others, seeds) in ways.items():
@@ -58,12 +59,12 @@ def experiments(options: Options) -> Iterator[Experiment]:
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Train what is not trained yet; returns the rows."""
+    """Train missing runs; return the rows."""
     return training.run(options, results, say, SUITE, list(experiments(options)), (), alone=1)
 
 
 def plot(results: Results, path: Path) -> None:
-    """Validation perplexity by epoch and by seconds."""
+    """Plot the validation perplexity by epoch and by seconds."""
     from ..machinery.plots import plot_runs
 
     plot_runs(results.runs, path)

@@ -1,13 +1,13 @@
-"""What networks learn of tables: a `Net`'s initial weights and defaults, against scikit-learn's networks and PyTorch's.
+"""Scores on tabular data: a `Net`'s initial weights and defaults, against networks of scikit-learn and PyTorch.
 
 The classification and regression sets that come with scikit-learn, some that it generates, and 10,000 images of MNIST and
-Fashion-MNIST; features and targets standardised; five folds, of images the test set; three seeds.
+Fashion-MNIST. Features and targets are standardised; five folds (images: the test set); three seeds.
 
     equal      256-256, ReLU, Adam with learning rate 0.001, batches of 128, 40 epochs (images 10), no penalty
-    defaults   what each has without any argument (PyTorch has none); by samples: init="glorot", epochs and batches of None
+    defaults   each estimator without arguments (PyTorch has none); by samples: init="glorot", epochs=None, batch_size=None
 
-The score is accuracy or R². A difference is the mean over folds and seeds of our score less the better peer's there, with the
-standard error of that mean.
+The score is accuracy or R². A difference is the mean over folds and seeds of numbanet's score minus that of the better peer,
+with the standard error of that mean.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ INITS, DROPOUTS, DROPOUT_RATE = ("he", "glorot", "fan_in"), ("bernoulli", "rdp",
 
 
 class Table(NamedTuple):
-    """Samples and targets, classes or numbers; and a test set, where the set has one."""
+    """Samples and targets (classes or numbers), and a test set if the data set has one."""
 
     X: np.ndarray
     y: np.ndarray
@@ -98,7 +98,7 @@ def _scikit_learn(table: Table, seed: int, **parameters: Any) -> Any:
 
 
 class _Torch:
-    """A network as PyTorch's users write it."""
+    """The network in PyTorch, with its default initial weights."""
 
     def __init__(self, classes: bool, epochs: int, seed: int) -> None:
         self.classes, self.epochs, self.seed = classes, epochs, seed
@@ -111,13 +111,13 @@ class _Torch:
         widths = (X.shape[1], *WIDTHS, outputs)
         layers = [part for i, o in zip(widths, widths[1:]) for part in (torch.nn.Linear(i, o), torch.nn.ReLU())][:-1]
         self.model = torch.nn.Sequential(*layers)
-        given = torch.from_numpy(X), torch.from_numpy(y if self.classes else np.float32(y[:, None]))
+        inputs, targets = torch.from_numpy(X), torch.from_numpy(y if self.classes else np.float32(y[:, None]))
         loss = torch.nn.functional.cross_entropy if self.classes else torch.nn.functional.mse_loss
         updates = torch.optim.Adam(self.model.parameters(), lr=RATE)
         for _ in range(self.epochs):
             for rows in torch.randperm(len(X)).split(BATCH):
                 updates.zero_grad()
-                loss(self.model(given[0][rows]), given[1][rows]).backward()
+                loss(self.model(inputs[rows]), targets[rows]).backward()
                 updates.step()
         return self
 
@@ -137,22 +137,22 @@ def _kinds(mode: str, epochs: int) -> dict[str, Callable[[Table, int], Any]]:
         return {"scikit-learn": _scikit_learn, "numbanet": _numbanet, "numbanet, by samples": by_samples}
     equal = {"layers": WIDTHS, "optimizer": "adam", "learning_rate": RATE, "batch_size": BATCH, "epochs": epochs}
     theirs = {"hidden_layer_sizes": WIDTHS, "alpha": 0, "batch_size": BATCH, "max_iter": epochs, "n_iter_no_change": epochs + 1}
-    found: dict[str, Callable[[Table, int], Any]] = {
+    kinds: dict[str, Callable[[Table, int], Any]] = {
         "scikit-learn": functools.partial(_scikit_learn, **theirs),
         "torch": lambda table, seed: _Torch(table.classes, epochs, seed),
     }
     for init in INITS:
-        found["numbanet" + f", init={init}" * (init != INITS[0])] = functools.partial(_numbanet, init=init, **equal)
+        kinds["numbanet" + f", init={init}" * (init != INITS[0])] = functools.partial(_numbanet, init=init, **equal)
     for dropout in DROPOUTS:
-        found[f"{dropout} p={DROPOUT_RATE}"] = functools.partial(_numbanet, dropout=dropout, dropout_rate=DROPOUT_RATE, **equal)
-    return found
+        kinds[f"{dropout} p={DROPOUT_RATE}"] = functools.partial(_numbanet, dropout=dropout, dropout_rate=DROPOUT_RATE, **equal)
+    return kinds
 
 
 PEERS = "scikit-learn", "torch"
 
 
 def _splits(table: Table, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """X, y, X_test, y_test of each fold, standardised by what is trained on."""
+    """X, y, X_test, y_test of each fold, standardised with mean and deviation of the training part."""
     from sklearn.model_selection import KFold, StratifiedKFold
 
     if table.test is not None:
@@ -169,9 +169,9 @@ def _splits(table: Table, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray, n
 
 
 def _scores(table: Table, seeds: int, kind: Callable[[Table, int], Any]) -> list[float]:
-    """One for each fold of each seed."""
+    """A score for each fold of each seed."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of peers that have not converged, and of dropout in narrow networks
+        warnings.simplefilter("ignore")  # warnings of peers that have not converged, and of dropout in narrow networks
         return [
             float(kind(table, seed).fit(X, y).score(X_test, y_test))
             for seed in range(seeds)
@@ -180,7 +180,7 @@ def _scores(table: Table, seeds: int, kind: Callable[[Table, int], Any]) -> list
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Fit what is not fitted yet; returns the rows."""
+    """Fit missing estimators; return the rows."""
     names = ("iris", "diabetes") if options.quick else tuple(TABLES)
     rows, seeds = [], 1 if options.quick else SEEDS
     for mode in ("equal", "defaults"):
@@ -188,10 +188,10 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
             case, table = f"{name}, {mode}", TABLES[name]()
             epochs = 2 if options.quick else IMAGE_EPOCHS if table.test is not None else EPOCHS
             done = {run["implementation"]: run["scores"] for run in results.runs if run["case"] == case}
-            for kind, made in _kinds(mode, epochs).items():
+            for kind, estimator in _kinds(mode, epochs).items():
                 if kind not in done and options.wants(f"{SUITE} {case}"):
                     say(f"{case}: {kind}")
-                    done[kind] = _scores(table, seeds, made)
+                    done[kind] = _scores(table, seeds, estimator)
                     results.runs.append({"case": case, "implementation": kind, "scores": done[kind]})
                     results.save()
             rows += [_row(case, kind, done) for kind in done]
@@ -200,11 +200,12 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
 
 
 def _row(case: str, kind: str, done: dict[str, list[float]]) -> dict[str, Any]:
-    """One implementation's mean score, and by how much it is above the better peer's."""
+    """An implementation's mean score, and the difference to that of the better peer."""
     row: dict[str, Any] = {"suite": SUITE, "case": case, "implementation": kind, "score": statistics.fmean(done[kind])}
     peers = [peer for peer in PEERS if peer in done]
     if kind not in peers and peers:
         peer = max(peers, key=lambda name: statistics.fmean(done[name]))
-        apart = [ours - theirs for ours, theirs in zip(done[kind], done[peer], strict=True)]
-        row |= {"peer": peer, "above": statistics.fmean(apart), "standard_error": statistics.stdev(apart) / len(apart) ** 0.5}
+        differences = [ours - theirs for ours, theirs in zip(done[kind], done[peer], strict=True)]
+        error = statistics.stdev(differences) / len(differences) ** 0.5
+        row |= {"peer": peer, "above": statistics.fmean(differences), "standard_error": error}
     return row

@@ -39,4 +39,4 @@ def test_before_from_the_command_line(tmp_path):
     assert [row["peer"] for row in found["rows"]] == [None, "numbanet, before"] and found["rows"][1]["ratio"] > 0
     assert str(root) not in path.read_text() and "before" in found
     refused = subprocess.run([*command, str(tmp_path)], cwd=root, capture_output=True, text=True, timeout=120)
-    assert refused.returncode == 2 and "is no checkout of numbanet" in refused.stderr
+    assert refused.returncode == 2 and "is not a checkout of numbanet" in refused.stderr

@@ -74,9 +74,9 @@ def a_layer():
 def test_more_of_the_largest_are_found_than_by_chance(share, monkeypatch):
     layer, batches = a_layer()
     for epsilon in (0.99, 0.6):
-        assert 0.3 < dsg_quality.found(layer, batches, 0.8, share, epsilon) < 0.95
+        assert 0.3 < dsg_quality.recall(layer, batches, 0.8, share, epsilon) < 0.95
     monkeypatch.setattr(dsg_quality, "DynamicSparseGraph", lambda rate, epsilon, share: dsg.Oracle(rate, share))
-    assert dsg_quality.found(layer, batches, 0.8, share, 0.9) == 1.0
+    assert dsg_quality.recall(layer, batches, 0.8, share, 0.9) == 1.0
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 0.5, 0.9])
@@ -94,7 +94,7 @@ def test_quality_has_rows_a_table_and_a_chart(monkeypatch, tmp_path):
     assert [row["implementation"] for row in rows[:3]] == [f"{share} rate 0.8" for share in dsg.SHARES] and len(rows) == 6
     assert all(row["chance"] == 51 / 256 < row["found"] <= 1 for row in rows) and results.rows == rows
     head, *lines = cells(rows)
-    assert head[4] == "of the largest found" and len(lines) == 6
+    assert head[4] == "largest outputs selected" and len(lines) == 6
     dsg_quality.plot(results, tmp_path / "quality.png")
     assert (tmp_path / "quality.png").stat().st_size > 5000
     with pytest.raises(ValueError, match="--device cpu"):

@@ -34,9 +34,9 @@ def test_what_fails_on_a_card_does_not_keep_the_rest_from_running(tmp_path, monk
     assert gpu.run(said.append, path) == 1 and time.perf_counter() - start < 30
     found = load(path)
     assert [step["outcome"] for step in found["steps"]] == ["exit status 3", "not done after 1 s", "passed"]
-    assert [step["said"] for step in found["steps"]] == ["no\n", "slow\n", ""] and found["rows"] == [{"suite": "gemm"}]
+    assert [step["output"] for step in found["steps"]] == ["no\n", "slow\n", ""] and found["rows"] == [{"suite": "gemm"}]
     assert gpu.file_of(["NVIDIA H200, driver 570.1"]).name == "nvidia-h200.json"
-    with pytest.raises(RuntimeError, match="no graphics card"):
+    with pytest.raises(RuntimeError, match="no GPU"):
         gpu.file_of([])
 
 

@@ -70,7 +70,7 @@ def test_a_card_is_timed_by_its_own_clock_as_well():
     assert 0.01 <= wall < on_card / 5
     assert Task(lambda: None, dict).seconds(1)[1] is None
     row = {"suite": "mlp", "case": "a", "implementation": "b", "median_ms": 2.0, "p10": 1.0, "p90": 3.0}
-    assert "on the card" not in markdown([row]) and "| 1.5 |" in markdown([{**row, "device_ms": 1.5}, row])
+    assert "GPU ms" not in markdown([row]) and "| 1.5 |" in markdown([{**row, "device_ms": 1.5}, row])
 
 
 def test_turns_alternate_strictly_and_hold_the_least_repetitions():

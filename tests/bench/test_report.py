@@ -81,7 +81,7 @@ def test_ratios_of_all_suites_stand_in_one_table(results):
         {**facts, "date": "0", "machine": {"cpu": "old"}, "rows": older[:1]},
     ]
     head, _, *lines = report.ratios("any", r"^gemm a\|b: |: rdp$", records).splitlines()
-    assert head == "| step of | with | times shorter than of | on old, 0 | on new, 1 to 2 | FLOPs ratio |"
+    assert head == "| training step | dropout | speed-up over | on old, 0 | on new, 1 to 2 | FLOPs ratio |"
     assert lines == [
         "| a\\|b | numbanet | torch | **9.00** (1.40 – 1.60) | **1.50** (1.40 – 1.60) | 2.00 |",
         "| a\\|b | rdp | torch |  | **3.00** (1.40 – 1.60) |  |",

@@ -78,15 +78,15 @@ def test_training_suite_end_to_end(run_bench, tmp_path):
     "arguments, message",
     [
         (["nope"], "there is no suite 'nope'"),
-        (["list", "gemm"], "list stands alone"),
-        (["gemm", "papers-mlp"], "stands alone"),
+        (["list", "gemm"], "list cannot be combined with other suites"),
+        (["gemm", "papers-mlp"], "cannot be combined with other suites"),
         (["gemm", "--device", "tpu"], "tpu"),
         ([], "required"),
         (["gemm", "--only", "("], "'(' is not a regular expression"),
         (["gemm", "--shape", "3,4"], "three positive integers"),
         (["gemm", "--shape", "3,4,x"], "--shape"),
-        (["conv", "--shape", "3,4,5"], "--shape says nothing to conv"),
-        (["mlp", "--device", "emulated"], "--device emulated says nothing to mlp"),
+        (["conv", "--shape", "3,4,5"], "--shape does not apply to conv"),
+        (["mlp", "--device", "emulated"], "--device emulated does not apply to mlp"),
     ],
 )
 def test_bad_arguments(run_bench, arguments, message):

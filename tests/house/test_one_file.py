@@ -189,4 +189,4 @@ def test_two_suites_of_one_name_are_refused(tmp_path):
         timeout=60,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    assert done.returncode != 0 and "both say SUITE = 'mlp'" in done.stderr
+    assert done.returncode != 0 and "both define SUITE = 'mlp'" in done.stderr
