@@ -52,6 +52,7 @@ LEVELS = [
     "datasets",
     "estimators",
     "check",
+    "challenge",
     "sparse",
     "plots",
     "demo",
