@@ -19,9 +19,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from numbanet.challenge.radixnet import enlarged
 from numbanet.datasets import load_digits
 from numbanet.sparse import ChallengeData, RadixNet, challenge, load_challenge
-from numbanet.sparse.radixnet import enlarged
 
 PICTURES = Path(os.environ.get("NUMBANET_PICTURES", "pictures"))
 PICTURES.mkdir(parents=True, exist_ok=True)

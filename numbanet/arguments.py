@@ -17,8 +17,9 @@ def is_integer(value: Any) -> TypeGuard[int]:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def check_count(name: str, value: Any, most: int | None = None) -> int:
-    """The value as an int; ValueError unless it is a positive integer, and at most `most` if that is given."""
-    if not is_integer(value) or value < 1 or (most is not None and value > most):
-        raise ValueError(f"{name} must be a positive integer{'' if most is None else f' of at most {most}'}, got {value!r}")
+def check_count(name: str, value: Any, most: int | None = None, least: int = 1) -> int:
+    """The value as an int; ValueError unless it is an integer of at least `least`, and at most `most` if that is given."""
+    if not is_integer(value) or value < least or (most is not None and value > most):
+        wanted = "a positive integer" if least == 1 else f"an integer of at least {least}"
+        raise ValueError(f"{name} must be {wanted}{'' if most is None else f' of at most {most}'}, got {value!r}")
     return int(value)

@@ -269,7 +269,7 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _challenge(options: argparse.Namespace) -> int:
-    from .sparse import challenge
+    from .challenge import challenge
 
     found = challenge(
         options.neurons, options.layers, options.data, options.way, options.device, options.inputs, options.memory, print

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numbanet.challenge import WAYS, ChallengeData, RadixNet, load_challenge
+from numbanet.challenge.inference import Prepared
+from numbanet.challenge.radixnet import CEILING
+from numbanet.challenge.run import generated
 from numbanet.device import device as named
-from numbanet.sparse import ChallengeData, RadixNet, load_challenge
-from numbanet.sparse.challenge import WAYS, Prepared, generated
-from numbanet.sparse.radixnet import CEILING
 
 from ..machinery.harness import Case, Implementation, Options, run_cases
 from ..machinery.results import Results

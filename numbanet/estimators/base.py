@@ -16,14 +16,13 @@ from ..training.data import Data
 from ..training.hooks import Callback, Hook
 from ..training.optim import Optimizer
 from ..training.progress import Progress
-from ..training.rates import Rates
 from ..training.run import Run
-from ..training.schedule import LearningRate
+from ..training.schedule import DropoutRates, LearningRate
 from ..training.stepper import Stepper
 from ..training.streams import Streams
 from ..training.task import Task
-from ..training.user_warnings import warn
 from ..training.validation import EarlyStopping, Validation
+from ..user_warnings import warn
 from . import saving
 from .build import some
 from .parameters import SHARED
@@ -178,7 +177,7 @@ class Estimator(Settings):
         self._warn_of(chosen, run.epochs)
         self.policy_ = chosen
         hooks = [
-            Rates(some(data, run.dev, chosen)),
+            DropoutRates(some(data, run.dev, chosen)),
             settings.learning_rate_schedule and LearningRate(settings.learning_rate_schedule),
             *others,
             self._thinning,

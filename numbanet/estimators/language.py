@@ -29,8 +29,8 @@ from ..training.loop import train
 from ..training.run import Run
 from ..training.stepper import Stepper
 from ..training.task import LanguageModelling
-from ..training.user_warnings import warn
 from ..training.validation import Validation
+from ..user_warnings import warn
 from .base import Estimator
 from .language_parameters import PARAMETERS
 from .parameters import documented, storing

@@ -22,7 +22,7 @@ from ..layers import Sequential
 from ..losses import OF_CLASSES, OF_NUMBERS, CrossEntropy
 from ..training.loop import train
 from ..training.task import Classification, Labelling, Regression, StepClassification
-from ..training.user_warnings import warn
+from ..user_warnings import warn
 from . import steps
 from .parameters import SHARED, Parameter, by_name, changed, documented, storing
 from .supervised import Supervised

@@ -29,8 +29,8 @@ from ..training.data import Data, on_device
 from ..training.inference import forward
 from ..training.loop import train
 from ..training.run import Run
-from ..training.user_warnings import warn
 from ..training.validation import Validation
+from ..user_warnings import warn
 from .base import Estimator
 from .build import as_images, build, merged
 from .settings import FitSettings

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 
-from .hooks import Hook
-from .monitor import value
+from .hooks import Hook, monitored
 
 
 class ModelCheckpoint(Hook):
@@ -48,7 +47,7 @@ class ModelCheckpoint(Hook):
 
     def epoch_recorded(self, run, record):
         if self.save_best_only:
-            figure = value("ModelCheckpoint", record, self.monitor)
+            figure = monitored("ModelCheckpoint", record, self.monitor)
             if not (run.final and figure > self.best):
                 return
             self.best = figure

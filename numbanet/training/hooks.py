@@ -14,6 +14,8 @@ For an epoch with a non-finite loss, `epoch_end` and `epoch_recorded` are not ca
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +25,8 @@ from numbanet_kernels.runtime.interrupt import deferred
 
 from .data import Batch
 from .run import Run
+
+LESS = ("loss", "perplexity", "seconds")  # figures with these endings are better if smaller
 
 
 class Hook:
@@ -113,3 +117,23 @@ class Callback(Hook):
         answer = deferred.outside(self.function, run.estimator, record)
         if isinstance(answer, (bool, np.bool_)) and answer:
             run.stop()
+
+
+def monitored(hook: str, record: dict[str, Any], name: str | None) -> float:
+    """The value of a figure in a record, negated if smaller is better, -inf if it is NaN. The name None stands for
+    validation_score if that is recorded, else for loss.
+
+    Raises
+    ------
+    ValueError
+        If the record has no such figure.
+    """
+    name = name or ("validation_score" if "validation_score" in record else "loss")
+    if not isinstance(record.get(name), numbers.Real):
+        known = ", ".join(key for key, found in record.items() if isinstance(found, numbers.Real))
+        raise ValueError(
+            f"{hook}: there is no figure {name!r} in the record, which has {known}; fit with validation=... for "
+            "validation_loss and validation_score"
+        )
+    found = -record[name] if name.endswith(LESS) else record[name]
+    return -math.inf if math.isnan(found) else float(found)

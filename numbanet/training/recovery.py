@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ..user_warnings import warn
 from .run import Run, Snapshot
-from .user_warnings import warn
 
 APART = 512  # steps between copies, which then take a few percent of the time at most
 

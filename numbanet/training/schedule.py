@@ -1,4 +1,4 @@
-"""Learning-rate schedules: by epoch, or reduced on a plateau."""
+"""Rates by epoch: dropout rates; learning rates by a schedule, or reduced on a plateau."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import numbers
 from collections.abc import Callable
 from typing import Any
 
-from .hooks import Hook
-from .monitor import check_count, value
+from ..arguments import check_count
+from ..tensor import Tensor
+from .hooks import Hook, monitored
 
 
 def named(schedule: Any, epochs: int) -> Callable[[int], float] | None:
@@ -71,6 +72,34 @@ class LearningRate(Hook):
             self.rate = None
 
 
+class DropoutRates(Hook):
+    """Gives the stepper the policy with each epoch's rates, calibrated on some samples (`Dropout.calibrated`).
+
+    Adds what was dropped to the record.
+
+    Parameters
+    ----------
+    samples : Tensor, optional
+        Training samples on the device, for a data-dependent policy.
+    """
+
+    watches = False
+
+    def __init__(self, samples: Tensor | None = None) -> None:
+        self.samples = samples
+
+    def epoch_start(self, run, epoch):
+        stepper, policy = run.stepper, run.stepper.policy
+        stepper.report()  # discard what an interrupted epoch has left
+        if self.samples is not None:
+            with run.session():
+                policy = policy.calibrated(run.model, self.samples)
+        stepper.enter(epoch, policy)
+
+    def epoch_end(self, run, record):
+        return {"dropout_rate": run.stepper.rate(), **run.stepper.report()}
+
+
 class ReduceLROnPlateau(Hook):
     """Reduces the learning rate if a figure stops improving; use `callbacks=[ReduceLROnPlateau()]`. A
     `learning_rate_schedule` multiplies the reduced rate. Names and defaults are PyTorch's.
@@ -115,8 +144,8 @@ class ReduceLROnPlateau(Hook):
         ):
             if isinstance(given, bool) or not (isinstance(given, numbers.Real) and fits(given)):
                 raise ValueError(f"ReduceLROnPlateau: {name} must be a number, {wanted}, got {given!r}")
-        check_count("ReduceLROnPlateau: patience", patience, 0)
-        check_count("ReduceLROnPlateau: cooldown", cooldown, 0)
+        check_count("ReduceLROnPlateau: patience", patience, least=0)
+        check_count("ReduceLROnPlateau: cooldown", cooldown, least=0)
         self.factor, self.patience, self.monitor, self.threshold = factor, patience, monitor, threshold
         self.cooldown, self.min_lr = cooldown, min_lr
         self._begin()
@@ -129,7 +158,7 @@ class ReduceLROnPlateau(Hook):
             self._begin()
 
     def epoch_recorded(self, run, record):
-        found, rate = value("ReduceLROnPlateau", record, self.monitor), run.optimizer.learning_rate
+        found, rate = monitored("ReduceLROnPlateau", record, self.monitor), run.optimizer.learning_rate
         if found > self.best + self.threshold:
             self.best, self.waited = found, 0
         else:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from ..user_warnings import warn
 from .data import Data
 from .hooks import Hook
 from .run import Snapshot
-from .user_warnings import warn
 
 TOLERANCE = 1e-4  # minimal improvement of a validation score over the best one
 

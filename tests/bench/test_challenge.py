@@ -9,7 +9,7 @@ import pytest
 
 from bench.machinery.harness import Options
 from bench.steps import challenge
-from numbanet.sparse.challenge import WAYS
+from numbanet.challenge import WAYS
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = {

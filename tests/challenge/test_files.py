@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from numbanet.sparse import RadixNet, load_challenge
-from numbanet.sparse.tsv import read_entries
+from numbanet.challenge import RadixNet, load_challenge
+from numbanet.challenge.tsv import read_entries
 
 NEURONS, LAYERS, COUNT = 64, 5, 40
 NETWORK = RadixNet(NEURONS, LAYERS)
@@ -68,7 +68,7 @@ def write(folder, ending=".xz", changed=None, members=None):
 def cache(tmp_path, monkeypatch):
     """The user's cache folder."""
     folder = tmp_path / "cache"
-    monkeypatch.setattr("numbanet.sparse.challenge_files.cache_folder", lambda: folder)
+    monkeypatch.setattr("numbanet.challenge.files.cache_folder", lambda: folder)
     return folder / "graphchallenge"
 
 
@@ -117,7 +117,7 @@ def test_what_was_read_is_kept_and_what_is_damaged_is_made_anew(tmp_path, cache,
         reads.append(arguments[1])
         return original(*arguments)
 
-    monkeypatch.setattr("numbanet.sparse.challenge_files.read_entries", counted)
+    monkeypatch.setattr("numbanet.challenge.files.read_entries", counted)
     check(load(tmp_path))
     assert not reads
     changed = [whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :] for place in (0, 9000)]
@@ -137,7 +137,7 @@ def test_nothing_is_kept_of_what_is_wrong_and_a_cache_is_not_needed(tmp_path, ca
         load(tmp_path)
     assert not cache.exists()
     (tmp_path / "a file").write_bytes(b"")
-    monkeypatch.setattr("numbanet.sparse.challenge_files.cache_folder", lambda: tmp_path / "a file")
+    monkeypatch.setattr("numbanet.challenge.files.cache_folder", lambda: tmp_path / "a file")
     write(tmp_path)
     check(load(tmp_path))
 
@@ -256,6 +256,6 @@ def test_any_entries_are_read_in_pieces_of_any_size(places, values, size, end):
     values = [values[n % len(values)] for n in range(len(places))]
     content = "".join(f"{row}\t{column}\t{value!r}{end}" for (row, column), value in zip(places, values)).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("numbanet.sparse.tsv.PIECE", max(size, max(map(len, content.splitlines(True)))))
+        patch.setattr("numbanet.challenge.tsv.PIECE", max(size, max(map(len, content.splitlines(True)))))
         rows, columns, found = read_entries(io.BytesIO(content), "x", (9, 7))
     assert list(zip(rows + 1, columns + 1)) == places and np.array_equal(found, np.float32(values))

@@ -7,9 +7,9 @@ import pytest
 import threadpoolctl
 
 from numbanet import cli
+from numbanet.challenge import WAYS, ChallengeData, EllLayer, RadixNet, challenge
+from numbanet.challenge.run import first_inputs
 from numbanet.device import problem
-from numbanet.sparse import ChallengeData, EllLayer, RadixNet, challenge
-from numbanet.sparse.challenge import WAYS, first_inputs
 
 DATA = os.environ.get("NUMBANET_DATA")
 OFFICIAL = pytest.mark.skipif(
@@ -191,7 +191,7 @@ def test_a_generated_network(capsys):
 @pytest.mark.slow
 def test_the_official_categories(tmp_path, monkeypatch):
     """All 60,000 images through all 120 layers, from the files on."""
-    monkeypatch.setattr("numbanet.sparse.challenge_files.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("numbanet.challenge.files.cache_folder", lambda: tmp_path)
     found = challenge()
     assert found.correct and len(found.categories) == 1812 and found.inputs == 60_000
     assert found.share_done < 0.06 and (np.diff(found.live) <= 0).all()

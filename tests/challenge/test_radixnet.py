@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from numbanet.challenge import EllLayer, RadixNet, load_challenge, mixed_radix
+from numbanet.challenge.radixnet import challenge_bias, enlarged
 from numbanet.datasets import load_mnist
-from numbanet.sparse import EllLayer, RadixNet, load_challenge, mixed_radix
-from numbanet.sparse.radixnet import challenge_bias, enlarged
 
 DATA = os.environ.get("NUMBANET_DATA")
 

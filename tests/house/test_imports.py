@@ -39,6 +39,7 @@ ARROWS = {  # folder: those whose files it may import besides its own
 LEVELS = [
     "profile",
     "arguments",
+    "user_warnings",
     "device",
     "gradients",
     "tensor",
@@ -52,6 +53,7 @@ LEVELS = [
     "datasets",
     "estimators",
     "check",
+    "challenge",
     "sparse",
     "plots",
     "demo",

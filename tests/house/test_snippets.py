@@ -45,7 +45,7 @@ def small(monkeypatch, tmp_path):
     for name in ("load_mnist", "load_fashion_mnist"):
         monkeypatch.setattr(datasets, name, images)
     monkeypatch.setattr(datasets, "load_wikitext2", words)
-    challenge = importlib.import_module("numbanet.sparse.challenge")
+    challenge = importlib.import_module("numbanet.challenge.run")
     monkeypatch.setattr(challenge, "load_challenge", lambda neurons, layers, folder: challenge.generated(neurons, layers))
     monkeypatch.chdir(tmp_path)
 

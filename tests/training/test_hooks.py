@@ -121,7 +121,7 @@ def test_a_hook_can_stop_training_change_batches_and_weights():
 def test_the_loop_names_no_hook():
     source = Path(loop.__file__).read_text(encoding="utf-8")
     for name in (
-        "Rates",
+        "DropoutRates",
         "LearningRate",
         "Augment",
         "Validation",

@@ -31,9 +31,9 @@ from ...autograd import no_grad
 from ...device import Device
 from ...layers import Context, Conv2d, Flow, Layer, Linear, Sequential
 from ...tensor import Tensor
+from ...user_warnings import warn
 from ..optim import matrix
 from ..run import Run
-from ..user_warnings import warn
 from . import compaction
 from .base import Sparsity, Thinning
 from .joints import Joint, joints, places, trainable

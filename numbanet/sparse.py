@@ -2,9 +2,7 @@
 
 from numbanet_kernels.layouts.sparse import BSR, CSR, ELL
 
-from .challenge import ChallengeResult, challenge
-from .challenge_files import ChallengeData, load_challenge
-from .radixnet import EllLayer, RadixNet, mixed_radix
+from .challenge import ChallengeData, ChallengeResult, EllLayer, RadixNet, challenge, load_challenge, mixed_radix
 
 __all__ = [
     "BSR",

@@ -1,0 +1,184 @@
+"""Inference through the Challenge's layers, in several ways: which inputs a layer computes, and into which arrays."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from numbanet_kernels.layouts.slabs import LANES, Grouped, grouped
+
+from ..device import Device
+from .files import ChallengeData
+from .radixnet import CEILING, EllLayer
+from .result import ChallengeResult
+
+WAYS = ("compact", "filter", "buffer", "plain", "saturated")
+MARGIN = 1.01  # factor by which sums must exceed the ceiling, so that the order of summation does not matter
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+def free_memory() -> int:
+    """Bytes of free memory on this machine; 4 GB if unknown."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 4 << 30
+
+
+class _Uploaded:
+    """The layers of a network on a device: (arrays of a layer, its rows in groups). As many as fit into `room` bytes stay
+    there; the others are uploaded each time."""
+
+    def __init__(self, dev: Device, network: Sequence[EllLayer], room: int) -> None:
+        self.dev, self.network = dev, network
+        self.shared: dict[int, tuple[Any, Any]] = {}  # arrays that all layers of a generated network share
+        each = network[0].indices.nbytes
+        self.resident = [self._made(layer) for layer in range(min(len(network), max(room // each, 1)))]
+
+    def _once(self, host):
+        """The array on the device, and the host's, which keeps its id valid."""
+        return self.shared.setdefault(id(host), (host, self.dev.upload(host)))[1]
+
+    def _made(self, layer):
+        indices, values, bias = self.network[layer]
+        _within(f"indices of layer {layer + 1}", indices, len(self.network[0].indices))
+        order, count = grouped(indices)
+        return (self.dev.upload(indices), self._once(values), self._once(bias)), Grouped(self.dev.upload(order), count)
+
+    def __getitem__(self, layer: int) -> tuple[tuple[Any, Any, Any], Grouped]:
+        return self.resident[layer] if layer < len(self.resident) else self._made(layer)
+
+
+def _within(name, numbers, limit):
+    """ValueError unless all are from 0 to limit - 1, which kernels do not check."""
+    if numbers.size and not (0 <= numbers.min() and numbers.max() < limit):
+        raise ValueError(f"challenge: {name} must be from 0 to {limit - 1}, not {numbers.min()} to {numbers.max()}")
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+class Prepared:
+    """The Challenge with its layers on a device and its buffers allocated and touched: `run` may be called repeatedly.
+
+    Parameters
+    ----------
+    data : ChallengeData
+    way : str
+    dev : Device
+    piece : int
+        Number of inputs that are processed at once; a multiple of LANES.
+
+    Raises
+    ------
+    ValueError
+        If starts, columns or a layer's indices are out of range.
+    """
+
+    def __init__(self, data: ChallengeData, way: str, dev: Device, piece: int) -> None:
+        self.data, self.way, self.dev, self.piece = data, way, dev, piece
+        self.count, self.size = len(data.starts) - 1, data.network[0].indices.size
+        self.neurons = len(data.network[0].indices)
+        _within("starts", data.starts, len(data.columns) + 1)
+        _within("columns", data.columns, self.neurons)
+        self.layers = _Uploaded(dev, data.network, free_memory() // 4)
+        slabs = min(-(-self.count // LANES), piece // LANES)
+        self.buffers = [dev.empty_slabs(slabs, self.neurons) for _ in range(1 if way == "plain" else 2)]
+        for buffer in self.buffers:
+            dev.full(buffer.shape, 0.0, out=buffer)
+
+    def run(self) -> ChallengeResult:
+        """Process all inputs, piece by piece."""
+        layers = len(self.data.network)
+        live, done, seconds = np.zeros(layers, np.int64), np.zeros(layers, np.int64), np.zeros(layers)
+        self.dev.synchronize()
+        begin = time.perf_counter()
+        categories = np.concatenate([self._piece(first, live, done, seconds) for first in range(0, self.count, self.piece)])
+        total = time.perf_counter() - begin
+        correct = None if self.data.truth is None else bool(np.array_equal(categories, self.data.truth))
+        return ChallengeResult(
+            categories,
+            correct,
+            total,
+            seconds,
+            live,
+            done,
+            layers * self.size,
+            self.count,
+            -(-self.count // self.piece),
+            self.way,
+        )
+
+    def _piece(self, first, live, done, seconds):
+        """The categories among some inputs; adds each layer's figures to the totals."""
+        before = time.perf_counter()
+        x = self._dense(first, min(first + self.piece, self.count))
+        numbers = np.arange(first, min(first + self.piece, self.count))
+        alive = np.zeros(len(x) * LANES, np.int32)
+        alive[: len(numbers)] = 1
+        step = {"compact": _compact, "saturated": _compact, "filter": _filter}.get(self.way, _all)
+        for layer in range(len(live)):
+            live[layer] += alive.sum()
+            buffer = None if self.way == "plain" else self.buffers[1 - layer % 2]
+            x, alive, numbers, samples = step(self.dev, x, alive, numbers, self.layers[layer], buffer)
+            done[layer] += samples * self.size
+            ended = self.way == "saturated" and samples == alive.sum() and self._saturated(x, samples, layer + 1)
+            now = time.perf_counter()
+            seconds[layer] += now - before
+            before = now
+            if ended:
+                live[layer + 1 :] += samples
+                break
+        return numbers[alive[: len(numbers)] != 0]
+
+    def _saturated(self, x, samples, layer):
+        """True if all of the first samples are at the ceiling, and stay there in this layer and all later ones."""
+        if (self.dev.download(x).min(axis=1).ravel()[:samples] < CEILING).any():
+            return False
+        return all(
+            (CEILING * values.sum(axis=1) + bias >= MARGIN * CEILING).all()
+            for values, bias in _distinct(self.data.network[n][1:] for n in range(layer, len(self.data.network)))
+        )
+
+    def _dense(self, first, stop):
+        """Some inputs, as dense slabs."""
+        starts = self.data.starts[first : stop + 1]
+        part = slice(starts[0], starts[-1])
+        given = map(self.dev.upload, (starts - starts[0], self.data.columns[part], self.data.values[part]))
+        return self.dev.in_slabs(*given, self.neurons, out=self.dev.part(self.buffers[0], 0, -(-(stop - first) // LANES)))
+
+
+def _distinct(parts):
+    """The tuples of arrays that differ from the previous one."""
+    last = None
+    for part in parts:
+        if last is None or any(a is not b for a, b in zip(part, last)):
+            yield part
+        last = part
+
+
+def _compact(dev, x, alive, numbers, layer, buffer):
+    """The next layer for the live inputs only, which are packed together first if some are not live."""
+    weights, rows = layer
+    index = np.flatnonzero(alive)
+    lanes = None if len(index) == len(x) * LANES else dev.upload(index.astype(np.int32))
+    y, live = dev.ell(x, *weights, CEILING, lanes=lanes, rows=rows, out=dev.part(buffer, 0, -(-len(index) // LANES)))
+    return y, dev.download(live), numbers[index], len(index)
+
+
+def _filter(dev, x, alive, numbers, layer, buffer):
+    """The next layer with live inputs in place; inputs of the same group as a live one are computed, too."""
+    weights, rows = layer
+    y, live = dev.ell(x, *weights, CEILING, alive=dev.upload(alive), rows=rows, out=dev.part(buffer, 0, len(x)))
+    together = dev.samples_together()
+    samples = together * int(alive.reshape(-1, together).any(axis=1).sum())
+    return y, dev.download(live), numbers, samples
+
+
+def _all(dev, x, _, numbers, layer, buffer):
+    """The next layer for all inputs, into a buffer or a new array."""
+    weights, rows = layer
+    y, live = dev.ell(x, *weights, CEILING, rows=rows, out=None if buffer is None else dev.part(buffer, 0, len(x)))
+    return y, dev.download(live), numbers, len(x) * LANES

@@ -1,0 +1,54 @@
+"""Result and cost of a run of the Sparse DNN Graph Challenge."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class ChallengeResult:
+    """Result and cost of a run of the Challenge.
+
+    Attributes
+    ----------
+    categories : ndarray
+        Indices of the inputs that are not 0 after the last layer.
+    correct : bool or None
+        Whether these are the Challenge's categories; None if those are unknown.
+    seconds : float
+        Time from sparse inputs and layers in memory to the categories; buffers were touched before.
+    by_layer : ndarray
+        Seconds of each layer; making inputs dense counts to the first.
+    live : ndarray
+        For each layer, the number of inputs that were not 0 before it.
+    multiplications : ndarray
+        For each layer, the number of multiplications.
+    connections : int
+        Number of weights of all layers.
+    inputs, pieces : int
+        Number of inputs, and of pieces in which they were processed.
+    way : str
+    """
+
+    categories: np.ndarray
+    correct: bool | None
+    seconds: float
+    by_layer: np.ndarray
+    live: np.ndarray
+    multiplications: np.ndarray
+    connections: int
+    inputs: int
+    pieces: int
+    way: str
+
+    @property
+    def rate(self) -> float:
+        """Edges per second as the Challenge defines them: inputs x connections / seconds, computed or not."""
+        return self.inputs * self.connections / self.seconds
+
+    @property
+    def share_done(self) -> float:
+        """Share of inputs x connections that was multiplied."""
+        return float(self.multiplications.sum()) / max(self.inputs * self.connections, 1)

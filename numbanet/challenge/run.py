@@ -1,0 +1,144 @@
+"""The Sparse Deep Neural Network Graph Challenge: y <- min(max(W y + b, 0), 32) through many sparse layers, in several ways.
+
+The Challenge's rate, inputs x connections / time, counts products that are never computed: most inputs are 0 after a few
+layers. The number of multiplications is therefore reported as well.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from numbanet_kernels.layouts.slabs import LANES
+
+from ..device import Device, device as named
+from .files import ChallengeData, load_challenge
+from .inference import WAYS, Prepared, free_memory
+from .radixnet import RadixNet, enlarged
+from .result import ChallengeResult
+
+SHARE = 0.5  # maximal share of the free memory for activations
+
+
+def challenge(
+    neurons: int | None = None,
+    layers: int | None = None,
+    data: str | os.PathLike[str] | ChallengeData | None = None,
+    way: str = "compact",
+    device: str | Device = "cpu",
+    inputs: int | None = None,
+    memory: int | None = None,
+    say: Callable[[str], Any] = lambda text: None,
+) -> ChallengeResult:
+    """Run the Challenge once; timing starts when files, layers and buffers are in memory and everything is compiled.
+
+    Parameters
+    ----------
+    neurons, layers : int, optional
+        Those of a ChallengeData, else 1024 and 120 by default. The Challenge has 1024, 4096, 16384, 65536, and 120, 480, 1920.
+    data : path, "generated" or ChallengeData, optional
+        The folder of the official files, by default as for `load_challenge`; "generated" is a `RadixNet` with enlarged and
+        thresholded images of MNIST.
+    way : str, default "compact"
+        "compact": live inputs (not all 0) are packed together before each layer. "filter": a layer skips groups of inputs
+        without a live one, which stay in place. "buffer": all inputs pass all layers, in two alternating arrays. "plain": all
+        inputs, each layer in a new array. The latter three are named in the FSSL paper (section IV) without further details.
+        "saturated" is a shortcut, not plain execution: "compact" until all live inputs are at the ceiling everywhere and no
+        later layer changes that; the check counts in the time.
+    device : str, default "cpu"
+    inputs : int, optional
+        Use only the first n images; all by default.
+    memory : int, optional
+        Maximal bytes for activations: inputs are processed in the number of pieces that this requires. By default half of the
+        free memory.
+    say : callable, optional
+        Called with a line about the memory that is needed and its division.
+
+    Returns
+    -------
+    ChallengeResult
+
+    Raises
+    ------
+    ValueError
+        If a size, the way or a file is invalid, or a ChallengeData has other sizes; MemoryError if not even LANES inputs
+        fit.
+
+    References
+    ----------
+    J. Kepner et al., "Sparse Deep Neural Network Graph Challenge", HPEC 2019.
+    """
+    if way not in WAYS:
+        raise ValueError(f"challenge: there is no way {way!r}; choose from {', '.join(WAYS)}")
+    if inputs is not None and inputs < 1:
+        raise ValueError(f"challenge: inputs must be 1 at least, not {inputs}")
+    dev = named(device)
+    data = first_inputs(_data(neurons, layers, data, inputs), inputs)
+    Prepared(first_inputs(data, LANES)._replace(network=[data.network[0]]), way, dev, LANES).run()  # compiled
+    return Prepared(data, way, dev, _plan(data, memory, say)).run()
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+def _data(neurons, layers, data, inputs):
+    """The data that were given, generated or loaded."""
+    if not isinstance(data, ChallengeData):
+        size = 1024 if neurons is None else neurons, 120 if layers is None else layers
+        return generated(*size, inputs) if data == "generated" else load_challenge(*size, data)
+    if len(data.starts) < 2 or not len(data.network):
+        raise ValueError(
+            f"challenge: data must have one input and one layer at least, not starts {data.starts.shape} and "
+            f"{len(data.network)} layers"
+        )
+    sizes = len(data.network[0].indices), len(data.network)
+    if neurons not in (None, sizes[0]) or layers not in (None, sizes[1]):
+        raise ValueError(
+            f"challenge: the data have {sizes[0]} neurons and {sizes[1]} layers; neurons {neurons} and layers "
+            f"{layers} must match, or be left out"
+        )
+    return data
+
+
+def first_inputs(data: ChallengeData, count: int | None) -> ChallengeData:
+    """The same data with only the first inputs, or all."""
+    if count is None or count >= len(data.starts) - 1:
+        return data
+    end = data.starts[count]
+    truth = None if data.truth is None else data.truth[data.truth < count]
+    return data._replace(starts=data.starts[: count + 1], columns=data.columns[:end], values=data.values[:end], truth=truth)
+
+
+def generated(neurons: int, layers: int, inputs: int | None = None, seed: int = 0) -> ChallengeData:
+    """A `RadixNet` with the training images of MNIST, enlarged and thresholded."""
+    from numbanet.datasets import load_mnist
+
+    network, side = RadixNet(neurons, layers, seed), int(np.sqrt(neurons))
+    if side * side != neurons:
+        raise ValueError(f"challenge: images need a square number of neurons, not {neurons}")
+    images = load_mnist(flat=False)[0][:inputs, 0]
+    columns, counts = [], []
+    for first in range(0, len(images), 500):
+        pixels = enlarged(images[first : first + 500], side)
+        columns.append((np.flatnonzero(pixels) % neurons).astype(np.int32))
+        counts.append(pixels.sum(axis=1))
+    starts, pixels = np.concatenate([[0], np.cumsum(np.concatenate(counts))]), np.concatenate(columns)
+    return ChallengeData(starts.astype(np.int32), pixels, np.broadcast_to(np.float32(1), pixels.shape), network, None)
+
+
+def _plan(data, memory, say):
+    """The number of inputs per piece: so that two arrays of activations fit into memory."""
+    count, layer = len(data.starts) - 1, data.network[0]
+    each = 2 * 4 * len(layer.indices)  # bytes per input
+    room = int(SHARE * free_memory()) if memory is None else memory
+    piece = min(room // each // LANES, -(-count // LANES)) * LANES
+    if piece < LANES:
+        raise MemoryError(f"challenge: {LANES} inputs need {LANES * each:,} bytes for activations, and there are {room:,}")
+    pieces = -(-count // piece)
+    weights = len(data.network) * layer.indices.nbytes
+    say(
+        f"{count} inputs need {count * each / 1e9:.2f} GB for activations, {len(data.network)} layers {weights / 1e9:.2f} GB; "
+        f"{pieces} piece{'s' * (pieces > 1)} of {piece} inputs"
+    )
+    return piece
