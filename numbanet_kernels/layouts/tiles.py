@@ -133,7 +133,7 @@ def tile_lists(pattern: Pattern) -> TileLists:
 
     (of_rows, row_counts), (of_cols, col_counts) = map(listed, packed[:2], (shapes.rows, shapes.cols), pattern.shape)
     col_positions, kept = np.full(pattern.shape[1], -1), [cols[:n] for cols, n in zip(of_cols, col_counts, strict=True)]
-    col_positions[np.concatenate(kept)] = np.arange(col_counts.sum())
+    col_positions[np.concatenate([np.zeros(0, np.intp), *kept])] = np.arange(col_counts.sum())
     return TileLists(
         *(
             array.astype(np.int32)

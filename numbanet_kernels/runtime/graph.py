@@ -97,10 +97,12 @@ def records_cuda():
 
 
 def asides_cuda():
+    """False: a recorded graph holds launches alone."""
     return False
 
 
 def aside_cuda(work):
+    """Refused while launches are recorded."""
     raise NotRecorded("a choice by the interpreter is no launch")
 
 

@@ -47,7 +47,7 @@ def test_a_step_allocates_no_array_after_the_first_ones(dropout):
             rows = rng.integers(1000, size=SAMPLES).astype(np.int32)
             by.step(data.X, next(in_order(data, rows, SAMPLES, by.dev)), last=False)
 
-    steps(150)  # nearly all patterns have been met: there are 21 of a layer
+    steps(700)  # nearly all patterns have been met, 21 of a layer, and nearly all pairs of them been recorded
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
