@@ -9,31 +9,23 @@ import numpy as np
 from ...host import blas, threads
 from ...host.transpose import transpose_back, transpose_in
 from ...layouts.packed import Into
-from ...layouts.tiles import TileLists, list_shapes, row_positions, tile_lists
+from ...layouts.tiles import row_positions, tile_lists
 from ...runtime.declare import host_kernel
-from ...runtime.expect import INT32, expect, pair
+from ...runtime.expect import expect, pair
 from ...runtime.memory import empty_cpu, full_cpu, output
 from ..elementwise import relu_grad_cpu
-from .family import valid
+from .family import checked, valid
 
-
-# Rows of w and of the transposed activations are sorted by class. Each class is then a dense block: one BLAS call per class and
-# thread, on the thread's rows of the weight (`threads`).
-@functools.lru_cache(maxsize=1024)
-def _cached_lists(pattern):
-    return tile_lists(pattern)
+_cached_lists = functools.lru_cache(maxsize=1024)(tile_lists)
 
 
 def _lists(op, lists, pattern):
     """The given lists, checked, or cached ones of the pattern."""
-    if lists is None:
-        return _cached_lists(pattern)
-    if not isinstance(lists, TileLists):
-        raise TypeError(f"{op}: lists must be TileLists, not a {type(lists).__name__}")
-    expect(op, **{name: (array, shape, INT32) for name, array, shape in zip(lists._fields, lists, list_shapes(pattern))})
-    return lists
+    return _cached_lists(pattern) if lists is None else checked(op, lists, pattern)
 
 
+# Rows of w and of the transposed activations are sorted by class. Each class is then a dense block: one BLAS call per class and
+# thread, on the thread's rows of the weight (`threads`).
 # The loop runs over slices, because indices of a slice are known not to be negative, so that LLVM vectorises.
 @host_kernel("void(f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], i8, i8, i8, f4[:, ::1])")
 def _pack(w, row_positions, row_class, tile_cols, tile, first, stop, packed):

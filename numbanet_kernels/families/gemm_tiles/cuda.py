@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...layouts.tiles import TileLists, list_shapes, tile_lists
+from ...layouts.tiles import TileLists, tile_lists
 from ...runtime.arrays import device_cache
 from ...runtime.expect import INT32, expect
 from ...runtime.launch import ceil_div, launch
@@ -13,7 +13,7 @@ from ..elementwise import relu_grad_cuda
 from ..reduce import sum_rows_cuda
 from . import cuda_listed
 from .cuda_grouped import available, groups, launch_grouped
-from .family import valid
+from .family import checked, valid
 
 
 @device_cache(maxsize=1024)
@@ -23,12 +23,7 @@ def _cached_lists(pattern):
 
 def _lists(op, lists, pattern):
     """The given lists, checked, or cached ones of the pattern."""
-    if lists is None:
-        return _cached_lists(pattern)
-    if not isinstance(lists, TileLists):
-        raise TypeError(f"{op}: blocks must be TileLists, not a {type(lists).__name__}")
-    expect(op, **{name: (array, shape, INT32) for name, array, shape in zip(lists._fields, lists, list_shapes(pattern))})
-    return lists
+    return _cached_lists(pattern) if lists is None else checked(op, lists, pattern)
 
 
 def tile_blocks_cuda(w, pattern, lists=None):

@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...layouts.tiles import Pattern, arrangement
+from ...layouts.tiles import Pattern, TileLists, arrangement, list_shapes
+from ...runtime.expect import INT32, expect
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -61,6 +62,14 @@ def valid(op, pattern):
     if not (tile >= 1 and 0 <= bias < dp and min(mix, *pattern.shape) >= 0):
         raise ValueError(f"{op}: in {pattern} the tile must be at least 1, bias in 0 … {dp - 1} (dp - 1), all else at least 0")
     return pattern.shape, pattern.packed_shape
+
+
+def checked(op, lists, pattern):
+    """The lists; TypeError or ValueError unless they are TileLists of the pattern's shapes."""
+    if not isinstance(lists, TileLists):
+        raise TypeError(f"{op}: the lists of tiles must be TileLists, not a {type(lists).__name__}")
+    expect(op, **{name: (array, shape, INT32) for name, array, shape in zip(lists._fields, lists, list_shapes(pattern))})
+    return lists
 
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
