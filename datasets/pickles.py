@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import pickletools
 from typing import Any
 
 import numpy as np
@@ -54,6 +53,8 @@ def parse_pickle(content: bytes, source: object) -> Any:
     ValueError
         If it is no whole pickle, or has an instruction or names a function that plain data do not need.
     """
+    import pickletools  # the command line, which imports all loaders, starts sooner without it
+
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     position = 0  # of the instruction at hand
