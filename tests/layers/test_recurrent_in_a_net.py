@@ -19,16 +19,8 @@ from numbanet import (
 )
 from numbanet.dropout import Together, recurrent
 from numbanet.layers import Flow
+from tests.layers.sentences import sentences
 from tests.layers.tolerance import close
-
-
-def sentences(rng, n=120, steps=9):
-    """Rows of 1 … 5, padded with 0 at the end; the class is whether a 5 came before the end."""
-    lengths = rng.integers(2, steps + 1, n)
-    X = np.where(np.arange(steps) < lengths[:, None], rng.integers(1, 5, (n, steps)), 0)
-    y = rng.integers(2, size=n)
-    X[np.arange(n), rng.integers(0, lengths)] = np.where(y, 5, X[np.arange(n), 0])
-    return X, y
 
 
 @pytest.mark.parametrize("kind, both", [(GRU, False), (GRU, True), (LSTM, True)])
