@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,7 +28,7 @@ def walk(root: Any, path: str = "", above: tuple[Any, ...] = ()) -> Iterator[tup
 
 
 class Tree:
-    """The layers and sites of a model at the time of construction; make a new one if layers were added or removed.
+    """The layers and sites of a model at the time of construction; make a new one if it is no longer `current`.
 
     Attributes
     ----------
@@ -40,6 +41,7 @@ class Tree:
 
     def __init__(self, root: Any) -> None:
         self.root, self.layers = root, dict(walk(root))
+        self._parts = _parts(root)
         self.sites: dict[tuple[Any, str], Site] = {}
         counts: dict[str, int] = collections.Counter()
         for path, layer in self.layers.items():
@@ -48,6 +50,12 @@ class Tree:
                     here = f"{path}.{site.path}" if path else site.path
                     self.sites[layer, site.path] = site._replace(path=here, number=counts[site.kind])
                     counts[site.kind] += 1
+
+    @property
+    def current(self) -> bool:
+        """True if the model still has these layers and tensors, and the tensors have their former shapes."""
+        (layers, tensors, shapes), (layers_now, tensors_now, shapes_now) = self._parts, _parts(self.root)
+        return _same(layers, layers_now) and _same(tensors, tensors_now) and shapes == shapes_now
 
     @functools.cached_property
     def owners(self) -> dict[str, Any]:
@@ -96,3 +104,14 @@ class Tree:
         """(layer, attribute) of a tensor's name, such as "0.body.1.weight"; LookupError if there is none."""
         path, _, attribute = name.rpartition(".")
         return self.layers[path], attribute
+
+
+def _parts(root: Any) -> tuple[list[Any], list[Tensor], list[tuple[int, ...]]]:
+    """(all layers, all tensors, the tensors' shapes)"""
+    tensors = [tensor for _, tensor, _ in root.named()]
+    return [layer for _, layer in walk(root)], tensors, [tensor.shape for tensor in tensors]
+
+
+def _same(these: list[Any], those: list[Any]) -> bool:
+    """True if two lists hold the same objects."""
+    return len(these) == len(those) and all(map(operator.is_, these, those))

@@ -151,8 +151,8 @@ class Recorder:
         return own
 
     # --- steps --------------------------------------------------------------------------------------------------------
-    def look_again(self) -> None:
-        """Layers, tensors or arrays may be others: no recorded step is done again before they were compared."""
+    def forget(self) -> None:
+        """The model has other layers or tensors: steps that are ready are those of the former ones."""
         self._ready.clear()
 
     def ready(self, plans: Plans, batch: Batch, optimizer: Optimizer) -> Ready | None:

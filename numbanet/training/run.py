@@ -182,7 +182,7 @@ class Run:
         self.seen = 0
         for hook in self.hooks:
             hook.epoch_start(self, self.epoch)
-        self.stepper.recorder.look_again()
+        self.stepper.look_around()
         self._after = [hook for hook in self.hooks if hook.defines("after_update")]
         change = [hook for hook in self.hooks if hook.defines("before_step")]
 

@@ -52,18 +52,24 @@ class Stepper:
         self.packed: dict[Tensor, Any] = {}  # by weight, the blocks that the last update packed for the next step
         self._counted: dict[tuple, float] = {}  # FLOPs by kind of step
         self._nothing = Plans(self.dev)  # the plans of a dense step
-        self._look_around()
+        self.tree = Tree(self.model)
+        self._prepare_choice()
 
     def enter(self, epoch: int, policy: Dropout) -> None:
         """Start an epoch, counted from 0, with a policy that has its rates."""
         ready = self._ahead[0] == epoch and policy is self.policy
         self.epoch, self.policy, self.current = epoch, policy, self._ahead[1] if ready else policy.at(epoch)
-        self._look_around()
+        self._prepare_choice()
 
-    def _look_around(self) -> None:
-        """Read the model's structure again: a callback may have exchanged layers."""
-        self.recorder.look_again()
-        self.tree = Tree(self.model)
+    def look_around(self) -> None:
+        """Read the model's structure again if it has changed: a hook may have exchanged layers."""
+        if not self.tree.current:
+            self.recorder.forget()
+            self.tree = Tree(self.model)
+            self._prepare_choice()
+
+    def _prepare_choice(self) -> None:
+        """Make the function that chooses plans during a pass, for the policy of the current epoch."""
         self._choose, chooses = self.current.choosing(self.tree, self.streams.plans), self.current.data_dependent
         self._alike = not chooses or (self.current.alike and self.dev.asides())  # whether equal steps have plans of equal kinds
 
@@ -78,7 +84,8 @@ class Stepper:
 
     def reshaped(self) -> None:
         """Drop everything drawn, counted and recorded: layers, or shapes of their weights, have changed."""
-        self._look_around()
+        self.tree = Tree(self.model)
+        self._prepare_choice()
         self.upcoming, self.packed, self.recorder = None, {}, Recorder(self.dev, self.model)
         self.state = {} if self.task.stateful else None
         self._counted.clear()
@@ -126,8 +133,8 @@ class Stepper:
         with self.dev.session(**self.session_options):
             plans, self.upcoming = self.draw() if self.upcoming is None else self.upcoming, None
             plans.decides = tuple(self.current.rates(self.tree)) if self._choose else None
-            if whole or change is not None:  # hooks may change anything
-                self.recorder.look_again()
+            if change is not None:  # a hook may change anything
+                self.look_around()
             elif (ready := self.recorder.ready(plans, batch, self.optimizer)) is not None:
                 upcoming = None if last else self.draw(following is None)
                 loss, answer = self.recorder.again(ready, X, batch, plans)
