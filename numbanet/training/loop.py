@@ -95,10 +95,14 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
     with run.session(), np.errstate(over="ignore", invalid="ignore"):  # `train` handles non-finite losses
         batches = stepper.task.batches(data, stepper.batch_size, run.streams.rows, run.dev)
         pairs: Iterator[tuple[Any, Any]] = itertools.pairwise(itertools.chain(batches, [None]))
-        for batch, following in pairs:
-            done.append((batch, stepper.step(data.X, batch, following, whole and following is None, changing, change)))
-            run.updated(len(batch.rows))
-            deferred.poll()
+        try:
+            for batch, following in pairs:
+                last = whole and following is None
+                done.append((batch, stepper.step(data.X, batch, following, last, changing, change, waits=not changing)))
+                run.updated(len(batch.rows))
+                deferred.poll()
+        finally:
+            stepper.finish()
         run.dev.synchronize()
         seconds = time.perf_counter() - began
         figures, broken = _record(run, data, done)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -50,12 +51,14 @@ class Ready(NamedTuple):
     """A recorded step, passes and update, that is done again while nothing but batches, plans and numbers change."""
 
     graph: Any
+    fetch: Any  # recorded as well: takes the batch's rows of the samples
+    samples: Any
+    rows: Any  # the buffer of their indices
     update: Hashable  # what decides how the optimiser updates, apart from its numbers
     state: Any  # of the optimiser: another one has other arrays
     tensors: list[tuple[Tensor, Any, bool]]  # of the model: with their arrays, and whether they are trained
     trained: list[bool]  # by the parameters of the optimiser, whether they have a gradient
-    inputs: Any  # the buffers that are read
-    targets: Any
+    targets: Any  # the buffers that are read
     weights: Any
 
 
@@ -65,6 +68,8 @@ class Recorder:
     MOST = 1 << 30  # bytes that recorded passes may take, all of them together; a larger one is not recorded
     RECORDED = 1 << 11  # passes that are recorded: a driver keeps some memory for each
     MET = 1 << 14  # passes that are remembered, recorded or not, and plans
+    TOGETHER = 0.005  # seconds of steps that are done at once: signals wait until their end
+    WAITING = 64  # the most steps that are done at once
     TRIED = 4  # passes that could not be recorded: then no other is tried, if none could
 
     def __init__(self, dev: Device, model: Layer) -> None:
@@ -80,6 +85,10 @@ class Recorder:
         self._lists: dict[tuple, Any] = {}
         self._kept: dict[tuple, DevicePlan] = {}
         self._ready: dict[Hashable, Ready] = {}
+        self._fetches: dict[tuple, tuple[Any, Any]] = {}  # by samples and size of a batch: the samples, and what takes a batch
+        self._samples: Any = None  # of the batch that is held
+        self._waiting: list[Any] = []  # what the steps in the queue do: arguments of `Device.replay`
+        self._queued, self._most = 0, 1  # the number of steps in the queue, and how many are done at once
 
     @property
     def asks(self) -> bool:
@@ -89,9 +98,13 @@ class Recorder:
     # --- fixed buffers ------------------------------------------------------------------------------------------------
     def hold(self, X: Any, batch: Batch, change: Callable[[Batch], Batch] | None) -> Batch:
         """The batch, fetched from samples X and maybe changed, where recorded steps find it: the next one overwrites it."""
+        self.finish()
+        self._samples = X if change is None and batch.ids is None else None
         if change is None:
             ids, shape = batch.ids, (len(batch.rows), *X.shape[1:])
             kind = (shape, FLOAT32) if ids is None else (ids.shape, ids.dtype)
+            if ids is None:
+                batch = batch._replace(inputs=self.put("rows", batch.inputs))
             batch = batch.fetch(X, self.dev, self.buffer("x", *kind))
         else:
             batch = change(batch.fetch(X, self.dev))
@@ -115,31 +128,31 @@ class Recorder:
 
     def put_numbers(self, numbers: Sequence[tuple[float, ...]]) -> list[Any]:
         """Numbers of an update where recorded steps find them."""
+        for array, buffer in self._new_numbers(numbers):
+            self.dev.copy(array, out=buffer)
+        return [self.buffer(f"numbers {place}", (len(own),), FLOAT32) for place, own in enumerate(numbers)]
+
+    def _new_numbers(self, numbers: Sequence[tuple[float, ...]]) -> Iterator[tuple[Any, Any]]:
+        """(array, buffer) of the numbers that are not those of the step before."""
         for place, own in enumerate(numbers):
             if self._numbers.get(place) != own:
-                self.put(f"numbers {place}", np.array(own, np.float32))
                 self._numbers[place] = own
-        return [self.buffer(f"numbers {place}", (len(own),), FLOAT32) for place, own in enumerate(numbers)]
+                yield np.array(own, np.float32), self.buffer(f"numbers {place}", (len(own),), FLOAT32)
 
     def _holds(self, name: str, array: Any) -> bool:
         """Whether an array is the buffer of an input of that name; None always is."""
         return array is None or array is self._inputs.get((name, tuple(array.shape), array.dtype))
 
-    @staticmethod
-    def _listed(plans: Plans) -> list[tuple[str, Plan]]:
-        """The sites and plans of which there are others of their kind: else lists are kept as they are."""
-        return [(site, plan) for site, plan in plans.assigned.items() if not plan.cacheable or plan.density < 1]
-
     def put_plans(self, plans: Plans) -> None:
         """Put the lists of plans where recorded steps find those of all plans of their kind at that site."""
-        for site, plan in self._listed(plans):
+        for site, plan in plans.assigned.items():
             whole = plans.on_device(site).buffer
             self._lists[site, plan.kind] = self.dev.copy(whole, out=self._lists.get((site, plan.kind)))
 
     def place_plans(self, plans: Plans) -> dict[str, DevicePlan]:
         """Let passes read them there; returns, by site, what has lists of its own."""
-        own = {site: plans.on_device(site) for site, _ in self._listed(plans)}
-        for site, plan in self._listed(plans):
+        own = {site: plans.on_device(site) for site in plans.assigned}
+        for site, plan in plans.assigned.items():
             here = self._kept.get((site, plan))
             if here is None:
                 here = own[site].copied_to(self._lists[site, plan.kind])
@@ -155,36 +168,51 @@ class Recorder:
         """The model has other layers or tensors: steps that are ready are those of the former ones."""
         self._ready.clear()
 
-    def ready(self, plans: Plans, batch: Batch, optimizer: Optimizer) -> Ready | None:
-        """The recorded step of such plans and such a batch, before it is fetched, the numbers of the update in their buffers;
+    def ready(self, X: Any, plans: Plans, batch: Batch, optimizer: Optimizer) -> tuple[Ready, Any] | None:
+        """The recorded step of such plans and such a batch of samples X, which is not fetched yet, and the numbers of the update;
         None: it takes the longer way, `hold` and `step`."""
         found = self._ready.get(self._quick_key(plans, batch)) if self._ready else None
-        if found is None or found.state is not optimizer.state:
+        if found is None or found.samples is not X or found.state is not optimizer.state:
             return None
         places, numbers = optimizer.changing()
         if found.update != (optimizer.constants, places):
             return None
         if not all([t.data is array and t.requires_grad is grad for t, array, grad in found.tensors]):
             return None
-        self.put_numbers(numbers)
-        return found
+        return found, numbers
 
     @staticmethod
     def _quick_key(plans: Plans, batch: Batch) -> Hashable:
         drawn = ((path, plan.kind) for path, plan in plans.assigned.items() if path not in plans.chosen)
         return (len(batch.rows), batch.weights is None, plans.decides, *drawn)
 
-    def again(self, ready: Ready, X: Any, batch: Batch, plans: Plans) -> list[Any]:
-        """What `step` gives of a step that is ready."""
-        dev = self.dev
-        batch.fetch(X, dev, ready.inputs)
-        dev.copy(batch.targets, out=ready.targets)
+    def again(self, ready: Ready, numbers: Any, batch: Batch, plans: Plans) -> list[Any]:
+        """Put a step that is ready in the queue; returns arrays that have what `step` returns after `finish`."""
+        dev, waiting = self.dev, self._waiting
+        waiting += self._new_numbers(numbers)
+        waiting += (batch.inputs, ready.rows), (batch.targets, ready.targets)
         if ready.weights is not None:
-            dev.copy(batch.weights, out=ready.weights)
-        self.put_plans(plans)
-        self._plans = plans
-        ready.graph.replay()
-        return [dev.copy(array) for array in ready.graph.result[0]]
+            waiting.append((batch.weights, ready.weights))
+        waiting += [(plans.on_device(site).buffer, self._lists[site, plan.kind]) for site, plan in plans.assigned.items()]
+        waiting += ready.fetch, ready.graph
+        found = ready.graph.result[0]
+        results = [dev.empty(array.shape, array.dtype) for array in found]
+        waiting += zip(found, results)
+        self._queued += 1
+        if self._queued >= self._most or plans.choose is not None:
+            self._plans = plans
+            self.finish()
+        return results
+
+    def finish(self) -> None:
+        """Do the steps in the queue."""
+        if not self._queued:
+            return
+        waiting, count, self._waiting, self._queued = self._waiting, self._queued, [], 0
+        began = time.perf_counter()
+        self.dev.replay(waiting)
+        seconds = (time.perf_counter() - began) / count
+        self._most = max(1, min(self.WAITING, int(self.TOGETHER / seconds)))
 
     def step(
         self,
@@ -229,13 +257,24 @@ class Recorder:
             return results
 
         results = self((key, update), work, states + optimizer.arrays, plans)
-        if self._replayed is not None and not states and batch.ids is None and not optimizer.foresees:
-            trained = [p.gradient is not None for p in optimizer.parameters]
-            tensors = [(t, t.data, t.requires_grad) for _, t, _ in self.model.named()]
-            self._ready[self._quick_key(plans, batch)] = Ready(
-                self._replayed, update, optimizer.state, tensors, trained, batch.inputs, batch.targets, batch.weights
-            )
+        if self._replayed is not None and self._samples is not None and not states and not optimizer.foresees:
+            self._make_ready(plans, batch, optimizer, update)
         return results, ready if self._replayed is None else {}
+
+    def _make_ready(self, plans: Plans, batch: Batch, optimizer: Optimizer, update: Hashable) -> None:
+        """Steps like the one that was replayed may be put in the queue from now on, if their fetch can be recorded."""
+        X, rows = self._samples, self.buffer("rows", (len(batch.rows),), np.dtype(np.int32))
+        key = id(X), len(batch.rows)
+        if key not in self._fetches:
+            take = functools.partial(self.dev.take_rows, X, rows, out=batch.inputs)
+            self._fetches[key] = X, self.dev.record(take, next(iter(self._recorded), None), self.MOST)
+        if (fetch := self._fetches[key][1]) is None:
+            return
+        trained = [p.gradient is not None for p in optimizer.parameters]
+        tensors = [(t, t.data, t.requires_grad) for _, t, _ in self.model.named()]
+        self._ready[self._quick_key(plans, batch)] = Ready(
+            self._replayed, fetch, X, rows, update, optimizer.state, tensors, trained, batch.targets, batch.weights
+        )
 
     def _tell(self, passes: Callable[[], Sequence[Any]], repeatable: bool, plans: Plans) -> None:
         """Say, once, why passes like these are not recorded where they might be."""

@@ -122,24 +122,29 @@ class Stepper:
         last: bool = True,
         whole: bool = False,
         change: Callable[[Batch], Batch] | None = None,
+        waits: bool = False,
     ) -> StepResult:
         """One update with a batch of samples X.
 
         The next step's plans are drawn here, and the update of what they do not read is deferred (`SGD`), unless `whole` says
         that all weights must be up to date afterwards. `following`, the next batch, determines which rows of an `Embedding` the
         next step reads; None if the next step starts an epoch. change(batch), called with the inputs on the device, returns the
-        batch to train on.
+        batch to train on. If the step `waits`, it may be done later, together with the next ones, until `finish` is called: its
+        result is not there before.
         """
         with self.dev.session(**self.session_options):
             plans, self.upcoming = self.draw() if self.upcoming is None else self.upcoming, None
             plans.decides = tuple(self.current.rates(self.tree)) if self._choose else None
-            if change is not None:  # a hook may change anything
+            if whole or change is not None:  # hooks may change anything
                 self.look_around()
-            elif (ready := self.recorder.ready(plans, batch, self.optimizer)) is not None:
+            if change is None and (found := self.recorder.ready(X, plans, batch, self.optimizer)):
+                ready, numbers = found
                 upcoming = None if last else self.draw(following is None)
-                loss, answer = self.recorder.again(ready, X, batch, plans)
+                loss, answer = self.recorder.again(ready, numbers, batch, plans)
                 self.optimizer.advance(ready.trained)
                 self.upcoming, self.packed = upcoming, {}
+                if not waits:
+                    self.recorder.finish()
                 return self._done(loss, answer, (len(batch.rows), *X.shape[1:]), plans)
             self.optimizer.zero_grad()  # an earlier step may have been interrupted
             batch = self.recorder.hold(X, batch, change)
@@ -164,6 +169,11 @@ class Stepper:
             self.optimizer.advance()
             self.upcoming, self.packed = upcoming, packed_next if upcoming else {}
             return self._done(loss, answer, tuple(batch.inputs.shape), plans)
+
+    def finish(self) -> None:
+        """Do the steps that wait."""
+        with self.dev.session(**self.session_options):
+            self.recorder.finish()
 
     def _done(self, loss: Any, answer: Any, shape: tuple[int, ...], plans: Plans) -> StepResult:
         flops, dense = self._flops(shape, plans), self._flops(shape, self._nothing)

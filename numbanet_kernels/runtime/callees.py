@@ -13,7 +13,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import int32, int64
-from numba.core import types
+from numba.core import cgutils, types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
@@ -110,17 +110,37 @@ def _call(typing_context, trampoline, function, place):
     return int32(int64, int64, int64), generate
 
 
+@intrinsic
+def _copy(typing_context, source, target, size):
+    """Copy so many bytes from one place to another."""
+
+    def generate(context, builder, signature, arguments):
+        source, target = (builder.inttoptr(place, cgutils.voidptr_t) for place in arguments[:2])
+        cgutils.raw_memcpy(builder, target, source, arguments[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(int64, int64, int64), generate
+
+
+BARRIER, COPY = 0, 1  # in place of a trampoline
+
+
 @host_kernel("void(i8[:, ::1], i8[::1], i8[::1], i8, i8[::1])")
 def run(entries, failed, arrived, threads, pauses):
-    """Call each (trampoline, function, place of its arguments, its number). One without a trampoline is a barrier: its function
-    is a place of `arrived`, where all threads meet. After one that fails, whose number, from 1 on, is then in failed[0], there
-    are only barriers."""
+    """Do each entry, one after the other.
+
+    (trampoline, function, place of its arguments, number)    call a loop
+    (COPY, source, target, bytes)                             copy memory
+    (BARRIER, 0, 0, 0)                                        wait until all threads have come here; arrived[0] counts them
+
+    After a loop that fails, whose number is then in failed[0], there are only barriers."""
     going = True
     for i in range(entries.shape[0]):
-        if entries[i, 0] == 0:
-            place = entries[i, 1]
-            before = atomic.add(arrived, place, 1)
-            atomic.wait(arrived, place, (before // threads + 1) * threads, pauses)
+        if entries[i, 0] == BARRIER:
+            before = atomic.add(arrived, 0, 1)
+            atomic.wait(arrived, 0, (before // threads + 1) * threads, pauses)
+        elif going and entries[i, 0] == COPY:
+            _copy(entries[i, 1], entries[i, 2], entries[i, 3])
         elif going:
             status = _call(entries[i, 0], entries[i, 1], entries[i, 2])
             if status != 0 and status != NONE:

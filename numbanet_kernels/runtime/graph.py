@@ -123,3 +123,12 @@ def record_cuda(work, beside=None, most=1 << 30, refused=None):
         if refused is not None:
             refused.append(str(reason))
         return None
+
+
+def replay_cuda(actions):
+    """Do actions in order: (x, y) copies x to y; all others are recorded graphs."""
+    for action in actions:
+        if isinstance(action, tuple):
+            copy_cuda(action[0], out=action[1])
+        else:
+            action.replay()

@@ -201,62 +201,81 @@ class Tape:
         ]
         if not trial.untouched() or facts[0] != facts[1] or trial.facts != writer.facts:
             raise NotRecorded("something else than compiled loops was done, or not the same each time")
-        self.held, self.failed = list(writer.held.values()), np.zeros(1, np.int64)
-        self.names = [callee.loop.__name__ for *_, callee, _ in writer.calls]
+        self.held = list(writer.held.values())
+        numbers = [next(_numbers) for _ in writer.calls]
+        self.names = {number: callee.loop.__name__ for number, (*_, callee, _) in zip(numbers, writer.calls)}
         self.words = [words for *_, words in writer.calls]
         entries = [
             (section, thread, (callee.trampoline, callee.function, words.ctypes.data, number))
-            for number, (section, thread, callee, words) in enumerate(writer.calls, 1)
+            for number, (section, thread, callee, words) in zip(numbers, writer.calls)
         ]
         ends = [0, *(section for section, _ in writer.asides), writer.section + 1]
-        self.asides, self.threads = [work for _, work in writer.asides], writer.threads
+        self.asides, self.threads, self.together = [work for _, work in writer.asides], writer.threads, writer.together
         self.stretches = [
-            _Stretch([entry for entry in entries if a <= entry[0] < b], writer.threads, writer.together, self.failed)
-            for a, b in itertools.pairwise(ends)
+            _Stretch([entry for entry in entries if a <= entry[0] < b], writer.threads) for a, b in itertools.pairwise(ends)
         ]
 
     def replay(self) -> None:
         """All calls again, in order, by all threads that shared them, and what is done aside between them."""
         for stretch, aside in itertools.zip_longest(self.stretches, self.asides):
-            stretch.run()
-            if self.failed[0]:
-                name, self.failed[0] = self.names[self.failed[0] - 1], 0
-                raise RuntimeError(f"{name} failed when it was done again")
+            _run([stretch], self.threads, self.together, [self])
             if aside is not None:
                 aside()
 
 
+_numbers = itertools.count(1)  # of all calls of all tapes
+
+
 class _Stretch:
-    """Calls of a tape that are made at once: (section, thread, what `callees.run` takes) of each."""
+    """Calls of a tape that are made at once, as entries of `callees.run`: (section, thread, entry) of each."""
 
-    def __init__(self, entries: list[tuple[int, int, tuple]], threads: int, together: Any, failed: np.ndarray) -> None:
-        self.together, self.failed = together, failed
-        self.alone = _table([entry for *_, entry in entries])
-        self.tables = self._by_threads(entries, threads) if threads > 1 else []
+    def __init__(self, entries: list[tuple[int, int, tuple]], threads: int) -> None:
+        self.alone = _table([entry for *_, entry in entries])  # on one thread
+        self.parts = self._by_threads(entries, threads) if threads > 1 else [self.alone]
 
-    def _by_threads(self, entries: list[tuple[int, int, tuple]], threads: int) -> list[np.ndarray]:
-        """What each thread does, with a barrier between any two sections: in one of them threads work at the same time."""
-        sections = sorted({section for section, *_ in entries})
-        self.arrived = np.zeros(LINE * max(len(sections) - 1, 1), np.int64)
-        tables: list[list[tuple]] = [[] for _ in range(threads)]
-        for place, section in enumerate(sections):
+    @staticmethod
+    def _by_threads(entries: list[tuple[int, int, tuple]], threads: int) -> list[np.ndarray]:
+        """What each thread does, with a barrier before and after each section: in one of them threads work at the same time."""
+        tables: list[list[tuple]] = [[MEET] for _ in range(threads)]
+        for section in sorted({section for section, *_ in entries}):
             for thread, table in enumerate(tables):
-                table += [(0, LINE * (place - 1), 0, 0)] * (place > 0)
                 table += [entry for of, by, entry in entries if of == section and by == thread]
+                table.append(MEET)
         return list(map(_table, tables))
 
-    def run(self) -> None:
-        """By all threads that shared calls."""
-        if self.tables:
-            self.together(self._run_part, self._run_alone)
-        else:
-            self._run_alone()
 
-    def _run_alone(self) -> None:
-        callees.run(self.alone, self.failed, NOWHERE, 1, NOWHERE)
+MEET = (callees.BARRIER, 0, 0, 0)
 
-    def _run_part(self, part: Any) -> None:
-        callees.run(self.tables[part.number], self.failed, self.arrived, len(self.tables), atomic.pauses())
+
+def _run(stretches: Sequence[_Stretch], threads: int, together: Callable[..., None] | None, tapes: Iterable[Tape]) -> None:
+    """Stretches of tapes, one after the other, by so many threads, in one compiled call of each.
+
+    Raises
+    ------
+    RuntimeError
+        If a loop fails.
+    """
+    failed, arrived = np.zeros(1, np.int64), np.zeros(LINE, np.int64)
+
+    def alone() -> None:
+        callees.run(_joined([stretch.alone for stretch in stretches]), failed, NOWHERE, 1, NOWHERE)
+
+    def part(of: Any) -> None:
+        callees.run(tables[of.number], failed, arrived, threads, atomic.pauses())
+
+    if together is None:
+        alone()
+    else:
+        of_all = range(threads)
+        tables = [_joined([s.parts[n] for s in stretches if n < len(s.parts)]) for n in of_all]
+        together(part, alone)
+    if failed[0]:
+        name = next(tape.names[failed[0]] for tape in tapes if failed[0] in tape.names)
+        raise RuntimeError(f"{name} failed when it was done again")
+
+
+def _joined(tables: list[np.ndarray]) -> np.ndarray:
+    return tables[0] if len(tables) == 1 else np.concatenate(tables)
 
 
 def _table(entries: list[tuple]) -> np.ndarray:
@@ -306,6 +325,55 @@ def aside_cpu(work):
 def rehearses_cpu():
     """Whether work is done once as it will be recorded, before it is."""
     return False
+
+
+def replay_cpu(actions):
+    """Do actions in order, as far as possible in one compiled call: (x, y) copies x to y, arrays of equal size without gaps; all
+    others are tapes.
+
+    Raises
+    ------
+    RuntimeError
+        If a loop fails.
+    """
+    stretches: list[_Stretch] = []
+    tapes: list[Tape] = []  # of the stretches
+
+    def run() -> None:
+        shared = next((tape for tape in tapes if tape.threads > 1), None)
+        if stretches:
+            _run(stretches, shared.threads if shared else 1, shared and shared.together, tapes)
+        stretches.clear()
+        tapes.clear()
+
+    for copies, group in itertools.groupby(actions, lambda action: isinstance(action, tuple)):
+        if copies:
+            stretches.append(_Copies([_copied(*pair) for pair in group]))
+            continue
+        for tape in group:
+            if tape.asides or any(1 != tape.threads != other.threads != 1 for other in tapes):
+                run()
+            if tape.asides:
+                tape.replay()
+            else:
+                stretches.append(tape.stretches[0])
+                tapes.append(tape)
+    run()
+
+
+class _Copies(_Stretch):
+    """Copies, made by the first thread."""
+
+    def __init__(self, entries: list[tuple[int, int, int, int]]) -> None:
+        self.alone = _table(entries)
+        self.parts = [self.alone]
+
+
+def _copied(x: np.ndarray, y: np.ndarray) -> tuple[int, int, int, int]:
+    """The entry of a copy."""
+    if x.nbytes != y.nbytes or not (x.flags.c_contiguous and y.flags.c_contiguous):
+        raise ValueError(f"replay: {x.dtype} {x.shape} and {y.dtype} {y.shape} are not arrays of equal size without gaps")
+    return callees.COPY, x.__array_interface__["data"][0], y.__array_interface__["data"][0], x.nbytes
 
 
 def record_cpu(work, beside=None, most=1 << 30, refused=None):
