@@ -169,8 +169,8 @@ class Recorder:
         self._ready.clear()
 
     def ready(self, X: Any, plans: Plans, batch: Batch, optimizer: Optimizer) -> tuple[Ready, Any] | None:
-        """The recorded step of such plans and such a batch of samples X, which is not fetched yet, and the numbers of the update;
-        None: it takes the longer way, `hold` and `step`."""
+        """The recorded step for plans of these kinds and a batch of samples X, not fetched yet, and the numbers of its update;
+        None if there is none: then `hold` and `step` do it."""
         found = self._ready.get(self._quick_key(plans, batch)) if self._ready else None
         if found is None or found.samples is not X or found.state is not optimizer.state:
             return None

@@ -328,8 +328,8 @@ def rehearses_cpu():
 
 
 def replay_cpu(actions):
-    """Do actions in order, as far as possible in one compiled call: (x, y) copies x to y, arrays of equal size without gaps; all
-    others are tapes.
+    """Do actions in order, in one compiled call if no tape has asides: a pair (x, y) copies x to y, contiguous arrays of equal
+    size; all others are tapes.
 
     Raises
     ------
@@ -340,7 +340,7 @@ def replay_cpu(actions):
     tapes: list[Tape] = []  # of the stretches
 
     def run() -> None:
-        shared = next((tape for tape in tapes if tape.threads > 1), None)
+        shared = next((recorded for recorded in tapes if recorded.threads > 1), None)
         if stretches:
             _run(stretches, shared.threads if shared else 1, shared and shared.together, tapes)
         stretches.clear()
@@ -350,14 +350,14 @@ def replay_cpu(actions):
         if copies:
             stretches.append(_Copies([_copied(*pair) for pair in group]))
             continue
-        for tape in group:
-            if tape.asides or any(1 != tape.threads != other.threads != 1 for other in tapes):
+        for recorded in group:
+            if recorded.asides or any(1 != recorded.threads != other.threads != 1 for other in tapes):
                 run()
-            if tape.asides:
-                tape.replay()
+            if recorded.asides:
+                recorded.replay()
             else:
-                stretches.append(tape.stretches[0])
-                tapes.append(tape)
+                stretches.append(recorded.stretches[0])
+                tapes.append(recorded)
     run()
 
 
