@@ -13,8 +13,6 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from numbanet_kernels.runtime import availability
-
 if TYPE_CHECKING:
     from .operations import Operations  # a stub, generated from the signatures of the CPU's functions
 else:
@@ -55,6 +53,8 @@ def problem(name: str) -> str | None:
     """None if the device can be used; otherwise a sentence that says what is missing and how to get it."""
     if name == "cpu":
         return None
+    from numbanet_kernels.runtime import availability  # not before a device is used: numba.cuda takes long to import
+
     if name == "emulated":
         return availability.nvvm_problem()
     missing = availability.cuda_problem()

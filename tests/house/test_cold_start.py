@@ -39,6 +39,11 @@ def test_import_costs_under_half_a_second_beyond_numba():
     assert min(seconds(IMPORT)[0] for _ in range(3)) < 0.5
 
 
+def test_import_loads_neither_cuda_nor_scikit_learn():
+    """They take longer than all of numbanet: whoever uses them waits for them."""
+    assert seconds("import sys, numbanet\nprint(sum(name in sys.modules for name in ('numba.cuda', 'sklearn')))") == [0]
+
+
 @pytest.mark.alone
 def test_a_cold_fit_compiles_in_under_15_seconds_and_a_warm_one_takes_under_2(tmp_path):
     for dropout in ("none", "tdp"):
