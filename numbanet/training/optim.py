@@ -136,7 +136,10 @@ class Optimizer(abc.ABC):
 
     def changing(self) -> tuple[tuple[int, ...], list[tuple[float, ...]]]:
         """(by parameter, which of some numbers are its own; those numbers)"""
-        found = {count: self.numbers(count) for count in sorted(set(self.counts))}  # nearly always all have the same
+        counts = self.counts
+        if counts and counts.count(counts[0]) == len(counts):
+            return (0,) * len(counts), [self.numbers(counts[0])]
+        found = {count: self.numbers(count) for count in sorted(set(self.counts))}
         distinct = list(dict.fromkeys(found.values()))
         places = {count: distinct.index(own) for count, own in found.items()}
         return tuple([places[count] for count in self.counts]), distinct

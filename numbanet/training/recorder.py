@@ -47,19 +47,47 @@ class _Pass(NamedTuple):
     held: list[Any]  # the arrays of its key, so that no other ones are taken for them
 
 
+class _Pages:
+    """Arrays for the results of many steps, which a recorded step leaves in memory that the next one overwrites."""
+
+    SIZE = 64  # steps for which arrays are allocated at once
+
+    def __init__(self, results: Sequence[Any], dev: Device) -> None:
+        self.results, self.dev, self.left = results, dev, iter(())
+
+    def next(self) -> tuple[list[Any], list[tuple[Any, Any]]]:
+        """(arrays for the results of a step, the copies that fill them)"""
+        pair = next(self.left, None)
+        if pair is None:
+            self.left = self._allocated()
+            pair = next(self.left)
+        return pair
+
+    def _allocated(self) -> Iterator[tuple[list[Any], list[tuple[Any, Any]]]]:
+        dev, given = self.dev, [self.dev.place(array) for array in self.results]
+        pages = [dev.empty((self.SIZE, *array.shape), array.dtype) for array in self.results]
+        places = [dev.places(page) for page in pages]
+        for i in range(self.SIZE):
+            parts = [
+                dev.reshape(dev.part(page, i, i + 1), array.shape) for page, array in zip(pages, self.results, strict=True)
+            ]
+            yield parts, list(zip(given, (place[i] for place in places)))
+
+
 class Ready(NamedTuple):
     """A recorded step, passes and update, that is done again while nothing but batches, plans and numbers change."""
 
     graph: Any
     fetch: Any  # recorded as well: takes the batch's rows of the samples
     samples: Any
-    rows: Any  # the buffer of their indices
+    rows: Any  # the place of the buffer of their indices
     update: Hashable  # what decides how the optimiser updates, apart from its numbers
     state: Any  # of the optimiser: another one has other arrays
     tensors: list[tuple[Tensor, Any, bool]]  # of the model: with their arrays, and whether they are trained
     trained: list[bool]  # by the parameters of the optimiser, whether they have a gradient
-    targets: Any  # the buffers that are read
+    targets: Any  # the places of the buffers that are read
     weights: Any
+    pages: _Pages  # for the results
 
 
 class Recorder:
@@ -188,16 +216,15 @@ class Recorder:
 
     def again(self, ready: Ready, numbers: Any, batch: Batch, plans: Plans) -> list[Any]:
         """Put a step that is ready in the queue; returns arrays that have what `step` returns after `finish`."""
-        dev, waiting = self.dev, self._waiting
+        waiting = self._waiting
         waiting += self._new_numbers(numbers)
         waiting += (batch.inputs, ready.rows), (batch.targets, ready.targets)
         if ready.weights is not None:
             waiting.append((batch.weights, ready.weights))
         waiting += [(plans.on_device(site).buffer, self._lists[site, plan.kind]) for site, plan in plans.assigned.items()]
         waiting += ready.fetch, ready.graph
-        found = ready.graph.result[0]
-        results = [dev.empty(array.shape, array.dtype) for array in found]
-        waiting += zip(found, results)
+        results, copies = ready.pages.next()
+        waiting += copies
         self._queued += 1
         if self._queued >= self._most or plans.choose is not None:
             self._plans = plans
@@ -273,7 +300,17 @@ class Recorder:
         trained = [p.gradient is not None for p in optimizer.parameters]
         tensors = [(t, t.data, t.requires_grad) for _, t, _ in self.model.named()]
         self._ready[self._quick_key(plans, batch)] = Ready(
-            self._replayed, fetch, X, rows, update, optimizer.state, tensors, trained, batch.targets, batch.weights
+            self._replayed,
+            fetch,
+            X,
+            self.dev.place(rows),
+            update,
+            optimizer.state,
+            tensors,
+            trained,
+            self.dev.place(batch.targets),
+            None if batch.weights is None else self.dev.place(batch.weights),
+            _Pages(self._replayed.result[0], self.dev),
         )
 
     def _tell(self, passes: Callable[[], Sequence[Any]], repeatable: bool, plans: Plans) -> None:

@@ -99,6 +99,8 @@ class Stepper:
         if following and self._ahead[0] != self.epoch + 1:
             self._ahead = self.epoch + 1, self.policy.at(self.epoch + 1)
         policy, rng = self._ahead[1] if following else self.current, self.streams.plans
+        if not (policy.data_dependent or policy.sites(self.tree)):
+            return self._nothing
         drawn = ((site.path, policy.plan(site, rng)) for site in policy.sites(self.tree))
         return self._plans({path: plan for path, plan in drawn if plan is not None})
 

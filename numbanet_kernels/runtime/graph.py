@@ -17,7 +17,7 @@ from .arrays import to_device
 from .declare import cuda, kernel
 from .emulation import emulate, emulating
 from .launch import NotRecorded, launch, recording
-from .memory import copy_cuda, empty_cuda
+from .memory import copy_cuda, empty_cuda, part_cuda, reshape_cuda
 from .pool import Arena
 from .trust import trusted
 
@@ -125,10 +125,21 @@ def record_cuda(work, beside=None, most=1 << 30, refused=None):
         return None
 
 
+def place_cuda(x):
+    """x in the form that `replay` copies fastest: x itself."""
+    return x
+
+
+def places_cuda(x):
+    """`place` of each x[i]."""
+    return [part_cuda(x, i, i + 1) for i in range(len(x))]
+
+
 def replay_cuda(actions):
-    """Do actions in order: (x, y) copies x to y; all others are recorded graphs."""
+    """Do actions in order: a pair (x, y) copies x to y, of equal size; all others are recorded graphs."""
     for action in actions:
         if isinstance(action, tuple):
-            copy_cuda(action[0], out=action[1])
+            x, y = action
+            copy_cuda(x if x.shape == y.shape else reshape_cuda(x, y.shape), out=y)
         else:
             action.replay()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -327,9 +327,31 @@ def rehearses_cpu():
     return False
 
 
+class _Place(NamedTuple):
+    """An array, where it begins, and its bytes."""
+
+    array: np.ndarray
+    address: int
+    size: int
+
+
+def place_cpu(x):
+    """x in the form that `replay` copies fastest, for arrays that are copied more than once; x must be contiguous."""
+    if not x.flags.c_contiguous:
+        raise ValueError(f"place: an array of shape {x.shape} and strides {x.strides} has gaps")
+    return _Place(x, x.__array_interface__["data"][0], x.nbytes)
+
+
+def places_cpu(x):
+    """`place` of each x[i]."""
+    whole = place_cpu(x)
+    size = whole.size // max(len(x), 1)
+    return [_Place(x, whole.address + size * i, size) for i in range(len(x))]
+
+
 def replay_cpu(actions):
     """Do actions in order, in one compiled call if no tape has asides: a pair (x, y) copies x to y, contiguous arrays of equal
-    size; all others are tapes.
+    size or their `place`; all others are tapes.
 
     Raises
     ------
@@ -337,27 +359,32 @@ def replay_cpu(actions):
         If a loop fails.
     """
     stretches: list[_Stretch] = []
+    copies: list[tuple[int, int, int, int]] = []
     tapes: list[Tape] = []  # of the stretches
+    shared: Tape | None = None  # one of those that have several threads
 
     def run() -> None:
-        shared = next((recorded for recorded in tapes if recorded.threads > 1), None)
+        if copies:
+            stretches.append(_Copies(copies))
         if stretches:
             _run(stretches, shared.threads if shared else 1, shared and shared.together, tapes)
-        stretches.clear()
-        tapes.clear()
 
-    for copies, group in itertools.groupby(actions, lambda action: isinstance(action, tuple)):
-        if copies:
-            stretches.append(_Copies([_copied(*pair) for pair in group]))
+    for action in actions:
+        if action.__class__ is tuple:
+            copies.append(_copied(*action))
             continue
-        for recorded in group:
-            if recorded.asides or any(1 != recorded.threads != other.threads != 1 for other in tapes):
-                run()
-            if recorded.asides:
-                recorded.replay()
-            else:
-                stretches.append(recorded.stretches[0])
-                tapes.append(recorded)
+        if action.asides or (shared and 1 != action.threads != shared.threads):
+            run()
+            stretches, copies, tapes, shared = [], [], [], None
+        if action.asides:
+            action.replay()
+            continue
+        if copies:
+            stretches.append(_Copies(copies))
+            copies = []
+        stretches.append(action.stretches[0])
+        tapes.append(action)
+        shared = action if action.threads > 1 else shared
     run()
 
 
@@ -369,11 +396,12 @@ class _Copies(_Stretch):
         self.parts = [self.alone]
 
 
-def _copied(x: np.ndarray, y: np.ndarray) -> tuple[int, int, int, int]:
+def _copied(x: Any, y: Any) -> tuple[int, int, int, int]:
     """The entry of a copy."""
-    if x.nbytes != y.nbytes or not (x.flags.c_contiguous and y.flags.c_contiguous):
-        raise ValueError(f"replay: {x.dtype} {x.shape} and {y.dtype} {y.shape} are not arrays of equal size without gaps")
-    return callees.COPY, x.__array_interface__["data"][0], y.__array_interface__["data"][0], x.nbytes
+    x, y = (array if array.__class__ is _Place else place_cpu(array) for array in (x, y))
+    if x.size != y.size:
+        raise ValueError(f"replay: {x.array.dtype} {x.array.shape} is not of the size of {y.array.dtype} {y.array.shape}")
+    return callees.COPY, x.address, y.address, x.size
 
 
 def record_cpu(work, beside=None, most=1 << 30, refused=None):
