@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sys
 import time
 import warnings
@@ -64,14 +65,13 @@ class _Pages:
         return pair
 
     def _allocated(self) -> Iterator[tuple[list[Any], list[tuple[Any, Any]]]]:
-        dev, given = self.dev, [self.dev.place(array) for array in self.results]
-        pages = [dev.empty((self.SIZE, *array.shape), array.dtype) for array in self.results]
-        places = [dev.places(page) for page in pages]
-        for i in range(self.SIZE):
-            parts = [
-                dev.reshape(dev.part(page, i, i + 1), array.shape) for page, array in zip(pages, self.results, strict=True)
-            ]
-            yield parts, list(zip(given, (place[i] for place in places)))
+        dev, given, lengths = self.dev, [], [math.prod(array.shape[:1]) for array in self.results]
+        pages = [dev.empty((self.SIZE * n, *array.shape[1:]), array.dtype) for n, array in zip(lengths, self.results)]
+        places, given = [dev.places(page, self.SIZE) for page in pages], [dev.place(array) for array in self.results]
+        for i, there in enumerate(zip(*places)):
+            parts = [dev.part(page, i * n, i * n + n) for page, n in zip(pages, lengths)]
+            scalars = [part if array.shape else dev.reshape(part, ()) for part, array in zip(parts, self.results)]
+            yield scalars, list(zip(given, there))
 
 
 class Ready(NamedTuple):
@@ -114,6 +114,8 @@ class Recorder:
         self._kept: dict[tuple, DevicePlan] = {}
         self._ready: dict[Hashable, Ready] = {}
         self._fetches: dict[tuple, tuple[Any, Any]] = {}  # by samples and size of a batch: the samples, and what takes a batch
+        # by place: numbers of the steps in the queue, the places of each step's, and that of the buffer
+        self._number_pages: dict[int, tuple[np.ndarray, list[Any], Any]] = {}
         self._samples: Any = None  # of the batch that is held
         self._waiting: list[Any] = []  # what the steps in the queue do: arguments of `Device.replay`
         self._queued, self._most = 0, 1  # the number of steps in the queue, and how many are done at once
@@ -156,16 +158,20 @@ class Recorder:
 
     def put_numbers(self, numbers: Sequence[tuple[float, ...]]) -> list[Any]:
         """Numbers of an update where recorded steps find them."""
-        for array, buffer in self._new_numbers(numbers):
-            self.dev.copy(array, out=buffer)
-        return [self.buffer(f"numbers {place}", (len(own),), FLOAT32) for place, own in enumerate(numbers)]
-
-    def _new_numbers(self, numbers: Sequence[tuple[float, ...]]) -> Iterator[tuple[Any, Any]]:
-        """(array, buffer) of the numbers that are not those of the step before."""
         for place, own in enumerate(numbers):
             if self._numbers.get(place) != own:
                 self._numbers[place] = own
-                yield np.array(own, np.float32), self.buffer(f"numbers {place}", (len(own),), FLOAT32)
+                self.dev.copy(np.array(own, np.float32), out=self.buffer(f"numbers {place}", (len(own),), FLOAT32))
+        return [self.buffer(f"numbers {place}", (len(own),), FLOAT32) for place, own in enumerate(numbers)]
+
+    def _new_numbers(self, numbers: Sequence[tuple[float, ...]]) -> Iterator[tuple[Any, Any]]:
+        """Of the numbers that are not those of the step before, the copies to their buffers, for the queue."""
+        for place, own in enumerate(numbers):
+            if self._numbers.get(place) != own:
+                self._numbers[place] = own
+                page, places, buffer = self._number_pages[place]
+                page[self._queued] = own
+                yield places[self._queued], buffer
 
     def _holds(self, name: str, array: Any) -> bool:
         """Whether an array is the buffer of an input of that name; None always is."""
@@ -297,6 +303,11 @@ class Recorder:
             self._fetches[key] = X, self.dev.record(take, next(iter(self._recorded), None), self.MOST)
         if (fetch := self._fetches[key][1]) is None:
             return
+        for place, own in enumerate(optimizer.changing()[1]):
+            if place not in self._number_pages:
+                page = np.zeros((self.WAITING, len(own)), np.float32)
+                buffer = self.dev.place(self.buffer(f"numbers {place}", (len(own),), FLOAT32))
+                self._number_pages[place] = page, self.dev.places(page, self.WAITING), buffer
         trained = [p.gradient is not None for p in optimizer.parameters]
         tensors = [(t, t.data, t.requires_grad) for _, t, _ in self.model.named()]
         self._ready[self._quick_key(plans, batch)] = Ready(

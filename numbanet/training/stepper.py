@@ -99,10 +99,9 @@ class Stepper:
         if following and self._ahead[0] != self.epoch + 1:
             self._ahead = self.epoch + 1, self.policy.at(self.epoch + 1)
         policy, rng = self._ahead[1] if following else self.current, self.streams.plans
-        if not (policy.data_dependent or policy.sites(self.tree)):
-            return self._nothing
         drawn = ((site.path, policy.plan(site, rng)) for site in policy.sites(self.tree))
-        return self._plans({path: plan for path, plan in drawn if plan is not None})
+        assigned = {path: plan for path, plan in drawn if plan is not None}
+        return self._plans(assigned) if assigned or policy.data_dependent else self._nothing
 
     def _plans(self, assigned: dict[str, Plan]) -> Plans:
         choose = self._chosen if self.current.data_dependent else None
@@ -178,7 +177,8 @@ class Stepper:
             self.recorder.finish()
 
     def _done(self, loss: Any, answer: Any, shape: tuple[int, ...], plans: Plans) -> StepResult:
-        flops, dense = self._flops(shape, plans), self._flops(shape, self._nothing)
+        dense = self._flops(shape, self._nothing)
+        flops = dense if plans is self._nothing else self._flops(shape, plans)
         return StepResult(Tensor.wrap(loss, self.dev), answer, flops + self.current.pop_flops(), dense)
 
     def _flops(self, shape: tuple[int, ...], plans: Plans) -> float:

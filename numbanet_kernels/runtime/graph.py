@@ -130,9 +130,10 @@ def place_cuda(x):
     return x
 
 
-def places_cuda(x):
-    """`place` of each x[i]."""
-    return [part_cuda(x, i, i + 1) for i in range(len(x))]
+def places_cuda(x, count):
+    """`place` of each of so many equal parts of x."""
+    size = len(x) // count
+    return [part_cuda(x, i * size, (i + 1) * size) for i in range(count)]
 
 
 def replay_cuda(actions):

@@ -342,11 +342,11 @@ def place_cpu(x):
     return _Place(x, x.__array_interface__["data"][0], x.nbytes)
 
 
-def places_cpu(x):
-    """`place` of each x[i]."""
+def places_cpu(x, count):
+    """`place` of each of so many equal parts of x."""
     whole = place_cpu(x)
-    size = whole.size // max(len(x), 1)
-    return [_Place(x, whole.address + size * i, size) for i in range(len(x))]
+    size = whole.size // count
+    return [_Place(x, whole.address + size * i, size) for i in range(count)]
 
 
 def replay_cpu(actions):
