@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import sys
-import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -36,6 +34,7 @@ from ..plans.on_device import upload_plan
 from ..tensor import Tensor
 from .data import Batch
 from .optim import Optimizer
+from .queue import Pages, Queue, Ready
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -48,56 +47,12 @@ class _Pass(NamedTuple):
     held: list[Any]  # the arrays of its key, so that no other ones are taken for them
 
 
-class _Pages:
-    """Arrays for the results of many steps, which a recorded step leaves in memory that the next one overwrites."""
-
-    SIZE = 64  # steps for which arrays are allocated at once
-
-    def __init__(self, results: Sequence[Any], dev: Device) -> None:
-        self.results, self.dev, self.left = results, dev, iter(())
-
-    def next(self) -> tuple[list[Any], list[tuple[Any, Any]]]:
-        """(arrays for the results of a step, the copies that fill them)"""
-        pair = next(self.left, None)
-        if pair is None:
-            self.left = self._allocated()
-            pair = next(self.left)
-        return pair
-
-    def _allocated(self) -> Iterator[tuple[list[Any], list[tuple[Any, Any]]]]:
-        dev, given, lengths = self.dev, [], [math.prod(array.shape[:1]) for array in self.results]
-        pages = [dev.empty((self.SIZE * n, *array.shape[1:]), array.dtype) for n, array in zip(lengths, self.results)]
-        places, given = [dev.places(page, self.SIZE) for page in pages], [dev.place(array) for array in self.results]
-        for i, there in enumerate(zip(*places)):
-            parts = [dev.part(page, i * n, i * n + n) for page, n in zip(pages, lengths)]
-            scalars = [part if array.shape else dev.reshape(part, ()) for part, array in zip(parts, self.results)]
-            yield scalars, list(zip(given, there))
-
-
-class Ready(NamedTuple):
-    """A recorded step, passes and update, that is done again while nothing but batches, plans and numbers change."""
-
-    graph: Any
-    fetch: Any  # recorded as well: takes the batch's rows of the samples
-    samples: Any
-    rows: Any  # the place of the buffer of their indices
-    update: Hashable  # what decides how the optimiser updates, apart from its numbers
-    state: Any  # of the optimiser: another one has other arrays
-    tensors: list[tuple[Tensor, Any, bool]]  # of the model: with their arrays, and whether they are trained
-    trained: list[bool]  # by the parameters of the optimiser, whether they have a gradient
-    targets: Any  # the places of the buffers that are read
-    weights: Any
-    pages: _Pages  # for the results
-
-
 class Recorder:
     """The recorded steps of one training run of a model."""
 
     MOST = 1 << 30  # bytes that recorded passes may take, all of them together; a larger one is not recorded
     RECORDED = 1 << 11  # passes that are recorded: a driver keeps some memory for each
     MET = 1 << 14  # passes that are remembered, recorded or not, and plans
-    TOGETHER = 0.005  # seconds of steps that are done at once: signals wait until their end
-    WAITING = 64  # the most steps that are done at once
     TRIED = 4  # passes that could not be recorded: then no other is tried, if none could
 
     def __init__(self, dev: Device, model: Layer) -> None:
@@ -114,11 +69,8 @@ class Recorder:
         self._kept: dict[tuple, DevicePlan] = {}
         self._ready: dict[Hashable, Ready] = {}
         self._fetches: dict[tuple, tuple[Any, Any]] = {}  # by samples and size of a batch: the samples, and what takes a batch
-        # by place: numbers of the steps in the queue, the places of each step's, and that of the buffer
-        self._number_pages: dict[int, tuple[np.ndarray, list[Any], Any]] = {}
         self._samples: Any = None  # of the batch that is held
-        self._waiting: list[Any] = []  # what the steps in the queue do: arguments of `Device.replay`
-        self._queued, self._most = 0, 1  # the number of steps in the queue, and how many are done at once
+        self.queue = Queue(dev, self._numbers)
 
     @property
     def asks(self) -> bool:
@@ -163,15 +115,6 @@ class Recorder:
                 self._numbers[place] = own
                 self.dev.copy(np.array(own, np.float32), out=self.buffer(f"numbers {place}", (len(own),), FLOAT32))
         return [self.buffer(f"numbers {place}", (len(own),), FLOAT32) for place, own in enumerate(numbers)]
-
-    def _new_numbers(self, numbers: Sequence[tuple[float, ...]]) -> Iterator[tuple[Any, Any]]:
-        """Of the numbers that are not those of the step before, the copies to their buffers, for the queue."""
-        for place, own in enumerate(numbers):
-            if self._numbers.get(place) != own:
-                self._numbers[place] = own
-                page, places, buffer = self._number_pages[place]
-                page[self._queued] = own
-                yield places[self._queued], buffer
 
     def _holds(self, name: str, array: Any) -> bool:
         """Whether an array is the buffer of an input of that name; None always is."""
@@ -222,30 +165,16 @@ class Recorder:
 
     def again(self, ready: Ready, numbers: Any, batch: Batch, plans: Plans) -> list[Any]:
         """Put a step that is ready in the queue; returns arrays that have what `step` returns after `finish`."""
-        waiting = self._waiting
-        waiting += self._new_numbers(numbers)
-        waiting += (batch.inputs, ready.rows), (batch.targets, ready.targets)
-        if ready.weights is not None:
-            waiting.append((batch.weights, ready.weights))
-        waiting += [(plans.on_device(site).buffer, self._lists[site, plan.kind]) for site, plan in plans.assigned.items()]
-        waiting += ready.fetch, ready.graph
-        results, copies = ready.pages.next()
-        waiting += copies
-        self._queued += 1
-        if self._queued >= self._most or plans.choose is not None:
-            self._plans = plans
+        lists = [(plans.on_device(site).buffer, self._lists[site, plan.kind]) for site, plan in plans.assigned.items()]
+        results = self.queue.put(ready, numbers, batch, lists)
+        if plans.choose is not None:
+            self._plans = plans  # of which `_choose` makes others
             self.finish()
         return results
 
     def finish(self) -> None:
         """Do the steps in the queue."""
-        if not self._queued:
-            return
-        waiting, count, self._waiting, self._queued = self._waiting, self._queued, [], 0
-        began = time.perf_counter()
-        self.dev.replay(waiting)
-        seconds = (time.perf_counter() - began) / count
-        self._most = max(1, min(self.WAITING, int(self.TOGETHER / seconds)))
+        self.queue.finish()
 
     def step(
         self,
@@ -291,10 +220,10 @@ class Recorder:
 
         results = self((key, update), work, states + optimizer.arrays, plans)
         if self._replayed is not None and self._samples is not None and not states and not optimizer.foresees:
-            self._make_ready(plans, batch, optimizer, update)
+            self._make_ready(self._replayed, plans, batch, optimizer, update)
         return results, ready if self._replayed is None else {}
 
-    def _make_ready(self, plans: Plans, batch: Batch, optimizer: Optimizer, update: Hashable) -> None:
+    def _make_ready(self, graph: Any, plans: Plans, batch: Batch, optimizer: Optimizer, update: Hashable) -> None:
         """Steps like the one that was replayed may be put in the queue from now on, if their fetch can be recorded."""
         X, rows = self._samples, self.buffer("rows", (len(batch.rows),), np.dtype(np.int32))
         key = id(X), len(batch.rows)
@@ -303,25 +232,22 @@ class Recorder:
             self._fetches[key] = X, self.dev.record(take, next(iter(self._recorded), None), self.MOST)
         if (fetch := self._fetches[key][1]) is None:
             return
-        for place, own in enumerate(optimizer.changing()[1]):
-            if place not in self._number_pages:
-                page = np.zeros((self.WAITING, len(own)), np.float32)
-                buffer = self.dev.place(self.buffer(f"numbers {place}", (len(own),), FLOAT32))
-                self._number_pages[place] = page, self.dev.places(page, self.WAITING), buffer
         trained = [p.gradient is not None for p in optimizer.parameters]
         tensors = [(t, t.data, t.requires_grad) for _, t, _ in self.model.named()]
+        place, given = self.dev.place, batch.weights
         self._ready[self._quick_key(plans, batch)] = Ready(
-            self._replayed,
+            graph,
             fetch,
             X,
-            self.dev.place(rows),
+            place(rows),
             update,
             optimizer.state,
             tensors,
             trained,
-            self.dev.place(batch.targets),
-            None if batch.weights is None else self.dev.place(batch.weights),
-            _Pages(self._replayed.result[0], self.dev),
+            place(batch.targets),
+            None if given is None else place(given),
+            [place(buffer) for buffer in self.put_numbers(optimizer.changing()[1])],
+            Pages(graph.result[0], self.dev),
         )
 
     def _tell(self, passes: Callable[[], Sequence[Any]], repeatable: bool, plans: Plans) -> None:

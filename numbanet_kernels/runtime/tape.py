@@ -15,12 +15,12 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
 
-from . import atomic, callees
+from . import callees, replay
 from .callees import Callee, callee_of
 from .declare import tape
 from .launch import NotRecorded
@@ -39,8 +39,6 @@ OPERATIONS = frozenset(
         "tile_blocks tile_inputs tile_outputs transpose unpack_gradient upload"
     ).split()
 )
-LINE = 8  # numbers of a cache line
-NOWHERE = np.zeros(0, np.int64)
 NO_LIST = np.zeros(0, np.int32)
 
 
@@ -212,74 +210,19 @@ class Tape:
         ends = [0, *(section for section, _ in writer.asides), writer.section + 1]
         self.asides, self.threads, self.together = [work for _, work in writer.asides], writer.threads, writer.together
         self.stretches = [
-            _Stretch([entry for entry in entries if a <= entry[0] < b], writer.threads) for a, b in itertools.pairwise(ends)
+            replay.Stretch([entry for entry in entries if a <= entry[0] < b], writer.threads)
+            for a, b in itertools.pairwise(ends)
         ]
 
     def replay(self) -> None:
         """All calls again, in order, by all threads that shared them, and what is done aside between them."""
         for stretch, aside in itertools.zip_longest(self.stretches, self.asides):
-            _run([stretch], self.threads, self.together, [self])
+            replay.run([stretch], self.threads, self.together, [self])
             if aside is not None:
                 aside()
 
 
 _numbers = itertools.count(1)  # of all calls of all tapes
-
-
-class _Stretch:
-    """Calls of a tape that are made at once, as entries of `callees.run`: (section, thread, entry) of each."""
-
-    def __init__(self, entries: list[tuple[int, int, tuple]], threads: int) -> None:
-        self.alone = _table([entry for *_, entry in entries])  # on one thread
-        self.parts = self._by_threads(entries, threads) if threads > 1 else [self.alone]
-
-    @staticmethod
-    def _by_threads(entries: list[tuple[int, int, tuple]], threads: int) -> list[np.ndarray]:
-        """What each thread does, with a barrier before and after each section: in one of them threads work at the same time."""
-        tables: list[list[tuple]] = [[MEET] for _ in range(threads)]
-        for section in sorted({section for section, *_ in entries}):
-            for thread, table in enumerate(tables):
-                table += [entry for of, by, entry in entries if of == section and by == thread]
-                table.append(MEET)
-        return list(map(_table, tables))
-
-
-MEET = (callees.BARRIER, 0, 0, 0)
-
-
-def _run(stretches: Sequence[_Stretch], threads: int, together: Callable[..., None] | None, tapes: Iterable[Tape]) -> None:
-    """Stretches of tapes, one after the other, by so many threads, in one compiled call of each.
-
-    Raises
-    ------
-    RuntimeError
-        If a loop fails.
-    """
-    failed, arrived = np.zeros(1, np.int64), np.zeros(LINE, np.int64)
-
-    def alone() -> None:
-        callees.run(_joined([stretch.alone for stretch in stretches]), failed, NOWHERE, 1, NOWHERE)
-
-    def part(of: Any) -> None:
-        callees.run(tables[of.number], failed, arrived, threads, atomic.pauses())
-
-    if together is None:
-        alone()
-    else:
-        of_all = range(threads)
-        tables = [_joined([s.parts[n] for s in stretches if n < len(s.parts)]) for n in of_all]
-        together(part, alone)
-    if failed[0]:
-        name = next(tape.names[failed[0]] for tape in tapes if failed[0] in tape.names)
-        raise RuntimeError(f"{name} failed when it was done again")
-
-
-def _joined(tables: list[np.ndarray]) -> np.ndarray:
-    return tables[0] if len(tables) == 1 else np.concatenate(tables)
-
-
-def _table(entries: list[tuple]) -> np.ndarray:
-    return np.array(entries, np.int64).reshape(-1, 4)
 
 
 def _arrays(result: Any) -> Iterator[np.ndarray]:
@@ -325,83 +268,6 @@ def aside_cpu(work):
 def rehearses_cpu():
     """Whether work is done once as it will be recorded, before it is."""
     return False
-
-
-class _Place(NamedTuple):
-    """An array, where it begins, and its bytes."""
-
-    array: np.ndarray
-    address: int
-    size: int
-
-
-def place_cpu(x):
-    """x in the form that `replay` copies fastest, for arrays that are copied more than once; x must be contiguous."""
-    if not x.flags.c_contiguous:
-        raise ValueError(f"place: an array of shape {x.shape} and strides {x.strides} has gaps")
-    return _Place(x, x.__array_interface__["data"][0], x.nbytes)
-
-
-def places_cpu(x, count):
-    """`place` of each of so many equal parts of x."""
-    whole = place_cpu(x)
-    size = whole.size // count
-    return [_Place(x, whole.address + size * i, size) for i in range(count)]
-
-
-def replay_cpu(actions):
-    """Do actions in order, in one compiled call if no tape has asides: a pair (x, y) copies x to y, contiguous arrays of equal
-    size or their `place`; all others are tapes.
-
-    Raises
-    ------
-    RuntimeError
-        If a loop fails.
-    """
-    stretches: list[_Stretch] = []
-    copies: list[tuple[int, int, int, int]] = []
-    tapes: list[Tape] = []  # of the stretches
-    shared: Tape | None = None  # one of those that have several threads
-
-    def run() -> None:
-        if copies:
-            stretches.append(_Copies(copies))
-        if stretches:
-            _run(stretches, shared.threads if shared else 1, shared and shared.together, tapes)
-
-    for action in actions:
-        if action.__class__ is tuple:
-            copies.append(_copied(*action))
-            continue
-        if action.asides or (shared and 1 != action.threads != shared.threads):
-            run()
-            stretches, copies, tapes, shared = [], [], [], None
-        if action.asides:
-            action.replay()
-            continue
-        if copies:
-            stretches.append(_Copies(copies))
-            copies = []
-        stretches.append(action.stretches[0])
-        tapes.append(action)
-        shared = action if action.threads > 1 else shared
-    run()
-
-
-class _Copies(_Stretch):
-    """Copies, made by the first thread."""
-
-    def __init__(self, entries: list[tuple[int, int, int, int]]) -> None:
-        self.alone = _table(entries)
-        self.parts = [self.alone]
-
-
-def _copied(x: Any, y: Any) -> tuple[int, int, int, int]:
-    """The entry of a copy."""
-    x, y = (array if array.__class__ is _Place else place_cpu(array) for array in (x, y))
-    if x.size != y.size:
-        raise ValueError(f"replay: {x.array.dtype} {x.array.shape} is not of the size of {y.array.dtype} {y.array.shape}")
-    return callees.COPY, x.address, y.address, x.size
 
 
 def record_cpu(work, beside=None, most=1 << 30, refused=None):

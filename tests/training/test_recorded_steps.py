@@ -13,7 +13,7 @@ from numbanet.training.recorder import Recorder
 from numbanet.training.stepper import Stepper
 from numbanet_kernels.families import gemm_rows
 from numbanet_kernels.host import thresholds
-from numbanet_kernels.runtime import tape
+from numbanet_kernels.runtime import replay, tape
 
 
 @pytest.fixture
@@ -21,13 +21,13 @@ def replays(monkeypatch):
     """How often each tape of a step was replayed, alone or with others."""
     counts = {}
 
-    def run(stretches, threads, together, tapes, original=tape._run):
+    def run(stretches, threads, together, tapes, original=replay.run):
         original(stretches, threads, together, tapes)
         for of in tapes:
             if of.stretches[0] in stretches and set(of.names.values()) != {"_take_rows"}:  # which fetches a batch
                 counts[of] = counts.get(of, 0) + 1
 
-    monkeypatch.setattr(tape, "_run", run)
+    monkeypatch.setattr(replay, "run", run)
     return counts
 
 
