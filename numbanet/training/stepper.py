@@ -1,4 +1,4 @@
-"""Stepper: the training step: draw plans, forward, loss, backward, update; recorded and replayed if possible."""
+"""Stepper: one training step: draw plans, forward, loss, backward, update; it is recorded and replayed if possible."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNTED = 4096  # kinds of steps whose FLOPs are cached
 
 
 class StepResult(NamedTuple):
-    """Result of a step: the loss, the predictions, its FLOPs, and those of a dense step."""
+    """The result of a step: the loss, the predictions (`answer`), its FLOPs, and those of a dense step."""
 
     loss: Tensor
     answer: Any
@@ -55,7 +55,7 @@ class Stepper:
         self._look_around()
 
     def enter(self, epoch: int, policy: Dropout) -> None:
-        """Start an epoch, counted from 0, with a policy that has its rates."""
+        """Start an epoch, counted from 0; `policy` sets its dropout rates by `policy.at(epoch)`."""
         ready = self._ahead[0] == epoch and policy is self.policy
         self.epoch, self.policy, self.current = epoch, policy, self._ahead[1] if ready else policy.at(epoch)
         self._look_around()
@@ -65,7 +65,7 @@ class Stepper:
         self.recorder.look_again()
         self.tree = Tree(self.model)
         self._choose, chooses = self.current.choosing(self.tree, self.streams.plans), self.current.data_dependent
-        self._alike = not chooses or (self.current.alike and self.dev.asides())  # whether equal steps have plans of equal kinds
+        self._alike = not chooses or (self.current.alike and self.dev.asides())  # plans of equal kinds mean equal launches
 
     @property
     def drawn(self) -> dict[str, Plan] | None:
@@ -73,11 +73,11 @@ class Stepper:
         return None if self.upcoming is None else dict(self.upcoming.assigned)
 
     def report(self) -> dict[str, Any]:
-        """What was dropped since the last call, for the record of an epoch."""
+        """The policy's figures for the record of an epoch, over the steps since the last call, by name."""
         return self.current.report()
 
     def reshaped(self) -> None:
-        """Drop everything drawn, counted and recorded: layers, or shapes of their weights, have changed."""
+        """Forget drawn plans, counted FLOPs and recorded steps: layers or the shapes of their weights have changed."""
         self._look_around()
         self.upcoming, self.packed, self.recorder = None, {}, Recorder(self.dev, self.model)
         self.state = {} if self.task.stateful else None
@@ -116,12 +116,24 @@ class Stepper:
         whole: bool = False,
         change: Callable[[Batch], Batch] | None = None,
     ) -> StepResult:
-        """One update with a batch of samples X.
+        """Make one update with a batch.
 
-        The next step's plans are drawn here, and the update of what they do not read is deferred (`SGD`), unless `whole` says
-        that all weights must be up to date afterwards. `following`, the next batch, determines which rows of an `Embedding` the
-        next step reads; None if the next step starts an epoch. change(batch), called with the inputs on the device, returns the
-        batch to train on.
+        The plans of the next step are drawn here, because `SGD` defers the update of weights that they do not read.
+
+        Parameters
+        ----------
+        X : array
+            The samples, from which the batch is fetched.
+        batch : Batch
+        following : Batch, optional
+            The next batch: it determines which rows of an `Embedding` the next step reads. None if the next step starts an
+            epoch.
+        last : bool, default True
+            True if no step follows, so that no plans are drawn for it.
+        whole : bool, default False
+            True if all weights must be up to date after this step; then no update is deferred.
+        change : callable, optional
+            change(batch) gets the batch with its inputs on the device, and returns the batch to train on.
         """
         with self.dev.session(**self.session_options):
             plans, self.upcoming = self.draw() if self.upcoming is None else self.upcoming, None
@@ -163,7 +175,7 @@ class Stepper:
         return StepResult(Tensor.wrap(loss, self.dev), answer, flops + self.current.pop_flops(), dense)
 
     def _flops(self, shape: tuple[int, ...], plans: Plans) -> float:
-        """FLOPs of a step with inputs of this shape; cached by the plans' kinds and densities."""
+        """FLOPs of a step with inputs of this shape; they are cached by the kinds and densities of the plans."""
         key = shape, *[(path, type(plan), plan.kind, plan.density) for path, plan in plans.assigned.items()]
         if key not in self._counted:
             if len(self._counted) == COUNTED:
