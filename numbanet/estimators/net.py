@@ -136,8 +136,9 @@ class Net(ClassifierMixin, Supervised):
         return self
 
     def score(self, X, y, sample_weight=None) -> float:
-        """Accuracy. For labels per time step: over all steps of all sequences, without padding. If a sample may have several
-        labels: the share of samples of which all labels are right."""
+        """Accuracy. If there are labels per time step, it is that of all steps of all sequences, without padding. If a sample
+        may have several labels, it is the share of samples with all labels right.
+        """
         if not self._by_step:
             return super().score(X, y, sample_weight)
         X, y = self._checked(X, y)
@@ -146,8 +147,9 @@ class Net(ClassifierMixin, Supervised):
         return float(np.average((y == self.predict(X))[counted], weights=weights))
 
     def predict_proba(self, X) -> np.ndarray:
-        """Class probabilities, (n_samples, n_classes) float32, columns in the order of `classes_`. If a sample may have several
-        labels, that of each label; (n_samples, n_steps, n_classes) for labels per time step."""
+        """Class probabilities, (n_samples, n_classes) float32, with columns in the order of `classes_`. If a sample may have
+        several labels, the probability of each label. For labels per time step, (n_samples, n_steps, n_classes).
+        """
         output, cpu = self._output(X), device("cpu")
         return cpu.sigmoid(output) if self._several else self._task().probabilities(cpu, output)
 
@@ -194,7 +196,9 @@ class Net(ClassifierMixin, Supervised):
         return index, self._weighted(index, weights)
 
     def _check_steps(self, X, y, weights, reset, classes):
-        """As `_check_target` for labels per time step, both (n, T); padding steps get an arbitrary label and weight 0."""
+        """As `_check_target`, for labels per time step: (labels (n, T), weights (n, T)). Padding steps get an arbitrary label
+        and weight 0.
+        """
         y, counted = steps.labels(X, y), steps.counted(X, Sequential(self.layers) if reset else self.model_)
         check_classification_targets(y[counted])
         self._several = False
@@ -244,7 +248,7 @@ class Net(ClassifierMixin, Supervised):
         return X, column_or_1d(y, warn=True) if y.ndim == 2 and y.shape[1] == 1 else y
 
     def _indicated(self, y, reset, classes):
-        """0 and 1 by sample and label, (n, labels) float32."""
+        """Indicators (n, labels) float32: 1 if the sample has the label, else 0."""
         y = np.float32(y != 0)
         if reset:
             self.classes_ = np.arange(y.shape[1])

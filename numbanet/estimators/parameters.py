@@ -26,7 +26,7 @@ def by_name(*parameters: Parameter) -> dict[str, Parameter]:
 
 
 def changed(parameters: Mapping[str, Parameter], **defaults: Any) -> dict[str, Parameter]:
-    """The parameters, some of them with other defaults or texts."""
+    """A copy of the parameters in which some have other defaults or texts."""
     return {**parameters, **{name: parameters[name]._replace(default=value) for name, value in defaults.items()}}
 
 
@@ -43,7 +43,7 @@ def documented(parameters: Iterable[Parameter]) -> str:
 
 
 def choices(names: Iterable[str]) -> str:
-    """The allowed names of a parameter, in docstring notation."""
+    """The allowed values of a parameter in docstring notation, such as {"a", "b"}."""
     return f"{{{', '.join(map(json.dumps, names))}}}"
 
 
@@ -291,7 +291,7 @@ ELSEWHERE = {  # scikit-learn's name of a parameter: (the name here, further exp
 
 
 def hint(name: str, known: Mapping[str, Any]) -> str:
-    """For an error message: what a parameter of scikit-learn's networks is called here; "" for other names."""
+    """For an error message: the name here of a parameter of scikit-learn's networks; "" for other names."""
     here, more = ELSEWHERE.get(name, ("", ""))
     return f": here it is {here!r}{more}" if here in known and name not in known else ""
 

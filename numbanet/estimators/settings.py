@@ -38,7 +38,7 @@ class FitSettings:
     ----------
     policy : Dropout
     at_mean_rate : Dropout
-        The policy with its rates averaged over epochs, for which initial weights are made.
+        The policy with its rates averaged over the epochs; it determines the variance of initial weights.
     epochs : int
         Number of epochs of a fit.
     batch_size : int
@@ -48,7 +48,7 @@ class FitSettings:
     learning_rate_schedule : callable or None
         Factor on the learning rate by epoch.
     patience : int or None
-        Of early stopping; None if it is off.
+        Number of epochs without improvement before early stopping; None if it is off.
     scorer : callable or None
         scorer(estimator, X, y); None for the estimator's `score`.
     """
@@ -76,7 +76,9 @@ class Settings(BaseEstimator):
     flags: ClassVar[tuple[str, ...]] = ("nesterov", "early_stopping", "warm_start")
 
     def set_params(self, **parameters):
-        """Set parameters by name, as scikit-learn does; for scikit-learn's names the ValueError says the name here."""
+        """Set parameters by name, as scikit-learn does. For a parameter name of scikit-learn's networks, the ValueError gives
+        the name here.
+        """
         for name in parameters:
             if other := hint(name, self.get_params(deep=False)):
                 raise ValueError(f"{type(self).__name__} has no parameter {name!r}{other}")
@@ -87,7 +89,7 @@ class Settings(BaseEstimator):
         self._settings(None, None)
 
     def _settings(self, dropout, dropout_rate, samples: int | None = None) -> FitSettings:
-        """The checked parameters of one fit on n samples; called before anything is changed."""
+        """The checked parameters of one fit on n samples; it is called before the estimator is changed."""
         for name, low in (("epochs", 1), ("batch_size", 1), ("patience", 1)):
             value = getattr(self, name)
             if not (is_integer(value) and value >= low or (value is None and name in self.by_samples)):
@@ -126,13 +128,13 @@ class Settings(BaseEstimator):
         )
 
     def _epochs(self, samples: int | None) -> int:
-        """Of a fit on n samples: the parameter, or what suits them."""
+        """The number of epochs of a fit on n samples: the parameter, or a default that depends on n."""
         if self.epochs is not None:
             return self.epochs
         return EPOCHS if samples is None else max(EPOCHS, math.ceil(STEPS / math.ceil(samples / self._batch(samples))))
 
     def _batch(self, samples: int | None) -> int:
-        """Samples of a step in a fit on n: the parameter, or what suits them."""
+        """The batch size of a fit on n samples: the parameter, or a default that depends on n."""
         if self.batch_size is not None:
             return self.batch_size
         return BATCH if samples is None else min(BATCH, max(LEAST_BATCH, samples // BATCHES))

@@ -1,7 +1,7 @@
 """Convolutional networks by name: lenet5, alexnet, vgg19, as lists of layers, or as `Net("lenet5")`.
 
-All are adapted to small images, (1, 28, 28) or (3, 32, 32), as in *DNN Training Acceleration via Exploring GPGPU Friendly
-Sparsity*, section 7. With batch_norm each convolution is followed by a `BatchNorm2d`, and has no bias.
+All networks are adapted to small images, (1, 28, 28) or (3, 32, 32), as in *DNN Training Acceleration via Exploring GPGPU
+Friendly Sparsity*, section 7. With batch_norm each convolution is followed by a `BatchNorm2d`, and has no bias.
 """
 
 from __future__ import annotations

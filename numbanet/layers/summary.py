@@ -25,7 +25,7 @@ class Line(NamedTuple):
 
 
 def lines(model: Layer, spec: ActivationSpec | None, path: str = "", inner: bool = False) -> Iterator[Line]:
-    """A line for each layer, front to back, chains excluded; the layers that it holds follow it."""
+    """A line for each layer except `Sequential`, front to back; the layers inside a layer follow it."""
     for name, layer in model.children():
         here, before = f"{path}.{name}" if path else name, spec
         flops, shape = None, None
