@@ -1,4 +1,4 @@
-"""Rates by epoch: dropout rates; learning rates by a schedule, or reduced on a plateau."""
+"""Hooks that set rates by epoch: dropout rates, and learning rates by a schedule or reduced on a plateau."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from .hooks import Hook, monitored
 
 
 def named(schedule: Any, epochs: int) -> Callable[[int], float] | None:
-    """The factor on the learning rate by epoch, given as a name ("cosine", "linear"), a function of the epoch, or None.
+    """The function of the epoch that gives the factor of the learning rate, from a name ("cosine", "linear"), a function, or
+    None.
 
     Raises
     ------
@@ -48,9 +49,9 @@ def factor_of(schedule: Callable[[int], float] | None, epoch: int) -> float:
 
 
 class LearningRate(Hook):
-    """Multiplies the optimiser's learning rate in each epoch by a schedule's factor.
+    """The hook that multiplies the optimiser's learning rate in each epoch by a schedule's factor.
 
-    Between epochs the optimiser has its base rate, so a callback may change it permanently.
+    Between epochs the optimiser has its rate without the factor, so a callback may change it permanently.
     """
 
     watches = False
@@ -73,9 +74,10 @@ class LearningRate(Hook):
 
 
 class DropoutRates(Hook):
-    """Gives the stepper the policy with each epoch's rates, calibrated on some samples (`Dropout.calibrated`).
+    """The hook that gives the stepper the policy with the rates of each epoch, after calibrating it on some samples
+    (`Dropout.calibrated`).
 
-    Adds what was dropped to the record.
+    It adds the policy's figures (`Dropout.report`) to the record.
 
     Parameters
     ----------
