@@ -160,8 +160,8 @@ def tile_for(rows, cols, products=1):
 
 
 def way_for(rows, cols, products=1, right=None):
-    """(block size, passes of TF32): one pass if the precision allows it, else three if they are faster for this size; none if
-    the device computes them wrongly (`right` is the self-test of other kernels than these).
+    """(block size, passes of TF32): one pass if the precision allows it, else three passes if they are faster for this size. If
+    the self-test `right` of these passes fails, or if they are slower: 0, fused multiply-adds.
     """
     right, tile = right or _tensor_agrees, tile_for(rows, cols, products)
     if imprecise():
@@ -183,7 +183,7 @@ def span_for(rows, cols, depth, tile):
 
 @device_cache(maxsize=1)
 def _tickets():
-    """Counters of finished blocks of each product: 0 between launches."""
+    """The number of finished blocks of each product, a device array; all are 0 between launches."""
     return to_device(np.zeros(TICKETS, np.int32))
 
 
@@ -214,7 +214,7 @@ def _three_passes():
 
 
 def _milliseconds(passes, side=2048, times=4):
-    """The time of square products, each much longer than a launch."""
+    """The time of `times` square products of side `side` in milliseconds; each takes much longer than a launch."""
     a, b = (to_device(np.random.default_rng(0).standard_normal(side * side, np.float32)) for _ in range(2))
     out, (start, stop) = device_array((side, side)), (cuda.event(), cuda.event())
     start.record()

@@ -110,7 +110,7 @@ def _product(entry, x, values, starts, stops, ids, order, back, bias, biased, re
 
 @host_kernel("void(i8, f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], i4[::1], i8, i8, f4[:, :, ::1])")
 def _gradients(entry, dy, x, starts, stops, ids, first, stop, dw):
-    """The tiles of the block rows first … stop - 1."""
+    """The gradients of the tiles of the block rows first … stop - 1."""
     tile, blocks = dw.shape[1], -(-x.shape[1] // dw.shape[1])
     for r in range(first, stop):
         slopes = dy[:, r * tile : min((r + 1) * tile, dy.shape[1])]
@@ -242,7 +242,7 @@ def _gradients_kernel(tile=16):
 
 
 def _block_side(op, tile):
-    """Threads along each axis of a block; ValueError for tiles larger than a block."""
+    """The number of threads along each axis of a block; ValueError if the tile is larger than a block."""
     if not 1 <= tile <= 32:
         raise ValueError(f"{op}: tile {tile} must be from 1 to 32 on CUDA")
     return tile

@@ -164,8 +164,8 @@ def _maps(formula, dense_a, dense_b, scale, dense_out, start, stop):
 
 
 def _share_maps(formula, a, b, scale, out):
-    """Divide the columns among the threads, as other operations do that write or read these arrays; narrow or flat arrays by
-    elements.
+    """Divide the columns among the threads, like the operations that write and read these arrays, so that data stays in each
+    core's cache. Narrow arrays, and arrays with one axis, are divided by elements.
     """
     columns = out.shape[-1] if out.ndim > 1 and out.shape[-1] >= LEAST_COLUMNS * threads.count() else out.size
     a, b, y = (x.reshape(out.size // columns if columns else 0, columns) for x in (a, b, out))

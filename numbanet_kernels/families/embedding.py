@@ -5,11 +5,11 @@
                  Look-ups of the same row keep their order; look-ups of `padding` come last and belong to no row
     sum_by_row   y[u, d] = sum_k dy[order[k], d] for starts[u] <= k < starts[u + 1]      dy (N, D), order (N,), starts (U + 1,)
 
-Sums over grouped look-ups have a fixed order, so results are bitwise reproducible. On CUDA U is not known before the look-ups
-are counted, nor where a step is recorded, which needs fixed sizes: there U is N, and the ranges of the last u are empty. A CUDA
-thread computes the rank of its look-up by reading all others, N^2 reads from cache: for the thousands of look-ups of a step
-this is cheaper than the launches of a sort. More than `MOST` ids are copied to the host and grouped there, which cannot be
-recorded.
+Sums over grouped look-ups have a fixed order, so results are bitwise reproducible. On CUDA U is unknown until the look-ups are
+counted, and a recorded step needs fixed sizes. So on CUDA and in recorded steps, the arrays have U = N, and the ranges of the
+last u are empty. A CUDA thread computes the rank of its look-up by reading all others, N^2 reads from cache: for the thousands
+of look-ups of a step this is cheaper than the launches of a sort. If there are more than `MOST` ids, they are copied to the
+host and grouped there, which cannot be recorded.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def group_rows_cpu(ids, rows, padding=None):
 
 @host_kernel("void(i4[::1], i8, i4[::1], i4[::1], i4[::1])")
 def _group_rows(ids, padding, order, starts, places):
-    """First places are how often each row was looked up, then ends[u] is where the next look-up of the u-th row goes."""
+    """Group the look-ups by row, as in `group_rows`; `places` is `ranks`. It first counts the look-ups of each row; then
+    ends[u] is the position in `order` of the next look-up of the u-th used row.
+    """
     n, last = ids.size, places.size - 1
     ends, at, u = np.empty(n + 1, np.int32), int32(0), 0
     for row in range(places.size):
@@ -193,7 +195,7 @@ def _summing():
 
     @kernel("void(f4[::1], i4[::1], i4[::1], f4[::1], i4, i4)")
     def sum_by_row(dy, order, starts, y, rows, width):
-        """One thread per entry of y: neighbouring threads read neighbouring addresses."""
+        """One thread per entry of y: adjacent threads read adjacent addresses."""
         i = cuda.grid(1)
         if i < y.size:
             u, d, total, missed = i // width, i % width, float32(0), float32(0)

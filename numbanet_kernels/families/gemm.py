@@ -6,7 +6,8 @@ weight comes with that of its bias:
 
     gemm_dw     dw[o, i] = sum_n dy[n, o] x[n, i],   db[o] = db_scale * sum_n dy[n, o]
 
-2 M N K FLOPs over 4 (M K + K N + M N) bytes: every version below computes the same, with fewer trips to memory.
+2 M N K FLOPs on 4 (M K + K N + M N) bytes. Each version below computes the same result, with fewer loads from memory than the
+one before.
 
     1 naive      a thread per output, every operand from global memory: 2 loads for each multiply-add
     2 tiled      a block keeps a tile x tile piece of A and B in shared memory: `tile` times fewer global loads
@@ -86,7 +87,7 @@ LEAST_ROWS, LEAST_DEPTH = 32, 64  # least rows of a weight per thread, least len
 
 
 def _by_rows(a, b, out, bias=None, relu=False, scale=1.0, alpha=1.0):
-    """out = scale * act(alpha * a b + bias), each thread on its rows of a."""
+    """out = scale * act(alpha * a b + bias); each thread computes a part of the rows of a."""
 
     def work(part):
         rows = part.of(a.shape[0])
@@ -99,7 +100,7 @@ def _by_rows(a, b, out, bias=None, relu=False, scale=1.0, alpha=1.0):
 
 
 def _by_columns(a, b, out, bias=None, relu=False, scale=1.0, alpha=1.0):
-    """out = scale * act(alpha * a b + bias), each thread on its columns of b."""
+    """out = scale * act(alpha * a b + bias); each thread computes a part of the columns of b."""
 
     def work(part):
         cols = part.of(b.shape[1])
@@ -136,7 +137,7 @@ def multiply_forward(x, weight, out, bias=None, relu=False, scale=1.0, alpha=1.0
 
 
 def _forward_by_columns(x, w, out, bias, relu, scale, alpha):
-    """out = scale * act(alpha * x w.T + bias), each thread computing its part of the sum over columns."""
+    """out = scale * act(alpha * x w.T + bias); each thread computes a part of the sum over the columns of w."""
     depth = x.shape[1]
     if depth < LEAST_DEPTH * threads.count():
         return _by_rows(x, w.T, out, bias, relu, scale, alpha)

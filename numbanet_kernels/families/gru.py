@@ -90,7 +90,7 @@ def _store_three(builder, gates, data, at, step, some):
 
 @intrinsic
 def _cell(typing_context, z, s, at, step, h, before, after, width, alive):
-    """One sample's units, `width` of them: z becomes the gates, h[after] is computed from h[before]."""
+    """Compute `width` units of one sample: z becomes the gates, and h[after] is computed from h[before]."""
 
     def generate(context, builder, signature, arguments):
         z, s, at, step, h, before, after, width, alive = data_of(context, builder, signature, arguments)
@@ -110,7 +110,7 @@ def _cell(typing_context, z, s, at, step, h, before, after, width, alive):
 
 @intrinsic
 def _cell_grad(typing_context, dy, dy_at, back, carried, state_at, gates, s, at, step, h, before, width, alive):
-    """One sample's units: gates become dz, s becomes ds, carried goes one step back."""
+    """Compute `width` units of one sample: gates become dz, s becomes ds, and `carried` is updated for the step before."""
 
     def generate(context, builder, signature, arguments):
         dy, dy_at, back, carried, state_at, gates, s, at, step, h, before, width, alive = data_of(
@@ -150,7 +150,7 @@ def _forward(z, s, h, lengths, t, first, stop):
 
 @host_kernel("void(f4[:, :, ::1], f4[:, ::1], f4[:, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], i4[::1], i8, i8, i8)")
 def _backward(dy, back, carried, gates, s, h, lengths, t, first, stop):
-    """Step t of the samples first … stop - 1, back in time."""
+    """The backward pass of step t for the samples first … stop - 1."""
     n, hidden = h.shape[1], h.shape[2]
     for sample in range(first, stop):
         for j in range(0, hidden, WIDTH):
@@ -248,7 +248,7 @@ def gru_cell_grad_cuda(dy, back, carried, gates, s, h, t, lengths=None):
 
 
 def _ends(lengths):
-    """The lengths for kernels; an empty list if no sample ends before the last step."""
+    """The lengths as the argument of kernels; an empty array if no sample ends before the last step."""
     return empty_cuda(0, INT32) if lengths is None else lengths
 
 

@@ -7,8 +7,8 @@
     layer_norm_grad   dgamma[c] = sum_n dy[n, c] h[n, c],   dbeta[c] = sum_n dy[n, c],   and with g = gamma dy
                       dx[n, c] = inverse[n] (g[n, c] - 1/C sum_c g[n, c] - h[n, c] 1/C sum_c g[n, c] h[n, c])
 
-On the CPU a thread has its own rows, each of which stays in cache for its two passes; sums over rows are float64. On CUDA a
-block has a row; dgamma and dbeta are sums over columns, ACROSS columns per block.
+On the CPU threads divide the rows, and each row stays in cache for its two passes; sums over rows are float64. On CUDA a block
+computes a row. For dgamma and dbeta, a block computes ACROSS columns.
 """
 
 from __future__ import annotations

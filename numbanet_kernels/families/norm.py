@@ -8,9 +8,9 @@
     batch_norm_grad   dbeta[c] = sum_n dy[n, c],  dgamma[c] = sum_n dy[n, c] h[n, c],
                       dx[n, c] = gamma[c] / sqrt(variance[c] + eps) (dy[n, c] - dbeta[c] / N - h[n, c] dgamma[c] / N)
 
-On the CPU a thread has its own rows. Sums are float64, over the differences to the first row: one pass gives both mean and
-variance, without cancellation if the mean is large. On CUDA the variance takes a second pass, after the mean, and a block has
-ACROSS channels, whose threads lie along the contiguous axis.
+On the CPU threads divide the rows. Sums are float64 and of the differences to the first row, so that one pass gives both mean
+and variance without cancellation if the mean is large. On CUDA the variance needs a second pass after the mean; a block
+computes ACROSS channels, and adjacent threads read adjacent channels.
 """
 
 from __future__ import annotations
@@ -143,7 +143,9 @@ def _gradients(sums, gamma, variance, eps, n, numbers, dgamma, dbeta):
 
 
 def _repeated(vector):
-    """Repeat the vector over a group of rows, so that few channels are vectorised, too."""
+    """A copy of the vector, repeated for a group of rows. Loops then run over whole groups, so that they are vectorised even if
+    there are few channels.
+    """
     if vector.size >= GROUP:
         return vector
     out = empty_cpu(GROUP // vector.size * vector.size)
@@ -152,7 +154,7 @@ def _repeated(vector):
 
 
 def _each(loop, rows, vectors, *out):
-    """Run loop(rows, vectors, out) on each thread's rows."""
+    """Call loop(rows, vectors, out) on all threads, each for a part of the rows."""
     n, channels = rows[0].shape
     if not n * channels:
         return

@@ -170,7 +170,7 @@ def _sum(x, outer, n, inner, scale, out):
 
 
 def sum_cpu(x, axis=None, keepdims=False, out=None):
-    """y = the sum of x over axes (None: all)"""
+    """y = the sum of x over the axes `axis`; None: all axes"""
     axes = _axes("sum", "cpu", x, axis)
     out = output("sum (cpu)", empty_cpu, out, _reduced_shape(x, axes, keepdims), x=x)
     if not x.size or not axes:
@@ -187,7 +187,7 @@ def sum_cpu(x, axis=None, keepdims=False, out=None):
 
 
 def max_cpu(x, axis=None, keepdims=False, out=None):
-    """y = the maximum of x over axes (None: all)"""
+    """y = the maximum of x over the axes `axis`; None: all axes"""
     axes = _axes("max", "cpu", x, axis)
     out = output("max (cpu)", empty_cpu, out, _reduced_shape(x, axes, keepdims), x=x)
     return np.maximum.reduce(x, axis=axes, keepdims=keepdims, out=out)
@@ -329,7 +329,7 @@ def _reduce(formula, x, outer, n, inner, out):
 
 
 def _reduce_axes(op, formula, x, axis, keepdims, out):
-    """One pass for each group of neighbouring axes, the last group first."""
+    """Reduce over the axes `axis`, in one pass for each group of adjacent axes, the last group first."""
     axes = _axes(op, "cuda", x, axis)
     out = output(f"{op} (cuda)", empty_cuda, out, _reduced_shape(x, axes, keepdims), x=x)
     if not axes or out.size == 0:

@@ -1,4 +1,4 @@
-"""Selecting the outputs to compute, from estimates of them:
+"""Select the outputs to compute, from estimates of their values:
 
     scores     s[o] = sum_n max(0, x[n] . w[o] + bias[o])      x (N, I), w (O, I), bias (O,) or None -> s (O,)
     top_k      bits of the k largest of each row, of equal values the first      v (N, O) -> (N, words of 32 bits)
@@ -81,8 +81,8 @@ def _scores(x, samples, panels, rows, bias, biased, sums, first, stop):
 
 
 def scores_packed_cpu(w, out=None, first=0):
-    """w in the packed form that `scores` reads, to be reused while w stays the same. If only the rows from `first` on (a
-    multiple of WIDTH) have changed, pass these as w, and the packed form of all rows as `out`.
+    """w in the packed form that `scores` reads; it can be reused as long as w does not change. If only the rows from `first` on
+    (a multiple of WIDTH) have changed, pass these as w, and the packed form of all rows as `out`.
     """
     op = "scores_packed (cpu)"
     expect(op, w=(w, ("O", "I")))
@@ -128,7 +128,7 @@ def _order(v):
 
 @host_kernel("void(i4[:, ::1], i8, i4[:, ::1], i8, i8)")
 def _top_k(v, k, bits, first, stop):
-    """The rows first … stop - 1; v are the bits of floats."""
+    """The rows first … stop - 1; v holds the bits of floats."""
     keys = np.empty(v.shape[1], np.int32)
     for n in range(first, stop):
         bits[n] = 0

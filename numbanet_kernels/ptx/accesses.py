@@ -18,7 +18,7 @@ SPACES = ("global", "shared", "local", "const", "param")
 
 
 def step(program: Program, i: Instruction) -> Step | None:
-    """The step of a memory instruction; None for any other."""
+    """The `Step` of a memory instruction; None for other instructions."""
     if i.opcode == "ld":
         given = _space(i) == "param" and i.operands[1].base in program.parameters
         return Step(_load_parameter(program, i) if given else _load(program, i))

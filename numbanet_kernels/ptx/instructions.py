@@ -93,7 +93,7 @@ def steps(program: Program) -> list[Step]:
     Raises
     ------
     PtxError
-        If this machine does not support an instruction, with its line.
+        If the interpreter does not support an instruction; the message names its line.
     """
     if not hasattr(program, "steps"):
         found: list[Any] = [None] * len(program.instructions)

@@ -1,4 +1,4 @@
-"""The machine: runs a PTX kernel on NumPy arrays, one element per thread, all threads of many blocks at once.
+"""The interpreter: runs a PTX kernel on NumPy arrays with one element per thread, for all threads of many blocks at once.
 
     groups      threads at the same instruction run it together: the group that is farthest behind runs first, so that
                 threads that diverged at a branch meet again where the branches join
@@ -84,7 +84,7 @@ class Wave:
 
     @contextlib.contextmanager
     def where(self, condition: np.ndarray) -> Iterator[None]:
-        """Only those running threads that meet a condition."""
+        """Restrict the running threads to those that meet a condition."""
         before = self.active, self.lanes, self.full
         self.run(self.active & condition)
         yield
@@ -174,7 +174,7 @@ class Wave:
 
     @contextlib.contextmanager
     def told(self, instruction: Instruction, space: str, lanes: np.ndarray) -> Iterator[None]:
-        """Turns a Fault into an error with line and thread."""
+        """A context that turns a `Fault` into an error with line and thread."""
         try:
             yield
         except Fault as fault:
@@ -238,7 +238,7 @@ class Launch:
             self.const.store.write(start, np.frombuffer(variable.initial, np.uint8), 1)
 
     def run(self) -> None:
-        """All blocks, wave after wave."""
+        """Run all blocks, wave after wave."""
         from .instructions import steps
 
         threads, count = -(-math.prod(self.block) // WARP) * WARP, math.prod(self.grid)

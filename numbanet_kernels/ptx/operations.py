@@ -1,4 +1,6 @@
-"""Arithmetic instructions: opcode -> (types of the result and of the sources, NumPy function), by modifiers."""
+"""Arithmetic instructions: for an opcode and its modifiers, the types of the result and of the sources, and a NumPy
+function.
+"""
 
 from __future__ import annotations
 

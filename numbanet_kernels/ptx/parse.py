@@ -27,7 +27,7 @@ GAP = 1024  # bytes between variables of one space: a multiple of all banks
 
 
 class PtxError(RuntimeError):
-    """An error of the kernel, or something that this machine does not support."""
+    """An error in a kernel, or an instruction that the interpreter does not support."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,8 +121,8 @@ class Program:
 
     @functools.cached_property
     def python(self) -> list[str]:
-        """For each instruction the line of Python, "file.py:12", or ""; for a library function, which has none, the one line
-        that calls it.
+        """For each instruction the line of Python, "file.py:12", or "". A library function has no lines of Python; its
+        instructions get the line of its call, if there is only one call.
         """
         found = self._lines()
         for name, function in self.functions.items():
@@ -217,13 +217,13 @@ def parse(
 ) -> Program:
     """The kernel in a PTX text.
 
-    With `arguments`, those of its Python function (`Kernel.arguments`), `run` checks what it is given; with `lines`, which
-    returns the text with lines of Python, errors name these.
+    If `arguments` is given, the types of its Python function's arguments (`Kernel.arguments`), `run` checks the arguments of a
+    launch. If `lines` is given, a function that returns the PTX text with lines of Python, errors name these lines.
 
     Raises
     ------
     PtxError
-        If there is no kernel, or more than one, or a statement is not understood; with its line.
+        If there is no kernel or more than one, or if a statement is not supported; the message names the line.
     """
     text = _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found.group()), text)
     program, position, line, python = Program(arguments=tuple(arguments), lines=lines), 0, 1, ""

@@ -13,8 +13,8 @@ from .interrupt import deferred
 def trusted(check: Callable[[], float]) -> Callable[[], bool]:
     """True if fast code is correct on this device: once per process, `check` runs it and returns its error.
 
-    If the error is not small, or the check fails, a warning is issued and the simple code is used. On the emulated device the
-    tests have checked it.
+    If the error is not small, or the check fails, a warning is issued and the simple code is used. On the emulated device it is
+    True without a check, because the tests check it.
     """
 
     @functools.cache

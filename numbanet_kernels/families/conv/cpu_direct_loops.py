@@ -41,7 +41,7 @@ def _number(builder, data, at):
 
 
 def _by_outputs(builder, size, most, body):
-    """body(n) for n = size, from 1 to most."""
+    """Generate body(n) for each n from 1 to `most`, and a switch that runs the one with n = size."""
     for n in range(1, most + 1):
         with builder.if_then(builder.icmp_signed("==", size, NUMBER(n))):
             body(n)
@@ -209,7 +209,7 @@ def _chunk(left, most):
 
 @host_function
 def _read(x, where, gated, n0, n1, geometry, line, turned):
-    """Images n0 … n1 - 1 into the lanes of the transposed pixels, inside their padding; with `where`, 0 unless where > 0."""
+    """Copy images n0 … n1 - 1 to the lanes of the transposed pixels, inside their padding; if `gated`, 0 unless where > 0."""
     height, width, padded, above, left = geometry[0], geometry[1], geometry[2], geometry[3], geometry[4]
     for h in range(height):
         c0, row = h * width, (h + above) * padded + left

@@ -58,7 +58,9 @@ def _entries(product, listed):
 
 
 def _writing(product, listed, store):
-    """Writes a thread's sums, also to listed rows of the result; each factory makes its own."""
+    """Make the device function that writes a thread's sums, if `listed` to listed rows of the result; each factory makes its
+    own (`inlined`).
+    """
     side_of, scattered = number_of(listed == SIDE), listed == SIDE and product != PATCHES
     store_row = store_of(types.UniTuple(types.float32, 4), [0], [0, 1, 2, 3], lambda i, j: j, 4)
 

@@ -178,8 +178,8 @@ def number_of(listed):
 
 
 class Loads(NamedTuple):
-    """The loads of a thread for one tile, and their stores to shared memory: intrinsics. `copies.layout` defines the tile's
-    layout; a thread has four elements.
+    """The intrinsics by which a thread loads its elements of a tile and stores them to shared memory. `copies.layout` defines
+    the tile's layout; a thread has four elements.
     """
 
     place: Callable  # t -> (its first k, its first row or column)
@@ -191,7 +191,7 @@ class Loads(NamedTuple):
 def _place_of(layout):
     @intrinsic(layout)
     def place(typing_context, t):
-        """If neighbours load along k, threads form rows of 8."""
+        """If adjacent threads load along k, threads form rows of 8."""
 
         def generate(context, builder, signature, arguments):
             (t,) = arguments

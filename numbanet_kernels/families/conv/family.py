@@ -5,12 +5,11 @@
                   db[o] = sum_r dz[r, o];   dx[pixel] = the sum of dA[r, k] over all A[r, k] that are that pixel
 
 The im2col matrix A has a row for each output position, r = (n, oh, ow), and a column k = (kh, kw, c) for each tap and channel
-of the group: A[r, k] = x[n, oh stride - padding + kh dilation, ow stride - padding + kw dilation, c], 0 outside the image.
-A is KH KW times as large as x and is never built: tiles of it are gathered and used at once, on the CPU at most 4 MB per thread
-(at least 32 rows), on CUDA in shared memory. The CPU gathers nothing (`cpu_direct`) if there are at least two vectors of
-images,
-at least 32 positions, no groups and no blocks, and if a tile of WIDTH images fits into 10 MB: it then multiplies patches in
-place, each image in a lane of a vector. A plan may keep part of A:
+of the group: A[r, k] = x[n, oh stride - padding + kh dilation, ow stride - padding + kw dilation, c], 0 outside the image. A is
+KH KW times as large as x and is never built: tiles of it are gathered and used at once, on the CPU at most 4 MB per thread (at
+least 32 rows), on CUDA in shared memory. The CPU does not gather (`cpu_direct`) if there are at least two vectors of images and
+32 positions, no groups and no blocks, and if a tile of WIDTH images fits into 10 MB. It then multiplies the pixels directly,
+with one image per lane of a vector. A plan may keep part of A:
 
     rows     increasing int32 list: only these rows of A are computed, other rows of y are 0 (without bias); on the CPU this is
              faster if the images of a tile keep the same rows
@@ -125,7 +124,7 @@ def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, b
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
-    """Images of 7 x 10 pixels: several blocks of each kernel."""
+    """Examples with images of 7 x 10 pixels, for which each kernel has several blocks."""
     window = Window((3, 3), (1, 1), (1, 1))
     images, channels, outs = max(N // 16, 1), max(I // 16, 1), max(O // 4, 1)
     shape, total, depth = (images, 7, 10, channels), images * 70, 9 * channels

@@ -2,8 +2,8 @@
 
     count_large    counts[b, q] = the number of sampled values of region (b, q) of A that exceed a threshold in magnitude
 
-A is cut into regions of height x width. Each is sampled at the same offsets (S, 2) from its first row and column; rows beyond
-the last one are clamped to it, and columns beyond the last one count as small.
+A is cut into regions of height x width. Every region is sampled at the same offsets (S, 2) from its first row and column. Rows
+beyond the last row are clamped to it; columns beyond the last column count as small.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _sees(segment, top, left, height, line):
 
 @host_kernel("void(f4[::1], i8, i8[::1], i8[:, ::1], i8, i8, i8, i4[:, ::1], f4, i4[:, ::1], i8, i8)")
 def _count(pixels, channels, geometry, table, rows, height, width, offsets, threshold, counts, first, stop):
-    """The regions of the block rows first … stop - 1."""
+    """Count large values in the regions of the block rows first … stop - 1."""
     numbers, found, samples = loops.unpacked(geometry), (-geometry[7], int64(0), int64(0)), offsets.shape[0]
     tall, line, down, across = numbers[0], numbers[1] * channels, numbers[8], numbers[9]
     reach = np.full((counts.shape[1], samples), -1, np.int64)  # offset of each sample from its patch's first float

@@ -6,8 +6,8 @@
 
 An entry costs one multiply-add per vector of samples, with one operand from memory: 2 N FLOPs on 4 N bytes. A panel of 2048
 inputs takes 512 KiB, half of the L2 cache, which delivers 32 bytes a cycle: half of what the multiply-adds could consume, so
-the ceiling is half of the dense peak of a core. In a random structure two rows share too few columns to pay for a search for
-rows that could use one load of x together.
+the ceiling is half of the dense peak of a core. In a random structure, two rows share too few columns for a shared load of x to
+save more time than the search for such rows takes.
 """
 
 from __future__ import annotations

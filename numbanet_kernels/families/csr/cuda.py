@@ -87,7 +87,7 @@ def csr_transposed_cuda(x):
 
 
 def _columns(op, x, transposed):
-    """x.T: the given array, checked, or a new one."""
+    """x.T: `transposed`, checked, or a new array if it is None."""
     if transposed is None:
         return transpose_cuda(x, (1, 0))
     expect(op, transposed=(transposed, x.shape[::-1]))

@@ -61,7 +61,7 @@ def _finish(builder, total, ceiling, alive, n, y, at, live):
 
 
 def _rows(number):
-    """Code for `number` rows with the same inputs and `count` vectors of samples from lane n on."""
+    """Make the intrinsic that computes `number` rows with the same inputs, for `count` vectors of samples from lane n on."""
 
     @intrinsic
     def rows(typing_context, x, start, indices, values, depth, bias, ceiling, order, r, count, alive, n, y, y_at, live):
@@ -176,7 +176,7 @@ def multiply(
     group0,
     group1,
 ):
-    """The row groups group0 … group1 - 1 of the slabs first … stop - 1."""
+    """Compute the row groups group0 … group1 - 1 of the slabs first … stop - 1."""
     rows = order.size
     for s in range(first, stop):
         source, at = x, s * inputs * LANES

@@ -7,10 +7,10 @@ Activations are slabs of LANES samples, neurons before samples: x (slabs, I, LAN
 samples, and a slab stays in cache. Sample n is in slab n // LANES at lane n % LANES.
 
 `lanes` gathers the samples to compute: sample n of y reads lane lanes[n] of x. `alive` selects samples of y that are computed
-in place; the others are 0. On the CPU a thread has its own slabs, or its own rows if slabs are few; sums stay in registers, up
-to VECTORS vectors of samples a row. On CUDA a warp has neighbouring samples of a row.
-Rows that read the same inputs (`grouped`) are multiplied ROWS at a time, each with all its weights, so that samples are read
-once instead of ROWS times. Reading is the bottleneck: a single row reads a vector of samples and the weight for each product.
+in place; the others are 0. On the CPU threads divide the slabs, or the rows if slabs are few; sums stay in registers, for up to
+VECTORS vectors of samples per row. On CUDA a warp computes adjacent samples of a row. Rows that read the same inputs
+(`grouped`) are multiplied ROWS at a time, each with all its weights, so that samples are read once instead of ROWS times.
+Reading is the bottleneck: a single row reads a vector of samples and the weight for each product.
 """
 
 from __future__ import annotations

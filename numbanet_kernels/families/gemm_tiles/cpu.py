@@ -20,7 +20,7 @@ _cached_lists = functools.lru_cache(maxsize=1024)(tile_lists)
 
 
 def _lists(op, lists, pattern):
-    """The given lists, checked, or cached ones of the pattern."""
+    """The argument `lists`, checked; if it is None, the pattern's lists, cached."""
     return _cached_lists(pattern) if lists is None else checked(op, lists, pattern)
 
 
@@ -47,9 +47,10 @@ FORWARD, DX, DW = range(3)
 
 @host_kernel("void(i8, i8, f4[:, ::1], f4[:, ::1], i4[:, ::1], i4[::1], i4[::1], i4[::1], i8, i8, f4[:, ::1])")
 def _multiply(entry, kind, a, b, rows, row_counts, col_counts, starts, first, stop, out):
-    """The products of all classes, sorted: of each those rows that are first … stop - 1 of the weight.
+    """The products of all classes; of each class, only the rows that are rows first … stop - 1 of the weight.
 
-    FORWARD: a are the blocks, b the inputs; DX: a are the blocks, b the outputs; DW: a are the outputs, b the inputs.
+    `kind` determines the operands: FORWARD: a holds the blocks, b the inputs; DX: a the blocks, b the outputs; DW: a the
+    outputs, b the inputs.
     """
     left = 0
     for z in range(starts.size):

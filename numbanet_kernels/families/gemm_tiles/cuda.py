@@ -22,12 +22,14 @@ def _cached_lists(pattern):
 
 
 def _lists(op, lists, pattern):
-    """The given lists, checked, or cached ones of the pattern."""
+    """The argument `lists`, checked; if it is None, the pattern's lists, cached."""
     return _cached_lists(pattern) if lists is None else checked(op, lists, pattern)
 
 
 def tile_blocks_cuda(w, pattern, lists=None):
-    """The index lists by which kernels read kept tiles in place (`TileLists`): the given ones, or cached ones."""
+    """The index lists by which kernels read kept tiles in place (`TileLists`): the argument `lists`, or cached ones if it is
+    None.
+    """
     shape, _ = valid("tile_blocks (cuda)", pattern)
     expect("tile_blocks (cuda)", w=(w, shape))
     return _lists("tile_blocks (cuda)", lists, pattern)

@@ -139,7 +139,7 @@ def dw(tile=32):
 
 
 def block_side(op, tile):
-    """Threads along each axis of a block; ValueError for tiles larger than a block."""
+    """The number of threads along each axis of a block; ValueError if the tile is larger than a block."""
     if tile % 2 or tile > 64:
         raise ValueError(f"{op}: tile {tile} must be even and at most 64 on CUDA")
     return tile // 2

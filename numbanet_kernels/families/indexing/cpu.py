@@ -36,7 +36,7 @@ def getitem_cpu(x, key):
 
 
 def _is_view(key):
-    """Whether x[key] is a view, which has no position twice; else it is not recorded."""
+    """True if x[key] is a view, so that no position occurs twice; otherwise a recording is refused."""
     kinds = int, slice, type(None), type(...)
     found = all(type(k) is not bool and isinstance(k, kinds) for k in (key if isinstance(key, tuple) else (key,)))
     return found or ((writer := tape.get()) is not None and writer.refuse("a list of positions"))
@@ -63,7 +63,7 @@ def concatenate_cpu(xs, axis):
 
 @host_kernel("void(u1[:, ::1], i4[::1], u1[:, ::1], i8, i8)")
 def _take_rows(x, rows, y, first, stop):
-    """y[k] = x[rows[k]] for first <= k < stop, bytes of the row that is nearest."""
+    """y[k] = x[rows[k]] for first <= k < stop, rows given as bytes; an index outside x is clamped to the nearest row."""
     for k in range(first, stop):
         row, out = x[min(max(rows[k], 0), x.shape[0] - 1)], y[k]
         for j in range(out.size):

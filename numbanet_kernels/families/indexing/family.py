@@ -1,4 +1,4 @@
-"""Indexing: moving elements, x[...] -> y[...].
+"""Indexing: operations that move elements, x[...] -> y[...].
 
 The reference of every function is the NumPy expression in its docstring, or written below. Index arrays are not checked on the
 device: a row outside x is clamped to the nearest one, a column outside x reads 0.

@@ -58,7 +58,7 @@ def _cells():
 
     @inlined
     def cell_back(dy, gates, c, lengths, threshold, t, n, u, dh, dc):
-        """dz of the four gates, and the dc to carry on, given the gradients of h[t + 1] and c[t + 1]"""
+        """dz of the four gates, and dc for the step before, from the gradients of h[t + 1] and c[t + 1]"""
         zero, one, hidden = float32(0), float32(1), int32(c.shape[2])
         di, df, dg, do = zero, zero, zero, zero
         if lengths.size == 0 or t < lengths[n]:
@@ -78,7 +78,7 @@ def _cells():
 
     @inlined
     def write(dz, places, t, n, u, hidden, di, df, dg, do):
-        """dz of the four gates, written to the columns of the kept ones"""
+        """Write dz of the four gates to their columns, if they are kept"""
         for gate, value in ((0, di), (1, df), (2, dg), (3, do)):
             place = places[gate * hidden + u] if places.size > 0 else gate * hidden + u
             if place >= 0:

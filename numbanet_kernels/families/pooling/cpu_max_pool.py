@@ -1,4 +1,4 @@
-"""Max pooling on the CPU, with argmax: first down, then across.
+"""Max pooling on the CPU, with argmax: first along the height of a window, then along its width.
 
 Lines of pixels are (W C,) floats. The first pass takes the elementwise maximum over the lines of a window, and the index of its
 line; the second the maximum of each pixel and those to its right, for all pixels, of which windows use every stride-th. Passes

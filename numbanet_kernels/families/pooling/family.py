@@ -38,7 +38,9 @@ class Bands(NamedTuple):
 
 
 def _axis_bands(window, axis, n, include_padding, back):
-    """The bands of averages along an axis of n pixels; `back`: of their gradient. Holes of a window count as pixels."""
+    """The bands of averages along an axis of n pixels or, if `back`, of their gradient. The holes of a dilated window count as
+    pixels.
+    """
     if isinstance(window, Bins):
         i = np.arange(window[axis])
         starts, stops = i * n // len(i), -(-(i + 1) * n // len(i))

@@ -1,4 +1,4 @@
-"""Gradients as updates take them: dense, (R, C) like the weight, or packed: only the rows and columns that a plan keeps.
+"""Gradients, the arguments of updates: dense, (R, C) like the weight, or packed: only the rows and columns that a plan keeps.
 
 A packed gradient g comes with a `layouts.packed.Packing` of int32 arrays:
 
