@@ -106,9 +106,9 @@ def no_grad() -> contextlib.AbstractContextManager[bool]:
 def backward(root: Tensor, dy: Any = None) -> None:
     """`Tensor.backward`: compute gradients from the root to the leaves; a gradient of an inner node is freed after its use."""
     if not root.requires_grad:
-        raise RuntimeError("backward: this tensor was computed from none that requires a gradient")
+        raise RuntimeError("backward: this tensor does not depend on a tensor that requires a gradient")
     if dy is None and root.size != 1:
-        raise ValueError(f"backward: a tensor of shape {root.shape} needs dy, the gradient of what follows")
+        raise ValueError(f"backward: a tensor of shape {root.shape} needs dy, the gradient of the loss with respect to it")
     order = _topological(root)
     accumulate(root, One(root.shape) if dy is None else Dense(_given(root, dy)), "backward")
     for tensor in reversed(order):

@@ -72,7 +72,7 @@ def mixed_radix(radices: Sequence[int], width: int = 1) -> list[np.ndarray]:
         If there are no radices, or one is below 2, or width is below 1.
     """
     if not radices or min(radices) < 2 or width < 1:
-        raise ValueError(f"mixed_radix: radices of 2 at least and a width of 1 at least expected, not {radices} and {width}")
+        raise ValueError(f"mixed_radix: radices must be at least 2 and the width at least 1, not {radices} and {width}")
     nodes, stride, layers = math.prod(radices), 1, []
     node = np.arange(nodes * width) % nodes
     for radix in radices:
@@ -111,7 +111,7 @@ class RadixNet(Sequence):
         if nodes < 2 or nodes & (nodes - 1) or nodes * WIDTH != self.neurons:
             raise ValueError(f"RadixNet: neurons must be {WIDTH} times a power of 2, from {2 * WIDTH} on, not {self.neurons}")
         if self.layers < 1:
-            raise ValueError(f"RadixNet: layers must be 1 at least, not {self.layers}")
+            raise ValueError(f"RadixNet: layers must be at least 1, not {self.layers}")
 
     @property
     def depth(self) -> int:

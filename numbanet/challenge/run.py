@@ -73,9 +73,9 @@ def challenge(
     J. Kepner et al., "Sparse Deep Neural Network Graph Challenge", HPEC 2019.
     """
     if way not in WAYS:
-        raise ValueError(f"challenge: there is no way {way!r}; choose from {', '.join(WAYS)}")
+        raise ValueError(f"challenge: unknown way {way!r}; choose from {', '.join(WAYS)}")
     if inputs is not None and inputs < 1:
-        raise ValueError(f"challenge: inputs must be 1 at least, not {inputs}")
+        raise ValueError(f"challenge: inputs must be at least 1, not {inputs}")
     dev = named(device)
     data = first_inputs(_data(neurons, layers, data, inputs), inputs)
     Prepared(first_inputs(data, LANES)._replace(network=[data.network[0]]), way, dev, LANES).run()  # compiled

@@ -274,7 +274,7 @@ class BernoulliDropout(Dropout):
     style, by_sample = Style("#b07aa1", "--", "^"), True
 
     def variance_factors(self, layers):
-        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # the next layer's sums lose what a layer drops
+        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # dropout removes terms of the next layer's sums
 
     def plan(self, site, rng):
         rate = self.rate_of(site)

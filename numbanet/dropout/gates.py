@@ -84,7 +84,7 @@ class GateSparsity(Dropout):
         """The share of sparse steps in an epoch, counted from 0; ValueError if the function returns an invalid one."""
         share = self.schedule(epoch) if callable(self.schedule) else self.schedule
         if isinstance(share, bool) or not isinstance(share, (int, float, np.floating)) or not 0 <= share <= 1:
-            raise ValueError(f"gate_schedule must give a share of the steps, from 0 to 1, for epoch {epoch}; it gave {share!r}")
+            raise ValueError(f"gate_schedule must give a share of the steps, from 0 to 1, for epoch {epoch}, not {share!r}")
         return float(share)
 
     def at(self, epoch):

@@ -284,7 +284,7 @@ class Guesses:
 
     def __init__(self, epsilon: float, refresh: int | None, seed: int) -> None:
         self.epsilon, self.refresh, self.seed, self._flops = epsilon, refresh, seed, 0.0
-        self._projected: dict[int, tuple[Any, int]] = {}  # by id of the weight, removed when it dies
+        self._projected: dict[int, tuple[Any, int]] = {}  # by id of the weight, deleted with the weight
 
     def scores(self, sets: Sequence[Any], w: Tensor, bias: Tensor | None) -> Any:
         """(sets, O): the scores: sums of ReLU outputs over the samples (S, I) of each set; w (O, …)."""

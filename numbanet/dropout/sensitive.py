@@ -36,7 +36,7 @@ STEPS = 12  # bisection steps of the search for a threshold
 LOOKS = 12  # random samples of each step; with a single one, the share of sensitive regions is off by up to .11
 COLUMNS = 64  # maximal columns of a block: with fewer, products with its rows of the weight are short
 THREADS = 2  # minimal number of block rows, if images are not split
-ROWS = 512  # rows of a block, about: with fewer, gathering its rows of the weight takes longer than the product
+ROWS = 512  # approximate rows of a block: with fewer, gathering its rows of the weight takes longer than the product
 
 
 class SensitiveDropout(Dropout):

@@ -39,7 +39,7 @@ class WindowDropout(Dropout):
     computes, style = 'as `"rdp"`, (1 − p)² of an H × H layer', Style("#2a9d8f", (0, (4, 1)), "P")
 
     def variance_factors(self, layers):
-        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # what is dropped of a layer, the next one misses
+        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # dropout removes terms of the next layer's sums
 
     def counts(self, site: Site) -> list[tuple[int, float]]:
         """(K, its probability) for the two integers K around (1 - p) n; K is at least 1."""

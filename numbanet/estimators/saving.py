@@ -154,7 +154,7 @@ def load(kinds: Sequence[type], path: str | os.PathLike, device: str | Device | 
         net = kind(**parameters)
         for learned, value in metadata["fitted"].items():
             if not _is_learned(learned):
-                raise ValueError(f"the file sets {learned!r}, which is no fitted attribute")
+                raise ValueError(f"the file sets {learned!r}, which is not a fitted attribute")
             setattr(net, learned, made(value))
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"

@@ -26,8 +26,8 @@ from ..training.sparsity import Sparsity
 from .parameters import hint
 
 PRECISIONS = ("float32", "tf32")
-EPOCHS, STEPS = 20, 1000  # of a fit by default: so many epochs, or on few samples so many steps
-BATCH, LEAST_BATCH, BATCHES = 128, 32, 32  # by default: so many samples, or on few ones so many batches
+EPOCHS, STEPS = 20, 1000  # of a fit by default; on few samples, as many epochs as give STEPS steps
+BATCH, LEAST_BATCH, BATCHES = 128, 32, 32  # by default; on few samples, batches are smaller, so that there are BATCHES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Settings(BaseEstimator):
     """
 
     rates: ClassVar[Mapping[str, float]]
-    by_samples: ClassVar[tuple[str, ...]] = ()  # parameters that may be None, for what suits the number of samples
+    by_samples: ClassVar[tuple[str, ...]] = ()  # parameters that may be None: the default then depends on the number of samples
     flags: ClassVar[tuple[str, ...]] = ("nesterov", "early_stopping", "warm_start")
 
     def set_params(self, **parameters):

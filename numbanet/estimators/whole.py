@@ -47,7 +47,7 @@ class Undo:
     """
 
     def __init__(self, last: Undo | None) -> None:
-        # copies of the previous call, until this call makes its own
+        # copies of the previous call; this call overwrites them
         self.saved: Snapshot | None = None if last is None else last.saved
         self.copied = False
 

@@ -343,7 +343,7 @@ def _run(layer: Layer, x: Tensor, calls: list[tuple[Layer, tuple[int, ...]]]) ->
     def noted(inner: Layer, forward: Callable[..., Flow]) -> Callable[..., Flow]:
         def note(flow: Flow, *given: Any, **options: Any) -> Flow:
             nonlocal inside
-            if inside:  # called by a layer that was noted
+            if inside:  # called by a layer that is already in the list
                 return forward(flow, *given, **options)
             calls.append((inner, tuple(flow.dense().shape)))
             inside = True

@@ -130,7 +130,7 @@ class Flow(NamedTuple):
             elif isinstance(plan, AxisPlan):
                 x = ops.affine(x, mul=plan.scale)
             else:
-                raise TypeError(f"Flow: it does not know how {plan!r} is multiplied in")
+                raise TypeError(f"Flow: it cannot apply the pending factor of {plan!r}")
         return Flow(x, self.layout, (), self.tags) if self.pending else self
 
     def before(self, commutes: Callable[[Plan], bool]) -> Flow:

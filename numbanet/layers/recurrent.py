@@ -201,7 +201,7 @@ class Recurrent(Layer, abc.ABC):
             axes = "(N, T, I)" if self.batch_first else "(T, N, I)"
             raise ValueError(f"{name}: x must be {axes} with I = {width}, got {tuple(flow.x.shape)}")
         if not flow.x.shape[self.batch_first]:
-            raise ValueError(f"{name}: x {tuple(flow.x.shape)} has no time steps; sequences need one at least")
+            raise ValueError(f"{name}: x {tuple(flow.x.shape)} has no time steps; sequences need at least one")
         return flow._replace(x=flow.x.transpose(1, 0, 2)) if self.batch_first else flow
 
     def _lengths(self, lengths: Any, steps: int, n: int) -> np.ndarray | None:

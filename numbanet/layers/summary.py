@@ -17,7 +17,7 @@ class Line(NamedTuple):
     """A line of the table: one layer."""
 
     path: str
-    inner: bool  # True if a layer with its own line holds it
+    inner: bool  # True if it is inside a layer that has a line, too
     layer: Layer
     shape: tuple[int | None, ...] | None  # of its output, for one sample; None if unknown
     parameters: int

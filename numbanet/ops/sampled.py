@@ -59,7 +59,7 @@ def linear_samples(
     samples = x.shape[0] if inner is None else inner.plan.samples
     _check("linear_samples", (samples, w.shape[1]), x, inner)
     if outer is not None and outer.plan.shape != (samples, w.shape[0]):
-        raise ValueError(f"linear_samples: {outer} is not made for y {(samples, w.shape[0])}")
+        raise ValueError(f"linear_samples: {outer} does not match y {(samples, w.shape[0])}")
     whole = _dense(dev, x, inner)
     y = (
         dev.gemm(whole, w, tb=True, bias=b, relu=relu)

@@ -72,10 +72,10 @@ class Plans:
         self.device, self.sites, self.choose = device(dev), {} if sites is None else sites, choose
         self.feeds = {} if feeds is None else feeds
         self.stand_in: Callable[..., DevicePlan | None] | None = None  # replaces `choice` while a step is recorded
-        self.decides: Any = None  # what decides the kinds of the plans that `choose` gives
-        self.chosen: dict[str, Plan | None] = {}  # by the path of the site, what `choose` gave in this pass
+        self.decides: Any = None  # a value that determines the kinds of the plans that `choose` returns
+        self.chosen: dict[str, Plan | None] = {}  # by the path of the site, the plans that `choose` returned in this pass
         self.assigned = {path: plan for path, plan in (assigned or {}).items() if not plan.trivial}
-        self.here: dict[str, DevicePlan] = {}  # by the path of the site, the plans that were asked for
+        self.here: dict[str, DevicePlan] = {}  # by the path of the site, the plans on the device that this pass has used
 
     def of(self, layer: Any, name: str = "output") -> Plan | None:
         """The plan of a layer's site, if it is known before the pass; None if everything is computed, or if the plan is chosen

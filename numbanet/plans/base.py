@@ -35,7 +35,7 @@ class Plan(abc.ABC):
     `AxisPlan`, which every layer with neurons supports, or comes with a layer that supports it.
     """
 
-    scale: float = 1.0  # factor of what is kept
+    scale: float = 1.0  # factor of the kept part
     cacheable: ClassVar[bool] = True  # False: such plans rarely repeat, so their device arrays are not cached
 
     if TYPE_CHECKING:  # plans with a region define it as a field or a property

@@ -43,7 +43,7 @@ class Adam(Optimizer):
 
     recordable = True
     states = 2
-    decoupled = False  # whether the decay is taken off the weights, in place of being added to the gradient
+    decoupled = False  # True if the decay is subtracted from the weights instead of added to the gradient
 
     def __init__(
         self,

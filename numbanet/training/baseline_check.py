@@ -12,7 +12,7 @@ from .stepper import Stepper
 from .task import Constant
 
 LITTLE = 0.01  # progress from the best constant prediction (0) to no errors (1) that may be chance
-DOUBTFUL = 0.1  # progress below which inputs far from 1 are suspected; above, the task may be hard
+DOUBTFUL = 0.1  # below this progress, badly scaled inputs are a likely cause; above, the task may be hard
 CLEAR = 0.5  # progress of the last epoch above which samples need not be predicted
 FAR = 10.0  # root mean square of inputs
 RARE = 0.8  # share of the most frequent class above which class weights may help

@@ -38,7 +38,7 @@ def check_number(name: str, value: Any, low: float, high: float = math.inf) -> f
 def matrix(tensor: Tensor, array: Any) -> Any:
     """An array of a parameter's shape as a matrix (R, C), the argument of update kernels."""
     rows = tensor.shape[0] if tensor.ndim > 1 else 1
-    columns = math.prod(tensor.shape[1:]) if tensor.ndim > 1 else tensor.size  # where there are no rows, too
+    columns = math.prod(tensor.shape[1:]) if tensor.ndim > 1 else tensor.size  # also if there are no rows
     return array if tensor.ndim == 2 else tensor.device.reshape(array, (rows, columns))
 
 

@@ -24,7 +24,7 @@ THREADS = 256  # of a block
 class Layout(NamedTuple):
     """How the threads of a block copy an operand's tiles, and the layout of these in shared memory."""
 
-    along_k: bool  # neighbouring threads copy along k, else across
+    along_k: bool  # True: adjacent threads copy along k; False: across
     deep: int  # k that are copied at once,
     wide: int  # and rows or columns
     count: int  # number of copies of a thread

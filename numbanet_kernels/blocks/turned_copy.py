@@ -6,8 +6,8 @@ from numba import float32, int32
 
 from ..runtime.declare import cuda, kernel, kernels
 
-EDGE, HEIGHT = 32, 8  # of the square that a block turns, and of its threads
-SQUARE = EDGE * (EDGE + 1)  # a column's numbers lie in 32 banks
+EDGE, HEIGHT = 32, 8  # side of the square that a block transposes, and number of rows of its threads
+SQUARE = EDGE * (EDGE + 1)  # with this padding, the elements of a column are in 32 different banks
 
 
 @kernels("indexing")

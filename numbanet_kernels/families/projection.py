@@ -156,7 +156,7 @@ def _projecting():
         n0, j0 = int32(cuda.blockIdx.x * LANES), int32(cuda.blockIdx.y * WARPS * SUMS) + warp
         s0 = s1 = s2 = s3 = float32(0)
         for i0 in range(0, width, PIECE):
-            # load: neighbouring lanes read neighbouring columns of a sample
+            # load: adjacent lanes read adjacent columns of a sample
             for n in range(warp, LANES, WARPS):
                 for i in range(lane, PIECE, LANES):
                     inside = n0 + n < samples and i0 + i < width

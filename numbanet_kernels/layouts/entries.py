@@ -58,7 +58,7 @@ def sides(name: str, shape: Any) -> tuple[int, int]:
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name}: shape must be (rows, columns), got {shape!r}") from error
     if min(rows, columns) < 0 or (rows, columns) != tuple(shape):
-        raise ValueError(f"{name}: shape must be two whole numbers from 0 on, got {shape!r}")
+        raise ValueError(f"{name}: shape must be two whole numbers >= 0, got {shape!r}")
     return rows, columns
 
 

@@ -35,7 +35,7 @@ SUBNORMAL = np.uint64((1023 - 126 << 53) - 1)  # above twice the bits of a float
 def odd_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a + b in float64, rounded to odd."""
     total, error = _two_sum(a, b)
-    bits, away = total.view(np.int64), np.where((error > 0) == (total > 0), 1, -1)  # the bits of a neighbour differ by one
+    bits, away = total.view(np.int64), np.where((error > 0) == (total > 0), 1, -1)  # the bits of adjacent floats differ by one
     return (bits + away * ((error > 0) | (error < 0)) * (bits & 1 == 0)).view(np.float64)
 
 

@@ -141,7 +141,7 @@ class Program:
             return found
         try:
             others = parse(self.lines()).instructions
-        except Exception:  # not every kernel compiles with lines: errors then go without them
+        except Exception:  # some kernels do not compile with lines; errors then do not name them
             return found
         kinds = [[(i.opcode, i.modifiers) for i in some] for some in (self.instructions, others)]
         for mine, other, count in difflib.SequenceMatcher(None, *kinds, autojunk=False).get_matching_blocks():

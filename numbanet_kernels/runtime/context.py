@@ -62,7 +62,7 @@ class _Block:
         self.scoped.innermost.set(self)
         try:
             self.lock.acquire()
-        except BaseException:  # of a signal handler: the block is not entered
+        except BaseException:  # raised by a signal handler: the block is not entered
             if self.lock.locked():
                 self.lock.release()
             raise

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .interrupt import deferred
 
-VERSIONS = 8  # folders to keep: of some edits, branches and checkouts
+VERSIONS = 8  # number of folders to keep, for several versions of the sources
 
 
 def cache_folder() -> Path:

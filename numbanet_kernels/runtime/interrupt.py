@@ -90,7 +90,7 @@ class _Deferred:
                 self._remove()
             finally:
                 del self.levels[:]
-                self._run_all()  # signals of the meantime
+                self._run_all()  # signals that arrived in the block
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A decorator: each call is such a block."""

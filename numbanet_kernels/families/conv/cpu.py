@@ -20,7 +20,7 @@ class Plan(NamedTuple):
 
     groups: int = 1
     rows: Any = None  # increasing int32 list, None for all
-    together: int = 1  # so many images have the same
+    together: int = 1  # number of consecutive images that keep the same positions
     blocks: Blocks | None = None
 
 

@@ -27,7 +27,7 @@ POSITIONS = 8  # largest number of positions among them; lists are padded to a m
 PIECE = 256  # columns per partial sum, because errors grow with the number of terms
 ROWS = 4  # largest number of outputs in registers for the gradient of the weight
 COLUMNS = 6 if WIDTH == 16 else 3  # columns in registers for it; their lists are padded to a multiple of it
-STRETCH = 64  # positions that it sums completely before it goes on
+STRETCH = 64  # positions that are summed over all columns before the next ones
 ALIGNED = 4 * WIDTH
 
 

@@ -18,7 +18,7 @@ from .cpu_weight import add_joined, transposed, transposed_back
 
 TILE_FLOATS = 1 << 20  # of a thread's tile of A: with its part of y a little over 4 MB
 TILE_ROWS = 1024  # at most
-SHORT = 32  # largest row of y, and largest line of a patch, in floats, for which neighbouring positions are joined
+SHORT = 32  # largest row of y, and largest line of a patch, in floats, for which adjacent positions are joined
 NO_BLOCKS, NO_MATRIX = np.zeros((0, 1), np.int32), np.zeros((1, 1), np.float32)
 
 
@@ -86,7 +86,7 @@ class _Work:
         self.unit = 1 if blocks is None else math.lcm(blocks.height, self.places) // self.places
         self.geometry = loops.geometry(window, self.x.shape, positions)
         self.table, self.starts = loops.segments(window, x.shape[3], w.shape[1], None if blocks is None else blocks.width)
-        self.flops = 2 * self.images * self.places * self.depth * self.outs // groups  # of all: recorded lists may be shorter
+        self.flops = 2 * self.images * self.places * self.depth * self.outs // groups  # an upper bound for replays
 
     def transposed(self, w):
         """The weight, (groups K, O / groups)."""

@@ -68,7 +68,7 @@ def check(op, x, indices, values, bias, lanes, alive, rows, out):
     count = sizes.get("N", x.shape[0] * LANES)
     expect(op, alive=(alive, (count,), INT32), out=(out, (ceil_div(count, LANES), sizes["O"], LANES)))
     if not sizes["K"] or not x.size and count:
-        raise ValueError(f"{op}: indices {indices.shape} must have one column at least, and x {tuple(x.shape)} one input")
+        raise ValueError(f"{op}: indices {indices.shape} and x {tuple(x.shape)} must have at least one column and input")
     if rows is not None and not 0 <= rows.count * ROWS <= sizes["O"]:
         raise ValueError(f"{op}: {rows.count} groups of {ROWS} rows exceed {sizes['O']} rows")
     if out is not None and (out is x or isinstance(x, np.ndarray) and np.may_share_memory(out, x)):

@@ -14,7 +14,7 @@ from .cpu_lists import add_scaled, write_places, write_starts
 from .cpu_steps import add_scores, backward, copy_seen, forward
 from .family import AFTER, STATE, check, check_seen, started
 
-UNITS = 1 << 22  # bytes of a packed weight from which threads own units: a smaller one is read by every core in time
+UNITS = 1 << 22  # bytes: if a packed weight is larger, threads divide the units; a smaller one is read by every core
 NOWHERE = np.zeros((1, 0), np.int32)
 
 
