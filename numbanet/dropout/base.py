@@ -72,7 +72,8 @@ class Dropout(abc.ABC):
     def at(self, epoch: int) -> Dropout:
         """The policy of an epoch, counted from 0: itself if its rates are numbers, else a copy with the rates of the epoch.
 
-        The copy is shallow: state that a policy collects during training belongs into an object that it holds.
+        The copy is shallow. So if a policy collects state during training, the state must be in an object that is an attribute,
+        which all copies share.
 
         Raises
         ------
@@ -267,7 +268,7 @@ class NoDropout(Dropout):
 class BernoulliDropout(Dropout):
     """Conventional (inverted) dropout: activations of each sample are zeroed independently, the others scaled by 1 / (1 - p).
 
-    The baseline that the patterns are compared with (Srivastava et al. 2014). No work is skipped.
+    It skips no work, and is the baseline for the other policies (Srivastava et al. 2014).
     """
 
     name, drops = "bernoulli", "activations, independently for each sample (conventional)"

@@ -110,7 +110,7 @@ class Linear(Layer):
         )
 
     def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
-        """act(x wᵀ + b) with act = ReLU if `relu`, else the identity; only what the plan keeps is computed.
+        """act(x wᵀ + b) with act = ReLU if `relu`, else the identity; only the part that the plan keeps is computed.
 
         With ReLU, the scale of a `RowPlan` is applied in the product's epilogue; otherwise it stays pending. Under a `TilePlan`
         the input is expanded first, with zeros for dropped entries.

@@ -106,7 +106,7 @@ class SparseLinear(Layer):
             )
         self.in_features, self.out_features = in_features, out_features
         self._made: tuple[tuple[Any, Any], ops.Layout] | None = None
-        self.trace: list | None = None  # filled by backward passes with what `rewire` needs; None: not filled
+        self.trace: list | None = None  # arrays for `rewire`, which backward passes store; None: nothing is stored
         self.crow_indices, self.col_indices = (
             Tensor.wrap(dev.upload(np.array(part)), dev) for part in (weight.indptr, weight.indices)
         )

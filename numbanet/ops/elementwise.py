@@ -169,7 +169,7 @@ def gelu(dev: Device, x):
 
 @op
 def dropout(dev: Device, x, *, plan: BernoulliPlan | DeviceBits):
-    """y = scale x if the plan's random bit keeps it, else 0. It is its own adjoint, so no mask is stored.
+    """y = scale x if the plan's random bit keeps it, else 0. The backward pass draws the same bits again, so no mask is stored.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Matrix products: dense, and restricted to what a plan keeps of a weight; dy is the gradient of the result.
+"""Matrix products, with a dense weight or with the part of a weight that a plan keeps; dy is the gradient of the result.
 
 Their vjps take a gradient in any form: if dy is a product that is not computed yet (`Pending`), a ReLU mask and a scale are
 fused into it.

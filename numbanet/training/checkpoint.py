@@ -18,7 +18,7 @@ class ModelCheckpoint(Hook):
         writes a file per epoch.
     monitor : str or None, default=None
         The figure of the record that defines the best epoch; names that end in "loss", "perplexity" or "seconds" are minimised,
-        others maximised. None for validation_score if there is validation, else loss.
+        others maximised. None: validation_score if there is validation, else loss.
     save_best_only : bool, default=True
         If True, only epochs that are better than all earlier ones of this fit are saved, and epochs in which the network is
         still becoming sparse are skipped, because they cannot be the result.

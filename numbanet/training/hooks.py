@@ -98,7 +98,7 @@ class Hook:
         """Called when training ends: regularly, by an interrupt or by an error, possibly within an epoch."""
 
     def state(self) -> Any:
-        """A copy of what must be restored if training returns to an earlier state; None: nothing."""
+        """A copy of the state that must be restored if training returns to an earlier point; None if there is none."""
         return None
 
     def restore(self, state: Any) -> None:

@@ -92,7 +92,7 @@ class Snapshot:
 
 @dataclasses.dataclass
 class Run:
-    """One call of `fit` or `partial_fit`: what training changes, and the objects that do it.
+    """One call of `fit` or `partial_fit`: the state that training changes, and the objects that change it.
 
     Attributes
     ----------

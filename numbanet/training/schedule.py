@@ -92,7 +92,7 @@ class DropoutRates(Hook):
 
     def epoch_start(self, run, epoch):
         stepper, policy = run.stepper, run.stepper.policy
-        stepper.report()  # discard what an interrupted epoch has left
+        stepper.report()  # discard the figures of an interrupted epoch
         if self.samples is not None:
             with run.session():
                 policy = policy.calibrated(run.model, self.samples)
@@ -113,7 +113,7 @@ class ReduceLROnPlateau(Hook):
     patience : int, default=10
         Number of epochs without improvement that are tolerated: the rate is reduced after the next one.
     monitor : str or None, default=None
-        The figure of the record; names that end in "loss", "perplexity" or "seconds" are minimised, others maximised. None for
+        The figure of the record; names that end in "loss", "perplexity" or "seconds" are minimised, others maximised. None:
         validation_score if there is validation, else loss.
     threshold : float, default=1e-4
         By how much a figure must exceed the best one to count as an improvement.

@@ -345,7 +345,9 @@ def _never(wave: Wave, waiting: dict[Place, np.ndarray], steps: Sequence[Any]) -
 
 
 def whole_warps(wave: Wave, threads: np.ndarray, members: np.ndarray) -> np.ndarray:
-    """The threads that wait here with all living members of their warp's mask; members (T,) uint32."""
+    """Those of the waiting `threads` whose barrier is complete: each thread in the mask of members waits too, or has returned.
+    members (T,) uint32 is the mask of each thread.
+    """
     here = threads.reshape(-1, WARP)
     wanted = members.reshape(-1, WARP)[:, :, None] & BIT_OF_LANE != 0  # of warp w, by lane i: lane j
     missing = wanted & wave.alive.reshape(-1, 1, WARP) & ~here[:, None, :]
@@ -353,7 +355,7 @@ def whole_warps(wave: Wave, threads: np.ndarray, members: np.ndarray) -> np.ndar
 
 
 def whole_blocks(wave: Wave, threads: np.ndarray) -> np.ndarray:
-    """The threads that wait here with all living threads of their block: those that have returned count as arrived."""
+    """Those of the waiting `threads` whose barrier is complete: each thread of their block waits too, or has returned."""
     size = wave.warps_a_block * WARP
     here = (threads | ~wave.alive).reshape(-1, size).all(axis=1)
     return threads & here[wave.blocks]

@@ -27,7 +27,7 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class _StandIn:
-    """The handler that replaces another one while blocks last."""
+    """A signal handler that replaces a user's handler inside blocks, and defers it."""
 
     __slots__ = ("original",)
 

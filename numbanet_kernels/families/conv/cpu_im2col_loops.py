@@ -384,7 +384,7 @@ def backward(
             _add_rows(own_dw, kept, width, block_row, dwt)
 
 
-# --- what threads found, added up -------------------------------------------------------------------------------------
+# --- the sum over all threads ----------------------------------------------------------------------------------------
 @host_kernel("void(f8[:, ::1], f4[::1])")
 def add_up(sums, db):
     """db[o] = the sum of sums[t, o] over t"""

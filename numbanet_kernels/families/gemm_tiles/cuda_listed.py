@@ -75,7 +75,7 @@ def dx(tile=32):
         w_tile = cuda.shared.array((tile, padded), float32)
         tx, ty, z = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.z
         n0, i0 = cuda.blockIdx.y * tile, class_cols[z, cuda.blockIdx.x] * tile
-        if i0 < 0:  # this class has fewer tile columns
+        if i0 < 0:  # padding: this class has fewer tile columns
             return
         zero = float32(0)
         x00 = x01 = x10 = x11 = zero
