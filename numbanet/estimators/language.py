@@ -42,11 +42,12 @@ from .whole import whole
 class LanguageModel(Estimator):
     __doc__ = f"""Predicts the next word of a text: an embedding, LSTM layers, and a linear layer over the vocabulary.
 
-    Trained by truncated back-propagation through time: the text is cut into `batch_size` segments, which are read in parallel,
-    `steps` words at a time, and states are carried over. Dropout acts as in Zaremba et al. 2014 ("Recurrent neural network
-    regularization"): on the outputs of the embedding and of each LSTM layer ("tdp": on the tiles of each LSTM layer's W_ih and
-    of the last layer's weight). Clipping is similar to theirs: their 5.0 is for a loss summed over 35 time steps, which is 0.14
-    for the mean. Their step size 1.0 would be 35 here, with which smaller texts are learned less reliably.
+    It is trained by truncated back-propagation through time: the text is cut into `batch_size` segments, which are read in
+    parallel, `steps` words at a time; the LSTM states of a step are the initial states of the next one. Dropout acts as in
+    Zaremba et al. 2014 ("Recurrent neural network regularization"): on the outputs of the embedding and of each LSTM layer
+    ("tdp": on the tiles of each LSTM layer's W_ih and of the last layer's weight). Clipping is similar to theirs: their 5.0 is
+    for a loss summed over 35 time steps, which is 0.14 for the mean. Their step size 1.0 would be 35 here, with which training
+    on smaller texts is less reliable.
 
     {documented(PARAMETERS.values())}
 
