@@ -16,7 +16,9 @@ from .flow import ActivationSpec, ChannelsLast, Columns, Cost
 
 
 class Flatten(Layer):
-    """y = x as (N, product of the other axes), images in the order (C, H, W). Compact channels become compact features."""
+    """y = x reshaped to (N, product of the other axes); the features of an image are in the order (C, H, W). If only some
+    channels are kept, y holds only their features.
+    """
 
     recordable = True
     unitwise = True

@@ -326,8 +326,10 @@ class Recorder:
     # --- plans chosen in a pass ---------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def _standing_in(self, plans: Plans, like: dict[str, Plan | None]) -> Iterator[None]:
-        """A context for recording passes in which a policy chooses plans from data: the plans `like`, which it chose in an
-        earlier step, replace its choice, and each replay chooses a plan at that point and copies its lists to the buffers.
+        """A context for recording passes in which a policy chooses plans from data.
+
+        In the recording, the plans `like`, which the policy chose in an earlier step, replace its choice. Each replay chooses a
+        plan at this point, and copies its lists to the fixed buffers.
         """
         there = ((path, plan) for path, plan in like.items() if plan is not None)
         here = {path: upload_plan(plan, self.dev, self._list_of(path, plan)) for path, plan in there}

@@ -61,7 +61,7 @@ class Stepper:
         self._look_around()
 
     def _look_around(self) -> None:
-        """Read the model's structure again: a callback may have exchanged layers."""
+        """Read the model's structure again, because a callback may have replaced layers."""
         self.recorder.look_again()
         self.tree = Tree(self.model)
         self._choose, chooses = self.current.choosing(self.tree, self.streams.plans), self.current.data_dependent

@@ -77,7 +77,9 @@ class Instruction:
 
 @dataclasses.dataclass
 class Function:
-    """A callable function: its parameters and results are variables of `Program.passed`. The kernel itself has none."""
+    """A function that a program calls; its parameters and results are variables in `Program.passed`. The kernel is a `Function`
+    without these.
+    """
 
     results: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
@@ -149,12 +151,12 @@ class Program:
         return found
 
     def size(self, space: str) -> int:
-        """Bytes of a space's variables, as on a GPU."""
+        """The number of bytes that the variables of a memory space take on a GPU, without the gaps between them."""
         return max((v.offset + v.size - GAP * k for k, v in enumerate(getattr(self, space).values())), default=0)
 
     def next(self, space: str, align: int) -> int:
-        """The offset of the next variable of a space: as on a GPU, plus a gap for each earlier variable, so that an overrun
-        hits no other variable, and banks stay the same.
+        """The offset of the next variable of a space. It is the offset on a GPU plus a gap for each earlier variable, so that
+        an access beyond the end of a variable does not hit another one; a gap is a multiple of all banks.
         """
         return -(-self.size(space) // align) * align + GAP * len(getattr(self, space))
 
