@@ -3,9 +3,10 @@
     rsdp    rows of the im2col matrix, that is output positions: each is kept or dropped by its rate (5.2.1)
     bsdp    blocks of it, the same number kept in every block row, sensitive ones preferred (5.2.2)
 
-The im2col matrix is divided into regions. Some values of each are sampled; if more than a share of these exceeds a threshold,
-the region is sensitive, and is dropped at a lower rate m than the others, n (5.1). Both rates follow from the requested rate p
-and the share s of sensitive regions in the step: m = (1 - contrast) p, and s m + (1 - s) n = p.
+The im2col matrix is divided into regions, and some values of each region are sampled. A region is sensitive if more than a
+given share of these values exceed a threshold. Sensitive regions are dropped at a rate m, which is lower than the rate n of the
+other regions (5.1). Both rates follow from the requested rate p and the share s of sensitive regions in the step: m = (1 -
+contrast) p, and s m + (1 - s) n = p.
 
 Results of `papers-cnn` for LeNet-5: on MNIST the accuracy of `rsdp` equals that without dropout up to p = 0.6 with rates that
 rise and fall (`SkewNormalSchedule`), and is somewhat lower with a constant rate; on 10000 images of CIFAR-10 it is some points

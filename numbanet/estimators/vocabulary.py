@@ -44,7 +44,7 @@ class Vocabulary:
         object.__setattr__(self, "words", tuple(self.words))
         if len(self._symbols) < len(self.words) or self.unknown not in self._symbols:
             raise ValueError(
-                f"Vocabulary: different words with {self.unknown!r} among them expected, got {len(self.words)} of "
+                f"Vocabulary: words must differ and include {self.unknown!r}, got {len(self.words)} words, of "
                 f"which {len(self._symbols)} differ, {'with' if self.unknown in self._symbols else 'without'} it"
             )
 

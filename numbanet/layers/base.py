@@ -123,8 +123,8 @@ class Layer:
         return bool(vars(type(self)).get("recordable", False))
 
     def acts_as(self, *kinds: type[Layer]) -> bool:
-        """True if this is an instance of one of `kinds` whose class overrides neither `forward` nor `__call__` of that
-        class.
+        """True if the layer computes the same function as one of the classes `kinds`: it is an instance, and no subclass
+        overrides `forward` or `__call__`.
         """
         own = type(self)
         return any(isinstance(self, kind) and own.forward is kind.forward and own.__call__ is kind.__call__ for kind in kinds)

@@ -55,7 +55,7 @@ class BernoulliPlan(Plan):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SamplePlan(Plan):
-    """Keep different outputs for each sample, or for each group of neighbouring samples.
+    """Keep different outputs for each sample, or for each group of consecutive samples.
 
     Only kept outputs are computed. They are stored as their values, one sample after the other, and a bit mask (*Dynamic Sparse
     Graph*, zero-value compression).

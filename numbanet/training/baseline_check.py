@@ -14,7 +14,7 @@ from .task import Constant
 LITTLE = 0.01  # progress from the best constant prediction (0) to no errors (1) that may be chance
 DOUBTFUL = 0.1  # below this progress, badly scaled inputs are a likely cause; above, the task may be hard
 CLEAR = 0.5  # progress of the last epoch above which samples need not be predicted
-FAR = 10.0  # root mean square of inputs
+FAR = 10.0  # root mean square of inputs above which they are too large
 RARE = 0.8  # share of the most frequent class above which class weights may help
 MOST, NUMBERS = 1 << 13, 1 << 24  # maximal samples to predict, and numbers in them: 64 MiB
 

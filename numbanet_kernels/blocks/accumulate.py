@@ -133,9 +133,9 @@ def _writes(*of):
 class Sums(NamedTuple):
     """Intrinsics on a thread's sums.
 
-    corner: t -> (row or column that the thread copies if neighbours copy along k; row and column of its first sum; offsets of
-    its operands in a tile of A and of B). `multiply` takes the number of the step, whose last bit selects one of two tiles;
-    zeros, multiply, store and scatter have their own docstrings.
+    corner: t -> (row or column that the thread copies if adjacent threads copy along k; row and column of its first sum;
+    offsets of its operands in a tile of A and of B). `multiply` takes the number of the step, whose last bit selects one of two
+    tiles; zeros, multiply, store and scatter have their own docstrings.
     """
 
     corner: Callable
@@ -234,7 +234,7 @@ def sums_of(side, layout):
 
     @intrinsic(side, layout)
     def multiply(typing_context, sums, a, a_at, b, b_at, step):
-        """sums[i, j] += a[k, i] b[k, j] for the 16 k of a tile, i from a_at and j from b_at on: fma.rn.f32."""
+        """sums[i, j] += a[k, i] b[k, j] for the 16 values of k in a tile, i from a_at and j from b_at on, by fma.rn.f32."""
 
         def generate(context, builder, signature, arguments):
             values = [builder.extract_value(arguments[0], i) for i in range(side**2)]
@@ -308,7 +308,9 @@ def fragments(passes, of_a, of_b):
 
     @intrinsic(passes, of_a, of_b)
     def multiply(typing_context, sums, a, a_at, b, b_at, step):
-        """C += A B for the 16 k of a tile: mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32, the small parts first."""
+        """C += A B for the 16 values of k in a tile, by mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32; small parts come
+        first.
+        """
 
         def generate(context, builder, signature, arguments):
             sums = [builder.extract_value(arguments[0], i) for i in range(64)]

@@ -25,8 +25,8 @@ class Layout(NamedTuple):
     """How the threads of a block copy an operand's tiles, and the layout of these in shared memory."""
 
     along_k: bool  # True: adjacent threads copy along k; False: across
-    deep: int  # k that are copied at once,
-    wide: int  # and rows or columns
+    deep: int  # number of values of k that all threads copy at once
+    wide: int  # number of rows or columns that they copy at once
     count: int  # number of copies of a thread
     step: int  # stride along k
     side: int  # stride along rows or columns

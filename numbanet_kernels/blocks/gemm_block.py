@@ -99,8 +99,8 @@ def _products_of(of_a, of_b, tile, passes, summed):
 
 @kernels("gemm")
 def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, padding=4):
-    """`a_along_k`, `b_along_k`: neighbouring threads read the operand along k; `passes` of TF32, or 0 for fused multiply-adds;
-    `summed`: the rows of A are summed as well; without `padding`, shared memory has bank conflicts.
+    """`a_along_k`, `b_along_k`: if True, adjacent threads read the operand along k; `passes` of TF32, or 0 for fused
+    multiply-adds; `summed`: the rows of A are summed as well; without `padding`, shared memory has bank conflicts.
     """
     of_a, of_b = (layout(tile, along_k, passes, padding) for along_k in (a_along_k, b_along_k))
     corner, zeros, _, store, _ = sums_for(tile, of_a, of_b, passes)

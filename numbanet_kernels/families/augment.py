@@ -85,7 +85,7 @@ def crop_flip_cpu(x, moves, out=None):
 def _moving():
     @kernel("void(f4[::1], i4[:, ::1], f4[::1], i4, i4, i4)")
     def crop_flip(x, moves, y, channels, height, width):
-        """One thread per element: adjacent threads read and write adjacent elements."""
+        """Each thread copies one element; adjacent threads read and write adjacent elements."""
         i = cuda.grid(1)
         if i < y.size:
             w, rest = i % width, i // width

@@ -141,7 +141,9 @@ def _grouping():
 
     @kernel("void(i4[::1], i4, i4, i4[::1], i4[::1], i4[::1])")
     def rank_lookups(ids, rows, padding, order, first, ranks):
-        """One thread per look-up: its position in the order, and whether it is the first of its row; ranks are set to -1."""
+        """Each thread finds the position of one look-up in the order, and whether it is the first look-up of its row. All ranks
+        are set to -1.
+        """
         k = int32(cuda.grid(1))
         if k < rows:
             ranks[k] = -1
@@ -158,7 +160,7 @@ def _grouping():
 
     @kernel("void(i4[::1], i4, i4, i4[::1], i4[::1], i4[::1])")
     def rank_rows(ids, rows, padding, first, starts, ranks):
-        """One thread per group of look-ups, used or empty: its start; and the rank of the row of one look-up."""
+        """Each thread finds the start of one group of look-ups, which may be empty, and the rank of the row of one look-up."""
         k, inside, groups, before, smaller = int32(cuda.grid(1)), int32(0), int32(0), int32(0), int32(0)
         if k < starts.size:
             row = row_of(ids, k, rows, padding) if k < ids.size else rows
@@ -195,7 +197,7 @@ def _summing():
 
     @kernel("void(f4[::1], i4[::1], i4[::1], f4[::1], i4, i4)")
     def sum_by_row(dy, order, starts, y, rows, width):
-        """One thread per entry of y: adjacent threads read adjacent addresses."""
+        """Each thread computes one entry of y; adjacent threads read adjacent addresses."""
         i = cuda.grid(1)
         if i < y.size:
             u, d, total, missed = i // width, i % width, float32(0), float32(0)

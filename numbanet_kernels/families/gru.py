@@ -205,7 +205,7 @@ def _gru_kernels():
 
     @kernel("void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], i4[::1], i4)")
     def cell(z, s, h, lengths, t):
-        """One thread per unit of a sample."""
+        """Each thread computes one unit of one sample."""
         i, hidden = int32(cuda.grid(1)), int32(h.shape[2])
         if i < h.shape[1] * hidden:
             n, u = i // hidden, i % hidden
@@ -218,7 +218,7 @@ def _gru_kernels():
 
     @kernel("void(f4[:, :, ::1], f4[:, ::1], f4[:, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], i4[::1], i4)")
     def cell_grad(dy, back, carried, gates, s, h, lengths, t):
-        """One thread per unit of a sample."""
+        """Each thread computes one unit of one sample."""
         i, hidden, zero, one = int32(cuda.grid(1)), int32(h.shape[2]), float32(0), float32(1)
         if i < h.shape[1] * hidden:
             n, u = i // hidden, i % hidden

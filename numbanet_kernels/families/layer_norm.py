@@ -137,7 +137,7 @@ def _layer_norm_kernels():
 
     @kernel("void(f4[:, ::1], f4[::1], f4[::1], f4, f4[:, ::1], f4[::1], f4[::1])")
     def forward(x, gamma, beta, eps, y, mean, inverse):
-        """One block per row: its mean, then its variance."""
+        """Each block computes the mean of one row, then its variance."""
         shared = cuda.shared.array(LANES, float32)
         lane, row, width = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x), int32(x.shape[1])
         total = float32(0)
@@ -157,7 +157,7 @@ def _layer_norm_kernels():
 
     @kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4[:, ::1])")
     def backward(dy, x, gamma, mean, inverse, dx):
-        """One block per row: both its sums, then dx."""
+        """Each block computes both sums of one row, then dx."""
         shared = cuda.shared.array(LANES, float32)
         lane, row, width = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x), int32(x.shape[1])
         centre, factor, first, second = mean[row], inverse[row], float32(0), float32(0)
@@ -173,7 +173,7 @@ def _layer_norm_kernels():
 
     @kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4[::1])")
     def vectors(dy, x, mean, inverse, dgamma, dbeta):
-        """One block per ACROSS columns: both sums of each."""
+        """Each block computes both sums of ACROSS columns."""
         of_gamma, of_beta = cuda.shared.array((DOWN, ACROSS), float32), cuda.shared.array((DOWN, ACROSS), float32)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         c, first, second = int32(cuda.blockIdx.x * ACROSS) + tx, float32(0), float32(0)

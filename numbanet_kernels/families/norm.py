@@ -223,7 +223,7 @@ def _forward_kernels():
 
     @kernel("void(f4[:, ::1], f4[::1], f4[::1])")
     def moments(x, mean, variance):
-        """One block per ACROSS channels: their means, then their variances."""
+        """Each block computes the means of ACROSS channels, then their variances."""
         shared = cuda.shared.array(BLOCK, float32)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         c, samples = int32(cuda.blockIdx.x * ACROSS) + tx, float32(max(x.shape[0], 1))
@@ -250,7 +250,7 @@ def _forward_kernels():
 
     @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4, f4[::1], i4)")
     def apply(x, gamma, beta, mean, variance, eps, y, channels):
-        """One thread per value."""
+        """Each thread computes one value."""
         i = cuda.grid(1)
         if i < y.size:
             c = i % channels
@@ -265,7 +265,7 @@ def _backward_kernel():
 
     @kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4, f4[:, ::1], f4[::1], f4[::1])")
     def backward(dy, x, gamma, mean, variance, eps, dx, dgamma, dbeta):
-        """One block per ACROSS channels: both sums of each, then dx."""
+        """Each block computes both sums of ACROSS channels, then dx."""
         of_gamma, of_beta = cuda.shared.array(BLOCK, float32), cuda.shared.array(BLOCK, float32)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         c, inside = int32(cuda.blockIdx.x * ACROSS) + tx, int32(cuda.blockIdx.x * ACROSS) + tx < gamma.size

@@ -148,8 +148,8 @@ SQUARE = PIECE * (LANES + 1)  # padding avoids bank conflicts
 def _projecting():
     @kernel("void(f4[::1], i4[::1], i4[::1], f4[::1], f4, i4, i4, i4)")
     def project(v, columns, starts, f, scale, samples, width, outputs):
-        """One block per 32 samples and 32 outputs; a thread has one sample and four outputs. All lanes of a warp read the same
-        list, and adjacent samples of a row of the piece.
+        """Each block computes 32 outputs for 32 samples, and each thread four outputs for one sample. All lanes of a warp read
+        the same list, and adjacent samples of a row of the piece.
         """
         piece = cuda.shared.array(SQUARE, float32)
         lane, warp = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)

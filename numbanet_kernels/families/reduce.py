@@ -6,9 +6,9 @@ squares   y = the sum of x * x over all axes
 sum_rows  y[o] = scale * sum_n x[n, o]                     x (N, O) -> y (O,)
 argmax    y[n] = the first c with x[n, c] = max_c x[n, c]  x (..., C) -> y (...) int32; NaN counts as the largest
 
-On CUDA neighbouring axes merge, so that x is (outer, n, inner) and y (outer, inner). The x threads of a block lie along inner,
+On CUDA adjacent axes are merged, so that x is (outer, n, inner) and y (outer, inner). The x threads of a block lie along inner,
 where memory is contiguous, the y threads along n; a tree in shared memory adds up their sums. With inner = 1 there is one x
-thread, and the y threads read neighbouring elements. The order of additions depends only on the shape: results are bitwise
+thread, and the y threads read adjacent elements. The order of additions depends only on the shape: results are bitwise
 reproducible.
 """
 
@@ -48,9 +48,7 @@ def _reduced_shape(x, axes, keepdims):
 
 
 def _groups(shape, axes):
-    """(outer, n, inner) for each group of neighbouring axes, the last group first; the array (outer, n, inner) is summed over
-    n.
-    """
+    """(outer, n, inner) for each group of adjacent axes, the last group first; the array (outer, n, inner) is summed over n."""
     shape, left = list(shape), list(axes)
     while left:
         stop = left.pop() + 1

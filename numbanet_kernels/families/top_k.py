@@ -186,7 +186,7 @@ def above_cpu(v, threshold):
 def _summing():
     @kernel("void(f4[::1], f4[::1], b1, f4[::1], i4)")
     def sum_positive(values, bias, biased, sums, samples):
-        """One thread per output: neighbouring threads read neighbouring columns."""
+        """Each thread computes the sum of one output; adjacent threads read adjacent columns."""
         o = cuda.grid(1)
         if o < sums.size:
             total, added = float32(0), bias[o] if biased else float32(0)
@@ -207,7 +207,7 @@ def _choosing():
 
     @kernel("void(i4[::1], i4[::1], i4, i4)")
     def top_k(v, bits, outputs, k):
-        """One block per row; all threads count together, and one thread breaks ties."""
+        """Each block selects in one row: all threads count together, and one thread decides among equal values."""
         counts = cuda.shared.array(THREADS, int32)
         t, n = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
         words = (outputs + int32(31)) // int32(32)
@@ -244,7 +244,7 @@ def _choosing():
 
     @kernel("void(f4[::1], f4, i4[::1], i4)")
     def above(v, threshold, bits, outputs):
-        """One thread per word."""
+        """Each thread computes one word of bits."""
         i, words = cuda.grid(1), (outputs + int32(31)) // int32(32)
         if i < bits.size:
             selected, first = int32(0), i // words * outputs

@@ -109,12 +109,12 @@ def directed(operation: str, rounding: str) -> Callable[[np.ndarray, np.ndarray]
 
 
 def flushed(x: np.ndarray) -> np.ndarray:
-    """Subnormal numbers -> 0 of the same sign (.ftz)."""
+    """Replace subnormal numbers by 0 of the same sign (.ftz)."""
     return np.where(np.abs(x) < np.finfo(x.dtype).tiny, np.copysign(x.dtype.type(0), x), x)
 
 
 def saturated(x: np.ndarray) -> np.ndarray:
-    """[0, 1], NaN -> 0 (.sat)."""
+    """Clamp to [0, 1]; NaN becomes 0 (.sat)."""
     return np.where(np.isnan(x), x.dtype.type(0), np.clip(x, x.dtype.type(0), x.dtype.type(1)))
 
 
@@ -126,12 +126,12 @@ def tf32(x: np.ndarray, rounding: str = "rz") -> np.ndarray:
 
 
 def bf16_to_f32(bits: np.ndarray) -> np.ndarray:
-    """The upper half of a float32."""
+    """Convert bf16, the upper half of the bits of a float32, to float32."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def f32_to_bf16(x: np.ndarray) -> np.ndarray:
-    """To nearest, ties to even."""
+    """Round float32 to bf16, to nearest, ties to even."""
     bits = np.asarray(x).view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
     return (np.where(np.isnan(x), np.uint32(0x7FFFFFFF), rounded) >> np.uint32(16)).astype(np.uint16)

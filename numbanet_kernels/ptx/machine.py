@@ -127,8 +127,8 @@ class Wave:
         atomic: bool = False,
         aligned: int | None = None,
     ) -> list[tuple[Any, np.ndarray, np.ndarray]]:
-        """[(store, mask of the accesses in it, offsets)], checked and counted; `address` has one element per lane, a multiple
-        of `aligned`, by default of the width.
+        """Check and count the accesses of an instruction: a list of (store, mask of the accesses to this store, their offsets).
+        `address` has one element per lane, which must be a multiple of `aligned`, by default of the width.
         """
         if space == "generic":
             return self._find_generic(instruction, address, width, lanes, writing, atomic)

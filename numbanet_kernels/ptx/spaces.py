@@ -194,8 +194,8 @@ def check_alignment(address: np.ndarray, width: int) -> None:
 
 # --- cost of accesses -------------------------------------------------------------------------------------------------
 def _by_pattern(count: Callable[..., Any]) -> Callable[..., Any]:
-    """count(address, width, threads), memoised: the result does not depend on where in memory a pattern begins, up to whole
-    sectors.
+    """Cache the results of count(address, width, threads) by the pattern of the addresses: a shift of all addresses by whole
+    sectors does not change the result.
     """
 
     @functools.lru_cache(256)

@@ -191,7 +191,7 @@ class Lasso(Thinning):
         self.costs = costs
         self.means: dict[Group, float] = {}  # mean of the groups' root mean squares
         self.counts: dict[Group, int] = {}  # number of nonzero groups at the start of the epoch
-        self._norms: dict[Group, Any] = {}  # after the last step
+        self._norms: dict[Group, Any] = {}  # the groups' norms after the last step
         self._said: dict[str, Any] = {}
 
     def epoch_start(self, run, epoch):

@@ -90,7 +90,7 @@ def _planned(op, x, w, positions, plan):
 
 
 def conv2d_cpu(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=None, blocks=None):
-    """y[r, o] = act(scale sum_k A[r, k] w[o, k] + bias[o])"""
+    """y[r, o] = act(scale sum_k A[r, k] w[o, k] + bias[o]), where A is the im2col matrix of x."""
     op, (rows, together) = "conv2d (cpu)", _listed(rows)
     positions = check(op, x, w, window, groups, bias, rows=rows, blocks=blocks)
     plan = _planned(op, x, w, positions, Plan(groups, rows, together, blocks))

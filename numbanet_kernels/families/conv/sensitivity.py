@@ -120,7 +120,7 @@ def count_large_cpu(x, window, height, width, offsets, threshold):
 def _counting():
     @kernel("void(f4[::1], f4, i4[:, ::1], i4[::1], i4[:, ::1], i4[:, ::1], i4, i4, i4)")
     def count(pixels, threshold, offsets, geometry, table, counts, rows, height, width):
-        """One thread per region."""
+        """Each thread counts in one region."""
         i = cuda.grid(1)
         if i < counts.size:
             b, q, found = i // counts.shape[1], i % counts.shape[1], int32(0)

@@ -71,7 +71,7 @@ def _take_rows(x, rows, y, first, stop):
 
 
 def take_rows_cpu(x, rows, out=None):
-    """y[k, ...] = x[rows[k], ...], rows (...) of 0 ... len(x) - 1"""
+    """y[k, ...] = x[rows[k], ...]; rows is an array of any shape with indices in 0 … len(x) - 1"""
     if out is None or not (
         rows.dtype is INT32
         and rows.flags.c_contiguous
@@ -123,9 +123,7 @@ def expand_cpu(x, pos, out=None):
 
 
 def compact_cpu(x, list_, shift=None, out=None):
-    """y[n, k] = x[n, list[k]] - shift[k]; without shift, the adjoint of expand.   x (N, I), list (K,), shift (K,) -> y (N,
-    K)
-    """
+    """y[n, k] = x[n, list_[k]] - shift[k]; x (N, I), list_ (K,), shift (K,) or None -> y (N, K)"""
     out = columns_of("compact (cpu)", empty_cpu, x, list_, shift, out)
     return _share_columns(x, list_, _NO_SHIFT if shift is None else shift, out)
 

@@ -348,7 +348,7 @@ def scores():
 def seen():
     @kernel("void(f4[:, :, ::1], i4[:, ::1], f4[:, :, ::1])")
     def lstm_seen(h, units, y):
-        """One thread per kept element."""
+        """Each thread copies one kept element."""
         i, samples, kept = int32(cuda.grid(1)), int32(h.shape[1]), int32(units.shape[1])
         if i < h.shape[0] * samples * kept:
             t, n = i // (samples * kept), i // kept % samples

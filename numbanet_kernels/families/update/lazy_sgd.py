@@ -87,7 +87,7 @@ def sgd_settle_cpu(w, v, lazy):
 def _settling():
     @kernel("void(f4[:, ::1], f4[:, ::1], i4[:, ::1], f4[:, ::1], i4, i4)")
     def settle(w, v, lag, powers, height, width):
-        """One thread per weight: the skipped steps of its block, as one."""
+        """Each thread makes the skipped steps of one element of the weight, as one step."""
         i = cuda.grid(1)
         if i < w.size:
             r, c = i // w.shape[1], i % w.shape[1]
