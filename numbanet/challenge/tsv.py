@@ -36,8 +36,8 @@ def read_entries(file: BinaryIO, source: object, shape: tuple[int, int], tick: C
     Raises
     ------
     ValueError
-        With `source` and the line, if a line does not have three fields, a number or value is invalid or out of range, entries
-        are not sorted, or the last line has no end.
+        If a line does not have three fields, if a number or value is invalid or out of range, if entries are not sorted, or if
+        the last line has no end. The message names `source` and the line.
     """
     parts, line, last = [], 1, -1
     for piece in pieces(file, source):

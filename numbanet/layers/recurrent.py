@@ -99,7 +99,7 @@ class Recurrent(Layer, abc.ABC):
     # --- cells --------------------------------------------------------------------------------------------------------
     @abc.abstractmethod
     def act(self, z: Tensor, cell: str, first: list[Tensor], plans: Plans, ends: bool, **options: Any) -> tuple[Tensor, ...]:
-        """(y (T, N, H),); with `ends` also the states after the last step, except h.
+        """Run one cell: (y (T, N, H),), and if `ends` the states after the last step, except h.
 
         Parameters
         ----------

@@ -81,8 +81,8 @@ def matmul(a: Any, b: Any) -> Tensor:
 def linear(dev: Device, x, w, b=None, *, relu: bool = False, scale: float = 1.0, columns: bool = False):
     """y[n, o] = act(scale sum_i x[n, i] w[o, i] + b[o]).   x (N, I), w (O, I), b (O,) or None -> y (N, O), scale > 0
 
-    With `columns`, dy may be a `Columns` gradient: then dx, dw and db are products of its columns only; requires no ReLU and
-    scale 1.
+    If `columns`, dy may be a `Columns` gradient: dx, dw and db are then products of its columns only. This requires relu=False
+    and scale=1.
     """
     _check("linear", x, w, b)
     y = dev.gemm(x, w, tb=True, bias=b, relu=relu, scale=scale)

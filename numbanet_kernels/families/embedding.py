@@ -54,7 +54,9 @@ def _check_ids(op, ids, rows):
 
 
 def _check(op, dy, order, starts):
-    """The number of rows; ValueError unless the arrays fit. Entries of order outside dy are clamped."""
+    """Check the arguments of `sum_by_row`, and return the number of rows of y; ValueError unless the arrays fit. Kernels clamp
+    entries of `order` that are outside dy.
+    """
     expect(op, dy=(dy, ("N", "D")), order=(order, ("N",), INT32), starts=(starts, ("U + 1",), INT32))
     if not starts.size:
         raise ValueError(f"{op}: starts {starts.shape} must have one more element than there are rows")

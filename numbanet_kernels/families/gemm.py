@@ -170,7 +170,7 @@ def multiply_back(dy, weight, out, bias=None, relu=False, alpha=1.0):
 
 
 def gemm_cpu(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=None, out=None):
-    """c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n]); with `where`, 0 unless where[m, n] > 0"""
+    """c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n]); if `where` is given, 0 unless where[m, n] > 0"""
     out = _output(empty_cpu, a, b, ta, tb, bias, where, out)
     if ta:
         (_by_columns if _few(out.shape[0]) else _by_rows)(a.T, b.T if tb else b, out, bias, relu, alpha=scale)

@@ -202,7 +202,7 @@ def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
 
 
 def gemm_rows_dx_cpu(dy, w, rows, cols, where=None, scale=1.0, out=None):
-    """dx[n, j] = scale * sum_k dy[n, k] w[rows[k], cols[j]]; with `where`, 0 unless where[n, j] > 0"""
+    """dx[n, j] = scale * sum_k dy[n, k] w[rows[k], cols[j]]; if `where` is given, 0 unless where[n, j] > 0"""
     op, given = "gemm_rows_dx (cpu)", (rows, cols)
     (rows, _), (cols, _), out = _arguments(op, empty_cpu, dy, w, rows, cols, where=where, out=out)
     if (lists := _lists(op, w, *given)) is not None:

@@ -7,9 +7,9 @@
                    dz_m = dh (1 - u) (1 - m^2),   dz_u = dh (h[t] - m) u (1 - u),   dz_r = dz_m s_m r (1 - r)   over the gates
                    ds_r = dz_r,   ds_u = dz_u,   ds_m = dz_m r     over s[t],           carried = dh u
 
-z, s, gates (T, N, 3H); h (T + 1, N, H); dy (T, N, H); back, carried (N, H). The products are `gemm`: s[t] = h[t] w.T + b
-before a step, back = ds[t + 1] w after it; dw = sum_t ds[t].T h[t] is one product for all steps. With `lengths` (N,), the
-number of steps of each sample, h is 0 after its end, and no gradient flows back.
+z, s, gates (T, N, 3H); h (T + 1, N, H); dy (T, N, H); back, carried (N, H). The products are `gemm`: s[t] = h[t] w.T + b before
+a step, back = ds[t + 1] w after it; dw = sum_t ds[t].T h[t] is one product for all steps. If `lengths` (N,), the numbers of
+steps of the samples, is given, h is 0 after the end of a sample, and no gradient flows back from there.
 """
 
 from __future__ import annotations

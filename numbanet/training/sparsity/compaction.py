@@ -117,7 +117,7 @@ def to_sparse(place: Place, optimizer: Optimizer, tile: int | None = None) -> No
 
 
 def _tiles(matrix: BSR) -> np.ndarray:
-    """(block rows, block columns) bool: which tiles are stored."""
+    """(block rows, block columns) bool: True for the tiles that the matrix stores."""
     mask = np.zeros(matrix.grid, bool)
     mask[np.repeat(np.arange(matrix.grid[0]), np.diff(matrix.indptr)), matrix.indices] = True
     return mask

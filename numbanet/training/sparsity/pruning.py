@@ -22,8 +22,8 @@ from .lasso import check_share
 
 
 def cubic(progress: float) -> float:
-    """1 - (1 - progress)³: most weights are pruned at first, when many are redundant (Zhu & Gupta 2017, eq. 1, from sparsity 0
-    on).
+    """1 - (1 - progress)³: most weights are pruned at first, when many are redundant (Zhu & Gupta 2017, eq. 1, with initial
+    sparsity 0).
     """
     return 1 - (1 - progress) ** 3
 

@@ -31,7 +31,9 @@ _AT[[(0x077CB531 << i & 0xFFFFFFFF) >> 27 for i in range(32)]] = np.arange(32)
 
 @host_function
 def _outputs(bits, width, at, outputs):
-    """Write the outputs that a row of words keeps to `outputs`, increasing, at most outputs.size; return their number."""
+    """List the outputs that are kept according to one row of bit words in the array `outputs`, in increasing order and at most
+    outputs.size of them; return their number.
+    """
     count = 0
     for i in range(bits.size):
         word = uint32(bits[i])

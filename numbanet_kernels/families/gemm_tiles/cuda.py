@@ -47,8 +47,8 @@ def tile_inputs_cuda(x, pattern, lists=None):
 
 
 def tile_outputs_cuda(dy, pattern, scale=1.0, y=None, lists=None):
-    """(dz, None); dz (N, O) is dy, or dy * (y > 0) with y; kernels read it in place. dy may be a function of `where` and
-    `scale` that computes the pending product and fuses the mask.
+    """(dz, None), because kernels read dz in place. dz (N, O) is dy if y is None, else dy * (y > 0). dy may also be a function
+    of `where` and `scale` that computes a pending product, with the mask fused into it.
     """
     (rows, _), _ = valid("tile_outputs (cuda)", pattern)
     dz = dy(where=y) if callable(dy) else dy

@@ -1,7 +1,7 @@
 """Lazy SGD: blocks of a weight skip steps and later make all of them at once.
 
 A step without a gradient is linear, (w, v) -> M (w, v). So sgd (`family`) can skip it while the block is not read, and later
-replace k such steps by M^k. With `lazy`, a `layouts.packed.LazyBlocks`, w is divided into U x B blocks:
+replace k such steps by M^k. If an update has `lazy`, a `layouts.packed.LazyBlocks`, w is divided into U x B blocks:
 
     lag (U, B)       int32, number of steps that each block has skipped
     after (U, B)     int32, the same after this step: the update writes it
