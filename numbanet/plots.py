@@ -1,4 +1,4 @@
-"""Plots of training curves and rooflines. Needs matplotlib (extra `plots`)."""
+"""Plots of training curves and rooflines; they need matplotlib: pip install numbanet[plots]."""
 
 from __future__ import annotations
 

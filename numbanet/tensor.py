@@ -183,7 +183,7 @@ class Tensor:
             self.gradient = gradient
 
     def release(self, freed: Any) -> tuple[Any, Any]:
-        """(node, gradient) of this tensor, which loses both; `freed` becomes its node."""
+        """Remove and return (node, gradient) of this tensor; `freed` becomes its node."""
         node, gradient = self.node, self.gradient
         self.node, self.gradient = freed, None
         return node, gradient

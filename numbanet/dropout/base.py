@@ -142,7 +142,7 @@ class Dropout(abc.ABC):
         return model.droppable(self.kind, self.answer)
 
     def rates(self, model: Sequential | Tree) -> list[float]:
-        """The rate of each of these sites."""
+        """The rate of each site in `sites(model)`."""
         return list(map(self.rate_of, self.sites(model)))
 
     def caution(self, site: Site) -> str | None:

@@ -31,7 +31,7 @@ def _convolution(inputs: int, outputs: int, kernel: int, padding: int, batch_nor
 
 
 def _classifier(layers: list[Layer], shape: Shape, widths: Sequence[int], **options) -> list[Layer]:
-    """The layers, followed by linear ones of these widths, the last one without an activation."""
+    """Append `Linear` layers of these widths, with a ReLU after each but the last."""
     shape_ = Sequential(layers).cost(ActivationSpec((1, *shape)), Plans())[1].shape
     widths = [math.prod(shape_[1:]), *widths]
     for i, (inputs, outputs) in enumerate(zip(widths, widths[1:])):

@@ -22,7 +22,9 @@ from .pooling import Pair, pair
 
 
 def positions_of(layer: Layer, spec: ActivationSpec, window: Window, channels: int) -> tuple[int, int]:
-    """(OH, OW) of a window on images of this specification; ValueError if the layer cannot take them."""
+    """The number of output positions (OH, OW) of a window on images with specification `spec`; ValueError if the layer cannot
+    take the images.
+    """
     if len(spec.shape) != 4 or spec.shape[1] not in (None, channels) or None in spec.shape[2:]:
         raise ValueError(f"{layer!r}: it takes images ({channels}, H, W), and its input is of shape {spec.shape[1:]} a sample")
     positions = window.positions(*(n or 0 for n in spec.shape[2:]))

@@ -111,7 +111,7 @@ def linear_sparse(
     if layout.device is not dev:
         raise ValueError(f"linear_sparse: the layout is on {layout.device.name}, the arrays on {dev.name}")
     if tiles and not (rows is None and cols is None and trace is None):
-        raise TypeError("linear_sparse: tiles take no plan of rows or columns and no trace; give the dense activation")
+        raise TypeError("linear_sparse: a layout of tiles supports no plan and no trace; pass the dense activation")
     rows, cols = (
         None if plan is None else on("linear_sparse", plan, dev, DeviceAxis, (n,))
         for plan, n in ((rows, outputs), (cols, inputs))

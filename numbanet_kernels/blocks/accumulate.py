@@ -133,9 +133,9 @@ def _writes(*of):
 class Sums(NamedTuple):
     """Intrinsics on a thread's sums.
 
-    corner: t -> (row or column that the thread copies if adjacent threads copy along k; row and column of its first sum;
-    offsets of its operands in a tile of A and of B). `multiply` takes the number of the step, whose last bit selects one of two
-    tiles; zeros, multiply, store and scatter have their own docstrings.
+    corner(t) gives, for thread t: the row or column that it copies if adjacent threads copy along k; the row and the column of
+    its first sum; and the offsets of its operands in a tile of A and in a tile of B. The last bit of the argument `step` of
+    `multiply` selects one of two tiles. zeros, multiply, store and scatter are documented at their definitions.
     """
 
     corner: Callable

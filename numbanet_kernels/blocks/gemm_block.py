@@ -148,8 +148,8 @@ TILES = {128: 1.0, 64: 1.5}
 
 
 def _cost(rows, cols, products, tile, each):
-    """Relative time of `products` products in blocks of this size; assumes that a multiprocessor runs two blocks at a time, not
-    tuned on a device.
+    """Estimated relative time of `products` products in blocks of size `tile`; it assumes that a multiprocessor runs two blocks
+    at a time, and is not tuned on a device.
     """
     return ceil_div(products * ceil_div(rows, tile) * ceil_div(cols, tile), 2 * multiprocessors()) * tile * tile * each
 

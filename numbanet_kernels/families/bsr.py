@@ -59,7 +59,9 @@ def bsr_dw_reference(dy, x, at, tile):
 
 
 def _check(op, at, tile, outputs, inputs, **arrays):
-    """The sizes by name; ValueError or TypeError unless the arrays fit a weight (outputs, inputs) in tiles of this side."""
+    """Check the arrays, and return the sizes by name; ValueError or TypeError unless they fit a weight (outputs, inputs) in
+    tiles of side `tile`.
+    """
     if not isinstance(at, Entries):
         raise TypeError(f"{op}: at must be Entries, not {type(at).__name__}")
     if tile < 1:

@@ -16,7 +16,9 @@ class Window(NamedTuple):
     dilation: tuple[int, int] = (1, 1)
 
     def positions(self, height: int, width: int) -> tuple[int, int]:
-        """The number of output positions along the height and the width of an image of this size; none below 1."""
+        """The number of output positions along the height and along the width of an image; it is below 1 if the window does not
+        fit.
+        """
         return tuple(
             (n + 2 * p - d * (k - 1) - 1) // s + 1 if n + 2 * p >= d * (k - 1) + 1 else 0
             for n, k, s, p, d in zip((height, width), *self)

@@ -144,7 +144,7 @@ def _copy(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
     def run(wave: Wave) -> None:
         target, origin = to(wave), source(wave)
-        for store, _, offset in wave.find(i, "shared", target, size, wave.lanes, writing=True):  # the data may arrive at any later time
+        for store, _, offset in wave.find(i, "shared", target, size, wave.lanes, writing=True):  # data may arrive later
             store.forget(offset, size)
         length = np.full(wave.lanes.size, size) if given is None else np.broadcast_to(given(wave), wave.count)[wave.lanes]
         values = np.zeros((wave.lanes.size, size // 4), np.uint32)

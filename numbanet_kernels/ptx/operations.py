@@ -17,7 +17,7 @@ TYPES = A.DTYPES
 
 
 def types(instruction: Instruction) -> list[str]:
-    """The types among the modifiers, in order."""
+    """The modifiers of an instruction that name types, in order."""
     return [m for m in instruction.modifiers if m in TYPES or m == "tf32"]
 
 

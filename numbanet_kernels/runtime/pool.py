@@ -65,7 +65,7 @@ class _Chunk:
         return False
 
     def join(self, returned: collections.deque[tuple[_Chunk, int, int]]) -> None:
-        """Take back the first returned range, one of this chunk, and merge it with free neighbours."""
+        """Free the first returned range, which must be in this chunk, and merge it with adjacent free ranges."""
         _, start, stop = returned[0]
         i = sum(other < start for other, _ in self.free)  # the list is short
         after = i < len(self.free) and self.free[i][0] == stop

@@ -79,7 +79,7 @@ def sight(window: Window, height: int, width: int, channels: int) -> Sight:
 
 
 def suits(window: Window, x: tuple[int, ...], outs: int) -> bool:
-    """True if images x (N, H, W, C) are convolved faster directly than from gathered patches."""
+    """True if convolving images x (N, H, W, C) directly is faster than from gathered patches."""
     return (
         x[0] >= IMAGES
         and math.prod(window.positions(*x[1:3])) >= LEAST_POSITIONS

@@ -231,7 +231,7 @@ def launch_forward(x, wt, window, bias=None, relu=False, scale=1.0, rows=None, b
 
 
 def launch_dx(dy, wt, where, shape, window, scale=1.0, rows=None, blocks=None):
-    """dx of that shape, (N, H, W, C), from dy (N P, O)."""
+    """dx of shape `shape`, (N, H, W, C), from dy (N P, O)."""
     work = _Work("implicit dx", shape, wt.shape, window, rows, blocks, dy=dy, wt=wt, where=where)
     if not work.planned:
         return _launch(DX, work, dy, wt, empty_cuda(tuple(shape)), where, scale=scale)
