@@ -163,7 +163,7 @@ class Dropout(abc.ABC):
         return [*filter(None, map(self.caution, sites)), *(self._passed_over(tree) if sites else ())]
 
     def _passed_over(self, tree: Tree) -> list[str]:
-        """A warning that names the layers with weights but no site; None if there are none."""
+        """A list with one warning, which names the layers with weights but no site; [] if there are none."""
         some = {layer for layer, _ in tree.sites}
         names = [
             f"{path} ({type(layer).__name__})"

@@ -44,7 +44,7 @@ def gemm_reference(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, w
 
 
 def gemm_dw_reference(dy, x, db_scale=1.0):
-    """(dw, db) in float64."""
+    """(dw, db) of gemm_dw, in float64."""
     return np.float64(dy).T @ np.float64(x), db_scale * np.float64(dy).sum(0)
 
 

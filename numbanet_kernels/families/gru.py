@@ -40,14 +40,14 @@ def _alive(lengths, t, samples):
 
 
 def gru_cell_reference(z, s, h, t, lengths=None):
-    """(gates of step t, h[t + 1]) in float64"""
+    """(gates of step t, h[t + 1]) of gru_cell, in float64"""
     (a_r, a_u, a_m), (s_r, s_u, s_m) = (np.split(np.float64(x[t]), 3, axis=1) for x in (z, s))
     r, u, m = sigmoid_reference(a_r + s_r), sigmoid_reference(a_u + s_u), np.tanh(a_m + sigmoid_reference(a_r + s_r) * s_m)
     return np.concatenate([r, u, m], 1), np.where(_alive(lengths, t, len(m)), m + u * (np.float64(h[t]) - m), 0)
 
 
 def gru_cell_grad_reference(dy, back, carried, gates, s, h, t, lengths=None):
-    """(dz[t], ds[t], carried) in float64"""
+    """(dz[t], ds[t], carried) of gru_cell_grad, in float64"""
     r, u, m = np.split(np.float64(gates[t]), 3, axis=1)
     dh = np.where(_alive(lengths, t, len(m)), np.float64(dy[t]) + back + carried, 0)
     dz_m, dz_u = dh * (1 - u) * (1 - m * m), dh * (h[t] - m) * u * (1 - u)

@@ -33,14 +33,14 @@ ROWS, ROW, COLUMN = ("N", "C"), ("C",), ("N",)
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def layer_norm_reference(x, gamma, beta, eps):
-    """(y, mean, inverse), in float64"""
+    """(y, mean, inverse) of layer_norm, in float64"""
     x = np.float64(x)
     mean, inverse = x.mean(1), 1 / np.sqrt(x.var(1) + eps)
     return gamma * (x - mean[:, None]) * inverse[:, None] + beta, mean, inverse
 
 
 def layer_norm_grad_reference(dy, x, gamma, mean, inverse):
-    """(dx, dgamma, dbeta), in float64"""
+    """(dx, dgamma, dbeta) of layer_norm, in float64"""
     dy, x, gamma, mean, inverse = map(np.float64, (dy, x, gamma, mean, inverse))
     h, g = (x - mean[:, None]) * inverse[:, None], gamma * dy
     dx = inverse[:, None] * (g - g.mean(1, keepdims=True) - h * (g * h).mean(1, keepdims=True))

@@ -41,13 +41,13 @@ def batch_norm_apply_reference(x, gamma, beta, mean, variance, eps):
 
 
 def batch_norm_reference(x, gamma, beta, eps):
-    """(y, mean, variance), in float64"""
+    """(y, mean, variance) of batch_norm, in float64"""
     mean, variance = np.float64(x).mean(0), np.float64(x).var(0)
     return batch_norm_apply_reference(x, gamma, beta, mean, variance, eps), mean, variance
 
 
 def batch_norm_grad_reference(dy, x, gamma, mean, variance, eps):
-    """(dx, dgamma, dbeta), in float64"""
+    """(dx, dgamma, dbeta) of batch_norm, in float64"""
     dy, x, gamma, mean, variance = map(np.float64, (dy, x, gamma, mean, variance))
     inverse = 1 / np.sqrt(variance + eps)
     h = (x - mean) * inverse

@@ -63,7 +63,7 @@ def _matrix(w, groups):
 
 
 def conv2d_reference(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=None, blocks=None):
-    """y (N, OH, OW, O) in float64"""
+    """y (N, OH, OW, O) of conv2d, in float64"""
     a, matrix = im2col_reference(x, window, groups), _matrix(w, groups)
     y = scale * np.concatenate([(part * kept_reference(*part.shape, None, blocks)) @ own.T for part, own in zip(a, matrix)], 1)
     y = y if bias is None else y + bias
@@ -72,7 +72,7 @@ def conv2d_reference(x, w, window, groups=1, bias=None, relu=False, scale=1.0, r
 
 
 def conv2d_grad_reference(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None, blocks=None, wants_dx=True):
-    """(dx, dw, db) in float64"""
+    """(dx, dw, db) of conv2d_grad, in float64"""
     dz = np.float64(dy if where is None else dy * (where > 0)).reshape(math.prod(dy.shape[:3]), w.shape[0])
     dz = dz * kept_reference(len(dz), 1, rows)
     a, outs = im2col_reference(x, window, groups), w.shape[0] // groups

@@ -38,7 +38,9 @@ def _in_slabs(x):
 
 
 def ell_reference(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=None):
-    """y = min(max(W x + bias, 0), ceiling) of selected lanes of x, 0 if not alive; which lanes of y are not all 0. float64"""
+    """(y, live) of ell in float64: y = min(max(W x + bias, 0), ceiling) for the selected lanes of x, 0 if not alive; live[n] is
+    1 unless lane n of y is all 0.
+    """
     x = _by_lane(x)
     x = x if lanes is None else x[:, lanes]
     y = np.clip(np.einsum("ok,okn->on", np.float64(values), x[indices]) + np.float64(bias)[:, None], 0, ceiling)

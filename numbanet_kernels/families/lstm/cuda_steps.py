@@ -323,7 +323,7 @@ def scores():
 
     @kernel("void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], i4[::1], f4[:, ::1])")
     def lstm_scores(dy, gates, c, lengths, totals):
-        """totals[s, j] = sum of |dz[t, n, j]| over n and t = s, s + shares, ...: one block per ACROSS units."""
+        """totals[s, j] = sum of |dz[t, n, j]| over n and t = s, s + shares, …; each block computes ACROSS units."""
         sums = cuda.shared.array((4, ROWS, ACROSS), float32)
         tx, ty, share = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockIdx.y)
         u, hidden, zero = int32(cuda.blockIdx.x) * ACROSS + tx, int32(c.shape[2]), float32(0)

@@ -67,7 +67,7 @@ def bands_of(window, height, width, include_padding, back):
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def max_pool_reference(x, window):
-    """(y, places), float64 and int64"""
+    """(y, places) of max_pool, in float64 and int64."""
     (kh, kw), (sh, sw), (ph, pw), (dh, dw) = window
     n, oh, ow, c = pooled("max_pool (reference)", window, x.shape)
 
@@ -88,7 +88,7 @@ def max_pool_reference(x, window):
 
 
 def max_pool_grad_reference(dy, places, window, shape):
-    """dx, float64"""
+    """dx of max_pool, in float64."""
     (_, kw), stride, padding, dilation = window
     dx = np.zeros(shape)
     n, oh, ow, c = np.indices(dy.shape)
@@ -99,7 +99,7 @@ def max_pool_grad_reference(dy, places, window, shape):
 
 
 def _matrices(window, shape, include_padding):
-    """avg_pool along each axis as a matrix, float64."""
+    """The two matrices, float64, by which avg_pool multiplies along the height and the width."""
     for axis, n in enumerate(shape[1:3]):
         edges, outer, _ = _axis_bands(window, axis, n, include_padding, False)
         pixels = np.arange(n)
@@ -107,12 +107,12 @@ def _matrices(window, shape, include_padding):
 
 
 def avg_pool_reference(x, window, include_padding=True):
-    """y, float64"""
+    """y of avg_pool, in float64."""
     return np.einsum("ih,jw,nhwc->nijc", *_matrices(window, x.shape, include_padding), np.float64(x))
 
 
 def avg_pool_grad_reference(dy, window, shape, include_padding=True):
-    """dx, float64"""
+    """dx of avg_pool, in float64."""
     return np.einsum("ih,jw,nijc->nhwc", *_matrices(window, shape, include_padding), np.float64(dy))
 
 
