@@ -162,8 +162,8 @@ class Recurrent(Layer, abc.ABC):
         return y.transpose(1, 0, 2) if self.batch_first else y, final if self.states > 1 else final[0]
 
     def forward(self, flow: Flow, context: Context) -> Flow:
-        """y, compact if units of the last layer are dropped. Starts from the context's states, if it has any, and overwrites
-        them with the final ones.
+        """The flow with y, which is compact if units of the last layer are dropped. If the context has states, the layers start
+        from them and overwrite them with the final states.
 
         Raises
         ------

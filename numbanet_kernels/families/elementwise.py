@@ -134,7 +134,7 @@ def _maps(formula, dense_a, dense_b, scale, dense_out, start, stop):
                 out[i] = v if b[i] > zero else zero
         elif formula == RELU_MAP:
             for i in range(out.size):
-                out[i] = zero if a[i] <= zero else a[i]  # this order lets NaN pass
+                out[i] = zero if a[i] <= zero else a[i]  # in this order, NaN stays NaN
         elif formula == TANH_GRAD:
             for i in range(out.size):
                 out[i] = a[i] * (one - b[i] * b[i])
@@ -223,7 +223,7 @@ def _unary_kernels():
                     e = math.exp(-math.fabs(v))
                     y[i] = (float32(1) if v > float32(0) else e) / (float32(1) + e)
                 elif formula == RELU:
-                    y[i] = float32(0) if v <= float32(0) else v  # this order lets NaN pass
+                    y[i] = float32(0) if v <= float32(0) else v  # in this order, NaN stays NaN
                 elif formula == GELU:
                     y[i] = float32(0.5) * v * math.erfc(-v * float32(ROOT_HALF))
                 elif formula == ABS:

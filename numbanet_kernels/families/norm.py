@@ -123,7 +123,7 @@ def _mean_and_variance(sums, shift, n, mean, variance):
     for c in range(mean.size):
         first, second = _total(sums, 0, c, mean.size) / n, _total(sums, 1, c, mean.size) / n
         mean[c], apart = shift[c] + first, second - first * first
-        variance[c] = 0.0 if apart < 0.0 else apart  # this order lets NaN pass
+        variance[c] = 0.0 if apart < 0.0 else apart  # in this order, NaN stays NaN
 
 
 @host_kernel("void(f4[::1], f4[::1], f4, f4[::1])")

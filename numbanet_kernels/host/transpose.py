@@ -150,7 +150,7 @@ def _transpose_back(terms, positions, c, first, stop, bias, biased, relu, scale,
                         row[m] += term[m]
                 for m in range(row.size):
                     value = alpha * row[m] + added
-                    row[m] = scale * (low if value < low else value)  # this order lets NaN pass
+                    row[m] = scale * (low if value < low else value)  # in this order, NaN stays NaN
             transpose_block(rows, 0, n1 - n0, 0, m1 - m0, c, m0, n0, False)
 
 

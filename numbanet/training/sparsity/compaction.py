@@ -163,7 +163,7 @@ def _fold(joint: Joint, values: np.ndarray, inputs: np.ndarray) -> None:
 
 # --- counting ---------------------------------------------------------------------------------------------------------
 def count_nonzero(model: Sequential) -> int:
-    """Number of nonzero weights of products, biases excluded."""
+    """The number of nonzero weights in the layers of a model, without biases."""
     return sum(
         int(np.count_nonzero(tensor.numpy()))
         for name, tensor, trained in model.named()

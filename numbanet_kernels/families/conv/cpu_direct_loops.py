@@ -96,7 +96,7 @@ def _multiply(typing_context, pixels, bases, targets, count, offsets, depth, w, 
                     for o in range(n):
                         added = spread(builder, _number(builder, bias, builder.add(o0, NUMBER(o)))).value
                         value = builder.fadd(builder.load(totals[o * together + p]), added)
-                        # this order lets NaN pass
+                        # in this order, NaN stays NaN
                         value = builder.select(builder.fcmp_ordered("<", value, least), least, value)
                         at = builder.mul(builder.add(place, NUMBER(o)), NUMBER(WIDTH))
                         builder.store(value, vector_at(builder, out, at), align=ALIGNED)

@@ -181,7 +181,7 @@ def _product(panels, starts, stops, ids, values, rows, inverse, selected, bias, 
                 added = bias[o] if biased else float32(0)
                 for s in range(SAMPLES):
                     value = row[s] + added
-                    row[s] = low if value < low else value  # in this order NaN passes
+                    row[s] = low if value < low else value  # in this order, NaN stays NaN
             transpose_block(out, 0, j1 - j0, 0, n1 - n0, y, n0, j0, False)
 
 

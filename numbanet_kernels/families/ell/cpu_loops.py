@@ -48,7 +48,9 @@ def _sums(builder, rows, count, x, start, indices, at, values, depth, biases):
 
 
 def _finish(builder, total, ceiling, alive, n, y, at, live):
-    """y[at:] = min(max(total, 0), ceiling) at the lanes n … that are alive; set live[n:] if the result is not 0. NaN passes."""
+    """y[at:] = min(max(total, 0), ceiling) at the lanes n … that are alive; set live[n:] to 1 for lanes with a result that is
+    not 0. NaN stays NaN.
+    """
     total = Lanes(builder, total).where("<", 0.0, 0.0)
     total = total.where(">", spread(builder, ceiling), spread(builder, ceiling)).value
     zeros, marks = FLOATS([REAL(0.0)] * WIDTH), BITS([0] * WIDTH)

@@ -106,7 +106,7 @@ def _cell_grad(typing_context, back, dy, gates, c, dc, out, places, step, out_st
 
 
 def _cut(slope, threshold):
-    """0 if a gradient is not larger than the threshold in magnitude; NaN passes."""
+    """0 if a gradient is not larger than the threshold in magnitude; NaN stays NaN."""
     small = slope.builder.fcmp_ordered("<=", slope.size().value, slope.of(threshold).value)
     return Lanes(slope.builder, slope.builder.select(small, slope.of(0.0).value, slope.value))
 

@@ -25,7 +25,7 @@ import numpy as np
 from ...layouts.windows import Bins, Window, pooled
 from ...runtime.expect import INT32, expect
 
-BYTE, KINDS = np.dtype(np.uint8), {True: "u1", False: "i4"}  # of places; by whether they are bytes
+BYTE, KINDS = np.dtype(np.uint8), {True: "u1", False: "i4"}  # dtype of small places; key: places are bytes
 FEW = 16  # pixels that are summed in float32
 
 

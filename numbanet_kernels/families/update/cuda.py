@@ -35,7 +35,9 @@ def _gradient():
 
     @inlined
     def gradient(w, g, lists, width, g_width, i, r, c, decay):
-        """decay w[i] and the gradient of w[i], which is packed unless g_width is -1: only then row r and column c are read."""
+        """decay w[i] + the gradient of w[i]. If g_width is -1, g is dense and read at index i; else it is packed, and read at
+        row r and column c of the weight.
+        """
         index = i
         if g_width >= 0:
             row_pos, row_class, col_pos = lists
