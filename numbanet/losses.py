@@ -59,6 +59,7 @@ class Loss(abc.ABC):
         Parameters
         ----------
         output : Tensor of shape (N, O)
+            As for `__call__`.
         target : array
             As for `__call__`; a device array.
         weights : array of shape (N,) or None
@@ -328,6 +329,7 @@ def loss_named(loss: Any, known: Mapping[str, type[Loss]] = OF_NUMBERS) -> Loss:
     Parameters
     ----------
     loss : str, Loss or callable
+        The name, or the loss itself.
     known : dict of str to class
         The losses that are accepted: `OF_NUMBERS` or `OF_CLASSES`. User-defined losses always are.
 

@@ -70,8 +70,11 @@ class Prepared:
     Parameters
     ----------
     data : ChallengeData
+        The images and the network.
     way : str
+        As for `challenge`.
     dev : Device
+        The device of the inference.
     piece : int
         Number of inputs that are processed at once; a multiple of LANES.
 

@@ -50,6 +50,7 @@ def challenge(
         "saturated" is a shortcut, not plain execution: "compact" until all live inputs are at the ceiling everywhere and no
         later layer changes that; the check counts in the time.
     device : str, default "cpu"
+        The device of the inference.
     inputs : int, optional
         Use only the first n images; all by default.
     memory : int, optional

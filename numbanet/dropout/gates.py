@@ -43,6 +43,7 @@ class GateSparsity(Dropout):
     sparsity : float, default=0.5
         Share of the columns, or of the elements, that is not computed, in [0, 1).
     mode : {"columns", "threshold"}, default="columns"
+        "columns" does not compute whole columns, which saves time; "threshold" sets small elements to 0, which does not.
     schedule : float or callable, default=0.8
         Share of the steps of a fit that are sparse, in [0, 1]: the first ones, so that the last steps are dense. Or a function
         that maps the epoch, counted from 0, to the share of its steps that are sparse; these steps are drawn at random.

@@ -66,6 +66,7 @@ class Estimator(Settings):
         Parameters
         ----------
         path : str or path
+            A file that `save` wrote.
         device : str or Device, optional
             Replaces the estimator's `device`, for example "cpu" for a network trained on a GPU.
 

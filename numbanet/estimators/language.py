@@ -197,10 +197,12 @@ class LanguageModel(Estimator):
         prompt : list of str, or integers
             At least one word.
         n : int, default=20
+            Number of words to generate.
         temperature : float, default=1.0
             Logits are divided by it: below 1, probable words are sampled more often; at 0, the most probable word is always
             chosen. The unknown word is never sampled.
         random_state : int, RandomState or None
+            Seed of the sampling.
 
         Raises
         ------

@@ -60,9 +60,11 @@ def lenet5(
     classes : int, default=10
         Number of outputs.
     batch_norm : bool, default=False
+        If True, a `BatchNorm2d` follows each convolution, which then has no bias.
     rng : numpy.random.Generator or int, optional
         Source of the initial weights.
     device : str or Device, default="cpu"
+        Device of the parameters.
 
     Raises
     ------

@@ -44,9 +44,11 @@ class Conv2d(Layer):
     Parameters
     ----------
     in_channels, out_channels : int
+        Number of channels of the input, C, and of the output, O.
     kernel_size : int or pair
         Along the height and the width.
     stride, padding, dilation : int or pair, default=1, 0, 1
+        Distance between windows, zeros added at each edge, and distance between the pixels of a window.
     groups : int, default=1
         The channels are split into n groups; each output channel sees only the inputs of its group.
     bias : bool, default=True
@@ -58,6 +60,7 @@ class Conv2d(Layer):
     rng : numpy.random.Generator or int, optional
         Source of the initial weights.
     device : str or Device, default="cpu"
+        Device of the parameters.
 
     Raises
     ------

@@ -110,6 +110,7 @@ class Recurrent(Layer, abc.ABC):
         first : list of Tensor of shape (N, H)
             The states before the first step.
         plans : Plans
+            The plans of the pass.
         ends : bool
             If True, the final states are returned.
         options
@@ -129,6 +130,7 @@ class Recurrent(Layer, abc.ABC):
         Parameters
         ----------
         x : Tensor of shape (T, N, input_size), or (N, T, input_size) with batch_first
+            The sequences.
         state : (h0, c0) of an LSTM, h0 of a GRU, each of shape (cells, N, hidden_size), optional
             Initial states of all cells, layer by layer; zeros by default.
         lengths : array_like of int of shape (N,), optional

@@ -52,6 +52,7 @@ def summary(model: Layer, shape: tuple[int | None, ...] | None = None, policy: A
     shape : tuple of int, optional
         Shape of a sample; without it the shapes and FLOPs are unknown.
     policy : Dropout, optional
+        The policy whose dropout rates are shown.
     """
     from rich import box
     from rich.console import Console

@@ -82,6 +82,7 @@ def where(mask: Any, a: Any, b: Any) -> Tensor:
     mask : Tensor, array_like or number
         For example the result of a comparison; it has no gradient.
     a, b : Tensor, array_like or number
+        The values to choose from.
 
     Raises
     ------

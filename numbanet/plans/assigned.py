@@ -94,6 +94,7 @@ class Plans:
         Parameters
         ----------
         layer : Layer
+            The layer that has the site.
         name : str, default="output"
             The site's name.
         flow : Flow, optional

@@ -25,7 +25,9 @@ class Adam(Optimizer):
     Parameters
     ----------
     parameters : iterable of Tensor
+        The tensors to train, each with requires_grad=True.
     learning_rate : float, default=0.001
+        Step size, lr in the formulas of the module.
     betas : tuple of float, default=(0.9, 0.999)
         Decay rates of the running means of g and g², each in [0, 1).
     eps : float, default=1e-8
@@ -75,10 +77,13 @@ class AdamW(Adam):
     Parameters
     ----------
     parameters : iterable of Tensor
+        The tensors to train, each with requires_grad=True.
     learning_rate : float, default=0.001
+        Step size, lr in the formulas of the module.
     betas : tuple of float, default=(0.9, 0.999)
+        As for `Adam`.
     eps : float, default=1e-8
-        The same as for `Adam`.
+        As for `Adam`.
     weight_decay : float, default=0.01
         Each step multiplies weights by 1 - learning_rate * weight_decay; 0.01 as in PyTorch.
     clip_norm : float, optional

@@ -89,7 +89,9 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
     Parameters
     ----------
     run : Run
+        The run whose model is trained.
     data : Data
+        The training samples.
     whole : bool
         If True, all weights are up to date afterwards; otherwise updates may be deferred (`SGD`).
     change : callable, optional

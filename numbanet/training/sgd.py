@@ -23,7 +23,9 @@ class SGD(Optimizer):
     Parameters
     ----------
     parameters : iterable of Tensor
+        The tensors to train, each with requires_grad=True.
     learning_rate : float, default=0.01
+        Step size.
     momentum : float, default=0.0
         In [0, 1): factor of the previous velocity v (Polyak 1964).
     nesterov : bool, default=False

@@ -125,6 +125,7 @@ class Stepper:
         X : array
             The samples, from which the batch is fetched.
         batch : Batch
+            The samples of this step; their inputs are not fetched yet.
         following : Batch, optional
             The next batch: it determines which rows of an `Embedding` the next step reads. None if the next step starts an
             epoch.

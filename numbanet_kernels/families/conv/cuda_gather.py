@@ -183,8 +183,8 @@ class Loads(NamedTuple):
     """
 
     place: Callable  # t -> (its first k, its first row or column)
-    windowed: Callable  # from images, by entries
-    plain: Callable  # from a plain operand, by offsets
+    windowed: Callable  # load four elements from images, given their entries
+    plain: Callable  # load four elements from another operand, given their offsets
     leave: Callable  # store the four elements into the tile of this step
 
 

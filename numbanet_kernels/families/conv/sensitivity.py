@@ -40,7 +40,9 @@ def count_large_reference(x, window, height, width, offsets, threshold):
 
 
 def _checked(op, x, window, height, width, offsets):
-    """(regions along the rows, along the columns), geometry of the images for the loops, and their table of single columns."""
+    """Check the arguments: ((number of regions along the rows, along the columns), `geometry` of the images, `segments` of
+    single columns).
+    """
     expect(op, x=(x, ("N", "H", "W", "C")), offsets=(offsets, ("S", 2), INT32))
     if min(*window.kernel, *window.stride, *window.dilation) < 1 or min(window.padding) < 0:
         raise ValueError(f"{op}: {window} must have sizes from 1 and paddings from 0 on")
