@@ -241,7 +241,7 @@ def kept_of(n: int, rate: float) -> int:
 
 
 def largest(dev: Device, scores: Any, count: int) -> np.ndarray:
-    """The bit mask of the largest scores in each row, the first ones in case of ties."""
+    """The bit mask of the `count` largest scores in each row; of equal scores, the first ones."""
     return np.asarray(dev.download(dev.top_k(scores, count)))
 
 

@@ -57,7 +57,7 @@ def gru_cell_grad_reference(dy, back, carried, gates, s, h, t, lengths=None):
 
 # --- checks, for CPU and CUDA -----------------------------------------------------------------------------------------
 def _check(op, gates, s, h, t, lengths, **states):
-    """(N, H); ValueError if arguments do not fit."""
+    """Check the arguments, and return (N, H); ValueError if they do not fit."""
     found = expect(
         op,
         gates=(gates, ("T", "N", "3H")),

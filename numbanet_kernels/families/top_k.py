@@ -92,7 +92,7 @@ def scores_packed_cpu(w, out=None, first=0):
     panel_range = slice(first // WIDTH, first // WIDTH + panels.shape[1])
     count = expect(op, out=(out, (1, "panels", w.shape[1] + 1, WIDTH)))["panels"]
     if first % WIDTH or first < 0 or panel_range.stop > count or (len(w) % WIDTH and panel_range.stop < count):
-        raise ValueError(f"{op}: {len(w)} rows from row {first} on of {count} must be whole panels of {WIDTH} rows")
+        raise ValueError(f"{op}: {len(w)} rows from {first} on must be whole panels of {WIDTH} rows, of {count} rows")
     out[:, panel_range] = panels
     return out
 

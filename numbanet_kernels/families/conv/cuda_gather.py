@@ -49,8 +49,8 @@ class Geometry(NamedTuple):
     padding_w: int
     dilation_h: int
     dilation_w: int
-    position_step: int  # other[position_step r + …] or other[tap_step (kh, kw) + channel_step c + …]: index of the other
-    tap_step: int  # operand for this position or tap
+    position_step: int  # in the other operand, position r has the index position_step r,
+    tap_step: int  # and tap (kh, kw, c) has the index tap_step (kh, kw) + channel_step c
     channel_step: int
 
 
@@ -89,7 +89,7 @@ def _with_phase(builder, number, stride):
 
 @functools.cache
 def position_of(back):
-    """(number, exists, geometry) -> its entry."""
+    """Make the intrinsic (number, exists, geometry) -> entry of a position; of the backward pass if `back`."""
 
     @intrinsic(back)
     def position(typing_context, number, exists, geometry):
@@ -121,7 +121,7 @@ def position_of(back):
 
 @functools.cache
 def tap_of(back):
-    """(number, exists, geometry) -> its entry."""
+    """Make the intrinsic (number, exists, geometry) -> entry of a tap; of the backward pass if `back`."""
 
     @intrinsic(back)
     def tap(typing_context, number, exists, geometry):

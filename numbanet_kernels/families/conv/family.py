@@ -88,7 +88,9 @@ def conv2d_grad_reference(dy, x, w, window, groups=1, where=None, scale=1.0, row
 
 # --- checks, for CPU and CUDA -----------------------------------------------------------------------------------------
 def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, blocks=None):
-    """(positions along the height, along the width) of images x; an error if arguments do not fit."""
+    """Check the arguments, and return the number of positions (along the height, along the width) of images x; an error if they
+    do not fit.
+    """
     if not isinstance(window, Window) or not (blocks is None or isinstance(blocks, Blocks)):
         raise TypeError(f"{op}: expected a Window and Blocks, got {window!r} and {type(blocks).__name__}")
     found = expect(

@@ -96,7 +96,9 @@ def lstm_seen_reference(h, units):
 
 # --- checks, for CPU and CUDA -----------------------------------------------------------------------------------------
 def check(op, gates, w, units=None, lengths=None, columns=None, **states):
-    """(T, N, H) of z or gates (T, N, 4H) and w (4H, H); states by name, (array, shape); ValueError if arguments do not fit."""
+    """Check the arguments, and return (T, N, H), from `gates` (T, N, 4H), which may also be z, and w (4H, H). States are given
+    as name=(array, shape). ValueError if arguments do not fit.
+    """
     found = expect(
         op,
         w=(w, ("4H", "H")),
