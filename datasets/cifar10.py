@@ -143,7 +143,7 @@ def read_archive(
 
 # --- parse a batch ----------------------------------------------------------------------------------------------------
 def parse_records(content: bytes, source: object) -> tuple[np.ndarray, np.ndarray]:
-    """A batch of the binary version -> read-only uint8 images (n, 3072), labels (n,).
+    """Parse a batch of the binary version: read-only uint8 images (n, 3072), labels (n,).
 
     Raises
     ------
@@ -160,7 +160,7 @@ def parse_records(content: bytes, source: object) -> tuple[np.ndarray, np.ndarra
 
 
 def parse_python(content: bytes, source: object) -> tuple[np.ndarray, np.ndarray]:
-    """A batch of the Python version -> read-only uint8 images (n, 3072), labels (n,).
+    """Parse a batch of the Python version: read-only uint8 images (n, 3072), labels (n,).
 
     Raises
     ------

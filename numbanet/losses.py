@@ -126,7 +126,7 @@ class RegressionLoss(Loss):
         return self.mean(output, target, None)
 
     def score(self, targets, predictions, weights):
-        """D² = 1 - loss / loss of the best constant, the mean over outputs: R² of the squared error."""
+        """D² = 1 - loss / (loss of the best constant prediction), averaged over outputs; for the squared error it is R²."""
         if len(targets) < 2:
             return float("nan")
         losses, least = (

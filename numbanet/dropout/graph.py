@@ -120,7 +120,7 @@ class DynamicSparseGraph(Dropout):
         if not is_real(epsilon) or not 0 < epsilon < 1:
             raise ValueError(
                 f"epsilon must be a number between 0 and 1, got {epsilon!r}; a larger one makes the projection "
-                "cheaper and its guesses worse"
+                "cheaper and its estimates worse"
             )
         for name, value, known in (("share", share, tuple(SAMPLES)), ("threshold", threshold, ("exact", "shared"))):
             if value not in known:
@@ -266,7 +266,7 @@ def _windows(x: Tensor, layer: Conv2d) -> Any:
         inside = begins[(begins >= 0) & (begins + reach < length)]
         axes.append(inside if inside.size else begins[:1])
     count = len(axes[0]) * len(axes[1])
-    chosen = (np.arange(n * WINDOWS) * 7919) % count  # a prime: spread over the image
+    chosen = (np.arange(n * WINDOWS) * 7919) % count  # steps of a prime number spread the windows over the images
     taps = [np.arange(size) * apart for size, apart in zip(window.kernel, window.dilation)]
     h = np.clip(axes[0][chosen // len(axes[1])][:, None] + taps[0], 0, height - 1)
     v = np.clip(axes[1][chosen % len(axes[1])][:, None] + taps[1], 0, width - 1)

@@ -23,7 +23,7 @@ EACH = 4  # weights a thread; a guess, not tuned on a device
 
 
 def _groups(kind, count):
-    """The type of several groups of arguments, each with one for every weight."""
+    """Numba's type of `count` groups of arguments: each group is a tuple with one argument for each weight of a launch."""
     return f"UniTuple(UniTuple({kind}, {TOGETHER}), {count})"
 
 
