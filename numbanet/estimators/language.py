@@ -93,7 +93,8 @@ class LanguageModel(Estimator):
     ) -> LanguageModel:
         """Train on a text from new weights, or from the existing ones with `warm_start`.
 
-        Ctrl-C ends training, keeps complete epochs and raises, as for `Net`; `partial_fit` continues.
+        Ctrl-C ends training: the model keeps the complete epochs, and KeyboardInterrupt is raised, as for `Net`. `partial_fit`
+        then continues the training.
 
         Parameters
         ----------

@@ -32,7 +32,7 @@ class Constant(NamedTuple):
 
 
 class Task(abc.ABC):
-    """Base of the tasks."""
+    """Base of the tasks: the batches of an epoch, the loss, the predictions and their score."""
 
     recordable: ClassVar[bool] = False
     stateful: ClassVar[bool] = False  # True if layers start each step with the final states of the previous step

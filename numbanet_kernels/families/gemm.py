@@ -1,8 +1,8 @@
 """Matrix product with a fused epilogue: c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n]), and its gradient.
 
-A is a (M, K), or a (K, M) read transposed with ta=True; B likewise with tb=True; act is the identity or ReLU. With an array
-`where` (M, N), c is 0 unless where[m, n] > 0: this fuses the gradient of the ReLU whose output is `where`. The gradient of a
-weight comes with that of its bias:
+A is a (M, K), or a (K, M) read transposed with ta=True; B likewise with tb=True; act is the identity or ReLU. If an array
+`where` (M, N) is given, c is 0 unless where[m, n] > 0: this is the gradient of a ReLU with output `where`. The gradient of a
+weight is computed together with that of its bias:
 
     gemm_dw     dw[o, i] = sum_n dy[n, o] x[n, i],   db[o] = db_scale * sum_n dy[n, o]
 

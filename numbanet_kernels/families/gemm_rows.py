@@ -2,7 +2,7 @@
 
     forward   y[n, k]  = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]])      x (N, J) -> y (N, K)
     dx        dx[n, j] = scale * sum_k dy[n, k] w[rows[k], cols[j]]                          dy (N, K) -> dx (N, J)
-              with an array `where` (N, J), 0 unless where[n, j] > 0
+              if an array `where` (N, J) is given, 0 unless where[n, j] > 0
     dw        dw[k, j] = sum_n dy[n, k] x[n, j]: a dense product (gemm_dw), because activations are compact
 
 The work is 2 N K J FLOPs instead of 2 N O I. `rows` and `cols` are slices that end at the end of their axis, increasing int32

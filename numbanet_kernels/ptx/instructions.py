@@ -77,7 +77,7 @@ def _immediate(number: Number, dtype: np.dtype) -> Any:
 
 
 def _place(program: Program, name: str) -> int:
-    """The address of a variable in its own space."""
+    """The address of a variable within its memory space."""
     for space in (program.shared, program.local, program.const, program.passed):
         if name in space:
             return space[name].offset

@@ -3,7 +3,7 @@
     forward   y[r, o] = act(scale sum_k A[r, k] wt[k, o] + bias[o])       x (N, H, W, C), wt (K, O), K = KH KW C / groups
     dx        dx[pixel] = scale times the sum of dz[r, o] wt[k, o] over all (r, k) whose A[r, k] is that pixel
     dw        dwt[k, o] = scale sum_r A[r, k] dz[r, o],  db[o] = sum_r dz[r, o]
-    dz        dy, with `where` 0 unless where > 0
+    dz        dy; if `where` is given, 0 unless where > 0
 
 Row r = (n, oh, ow) of A is an output position, column k = (kh, kw, c) a tap: A[r, k] is the pixel x[n, oh stride - padding +
 kh dilation, ow stride - padding + kw dilation, c], 0 outside the image. A has KH KW times the elements of x, and is never

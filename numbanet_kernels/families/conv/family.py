@@ -1,7 +1,7 @@
 """Convolution of images with channels last, x (N, H, W, C), by a weight w (O, C / groups, KH, KW):
 
     conv2d        y[r, o] = act(scale sum_k A[r, k] w[o, k] + bias[o])
-    conv2d_grad   dz[r, o] = dy[r, o], with `where` 0 unless where[r, o] > 0;   dA = scale dz w,   dw = scale dz.T A,
+    conv2d_grad   dz[r, o] = dy[r, o], 0 unless where[r, o] > 0 if `where`;   dA = scale dz w,   dw = scale dz.T A,
                   db[o] = sum_r dz[r, o];   dx[pixel] = the sum of dA[r, k] over all A[r, k] that are that pixel
 
 The im2col matrix A has a row for each output position, r = (n, oh, ow), and a column k = (kh, kw, c) for each tap and channel
