@@ -54,5 +54,7 @@ def parse_idx(content: bytes, ndim: int, source: object) -> np.ndarray:
 
 
 def _describe(magic: int) -> str:
-    """The kind of file that has this magic number, for the most common mistake: labels and images exchanged; or ""."""
+    """For the error message: the kind of file with this magic number, because labels and images are often exchanged; "" for
+    others.
+    """
     return {_UINT8_MAGIC + 1: ", a file of labels", _UINT8_MAGIC + 3: ", a file of images"}.get(magic, "")

@@ -99,8 +99,11 @@ def _products_of(of_a, of_b, tile, passes, summed):
 
 @kernels("gemm")
 def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, padding=4):
-    """`a_along_k`, `b_along_k`: if True, adjacent threads read the operand along k; `passes` of TF32, or 0 for fused
-    multiply-adds; `summed`: the rows of A are summed as well; without `padding`, shared memory has bank conflicts.
+    """Make the kernel `gemm_block` for tiles of side `tile`.
+
+    If `a_along_k` or `b_along_k`, adjacent threads read this operand along k. `passes` is the number of passes in TF32 on
+    tensor cores, or 0 for fused multiply-adds. If `summed`, the rows of A are summed as well. `padding` is that of rows in
+    shared memory; with 0 there are bank conflicts.
     """
     of_a, of_b = (layout(tile, along_k, passes, padding) for along_k in (a_along_k, b_along_k))
     corner, zeros, _, store, _ = sums_for(tile, of_a, of_b, passes)

@@ -49,7 +49,9 @@ def gemm_dw_reference(dy, x, db_scale=1.0):
 
 
 def _checks(op):
-    """[ta][tb] -> the check of a product with these transpositions: (M, K, N) or (K, M, N)."""
+    """A table [ta][tb] of checks: each checks the shapes of a product with these transpositions, and returns (M, K, N), or (K,
+    M, N) if `ta`.
+    """
     return [
         [shapes(op, a="KM" if ta else "MK", b="NK" if tb else "KN", bias="N", where="MN", out="MN") for tb in (0, 1)]
         for ta in (0, 1)

@@ -27,7 +27,7 @@ from .family import im2col_reference
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def count_large_reference(x, window, height, width, offsets, threshold):
-    """counts (regions along the rows, along the columns)"""
+    """counts (regions along the rows, along the columns) of count_large"""
     a = np.abs(im2col_reference(x, window)[0])
     rows, columns = (-(-n // side) for n, side in zip(a.shape, (height, width)))
     found = np.zeros((rows, columns))

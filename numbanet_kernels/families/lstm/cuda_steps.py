@@ -122,7 +122,7 @@ def step():
 
     @kernel("void(f4[:, :, ::1], f4[:, ::1], i4[:, ::1], i4[::1], f4, i4, f4[:, :, ::1], f4[:, :, ::1])")
     def lstm_step(z, w, units, lengths, scale, t, h, c):
-        """Step t. Sums of 4 samples and gates."""
+        """Compute step t of the forward pass; each thread has the sums of 4 samples and 4 gates of one unit."""
         w_tile = cuda.shared.array((DEPTH, wide), float32, 16)
         h_tile = cuda.shared.array((DEPTH, down), float32, 16)
         sums = cuda.shared.array((2, SAMPLES, across), float32, 16)
@@ -171,7 +171,9 @@ def step_back():
         "i4, f4[:, :, ::1], f4[:, ::1], f4[:, ::1])"
     )
     def lstm_step_back(dy, gates, c, w, order, seen, columns, places, lengths, scale, threshold, t, dz, dc, dh0):
-        """Step t, or h0 if t = -1, for the next units of `order`: step t + 1 reads the first `seen`. Sums of 4 x 4."""
+        """Compute step t of the backward pass, or dh0 if t = -1, for the next units of `order`, of which step t + 1 reads the
+        first `seen`. Each thread has 4 x 4 sums.
+        """
         w_tile, dz_tile = cuda.shared.array((COLUMNS, UNITS), float32, 16), cuda.shared.array((COLUMNS, down), float32, 16)
         sums = cuda.shared.array((WARPS, SAMPLES, UNITS), float32, 16)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
@@ -222,7 +224,7 @@ def sequence():
 
     @kernel("void(f4[:, :, ::1], f4[:, ::1], i4[:, ::1], i4[::1], f4, f4[:, :, ::1], f4[:, :, ::1])")
     def lstm_sequence(z, transposed, units, lengths, scale, h, c):
-        """All steps, `transposed` = w.T: thread (u, g) sums gate g of unit u, then computes the cell of sample g."""
+        """Compute all steps; `transposed` is w.T. Thread (u, g) sums gate g of unit u, then computes unit u of sample g."""
         last = cuda.shared.array((SMALL, FEW), float32, 16)
         sums = cuda.shared.array((4, SMALL, FEW), float32, 16)
         u, g = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
@@ -259,8 +261,8 @@ def sequence_back():
         "f4[:, :, ::1], f4[:, ::1], f4[:, ::1])"
     )
     def lstm_sequence_back(dy, gates, c, w, order, seen, columns, places, lengths, scale, threshold, dz, dc, dh0):
-        """All steps, backwards: thread (q, g) sums every fourth column for unit q of `order`, then computes the cell of sample
-        g.
+        """Compute all steps of the backward pass. Thread (q, g) sums every fourth column for unit q of `order`, then computes
+        this unit of sample g.
         """
         after = cuda.shared.array((columns_of_all, FEW), float32, 16)
         sums = cuda.shared.array((4, SMALL, FEW), float32, 16)
