@@ -151,9 +151,7 @@ def _windows(w, given):
 
 
 def _weight_of(op, w, rows, cols, given):
-    """A function that maps a thread's part to its rows of w[rows][:, cols], with contiguous rows: a view if only rows are
-    dropped, else a copy.
-    """
+    """A function of a thread's part: its rows of w[rows][:, cols], contiguous; a view if only rows are dropped, else a copy."""
     sliced, whole = isinstance(rows, slice) and isinstance(cols, slice), isinstance(cols, slice) and cols == ALL
     if not sliced:
         rows, cols = (_numbered(op, index, n) for index, n in zip((rows, cols), w.shape, strict=True))

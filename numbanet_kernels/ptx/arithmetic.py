@@ -157,7 +157,7 @@ def remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def high(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The upper half of a b."""
+    """The upper half of the bits of the product a b."""
     bits = 8 * a.dtype.itemsize
     if bits < 64:
         wide = np.dtype(f"{a.dtype.kind}{a.dtype.itemsize * 2}")
@@ -195,7 +195,9 @@ def inserted(a: np.ndarray, b: np.ndarray, position: np.ndarray, length: np.ndar
 
 
 def funnel(a: np.ndarray, b: np.ndarray, amount: np.ndarray, left: bool, wrap: bool) -> np.ndarray:
-    """shf: 32 bits of b a (b the upper half), shifted left or right; the amount modulo 32 or at most 32."""
+    """shf: the 64 bits of b (upper half) and a, shifted left or right; the upper half of the result if left, else the lower
+    one. The amount is taken modulo 32 if `wrap`, else clamped to 32.
+    """
     amount = np.uint64(amount)
     amount = amount & np.uint64(31) if wrap else np.minimum(amount, np.uint64(32))
     both = np.uint64(b) << np.uint64(32) | np.uint64(a)

@@ -78,7 +78,9 @@ def patch_left(row, geometry, place, width):
 
 @host_function
 def _inside(segment, top, left, height, line):
-    """(float of the image's line at which a segment begins, its first and end column inside the image, their number)"""
+    """(float of the image's line at which a segment begins, first column of the segment inside the image, end of these columns,
+    number of all columns of the segment)
+    """
     start, count = left + segment[1], segment[2]
     if not 0 <= top + segment[0] < height:
         return start, count, count, count
