@@ -102,16 +102,17 @@ class RowDropout(_PatternDropout):
     rate : float, callable, or sequence of these, default=0.5
         Probability to drop, in [0, 1), or a function that gives it for an epoch; a sequence gives one for each droppable layer.
     dp_max : int, optional
-        Largest period. By default the smallest that drops more than p, at least 3: with a larger one, patterns that keep very
-        few neurons are drawn (`numbanet.dropout.search`). If the rate depends on the epoch, so does the default; a number holds
-        for all epochs. With search="sgd" the papers' 8, or more if the rate is above 0.8.
+        Largest period. The default is the smallest period that drops more than p, but at least 3; with a larger dp_max,
+        patterns that keep very few neurons are drawn (`numbanet.dropout.search`). If the rate depends on the epoch, so does the
+        default; a number holds for all epochs. With search="sgd" the papers' 8, or more if the rate is above 0.8.
     search : {"exact", "sgd"}, default="exact"
         How the distribution of dp is computed: maximal entropy at exactly this rate, or by the papers' Algorithm 1, which
         misses the rate slightly (0.6963 for 0.7 with dp_max=8, 0.133 for 0.1), and whose larger periods cost accuracy.
     scale : {"rate", "root", "pattern"}, default="root"
-        Kept values are multiplied by dp^a / E[dp^(a - 1)], with a = 0, 1/2 or 1, which preserves the mean: by 1 / (1 - p), the
-        inverse of the kept share averaged over steps; by dp, that of this step; or in between. "rate" minimises the noise of a
-        single product, "pattern" the noise that all products of a step share.
+        Kept values are multiplied by dp^a / E[dp^(a - 1)], which preserves the mean, with a = 0 ("rate"), 1/2 ("root") or 1
+        ("pattern"). With "rate" this is 1 / (1 - p), the inverse of the mean kept share; with "pattern" it is dp, the inverse
+        of the kept share of this step; "root" is in between. "rate" minimises the noise of a single product, "pattern" the
+        noise that all products of a step share.
 
     Raises
     ------

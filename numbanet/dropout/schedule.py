@@ -267,14 +267,14 @@ class SkewNormalSchedule:
 
 
 def _scaled(density: np.ndarray, mean: float, ceiling: float) -> np.ndarray | None:
-    """min(c density, ceiling) with the c for which it has this mean; None if there is none.
+    """min(c density, ceiling) with the factor c that gives it this mean; None if no factor does.
 
-    If the k largest values are cut off, c = (n mean - k ceiling) / (sum of the others): k is the first for which none of the
-    others exceeds the ceiling.
+    If the k largest values are limited by the ceiling, c = (n mean - k ceiling) / (sum of the others). k is the smallest number
+    with which none of the other values exceeds the ceiling.
     """
     count, falling = len(density), np.sort(density)[::-1]
     others = np.cumsum(falling[::-1])[::-1]
-    reached = np.flatnonzero(others)  # 0 … number of nonzero values
+    reached = np.flatnonzero(others)  # the possible values of k
     factors = (count * mean - reached * ceiling) / others[reached]
     fits = factors * falling[reached] <= ceiling
     if len(reached) == count:

@@ -166,7 +166,7 @@ def _known(name: str, asked: type[Layer] | None = None) -> type[Layer]:
         kinds += (children := kinds.pop().__subclasses__())
         matches += [kind for kind in children if kind.__name__ == name]
     matches = list(dict.fromkeys(matches))
-    if len(matches) > 1:  # a class defined several times, as in a notebook: the one that its module has now
+    if len(matches) > 1:  # if a class was defined several times, as in a notebook, take the one that its module has now
         matches = [kind for kind in matches if getattr(sys.modules.get(kind.__module__), name, None) is kind] or matches
     if not matches or (asked is not None and matches != [asked]) or len(matches) > 1:
         raise TypeError(

@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     """The samples of one step."""
 
     rows: np.ndarray  # their indices in `Data`
-    inputs: Any  # the model's input, on the device; before `fetch`, the indices there
+    inputs: Any  # the model's input on the device; before `fetch`, the indices of the samples, on the device
     targets: Any  # on the device
     weights: Any  # on the device, with sum 1; None: equal weights
     total: float  # the sum of the weights, or the number of samples: the weight of the batch in the epoch's figures

@@ -57,8 +57,8 @@ def segments(window, channels, own, block):
 
 @host_function
 def patch_origin(row, geometry, before):
-    """(first row of A on this output line, first line of this image, top line of the patch), which may be above the image. The
-    result is reused along a line, because divisions take longer than a short copy.
+    """(first row of A on this output line, first line of this image, top line of the patch, which may be above the image). If
+    `before`, an earlier result, is for the same line, it is returned, because divisions take longer than a short copy.
     """
     height, _, stride_h, _, pad_h, _, out_h, out_w, _, _ = geometry
     if 0 <= row - before[0] < out_w:

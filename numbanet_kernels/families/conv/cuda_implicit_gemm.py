@@ -129,7 +129,7 @@ class _Work:
 
     @property
     def bands(self):
-        """Rows of blocks."""
+        """The number of block rows of A; 1 without blocks."""
         return 1 if self.blocks is None else ceil_div(self.total, self.blocks.height)
 
     @property

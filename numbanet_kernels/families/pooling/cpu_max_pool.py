@@ -61,8 +61,9 @@ def _pick(source, room, target, channels, step):
 
 
 def _largest(x, y, places, channels, numbers, floats, marks, start, stop):
-    """The rows start … stop - 1 of all outputs.   x (N, H, W C), y, places (N OH, OW C); floats, marks: buffers of three lines,
-    the first filled with -inf and kh here: padding loses if all pixels of a window are -inf.
+    """The rows start … stop - 1 of all outputs.   x (N, H, W C), y, places (N OH, OW C); floats and marks are buffers of three
+    lines. This loop fills their first lines with -inf and kh, the maximum and index of lines of padding, so that padding is not
+    chosen even if all pixels of a window are -inf.
     """
     kh, kw, sh, sw, ph, pw, dh, dw = numbers
     for k in range(floats.shape[1]):
