@@ -39,7 +39,7 @@ class Vocabulary:
     def __post_init__(self):
         if isinstance(self.words, range):
             if self.words != range(len(self.words)) or not self.words or self.unknown is not None:
-                raise ValueError(f"Vocabulary: for integers, words must be range(n) and unknown None; got {self.words}, {self.unknown!r}")
+                raise ValueError(f"Vocabulary: integers need range(n) and unknown=None; got {self.words}, {self.unknown!r}")
             return
         object.__setattr__(self, "words", tuple(self.words))
         if len(self._symbols) < len(self.words) or self.unknown not in self._symbols:
