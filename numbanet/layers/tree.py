@@ -13,7 +13,7 @@ from ..tensor import Tensor
 
 
 def walk(root: Any, path: str = "", above: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """(path, layer) of a layer and all its descendants, parents first; a layer that is held twice appears twice.
+    """(path, layer) of a layer and all its descendants, parents first; a layer that is used in two places appears twice.
 
     Raises
     ------
@@ -36,7 +36,7 @@ class Tree:
     layers : dict of str to Layer
         By path; the root's is "".
     sites : dict of (Layer, str) to Site
-        By layer and name; a layer that is held several times has the sites of its first path.
+        By layer and name; a layer that is used in several places has the sites of its first path.
     """
 
     def __init__(self, root: Any) -> None:
@@ -59,12 +59,14 @@ class Tree:
 
     @functools.cached_property
     def owners(self) -> dict[str, Any]:
-        """Path of a site -> the layer that has it."""
+        """A dict that maps the path of a site to its layer."""
         return {site.path: layer for (layer, _), site in self.sites.items()}
 
     @functools.cached_property
     def feeds(self) -> dict[Any, Any]:
-        """By layer of a chain, the one whose outputs are its inputs, neuron by neuron: between them each passes by itself."""
+        """For each layer of a `Sequential`, the earlier layer whose outputs are its inputs, neuron by neuron: the layers
+        between them process each neuron independently.
+        """
         found: dict[Any, Any] = {}
         for chain in self.layers.values():
             source = None
@@ -85,19 +87,22 @@ class Tree:
         return {kind: tuple(sites) for kind, sites in kinds.items()}
 
     def droppable(self, kind: str = "output", answer: bool = False) -> tuple[Site, ...]:
-        """The sites of a kind that a policy makes plans for. Without `answer`, the last one of the kinds "output" and "tiles"
-        is left out, because it computes the model's answer."""
+        """The sites of a kind for which a policy makes plans. Unless `answer`, the last site of the kinds "output" and "tiles"
+        is excluded, because it computes the model's output.
+        """
         sites = self._by_kind.get(kind, ())
         return sites if answer or kind not in ("output", "tiles") else sites[:-1]
 
     @functools.cached_property
     def shared(self) -> frozenset[Tensor]:
-        """Parameters and buffers that are held more than once (tied weights)."""
+        """Parameters and buffers that are used more than once (tied weights)."""
         uses = collections.Counter(tensor for _, tensor, _ in self.root.named())
         return frozenset(tensor for tensor, count in uses.items() if count > 1)
 
     def reads(self, plans: Plans, symbols: Any = None) -> dict[Tensor, DevicePlan]:
-        """Map each weight of which a pass reads only a part to that part (`Layer.reads`). Tied weights are read whole."""
+        """Map each weight of which a pass reads only a part to that part (`Layer.reads`). Tied weights are excluded: they are
+        read completely.
+        """
         return {weight: part for weight, part in self.root.reads(plans, symbols).items() if weight not in self.shared}
 
     def holder(self, name: str) -> tuple[Any, str]:

@@ -1,4 +1,4 @@
-"""Stepper: the training step: draw plans, forward, loss, backward, update; recorded and replayed if possible."""
+"""Stepper: one training step: draw plans, forward, loss, backward, update; it is recorded and replayed if possible."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNTED = 4096  # kinds of steps whose FLOPs are cached
 
 
 class StepResult(NamedTuple):
-    """Result of a step: the loss, the predictions, its FLOPs, and those of a dense step."""
+    """The result of a step: the loss, the predictions (`answer`), its FLOPs, and those of a dense step."""
 
     loss: Tensor
     answer: Any
@@ -56,13 +56,13 @@ class Stepper:
         self._prepare_choice()
 
     def enter(self, epoch: int, policy: Dropout) -> None:
-        """Start an epoch, counted from 0, with a policy that has its rates."""
+        """Start an epoch, counted from 0; `policy` sets its dropout rates by `policy.at(epoch)`."""
         ready = self._ahead[0] == epoch and policy is self.policy
         self.epoch, self.policy, self.current = epoch, policy, self._ahead[1] if ready else policy.at(epoch)
         self._prepare_choice()
 
     def look_around(self) -> None:
-        """Read the model's structure again if it has changed: a hook may have exchanged layers."""
+        """Read the model's structure again if it has changed: a hook may have replaced layers."""
         if not self.tree.current:
             self.recorder.forget()
             self.tree = Tree(self.model)
@@ -71,7 +71,7 @@ class Stepper:
     def _prepare_choice(self) -> None:
         """Make the function that chooses plans during a pass, for the policy of the current epoch."""
         self._choose, chooses = self.current.choosing(self.tree, self.streams.plans), self.current.data_dependent
-        self._alike = not chooses or (self.current.alike and self.dev.asides())  # whether equal steps have plans of equal kinds
+        self._alike = not chooses or (self.current.alike and self.dev.asides())  # plans of equal kinds mean equal launches
 
     @property
     def drawn(self) -> dict[str, Plan] | None:
@@ -79,11 +79,11 @@ class Stepper:
         return None if self.upcoming is None else dict(self.upcoming.assigned)
 
     def report(self) -> dict[str, Any]:
-        """What was dropped since the last call, for the record of an epoch."""
+        """The policy's figures for the record of an epoch, over the steps since the last call, by name."""
         return self.current.report()
 
     def reshaped(self) -> None:
-        """Drop everything drawn, counted and recorded: layers, or shapes of their weights, have changed."""
+        """Forget drawn plans, counted FLOPs and recorded steps: layers or the shapes of their weights have changed."""
         self.tree = Tree(self.model)
         self._prepare_choice()
         self.upcoming, self.packed, self.recorder = None, {}, Recorder(self.dev, self.model)
@@ -125,13 +125,28 @@ class Stepper:
         change: Callable[[Batch], Batch] | None = None,
         waits: bool = False,
     ) -> StepResult:
-        """One update with a batch of samples X.
+        """Make one update with a batch.
 
-        The next step's plans are drawn here, and the update of what they do not read is deferred (`SGD`), unless `whole` says
-        that all weights must be up to date afterwards. `following`, the next batch, determines which rows of an `Embedding` the
-        next step reads; None if the next step starts an epoch. change(batch), called with the inputs on the device, returns the
-        batch to train on. If the step `waits`, it may be done later, together with the next ones, until `finish` is called: its
-        result is not there before.
+        The plans of the next step are drawn here, because `SGD` defers the update of weights that they do not read.
+
+        Parameters
+        ----------
+        X : array
+            The samples, from which the batch is fetched.
+        batch : Batch
+            The samples of this step; their inputs are not fetched yet.
+        following : Batch, optional
+            The next batch: it determines which rows of an `Embedding` the next step reads. None if the next step starts an
+            epoch.
+        last : bool, default True
+            True if no step follows, so that no plans are drawn for it.
+        whole : bool, default False
+            True if all weights must be up to date after this step; then no update is deferred.
+        change : callable, optional
+            change(batch) gets the batch with its inputs on the device, and returns the batch to train on.
+        waits : bool, default False
+            True if the step may be queued and computed together with later ones, at the latest in `finish`; until then the
+            arrays of its result hold nothing.
         """
         with self.dev.session(**self.session_options):
             plans, self.upcoming = self.draw() if self.upcoming is None else self.upcoming, None
@@ -172,7 +187,7 @@ class Stepper:
             return self._done(loss, answer, tuple(batch.inputs.shape), plans)
 
     def finish(self) -> None:
-        """Do the steps that wait."""
+        """Compute the steps in the queue."""
         with self.dev.session(**self.session_options):
             self.recorder.finish()
 
@@ -182,7 +197,7 @@ class Stepper:
         return StepResult(Tensor.wrap(loss, self.dev), answer, flops + self.current.pop_flops(), dense)
 
     def _flops(self, shape: tuple[int, ...], plans: Plans) -> float:
-        """FLOPs of a step with inputs of this shape; cached by the plans' kinds and densities."""
+        """FLOPs of a step with inputs of this shape; they are cached by the kinds and densities of the plans."""
         key = shape, *[(path, type(plan), plan.kind, plan.density) for path, plan in plans.assigned.items()]
         if key not in self._counted:
             if len(self._counted) == COUNTED:

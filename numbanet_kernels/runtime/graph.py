@@ -1,9 +1,8 @@
 """Graph: launches that were recorded once and are replayed together, on a GPU with one call to the driver.
 
 A GPU finishes a small step before Python has issued its launches. `record` runs a function without launching anything and lists
-the launches; `replay` launches them in order, with the same arrays and numbers. To replay with other values, write them into
-the
-arrays that the launches read.
+the launches; `replay` launches them in order, with the same arrays and scalars. To replay with other values, write them into
+the arrays that the launches read.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def _completed(calls: list[tuple]) -> tuple:
 
 @trusted
 def _available() -> float:
-    """Self-test: the largest error of two dependent launches, replayed as a graph with other values."""
+    """Self-test of graphs: the largest absolute error of two dependent launches, replayed with two other sets of values."""
 
     @kernel("void(f4[::1], f4[::1])")
     def double(x, y):
@@ -102,8 +101,8 @@ def asides_cuda():
 
 
 def aside_cuda(work):
-    """Refused while launches are recorded."""
-    raise NotRecorded("a choice by the interpreter is no launch")
+    """Always raises NotRecorded: a graph cannot call the interpreter."""
+    raise NotRecorded("a choice by the interpreter is not a launch")
 
 
 def rehearses_cuda():
