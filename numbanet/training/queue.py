@@ -1,7 +1,7 @@
-"""Queue: recorded steps that wait, so that several of them are done at once (`Device.replay`).
+"""Queue: recorded steps that wait, so that one call of `Device.replay` computes several of them.
 
-A small step takes less time than the interpreter takes to start it. Nothing of a waiting step has been computed; what it needs
-lies in arrays of its own: indices of samples, targets, numbers of the update, and lists of plans.
+A CPU computes a small step faster than Python starts it. A step in the queue has not been computed; what it needs is in separate
+arrays: indices of its samples, targets, numbers of the update, and lists of plans.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .data import Batch
 
 
 class Pages:
-    """Arrays for the results of many steps, which a recorded step leaves in memory that the next one overwrites."""
+    """Arrays for the results of many steps: the arrays of a recorded step itself are overwritten by the next replay."""
 
     SIZE = 64  # steps for which arrays are allocated at once
 
@@ -28,7 +28,7 @@ class Pages:
         self.left: Iterator[Any] = iter(())
 
     def next(self) -> tuple[list[Any], list[tuple[Any, Any]]]:
-        """(arrays for the results of a step, the copies that fill them)"""
+        """(arrays for the results of a step, the copies to them)"""
         pair = next(self.left, None)
         if pair is None:
             self.left = self._allocated()
@@ -46,17 +46,17 @@ class Pages:
 
 
 class Ready(NamedTuple):
-    """A recorded step, passes and update, that is done again while nothing but batches, plans and numbers change."""
+    """A recorded step that can be replayed as long as only the batch, the plans and the numbers of the update change."""
 
     graph: Any
-    fetch: Any  # recorded as well: takes the batch's rows of the samples
+    fetch: Any  # a recording that copies the samples of the batch to the inputs
     samples: Any
-    rows: Any  # the place of the buffer of their indices
-    update: Hashable  # what decides how the optimiser updates, apart from its numbers
-    state: Any  # of the optimiser: another one has other arrays
-    tensors: list[tuple[Tensor, Any, bool]]  # of the model: with their arrays, and whether they are trained
-    trained: list[bool]  # by the parameters of the optimiser, whether they have a gradient
-    targets: Any  # the places of the buffers that are read
+    rows: Any  # the `place` of the buffer for the indices of the batch
+    update: Hashable  # the settings that decide which launches the update issues, without its numbers
+    state: Any  # of the optimiser; if it is replaced, the arrays are others
+    tensors: list[tuple[Tensor, Any, bool]]  # of the model: (tensor, its array, requires_grad)
+    trained: list[bool]  # for each parameter of the optimiser, whether it has a gradient
+    targets: Any  # places of buffers, as the next two
     weights: Any
     numbers: list[Any]
     pages: Pages  # for the results
@@ -69,24 +69,22 @@ class Queue:
     ----------
     dev : Device
     numbers : dict of int to tuple
-        The numbers of updates in the buffers, by place, after the last step in the queue.
+        The numbers of the update that the buffers hold after the last step in the queue, by buffer.
     """
 
-    SECONDS = 0.005  # of steps that are done at once: signals wait until their end
-    MOST = 64  # steps that are done at once
+    SECONDS = 0.005  # duration of the steps that are replayed by one call: an interrupt waits for its end
+    MOST = 64  # steps that are replayed by one call
 
     def __init__(self, dev: Device, numbers: dict[int, tuple[float, ...]]) -> None:
         self.dev, self.numbers = dev, numbers
         self.waiting: list[Any] = []  # arguments of `Device.replay`
-        self.count, self.most = 0, 1  # steps that wait, and how many of them are done at once
-        self._pages: dict[
-            tuple[int, int], tuple[np.ndarray, list[Any]]
-        ] = {}  # numbers of each step that waits, and their places
+        self.count, self.most = 0, 1  # steps in the queue, and how many are replayed by one call
+        self._pages: dict[tuple[int, int], tuple[np.ndarray, list[Any]]] = {}  # (numbers by step, their places)
 
     def put(
         self, ready: Ready, numbers: Sequence[tuple[float, ...]], batch: Batch, lists: Sequence[tuple[Any, Any]]
     ) -> list[Any]:
-        """Add a step; returns arrays that have its results after `finish`, which is called when enough steps wait.
+        """Add a step; return the arrays that hold its results after `finish`, which is called when enough steps wait.
 
         Parameters
         ----------
@@ -94,9 +92,9 @@ class Queue:
         numbers : sequence of tuple of float
             Of the update (`Optimizer.changing`).
         batch : Batch
-            Not fetched yet.
+            Its inputs are not fetched yet.
         lists : sequence of (array, array)
-            Lists of plans, and the buffers where the recorded step reads them.
+            Lists of plans, and the buffers from which the recorded step reads them.
         """
         waiting = self.waiting
         waiting += self._new(ready, numbers)
@@ -113,7 +111,7 @@ class Queue:
         return results
 
     def _new(self, ready: Ready, numbers: Sequence[tuple[float, ...]]) -> Iterator[tuple[Any, Any]]:
-        """The copies of the numbers that are not those of the step before."""
+        """The copies of those numbers that differ from the previous step's."""
         for place, own in enumerate(numbers):
             if self.numbers.get(place) != own:
                 self.numbers[place] = own
@@ -126,7 +124,7 @@ class Queue:
                 yield places[self.count], ready.numbers[place]
 
     def finish(self) -> None:
-        """Do the steps that wait."""
+        """Replay the steps that wait."""
         if not self.count:
             return
         waiting, count, self.waiting, self.count = self.waiting, self.count, [], 0

@@ -135,7 +135,7 @@ def run(entries, failed, arrived, threads, pauses):
     (COPY, source, target, bytes)                                           copy memory
     (BARRIER, 0, 0, 0)                                                      wait until all `threads` threads are here
 
-    arrived[0] counts arrivals at barriers. If a call fails, its number is stored in failed[0], and of the remaining entries this
+    arrived[0] counts arrivals at barriers. If a call fails, its number is stored in failed[0]; of the remaining entries, this
     thread executes only the barriers.
     """
     going = True

@@ -125,18 +125,18 @@ def record_cuda(work, beside=None, most=1 << 30, refused=None):
 
 
 def place_cuda(x):
-    """x in the form that `replay` copies fastest: x itself."""
+    """x itself: an address saves nothing here."""
     return x
 
 
 def places_cuda(x, count):
-    """`place` of each of so many equal parts of x."""
+    """Each of `count` equal parts of x."""
     size = len(x) // count
     return [part_cuda(x, i * size, (i + 1) * size) for i in range(count)]
 
 
 def replay_cuda(actions):
-    """Do actions in order: a pair (x, y) copies x to y, of equal size; all others are recorded graphs."""
+    """Execute actions in order: a pair (x, y) copies x to y, of equal size; every other action is a recorded graph."""
     for action in actions:
         if isinstance(action, tuple):
             x, y = action

@@ -1,7 +1,7 @@
-"""Replay: what was recorded is done again, in one compiled call, on all threads.
+"""Replay: execute copies and recorded tapes in order, by one compiled call, on all threads.
 
-replay(actions)    copies and tapes, in order
-place(x)           an array in the form that is copied fastest
+replay(actions)    an action is a pair (x, y), which copies x to y, or a tape
+place(x)           x with its address, so that `replay` need not find it again
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MEET = (callees.BARRIER, 0, 0, 0)
 
 
 class Stretch:
-    """Calls of a tape that are made at once, as entries of `callees.run`: (section, thread, entry) of each."""
+    """Entries of `callees.run`, for one thread and for several. Given are (section, thread, entry) of each call."""
 
     def __init__(self, entries: list[tuple[int, int, tuple]], threads: int) -> None:
         self.alone = _table([entry for *_, entry in entries])  # on one thread
@@ -27,7 +27,7 @@ class Stretch:
 
     @staticmethod
     def _by_threads(entries: list[tuple[int, int, tuple]], threads: int) -> list[np.ndarray]:
-        """What each thread does, with a barrier before and after each section: in one of them threads work at the same time."""
+        """The entries of each thread, with a barrier before and after each section; within a section, threads run concurrently."""
         tables: list[list[tuple]] = [[MEET] for _ in range(threads)]
         for section in sorted({section for section, *_ in entries}):
             for thread, table in enumerate(tables):
@@ -37,12 +37,12 @@ class Stretch:
 
 
 def run(stretches: Sequence[Stretch], threads: int, together: Callable[..., None] | None, tapes: Iterable[Any]) -> None:
-    """Stretches of tapes, one after the other, by so many threads, in one compiled call of each.
+    """Execute stretches in order on `threads` threads, by one compiled call in each thread. `tapes` name the loops.
 
     Raises
     ------
     RuntimeError
-        If a loop fails.
+        If a loop fails; the error names it.
     """
     failed, arrived = np.zeros(1, np.int64), np.zeros(LINE, np.int64)
 
@@ -60,7 +60,7 @@ def run(stretches: Sequence[Stretch], threads: int, together: Callable[..., None
         together(part, alone)
     if failed[0]:
         name = next(tape.names[failed[0]] for tape in tapes if failed[0] in tape.names)
-        raise RuntimeError(f"{name} failed when it was done again")
+        raise RuntimeError(f"{name} failed in a replay")
 
 
 def _joined(tables: list[np.ndarray]) -> np.ndarray:
@@ -73,7 +73,7 @@ def _table(entries: list[tuple]) -> np.ndarray:
 
 # --- the operations ---------------------------------------------------------------------------------------------------
 class _Place(NamedTuple):
-    """An array, where it begins, and its bytes."""
+    """An array, its address, and its size in bytes."""
 
     array: np.ndarray
     address: int
@@ -81,22 +81,22 @@ class _Place(NamedTuple):
 
 
 def place_cpu(x):
-    """x in the form that `replay` copies fastest, for arrays that are copied more than once; x must be contiguous."""
+    """x in the form that `replay` copies fastest; use it for arrays that are copied more than once. x must be contiguous."""
     if not x.flags.c_contiguous:
         raise ValueError(f"place: an array of shape {x.shape} and strides {x.strides} has gaps")
     return _Place(x, x.__array_interface__["data"][0], x.nbytes)
 
 
 def places_cpu(x, count):
-    """`place` of each of so many equal parts of x."""
+    """The `place` of each of `count` equal parts of x."""
     whole = place_cpu(x)
     size = whole.size // count
     return [_Place(x, whole.address + size * i, size) for i in range(count)]
 
 
 def replay_cpu(actions):
-    """Do actions in order, in one compiled call if no tape has asides: a pair (x, y) copies x to y, contiguous arrays of equal
-    size or their `place`; all others are tapes.
+    """Execute actions in order, by one compiled call unless a tape has asides. A pair (x, y) copies x to y; both are contiguous
+    arrays, or their `place`, of equal size. Every other action is a tape.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def replay_cpu(actions):
 
 
 class _Copies(Stretch):
-    """Copies, made by the first thread."""
+    """Copies, executed by the first thread."""
 
     def __init__(self, entries: list[tuple[int, int, int, int]]) -> None:
         self.alone = _table(entries)
@@ -142,7 +142,7 @@ class _Copies(Stretch):
 
 
 def _copied(x: Any, y: Any) -> tuple[int, int, int, int]:
-    """The entry of a copy."""
+    """The entry that copies x to y."""
     x, y = (array if array.__class__ is _Place else place_cpu(array) for array in (x, y))
     if x.size != y.size:
         raise ValueError(f"replay: {x.array.dtype} {x.array.shape} is not of the size of {y.array.dtype} {y.array.shape}")

@@ -230,7 +230,7 @@ def test_numpy_is_found(monkeypatch, work):
 
     monkeypatch.setattr(cpu, "affine_like", lambda value: fill(value, cpu.empty(3)), raising=False)
     work()
-    with pytest.raises(NotRecorded, match="something else than compiled loops"):
+    with pytest.raises(NotRecorded, match="the function did more than call compiled loops"):
         taped(work)
     assert cpu.record(work) is None
 
@@ -357,7 +357,7 @@ def test_a_loop_that_fails_says_so():
     recorded = taped(lambda: fails(x))
     recorded.replay()
     x[0] = 1
-    with pytest.raises(RuntimeError, match="fails failed when it was done again"):
+    with pytest.raises(RuntimeError, match="fails failed in a replay"):
         recorded.replay()
     x[0] = 0
     recorded.replay()
