@@ -1,6 +1,6 @@
 """Queue: recorded steps that wait, so that one call of `Device.replay` computes several of them.
 
-A CPU computes a small step faster than Python starts it. A step in the queue has not been computed; what it needs is in separate
+A CPU computes a small step faster than Python starts it. A step in the queue is not computed yet; what it needs is in separate
 arrays: indices of its samples, targets, numbers of the update, and lists of plans.
 """
 

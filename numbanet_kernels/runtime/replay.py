@@ -27,7 +27,7 @@ class Stretch:
 
     @staticmethod
     def _by_threads(entries: list[tuple[int, int, tuple]], threads: int) -> list[np.ndarray]:
-        """The entries of each thread, with a barrier before and after each section; within a section, threads run concurrently."""
+        """The entries of each thread, with barriers around each section; within a section, threads run concurrently."""
         tables: list[list[tuple]] = [[MEET] for _ in range(threads)]
         for section in sorted({section for section, *_ in entries}):
             for thread, table in enumerate(tables):
