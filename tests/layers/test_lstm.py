@@ -36,14 +36,9 @@ from numbanet.gradients import Packed
 from numbanet.layers import ActivationSpec, Flow, Tags, Tree
 from numbanet.training.adam import Adam
 from numbanet_kernels.runtime import pool
+from tests.layers.tolerance import close
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
-
-
-def close(ours, theirs, tolerance=1e-5):
-    """To 1e-5 of the largest value."""
-    theirs = np.asarray(theirs)
-    np.testing.assert_allclose(np.asarray(ours), theirs, rtol=tolerance, atol=tolerance * max(1, np.abs(theirs).max(initial=0)))
 
 
 def pair(dev, inputs, hidden, layers, **options):
