@@ -97,15 +97,7 @@ class Supervised(Estimator):
         KeyboardInterrupt
             If training is interrupted.
         """
-        settings = self._settings(dropout, dropout_rate)
-        trained = bool(self.warm_start) and self._goes_on("warm_start")
-        X, y, weights = self._check_data(X, y, sample_weight, reset=not trained)
-        if trained:
-            self._check_same(y)
-        if None in (self.epochs, self.batch_size):
-            settings = self._settings(dropout, dropout_rate, len(X))
-        self._start(X, weights, settings, self.model_ if trained else None)
-        run, data = self._prepare(X, y, weights, settings, settings.epochs, trained, validation)
+        run, data = self._begun(X, y, sample_weight, dropout, dropout_rate, validation)
         train(run, data)
         if message := verdict(run.stepper, data, self.history_[-1]):
             warn(message)
@@ -279,8 +271,20 @@ class Supervised(Estimator):
             raise ValueError(f"layers: the last one must give {which}, not {shape[1:]} per sample; got {model!r}")
 
     # --- training -----------------------------------------------------------------------------------------------------
+    def _begun(self, X, y, sample_weight, dropout, dropout_rate, validation) -> tuple[Run, Data]:
+        """The arguments of `train` for `fit`."""
+        settings = self._settings(dropout, dropout_rate)
+        trained = bool(self.warm_start) and self._goes_on("warm_start")
+        X, y, weights = self._check_data(X, y, sample_weight, reset=not trained)
+        if trained:
+            self._check_same(y)
+        if None in (self.epochs, self.batch_size):
+            settings = self._settings(dropout, dropout_rate, len(X))
+        self._start(X, weights, settings, self.model_ if trained else None)
+        return self._prepare(X, y, weights, settings, settings.epochs, trained, validation)
+
     def _continued(self, X, y, sample_weight, dropout, dropout_rate, **target_options) -> tuple[Run, Data]:
-        """The arguments of `train` for one more epoch."""
+        """The arguments of `train` for `partial_fit`."""
         settings = dataclasses.replace(self._settings(dropout, dropout_rate), patience=None)
         trained = self._goes_on("partial_fit")
         X, y, weights = self._check_data(X, y, sample_weight, reset=not trained, **target_options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from ..tensor import Tensor
 
 
 def walk(root: Any, path: str = "", above: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """(path, layer) of a layer and all its descendants, parents first; a layer that is held twice appears twice.
+    """(path, layer) of a layer and all its descendants, parents first; a layer that is used in two places appears twice.
 
     Raises
     ------
@@ -27,7 +28,7 @@ def walk(root: Any, path: str = "", above: tuple[Any, ...] = ()) -> Iterator[tup
 
 
 class Tree:
-    """The layers and sites of a model at the time of construction; make a new one if layers were added or removed.
+    """The layers and sites of a model at the time of construction; make a new one if it is no longer `current`.
 
     Attributes
     ----------
@@ -35,11 +36,12 @@ class Tree:
     layers : dict of str to Layer
         By path; the root's is "".
     sites : dict of (Layer, str) to Site
-        By layer and name; a layer that is held several times has the sites of its first path.
+        By layer and name; a layer that is used in several places has the sites of its first path.
     """
 
     def __init__(self, root: Any) -> None:
         self.root, self.layers = root, dict(walk(root))
+        self._parts = _parts(root)
         self.sites: dict[tuple[Any, str], Site] = {}
         counts: dict[str, int] = collections.Counter()
         for path, layer in self.layers.items():
@@ -49,14 +51,22 @@ class Tree:
                     self.sites[layer, site.path] = site._replace(path=here, number=counts[site.kind])
                     counts[site.kind] += 1
 
+    @property
+    def current(self) -> bool:
+        """True if the model still has these layers and tensors, and the tensors have their former shapes."""
+        (layers, tensors, shapes), (layers_now, tensors_now, shapes_now) = self._parts, _parts(self.root)
+        return _same(layers, layers_now) and _same(tensors, tensors_now) and shapes == shapes_now
+
     @functools.cached_property
     def owners(self) -> dict[str, Any]:
-        """Path of a site -> the layer that has it."""
+        """A dict that maps the path of a site to its layer."""
         return {site.path: layer for (layer, _), site in self.sites.items()}
 
     @functools.cached_property
     def feeds(self) -> dict[Any, Any]:
-        """By layer of a chain, the one whose outputs are its inputs, neuron by neuron: between them each passes by itself."""
+        """For each layer of a `Sequential`, the earlier layer whose outputs are its inputs, neuron by neuron: the layers
+        between them process each neuron independently.
+        """
         found: dict[Any, Any] = {}
         for chain in self.layers.values():
             source = None
@@ -77,22 +87,36 @@ class Tree:
         return {kind: tuple(sites) for kind, sites in kinds.items()}
 
     def droppable(self, kind: str = "output", answer: bool = False) -> tuple[Site, ...]:
-        """The sites of a kind that a policy makes plans for. Without `answer`, the last one of the kinds "output" and "tiles"
-        is left out, because it computes the model's answer."""
+        """The sites of a kind for which a policy makes plans. Unless `answer`, the last site of the kinds "output" and "tiles"
+        is excluded, because it computes the model's output.
+        """
         sites = self._by_kind.get(kind, ())
         return sites if answer or kind not in ("output", "tiles") else sites[:-1]
 
     @functools.cached_property
     def shared(self) -> frozenset[Tensor]:
-        """Parameters and buffers that are held more than once (tied weights)."""
+        """Parameters and buffers that are used more than once (tied weights)."""
         uses = collections.Counter(tensor for _, tensor, _ in self.root.named())
         return frozenset(tensor for tensor, count in uses.items() if count > 1)
 
     def reads(self, plans: Plans, symbols: Any = None) -> dict[Tensor, DevicePlan]:
-        """Map each weight of which a pass reads only a part to that part (`Layer.reads`). Tied weights are read whole."""
+        """Map each weight of which a pass reads only a part to that part (`Layer.reads`). Tied weights are excluded: they are
+        read completely.
+        """
         return {weight: part for weight, part in self.root.reads(plans, symbols).items() if weight not in self.shared}
 
     def holder(self, name: str) -> tuple[Any, str]:
         """(layer, attribute) of a tensor's name, such as "0.body.1.weight"; LookupError if there is none."""
         path, _, attribute = name.rpartition(".")
         return self.layers[path], attribute
+
+
+def _parts(root: Any) -> tuple[list[Any], list[Tensor], list[tuple[int, ...]]]:
+    """(all layers, all tensors, the tensors' shapes)"""
+    tensors = [tensor for _, tensor, _ in root.named()]
+    return [layer for _, layer in walk(root)], tensors, [tensor.shape for tensor in tensors]
+
+
+def _same(these: list[Any], those: list[Any]) -> bool:
+    """True if two lists hold the same objects."""
+    return len(these) == len(those) and all(map(operator.is_, these, those))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from numbanet_kernels.layouts.windows import Window
 
@@ -27,6 +26,52 @@ def _selected(dev: Device, w: Any, rows: DeviceAxis, cols: DeviceAxis) -> tuple[
         matrix = dev.compact(dev.reshape(selected, (rows.plan.count, columns.plan.n)), columns.indices)
         selected = dev.reshape(matrix, (rows.plan.count, cols.plan.count, *kernel))
     return selected, columns
+
+
+def _parts(
+    dev: Device, x: Any, window: Window, positions: AxisPlan | DevicePlan | None, blocks: BlockPlan | DevicePlan | None
+) -> tuple[dict[str, Any], float, float]:
+    """(the device's lists of what is computed of the im2col matrix of x, the scale of y, the further scale of its sums)."""
+    lists, scale, sums_scale = {}, 1.0, 1.0
+    if positions is not None:
+        size = x.shape[0] * math.prod(window.positions(*x.shape[1:3]))
+        axis = on("conv2d", positions, dev, DeviceAxis, (size,))
+        lists["rows"], scale = axis.indices, axis.plan.scale
+    if blocks is not None:
+        kept = on("conv2d", blocks, dev, DeviceBlocks)
+        lists["blocks"], sums_scale = kept.blocks, kept.plan.scale
+    return lists, scale, sums_scale
+
+
+def _vjps(dev: Device, x: Any, w: Any, db_scale: float, **options: Any) -> tuple[Callable, Callable, Callable]:
+    """The vjps of a convolution of x with w; the call that computes dx computes dw and db as well."""
+    computed: dict[str, Any] = {}  # dw and db, until they are asked for
+
+    def gradients(dy, wants_dx):
+        dx, computed["w"], computed["b"] = dev.conv2d_grad(dy.dense(dev), x, w, wants_dx=wants_dx, **options)
+        return dx
+
+    def parameter(name, dy):
+        if name not in computed:
+            gradients(dy, False)
+        return computed.pop(name)
+
+    def db(dy):
+        sums = parameter("b", dy)
+        return sums if db_scale == 1.0 else dev.affine(sums, mul=db_scale)
+
+    return lambda dy: gradients(dy, True), lambda dy: parameter("w", dy), db
+
+
+def _packed(vjps: tuple[Callable, Callable, Callable], rows: DeviceAxis, columns: DeviceAxis, shape: tuple[int, ...]) -> tuple:
+    """The vjps for a weight of that shape and its bias, from those for the rows and columns of its matrix that are kept."""
+    dx, dw, db = vjps
+
+    def packed_dw(dy):
+        matrix = rows.device.reshape(dw(dy), (rows.plan.count, columns.plan.count))
+        return Packed(matrix, packing(rows, columns), shape)
+
+    return dx, packed_dw, lambda dy: vector_gradient(db(dy), rows)
 
 
 @op(fuses=True)
@@ -68,46 +113,18 @@ def conv2d(
     TypeError
         If a plan is of the wrong kind.
     """
-    shape = tuple(w.shape)
     if (rows is not None or cols is not None) and (groups > 1 or blocks is not None):
         raise ValueError(f"conv2d: channels of {groups} groups{' and blocks' * (blocks is not None)} cannot be left out")
     rows, cols = (
         (full_axis(n, dev) if plan is None else on("conv2d", plan, dev, DeviceAxis, (n,)))
-        for plan, n in ((rows, shape[0]), (cols, shape[1]))
+        for plan, n in zip((rows, cols), w.shape)
     )
-    options: dict[str, Any] = {"window": window, "groups": groups}
-    scale, (weight, columns) = rows.plan.scale, _selected(dev, w, rows, cols)
+    weight, columns = _selected(dev, w, rows, cols)
+    lists, scale, sums_scale = _parts(dev, x, window, positions, blocks)
+    scale *= rows.plan.scale
     bias = b if b is None or weight is w else dev.take_rows(b, rows.indices)
-    if positions is not None:
-        size = x.shape[0] * int(np.prod(window.positions(*x.shape[1:3])))
-        axis = on("conv2d", positions, dev, DeviceAxis, (size,))
-        options["rows"], scale = axis.indices, scale * axis.plan.scale
-    sums_scale = scale
-    if blocks is not None:
-        parts = on("conv2d", blocks, dev, DeviceBlocks)
-        options["blocks"], sums_scale = parts.blocks, scale * parts.plan.scale
     biased = bias if bias is None or scale == 1.0 else dev.affine(bias, mul=scale)
-    y = dev.conv2d(x, weight, bias=biased, relu=relu, scale=sums_scale, **options)
-    computed: dict[str, Any] = {}  # dw and db, which one call computes together with dx
-
-    def gradients(dy, wants_dx=False):
-        dx, computed["w"], computed["b"] = dev.conv2d_grad(
-            dy.dense(dev), x, weight, where=y if relu else None, scale=sums_scale, wants_dx=wants_dx, **options
-        )
-        return dx
-
-    def dw(dy):
-        if "w" not in computed:
-            gradients(dy)
-        values = computed.pop("w")
-        if weight is w:
-            return values
-        return Packed(dev.reshape(values, (rows.plan.count, columns.plan.count)), packing(rows, columns), shape)
-
-    def db(dy):
-        if "b" not in computed:
-            gradients(dy)
-        sums = computed.pop("b") if scale == 1.0 else dev.affine(computed.pop("b"), mul=scale)
-        return sums if weight is w else vector_gradient(sums, rows)
-
-    return y, (lambda dy: gradients(dy, True), dw, db)
+    options = {"window": window, "groups": groups, "scale": scale * sums_scale, **lists}
+    y = dev.conv2d(x, weight, bias=biased, relu=relu, **options)
+    vjps = _vjps(dev, x, weight, scale, where=y if relu else None, **options)
+    return y, vjps if weight is w else _packed(vjps, rows, columns, tuple(w.shape))

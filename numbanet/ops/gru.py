@@ -12,6 +12,59 @@ from ..plans.on_device import DeviceAxis, full_axis, on, packing
 from .linear import memoize
 
 
+class _Product:
+    """s = scale h w.T + b, the recurrent product, which reads only the units of h that a plan keeps."""
+
+    def __init__(self, dev: Device, w: Any, units: AxisPlan | DevicePlan | None) -> None:
+        self.dev, self.shape, self.weight, self.scale, self.axis = dev, tuple(w.shape), w, 1.0, None
+        if units is not None:
+            self.axis = on("gru", units, dev, DeviceAxis, w.shape[1:])
+            self.weight, self.scale = dev.compact(w, self.axis.indices), self.axis.plan.scale
+
+    def _read(self, h):
+        return h if self.axis is None else self.dev.compact(h, self.axis.indices)
+
+    def compute(self, h, b, s) -> None:
+        """Write the product of h (N, H) to s."""
+        self.dev.gemm(self._read(h), self.weight, tb=True, bias=b, scale=self.scale, out=s)
+
+    def dh(self, ds):
+        """The gradient of h (N, H)."""
+        dh = self.dev.gemm(ds, self.weight, scale=self.scale)
+        return dh if self.axis is None else self.dev.expand(dh, self.axis.inverse)
+
+    def dw(self, ds, h):
+        """The gradient of w, from the ds and h of all time steps."""
+        product = self.dev.gemm(ds, self._read(h), ta=True, scale=self.scale)
+        if self.axis is None:
+            return product
+        return Packed(product, packing(full_axis(self.shape[0], self.dev), self.axis), self.shape)
+
+
+def _at(dev: Device, a: Any, t: int) -> Any:
+    """a[t]"""
+    return dev.reshape(dev.part(a, t, t + 1), a.shape[1:])
+
+
+def _forward(dev: Device, product: _Product, gates: Any, b: Any, h0: Any, lengths: Any) -> tuple[Any, Any]:
+    """(s (T, N, 3H), h (T + 1, N, H)); `gates` (T, N, 3H) holds the input products, which the gates overwrite."""
+    s, h = dev.empty(gates.shape), dev.empty((gates.shape[0] + 1, *h0.shape))
+    dev.copy(h0, out=_at(dev, h, 0))
+    for t in range(gates.shape[0]):
+        product.compute(_at(dev, h, t), b, _at(dev, s, t))
+        dev.gru_cell(gates, s, h, t, lengths)
+    return s, h
+
+
+def _backward(dev: Device, product: _Product, dy: Any, gates: Any, s: Any, h: Any, lengths: Any) -> Any:
+    """dh0; overwrites the gates by dz, and s by its gradient."""
+    dh, carried = dev.full(dy.shape[1:], 0.0), dev.full(dy.shape[1:], 0.0)
+    for t in reversed(range(gates.shape[0])):
+        dev.gru_cell_grad(dy, dh, carried, gates, s, h, t, lengths)
+        dh = product.dh(_at(dev, s, t))
+    return dev.add(dh, carried)
+
+
 @op(fuses=True)
 def gru(
     dev: Device,
@@ -54,35 +107,19 @@ def gru(
             f"gru: z {tuple(z.shape)}, w {tuple(w.shape)} and h0 {tuple(h0.shape)} must be ({steps} N, 3 H), "
             "(3 H, H) and (N, H)"
         )
-    axis = None if units is None else on("gru", units, dev, DeviceAxis, (hidden,))
-    scale, weight = (1.0, w) if axis is None else (axis.plan.scale, dev.compact(w, axis.indices))
-
-    def at(states, t):
-        return dev.reshape(dev.part(states, t, t + 1), states.shape[1:])
-
-    def seen(states):
-        return states if axis is None else dev.compact(states, axis.indices)
-
-    gates, s, h = dev.reshape(z, (steps, n, 3 * hidden)), dev.empty((steps, n, 3 * hidden)), dev.empty((steps + 1, n, hidden))
-    dev.copy(h0, out=at(h, 0))
-    for t in range(steps):
-        dev.gemm(seen(at(h, t)), weight, tb=True, bias=b, scale=scale, out=at(s, t))
-        dev.gru_cell(gates, s, h, t, lengths)
+    product = _Product(dev, w, units)
+    gates = dev.reshape(z, (steps, n, 3 * hidden))
+    s, h = _forward(dev, product, gates, b, h0, lengths)
     if left is not None:
-        dev.copy(at(h, steps), out=left[0])
+        dev.copy(_at(dev, h, steps), out=left[0])
 
     @memoize
     def back(dy):
         """(dz, ds, dh0)"""
-        dy, dh, carried = dy.dense(dev), dev.full((n, hidden), 0.0), dev.full((n, hidden), 0.0)
-        for t in reversed(range(steps)):
-            dev.gru_cell_grad(dy, dh, carried, gates, s, h, t, lengths)
-            dh = dev.gemm(at(s, t), weight, scale=scale)
-            dh = dh if axis is None else dev.expand(dh, axis.inverse)
-        return dev.reshape(gates, (steps * n, 3 * hidden)), dev.reshape(s, (steps * n, 3 * hidden)), dev.add(dh, carried)
+        dh0 = _backward(dev, product, dy.dense(dev), gates, s, h, lengths)
+        return dev.reshape(gates, z.shape), dev.reshape(s, z.shape), dh0
 
     def dw(dy):
-        product = dev.gemm(back(dy)[1], seen(dev.reshape(dev.part(h, 0, steps), (steps * n, hidden))), ta=True, scale=scale)
-        return product if axis is None else Packed(product, packing(full_axis(3 * hidden, dev), axis), tuple(w.shape))
+        return product.dw(back(dy)[1], dev.reshape(dev.part(h, 0, steps), (steps * n, hidden)))
 
     return dev.part(h, 1, steps + 1), (lambda dy: back(dy)[0], dw, lambda dy: dev.sum_rows(back(dy)[1]), lambda dy: back(dy)[2])

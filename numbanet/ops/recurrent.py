@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,18 +14,76 @@ from ..plans.on_device import DeviceAxis, DeviceTimes, full_axis, on, packing, u
 from .linear import memoize
 
 
-def _units(dev: Device, plan: Any, hidden: int, steps: int) -> tuple[DevicePlan | None, Any, float]:
-    """(plan on the device, its indices as int32 (1 or T, K), its scale); None as a plan keeps everything."""
+class _Units(NamedTuple):
+    """The units of h[t - 1] that the recurrent product of each step reads."""
+
+    plan: DevicePlan | None  # None: all
+    indices: Any = None  # (1 or T, K) int32
+    scale: float = 1.0
+
+
+def _units(dev: Device, plan: Any, hidden: int, steps: int) -> _Units:
+    """The units that a plan keeps; None as a plan keeps everything."""
     if plan is None:
-        return None, None, 1.0
+        return _Units(None)
     if not isinstance(plan.plan if isinstance(plan, DevicePlan) else plan, TimePlan):
         axis = on("lstm", plan, dev, DeviceAxis, (hidden,))
-        return axis, dev.reshape(axis.indices, (1, axis.plan.count)), axis.plan.scale
+        return _Units(axis, dev.reshape(axis.indices, (1, axis.plan.count)), axis.plan.scale)
     times = on("lstm", plan, dev, DeviceTimes)
     planned, n = times.plan.shape
     if n != hidden or planned < steps:
         raise ValueError(f"lstm: a plan of {planned} time steps for {n} units does not fit {steps} steps of {hidden} units")
-    return times, dev.part(times.units, 0, steps), times.plan.scale
+    return _Units(times, dev.part(times.units, 0, steps), times.plan.scale)
+
+
+class _Pass(NamedTuple):
+    """A forward pass, as backward reads it: gates (T, N, 4H), states h and c (T + 1, N, H), and what it was computed with."""
+
+    dev: Device
+    gates: Any
+    h: Any
+    c: Any
+    w: Any
+    units: _Units
+    lengths: Any
+
+    def copy_last(self, left: list[Any]) -> None:
+        """Copy h[T] and c[T] to two arrays (N, H)."""
+        steps = self.gates.shape[0]
+        for states, last in zip((self.h, self.c), left):
+            self.dev.affine(self.dev.reshape(self.dev.part(states, steps, steps + 1), states.shape[1:]), out=last)
+
+    def backward(self, dy: Any, choice: Any, cell: bool) -> tuple[Any, Any, Any]:
+        """(dz (T N, 4H), dh0, dc0); dz is a `Columns` gradient if the choice of gates is a plan, and overwrites the gates."""
+        dev, (steps, n, width) = self.dev, self.gates.shape
+        dc = dev.reshape(dev.copy(dev.part(dy, steps, steps + 1)), dy.shape[1:]) if cell else None
+        dy = dev.part(dy, 0, steps)
+
+        def run(gates, **options):
+            return dev.lstm_grad(dy, gates, self.c, self.w, self.units.indices, self.units.scale, self.lengths, dc, **options)
+
+        chosen = choice and choice.choose(dev, dy, self.gates, self.c, self.lengths, lambda: run(dev.copy(self.gates))[0])
+        columns: Any = upload_plan(chosen, dev) if isinstance(chosen, AxisPlan) else None  # not cached: it rarely repeats
+        options = {"columns": columns.indices} if columns else {"threshold": chosen or 0.0}
+        dz, dh0, dc0 = run(self.gates, **options)
+        if choice:
+            choice.done(dev, dz, columns and columns.plan)
+        dz = dev.reshape(dz, (steps * n, dz.shape[2]))
+        return dz if columns is None else Columns(dz, columns, (steps * n, width)), dh0, dc0
+
+    def dw(self, dz: Any) -> Any:
+        """dz.T h[t - 1], of the columns that dz has, and of the units that the recurrent products read."""
+        dev, (width, hidden) = self.dev, self.w.shape
+        rows, dz = (dz.axis, dz.values) if isinstance(dz, Columns) else (None, dz)
+        cols = self.units.plan if isinstance(self.units.plan, DeviceAxis) else None
+        h = dev.part(self.h, 0, self.gates.shape[0])
+        if cols is None and self.units.plan is not None:
+            h = dev.lstm_seen(h, self.units.indices)
+        h = dev.reshape(h, (dz.shape[0], hidden))
+        product = dev.gemm(dz, h if cols is None else dev.compact(h, cols.indices), ta=True, scale=self.units.scale)
+        if rows is None and cols is None:
+            return product
+        return Packed(product, packing(rows or full_axis(width, dev), cols or full_axis(hidden, dev)), (width, hidden))
 
 
 @op(fuses=True)
@@ -76,49 +134,15 @@ def lstm(
     hidden, n = w.shape[-1], h0.shape[0]
     if z.shape != (steps * n, 4 * hidden):
         raise ValueError(f"lstm: z {tuple(z.shape)} must be ({steps} x {n}, 4 x {hidden})")
-    chosen, listed, scale = _units(dev, units, hidden, steps)
-    passed = dev.reshape(z, (steps, n, 4 * hidden))
-    h, c = dev.lstm(passed, w, h0, c0, listed, scale, lengths)
-    last = dev.part(c, steps, steps + 1)
+    read, entered = _units(dev, units, hidden, steps), dev.reshape(z, (steps, n, 4 * hidden))
+    h, c = dev.lstm(entered, w, h0, c0, read.indices, read.scale, lengths)
+    forward = _Pass(dev, entered, h, c, w, read, lengths)
     if left is not None:
-        for state, final in zip((h, c), left):
-            dev.affine(dev.reshape(dev.part(state, steps, steps + 1), (n, hidden)), out=final)
+        forward.copy_last(left)
     y = dev.part(h, 1, steps + 1)
-    y = dev.concatenate([y, last], 0) if cell else y
-
-    @memoize
-    def back(dy):
-        """(dz, the plan of its columns or None, dh0, dc0)"""
-        dy = dy.dense(dev)
-        dc = dev.reshape(dev.copy(dev.part(dy, steps, steps + 1)), (n, hidden)) if cell else None
-        dy = dev.part(dy, 0, steps)
-
-        def run(gates=passed, **options):
-            return dev.lstm_grad(dy, gates, c, w, listed, scale, lengths, dc, **options)
-
-        choice = gates and gates.choose(dev, dy, passed, c, lengths, lambda: run(dev.copy(passed))[0])
-        columns = upload_plan(choice, dev) if isinstance(choice, AxisPlan) else None  # not cached: it rarely repeats
-        dz, *first = run(columns=columns.indices) if columns else run(threshold=choice or 0.0)
-        if gates:
-            gates.done(dev, dz, columns and columns.plan)
-        return dev.reshape(dz, (steps * n, dz.shape[2])), columns, *first
-
-    def dz(dy):
-        values, columns, *_ = back(dy)
-        return values if columns is None else Columns(values, columns, tuple(z.shape))
-
-    def dw(dy):
-        values, columns, *_ = back(dy)
-        seen, cols = dev.part(h, 0, steps), chosen if isinstance(chosen, DeviceAxis) else None
-        if cols is None and chosen is not None:
-            seen = dev.lstm_seen(seen, listed)
-        seen = dev.reshape(seen, (steps * n, hidden))
-        product = dev.gemm(values, seen if cols is None else dev.compact(seen, cols.indices), ta=True, scale=scale)
-        if columns is None and cols is None:
-            return product
-        return Packed(product, packing(columns or full_axis(4 * hidden, dev), cols or full_axis(hidden, dev)), tuple(w.shape))
-
-    return y, (dz, dw, lambda dy: back(dy)[2], lambda dy: back(dy)[3])
+    y = dev.concatenate([y, dev.part(c, steps, steps + 1)], 0) if cell else y
+    back = memoize(lambda dy: forward.backward(dy.dense(dev), gates, cell))
+    return y, (lambda dy: back(dy)[0], lambda dy: forward.dw(back(dy)[0]), lambda dy: back(dy)[1], lambda dy: back(dy)[2])
 
 
 @op

@@ -23,11 +23,12 @@ PREDICT_ROWS = 4096  # samples per forward pass: bounds its memory
 def forward(
     model: Layer, dev: Device, X: Any, rows: np.ndarray, session_options: dict[str, Any], policy: Dropout | None = None
 ) -> np.ndarray:
-    """The model's output, a host array, for some rows of X (n, …), as in `Data`, computed in chunks of PREDICT_ROWS;
-    session_options as for a `Stepper`. A policy may select what is computed (`Dropout.inference_policy`).
+    """The model's output, a host array, for the samples `rows` of X (n, …), which is as in `Data`; it is computed in chunks of
+    PREDICT_ROWS samples. session_options are those of a `Stepper`. A policy may select the outputs that are computed
+    (`Dropout.inference_policy`).
 
-    A short chunk is padded to LEAST_ROWS: BLAS uses other kernels for very few rows, and the prediction for a sample should not
-    depend on how many others are predicted with it.
+    A short chunk is padded to LEAST_ROWS samples: BLAS uses other kernels for very few rows, and the prediction for a sample
+    should not depend on the number of samples that are predicted with it.
     """
     pieces, tree = [], Tree(model)
     choose = policy and policy.choosing(tree, np.random.default_rng(0))

@@ -297,7 +297,7 @@ def test_a_loop_that_fails_says_so():
     recorded = taped(lambda: fails(x))
     recorded.replay()
     x[0] = 1
-    with pytest.raises(RuntimeError, match="fails failed when it was done again"):
+    with pytest.raises(RuntimeError, match="fails failed in a replay"):
         recorded.replay()
     x[0] = 0
     recorded.replay()

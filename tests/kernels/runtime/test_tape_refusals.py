@@ -37,7 +37,7 @@ def test_numpy_is_found(monkeypatch, work):
 
     monkeypatch.setattr(cpu, "affine_like", lambda value: fill(value, cpu.empty(3)), raising=False)
     work()
-    with pytest.raises(NotRecorded, match="something else than compiled loops"):
+    with pytest.raises(NotRecorded, match="the function did more than call compiled loops"):
         taped(work)
     assert cpu.record(work) is None
 
@@ -49,7 +49,7 @@ def test_another_loop_each_time_is_found():
         done.append(0)
         return (cpu.relu if len(done) % 2 else cpu.sigmoid)(X), (cpu.exp if len(done) % 2 else cpu.log)(X)
 
-    with pytest.raises(NotRecorded, match="not the same each time"):
+    with pytest.raises(NotRecorded, match="did not do the same each time"):
         taped(work)
 
 
@@ -57,7 +57,7 @@ def test_another_loop_of_the_same_arguments_is_found():
     loops = [host_kernel("void(f4[::1])")(loop) for loop in (lambda x: None, lambda x: None)]
     for loop in loops:
         loop(X)
-    with pytest.raises(NotRecorded, match="not the same each time"):
+    with pytest.raises(NotRecorded, match="did not do the same each time"):
         taped(lambda: loops.pop()(X))
 
 
