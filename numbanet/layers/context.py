@@ -34,6 +34,8 @@ class Context:
         default, layers start from zeros.
     packed : mapping of Tensor to array, optional
         By weight, the blocks that the previous update packed for this pass (`Optimizer.step`).
+    few : bool, default=False
+        Whether `Linear` uses a product for few samples, which gives a sample the same result for any number of samples.
 
     Raises
     ------
@@ -48,6 +50,7 @@ class Context:
     plans: Plans
     state: dict[Any, Any] | None
     packed: Mapping[Tensor, Any]
+    few: bool
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class Context:
         model: Any = None,
         state: dict[Any, Any] | None = None,
         packed: Mapping[Tensor, Any] | None = None,
+        few: bool = False,
     ) -> None:
         dev = device(dev)
         given = plans if isinstance(plans, Plans) else _assigned(dev, plans or {}, model)
@@ -66,6 +70,7 @@ class Context:
             ("plans", given),
             ("state", state),
             ("packed", {} if packed is None else packed),
+            ("few", few),
         ):
             object.__setattr__(self, name, value)
 

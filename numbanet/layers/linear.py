@@ -143,7 +143,7 @@ class Linear(Layer):
         flow = flow if inner is None else flow.with_(flow.dense())
         rows = plan if isinstance(plan, DeviceAxis) else None
         if rows is None and flow.indices is None:
-            y = ops.linear(flow.x, self.weight, self.bias, relu=relu)
+            y = ops.linear(flow.x, self.weight, self.bias, relu=relu, few=context.few)
         else:
             y = ops.linear_rows(
                 flow.x, self.weight, self.bias, rows=rows, cols=flow.indices, relu=relu, scale=None if relu else 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import operator
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from ..plans import DevicePlan, Plans, Site
@@ -41,7 +41,7 @@ class Tree:
 
     def __init__(self, root: Any) -> None:
         self.root, self.layers = root, dict(walk(root))
-        self._parts = _parts(root)
+        self._parts = _Parts(root)
         self.sites: dict[tuple[Any, str], Site] = {}
         counts: dict[str, int] = collections.Counter()
         for path, layer in self.layers.items():
@@ -53,9 +53,8 @@ class Tree:
 
     @property
     def current(self) -> bool:
-        """True if the model still has these layers and tensors, and the tensors have their former shapes."""
-        (layers, tensors, shapes), (layers_now, tensors_now, shapes_now) = self._parts, _parts(self.root)
-        return _same(layers, layers_now) and _same(tensors, tensors_now) and shapes == shapes_now
+        """True if the model still consists of the same objects: layers, their attributes, and the arrays of their tensors."""
+        return self._parts.same()
 
     @functools.cached_property
     def owners(self) -> dict[str, Any]:
@@ -111,12 +110,24 @@ class Tree:
         return self.layers[path], attribute
 
 
-def _parts(root: Any) -> tuple[list[Any], list[Tensor], list[tuple[int, ...]]]:
-    """(all layers, all tensors, the tensors' shapes)"""
-    tensors = [tensor for _, tensor, _ in root.named()]
-    return [layer for _, layer in walk(root)], tensors, [tensor.shape for tensor in tensors]
+class _Parts:
+    """The objects that a model consists of: the attributes of its layers, and the arrays of its tensors."""
 
+    def __init__(self, model: Any) -> None:
+        self._held: list[tuple[Collection, list]] = []  # containers, and what is in them
+        self._arrays = [(tensor, tensor.data) for _, tensor, _ in model.named()]
+        for _, layer in walk(model):
+            self._look(vars(layer))
 
-def _same(these: list[Any], those: list[Any]) -> bool:
-    """True if two lists hold the same objects."""
-    return len(these) == len(those) and all(map(operator.is_, these, those))
+    def _look(self, container: list | tuple | dict) -> None:
+        values = container.values() if isinstance(container, dict) else container
+        self._held.append((values, list(values)))
+        for value in values:
+            if isinstance(value, (list, tuple, dict)):
+                self._look(value)
+
+    def same(self) -> bool:
+        """True if the model consists of the same objects as when this was made."""
+        return all([len(now) == len(then) and all(map(operator.is_, now, then)) for now, then in self._held]) and all(
+            [tensor.data is array for tensor, array in self._arrays]
+        )

@@ -78,14 +78,15 @@ def matmul(a: Any, b: Any) -> Tensor:
 
 
 @op(fuses=True)
-def linear(dev: Device, x, w, b=None, *, relu: bool = False, scale: float = 1.0, columns: bool = False):
+def linear(dev: Device, x, w, b=None, *, relu: bool = False, scale: float = 1.0, columns: bool = False, few: bool = False):
     """y[n, o] = act(scale sum_i x[n, i] w[o, i] + b[o]).   x (N, I), w (O, I), b (O,) or None -> y (N, O), scale > 0
 
+    If `few`, a sample's y on the CPU is the same to the last bit for any N, and a product of few samples is fast.
     If `columns`, dy may be a `Columns` gradient: dx, dw and db are then products of its columns only. This requires relu=False
     and scale=1.
     """
     _check("linear", x, w, b)
-    y = dev.gemm(x, w, tb=True, bias=b, relu=relu, scale=scale)
+    y = dev.gemm_few(x, w, b, relu, scale) if few else dev.gemm(x, w, tb=True, bias=b, relu=relu, scale=scale)
     dz = memoize(lambda dy: dy.through(dev, y if relu else None, scale))
     dw, db = _weight_vjps(dev, x, b, dz, 1 / scale)  # dz includes the scale, for dx and dw; db must not
     vjps = lambda dy: Pending(functools.partial(dev.gemm, dz(dy), w), tuple(x.shape)), dw, db

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from .data import Data, on_host
-from .inference import forward
+from .inference import Predictor
 from .stepper import Stepper
 from .task import Constant
 
@@ -70,7 +70,7 @@ def _predicted(
     """(score, loss) of predictions, without dropout, for the samples `rows`."""
     policy = stepper.policy.inference_policy(stepper.epoch)
     with np.errstate(all="ignore"):
-        output = forward(stepper.model, stepper.dev, data.X, rows, stepper.session_options, policy)
+        output = Predictor(stepper.model, stepper.session_options, policy)(data.X, rows)
         if not np.isfinite(output).all():
             return -math.inf, math.inf
         loss, score = stepper.task.judge(output, targets, weights, stepper.session_options)

@@ -153,15 +153,10 @@ class Stepper:
             plans.decides = tuple(self.current.rates(self.tree)) if self._choose else None
             if whole or change is not None:  # hooks may change anything
                 self.look_around()
-            if change is None and (found := self.recorder.ready(X, plans, batch, self.optimizer)):
-                ready, numbers = found
-                upcoming = None if last else self.draw(following is None)
-                loss, answer = self.recorder.again(ready, numbers, batch, plans)
-                self.optimizer.advance(ready.trained)
-                self.upcoming, self.packed = upcoming, {}
+            if change is None and (queued := self._queued(X, batch, plans, following, last)):
                 if not waits:
                     self.recorder.finish()
-                return self._done(loss, answer, (len(batch.rows), *X.shape[1:]), plans)
+                return queued
             self.optimizer.zero_grad()  # an earlier step may have been interrupted
             batch = self.recorder.hold(X, batch, change)
             states = [state for arrays in (self.state or {}).values() for state in arrays]
@@ -185,6 +180,18 @@ class Stepper:
             self.optimizer.advance()
             self.upcoming, self.packed = upcoming, packed_next if upcoming else {}
             return self._done(loss, answer, tuple(batch.inputs.shape), plans)
+
+    def _queued(self, X: Any, batch: Batch, plans: Plans, following: Batch | None, last: bool) -> StepResult | None:
+        """The result of a step that was recorded, after adding it to the queue; None if it was not recorded."""
+        found = self.recorder.ready(X, plans, batch, self.optimizer)
+        if found is None:
+            return None
+        ready, numbers = found
+        upcoming = None if last else self.draw(following is None)
+        loss, answer = self.recorder.again(ready, numbers, batch, plans)
+        self.optimizer.advance(ready.trained)
+        self.upcoming, self.packed = upcoming, {}
+        return self._done(loss, answer, (len(batch.rows), *X.shape[1:]), plans)
 
     def finish(self) -> None:
         """Compute the steps in the queue."""

@@ -20,7 +20,7 @@ from ..layers import Context, Flow, Sequential, Symbols
 from ..losses import OF_CLASSES, OF_NUMBERS, Loss, loss_named
 from ..tensor import Tensor
 from .data import Batch, Data, in_order
-from .inference import forward
+from .inference import Predictor
 
 
 class Constant(NamedTuple):
@@ -51,10 +51,9 @@ class Task(abc.ABC):
 
     def validate(self, stepper: Any, data: Data) -> tuple[float, float]:
         """(loss, score) on validation samples."""
-        dev, rows = stepper.dev, data.at(np.arange(len(data)))
-        output = forward(
-            stepper.model, dev, data.X, rows, stepper.session_options, stepper.policy.inference_policy(stepper.epoch)
-        )
+        rows = data.at(np.arange(len(data)))
+        policy = stepper.policy.inference_policy(stepper.epoch)
+        output = Predictor(stepper.model, stepper.session_options, policy)(data.X, rows)
         return self.judge(output, data.y[rows], None if data.weights is None else data.weights[rows], stepper.session_options)
 
     def judge(

@@ -23,6 +23,7 @@ from numba import float32
 
 from ..blocks import gemm_block
 from ..host import blas, threads
+from ..host.few_gemm import multiply_few
 from ..host.threads import WHOLE
 from ..host.transpose import EMPTY, transpose_back
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
@@ -179,6 +180,11 @@ def gemm_cpu(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=N
     else:
         (multiply_forward if tb else multiply_back)(a, lambda part: b[part.of(b.shape[0])], out, bias, relu, alpha=scale)
     return out if where is None else relu_grad_cpu(out, where, out=out)
+
+
+def gemm_few_cpu(x, w, bias=None, relu=False, scale=1.0):
+    """y[n, o] = act(scale * sum_i x[n, i] w[o, i] + bias[o]), on the CPU the same to the last bit for any number of samples"""
+    return multiply_few(x, w, bias, relu, scale)
 
 
 _CHECK_DW = shapes("gemm_dw", dy="NO", x="NI")
@@ -369,6 +375,10 @@ def gemm_cuda(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=
     return gemm_version(version, tile, a, b, ta, tb, bias, relu, scale, where, out=out)
 
 
+def gemm_few_cuda(x, w, bias=None, relu=False, scale=1.0):
+    return gemm_cuda(x, w, tb=True, bias=bias, relu=relu, scale=scale)
+
+
 def gemm_dw_cuda(dy, x, db_scale=1.0):
     k, m, n = _CHECK_DW(dy, x)
     if not gemm_block.available(dy, x) or m * n >= 2**31 or not m * n * k:
@@ -382,5 +392,6 @@ def examples(dev, a, N, I, O):
     return {
         "gemm": lambda: dev.gemm(a(N, I), a(O, I), tb=True, bias=a(O), relu=True),
         "gemm, back": lambda: dev.gemm(a(N, O), a(O, I), where=a(N, I)),
+        "gemm_few": lambda: dev.gemm_few(a(N // 8, I), a(O, I), bias=a(O), relu=True),
         "gemm_dw": lambda: dev.gemm_dw(a(N, O), a(N, I)),
     }

@@ -27,3 +27,13 @@ def session_cuda(limit=None, precision="float32"):
     operands of products to 10 bits of mantissa. `limit` is ignored: it applies to the CPU.
     """
     return _imprecise() if precision == "tf32" else deferred
+
+
+def workers_cpu():
+    """The number of threads that share work."""
+    return threads.count()
+
+
+def workers_cuda():
+    """1: threads of the CPU share nothing."""
+    return 1

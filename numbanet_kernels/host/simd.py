@@ -147,6 +147,19 @@ def multiply_add(builder, a, b, c):
     return builder.fadd(builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
 
 
+def sum_of_lanes(builder, value):
+    """The sum of a vector's lanes, always in the same order: of the two halves, of their halves, …"""
+    width = WIDTH
+    while width > 1:
+        width //= 2
+        halves = [
+            builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), ir.VectorType(ir.IntType(32), width)(lanes))
+            for lanes in (list(range(width)), list(range(width, 2 * width)))
+        ]
+        value = builder.fadd(*halves)
+    return builder.extract_element(value, ir.IntType(32)(0))
+
+
 def below(builder, count):
     """A mask of the lanes 0 … count - 1, for `load` and `store`."""
     numbers = ir.VectorType(NUMBER, WIDTH)

@@ -89,9 +89,7 @@ def _sgd_blocks(
     into,
     into_rows,
 ):
-    """SGD on lazy blocks: current blocks take a step with the gradient; blocks that are wanted but not current make the steps
-    that they skipped.
-    """
+    """SGD on lazy blocks: a current block takes a step with the gradient, one that is only wanted makes the skipped steps."""
     lr, packed = rates[0], row_pos.size > 0
     nothing, spread = np.zeros(w.shape[1], np.float32), np.zeros(w.shape[1] + 1, np.float32)
     spread_class, due = -1, np.empty(lag.shape[1], np.int64)
