@@ -138,6 +138,12 @@ def test_bad_input_is_one_line_and_status_2(capsys, arguments, named):
     assert status == 2 and out == "" and err.count("\n") == 1 and "error: " in err and named in err
 
 
+def test_without_a_command_the_error_names_all(capsys):
+    names = "train, predict, demo, challenge, devices, kernels or bench"
+    assert run(capsys) == (2, "", f"numbanet: error: COMMAND is missing: {names} (--help has the rest)\n")
+    assert len(cli.COMMANDS) == len(names.replace(" or ", ", ").split(", "))
+
+
 def test_version_and_warnings_in_plain_words(capsys):
     status, out, _ = run(capsys, "--version")
     assert status == 0 and out == f"numbanet {numbanet.__version__}\n"
@@ -165,5 +171,5 @@ def test_an_interrupt_is_no_traceback(capsys, monkeypatch):
     def interrupt(options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_devices", interrupt)
+    monkeypatch.setattr(cli.devices, "run", interrupt)
     assert run(capsys, "devices")[0] == 130

@@ -1,0 +1,36 @@
+"""What commands share in declaring their arguments."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports errors in one line; `--help` has the rest."""
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def list_of(kind: type) -> Callable[[str], tuple]:
+    """A parser of comma-separated values."""
+
+    def parse(text: str):
+        return tuple(kind(part) for part in text.split(","))
+
+    parse.__name__ = f"comma-separated {kind.__name__}"
+    return parse
+
+
+def shape(text: str) -> tuple[int, int, int]:
+    """Parse N,I,O of --shape."""
+    sizes = list_of(int)(text)
+    if len(sizes) != 3 or min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"must be N,I,O, three positive integers, not {text}")
+    return sizes
+
+
+def add_device(parser: argparse.ArgumentParser, default: str = "auto") -> None:
+    """Declare --device."""
+    parser.add_argument("--device", default=default, help="auto, cpu, cuda or emulated")

@@ -1,0 +1,59 @@
+"""numbanet predict"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from .. import datasets
+from .arguments import add_device
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("predict", help="predict with a saved network, one line per sample")
+    parser.add_argument("network", type=Path, help="a file written by train --save or Net.save")
+    parser.add_argument(
+        "samples", help=f"a .npy file, a .csv file that contains only numbers, or the test set of {', '.join(datasets.IMAGES)}"
+    )
+    parser.add_argument("--probabilities", action="store_true", help="print class probabilities, after a line of class names")
+    add_device(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the predictions; the score, if the targets are known, goes to stderr."""
+    from .. import Net, NetRegressor
+    from ..estimators import saving
+
+    net = saving.load((Net, NetRegressor), options.network, options.device)
+    if options.probabilities and not isinstance(net, Net):
+        raise ValueError(f"--probabilities: {options.network} holds a {type(net).__name__}, which has no classes")
+    X, y = _samples(options.samples, net.input_shape_)
+    if options.probabilities:
+        print(*net.classes_, sep=",")
+    for row in net.predict_proba(X) if options.probabilities else net.predict(X):
+        print(*row if getattr(row, "ndim", 0) else (row,), sep=",")
+    if y is not None:
+        print(f"numbanet: score {net.score(X, y):.4f} on these {len(y)} samples", file=sys.stderr)
+    return 0
+
+
+def _samples(source: str, shape: tuple[int, ...]):
+    """(X, y) of a data set's test samples, reshaped to the network's input if the sizes match; or (X, None) of a file."""
+    import numpy as np
+
+    if source in datasets.IMAGES:
+        X, y = datasets.load(source)[2:]
+        return X.reshape(len(X), *shape) if X[0].size == math.prod(shape) else X, y
+    try:
+        if source.endswith(".npy"):
+            return np.load(source, allow_pickle=False), None
+        if source.endswith(".csv"):
+            return np.loadtxt(source, np.float32, delimiter=",", ndmin=2), None
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{source}: {error}") from error
+    raise ValueError(f"samples must be a .npy or .csv file, or one of {', '.join(datasets.IMAGES)}; got {source!r}")

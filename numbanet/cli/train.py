@@ -1,0 +1,108 @@
+"""numbanet train"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import datasets
+from ..dropout import POLICIES
+from .arguments import add_device, list_of
+from .tables import print_table
+
+if TYPE_CHECKING:
+    from .. import Net
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    names = [name for name, policy in POLICIES.items() if policy.kind != "patches"]  # "patches" is for convolutions
+    parser = commands.add_parser(
+        "train",
+        help="train a network on a data set and print its accuracy",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--data", default="digits", choices=datasets.IMAGES, help="data set; each image becomes a row of numbers"
+    )
+    parser.add_argument("--layers", default="256,256", type=list_of(int), help="widths of the hidden layers")
+    parser.add_argument("--dropout", default="rdp", help=f"{', '.join(names[:-1])} or {names[-1]}")
+    parser.add_argument("--rate", default="0.5", type=list_of(float), help="dropout rate, or one per hidden layer")
+    parser.add_argument("--epochs", default=20, type=int)
+    parser.add_argument("--batch-size", default=128, type=int)
+    parser.add_argument("--learning-rate", type=float, help="0.01 for sgd and 0.001 for adam if not given")
+    parser.add_argument("--momentum", default=0.9, type=float)
+    parser.add_argument("--optimizer", default="sgd", help="sgd, adam or adamw")
+    add_device(parser)
+    parser.add_argument("--precision", default="float32", help="float32, or tf32 for products on CUDA's tensor cores")
+    parser.add_argument("--n-jobs", type=int, metavar="N", help="maximal number of CPU threads; all if not given")
+    parser.add_argument("--seed", default=0, type=int)
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write the learning curves to this PNG, PDF or SVG file")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="save the trained network to this safetensors file")
+    parser.add_argument("--quiet", action="store_true", help="print no progress while training")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train; print the results, save the network and plot the learning curves."""
+    from .. import Net, plots
+    from ..estimators import saving
+
+    if options.save:
+        saving.check_target(options.save)
+    if options.plot:
+        plots.check_target(options.plot)
+    rate = options.rate[0] if len(options.rate) == 1 else options.rate
+    net = Net(
+        options.layers,
+        dropout=options.dropout,
+        dropout_rate=rate,
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        learning_rate=options.learning_rate,
+        momentum=options.momentum,
+        optimizer=options.optimizer,
+        device=options.device,
+        precision=options.precision,
+        n_jobs=options.n_jobs,
+        random_state=options.seed,
+        verbose=0 if options.quiet else 1,
+    )
+    net.check()
+    X, y, X_test, y_test = datasets.load(options.data)
+    X, X_test = (part.reshape(len(part), -1) for part in (X, X_test))
+    interrupted = False
+    try:
+        net.fit(X, y, validation=(X_test, y_test))
+    except KeyboardInterrupt as error:
+        if not hasattr(net, "model_"):
+            raise  # no epoch was completed
+        interrupted = True
+        print(f"numbanet: {error}", file=sys.stderr)
+    _print_result(net, options)
+    if options.save:
+        net.save(options.save)
+        print(f"saved: {options.save}")
+    if options.plot:
+        plots.learning_curves({options.dropout: net.history_}, options.plot)
+        print(f"learning curves: {options.plot}")
+    return 130 if interrupted else 0
+
+
+def _print_result(net: Net, options: argparse.Namespace) -> None:
+    print_table(
+        "",
+        ["data", "dropout", "epochs", "test accuracy", "s / epoch", "FLOPs done"],
+        [
+            [
+                options.data,
+                options.dropout,
+                str(net.n_iter_),
+                f"{net.history_[-1]['validation_score']:.2%}",
+                f"{sum(r['seconds'] for r in net.history_) / net.n_iter_:.3f}",
+                f"{sum(r['flops_share'] for r in net.history_) / net.n_iter_:.0%}",
+            ]
+        ],
+    )
