@@ -1,6 +1,6 @@
-"""CIFAR-10: six batches of 10,000 colour images of 32 x 32 pixels, in the official binary or Python version.
+"""CIFAR-10: six batches of 10,000 colour images of 32 x 32 pixels, from the official binary or Python version.
 
-Both versions hold an image as 3072 bytes: its red, its green and its blue values, each 32 x 32, row by row.
+Both versions store an image as 3072 bytes: 32 x 32 red values in row-major order, then the green and the blue values.
 
     binary    data_batch_1.bin ... data_batch_5.bin, test_batch.bin: records of one label and the image, 3073 bytes
     Python    data_batch_1 ... data_batch_5, test_batch: pickles of a dict with `data` (n, 3072) uint8 and `labels`
@@ -24,10 +24,10 @@ CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog
 SHAPE, RECORD = (3, 32, 32), 1 + 3 * 32 * 32
 
 TRAINING, TEST = [f"data_batch_{number}" for number in range(1, 6)], "test_batch"
-ENDINGS = (".bin.gz", ".bin", "")  # in this order; none: the Python version
-PLACES = ("", "cifar-10-batches-bin", "cifar-10-batches-py")  # the second and third are what the official archives unpack to
+ENDINGS = (".bin.gz", ".bin", "")  # tried in this order; files of the Python version have no ending
+PLACES = ("", "cifar-10-batches-bin", "cifar-10-batches-py")  # subfolders; the official archives unpack to the last two
 
-# --- the official archive: where it is, and its SHA-256 ---------------------------------------------------------------
+# --- the official archive: its URL and its SHA-256 --------------------------------------------------------------------
 HOME = "https://www.cs.toronto.edu/~kriz/cifar.html"
 CIFAR10_MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
 CIFAR10_DIGESTS = {"cifar-10-binary.tar.gz": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"}
@@ -37,31 +37,32 @@ CIFAR10_DIGESTS = {"cifar-10-binary.tar.gz": "c4a38c50a1bc5f3a1c5537f2155ab9d68f
 def load_cifar10(folder: str | os.PathLike[str] | None = None, download: bool = True, flat: bool = False) -> Splits:
     """CIFAR-10, colour images of ten classes: X_train (50000, 3, 32, 32), y_train, X_test (10000, 3, 32, 32), y_test.
 
-    Classes 0 ... 9 are `CIFAR10_CLASSES`: airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck.
+    The names of classes 0 ... 9 are in `CIFAR10_CLASSES`: airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck.
 
     Parameters
     ----------
     folder : path, optional
-        A folder with batches of the binary version (`data_batch_1.bin`, ..., `test_batch.bin`, each perhaps with `.gz`) or of
-        the Python version (`data_batch_1`, ..., `test_batch`), in it or in the folder that the official archive unpacks to;
-        or with the archive `cifar-10-binary.tar.gz` itself. The training batches that are there are loaded, all or some. By
-        default `$NUMBANET_DATA/cifar10` if it has any, else `cifar10` in numbanet's folder of the user's cache.
+        A folder with the batches of the binary version (`data_batch_1.bin`, ..., `test_batch.bin`, or the same names with
+        `.gz`), those of the Python version (`data_batch_1`, ..., `test_batch`), or the archive `cifar-10-binary.tar.gz`. The
+        batches may also be in its subfolder `cifar-10-batches-bin` or `cifar-10-batches-py`. Training batches may be missing,
+        but not all of them. By default `$NUMBANET_DATA/cifar10` if it has such files, else `cifar10` in numbanet's folder of
+        the user's cache.
     download : bool, default True
-        Download the official archive (170 MB) if there is nothing, into `folder` or else the cache.
+        If no file is found, download the official archive (170 MB) to `folder`, or to the cache if `folder` is None.
     flat : bool, default False
-        Whether images are rows of 3072 pixels, as other estimators of scikit-learn want them.
+        If True, X is (n, 3072), as scikit-learn's estimators take it; else (n, 3, 32, 32), as convolutions take it.
 
     Returns
     -------
     X_train, y_train, X_test, y_test : ndarrays
-        Images as float32 in [0, 1], (n, 3, 32, 32) or (n, 3072): red, green and blue, row by row; labels as int64 in 0 ... 9.
+        X is float32 in [0, 1], (n, 3, 32, 32) or (n, 3072), with the channels red, green, blue; y is int64 in 0 ... 9, (n,).
 
     Raises
     ------
     FileNotFoundError
         If a file is missing, and `download` is False or no mirror delivers it.
     ValueError
-        If a file is truncated, corrupt, or something else. Pickles are read as data: nothing in them is ever called.
+        If a file is truncated, corrupt, or not a batch of CIFAR-10. Pickles are parsed as data: no code in them is run.
 
     References
     ----------
@@ -84,14 +85,14 @@ def load_cifar10(folder: str | os.PathLike[str] | None = None, download: bool = 
     return tuple(splits)
 
 
-# --- where batches are ------------------------------------------------------------------------------------------------
+# --- find and read batches --------------------------------------------------------------------------------------------
 def find_batches(folders: Sequence[Path]) -> dict[str, Path]:
-    """The files of the first folder that has any, by batch.
+    """The files of the first folder that has any batch, by name of batch; an empty dict if no folder has one.
 
     Raises
     ------
     FileNotFoundError
-        If it has no training batch, or no test batch.
+        If this folder has no training batch, or no test batch.
     """
     for place in (folder / name for folder in folders for name in PLACES):
         files = {
@@ -113,7 +114,7 @@ def find_batches(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """uint8 images (n, 3072) and labels (n,) of a batch of either version."""
+    """Read a batch of either version: uint8 images (n, 3072), uint8 labels (n,)."""
     content = read_file(path)
     return parse_records(content, path) if ".bin" in path.suffixes else parse_python(content, path)
 
@@ -121,12 +122,12 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def read_archive(
     folders: Sequence[Path], mirrors: Sequence[str], digests: Mapping[str, str], download: bool
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """The batches of the official archive, which is found or downloaded; nothing is unpacked to disk."""
+    """Find or download the official archive, and read its batches, by name; nothing is unpacked to disk."""
     try:
         content, path = read_data_file("cifar-10-binary.tar", folders, mirrors, digests, download)
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"CIFAR-10: neither batches, such as {TRAINING[0]}.bin.gz, nor their archive: {error}. "
+            f"CIFAR-10: found neither batches, such as {TRAINING[0]}.bin.gz, nor their archive: {error}. "
             f"The official files come from {HOME}"
         ) from error
     found = {}
@@ -140,18 +141,18 @@ def read_archive(
     return found
 
 
-# --- what is in a batch -----------------------------------------------------------------------------------------------
+# --- parse a batch ----------------------------------------------------------------------------------------------------
 def parse_records(content: bytes, source: object) -> tuple[np.ndarray, np.ndarray]:
-    """A batch of the binary version -> read-only uint8 images (n, 3072), labels (n,).
+    """Parse a batch of the binary version: read-only uint8 images (n, 3072), labels (n,).
 
     Raises
     ------
     ValueError
-        If the length is not that of whole records, at least one, or if a label is none.
+        If the length is not a positive multiple of the 3073 bytes of a record, or if a label is not in 0 ... 9.
     """
     if not content or len(content) % RECORD:
         raise ValueError(
-            f"{source}: truncated, or no batch of CIFAR-10: records of {RECORD} bytes expected, found "
+            f"{source}: truncated, or not a batch of CIFAR-10: records of {RECORD} bytes expected, found "
             f"{len(content)} bytes, {len(content) % RECORD} more than {len(content) // RECORD} records"
         )
     records = np.frombuffer(content, np.uint8).reshape(-1, RECORD)
@@ -159,12 +160,12 @@ def parse_records(content: bytes, source: object) -> tuple[np.ndarray, np.ndarra
 
 
 def parse_python(content: bytes, source: object) -> tuple[np.ndarray, np.ndarray]:
-    """A batch of the Python version -> read-only uint8 images (n, 3072), labels (n,).
+    """Parse a batch of the Python version: read-only uint8 images (n, 3072), labels (n,).
 
     Raises
     ------
     ValueError
-        If it is no pickle of `data` and `labels` that go together, or if a label is none.
+        If `content` is not a pickled dict whose `data` and `labels` have equal lengths, or if a label is not in 0 ... 9.
     """
     batch = parse_pickle(content, source)
     if not isinstance(batch, dict) or not {"data", "labels"} <= batch.keys():
@@ -172,17 +173,17 @@ def parse_python(content: bytes, source: object) -> tuple[np.ndarray, np.ndarray
         raise ValueError(f"{source}: a dict with 'data' and 'labels' expected, found {found}")
     images, labels = uint8_array(batch["data"], source), batch["labels"]
     if not isinstance(labels, list) or not labels or not all(type(label) is int for label in labels):
-        raise ValueError(f"{source}: 'labels' must be a list of integers, one at least")
+        raise ValueError(f"{source}: 'labels' must be a list of integers, at least one")
     if images.shape != (len(labels), RECORD - 1):
         raise ValueError(
-            f"{source}: 'data' of shape {(len(labels), RECORD - 1)} expected, as there are {len(labels)} labels, "
+            f"{source}: 'data' of shape {(len(labels), RECORD - 1)} expected, because there are {len(labels)} labels, "
             f"found {images.shape}"
         )
     return images, _checked(np.array(labels), source)
 
 
 def _checked(labels: np.ndarray, source: object) -> np.ndarray:
-    """Labels as uint8, or ValueError."""
+    """The labels as uint8; ValueError if one is not in 0 ... 9."""
     wrong = np.flatnonzero((labels < 0) | (labels >= len(CIFAR10_CLASSES)))
     if wrong.size:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Find a data file, or download it, and check its SHA-256 before a byte of it is used."""
+"""Files: find a data file, or download it, and check its SHA-256 before it is parsed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 _TIMEOUT = 30  # seconds without a byte before the next mirror is tried
 
 
-# --- where data files are ---------------------------------------------------------------------------------------------
+# --- the folders of data files ----------------------------------------------------------------------------------------
 def cache_folder() -> Path:
-    """The folder for downloads: numbanet in the user's cache folder, by the custom of each operating system."""
+    """The folder for downloads: `numbanet` in the user's cache folder, which depends on the operating system."""
     if sys.platform == "win32":
         variable, usual = "LOCALAPPDATA", Path.home() / "AppData" / "Local"
     elif sys.platform == "darwin":
@@ -28,9 +28,10 @@ def cache_folder() -> Path:
 
 
 def search_folders(name: str, folder: str | os.PathLike[str] | None = None) -> list[Path]:
-    """Folders in which the data set `name` is looked for, in this order; a download goes to the last one.
+    """The folders in which to search for the data set `name`, in order; a download goes to the last one.
 
-    A `folder` that the user names is the only one. NUMBANET_DATA is read, never written: it may be shared.
+    If the user names a `folder`, it is the only one. Else `$NUMBANET_DATA/name`, if set, and the cache. Nothing is written to
+    NUMBANET_DATA, because several users may share it.
     """
     if folder is not None:
         return [Path(folder).expanduser()]
@@ -39,7 +40,7 @@ def search_folders(name: str, folder: str | os.PathLike[str] | None = None) -> l
 
 
 def find_file(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
-    """The first file of one of `names` in the first of `folders` that has any."""
+    """The path of the first file found: folders in order, and names in order in each; None if there is none."""
     return next((path for path in (folder / name for folder in folders for name in names) if path.is_file()), None)
 
 
@@ -47,27 +48,27 @@ def find_file(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
 def read_data_file(
     name: str, folders: Sequence[Path], mirrors: Sequence[str], digests: Mapping[str, str], download: bool = True
 ) -> tuple[bytes, Path]:
-    """The content of `name`, decompressed, and the path it was read from: `name`.gz or `name` in one of `folders`.
+    """Find or download `name`.gz or `name`, and check its SHA-256; returns (the decompressed content, the path of the file).
 
     Parameters
     ----------
     name : str
         File name without `.gz`.
     folders : sequence of Path
-        Searched in order; the first file found is the one used. A download goes to the last one, as `name`.gz.
+        They are searched in order, and the first file found is used. A download goes to the last one, as `name`.gz.
     mirrors : sequence of str
         URLs ending in "/", tried in order.
     digests : mapping of file name to SHA-256
-        One for `name`.gz, and one for `name` if that serves as well, in hexadecimal.
+        In hexadecimal: one for `name`.gz and, if the decompressed file is accepted too, one for `name`.
     download : bool
-        Whether a missing file may be downloaded.
+        If True, a missing file is downloaded.
 
     Raises
     ------
     FileNotFoundError
-        If the file is in none of the folders and is not, or cannot be, downloaded.
+        If no folder has the file, and `download` is False or no mirror delivers it.
     ValueError
-        If a file found has another SHA-256, or cannot be decompressed.
+        If the file has another SHA-256, or cannot be decompressed.
     """
     files = [file for file in (f"{name}.gz", name) if file in digests]
     path = find_file(folders, files)
@@ -94,18 +95,18 @@ def read_file(path: Path) -> bytes:
 
 
 def check_digest(content: bytes, sha256: str, source: object) -> None:
-    """A ValueError naming `source` if its content has another SHA-256."""
+    """Raise a ValueError that names `source` if the SHA-256 of `content` is not `sha256`."""
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
         raise ValueError(
             f"{source}: SHA-256 {sha256} expected, found {found} ({len(content)} bytes): "
-            "truncated, corrupt or not the original. Delete it, and it is downloaded again; "
+            "truncated, corrupt or not the original. Delete it to download it again, "
             "or replace it with the original"
         )
 
 
 def decompress(content: bytes, source: object) -> bytes:
-    """gzip bytes -> the bytes inside; a ValueError naming `source` if they are truncated or corrupt."""
+    """Decompress gzip bytes; a ValueError that names `source` if they are truncated or corrupt."""
     try:
         return gzip.decompress(content)
     except (EOFError, OSError, zlib.error) as error:
@@ -115,20 +116,20 @@ def decompress(content: bytes, source: object) -> bytes:
 
 
 def download_file(file: str, folder: Path, mirrors: Sequence[str], sha256: str) -> Path:
-    """Download `file` into `folder` from the first mirror that has it, whole and with the right SHA-256.
+    """Download `file` to `folder` from the first mirror that delivers it with this SHA-256; returns its path.
 
-    It gets its final name only after the check, by a rename within `folder`: whatever interrupts the download
-    (an error, Ctrl-C, a second process doing the same), no partial file is ever found under that name.
+    The download goes to a temporary folder, and the file is renamed to its final name after the check. So there is never a
+    partial file of that name, even if the download fails, is interrupted by Ctrl-C, or if two processes download it at once.
 
     Raises
     ------
     FileNotFoundError
-        If no mirror delivers; it names every URL tried, and why each failed.
+        If no mirror delivers the file; the message names every URL that was tried, and why it failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     failures = []
-    # A temporary folder rather than a temporary file: it cleans up after Ctrl-C too, and the file in it
-    # has the user's ordinary permissions, where mkstemp would make it unreadable to others.
+    # A temporary folder, not a temporary file: it is also deleted after Ctrl-C, and the file in it has the
+    # user's default permissions, while other users could not read a file of mkstemp.
     with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as partial:
         for url in (mirror + file for mirror in mirrors):
             print(f"numbanet: downloading {url} to {folder}", file=sys.stderr)
@@ -147,7 +148,7 @@ def download_file(file: str, folder: Path, mirrors: Sequence[str], sha256: str) 
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file and the folder it is in: whole, or not at all."""
+    """Write a file, and make its folder. If an error occurs, no partial file is left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".write-", dir=path.parent) as partial:
         Path(partial, path.name).write_bytes(content)
@@ -155,15 +156,15 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def _save(url: str, path: Path, sha256: str) -> None:
-    """Write what `url` delivers to `path`; an OSError if it breaks off, a ValueError if its SHA-256 is another one."""
-    import http.client  # these two load email and ssl: only a download should pay for them
+    """Download `url` to `path`; an OSError if the connection fails, a ValueError if the SHA-256 differs from `sha256`."""
+    import http.client  # these two import email and ssl, which take time: only a download needs them
     import urllib.request
 
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT) as response, path.open("wb") as target:
             shutil.copyfileobj(response, target)
     except http.client.HTTPException as error:
-        raise ConnectionError(f"broke off: {error!r}") from error
+        raise ConnectionError(f"the connection broke: {error!r}") from error
     content = path.read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:

@@ -1,4 +1,4 @@
-"""The idx format of MNIST and its relatives: arrays of bytes with a self-describing header.
+"""Idx: the file format of MNIST and similar data sets, an array of bytes after a header that gives its shape.
 
 magic number   uint32, big-endian: 0x00 0x00, type code 0x08 (uint8), number of dimensions
 sizes          one uint32, big-endian, for each dimension
@@ -16,22 +16,22 @@ _UINT8_MAGIC = 0x0800
 
 
 def parse_idx(content: bytes, ndim: int, source: object) -> np.ndarray:
-    """The bytes of an idx file -> a read-only uint8 array of `ndim` dimensions.
+    """Parse the bytes of an idx file: a read-only uint8 array of `ndim` dimensions.
 
     Parameters
     ----------
     content : bytes
-        The whole file, already decompressed.
+        The whole file, decompressed.
     ndim : int
-        Number of dimensions that the file must have: 3 for grey images, 1 for labels. A label file given in place of
-        an image file differs in just this.
+        The number of dimensions that the file must have: 3 for grey images, 1 for labels. It tells a file of labels from a file
+        of images.
     source : path or str
-        Where the bytes come from, for the error message.
+        The file, for error messages.
 
     Raises
     ------
     ValueError
-        If the magic number is not that of uint8 in `ndim` dimensions, or if the length is not what the header says.
+        If the magic number is not that of uint8 in `ndim` dimensions, or if the length does not match the shape in the header.
     """
     header = 4 * (1 + ndim)
     if len(content) >= 4:
@@ -54,5 +54,7 @@ def parse_idx(content: bytes, ndim: int, source: object) -> np.ndarray:
 
 
 def _describe(magic: int) -> str:
-    """The most common mistake, in words."""
+    """For the error message: the kind of file with this magic number, because labels and images are often exchanged; "" for
+    others.
+    """
     return {_UINT8_MAGIC + 1: ", a file of labels", _UINT8_MAGIC + 3: ", a file of images"}.get(magic, "")

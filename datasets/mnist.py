@@ -15,7 +15,7 @@ Splits: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 SIDE, CLASSES = 28, 10
 
-# --- the original files: where they are, and their SHA-256 (compressed, and not) --------------------------------------
+# --- the original files: their URLs and their SHA-256 (compressed, and not) -------------------------------------------
 MNIST_MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 MNIST_DIGESTS = {
     "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
@@ -29,7 +29,7 @@ MNIST_DIGESTS = {
 }
 FASHION_MNIST_MIRRORS = (
     "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
-    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",  # the authors' own; the SHA-256 makes up for http
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",  # the authors' server; http is safe: the SHA-256 is checked
 )
 FASHION_MNIST_DIGESTS = {
     "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
@@ -50,17 +50,17 @@ def load_mnist(folder: str | os.PathLike[str] | None = None, download: bool = Tr
     Parameters
     ----------
     folder : path, optional
-        The folder of the four idx files (`train-images-idx3-ubyte.gz`, ...; decompressed ones serve too). By default
+        The folder of the four idx files, `train-images-idx3-ubyte.gz`, ..., or the same names without `.gz`. By default
         `$NUMBANET_DATA/mnist` if it has them, else `mnist` in numbanet's folder of the user's cache.
     download : bool, default True
-        Download what is missing (12 MB in all), into `folder` or else the cache.
+        Download missing files (12 MB in all) to `folder`, or to the cache if `folder` is None.
     flat : bool, default True
-        Whether an image is a row of 784 pixels; else X is (n, 1, 28, 28), as convolutions take it.
+        If True, X is (n, 784), as dense layers take it; else (n, 1, 28, 28), as convolutions take it.
 
     Returns
     -------
     X_train, y_train, X_test, y_test : ndarrays
-        Images as float32 in [0, 1], one row of 28 * 28 pixels an image, row by row, or (1, 28, 28); labels as int64 in 0 ... 9.
+        X is float32 in [0, 1], (n, 784) or (n, 1, 28, 28), pixels in row-major order; y is int64 in 0 ... 9, (n,).
 
     Raises
     ------
@@ -82,24 +82,24 @@ def load_mnist(folder: str | os.PathLike[str] | None = None, download: bool = Tr
 
 
 def load_fashion_mnist(folder: str | os.PathLike[str] | None = None, download: bool = True, flat: bool = True) -> Splits:
-    """Fashion-MNIST, pictures of clothes in MNIST's format: X_train (60000, 784), y_train, X_test (10000, 784), y_test.
+    """Fashion-MNIST, images of clothes in MNIST's format: X_train (60000, 784), y_train, X_test (10000, 784), y_test.
 
     Classes 0 ... 9: T-shirt/top, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, ankle boot.
 
     Parameters
     ----------
     folder : path, optional
-        The folder of the four idx files (`train-images-idx3-ubyte.gz`, ...; decompressed ones serve too). By default
+        The folder of the four idx files, `train-images-idx3-ubyte.gz`, ..., or the same names without `.gz`. By default
         `$NUMBANET_DATA/fashion-mnist` if it has them, else `fashion-mnist` in numbanet's folder of the user's cache.
     download : bool, default True
-        Download what is missing (31 MB in all), into `folder` or else the cache.
+        Download missing files (31 MB in all) to `folder`, or to the cache if `folder` is None.
     flat : bool, default True
-        Whether an image is a row of 784 pixels; else X is (n, 1, 28, 28), as convolutions take it.
+        If True, X is (n, 784), as dense layers take it; else (n, 1, 28, 28), as convolutions take it.
 
     Returns
     -------
     X_train, y_train, X_test, y_test : ndarrays
-        Images as float32 in [0, 1], one row of 28 * 28 pixels an image, row by row, or (1, 28, 28); labels as int64 in 0 ... 9.
+        X is float32 in [0, 1], (n, 784) or (n, 1, 28, 28), pixels in row-major order; y is int64 in 0 ... 9, (n,).
 
     Raises
     ------
@@ -130,7 +130,10 @@ def load_splits(
 
 
 def pair(images: np.ndarray, labels: np.ndarray, images_path: object, labels_path: object) -> tuple[np.ndarray, np.ndarray]:
-    """images uint8 (n, 28, 28), labels uint8 (n,) -> X float32 (n, 784) in [0, 1], y int64 (n,), if they match."""
+    """Convert uint8 images (n, 28, 28) and labels (n,) to X float32 (n, 784) in [0, 1] and y int64 (n,).
+
+    ValueError if the images have another size, if the lengths differ, or if a label is not in 0 ... 9.
+    """
     if images.shape[1:] != (SIDE, SIDE):
         raise ValueError(f"{images_path}: images of {SIDE} x {SIDE} expected, found shape {images.shape}")
     if len(images) != len(labels):

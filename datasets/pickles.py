@@ -1,8 +1,8 @@
-"""Pickles read as data: what a pickle would call is written down, and nothing is called.
+"""Pickles: parse a pickle as data, without calling any function that it names.
 
 A pickle is a program for a small stack machine. This machine knows the instructions that Python 2 wrote for dicts, lists,
-strings, numbers and NumPy arrays (protocol 2). Where the program would call a function, the stack gets a `Call`, and a program
-that names any function but the three of an array is refused. So no code of a file can run.
+strings, numbers and NumPy arrays (protocol 2). An instruction that would call a function pushes a `Call` on the stack instead.
+A pickle that names any function but the three that NumPy arrays need is refused. So no code in a file can run.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Name:
-    """A function or class that a pickle names, as "module name"."""
+    """A function or class that a pickle names, written "module name"."""
 
     name: str
 
 
 @dataclasses.dataclass(eq=False)
 class Call:
-    """A call that a pickle asks for, and the state that the result would be given."""
+    """A call that a pickle contains: function(*arguments), after which the result's __setstate__(state) would be called."""
 
     function: Any
     arguments: Any
@@ -39,25 +39,27 @@ _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 def parse_pickle(content: bytes, source: object) -> Any:
-    """What a pickle of protocol 2 holds: strings as str in Latin-1, NumPy arrays as `Call` (`uint8_array` takes them).
+    """Parse a pickle of protocol 2: its object, with byte strings as str (Latin-1) and NumPy arrays as `Call`.
+
+    `uint8_array` converts such a `Call` to an array.
 
     Parameters
     ----------
     content : bytes
         The whole file.
     source : path or str
-        Where the bytes come from, for the error message.
+        The file, for error messages.
 
     Raises
     ------
     ValueError
-        If it is no whole pickle, or has an instruction or names a function that plain data do not need.
+        If `content` is not one complete pickle, or if it has an instruction or names a function that plain data do not need.
     """
     import pickletools  # the command line, which imports all loaders, starts sooner without it
 
     stack: list[Any] = []
     memo: dict[int, Any] = {}
-    position = 0  # of the instruction at hand
+    position = 0  # of the current instruction
     try:
         for code, argument, position in pickletools.genops(content):  # noqa: B007  the message below names it
             if code.name in ("BINPUT", "LONG_BINPUT"):
@@ -69,7 +71,7 @@ def parse_pickle(content: bytes, source: object) -> Any:
     except (ValueError, LookupError, TypeError) as error:
         raise ValueError(
             f"{source}: a pickle of plain data (Python 2, protocol 2) expected, found {len(content)} bytes that "
-            f"are none from byte {position} on: {error}"
+            f"are not valid from byte {position} on: {error}"
         ) from error
     if len(stack) != 1 or position + 1 != len(content):
         raise ValueError(
@@ -80,7 +82,7 @@ def parse_pickle(content: bytes, source: object) -> Any:
 
 
 def _do(name: str, argument: Any, stack: list[Any]) -> None:
-    """One instruction; ValueError where it is none of those that plain data need."""
+    """Execute one instruction; ValueError if plain data do not need it."""
     if name in _VALUES:
         stack.append(argument)
     elif name in _CONSTANTS:
@@ -95,7 +97,7 @@ def _do(name: str, argument: Any, stack: list[Any]) -> None:
         _fill(name, stack)
     elif name == "GLOBAL":
         if argument not in _NAMES:
-            raise ValueError(f"it names the function {argument!r}")
+            raise ValueError(f"the pickle names the function {argument!r}")
         stack.append(Name(argument))
     elif name == "REDUCE":
         stack.append(Call(*_popped(stack, 2)))
@@ -103,11 +105,11 @@ def _do(name: str, argument: Any, stack: list[Any]) -> None:
         (state,) = _popped(stack, 1)
         _top(stack, Call).state = state
     else:
-        raise ValueError(f"it has the instruction {name}")
+        raise ValueError(f"the pickle has the instruction {name}")
 
 
 def _fill(name: str, stack: list[Any]) -> None:
-    """Add to a list or dict that is on the stack."""
+    """Execute APPEND, APPENDS or SETITEMS: pop values, and add them to the list or dict below them on the stack."""
     if name == "APPEND":
         _top(stack[:-1], list).append(stack.pop())
         return
@@ -116,12 +118,12 @@ def _fill(name: str, stack: list[Any]) -> None:
         _top(stack, list).extend(items)
         return
     if not all(isinstance(key, str) for key in items[::2]):
-        raise ValueError("a dict has keys that are no strings")
+        raise ValueError("a dict has keys that are not strings")
     _top(stack, dict).update(zip(items[::2], items[1::2], strict=True))
 
 
 def _popped(stack: list[Any], count: int) -> list[Any]:
-    """The last values, taken off the stack."""
+    """Pop `count` values; return them in the order in which they were pushed."""
     if len(stack) < count:
         raise ValueError(f"{count} values expected, found {len(stack)}")
     values = stack[len(stack) - count :]
@@ -130,7 +132,7 @@ def _popped(stack: list[Any], count: int) -> list[Any]:
 
 
 def _since_mark(stack: list[Any]) -> list[Any]:
-    """The values after the last mark, taken off the stack with it."""
+    """Pop the values above the last mark, and the mark; return the values."""
     count = stack[::-1].index(_MARK)
     values = _popped(stack, count)
     stack.pop()
@@ -138,7 +140,7 @@ def _since_mark(stack: list[Any]) -> list[Any]:
 
 
 def _top(stack: list[Any], kind: type) -> Any:
-    """The last value, which must be of that kind."""
+    """The top of the stack, which must be of type `kind`."""
     if not stack or type(stack[-1]) is not kind:
         raise ValueError(f"a {kind.__name__} expected, found {type(stack[-1]).__name__ if stack else 'nothing'}")
     return stack[-1]
@@ -146,12 +148,12 @@ def _top(stack: list[Any], kind: type) -> Any:
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
 def uint8_array(value: Any, source: object) -> np.ndarray:
-    """A NumPy array of bytes in C order, as `parse_pickle` gives it, as a read-only array.
+    """Convert the `Call` by which `parse_pickle` represents a NumPy array to a read-only uint8 array.
 
     Raises
     ------
     ValueError
-        If the value is anything else.
+        If the value is not an array, or not one of uint8 in C order.
     """
     match value:
         case Call(

@@ -1,4 +1,4 @@
-"""Penn Treebank as T. Mikolov prepared it: a user's own files, because their licence forbids passing them on."""
+"""Penn Treebank in T. Mikolov's version. The user must provide the files, because their licence forbids redistribution."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from .words import SPLITS, Texts, parse_words
 
 
 def load_ptb(folder: str | os.PathLike[str] | None = None) -> Texts:
-    """Penn Treebank, word level: the words of the user's own ptb.train.txt, ptb.valid.txt and ptb.test.txt.
+    """Penn Treebank, word level: the words of the files ptb.train.txt, ptb.valid.txt and ptb.test.txt.
 
-    Nothing is downloaded: the text belongs to the Linguistic Data Consortium (LDC99T42), which licenses it. T. Mikolov's
-    version, the one that papers measure perplexity on, has 929,589 / 73,760 / 82,430 words, 10,000 different ones. A file
-    of another version loads as well.
+    Nothing is downloaded: the Linguistic Data Consortium licenses the text (LDC99T42). In T. Mikolov's version, on which papers
+    measure perplexity, the files have 929,589, 73,760 and 82,430 words; the vocabulary has 10,000. Files of other versions load
+    too.
 
     Parameters
     ----------
     folder : path, optional
-        The folder of the three files, each perhaps with `.gz`: UTF-8, one sentence a line, words apart by spaces. By
-        default `$NUMBANET_DATA/ptb` if it has them, else `ptb` in numbanet's folder of the user's cache.
+        The folder of the three files, which may have the ending `.gz`: UTF-8, one sentence per line, words separated by spaces.
+        By default `$NUMBANET_DATA/ptb` if it has them, else `ptb` in numbanet's folder of the user's cache.
 
     Returns
     -------
     train, valid, test : lists of str
-        Words in their order, with `<eos>` at the end of each line. Equal words are one object in memory.
+        The words in order, with `<eos>` after each line. Equal words are the same object, to save memory.
 
     Raises
     ------
     FileNotFoundError
         If a file is missing.
     ValueError
-        If a file is empty, no text, or a truncated `.gz`.
+        If a file is empty, is not text in UTF-8, or is a truncated `.gz`.
 
     References
     ----------
@@ -53,7 +53,7 @@ def load_ptb(folder: str | os.PathLike[str] | None = None) -> Texts:
 
 
 def find_text(name: str, folders: Sequence[Path]) -> Path:
-    """`name`.gz or `name` in one of `folders`, or FileNotFoundError."""
+    """The path of `name`.gz or `name` in one of `folders`; FileNotFoundError if no folder has one."""
     path = find_file(folders, (f"{name}.gz", name))
     if path is None:
         raise FileNotFoundError(

@@ -1,4 +1,4 @@
-"""WikiText-2: 720 good articles of Wikipedia as words, 33,278 different ones; rare words are `<unk>` already."""
+"""WikiText-2: the text of 720 Wikipedia articles, with a vocabulary of 33,278 words; rare words are replaced by `<unk>`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from .files import check_digest, download_file, find_file, read_file, search_folders
 from .words import SPLITS, Texts, parse_words
 
-# --- the original files: where they are, and their SHA-256, decompressed ----------------------------------------------
-# The address of the authors' archive, wikitext-2-v1.zip, has changed. PyTorch's examples hold its files under other names.
+# --- the original files: their URLs, and the SHA-256 of the decompressed content --------------------------------------
+# The URL of the authors' archive, wikitext-2-v1.zip, no longer works. PyTorch's examples have the same files under other names.
 WIKITEXT2_MIRRORS = (
     "https://raw.githubusercontent.com/pytorch/examples/77f55b912142e11fcfdf5b530231fb9c52f181e8/"
     "word_language_model/data/wikitext-2/",
@@ -24,21 +24,21 @@ WIKITEXT2_DIGESTS = {
 
 # --- loader -----------------------------------------------------------------------------------------------------------
 def load_wikitext2(folder: str | os.PathLike[str] | None = None, download: bool = True) -> Texts:
-    """WikiText-2, word level: the words of its training (2,088,628), validation (217,646) and test text (245,569).
+    """WikiText-2, word level: 2,088,628 words for training, 217,646 for validation, and 245,569 for test.
 
     Parameters
     ----------
     folder : path, optional
-        The folder of the three files, `wiki.train.tokens`, `wiki.valid.tokens` and `wiki.test.tokens`, each perhaps with
-        `.gz`; or `train.txt`, `valid.txt` and `test.txt`, as PyTorch's examples name them. By default
+        The folder of the three files: `wiki.train.tokens`, `wiki.valid.tokens` and `wiki.test.tokens`, which may have the
+        ending `.gz`; or `train.txt`, `valid.txt` and `test.txt`, their names in PyTorch's examples. By default
         `$NUMBANET_DATA/wikitext2` if it has them, else `wikitext2` in numbanet's folder of the user's cache.
     download : bool, default True
-        Download what is missing (13 MB in all), into `folder` or else the cache.
+        Download missing files (13 MB in all) to `folder`, or to the cache if `folder` is None.
 
     Returns
     -------
     train, valid, test : lists of str
-        Words in their order, with `<eos>` at the end of each line. Equal words are one object in memory.
+        The words in order, with `<eos>` after each line. Equal words are the same object, to save memory.
 
     Raises
     ------
@@ -60,13 +60,13 @@ def load_wikitext2(folder: str | os.PathLike[str] | None = None, download: bool 
 
 
 def load_texts(folders: Sequence[Path], mirrors: Sequence[str], digests: Mapping[str, str], download: bool) -> Texts:
-    """Find, check and parse the three files."""
+    """Find or download the three files, check and parse them: the lists of words for training, validation and test."""
     known: dict[str, str] = {}
     return tuple(parse_words(*read_text(split, folders, mirrors, digests[split], download), known) for split in SPLITS)
 
 
 def read_text(split: str, folders: Sequence[Path], mirrors: Sequence[str], sha256: str, download: bool) -> tuple[bytes, Path]:
-    """The content of a file, decompressed, and its path. Its SHA-256 counts, not who compressed it."""
+    """(the decompressed content of a file, its path); `sha256` is that of the decompressed content."""
     names = [f"wiki.{split}.tokens.gz", f"wiki.{split}.tokens", f"{split}.txt"]
     path = find_file(folders, names)
     if path is None:

@@ -1,4 +1,4 @@
-"""Text, one sentence a line -> the list of its words, as models of language read it."""
+"""Words: split text with one sentence per line into the list of words that a language model reads."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TypeAlias
 
 Texts: TypeAlias = tuple[list[str], list[str], list[str]]
 
-END = "<eos>"  # ends each line, as in T. Mikolov's and W. Zaremba's programs
+END = "<eos>"  # the word after each line, as in T. Mikolov's and W. Zaremba's programs
 SPLITS = ("train", "valid", "test")
 
 
 def parse_words(content: bytes, source: object, known: dict[str, str]) -> list[str]:
-    """UTF-8 text -> its words, which white space separates, and `<eos>` for the end of each line.
+    """Split UTF-8 text at white space into words, with `<eos>` after each line.
 
-    Equal words are one object, also in all texts that are parsed with the same `known`, which this adds to.
+    Equal words are the same object, in all texts that are parsed with the same dict `known`; new words are added to it.
 
     Raises
     ------

@@ -1,9 +1,9 @@
 # %% [markdown]
-# # 1. Tensor: an array that knows how it was computed
+# # 1. Tensor: an array that records how it was computed
 #
-# Training a network means: compute a number (the loss), ask how it changes with each of a million weights, and move the
-# weights a little. The second step is what a `Tensor` is for. It is a float32 array on a device, which also remembers
-# the operation that made it. That is enough to differentiate whatever was computed from it.
+# A training step computes a number, the loss, then its derivative with respect to each of a million weights, and then
+# changes the weights a little. A `Tensor` provides the derivatives. It is a float32 array on a device, and it also
+# stores the operation that computed it. This is enough to differentiate any result that was computed from tensors.
 
 # %%
 import importlib.util
@@ -33,7 +33,7 @@ def save(name):
 # %% [markdown]
 # ## Arithmetic and broadcasting
 #
-# Arithmetic is NumPy's, including broadcasting: an axis that is missing, or has length 1, is repeated.
+# Arithmetic follows NumPy, including broadcasting: if an axis is missing or has length 1, it is repeated.
 
 # %%
 x = Tensor([[1, 2, 3], [4, 5, 6]], requires_grad=True)
@@ -44,11 +44,13 @@ print(y)
 # %% [markdown]
 # ## backward
 #
-# `y.backward()` fills `.grad` of every tensor that asked for it with dy/d(tensor). Here y = Σ (x[n, i] row[i] + 1), so
+# `y.backward()` computes dy/d(tensor) for every tensor with `requires_grad=True`, and stores it in its `.grad`. Here
+# y = Σ (x[n, i] row[i] + 1), so
 #
 # dy/dx[n, i] = row[i]   and   dy/drow[i] = Σ_n x[n, i]
 #
-# The second shows the rule for broadcasting: what is repeated on the way forward is **summed** on the way back.
+# The second formula shows the rule for broadcasting: if a value is repeated in the forward pass, its gradients are
+# **summed** in the backward pass.
 
 # %%
 y.backward()
@@ -56,9 +58,9 @@ print("dy/dx   =", x.grad)
 print("dy/drow =", row.grad)
 
 # %% [markdown]
-# Gradients add up over calls (a weight that is used twice gets both shares), so a training loop calls `zero_grad()`
-# between steps. The graph, on the other hand, is freed during the walk: its activations are the largest part of a
-# training step's memory. A second `backward` through it is an error.
+# `backward` adds to `.grad`, because a weight that is used twice needs the sum of both gradients. So a training loop
+# calls `zero_grad()` between steps. The graph, in contrast, is freed during `backward`, because its activations are the
+# largest part of a training step's memory. A second `backward` through the same graph is an error.
 
 # %%
 try:
@@ -69,8 +71,8 @@ except RuntimeError as error:
 # %% [markdown]
 # ## The graph
 #
-# The memory is one small object per result, a `node`: the name of the op, its inputs, and one function per input, which
-# we come to next. We can walk it ourselves:
+# The graph consists of one small object per result, its `node`. A node holds the name of the op, its inputs, and one
+# function per input, which the next section explains. We can print the graph:
 
 
 # %%
@@ -87,15 +89,15 @@ show((x * row + 1).sum())
 # ## What a vjp is
 #
 # Let y = f(x) with x in Rⁿ and y in Rᵐ. Its derivative is the Jacobian J[j, i] = ∂y[j]/∂x[i], an m × n matrix. For an
-# elementwise function of a million numbers it would have a million million entries, nearly all of them zero. Nobody
-# needs it: the chain rule asks only for the product with the gradient that arrives from behind,
+# elementwise function of a million numbers, J would have 10¹² entries, nearly all of them zero. The chain rule does not
+# need J itself, only its product with dy, the gradient of the loss with respect to y:
 #
 # dx[i] = Σ_j dy[j] J[j, i],   the **vector-Jacobian product**, vjp(dy) = dyᵀ J.
 #
-# Each op states this product directly. For y = tanh(x), J is diagonal and vjp(dy) = dy (1 - y²): as cheap as the
-# function itself. `backward` sorts the graph and calls one vjp after another, from the loss to the leaves.
+# Each op implements this product directly. For y = tanh(x), J is diagonal and vjp(dy) = dy (1 - y²), which costs no more
+# than the function itself. `backward` sorts the graph and calls one vjp after another, from the loss to the leaves.
 #
-# The argument of `backward` is this dy. With a unit vector it returns one row of J:
+# The argument of `backward` is this dy. If dy is a unit vector, `.grad` is one row of J:
 
 # %%
 x = Tensor([0.0, 0.5, 1.0], requires_grad=True)
@@ -110,13 +112,13 @@ print("1 - tanh² =", (1 - np.tanh(x.numpy()) ** 2).round(4))
 # %% [markdown]
 # ## A new op
 #
-# An op is a function of a device and arrays. It returns the result and a tuple with one vjp per array; `@op` lifts it
-# to tensors. Take softplus, a smooth ReLU:
+# An op is a function of a device and arrays. It returns the result and a tuple with one vjp per array; `@op` turns it
+# into a function of tensors. Our example is softplus, a smooth ReLU:
 #
 # softplus(x) = log(1 + eˣ) = max(x, 0) + log(1 + e^(-|x|)),   softplus'(x) = 1/(1 + e^(-x)) = sigmoid(x)
 #
-# The first form overflows for large x, the second never does. `dev` has the arithmetic of the device, so the same six
-# lines run on the CPU and on a GPU.
+# The first form overflows for large x, the second never does. `dev` has the operations of the device as methods, so the
+# same six lines run on the CPU and on a GPU.
 
 
 # %%
@@ -131,9 +133,9 @@ def softplus(dev, x):
 # %% [markdown]
 # ## Is the derivative right?
 #
-# `check_grad` compares two numbers that must agree for any vectors u and v: vᵀ(J u), with J u by the difference (f(x +
-# h u) - f(x - h u)) / 2h, and (Jᵀ v)ᵀ u, with Jᵀ v from `backward`. Random u and v touch every entry of J at once, so
-# two evaluations of f check a million derivatives. A wrong vjp does not pass:
+# `check_grad` compares two numbers that must be equal for any vectors u and v: vᵀ(J u) and (Jᵀ v)ᵀ u. It computes J u by
+# the difference (f(x + h u) - f(x - h u)) / 2h, and Jᵀ v by `backward`. With random u and v, every entry of J contributes
+# to both numbers, so two evaluations of f check a million derivatives. A wrong vjp does not pass:
 
 
 # %%
@@ -170,7 +172,7 @@ save("tensor_softplus.png")
 # %% [markdown]
 # ## no_grad
 #
-# Predictions need no derivative. Inside `no_grad()` nothing is remembered, so activations are freed at once.
+# Predictions need no derivative. Inside `no_grad()` no graph is stored, so activations are freed at once.
 
 # %%
 with no_grad():
@@ -180,9 +182,9 @@ print("remembers how it was made:", y.node is not None)
 # %% [markdown]
 # ## NumPy and PyTorch
 #
-# A CPU tensor *is* a NumPy array with a memory: `Tensor(array)` and `.numpy()` copy nothing when the array is float32,
-# C-contiguous and writable. Other libraries connect through DLPack, the common format for sharing array memory, again
-# without a copy.
+# A CPU tensor holds a NumPy array. `Tensor(array)` and `.numpy()` copy nothing if the array is float32, C-contiguous and
+# writable. Other libraries share the memory of a tensor through DLPack, the common protocol for this, also without a
+# copy.
 
 # %%
 array = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -203,13 +205,13 @@ else:
 # %% [markdown]
 # ## Training by hand
 #
-# Two spirals, one for each class, wound around each other: no straight line, and hardly any simple curve, separates
-# them. A network of two hidden layers can:
+# The data are two spirals, one for each class, wound around each other: no straight line separates them. A network with
+# two hidden layers can:
 #
 # h₁ = tanh(x W₁ + b₁),   h₂ = tanh(h₁ W₂ + b₂),   z = h₂ w₃ + b₃,   P(class 1 | x) = sigmoid(z)
 #
-# With labels t = ±1 the negative log-likelihood of one sample is log(1 + e^(-t z)) = softplus(-t z): our new op is the
-# loss of logistic regression. Training is gradient descent with momentum, v ← μ v + dw, w ← w - lr v.
+# If labels are t = ±1, the negative log-likelihood of one sample is log(1 + e^(-t z)) = softplus(-t z): our new op is
+# the loss of logistic regression. We train by gradient descent with momentum, v ← μ v + dw, w ← w - lr v.
 
 
 # %%
@@ -230,7 +232,7 @@ def bias(n, spread=0.0):
 
 rng = np.random.default_rng(1)
 X, t = spirals(500, rng)
-scaled = 5 * X  # coordinates of size 1 bend tanh too little: the first layer would be nearly linear
+scaled = 5 * X  # tanh is nearly linear for coordinates below 1, and so would the first layer be
 parameters = [weight(2, 40), bias(40, 1.0), weight(40, 40), bias(40), weight(40, 1), bias(1)]
 w1, b1, w2, b2, w3, b3 = parameters
 
@@ -258,7 +260,7 @@ for step in range(500):
         print(f"step {step:3d}   loss {losses[-1]:.4f}   right {right:.1%}")
 
 # %% [markdown]
-# Points the network never saw tell whether it found the spirals or learnt the dots by heart.
+# The accuracy on new points shows whether the network has learned the spirals or only memorised the training points.
 
 # %%
 X_new, t_new = spirals(2000, np.random.default_rng(2))
@@ -284,5 +286,5 @@ bar.outline.set_visible(False)
 save("tensor_spirals.png")
 
 # %% [markdown]
-# That is all the machinery. The layers, the optimisers and `Net` are conveniences on top of it, and dropout, in
-# walkthrough 3, is a way to hand each op less work.
+# The layers, the optimisers and `Net` are built from these parts alone. Dropout, in walkthrough 3, gives each op a
+# smaller part of the product to compute.

@@ -1,13 +1,13 @@
 # %% [markdown]
 # # 2. One matrix product, three kernels
 #
-# Nearly all the time of a dense network goes into one operation, the matrix product (GEMM):
+# A dense network spends nearly all its time in one operation, the matrix product (GEMM):
 #
 # C[m, n] = Σ_k A[m, k] B[k, n]
 #
-# The arithmetic is simple. What makes it fast or slow is how often each number is fetched. This walkthrough takes the
-# three kernels of `numbanet_kernels/families/gemm.py`, counts what they fetch, and runs them: on a GPU if there is one, else
-# emulated.
+# The arithmetic is simple. Its speed depends on how often each number is loaded from memory. This walkthrough reads three
+# kernels of `numbanet_kernels/families/gemm.py`, counts their loads, and runs them: on a GPU if there is one, else on the
+# emulated device.
 
 # %%
 import inspect
@@ -46,14 +46,14 @@ def save(name):
 # %% [markdown]
 # ## FLOPs and bytes
 #
-# A is M × K, B is K × N. Each of the M N outputs takes K multiply-adds, so the product costs **2 M N K FLOPs**. Reading
-# each operand once and writing the result once moves **4 (M K + K N + M N) bytes**: it cannot be less. Their ratio is
-# the *arithmetic intensity*. For square matrices of side n it is at best
+# A is M × K, B is K × N. Each of the M N outputs needs K multiply-adds, so the product costs **2 M N K FLOPs**. If each
+# operand is read once and the result is written once, **4 (M K + K N + M N) bytes** are moved, the least possible number.
+# The ratio of FLOPs to bytes is the *arithmetic intensity*. For square matrices of side n it is at most
 #
 # 2 n³ / (12 n²) = n/6 FLOPs per byte.
 #
-# A processor has a ratio too: the FLOPs it can do in the time in which its memory delivers one byte. A kernel with a
-# lower intensity waits for memory, and the arithmetic units idle. So the aim of everything below is to fetch less.
+# A processor has such a ratio too: the FLOPs that it can compute while its memory delivers one byte. If a kernel has a lower
+# intensity, it waits for memory, and the arithmetic units are idle. So each version below loads less than the one before.
 
 
 # %%
@@ -70,8 +70,9 @@ for side in (16, 128, 1024, 4096):
     print(f"side {side:4d}   {work / 1e9:9.5f} GFLOP   {traffic / 1e6:8.3f} MB   at best {work / traffic:6.1f} FLOPs per byte")
 
 # %% [markdown]
-# The same holds for a CPU. Below, one loop follows the formula, and BLAS (through NumPy) computes the same with tiles
-# that fit the caches and vector registers. The number of multiply-adds is equal. (BLAS may use several cores as well.)
+# The same is true for a CPU. Below, one loop follows the formula, and BLAS (through NumPy) computes the same product in
+# tiles that fit into the caches and vector registers. Both do the same number of multiply-adds. (BLAS may also use several
+# cores.)
 
 
 # %%
@@ -100,9 +101,9 @@ for name, product in (("loop", lambda: by_the_formula(a, b, c)), ("BLAS", lambda
 # %% [markdown]
 # ## Version 1: naive
 #
-# On a GPU thousands of threads run at once, in *blocks*. A block's threads can share a small, fast memory on the chip;
-# everything else lies in the large, slow *global* memory. The simplest kernel gives each output a thread, which is the
-# formula again. `am, ak` are the strides of A: A[m, k] = a[m·am + k·ak], so a transposed operand costs nothing.
+# On a GPU thousands of threads run at the same time, in *blocks*. The threads of a block can share a small, fast memory on
+# the chip; all arrays are in the large, slow *global* memory. In the simplest kernel, one thread computes one output by
+# the formula. `am, ak` are the strides of A: A[m, k] = a[m·am + k·ak], so a transposed operand needs no copy.
 
 # %%
 KERNELS = {
@@ -122,37 +123,39 @@ def excerpt(version, first, last):
 excerpt("naive", "cuda.grid(2)", "acc +=")
 
 # %% [markdown]
-# Every multiply-add loads two numbers from global memory: 8 bytes for 2 FLOPs, an intensity of 1/4. (The caches of the
-# chip soften this, and they are why this kernel is only slow and not hopeless.)
+# Every multiply-add loads two numbers from global memory: 8 bytes for 2 FLOPs, an intensity of 1/4. (The chip's caches
+# serve many of these loads. Without them, the kernel would be much slower still.)
 #
 # ## Version 2: a tile in shared memory
 #
-# The threads of a T × T block need only T rows of A and T columns of B between them, each number T times. So they load
-# a T × T piece of both together, one number a thread, wait for each other, and multiply from the shared copy. The first
-# barrier says "the tile is complete", the second "nobody needs it any more".
+# All threads of a T × T block together need only T rows of A and T columns of B, and each of these numbers T times. So
+# they load a T × T tile of A and of B into shared memory, one number per thread, wait for each other, and multiply from
+# this copy. After the first barrier the tile is complete; after the second, no thread reads it any more.
 
 # %%
 excerpt("tiled", "for k0 in", "acc +=")
 
 # %% [markdown]
-# Per step, a block loads 2 T² numbers and does T³ multiply-adds: **2/T global loads for each**. But each multiply-add
-# still takes two loads from shared memory. That is fast, not free: the loads now outnumber the arithmetic two to one.
+# Per step, a block loads 2 T² numbers and does T³ multiply-adds: **2/T global loads per multiply-add**. But each
+# multiply-add still needs two loads from shared memory. These are fast, but they take time: there are twice as many loads
+# as multiply-adds.
 #
 # ## Version 3: a tile in registers
 #
-# The same idea once more, one level up. Registers are faster than shared memory, but private to a thread. So each
-# thread computes r × r outputs: r numbers of A and r of B serve r² multiply-adds, **2/r shared loads for each**. Here r
-# = 4: 8 loads for 16 multiply-adds. And since the 16 × 16 threads now cover a 64 × 64 tile, global loads fall too, to
-# 2/64.
+# The same idea is applied once more, to registers. They are faster than shared memory, but private to a thread. So each
+# thread computes r × r outputs: r numbers of A and r of B are used in r² multiply-adds, **2/r shared loads per
+# multiply-add**. Here r = 4: 8 loads for 16 multiply-adds. And because the 16 × 16 threads now compute a 64 × 64 tile,
+# there are also fewer global loads: 2/64.
 
 # %%
 excerpt("register", "for k in range(depth_tile)", "c30, c31, c32, c33 = c30")
 
 # %% [markdown]
-# The 16 sums are 16 scalars, written out, because a thread cannot index its registers: a small array might end up in
-# memory.
+# The 16 sums are 16 separate scalars, because a thread cannot index its registers: the compiler might put a small array
+# into memory.
 #
-# Who reads what, on a 16 × 16 result: one thread (orange) and its block (blue), with T = 4 and, on the right, r = 2.
+# The picture shows what one thread (orange) and its block (blue) read, for a 16 × 16 result: T = 4 in the middle, and
+# T = 8, r = 2 on the right.
 
 # %%
 SIDE, DEPTH, GAP = 16, 16, 2
@@ -196,7 +199,7 @@ save("gemm_tiles.png")
 # %% [markdown]
 # ## The count
 #
-# Loads per multiply-add, and the FLOPs for each byte from global memory, which are 2 / (4 × global loads):
+# The table gives the loads per multiply-add, and the FLOPs per byte from global memory, which are 2 / (4 × global loads):
 #
 # | version | global loads | shared loads | FLOPs per global byte |
 # |---|---|---|---|
@@ -247,14 +250,14 @@ right.set_title("Arithmetic intensity", loc="left", fontsize=11)
 save("gemm_intensity.png")
 
 # %% [markdown]
-# ## What the compiler made of it
+# ## The compiled code
 #
-# PTX is NVIDIA's portable assembly. Numba can compile to it without a GPU, so we can look whether the counts survived.
-# The compiler unrolls the inner loops, so that absolute numbers mean little, and the *ratios* of loads to multiply-adds
-# (`fma`) are near those of the table without being them: each line is counted once, however often it is executed, and the
-# kernels hold more than their inner loops. Where a loop's length is no multiple of what was unrolled, its rest is written a
-# second time; the epilogue multiplies by a scale and adds a bias; and the global loads of the tiled versions stand outside the
-# inner loop. The global loads that are *executed* are counted at the end of this walkthrough, and agree with the table.
+# PTX is NVIDIA's portable assembly. Numba can compile to PTX without a GPU, so we can count the instructions in the compiled
+# kernels. The compiler unrolls the inner loops, so the absolute numbers mean little. The *ratios* of loads to multiply-adds
+# (`fma`) are near those of the table, but not equal, for four reasons. Each instruction is counted once, however often it is
+# executed. If the length of a loop is not a multiple of the unrolled steps, the remaining steps are a second copy of its body.
+# The epilogue multiplies by a scale and adds a bias. And the global loads of the tiled versions are outside the inner loop.
+# The end of this walkthrough counts the *executed* global loads, which agree with the table.
 
 # %%
 if nvvm_problem() is None:
@@ -272,8 +275,8 @@ else:
 # %% [markdown]
 # ## Running them
 #
-# On a GPU we compare each version with the float64 reference, and time it. Without one, the *emulated device* runs the
-# compiled kernels on the CPU. It is slow, so the matrices are small. But it can do what no GPU can: count.
+# If there is a GPU, we compare each version with the float64 reference, and time it. Otherwise the *emulated device* runs the
+# compiled kernels on the CPU. It is slow, so the matrices are small. But unlike a GPU, it counts every executed instruction.
 
 # %%
 TILES = {"naive": 16, "tiled": 16, "register": 64}
@@ -327,8 +330,9 @@ else:
     print("neither here nor emulated:", cuda_problem(), nvvm_problem())
 
 # %% [markdown]
-# For sides that are multiples of the tile the emulated device counts what the formulas say: 2, then 2/16, then 2/64. For ragged
-# sides a tile sticks out over the edge; the guards fill it with zeros, which are not loads but still get multiplied.
+# If the sides are multiples of the tile, the emulated device counts the loads of the formulas: 2, then 2/16, then 2/64. For
+# other sides, the last tiles extend beyond the matrix. The kernel fills this part with zeros, which are multiplied but not
+# loaded.
 #
-# What is left to do? Wider loads, loading the next tile while multiplying this one, tensor cores: each again a way to
-# wait less. The other way to be faster is not to compute a part of the product at all. That is walkthrough 3.
+# Further versions could use wider loads, load the next tile while multiplying the current one, or use tensor cores: all of
+# these shorten the wait for memory. A different way to save time is to leave out a part of the product: walkthrough 3.

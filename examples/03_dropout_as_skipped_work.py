@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 3. Dropout as skipped work
 #
-# Dropout trains a different sub-network in each step: every neuron is left out with probability p. At p = 0.7 a step
-# uses less than a third of the network, yet conventional dropout computes all of it and multiplies the rest by zero.
-# This walkthrough shows why those zeros cannot be skipped, and which zeros can.
+# Dropout trains a different sub-network in each step: every neuron is dropped with probability p. At p = 0.7 a step uses
+# less than a third of the neurons, but conventional dropout computes all of them and multiplies the dropped ones by zero.
+# This walkthrough shows why a processor cannot skip these zeros, and which zeros it can skip.
 #
 # Source of both patterns: Song, Wang, Ru, Peng, Huang, Zhao, Liang, Jiang, "Approximate Random Dropout for DNN training
 # acceleration in GPGPU" (2018).
@@ -39,7 +39,7 @@ def save(name):
 
 
 def draw(ax, matrix, title, xlabel, ylabel, colours=(PALE, BLUE)):
-    """A matrix of small integers as coloured cells."""
+    """Draw a matrix of small integers as coloured cells."""
     palette = matplotlib.colors.ListedColormap(colours)
     ax.imshow(matrix, cmap=palette, vmin=0, vmax=len(colours) - 1, interpolation="nearest")
     ax.set_title(title, loc="left", fontsize=11)
@@ -48,12 +48,12 @@ def draw(ax, matrix, title, xlabel, ylabel, colours=(PALE, BLUE)):
 
 
 # %% [markdown]
-# ## Zeros anywhere
+# ## Zeros at random positions
 #
-# A layer computes y[n, o] = act(Σ_i x[n, i] w[o, i] + b[o]) for N samples. Conventional dropout then multiplies each y
-# by a coin toss of its own: 0 with probability p, else 1/(1 - p), so that the mean stays. `BernoulliPlan` is that coin:
-# here applied to ones, to see it. Beside it, a **row pattern**: the neurons bias, bias + dp, … are kept, for all
-# samples.
+# A layer computes y[n, o] = act(Σ_i x[n, i] w[o, i] + b[o]) for N samples. Conventional dropout then multiplies each
+# y[n, o] by an independent random factor: 0 with probability p, else 1/(1 - p), so that the mean is unchanged.
+# `BernoulliPlan` draws these factors; here it is applied to ones, to make the factors visible. The second picture is a
+# **row pattern**: it keeps the neurons bias, bias + dp, bias + 2 dp, … for all samples.
 
 # %%
 N, O = 32, 64
@@ -68,28 +68,28 @@ for ax, mask, name in zip(axes, (scattered, striped), ("bernoulli, p = 2/3", "rd
 save("dropout_activations.png")
 
 # %% [markdown]
-# Both keep a third. But hardware does not compute single numbers: threads run in groups, and (walkthrough 2) a block
-# computes a tile of y from tiles of x and w. Work is saved only if *all* outputs of a group are dropped, and for a
-# group of g outputs that has the probability p^g.
+# Both keep a third of the outputs. But hardware does not compute single numbers: threads run in groups, and a block computes
+# a tile of y from tiles of x and w (walkthrough 2). Time is saved only if *all* outputs of a group are dropped. For a
+# group of g outputs, the probability of this is p^g.
 
 # %%
 for g in (1, 4, 16, 32):
     print(f"groups of {g:2d} outputs: {(2 / 3) ** g:.1e} of them are dropped entirely")
 
 # %% [markdown]
-# Dropped columns of y are different: they are whole rows of w that nobody reads. What remains is a smaller *dense*
-# product, of the kind hardware is best at.
+# If whole columns of y are dropped, whole rows of w are not read. The rest is a smaller *dense* product, which hardware
+# computes fastest.
 #
-# ## What a pattern keeps of a weight
+# ## The part of a weight that a pattern keeps
 #
-# A **plan** says which part of a product is computed in this step. Three plans for a weight w of 64 × 48:
+# A **plan** defines which part of a product is computed in this step. Here are three plans for a weight w of 64 × 48:
 #
 # * **rdp**, output side: `RowPlan(64, dp, bias)` keeps every dp-th row of w.
-# * **rdp on both sides**. The layer before dropped neurons too, so their columns of w meet nothing but zeros. One row
-#   in dp and one column in dp' are left: 1/(dp dp') of the product.
-# * **tdp**: w in tiles of T × T; `TilePlan` keeps those in tile row r and tile column c with (r + c) mod dp = bias, or,
-#   with mix > 0, those with (a[r] + b[c]) mod dp = bias for some permutations a and b. It drops *connections* instead of
-#   neurons (a pattern of DropConnect).
+# * **rdp on both sides**: the layer before dropped neurons too, so the corresponding columns of w would be multiplied by
+#   zeros. One row in dp and one column in dp' are left: 1/(dp dp') of the product.
+# * **tdp**: w is divided into tiles of T × T. `TilePlan` keeps the tile in tile row r and tile column c if
+#   (r + c) mod dp = bias or, with mix > 0, if (a[r] + b[c]) mod dp = bias for fixed permutations a and b. It drops
+#   *connections* instead of neurons, as DropConnect does.
 
 # %%
 I = 48
@@ -110,29 +110,31 @@ draw(
     f"kept outputs ({rows.count})",
     (BLUE, BLUE),
 )
-axes[2].set(xlim=(-0.5, before.count - 0.5), ylim=(O - 0.5, -0.5))  # at the scale of its neighbours
+axes[2].set(xlim=(-0.5, before.count - 0.5), ylim=(O - 0.5, -0.5))  # at the same scale as the other panels
 axes[2].set_ylabel(f"kept outputs ({rows.count})", y=1 - rows.count / O / 2, fontsize=10)
 axes[2].xaxis.set_label_coords(0.5, 1 - rows.count / O - 0.03)
 save("dropout_weights.png")
 
 # %% [markdown]
-# Row plans pass activations on in compact form: the output of one layer, (N, kept), is the next one's input as it is.
-# The dense zeros are never written. Elementwise functions do not mind, and `expand` brings the zeros back where needed.
+# With row plans, activations are compact: the output of one layer, (N, kept), is directly the input of the next layer. The
+# zeros of dropped neurons are never stored. Elementwise functions work on compact arrays too, and `expand` inserts the
+# zeros if an operation needs them.
 #
 # ## Tiles are block-diagonal
 #
-# The kept tiles lie on diagonals: tile row r keeps the tile columns
+# The kept tiles form diagonals: tile row r keeps the tile columns
 #
 # c ≡ bias - r  (mod dp).
 #
-# Rows r and r + dp keep the same columns, so tile rows fall into **dp classes** (fewer if there are fewer rows). Two
-# classes never share a column. Sort rows and columns by class, and each class is one dense block on the diagonal: a tile
-# pattern is dp small dense products, and finding the kept positions takes no search.
+# Tile rows r and r + dp keep the same tile columns, so tile rows form **dp classes** (fewer if there are fewer rows). Two
+# classes never share a column. If rows and columns are sorted by class, each class is one dense block on the diagonal. So
+# a tile pattern is dp small dense products, and the kept positions follow from a formula, without a search.
 #
-# The paper numbers the tiles row by row instead, t = r C + c with C tile columns, and keeps t mod dp = bias. That gives
-# the same classes in another order, unless C and dp have a common factor: then several tile rows keep the same columns,
-# and nobody reads the others in this step. Networks learn less that way. With only one order of the tiles, the same ones
-# always stay together, and networks learn the few patterns by heart: so `TileDropout` draws one of four orders each step.
+# The paper numbers the tiles row by row instead, t = r C + c with C tile columns, and keeps the tiles with
+# t mod dp = bias. The classes are the same in another order, unless C and dp have a common factor. In that case several
+# tile rows keep the same columns, and the other columns are not used in this step; networks then learn less. If the tiles
+# always have the same order, the same tiles are always kept together, and networks overfit to these few patterns.
+# So `TileDropout` draws one of four orders in each step.
 
 # %%
 tile_rows, tile_cols = tiles.grid
@@ -164,8 +166,8 @@ save("dropout_tiles.png")
 # %% [markdown]
 # ## Is it the same number?
 #
-# A plan must not change the mathematics. The test of every planned operation: with M = plan.mask(), what it computes
-# equals the dense layer with w ∘ M, for the result *and* for every gradient.
+# A plan must not change the mathematics. Every operation with a plan is tested against its mask M = plan.mask(): the
+# result *and* every gradient must equal those of the dense layer with the weight w ∘ M.
 
 # %%
 x = Tensor(rng.standard_normal((N, I)), requires_grad=True)
@@ -175,7 +177,7 @@ dy = rng.standard_normal((N, O)).astype(np.float32)
 
 
 def gradients(y, dy):
-    """y, dx, dw, db"""
+    """(y, dx, dw, db) for the gradient dy of y."""
     for leaf in (x, w, b):
         leaf.zero_grad()
     y.backward(dy)
@@ -192,7 +194,7 @@ def report(name, planned, dense):
     assert difference < 1e-3
 
 
-# rdp on both sides: x enters compact, y leaves compact; expand puts the zeros back
+# rdp on both sides: x and y are compact; expand inserts the zeros into y
 compact = x[:, np.flatnonzero(before.mask())]
 planned = ops.expand(ops.linear_rows(compact, w, b, rows=rows, cols=before, relu=True), plan=rows)
 zeros = Tensor(rows.mask().astype(np.float32))
@@ -204,14 +206,14 @@ dense = ops.linear(x, w * tiles.mask(), b, relu=True)
 report("tdp", gradients(ops.linear_tiles(x, w, b, plan=tiles, relu=True), dy), gradients(dense, dy))
 
 # %% [markdown]
-# ## The share of the work
+# ## The share of FLOPs
 #
-# How much is left over many steps? A step draws dp with probability d[dp] (walkthrough 4) such that Σ d[dp] (1 - 1/dp)
-# = p. So the mean share of the kept is Σ d[dp]/dp = **1 - p**, exactly the kept share of conventional dropout. For tdp
-# it is also the share of FLOPs. For rdp, two layers draw independently, and a weight between two dropped layers keeps
-# **(1 - p)²**.
+# How many FLOPs remain in the mean over many steps? A step draws dp with probability d[dp] (walkthrough 4) such that
+# Σ d[dp] (1 - 1/dp) = p. So the mean share of kept neurons or tiles is Σ d[dp]/dp = **1 - p**, as in conventional dropout.
+# For tdp this is also the share of FLOPs. For rdp, two layers draw their patterns independently, so a weight between two
+# dropped layers keeps **(1 - p)²** of its FLOPs.
 #
-# Below, the share of a whole training step (forward, dx, dw; first and last layer included), averaged over d.
+# The picture shows this share for a whole training step (forward, dx, dw, with first and last layer), averaged over d.
 
 # %%
 WIDTHS = (784, 2048, 2048, 10)
@@ -244,7 +246,7 @@ fig, ax = plt.subplots(figsize=(6.8, 3.8), layout="constrained")
 ax.plot(rates, np.ones_like(rates), "--", color=GREY, linewidth=2)
 ax.text(0.87, 1, "bernoulli", color=GREY, va="center")
 for policy, colour, mark, power in (("tdp", ORANGE, "s", 1), ("rdp", BLUE, "o", 2)):
-    ax.plot(rates, (1 - rates) ** power, color="black", linewidth=1, linestyle=":", zorder=3)  # above the curve that it lies on
+    ax.plot(rates, (1 - rates) ** power, color="black", linewidth=1, linestyle=":", zorder=3)  # above the coloured curve
     ax.plot(rates, shares[policy], mark + "-", color=colour, linewidth=4, alpha=0.7, markersize=7, markevery=3)
     ax.text(0.87, shares[policy][-1], policy, color=colour, va="center")
 ax.text(0.42, 0.64, "1 − p", fontsize=10)
@@ -259,17 +261,17 @@ for p in (0.5, 0.7):
 # %% [markdown]
 # ## Mask-driven or list-driven
 #
-# There are two ways to tell a kernel about a pattern.
+# A kernel can get a pattern in two ways.
 #
-# * **Mask-driven.** The grid covers all of y. A block reads the mask and returns at once if its row or tile is dropped.
-#   Simple, but every block is launched, and the survivors are spread unevenly.
-# * **List-driven.** The grid is sized by what is kept, and block i looks up the i-th kept index, or computes it: kept
-#   rows are bias + i dp, kept tiles are the arithmetic sequence above. Dropped work is never launched.
+# * **As a mask.** The grid has a block for every row or tile of y. A block reads the mask and returns at once if its row or
+#   tile is dropped. This is simple, but every block is launched, and the blocks that do work are spread unevenly.
+# * **As a list.** The grid has a block for every kept row or tile. Block i looks up the i-th kept index, or computes it:
+#   kept rows are bias + i dp, and kept tiles follow the formula above. No block is launched for dropped work.
 #
-# `gemm_rows.py` and `gemm_tiles.py` have both, the first as a teaching step. For rows the mask costs more than idle
-# blocks: a block that covers 32 neighbouring rows never finds all of them dropped, so mask-driven blocks must take one
-# row each, and a row of x that they load serves one output instead of 32. Blocks for H × H and 128 samples, with 32
-# samples a block:
+# `gemm_rows.py` and `gemm_tiles.py` have both; the version with a mask is for teaching only. For rows a mask costs more than
+# idle blocks. A block that computes 32 adjacent rows can never skip all of them, so with a mask a block computes one row
+# each, and a number of x that it loads is used for one output instead of 32. The table counts the blocks for a weight of
+# H × H and 128 samples, with 32 samples per block:
 
 # %%
 H, samples, tile = 2048, 128, 32
@@ -279,9 +281,9 @@ for dp in (1, 2, 4, 8):
     print(f"{dp:2d} {H * samples // tile:24d} {count * samples // tile:9d} {-(-count // tile) * samples // tile:33d}")
 
 # %% [markdown]
-# On a CPU the list is even simpler. Kept rows bias::dp of a row-major matrix are a matrix again, whose rows are dp
-# times as far apart, and BLAS takes such a *leading dimension* without a copy. What does a product cost here, against
-# the conventional way?
+# On a CPU the list is even simpler. The kept rows w[bias::dp] of a row-major matrix are a matrix with a dp times larger row
+# stride, and BLAS accepts such a *leading dimension* without a copy. We compare the time of such a product with that of
+# conventional dropout:
 
 
 # %%
@@ -292,7 +294,7 @@ def milliseconds(f, repeats=15):
         start = perf_counter()
         f()
         times.append(perf_counter() - start)
-    return 1e3 * min(times)  # the least disturbed run
+    return 1e3 * min(times)  # the run that other processes disturbed least
 
 
 H = 1024
@@ -317,10 +319,9 @@ for i, dp in enumerate((2, 4, 8)):
     print(f"dp {dp}   rdp on both sides {times['rdp'][i]:5.2f} ms   tdp {times['tdp'][i]:5.2f} ms")
 
 # %% [markdown]
-# Row patterns follow the FLOPs, because nothing but kept columns has to be gathered. Tile patterns pay for gathering
-# panels of x and blocks of w, which at small periods can eat what they save on a CPU; on a GPU the gathering happens
-# while tiles are loaded into shared memory, which has to be done anyway. Conventional dropout only adds to the dense
-# time.
+# The times of row patterns fall with the FLOPs, because only the kept columns of w are copied. Tile patterns must copy panels
+# of x and blocks of w. On a CPU and at small periods, this can take as much time as they save; on a GPU, kernels must load
+# tiles into shared memory anyway, so the copy costs nothing extra. Conventional dropout takes longer than the dense product.
 #
-# Whether the network still *learns* with such regular patterns is the subject of walkthroughs 4 (which pattern, how
+# Whether the network still *learns* with such regular patterns is the subject of walkthroughs 4 (which patterns, and how
 # often) and 5 (training).

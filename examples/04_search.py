@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 4. Which patterns, and how often?
 #
-# Conventional dropout flips a coin per neuron. The zeros fall anywhere, so a GPU computes them all the same.
-# *Approximate random dropout* drops by a regular **pattern** instead, and a regular pattern can be left out of the
-# matrix product altogether. The price: a pattern is not random. This walkthrough shows how randomness comes back, by
-# drawing the pattern anew each step from a well-chosen distribution.
+# Conventional dropout decides independently for each neuron. The zeros are at random positions, so a GPU computes them too.
+# *Approximate random dropout* drops neurons in a regular **pattern** instead, which can be left out of the matrix product.
+# But one fixed pattern is not random. This walkthrough shows how to make it random again: each step draws a new pattern
+# from a suitable distribution.
 #
 # Source: Song, Wang, Ru, Peng, Huang, Zhao, Liang, Jiang, "Approximate Random Dropout for DNN training acceleration in GPGPU"
 # (2018), Algorithm 1.
@@ -36,8 +36,8 @@ def save(name):
 # %% [markdown]
 # ## What a pattern is
 #
-# A pattern has a **period** dp and a **bias** b in 0..dp-1. It keeps the neurons b, b + dp, b + 2 dp, … and drops the
-# others: a share of (dp - 1)/dp. dp = 1 keeps everything.
+# A pattern has a **period** dp and a **bias** b in 0 … dp - 1. It keeps the neurons b, b + dp, b + 2 dp, … and drops the
+# others, a share of (dp - 1)/dp. With dp = 1, it keeps all neurons.
 
 
 # %%
@@ -65,12 +65,13 @@ save("search_patterns.png")
 # %% [markdown]
 # ## Why one pattern is not enough
 #
-# Two reasons. The rates are few: 0, 1/2, 2/3, 3/4, … and 0.7 is not among them. And with dp fixed, neurons that are dp
-# apart always live and die together: only dp different sub-networks are ever trained, where dropout wants very many.
+# There are two reasons. First, only the rates 0, 1/2, 2/3, 3/4, … are possible, and 0.7 is not one of them. Second, if dp is
+# fixed, neurons at a distance of dp are always kept or dropped together. Then only dp different sub-networks are trained,
+# while dropout is meant to train very many.
 #
-# So dp is drawn anew each step from a distribution **d** over 1..N, then the bias uniformly. A neuron is dropped with
-# probability Σ d[dp] · (dp - 1)/dp = **d · p_u**. If that is p, each neuron sees what conventional dropout
-# shows it. We can count:
+# So each step draws dp from a distribution **d** over 1 … N, and then the bias uniformly. A neuron is dropped with
+# probability Σ d[dp] · (dp - 1)/dp = **d · p_u**. If this equals p, each neuron is dropped as often as in conventional
+# dropout. We can count:
 
 # %%
 rng = np.random.default_rng(0)
@@ -84,12 +85,12 @@ print(f"wanted rate 0.7; each neuron was dropped in {share.min():.3f} to {share.
 # %% [markdown]
 # ## Algorithm 1: search by gradient descent
 #
-# Many d have d · p_u = p. We want one with a high entropy, so that the sub-networks vary. The paper puts both wishes in
-# one loss and descends on v, with d = softmax(v):
+# Many distributions d have d · p_u = p. We want one with a high entropy, so that the sub-networks vary. The paper combines
+# both goals in one loss, and minimises it over v, where d = softmax(v), by gradient descent:
 #
 # loss(v) = λ1 (d · p_u - p)² + λ2 (1/N) Σ d log d,   λ1 = 0.9, λ2 = 0.1
 #
-# `search_loss` gives this loss and its gradient. Here is the descent in four lines, from v = 0 (all periods alike):
+# `search_loss` returns this loss and its gradient. Here is the descent in a few lines, from v = 0, the uniform distribution:
 
 # %%
 p, n = 0.7, 8
@@ -107,18 +108,18 @@ exact = search_exact(p, n)
 print("largest difference to search_sgd:", f"{np.abs(softmax - sgd).max():.1e}")
 
 # %% [markdown]
-# The rate ends at 0.6963, not at 0.7: the entropy pulls d towards the uniform distribution, whose rate is 0.66.
+# The rate ends at 0.6963, not at 0.7: the entropy term moves d towards the uniform distribution, whose rate is 0.66.
 #
-# ## What the descent finds: an exponential
+# ## The result of the descent: an exponential
 #
-# At the minimum the loss has the same slope for all d_i, which says log d_i = c · p_u,i + constant: **log d is a
-# straight line in p_u**. So of the N numbers that the descent looks for, only one is unknown: c, with
-# c = 2 N (λ1/λ2) (p - d · p_u).
+# At the minimum, the loss has the same derivative with respect to every d_i. It follows that
+# log d_i = c · p_u,i + constant: **log d is a straight line in p_u**. So the N unknown numbers depend on one number c,
+# with c = 2 N (λ1/λ2) (p - d · p_u).
 #
 # ## The exact solution
 #
-# The distribution with the largest entropy among those that meet d · p_u = p *exactly* is of the same form, and the
-# rate rises with c. So a root search for one number replaces the descent, and nothing is left to tune. That is
+# Among the distributions with *exactly* d · p_u = p, the one with the largest entropy has the same form, and its rate
+# increases with c. So a root search for one number replaces the descent, and there is no λ to tune. This is
 # `search_exact`, the default.
 
 # %%
@@ -146,7 +147,8 @@ save("search_distribution.png")
 # %% [markdown]
 # ## How large is the bias of Algorithm 1?
 #
-# It grows towards both ends of the range. A wanted rate of 0 still drops 4.5 %, and the largest, 0.875, gives 0.822.
+# The bias grows towards both ends of the range. With p = 0 the distribution still drops 4.5 %, and with the largest rate,
+# p = 0.875, it drops 82.2 %.
 
 # %%
 rates = np.linspace(0, p_u[-1], 60)
@@ -164,9 +166,9 @@ save("search_bias.png")
 # %% [markdown]
 # ## Why dp_max is small
 #
-# A larger N allows larger rates, since the largest is (N - 1)/N. But the entropy likes to spread the mass evenly over
-# all periods, and nearly all periods up to 64 drop nearly everything. To keep the mean at p, the dense end must then
-# carry more too: with N = 64, nearly a quarter of the steps drops nothing, and nearly half keeps under 5 %.
+# A larger N allows larger rates: the largest is (N - 1)/N. But the distribution with the largest entropy spreads over all
+# periods, and most periods up to 64 drop nearly all neurons. For the mean to stay at p, small periods must also become more
+# frequent: with N = 64, nearly a quarter of the steps drop nothing, and nearly half of them keep under 5 %.
 
 # %%
 fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
@@ -205,8 +207,8 @@ for size in sizes:
     print(f"N = {size:2d}   nothing dropped {d[0]:.1%}   dp above 20 {d[20:].sum():.1%}")
 
 # %% [markdown]
-# So the default is small: the smallest period that drops more than the rate, and at least 3, so that patterns vary.
-# A rate that a given dp_max cannot reach is an error, which names a dp_max that can.
+# So the default dp_max is small: the smallest period that drops more than the rate, but at least 3, so that patterns vary.
+# If a rate cannot be reached with the given dp_max, an error names a dp_max with which it can.
 
 # %%
 print("periods for rate 0.7:", len(pattern_distribution(0.7)), "  for rate 0.9:", len(pattern_distribution(0.9)))

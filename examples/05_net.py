@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 5. Net: training, the scikit-learn way
 #
-# `Net` puts the pieces together: layers, dropout policies, an optimiser and the training loop, behind the interface of
-# a scikit-learn classifier. This walkthrough trains it on handwritten digits (1797 images of 8 × 8 pixels, bundled with
-# scikit-learn) with four kinds of dropout, and then uses it inside scikit-learn's own tools.
+# `Net` combines layers, a dropout policy, an optimiser and the training loop into a scikit-learn classifier. This
+# walkthrough trains it on handwritten digits (1797 images of 8 × 8 pixels, included in scikit-learn) with four kinds of
+# dropout, and then uses it in a pipeline and a grid search of scikit-learn.
 
 # %%
 import os
@@ -26,7 +26,7 @@ PICTURES = Path(os.environ.get("NUMBANET_PICTURES", "pictures"))
 PICTURES.mkdir(parents=True, exist_ok=True)
 BLUE, ORANGE, GREY, PALE = "#1d4e79", "#d17a22", "#6b7280", "#e5e7eb"
 COLOURS = {"none": GREY, "bernoulli": "#8c6d9e", "rdp": BLUE, "tdp": ORANGE}
-MARKS = {"none": (":", "x"), "bernoulli": ("--", "^"), "rdp": ("-", "o"), "tdp": ("-.", "s")}  # grey tells them apart, too
+MARKS = {"none": (":", "x"), "bernoulli": ("--", "^"), "rdp": ("-", "o"), "tdp": ("-.", "s")}  # for prints in grey
 plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "figure.dpi": 120})
 
 
@@ -36,14 +36,14 @@ def save(name):
     print("wrote", PICTURES / name)
 
 
-threadpool_limits(1)  # one core: products this small gain little from more, and seconds can be compared
+threadpool_limits(1)  # one core: small products gain little from more, and times can be compared
 X_train, y_train, X_test, y_test = load_digits()
 print("training", X_train.shape, "  test", X_test.shape)
 
 # %% [markdown]
 # ## fit, predict, score
 #
-# The first argument gives the widths of the hidden layers. `fit` trains, and learned attributes end in an underscore.
+# The first argument is the widths of the hidden layers. `fit` trains; the names of fitted attributes end in an underscore.
 
 # %%
 net = Net((128,), epochs=10, learning_rate=0.02, random_state=0).fit(X_train, y_train)
@@ -55,9 +55,9 @@ print("the last epoch:", {name: round(value, 5) for name, value in net.history_[
 # %% [markdown]
 # ## Four kinds of dropout
 #
-# `dropout` is a name: `"none"`, `"bernoulli"` (conventional), `"rdp"` (rows) or `"tdp"` (tiles). The patterns change in
-# each step and in each layer, as walkthrough 4 shows. `flops_share` in the history is the work that an epoch did,
-# relative to dense training; `validation` adds a test score to each epoch.
+# `dropout` is a name, here `"none"`, `"bernoulli"` (conventional), `"rdp"` (rows) or `"tdp"` (tiles). Each layer draws a new
+# pattern in each step, as walkthrough 4 explains. `flops_share` in the history is the FLOPs of an epoch divided by those of a
+# dense epoch. The argument `validation` of `fit` adds a score on these samples to the record of each epoch.
 
 # %%
 EPOCHS, SEEDS = 10, 3
@@ -80,15 +80,15 @@ for dropout in COLOURS:
     )
 
 # %% [markdown]
-# Three remarks on the table. The training loss is higher with dropout by construction: it is that of the thinned
-# networks. One test image of the 360 is 0.28 % of the score, so small differences mean nothing, and less than those
-# between seeds mean nothing either. And seconds follow FLOPs only once the layers are wide: at this size a good part of a
-# step is Python and small arrays.
+# Three remarks on the table. First, the training loss is higher with dropout because it is the loss of the thinned networks.
+# Second, one of the 360 test images is 0.28 % of the score, so differences of a few images, or below the range of the seeds,
+# mean nothing. Third, the time falls with the FLOPs only if layers are wide: at this size a large part of a step is spent in
+# Python and in small arrays.
 #
-# The picture shows the same runs twice: over epochs, and over the *work done*, in units of one dense epoch. Lines are means
-# over three seeds, bands reach from the least to the most. A pattern drops the same for the whole batch, so its steps are
-# noisier than those of coins: by epoch the patterns lag behind. What they buy is on the right: how far a given amount of
-# work goes.
+# The picture shows the same runs twice: over epochs, and over the FLOPs done, in units of one dense epoch. Lines are means
+# over three seeds, and bands are their ranges. A pattern drops the same neurons for all samples of the batch, so its gradients
+# are noisier than those of conventional dropout, and after equally many epochs its error is higher. The right picture compares
+# the errors after equally many FLOPs.
 
 # %%
 fig, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained", sharey=True)
@@ -120,10 +120,10 @@ right.set_title(f"The same by work: large marks are at {EPOCHS} epochs", loc="le
 save("net_learning_curves.png")
 
 # %% [markdown]
-# ## A policy of your own
+# ## A policy object
 #
-# A name stands for a policy object with its defaults. The object gives more control, for instance a rate for each
-# hidden layer. `fit(dropout=…)` overrides the Net's own choice for one call.
+# A name stands for a policy object with default parameters. With the object you can set all its parameters, for instance a
+# rate for each hidden layer. `fit(dropout=…)` replaces the parameter `dropout` of the Net for one call.
 
 # %%
 net = Net((256, 256), epochs=10, learning_rate=0.02, random_state=0)
@@ -134,8 +134,8 @@ print(f"rates 0.2 and 0.6: {net.score(X_test, y_test):.1%} with {share:.1%} of t
 # %% [markdown]
 # ## Pipelines and searches
 #
-# `Net` follows scikit-learn's rules for estimators, so it may stand wherever a classifier may: behind a scaler in a
-# pipeline, and inside a grid search with cross-validation.
+# `Net` follows scikit-learn's rules for estimators, so it can be used like any classifier: after a scaler in a pipeline, and
+# in a grid search with cross-validation.
 
 # %%
 pipeline = make_pipeline(StandardScaler(), Net((64,), dropout="rdp", epochs=8, batch_size=64, random_state=0))
@@ -152,8 +152,8 @@ print(f"the best on the test images: {search.score(X_test, y_test):.1%}")
 # %% [markdown]
 # ## Data that arrives in pieces
 #
-# `partial_fit` takes one pass over what it is given and goes on from the present weights and momentum. The first call
-# must name all classes, because the first piece may lack some.
+# `partial_fit` trains for one epoch on the given samples, and continues from the current weights and momentum. The first call
+# must name all classes, because some may be missing in the first piece.
 
 # %%
 stream = Net((256,), dropout="rdp", dropout_rate=0.3, learning_rate=0.02, batch_size=16, random_state=0)
@@ -164,8 +164,8 @@ for number, piece in enumerate(np.array_split(np.arange(len(y_train)), 6), 1):
 # %% [markdown]
 # ## Callbacks
 #
-# A callback is called after each epoch with the net and the epoch's record, and stops the training by returning True.
-# This one stops once the training loss is below 0.2.
+# A callback is called after each epoch with the net and the epoch's record. If it returns True, training stops. This one
+# stops when the training loss is below 0.2.
 
 
 # %%
@@ -178,10 +178,10 @@ net.fit(X_train, y_train)
 print(f"stopped after {net.n_iter_} of 100 epochs: loss {net.history_[-1]['loss']:.3f}, test {net.score(X_test, y_test):.1%}")
 
 # %% [markdown]
-# For the common case, `early_stopping=True` holds out a part of the training samples, stops when their score no longer
-# improves, and keeps the best weights.
+# With `early_stopping=True`, `fit` holds out a part of the training samples, stops when their score no longer improves, and
+# keeps the best weights.
 #
-# Same seed, same result: plans, initial weights and shuffling all come from `random_state`.
+# The same `random_state` gives the same result: it seeds the initial weights, the order of samples and the dropout plans.
 
 # %%
 again = [Net((128,), dropout="rdp", epochs=3, random_state=1).fit(X_train, y_train).predict_proba(X_test) for _ in range(2)]

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 6. Reading a kernel
 #
-# What does a GPU kernel do all day? On a card one guesses from its time. Here the *compiled* kernel runs on the CPU, on a
-# machine that executes its PTX (NVIDIA's portable assembly) for all threads at once, checks every access and counts.
-# No GPU and no driver are needed, only the compiler: `pip install "numba-cuda[cu13]"`.
+# On what does a GPU kernel spend its time? On a GPU, one mostly sees the total time. Here an interpreter on the CPU executes
+# the
+# *compiled* kernel, its PTX (NVIDIA's portable assembly), for all threads at once. It checks every memory access and counts
+# instructions and bytes. This needs no GPU and no driver, only the compiler: `pip install "numba-cuda[cu13]"`.
 #
-# We take the three versions of the matrix product of walkthrough 2, and `block`, the kernel that numbanet trains with,
-# and look at what each step changed.
+# We compare the three versions of the matrix product of walkthrough 2 with `block`, the kernel that numbanet uses for training.
 
 # %%
 import os
@@ -46,8 +46,8 @@ def save(name):
 # %% [markdown]
 # ## Running compiled code
 #
-# Inside `emulated()`, arrays lie in the memory of the host and launches go to the PTX machine. Everything else is as on a
-# card: the same launchers, the same grid, the same compiled kernel.
+# Inside `emulated()`, arrays are in the memory of the host, and launches run in the PTX interpreter. Everything else is the
+# same as on a GPU: the launchers, the grid, and the compiled kernel.
 
 # %%
 SIDE, DEPTH = 128, 48
@@ -69,7 +69,7 @@ def block(x, y, padding=4):
 
 
 def counted(product):
-    """(the result, the counters) of one product."""
+    """Compute a product on the emulated device; return (the result, the counters)."""
     emulation.counters.clear()
     with emulated():
         result = product(to_device(a), to_device(b))
@@ -89,12 +89,12 @@ for name, product in VERSIONS.items():
     print(f"{name:9s} largest error {np.abs(c - a.astype(float) @ b).max():.1e}")
 
 # %% [markdown]
-# ## What it counted
+# ## The counters
 #
-# A GPU runs threads in *warps* of 32, one instruction for all of them: `issued` counts those. Global memory comes in
-# *sectors* of 32 bytes: `bytes` counts every sector that a warp touches, `least` what would hold just the numbers it asked
-# for. Shared memory has 32 *banks*, and two words of one bank are fetched one after the other: `conflicts` are the cycles
-# spent waiting for that.
+# A GPU runs threads in *warps* of 32, which execute an instruction together: `issued` counts the instructions of warps. Global
+# memory is read in *sectors* of 32 bytes: `global bytes` counts all sectors that a warp touches, and `least` the fewest sectors
+# that could hold the requested numbers. Shared memory has 32 *banks*. If the threads of a warp access different words in the
+# same bank, the accesses are made one after the other: `conflicts` counts the extra cycles.
 
 # %%
 summaries = {name: found.summary() for name, found in counters.items()}
@@ -110,10 +110,10 @@ for name, found in summaries.items():
     )
 
 # %% [markdown]
-# Read it from above. *Naive* asks memory for two numbers for each multiply-add. *Tiled* asks for far fewer, because a block
-# shares what it loads, and now waits at barriers instead. In *register* a number that was fetched from shared memory serves
-# four outputs, so there are fewer loads, and fewer instructions to say where from. In *block* it serves eight, and one load
-# brings four numbers: most of what it issues are the multiply-adds that the product consists of.
+# *Naive* loads two numbers from global memory for each multiply-add. *Tiled* loads far fewer, because the threads of a block
+# share them, but it waits at barriers. In *register*, a number from shared memory is used for four outputs, so there are fewer
+# loads and fewer instructions that compute addresses. In *block*, a number is used for eight outputs, and one instruction loads
+# four numbers: most of its instructions are the multiply-adds of the product.
 
 # %%
 CLASSES = {
@@ -125,7 +125,7 @@ CLASSES = {
 
 
 def classed(found):
-    """Issued instructions in the four classes of the picture."""
+    """The number of issued instructions in each of the four classes of the picture."""
     parts = dict.fromkeys(CLASSES, 0)
     for key, n in found.items():
         kind = key.removeprefix("issued ")
@@ -162,10 +162,10 @@ right.set_title("How much of it is the product", loc="left", fontsize=11)
 save("kernel_instructions.png")
 
 # %% [markdown]
-# ## The line that is executed most
+# ## The instructions that are executed most
 #
-# Counters belong to instructions, so the hot lines of the PTX can be listed. These are the naive kernel's. The compiler has
-# unrolled its loop over k: some of the hot lines are multiply-adds, and all others fetch their numbers and say where from.
+# There is a counter for each instruction, so the most executed lines of the PTX can be listed, here for the naive kernel. The
+# compiler has unrolled its loop over k. Some of these lines are multiply-adds; the others load numbers and compute addresses.
 
 # %%
 found = counters["naive"]
@@ -178,15 +178,17 @@ for i in lines[-12:]:
     print(f"  {instruction.line:5d}  {found.program.python[i]:12s}  {instruction.text[:80]}")
 
 # %% [markdown]
-# ## Coalescing and banks, access by access
+# ## Coalescing and bank conflicts
 #
-# For every load and store the machine knows how many sectors a warp touched, and how long it waited for banks. The picture
-# counts both for each multiply-add of the product: one access of `block` fetches 16 bytes a thread and touches more sectors
-# than one of `naive`, but it needs far fewer of them. A warp that reads 32 neighbouring floats touches 4 sectors, and none of
-# their bytes is wasted. The *naive* kernel's half warps ask for one number of A all together: a whole sector comes for its
-# four bytes. Tiles in shared memory have longer rows than they need, so that neighbours in a column lie in different banks;
-# some stores still meet. The *block* kernel pads its rows by four floats, so that loads of 16 bytes stay aligned. Without the
-# padding the threads that walk along k hit the same banks.
+# For every load and store, the interpreter counts the sectors that a warp touches and the cycles that it waits for banks. The
+# picture shows both per multiply-add of the product, because one access of `block` loads 16 bytes per thread and touches more
+# sectors than one of `naive`, but there are far fewer accesses.
+#
+# If a warp reads 32 adjacent floats, it touches 4 sectors and uses all of their bytes. In the *naive* kernel, the 16 threads of
+# a half warp read the same number of A: a whole sector is loaded for four bytes. The tiles in shared memory have padded rows,
+# so that adjacent elements of a column are in different banks; some stores still conflict. The *block* kernel pads its rows by
+# four floats, so that loads of 16 bytes stay aligned. Without the padding, threads that access adjacent values of k access the
+# same banks.
 
 # %%
 _, counters["block,\nno padding"] = counted(lambda x, y: block(x, y, padding=0))
@@ -216,11 +218,11 @@ right.set_title("Bank conflicts (less is better)", loc="left", fontsize=11)
 save("kernel_memory.png")
 
 # %% [markdown]
-# ## What a card would not tell you
+# ## Errors that a GPU does not report
 #
-# A kernel with a missing barrier often gives the right answer, until it does not. This one turns an array around in pieces of
-# 64: each thread writes to shared memory, and reads what another wrote. Its second barrier is missing, so a fast warp may
-# write the next piece while a slow one still reads this one.
+# A kernel with a missing barrier gives the right result in most runs, and a wrong one in others. This kernel reverses each
+# piece of 64 elements of an array: each thread writes to shared memory, and then reads what another thread wrote. Its second
+# barrier is missing, so a fast warp may write the next piece while a slow one still reads this one.
 
 
 # %%
@@ -241,6 +243,6 @@ except ptx.PtxError as error:
     print(error)
 
 # %% [markdown]
-# The same machine finds reads of memory that was never written, accesses beyond an array, misaligned ones, and barriers that
-# a part of the block never reaches. `numbanet kernels --counters gemm_rows gemm_tiles --plot roof.png` counts the kernels of
-# this library and shows which of them wait for memory; `Net(..., device="emulated")` trains on it.
+# The interpreter also finds reads of uninitialised memory, accesses outside of an array, misaligned accesses, and barriers that
+# only some threads of the block reach. `numbanet kernels --counters gemm_rows gemm_tiles --plot roof.png` counts the kernels of
+# numbanet and shows which of them are limited by memory. `Net(..., device="emulated")` trains on the emulated device.

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 12. Why it works, and what it costs
 #
-# Patterns skip work (walkthrough 3) and are drawn so that every neuron is dropped with probability p (walkthrough 4). Why
-# does a network learn with them nearly what it learns with coins, and why not quite? Three things decide it: what the kept
-# values are multiplied by, how large the weights are at the start, and how large periods may become. At the end stand the
-# papers' own figures beside ours.
+# Patterns skip work (walkthrough 3) and are drawn so that every neuron is dropped with probability p (walkthrough 4). With
+# patterns, a network learns nearly as well as with conventional dropout ("bernoulli"), but not quite. Three choices decide how
+# well: the scale of the kept values, the variance of the initial weights, and the largest period. The last section compares
+# the figures of the papers with ours.
 #
 # Sources: Song, Wang, Ru, Peng, Huang, Zhao, Liang, Jiang, "Approximate Random Dropout for DNN training acceleration in
 # GPGPU" (2018); Song, Xu, Li, Jing, Liang, Jiang, "DNN Training Acceleration via Exploring GPGPU Friendly Sparsity";
@@ -26,7 +26,7 @@ from numbanet.dropout.search import default_dp_max, pattern_distribution
 
 PICTURES = Path(os.environ.get("NUMBANET_PICTURES", "pictures"))
 PICTURES.mkdir(parents=True, exist_ok=True)
-RESULTS = Path(globals().get("__file__", "12")).resolve().parents[1] / "bench" / "results"  # what was recorded
+RESULTS = Path(globals().get("__file__", "12")).resolve().parents[1] / "bench" / "results"  # recorded runs
 BLUE, ORANGE, GREY, PALE = "#1d4e79", "#e08e3c", "#6b7280", "#d7dde5"
 plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "figure.dpi": 120})
 rng = np.random.default_rng(0)
@@ -39,21 +39,23 @@ def save(name):
 
 
 def recorded(name):
-    """The rows of a file of results."""
+    """The rows of a file in bench/results."""
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))["rows"]
 
 
 # %% [markdown]
-# ## What the scale does
+# ## The scale of kept values
 #
-# In training a value is multiplied by z: by 0 where it is dropped, by a *scale* where it is kept. In prediction nothing is
-# dropped and nothing scaled, so the mean of z must be 1. Coins have one answer, 1/(1 - p). Patterns have many: a step with
-# period dp keeps the share 1/dp, and any scale(dp) will do for which E[scale(dp) / dp] = 1. numbanet takes a power,
+# In training, dropout multiplies an activation by z: 0 if it is dropped, a *scale* if it is kept. In prediction nothing is
+# dropped or scaled, so the mean of z must be 1. In conventional dropout this determines the scale: 1/(1 - p). With patterns, a
+# step with period dp keeps the share 1/dp, and every function scale(dp) with E[scale(dp) / dp] = 1 is possible. numbanet uses a
+# power of dp,
 #
 # scale(dp) = dp^a / E[dp^(a - 1)],
 #
-# with a = 0, "rate": 1/(1 - p) in every step, as with coins; a = 1, "pattern": dp, the inverse of what *this* step keeps;
-# and a = 1/2, "root", in between: the default of rows, where that of tiles is "pattern".
+# where a is chosen by name. "rate", a = 0, is 1/(1 - p) in every step, as in conventional dropout. "pattern", a = 1, is dp, the
+# inverse of the share that *this* step keeps. "root", a = 1/2, is in between. The default is "root" for rows and "pattern" for
+# tiles.
 
 # %%
 SCALES = ("rate", "root", "pattern")
@@ -64,7 +66,7 @@ print("how often each period is drawn at p = 0.5:", d.round(3))
 
 
 def scales(rate, dp_max, a):
-    """scale(dp) for dp = 1 … dp_max."""
+    """scale(dp) for dp = 1 … dp_max, (dp_max,)."""
     d, dp = pattern_distribution(rate, dp_max), np.arange(1, dp_max + 1.0)
     return dp**a / (d @ dp ** (a - 1))
 
@@ -74,9 +76,9 @@ for name, a in zip(SCALES, (0, 0.5, 1)):
     print(f"{name:8s} scale(dp) = {found.round(3)}   mean of z: {d @ (found / dp):.3f}")
 
 # %% [markdown]
-# That is the number that `NUMBANET_PROFILE=1` shows in its plans: at p = 0.5 a kept value is multiplied by 2.044 in the
-# steps with dp = 2, not by 2. The steps with dp = 1 drop nothing and multiply by more than 1, those with dp = 3 by less than
-# 3; in the mean it comes out right. A policy's plan says the same:
+# `NUMBANET_PROFILE=1` prints these scales with the plans: at p = 0.5 and "root", a kept value is multiplied by 2.044 in steps
+# with dp = 2, not by 2. Steps with dp = 1 drop nothing but multiply by more than 1, and steps with dp = 3 multiply by less than
+# 3, so that the mean of z is 1. The plans of a policy have the same scale:
 
 # %%
 drawn = {}
@@ -89,17 +91,18 @@ assert "scale = 2.044" in drawn[2]
 # %% [markdown]
 # ### Two kinds of noise
 #
-# Why not simply one of the ends? A neuron adds up products x_i w_i z_i. With coins the z are independent. With a pattern they
-# share dp, and their noise has two parts. For a sum of n equal products the variance of the mean of z is
+# Why is neither a = 0 nor a = 1 the best choice for rows? A neuron sums products x_i w_i z_i. In conventional dropout the z_i
+# are independent. In a pattern they depend on the same dp, and their noise has two parts. The mean of z over n inputs has the
+# variance
 #
-# common + (single - common) / n,
+# common + (single - common) / n.
 #
-# where *single* = Var(z_i) = E[scale² / dp] - 1 is the noise of one product, and *common* = Var(scale / dp) that of the share
-# that a whole step keeps times its scale. Wide layers average the first away, never the second.
+# Here *single* = Var(z_i) = E[scale² / dp] - 1 is the variance of one factor, and *common* = Var(scale / dp) is the variance of
+# a step's kept share times its scale. In a wide layer (large n) the first part averages out, but the second does not.
 #
-# "rate" has the least single noise that there is (for coins it is the same p/(1 - p)), and the most common noise: a step that
-# keeps little gives small sums, one that keeps all gives large ones. "pattern" has no common noise at all, and the most single
-# noise: a step with dp = 16 multiplies by 16 what it keeps. "root" gives up a little of both.
+# "rate" has the least possible single noise, p/(1 - p) as in conventional dropout, and the most common noise: a step that keeps
+# few inputs gives small sums, and one that keeps all gives large ones. "pattern" has no common noise, and the most single
+# noise: a step with dp = 16 multiplies kept values by 16. "root" has a moderate amount of both.
 
 
 # %%
@@ -116,7 +119,7 @@ for dp_max in PERIODS:
         single, common = noise(0.7, dp_max, a)
         print(f"dp up to {dp_max:2d}   {name:8s} single {single:5.2f}   common {common:5.2f}")
 
-# the same by trying it: means of z over a layer of 1024
+# the same by simulation: means of z over a layer of 1024
 means = {}
 for name in SCALES:
     policy = RowDropout(0.7, dp_max=16, scale=name)
@@ -147,12 +150,13 @@ right.set_title("Two kinds of noise", loc="left", fontsize=11)
 save("why_scale.png")
 
 # %% [markdown]
-# ## Why initial weights are adjusted
+# ## Why the variance of initial weights is adjusted
 #
-# Initial weights have random signs, so that the squares of the products add up: a sum of x_i w_i z_i has E[z²] = single + 1
-# times the mean square that it would have without dropout. At p = 0.7 each layer more than triples it, and after a few layers
-# the loss starts far from where it should. So `Net` divides the variance of the weights behind a dropped layer by it: `keep` =
-# 1 / E[z²] is the parameter of `Linear`, 1 - p for coins (Hendrycks and Gimpel), and for patterns what their scale makes it.
+# Initial weights have random signs, so the mean square of a sum of x_i w_i z_i is E[z²] = single + 1 times its value without
+# dropout. At p = 0.7 each layer multiplies the mean square by more than three, and after a few layers the initial loss is far
+# too large. So `Net` divides the variance of the weights after a dropped layer by E[z²]: it sets the parameter
+# `variance_factor` of `Linear` to 1 / E[z²]. For conventional dropout this is 1 - p (Hendrycks and Gimpel); for patterns it
+# depends on the scale.
 
 # %%
 RATE, WIDTH, DEPTH, STEPS = 0.7, 512, 6, 30
@@ -162,7 +166,7 @@ print(f"factor at p = {RATE}: {factor:.3f}; with coins {1 - RATE:.3f}")
 
 
 def mean_squares(factor, policy=policy):
-    """Mean square of each layer's output, (DEPTH,), in the mean over some steps."""
+    """The mean square of each layer's output, (DEPTH,), averaged over STEPS steps."""
     rng = np.random.default_rng(1)
     weights = [
         Linear(WIDTH, WIDTH, variance_factor=factor if layer else 1.0, rng=layer).weight.numpy() for layer in range(DEPTH)
@@ -197,10 +201,11 @@ print(f"each layer multiplies it by {(grown[-1] / grown[0]) ** (1 / (DEPTH - 1))
 # %% [markdown]
 # ## Why large periods cost accuracy
 #
-# Of all distributions with mean rate p the search takes the one of most entropy (walkthrough 4), which spreads over the
-# periods that it is given. With periods up to 16 nearly half of the steps at p = 0.7 train an eighth of the neurons or fewer,
-# with large factors, and others have to train everything. Both noises grow, and a wide layer averages away only one of them.
-# `dp_max` is therefore the smallest period that drops more than p, but at least 3: there the three scales hardly differ.
+# Among all distributions with mean rate p, the search chooses the one with the largest entropy (walkthrough 4), which spreads
+# over all periods up to `dp_max`. With periods up to 16 and p = 0.7, nearly half of the steps train an eighth of the neurons or
+# fewer, with large scales, and other steps must train all neurons. Both kinds of noise grow with `dp_max`, and in a wide layer
+# only one of them averages out. So the default `dp_max` is the smallest period that drops more than p, but at least 3; with it,
+# the three scales hardly differ.
 
 # %%
 print("rate   dp up to   steps that keep 1/8 or less   largest scale   single   common")
@@ -211,8 +216,8 @@ for rate in (0.5, 0.7):
         print(f"{rate:4.1f} {dp_max:9d} {d[7:].sum():29.0%} {largest:15.2f} {single:8.2f} {common:8.2f}")
 
 # %% [markdown]
-# What it does to training was recorded: points of test accuracy against bernoulli after ten epochs of 784-1024-1024-10, by
-# scale and largest period (`python -m bench mlp-settings`).
+# The table shows the effect on training in recorded runs (`python -m bench mlp-settings`): the difference of test accuracy to
+# bernoulli in percentage points, after ten epochs of 784-1024-1024-10, by scale and largest period.
 
 # %%
 points = [row for row in recorded("mlp-settings.json") if row["suite"] == "mlp-settings-points"]
@@ -236,7 +241,7 @@ for ax, data in zip(axes, ("mnist", "fashion-mnist")):
             for row in points
             if row["case"].startswith(f"{data}, {scale} ") and "search" not in row["case"]
         }
-        found = {dp_max: value for dp_max, value in found.items() if isinstance(value, float)}  # without those that diverged
+        found = {dp_max: value for dp_max, value in found.items() if isinstance(value, float)}  # without diverged runs
         ax.plot(list(found), list(found.values()), style, color=colour, linewidth=2, label=f'"{scale}"')
     ax.axhline(0, color=GREY, linewidth=1)
     ax.set(xlabel="largest period", xticks=(4, 5, 8, 16))
@@ -250,19 +255,19 @@ axes[0].legend(frameon=False, loc="lower left", title="scale (lines end\nwhere r
 save("why_periods.png")
 
 # %% [markdown]
-# Read it from left to right: the largest period decides. "pattern" has the single noise alone and "rate" the common one, and
-# both lose at large periods: each of the two kinds costs accuracy, and large factors can make training diverge. At the smallest
-# periods the scales of rows differ little. Tiles do better with "pattern" on Fashion-MNIST, by half a point: all their neurons
-# are there in each step and see the same share of their inputs, and to that noise, common to all, "pattern" puts an end. How
-# the distribution is searched hardly matters: the lines with "search" are the papers' Algorithm 1, which misses the rate a
-# little.
+# The largest period matters most. "pattern" has only single noise, "rate" has mostly common noise, and both lose accuracy at
+# large periods: so each kind of noise costs accuracy, and large scales can make training diverge. At the smallest periods, the
+# scales of rows differ little. For tiles, "pattern" is better by half a point on Fashion-MNIST: every neuron is computed in
+# each step and uses the same share of its inputs, so the noise is common to all neurons, and "pattern" removes it. The search
+# for the distribution hardly matters: the rows with "search" use the papers' Algorithm 1, whose rate is slightly off.
 #
-# ## The papers' figures, and ours
+# ## The papers' figures and ours
 #
-# Both papers train 784-H-H'-10 on MNIST at p = 0.7 (Table I of the first, Table 1 of the second, the same figures): accuracy
-# against conventional dropout in points, and how many times shorter training is, in Caffe on a GTX 1080 Ti. Beside it what was
-# recorded here on two cores: the points after 15 epochs (`papers-mlp`), and a step of bernoulli over one of the pattern
-# (`mlp`). The columns of points can be compared, those of times only by their order: card against card they were not measured.
+# Both papers train 784-H-H'-10 on MNIST at p = 0.7 and report the same figures (Table I of the first, Table 1 of the second):
+# the difference of accuracy to conventional dropout in percentage points, and the speedup of training, in Caffe on a GTX 1080
+# Ti. Our figures were recorded on two CPU cores: the points after 15 epochs (`papers-mlp`), and the time of a bernoulli step
+# divided by that of a step with patterns (`mlp`). The points can be compared directly. Of the speedups only the trend can be
+# compared, because they were measured on different hardware.
 
 # %%
 THEIRS = {
@@ -274,7 +279,7 @@ THEIRS = {
     ("2048-2048", "tdp"): (-0.31, 1.60),
     ("4096-4096", "rdp"): (-0.47, 2.16),
     ("4096-4096", "tdp"): (-0.31, 1.95),
-}  # rdp of 2048: printed without its sign
+}  # the paper prints rdp of 2048 without the minus sign
 accuracy = {(row["case"], row["implementation"]): row for row in recorded("papers-mlp.json")}
 steps = {(row["case"], row["implementation"]): row["median_ms"] for row in recorded("cpu-mlp.json")}
 print(f"{'':16s} {'points':>8s} {'':8s} {'times shorter':>15s}")
@@ -287,12 +292,13 @@ for (size, kind), (lost, faster) in THEIRS.items():
     print(f"{size:11s} {kind:4s} {lost:+8.2f} {ours['points']:+8.2f} {faster:8.2f} {times:>8s} {most:9.2f}")
 
 # %% [markdown]
-# Their losses stay below half a point, and so do ours; rows gain here more often than not at p = 0.7, because conventional
-# dropout at so high a rate learns slowly in 15 epochs. Their times grow with the width, as ours do, and stay further below what
-# the FLOPs allow: a fast card finishes these layers before the rest of the step.
+# The papers lose less than half a point of accuracy, and so do we. Our rows gain accuracy in most cases, because conventional
+# dropout at the high rate p = 0.7 learns slowly in 15 epochs. The papers' speedups grow with the width, as ours do, but are
+# further below the ratio of FLOPs: a fast GPU spends less of a step in these layers.
 #
-# On a language model of 8800 words with two LSTM layers of 1500 (Table II and Table 2): how many times shorter training is than
-# with conventional dropout, rows at both layers. Ours is a step against PyTorch with dropout.
+# The next table is for a language model of 8800 words with two LSTM layers of 1500 units (Table II and Table 2), with row
+# patterns in both layers. The papers give the speedup of training over conventional dropout; ours is the speedup of a step over
+# PyTorch with dropout.
 
 # %%
 lstm = {(row["case"], row["implementation"]): row for row in recorded("lstm.json")}
@@ -301,5 +307,5 @@ for rate, theirs in ((0.3, 1.18), (0.5, 1.47), (0.7, 1.53)):
     print(f"p = {rate}   theirs {theirs:.2f}   ours {row['ratio']:.2f}   by FLOPs {row['ceiling']:.2f}")
 
 # %% [markdown]
-# What stays open is said by the same files: on Fashion-MNIST the patterns learn less than coins at most settings, and on MNIST
-# dropout of no kind learns much more than none. When to use it, and when not, stands at the top of the README.
+# The same files also show limits: on Fashion-MNIST, patterns reach a lower accuracy than bernoulli with most settings, and on
+# MNIST, no kind of dropout is much better than none. The README says at its top when to use dropout patterns, and when not.

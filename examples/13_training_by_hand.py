@@ -1,9 +1,9 @@
 # %% [markdown]
-# # 13. Training by hand: the loop that `Net` writes for you
+# # 13. Training by hand: the loop inside `Net.fit`
 #
-# `Net.fit` is a loop: take a batch, compute a loss, ask for its gradient, move the weights. This walkthrough writes the
-# loop in ten lines, and then changes what `Net` has no parameter for: which part of the network a step computes, what
-# the loss is, and which layers learn at all. Everything here is public: tensors, layers, plans and optimisers.
+# `Net.fit` is a loop: take a batch, compute the loss, compute its gradient, update the weights. This walkthrough writes the
+# loop in ten lines, and then changes parts for which `Net` has no parameter: the plans of each step, the loss, and the layers
+# that are trained. It uses only public classes: tensors, layers, plans and optimisers.
 
 # %%
 import os
@@ -31,15 +31,15 @@ def save(name):
     print("wrote", PICTURES / name)
 
 
-threadpool_limits(1)  # one core: products this small gain little from more
+threadpool_limits(1)  # one core: small products gain little from more
 X_train, y_train, X_test, y_test = load_digits()
 y_train, y_test = y_train.astype(np.int32), y_test.astype(np.int32)
 
 # %% [markdown]
 # ## The loop
 #
-# `backward` leaves a gradient in every parameter, `step` moves the parameters and forgets the gradients. Comparisons give
-# masks of 1 and 0, so that the mean of one is an accuracy.
+# `backward` adds a gradient to every parameter; `step` updates the parameters and clears the gradients. A comparison of tensors
+# is a mask of 1 and 0, so the mean of `predictions == y` is the accuracy.
 
 
 # %%
@@ -71,14 +71,15 @@ print(f"accuracy on the test images: {accuracy(model, X_test, y_test):.1%}, loss
 # %% [markdown]
 # ## Dropout: a plan for each step
 #
-# A policy draws a plan for every site of the network that may be thinned out; a model that is called with plans computes
-# what they keep and nothing else. Its gradients are as small, and the optimiser takes them as they are. Without plans,
-# as in `accuracy`, everything is computed: what is kept was scaled, so that sums are as large on average.
+# A policy draws a plan for every *site*: a place in the network where dropout is applied, such as the output of a layer. If a
+# model is called with plans, it computes only the parts that they keep. The gradients of weights are compact too, and
+# optimisers accept them. Without plans, as in `accuracy`, the model computes everything. The values kept in training were
+# scaled, so both have the same mean.
 
 
 # %%
 def train(model, optimizer, loss_of, X, y, epochs=8, policy=None, seed=0):
-    """The accuracy on the test images after each epoch."""
+    """Train a model; return the accuracy on the test images after each epoch."""
     rng, plans, found = np.random.default_rng(seed), None, []
     for _ in range(epochs):
         for x, labels in batches(X, y, rng):
@@ -104,11 +105,11 @@ plan = RowDropout(0.5).plan(RowDropout(0.5).sites(model)[0], rng)
 print("a plan of the first layer:", plan, f"keeps {plan.density:.0%}")
 
 # %% [markdown]
-# ## A loss of one's own
+# ## A new loss
 #
-# Any tensor of one value can be differentiated. The focal loss (Lin et al. 2017, eq. 5) counts samples less that are right
-# already: -(1 - p)² log p, where p is the probability of the label. A mask picks the label's column; `check_grad` compares
-# the gradient with differences, which is worth a line for every loss that is new.
+# Any tensor with one element can be differentiated. The focal loss (Lin et al. 2017, eq. 5) gives less weight to samples that
+# are classified well: -(1 - p)² log p, where p is the probability of the label. A mask selects the label's column.
+# `check_grad` compares the gradient with finite differences; call it for every new loss.
 
 
 # %%
@@ -135,9 +136,9 @@ save("training_by_hand.png")
 # %% [markdown]
 # ## Freezing a layer
 #
-# A network that has learned the digits 0 to 4 knows strokes that 5 to 9 have as well. `requires_grad_(False)` freezes a
-# layer: it gets no gradient, and no optimiser changes it, neither by momentum nor by weight decay. Here its first layer
-# stays, and a new last layer learns the other digits from ten images of each.
+# A network that was trained on the digits 0 to 4 has learned features that are also useful for 5 to 9. `requires_grad_(False)`
+# freezes a layer: it gets no gradient, and no optimiser changes it, neither by momentum nor by weight decay. Here the first
+# layer is frozen, and a new last layer learns the digits 5 to 9 from ten images of each.
 
 # %%
 low, high = y_train < 5, np.concatenate([np.flatnonzero(y_train == digit)[:10] for digit in range(5, 10)])

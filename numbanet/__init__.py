@@ -1,10 +1,10 @@
-"""numbanet: neural networks that train faster because work that dropout throws away is never done.
+"""numbanet: neural networks that train faster, because products with dropped neurons or weights are not computed.
 
     from numbanet import Net
     Net((2048, 2048)).fit(X, y, dropout="rdp", dropout_rate=0.7)
 
-Five ideas: `Tensor` (an array that can be differentiated), `op` (arithmetic lifted to tensors), `device` (where it runs),
-plans (which part of a product is computed), `Net` (a scikit-learn estimator).
+Five ideas: `Tensor` (an array that can be differentiated), `op` (turns a function of arrays into a differentiable function of
+tensors), `device` (CPU, CUDA or emulated), plans (which part of a product is computed), `Net` (a scikit-learn estimator).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""python -m numbanet: the command line without the installed script."""
+"""python -m numbanet: the same as the command `numbanet`, for use without installing it."""
 
 import sys
 

@@ -1,5 +1,6 @@
-"""Checks of number arguments: Python's and NumPy's numbers pass; a bool is refused, because it is more likely a misplaced
-flag."""
+"""Checks of number arguments: numbers of Python and NumPy are accepted. A bool is refused, because it is more likely an
+argument in the wrong position.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""op: the one place where arithmetic meets autograd; backward: the walk through the graph that ops recorded.
+"""op: makes functions of arrays differentiable; backward: computes gradients along the graph that ops recorded.
 
     y = f(x_1, …, x_n)   ->   dx_i = vjp_i(dy),   one vector-Jacobian product per input, called only if its gradient is needed.
 
-`op` lifts `fn(dev, *arrays, **static) -> (array, vjps)` to tensors. Every differentiable operation is defined through it.
+`op` turns `fn(dev, *arrays, **static) -> (array, vjps)` into a function of tensors. Every differentiable operation is defined
+with it.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ _recording = Scoped("recording", True)
 
 
 class Node:
-    """How a tensor was computed: the op's name, its inputs, one vjp per input, its keyword arguments, and whether the vjps take
-    a `Gradient` in any form (`op`, fuses)."""
+    """How a tensor was computed: the op's name, its inputs, one vjp per input, its keyword arguments, and `fuses`, which is
+    True if the vjps accept a `Gradient` (see `op`).
+    """
 
     __slots__ = ("fuses", "inputs", "op", "static", "vjps")
 
@@ -42,7 +44,7 @@ FREED = Node("freed", (), (), {})
 
 # --- op ---------------------------------------------------------------------------------------------------------------
 def op(fn: Callable[..., tuple[Any, Sequence[Callable]]] | None = None, *, fuses: bool = False) -> Callable[..., Any]:
-    """Lift `fn(dev, *arrays, **static) -> (array, vjps)` to tensors.
+    """Turn `fn(dev, *arrays, **static) -> (array, vjps)` into a differentiable function of tensors.
 
     Inputs are tensors on one device, or None; arrays and numbers are moved to that device. Arguments without a gradient are
     keyword-only. Each vjp maps dy, the gradient of the result, to the gradient of its input: an array or a `Gradient`.
@@ -50,7 +52,8 @@ def op(fn: Callable[..., tuple[Any, Sequence[Callable]]] | None = None, *, fuses
     Parameters
     ----------
     fuses : bool, default=False
-        True if the vjps take dy as a `Gradient`, which may be a product not computed yet; by default they take an array.
+        True if the vjps take dy as a `Gradient`, which may be a product that is not computed yet. By default they take an
+        array.
 
     Raises
     ------
@@ -84,7 +87,7 @@ def op(fn: Callable[..., tuple[Any, Sequence[Callable]]] | None = None, *, fuses
 
 
 def common_device(name: str, inputs: Sequence[Any]) -> Device:
-    """The device of the tensors among the inputs, the CPU if there are none; ValueError if there are several devices."""
+    """The device of the tensors among the inputs, or the CPU if there are none; ValueError if they are on several devices."""
     devices = {t.device for t in inputs if isinstance(t, Tensor)}
     if len(devices) > 1:
         raise ValueError(
@@ -95,18 +98,17 @@ def common_device(name: str, inputs: Sequence[Any]) -> Device:
 
 
 def no_grad() -> contextlib.AbstractContextManager[bool]:
-    """Record no graph inside, in this thread: results have no gradient and keep no activations alive."""
+    """A context in which this thread records no graph: results require no gradient and keep no activations alive."""
     return _recording.within(False)
 
 
 # --- backward ---------------------------------------------------------------------------------------------------------
 def backward(root: Tensor, dy: Any = None) -> None:
-    """`Tensor.backward`: gradients flow from the root to the leaves; those of inner nodes are freed as soon as they are
-    used."""
+    """`Tensor.backward`: compute gradients from the root to the leaves; a gradient of an inner node is freed after its use."""
     if not root.requires_grad:
-        raise RuntimeError("backward: this tensor was computed from none that requires a gradient")
+        raise RuntimeError("backward: this tensor does not depend on a tensor that requires a gradient")
     if dy is None and root.size != 1:
-        raise ValueError(f"backward: a tensor of shape {root.shape} needs dy, the gradient of what follows")
+        raise ValueError(f"backward: a tensor of shape {root.shape} needs dy, the gradient of the loss with respect to it")
     order = _topological(root)
     accumulate(root, One(root.shape) if dy is None else Dense(_given(root, dy)), "backward")
     for tensor in reversed(order):

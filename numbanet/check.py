@@ -1,6 +1,6 @@
-"""check_grad: is the derivative right? <v, J u> = <Jᵀ v, u> for random u and v, with J u by central differences.
+"""check_grad: checks the gradient of a function: <v, J u> = <Jᵀ v, u> for random u and v, with J u by central differences.
 
-Two random projections check every entry of every vjp at once, at any size (autograd's way).
+Two random projections check every entry of every vjp at once, at any size; the package autograd has the same test.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def check_grad(
     inputs : sequence of Tensor
         The point at which to check; inputs that require a gradient are checked one after another.
     step : float, default=1e-2
-        Length of the difference. Float32 has 7 digits: 1e-2 leaves about 4 for the difference, whose own error is O(step²).
+        Length of the difference. Float32 has 7 digits: 1e-2 leaves about 4 digits for the difference, whose truncation error is
+        O(step²).
     tolerance : float, default=2e-2
         Largest accepted error, relative to the largest of: the two derivatives, and 1e-2 of |J u| |v|.
     seed : int, default=0

@@ -2,7 +2,7 @@
 `load_ptb`, return train, valid, test as lists of words. To add one, put a file with a loader into `datasets` and export it
 here.
 
-The loaders are in the folder `datasets`, which a wheel installs as `numbanet/datasets/` and a checkout has beside `numbanet/`.
+The loaders are in the folder `datasets`. A wheel installs it as `numbanet/datasets/`; a checkout has it beside `numbanet/`.
 This module makes both importable as `numbanet.datasets`. It takes precedence over the installed folder, because a module
 precedes a folder without `__init__.py`. (With an `__init__.py`, the folder would shadow Hugging Face's `datasets` in every
 checkout.)

@@ -1,4 +1,4 @@
-"""The demo: real handwritten digits with each kind of dropout, side by side."""
+"""The demo: trains on handwritten digits with four kinds of dropout, and compares them."""
 
 from __future__ import annotations
 

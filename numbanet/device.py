@@ -1,9 +1,9 @@
-"""Device: the only dispatch. A device is a name and the table of operations that run on it.
+"""Device: a name, and a table of the operations that run on it.
 
     dev = device("auto")
     y = dev.gemm(x, w, tb=True)      # x, w: arrays of this device
 
-Code above this module is written once for all devices, code below it once for each device.
+Modules that use a `Device` are written once for all devices; the operations in `numbanet_kernels` are written for each device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gradient: what `backward` stores at a tensor, in the form that is cheapest to compute and to use.
+"""Gradient: the object that `backward` stores at a tensor; its form is the one that is cheapest to compute and to use.
 
 Dense     an array of the tensor's shape
 Packed    values of the rows x columns or tiles of a weight that a plan kept, or of rows of an embedding; zero elsewhere
@@ -20,7 +20,9 @@ from .device import Device
 
 
 class Gradient:
-    """Base of the forms. `values` is what processes that train together exchange; `shape` is that of the dense gradient."""
+    """Base of the forms. `values` is the array that processes exchange if several train one model; `shape` is that of the dense
+    gradient.
+    """
 
     values: Any
 

@@ -59,8 +59,9 @@ class Loss(abc.ABC):
         Parameters
         ----------
         output : Tensor of shape (N, O)
+            As for `__call__`.
         target : array
-            As for `__call__`, on the device.
+            As for `__call__`; a device array.
         weights : array of shape (N,) or None
             One weight per sample, on the device, with sum 1; None: 1/N each.
 
@@ -69,7 +70,7 @@ class Loss(abc.ABC):
         TypeError
             If `__call__` does not return a tensor.
         ValueError
-            If its shape is neither (N,) nor (), or it is () although samples have weights.
+            If the shape of the loss is neither (N,) nor (), or is () although samples have weights.
         """
         loss, n = self(output, target if isinstance(target, Tensor) else Tensor.wrap(target, output.device)), output.shape[0]
         if not isinstance(loss, Tensor):
@@ -93,7 +94,7 @@ class Loss(abc.ABC):
 
     @property
     def weighs(self) -> bool:
-        """True if `mean` accepts weights for any input, so that equal samples may be merged into one."""
+        """True if `mean` accepts weights for any input, so that equal samples may be merged into one with a larger weight."""
         return type(self).mean is not Loss.mean
 
     def score(self, targets: np.ndarray, predictions: np.ndarray, weights: np.ndarray | None) -> float:
@@ -125,7 +126,7 @@ class RegressionLoss(Loss):
         return self.mean(output, target, None)
 
     def score(self, targets, predictions, weights):
-        """D² = 1 - loss / loss of the best constant, the mean over outputs: R² of the squared error."""
+        """D² = 1 - loss / (loss of the best constant prediction), averaged over outputs; for the squared error it is R²."""
         if len(targets) < 2:
             return float("nan")
         losses, least = (
@@ -210,7 +211,7 @@ class Huber(RegressionLoss):
         return least * (np.abs(d) - least / 2)
 
     def constant(self, targets, weights):
-        """The root of the sum of slopes, which increases with the constant: found by bisection."""
+        """The constant at which the derivative of the loss is 0; it is found by bisection, because the derivative increases."""
         low, high = np.min(targets, axis=0).astype(np.float64), np.max(targets, axis=0).astype(np.float64)
         for _ in range(40):
             middle = (low + high) / 2
@@ -226,7 +227,7 @@ class Quantile(RegressionLoss):
     Parameters
     ----------
     level : float, default=0.5
-        In (0, 1): predictions estimate the quantile that a share `level` of the targets lies below. 0.5 is the median.
+        In (0, 1): predictions estimate the quantile: a share `level` of the targets is below it. 0.5 is the median.
 
     Raises
     ------
@@ -323,11 +324,12 @@ OF_CLASSES: dict[str, type[Loss]] = {"cross_entropy": CrossEntropy}
 
 
 def loss_named(loss: Any, known: Mapping[str, type[Loss]] = OF_NUMBERS) -> Loss:
-    """The loss with a given name; a `Loss` is returned as it is, a function of tensors as a `FunctionLoss`.
+    """The loss with a given name; a `Loss` is returned unchanged, and a function of tensors becomes a `FunctionLoss`.
 
     Parameters
     ----------
     loss : str, Loss or callable
+        The name, or the loss itself.
     known : dict of str to class
         The losses that are accepted: `OF_NUMBERS` or `OF_CLASSES`. User-defined losses always are.
 

@@ -1,4 +1,4 @@
-"""Plots of training curves and rooflines. Needs matplotlib (extra `plots`)."""
+"""Plots of training curves and rooflines; they need matplotlib: pip install numbanet[plots]."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from .dropout import POLICIES, Style
 
 
 def check_target(path: str | os.PathLike) -> Path:
-    """The path, if a picture can be written there. Called before the work, so that errors come early: RuntimeError if
-    matplotlib is missing, otherwise ValueError."""
+    """Return the path if a picture can be written there; RuntimeError if matplotlib is missing, otherwise ValueError. Call it
+    before long work, so that errors are raised early.
+    """
     path = Path(path)
     if importlib.util.find_spec("matplotlib") is None:
         raise RuntimeError("plots need matplotlib: pip install matplotlib")

@@ -1,4 +1,4 @@
-"""Sparse networks: sparse matrix formats; the Sparse DNN Graph Challenge, and networks of its structure."""
+"""Sparse networks: the sparse matrix formats CSR, ELL and BSR, and the Sparse DNN Graph Challenge with its networks."""
 
 from numbanet_kernels.layouts.sparse import BSR, CSR, ELL
 

@@ -15,11 +15,12 @@ from .gradients import Dense, Gradient, One, Pending
 
 
 class Tensor:
-    """A float32 array on a device; what is computed from it can be differentiated.
+    """A float32 array on a device; results that are computed from it can be differentiated.
 
     Comparisons work by element, as in NumPy and PyTorch, and give masks: tensors of 1 and 0 without a gradient. So `a == b` is
     not a bool. Tensors hash by identity, so dicts and sets hold them safely, but `t in [a, b]`, `[a, b].index(t)` and weak
-    references call `==`: use `is`, a set, or `id` instead. A tensor is unequal to anything that holds no numbers, such as None.
+    references call `==`: use `is`, a set, or `id` instead. A comparison with an object that holds no numbers, such as None, is
+    not element by element: `==` is False.
 
     Parameters
     ----------
@@ -63,7 +64,7 @@ class Tensor:
 
     @classmethod
     def wrap(cls, array: Any, dev: Device, requires_grad: bool = False, node: Any = None) -> Tensor:
-        """Wrap an array that is already on the device; `node` says how it was computed (`autograd`)."""
+        """Wrap an array that is already on the device; `node` is the graph node that computed it (`autograd`)."""
         tensor = cls.__new__(cls)
         tensor._set(dev, array, requires_grad, node)  # noqa: SLF001  an instance of this class
         return tensor
@@ -133,7 +134,9 @@ class Tensor:
         return self.device.dlpack_device(self.data)
 
     def to(self, other: str | Device) -> Tensor:
-        """This tensor copied to another device, detached from the graph; itself if it is there already."""
+        """A copy of this tensor on another device, detached from the graph; the tensor itself if it is already on this
+        device.
+        """
         other = named(other)
         return self if other is self.device else Tensor(self.numpy(), other, self.requires_grad)
 
@@ -180,7 +183,7 @@ class Tensor:
             self.gradient = gradient
 
     def release(self, freed: Any) -> tuple[Any, Any]:
-        """(node, gradient) of this tensor, which loses both; `freed` becomes its node."""
+        """Remove and return (node, gradient) of this tensor; `freed` becomes its node."""
         node, gradient = self.node, self.gradient
         self.node, self.gradient = freed, None
         return node, gradient
@@ -294,7 +297,7 @@ class Tensor:
         return ops.mean(self, axis=axis, keepdims=keepdims)
 
     def max(self, axis=None, keepdims: bool = False) -> Tensor:
-        """The largest value along axes, by default all (`ops.max`)."""
+        """The largest value over axes, by default all (`ops.max`)."""
         return ops.max(self, axis=axis, keepdims=keepdims)
 
     def min(self, axis=None, keepdims: bool = False) -> Tensor:
@@ -359,7 +362,7 @@ class Tensor:
 
 
 def _comparable(other: Any) -> bool:
-    """True if `==` and `<` compare element by element with `other`; with anything else, such as None, they do not."""
+    """True if `==` and `<` compare element by element with `other`; False for objects that hold no numbers, such as None."""
     return isinstance(other, (Tensor, numbers.Real, np.ndarray, np.generic, list, tuple))
 
 

@@ -1,4 +1,4 @@
-"""Warnings that point at the user's line, however deep in the library they arise."""
+"""Warnings that point to the user's line of code, even if they arise deep in the library."""
 
 from __future__ import annotations
 

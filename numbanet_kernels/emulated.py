@@ -1,4 +1,4 @@
-"""The operations of the emulated device: those of CUDA, their compiled kernels run on the CPU by the PTX machine (`ptx`).
+"""The operations of the emulated device: those of CUDA, whose compiled kernels an interpreter of PTX (`ptx`) runs on the CPU.
 
 Arrays are in host memory, so exchange with other libraries works as on the CPU.
 """

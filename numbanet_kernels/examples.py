@@ -1,9 +1,10 @@
-"""Examples: small calls of the operations. Tests run them emulated, counters count them, benchmarks time them.
+"""Examples: small calls of the operations, for tests on the emulated device, for counting instructions, and for benchmarks.
 
     example("sum, rows")        an operation and its arguments, host arrays
     counted("sum")              {kernel: Counters} of all its examples, on the emulated device
 
-The function `examples(dev, a, N, I, O)` of a family names them: the operation, a comma and the special case.
+The function `examples(dev, a, N, I, O)` of a family returns them by name; a name is the operation, and may have a comma and a
+special case.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Example(NamedTuple):
     options: dict[str, Any]
 
     def on(self, dev: Any) -> Example:
-        """The same call, with its arrays on a device."""
+        """The same call with its arrays on the device `dev`."""
         return _uploaded(self, dev)
 
     def run(self, dev: Any) -> Any:
@@ -78,13 +79,14 @@ def families() -> dict[str, ModuleType]:
 
 
 def example(name: str, sizes: tuple[int, int, int] = SIZES) -> Example:
-    """The example of that name, for N samples, I inputs and O outputs."""
+    """The example with this name, for `sizes`: N samples, I inputs and O outputs."""
     return families()[name].examples(_Calls(), _Arrays(), *sizes)[name]()
 
 
 def counted(op: str, sizes: tuple[int, int, int] = SIZES) -> dict[declare.Kernel, Any]:
     """The counters of the kernels that an operation, or a family, launches in its examples for N samples, I inputs and O
-    outputs; for "path/to/file.py:function", of those that this function launches. ValueError if there are none.
+    outputs; for "path/to/file.py:function", the counters of the kernels that this function launches. ValueError if there are
+    none.
     """
     from . import emulated
 
@@ -101,7 +103,7 @@ def counted(op: str, sizes: tuple[int, int, int] = SIZES) -> dict[declare.Kernel
 
 
 def _own(path: str, name: str) -> Callable[[], Any]:
-    """The function of that name in a file; it takes no arguments."""
+    """Load a function of a user's file by its name; it must take no arguments."""
     spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -112,7 +114,7 @@ def _own(path: str, name: str) -> Callable[[], Any]:
 
 
 def _counting(run: Callable[[], Any]) -> dict[declare.Kernel, Any]:
-    """The counters of the kernels that are launched, on the emulated device."""
+    """Call run() on the emulated device; return the counters of the kernels that it launches."""
     before = dict(emulation.counters)
     emulation.counters.clear()
     try:

@@ -20,7 +20,9 @@ def modules() -> Iterator[ModuleType]:
 
 
 def family_of(module: ModuleType) -> str:
-    """The family of a module, such as "conv" for numbanet_kernels.families.conv.cpu; elsewhere the module's own name."""
+    """The family of a module, such as "conv" for numbanet_kernels.families.conv.cpu; for a module outside of families, its
+    name.
+    """
     return module.__name__.split(".")[2]
 
 

@@ -46,7 +46,7 @@ class ChallengeData(NamedTuple):
         Image n has the values (float32) at pixels columns[starts[n]:starts[n + 1]] (int32).
     network : sequence of EllLayer
     truth : ndarray or None
-        Indices of the images that are not 0 after the last layer; None if unknown.
+        Indices of the images with an output that is not 0 after the last layer; None if unknown.
     """
 
     starts: np.ndarray
@@ -58,7 +58,7 @@ class ChallengeData(NamedTuple):
 
 # --- finding files ----------------------------------------------------------------------------------------------------
 def _find(folders, neurons, layers):
-    """The files of images, layers and categories; layers may be a list of files."""
+    """Find the files of images, layers and categories; the layers may be a list of files."""
     names = [
         [f"sparse-images-{neurons}.tsv{ending}" for ending in ENDINGS],
         [f"neuron{neurons}{part}.tar{ending}" for part in (f"-l1-l{layers}", "") for ending in ENDINGS],
@@ -80,7 +80,7 @@ def _find(folders, neurons, layers):
 
 @contextlib.contextmanager
 def _opened(path: Path, tell: Callable[[BinaryIO], Any]) -> Iterator[tuple[BinaryIO, Callable[[], Any]]]:
-    """(a file that is decompressed while it is read, a function to call regularly, which reports the progress)"""
+    """(the opened file, decompressed while it is read; a function that reports the progress: call it regularly)"""
     with path.open("rb") as raw:
         open_as: Any = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix)
         with open_as(raw) if open_as else contextlib.nullcontext(raw) as file:
@@ -89,7 +89,7 @@ def _opened(path: Path, tell: Callable[[BinaryIO], Any]) -> Iterator[tuple[Binar
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 def _images(path, neurons, tell):
-    """(starts, columns, values) by image."""
+    """Read the images: (starts, columns, values), as in `ChallengeData`."""
     with _opened(path, tell) as (file, tick):
         entries = read_entries(file, path, (IMAGES, neurons), tick)
     if len(entries.rows) != NONZEROS.get(neurons, len(entries.rows)):
@@ -100,7 +100,7 @@ def _images(path, neurons, tell):
 
 
 def _layer(file, source, neurons):
-    """(indices, values) of a layer."""
+    """Read a layer: (indices, values), as in `EllLayer`."""
     inputs, outputs, values = read_entries(file, source, (neurons, neurons))
     depth, rest = divmod(len(inputs), neurons)
     counts = np.bincount(outputs, minlength=neurons)
@@ -162,7 +162,9 @@ def _truth(path, tell):
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], Callable[[BinaryIO], Any]]]:
-    """A progress bar over the bytes of all files, on a terminal: a function that returns the callback for a file of a size."""
+    """A progress bar over the bytes of all files, shown on a terminal: a function that maps the size of a file to its
+    callback.
+    """
     from rich import console, progress
 
     columns = progress.TextColumn("{task.description}"), progress.BarColumn(), progress.TimeRemainingColumn()
@@ -179,7 +181,7 @@ def _progress(total: int) -> Iterator[Callable[[int], Callable[[BinaryIO], Any]]
 
 
 def _read(images, weights, categories, neurons, layers):
-    """All arrays by name."""
+    """Read all files: the arrays, by name."""
     sizes = [path.stat().st_size for path in (images, *(weights if isinstance(weights, list) else [weights]))]
     with _progress(sum(sizes)) as of:
         arrays = dict(zip(("starts", "columns", "values"), _images(images, neurons, of(sizes[0]))))

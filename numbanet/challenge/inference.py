@@ -1,4 +1,6 @@
-"""Inference through the Challenge's layers, in several ways: which inputs a layer computes, and into which arrays."""
+"""Inference through the Challenge's layers, in several ways, which differ in the inputs that a layer computes and in the arrays
+that it writes.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ def free_memory() -> int:
 
 
 class _Uploaded:
-    """The layers of a network on a device: (arrays of a layer, its rows in groups). As many as fit into `room` bytes stay
-    there; the others are uploaded each time."""
+    """The layers of a network on a device: (arrays of a layer, its rows in groups). Layers stay on the device as long as they
+    fit into `room` bytes; the others are uploaded in each pass.
+    """
 
     def __init__(self, dev: Device, network: Sequence[EllLayer], room: int) -> None:
         self.dev, self.network = dev, network
@@ -40,7 +43,7 @@ class _Uploaded:
         self.resident = [self._made(layer) for layer in range(min(len(network), max(room // each, 1)))]
 
     def _once(self, host):
-        """The array on the device, and the host's, which keeps its id valid."""
+        """(the array on the device, the host array). The cache is keyed by the id of the host array, so it must stay alive."""
         return self.shared.setdefault(id(host), (host, self.dev.upload(host)))[1]
 
     def _made(self, layer):
@@ -54,20 +57,24 @@ class _Uploaded:
 
 
 def _within(name, numbers, limit):
-    """ValueError unless all are from 0 to limit - 1, which kernels do not check."""
+    """ValueError unless all numbers are in 0 … limit - 1; kernels do not check this."""
     if numbers.size and not (0 <= numbers.min() and numbers.max() < limit):
         raise ValueError(f"challenge: {name} must be from 0 to {limit - 1}, not {numbers.min()} to {numbers.max()}")
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
 class Prepared:
-    """The Challenge with its layers on a device and its buffers allocated and touched: `run` may be called repeatedly.
+    """The Challenge with its layers on a device and its buffers allocated and written once, so that timings do not include page
+    faults. `run` may be called repeatedly.
 
     Parameters
     ----------
     data : ChallengeData
+        The images and the network.
     way : str
+        As for `challenge`.
     dev : Device
+        The device of the inference.
     piece : int
         Number of inputs that are processed at once; a multiple of LANES.
 
@@ -112,7 +119,9 @@ class Prepared:
         )
 
     def _piece(self, first, live, done, seconds):
-        """The categories among some inputs; adds each layer's figures to the totals."""
+        """Process some inputs: the indices of those that are not 0 at the end; adds each layer's times and counts to the
+        totals.
+        """
         before = time.perf_counter()
         x = self._dense(first, min(first + self.piece, self.count))
         numbers = np.arange(first, min(first + self.piece, self.count))
@@ -134,7 +143,9 @@ class Prepared:
         return numbers[alive[: len(numbers)] != 0]
 
     def _saturated(self, x, samples, layer):
-        """True if all of the first samples are at the ceiling, and stay there in this layer and all later ones."""
+        """True if every activation of the first `samples` samples is at the ceiling, and stays there in this layer and all
+        later ones.
+        """
         if (self.dev.download(x).min(axis=1).ravel()[:samples] < CEILING).any():
             return False
         return all(
@@ -143,7 +154,7 @@ class Prepared:
         )
 
     def _dense(self, first, stop):
-        """Some inputs, as dense slabs."""
+        """The inputs first … stop - 1 as dense slabs."""
         starts = self.data.starts[first : stop + 1]
         part = slice(starts[0], starts[-1])
         given = map(self.dev.upload, (starts - starts[0], self.data.columns[part], self.data.values[part]))
@@ -151,7 +162,7 @@ class Prepared:
 
 
 def _distinct(parts):
-    """The tuples of arrays that differ from the previous one."""
+    """The tuples of arrays, without those that equal the previous one."""
     last = None
     for part in parts:
         if last is None or any(a is not b for a, b in zip(part, last)):
@@ -160,7 +171,7 @@ def _distinct(parts):
 
 
 def _compact(dev, x, alive, numbers, layer, buffer):
-    """The next layer for the live inputs only, which are packed together first if some are not live."""
+    """Compute the next layer for the live inputs only; if some are not live, the live ones are first packed together."""
     weights, rows = layer
     index = np.flatnonzero(alive)
     lanes = None if len(index) == len(x) * LANES else dev.upload(index.astype(np.int32))
@@ -169,7 +180,7 @@ def _compact(dev, x, alive, numbers, layer, buffer):
 
 
 def _filter(dev, x, alive, numbers, layer, buffer):
-    """The next layer with live inputs in place; inputs of the same group as a live one are computed, too."""
+    """Compute the next layer without moving the live inputs; inputs in the same group as a live one are computed, too."""
     weights, rows = layer
     y, live = dev.ell(x, *weights, CEILING, alive=dev.upload(alive), rows=rows, out=dev.part(buffer, 0, len(x)))
     together = dev.samples_together()
@@ -178,7 +189,7 @@ def _filter(dev, x, alive, numbers, layer, buffer):
 
 
 def _all(dev, x, _, numbers, layer, buffer):
-    """The next layer for all inputs, into a buffer or a new array."""
+    """Compute the next layer for all inputs, into a buffer or a new array."""
     weights, rows = layer
     y, live = dev.ell(x, *weights, CEILING, rows=rows, out=None if buffer is None else dev.part(buffer, 0, len(x)))
     return y, dev.download(live), numbers, len(x) * LANES

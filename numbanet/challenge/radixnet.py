@@ -5,9 +5,9 @@ r_(i-1) (mod N), n = 0 ... r_i - 1: each node of layer 0 has exactly one path to
 stands for `width` neurons, all of them connected with those of a connected node (the Kronecker product with ones).
 
 The Challenge's networks have radices of 2 and 16 neurons per node, so that a neuron has 32 inputs and 32 outputs, in groups of
-d = log2(neurons / 16) layers. Layers 1 to 6 of the official 1024 neurons equal the unpermuted ones here, entry by entry. In its
-later groups the inputs are permuted, by one permutation per group, and the outputs are not; so they are here, with other
-permutations, because the rule of the official ones is not published.
+d = log2(neurons / 16) layers. Layers 1 to 6 of the official 1024 neurons equal the unpermuted ones here, entry by entry. In
+later groups of the official networks, one permutation per group is applied to the inputs, none to the outputs. This is done
+here, too, but with other permutations, because the rule of the official ones is not published.
 
 J. Kepner, R. Robinett, "RadiX-Net: Structured Sparse Matrices for Deep Neural Networks", IPDPS Workshops 2019; the sizes are
 those of J. Kepner et al., "Sparse Deep Neural Network Graph Challenge", HPEC 2019.
@@ -72,7 +72,7 @@ def mixed_radix(radices: Sequence[int], width: int = 1) -> list[np.ndarray]:
         If there are no radices, or one is below 2, or width is below 1.
     """
     if not radices or min(radices) < 2 or width < 1:
-        raise ValueError(f"mixed_radix: radices of 2 at least and a width of 1 at least expected, not {radices} and {width}")
+        raise ValueError(f"mixed_radix: radices must be at least 2 and the width at least 1, not {radices} and {width}")
     nodes, stride, layers = math.prod(radices), 1, []
     node = np.arange(nodes * width) % nodes
     for radix in radices:
@@ -90,16 +90,16 @@ class RadixNet(Sequence):
     Parameters
     ----------
     neurons : int, default 1024
-        16 times a power of 2, 32 at least; the Challenge's are 1024, 4096, 16384 and 65536.
+        16 times a power of 2, at least 32; the Challenge has 1024, 4096, 16384 and 65536.
     layers : int, default 120
-        The Challenge's are 120, 480 and 1920.
+        The Challenge has 120, 480 and 1920.
     seed : int, default 0
         Seed of the permutations.
 
     Raises
     ------
     ValueError
-        If neurons is another number, or layers below 1.
+        If `neurons` is not such a number, or `layers` is below 1.
     """
 
     neurons: int = 1024
@@ -111,11 +111,11 @@ class RadixNet(Sequence):
         if nodes < 2 or nodes & (nodes - 1) or nodes * WIDTH != self.neurons:
             raise ValueError(f"RadixNet: neurons must be {WIDTH} times a power of 2, from {2 * WIDTH} on, not {self.neurons}")
         if self.layers < 1:
-            raise ValueError(f"RadixNet: layers must be 1 at least, not {self.layers}")
+            raise ValueError(f"RadixNet: layers must be at least 1, not {self.layers}")
 
     @property
     def depth(self) -> int:
-        """Layers per group; after this number each input reaches each output."""
+        """Number of layers of a group: after this many layers each input reaches each output."""
         return (self.neurons // WIDTH).bit_length() - 1
 
     def __len__(self) -> int:
@@ -139,7 +139,7 @@ def _pure(neurons):
 
 @functools.lru_cache(maxsize=1)
 def _weights(neurons, inputs):
-    """(values, bias), which all layers share."""
+    """(values, bias) of each layer; all layers have the same."""
     return np.full((neurons, inputs), 2 / inputs, np.float32), np.full(neurons, challenge_bias(neurons), np.float32)
 
 

@@ -16,11 +16,11 @@ class ChallengeResult:
     categories : ndarray
         Indices of the inputs that are not 0 after the last layer.
     correct : bool or None
-        Whether these are the Challenge's categories; None if those are unknown.
+        True if `categories` are those of the Challenge; None if these are unknown.
     seconds : float
-        Time from sparse inputs and layers in memory to the categories; buffers were touched before.
+        Time from sparse inputs and layers in memory to the categories; buffers are allocated and written before.
     by_layer : ndarray
-        Seconds of each layer; making inputs dense counts to the first.
+        Seconds of each layer; the first includes the time to make inputs dense.
     live : ndarray
         For each layer, the number of inputs that were not 0 before it.
     multiplications : ndarray

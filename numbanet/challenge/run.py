@@ -33,12 +33,13 @@ def challenge(
     memory: int | None = None,
     say: Callable[[str], Any] = lambda text: None,
 ) -> ChallengeResult:
-    """Run the Challenge once; timing starts when files, layers and buffers are in memory and everything is compiled.
+    """Run the Challenge once; timing starts when files, layers and buffers are in memory and all code is compiled.
 
     Parameters
     ----------
     neurons, layers : int, optional
-        Those of a ChallengeData, else 1024 and 120 by default. The Challenge has 1024, 4096, 16384, 65536, and 120, 480, 1920.
+        By default those of `data` if it is a ChallengeData, else 1024 and 120. The Challenge has 1024, 4096, 16384 or 65536
+        neurons, and 120, 480 or 1920 layers.
     data : path, "generated" or ChallengeData, optional
         The folder of the official files, by default as for `load_challenge`; "generated" is a `RadixNet` with enlarged and
         thresholded images of MNIST.
@@ -49,13 +50,14 @@ def challenge(
         "saturated" is a shortcut, not plain execution: "compact" until all live inputs are at the ceiling everywhere and no
         later layer changes that; the check counts in the time.
     device : str, default "cpu"
+        The device of the inference.
     inputs : int, optional
         Use only the first n images; all by default.
     memory : int, optional
         Maximal bytes for activations: inputs are processed in the number of pieces that this requires. By default half of the
         free memory.
     say : callable, optional
-        Called with a line about the memory that is needed and its division.
+        Called with a line of text: the memory that is needed, and the number of pieces.
 
     Returns
     -------
@@ -72,9 +74,9 @@ def challenge(
     J. Kepner et al., "Sparse Deep Neural Network Graph Challenge", HPEC 2019.
     """
     if way not in WAYS:
-        raise ValueError(f"challenge: there is no way {way!r}; choose from {', '.join(WAYS)}")
+        raise ValueError(f"challenge: unknown way {way!r}; choose from {', '.join(WAYS)}")
     if inputs is not None and inputs < 1:
-        raise ValueError(f"challenge: inputs must be 1 at least, not {inputs}")
+        raise ValueError(f"challenge: inputs must be at least 1, not {inputs}")
     dev = named(device)
     data = first_inputs(_data(neurons, layers, data, inputs), inputs)
     Prepared(first_inputs(data, LANES)._replace(network=[data.network[0]]), way, dev, LANES).run()  # compiled
@@ -83,7 +85,7 @@ def challenge(
 
 # --- data -------------------------------------------------------------------------------------------------------------
 def _data(neurons, layers, data, inputs):
-    """The data that were given, generated or loaded."""
+    """The given, generated or loaded data."""
     if not isinstance(data, ChallengeData):
         size = 1024 if neurons is None else neurons, 120 if layers is None else layers
         return generated(*size, inputs) if data == "generated" else load_challenge(*size, data)
@@ -102,7 +104,7 @@ def _data(neurons, layers, data, inputs):
 
 
 def first_inputs(data: ChallengeData, count: int | None) -> ChallengeData:
-    """The same data with only the first inputs, or all."""
+    """The same data with only the first `count` inputs; None: all."""
     if count is None or count >= len(data.starts) - 1:
         return data
     end = data.starts[count]
@@ -128,7 +130,7 @@ def generated(neurons: int, layers: int, inputs: int | None = None, seed: int = 
 
 
 def _plan(data, memory, say):
-    """The number of inputs per piece: so that two arrays of activations fit into memory."""
+    """The number of inputs per piece, so that two arrays of activations fit into memory."""
     count, layer = len(data.starts) - 1, data.network[0]
     each = 2 * 4 * len(layer.indices)  # bytes per input
     room = int(SHARE * free_memory()) if memory is None else memory

@@ -36,8 +36,8 @@ def read_entries(file: BinaryIO, source: object, shape: tuple[int, int], tick: C
     Raises
     ------
     ValueError
-        With `source` and the line, if a line does not have three fields, a number or value is invalid or out of range, entries
-        are not sorted, or the last line has no end.
+        If a line does not have three fields, if a number or value is invalid or out of range, if entries are not sorted, or if
+        the last line has no end. The message names `source` and the line.
     """
     parts, line, last = [], 1, -1
     for piece in pieces(file, source):
@@ -57,7 +57,7 @@ def read_entries(file: BinaryIO, source: object, shape: tuple[int, int], tick: C
 
 
 def read_numbers(file: BinaryIO, source: object, limit: int) -> np.ndarray:
-    """The numbers of a file with one per line, increasing, from 1 to limit, minus 1: int64."""
+    """The numbers of a file with one number per line, which must increase and be in 1 … limit; minus 1, int64."""
     parts, line = [np.zeros(0, np.int64)], 1
     for piece in pieces(file, source):
         ends = np.flatnonzero(piece == END)
@@ -95,7 +95,7 @@ def pieces(file: BinaryIO, source: object):
 
 # --- fields -----------------------------------------------------------------------------------------------------------
 def _parse(piece, source, line, shape):
-    """(rows, columns, values) of whole lines; `line` is the number of the first."""
+    """Parse a piece of whole lines: (rows, columns, values); `line` is the number of its first line, for errors."""
     ends, tabs = np.flatnonzero(piece == END), np.flatnonzero(piece == TAB)
     starts = np.concatenate([[0], ends[:-1] + 1])
     inside = np.searchsorted(tabs, ends) - np.searchsorted(tabs, starts) if len(tabs) != 2 * len(ends) else 2
@@ -113,7 +113,9 @@ def _parse(piece, source, line, shape):
 
 
 def _numbers(piece, starts, ends, source, line, limit, name):
-    """Numbers from 1 to limit, minus 1: int64."""
+    """Parse integers from 1 to limit, given their positions in the piece, and subtract 1: int64. ValueError names `name` and
+    the line.
+    """
     lengths = ends - starts
     total, wrong = np.zeros(len(ends), np.int64), (lengths < 1) | (lengths > DIGITS)
     for position in range(min(int(lengths.max(initial=0)), DIGITS)):
@@ -130,7 +132,7 @@ def _numbers(piece, starts, ends, source, line, limit, name):
 
 
 def _values(piece, starts, ends, source, line):
-    """Finite float32 values; fast if all lines have the same text."""
+    """Parse finite float32 values; this is fast if all lines have the same text."""
     lengths = ends - starts
     if lengths.max() > LETTERS:
         at = int(np.argmax(lengths > LETTERS))

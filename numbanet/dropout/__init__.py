@@ -1,4 +1,4 @@
-"""Dropout policies: for each step and site of a model, a policy draws the plan of what is computed."""
+"""Dropout policies: for each step and each site of a model, a policy draws a plan: which part of a product is computed."""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ Policy = TypeVar("Policy", bound="Dropout")
 
 
 class Style(NamedTuple):
-    """How plots draw a policy; dashes and marks distinguish policies in grey. Without a colour the next default one is used."""
+    """How plots draw a policy: dashes and marks distinguish policies in prints without colour. If `colour` is None,
+    matplotlib's next colour is used.
+    """
 
     colour: str | None = None
     dashes: str | tuple = "-"
@@ -49,7 +51,7 @@ class Dropout(abc.ABC):
     answer: bool = False  # whether it also makes plans for the last layer, which computes the answer
     by_sample: ClassVar[bool] = False  # whether samples of a batch drop different units
     data_dependent: bool = False  # whether plans depend on a layer's input (`choose`)
-    alike: bool = False  # whether such plans are of one kind at each site while rates are equal: then steps may be recorded
+    alike: bool = False  # whether chosen plans are of one kind at each site for equal rates: then steps may be recorded
     shuffle: ClassVar[bool] = False  # whether features should be centred and permuted (`Shuffle`)
 
     def __init__(self, rate: Rate = 0.5) -> None:
@@ -70,7 +72,8 @@ class Dropout(abc.ABC):
     def at(self, epoch: int) -> Dropout:
         """The policy of an epoch, counted from 0: itself if its rates are numbers, else a copy with the rates of the epoch.
 
-        The copy is shallow: state that a policy collects during training belongs into an object that it holds.
+        The copy is shallow. So if a policy collects state during training, the state must be in an object that is an attribute,
+        which all copies share.
 
         Raises
         ------
@@ -80,7 +83,9 @@ class Dropout(abc.ABC):
         return self._changed_rates(callable, lambda rate: rate_at(rate, epoch))
 
     def over(self, epochs: int) -> Dropout:
-        """The policy of a fit of n epochs: a rate that is a share of the fit, such as `EarlyDropout`, learns n."""
+        """The policy of a fit of n epochs: a schedule that is defined by a share of the fit, such as `EarlyDropout`, gets the
+        number n.
+        """
         return self._changed_rates(lambda rate: hasattr(rate, "over"), lambda rate: rate.over(epochs))
 
     def at_mean_rate(self, epochs: int) -> Dropout:
@@ -93,7 +98,7 @@ class Dropout(abc.ABC):
         return self._with(tuple(map(mean, zip(*rates, strict=True))))
 
     def _changed_rates(self, concerned: Callable[[Any], bool], change: Callable[[Any], Any]) -> Dropout:
-        """A copy in which the rates concerned are changed; itself if there are none."""
+        """A copy in which change(rate) replaces each rate with concerned(rate); itself if there are none."""
         several = isinstance(self.rate, tuple)
         rates = self.rate if several else (self.rate,)
         if not any(map(concerned, rates)):
@@ -120,7 +125,9 @@ class Dropout(abc.ABC):
         return rate
 
     def check(self, layers: int) -> None:
-        """ValueError unless there is one rate, or one for each droppable layer, and at least one such layer if it needs one."""
+        """ValueError unless `rate` is one rate or has one for each of the `layers` droppable layers, and if the policy is for
+        convolutions and there are none.
+        """
         if self.kind == "patches" and not layers:
             raise ValueError(f"{self.name}: it is for convolutions, and there are none")
         if isinstance(self.rate, tuple) and len(self.rate) != layers:
@@ -131,20 +138,21 @@ class Dropout(abc.ABC):
         return self
 
     def sites(self, model: Sequential | Tree) -> tuple[Site, ...]:
-        """The sites of a model that it makes plans for."""
+        """The sites of a model for which this policy makes plans."""
         return model.droppable(self.kind, self.answer)
 
     def rates(self, model: Sequential | Tree) -> list[float]:
-        """The rate of each of these sites."""
+        """The rate of each site in `sites(model)`."""
         return list(map(self.rate_of, self.sites(model)))
 
     def caution(self, site: Site) -> str | None:
-        """A sentence that says what is unwise about dropping parts of a site, or None."""
+        """A warning if dropping parts of a site is likely to hurt; None if not."""
         return None
 
     def cautions(self, model: Sequential) -> list[str]:
-        """What is unwise about its use in a model: by default the `caution` of each site, layers with weights but no site, and
-        that there is nothing to drop."""
+        """Warnings about its use in a model: by default the `caution` of each site, a warning that names layers with weights
+        but no site, and one if there is no site at all.
+        """
         tree = Tree(model)
         sites, rates = self.sites(tree), self.rate if isinstance(self.rate, tuple) else (self.rate,)
         if any(rates) and not any(map(self.rate_of, sites)):
@@ -155,7 +163,7 @@ class Dropout(abc.ABC):
         return [*filter(None, map(self.caution, sites)), *(self._passed_over(tree) if sites else ())]
 
     def _passed_over(self, tree: Tree) -> list[str]:
-        """A sentence that names the layers with weights but no site, if there are any."""
+        """A list with one warning, which names the layers with weights but no site; [] if there are none."""
         some = {layer for layer, _ in tree.sites}
         names = [
             f"{path} ({type(layer).__name__})"
@@ -178,7 +186,7 @@ class Dropout(abc.ABC):
     def variance_factors(self, layers: int) -> list[float]:
         """For each `Linear` layer, the last one included, the factor of the variance of its initial weights.
 
-        By default 1. A policy that leaves out terms of sums overrides it (`Linear`, variance_factor).
+        All 1 by default. A policy that drops terms of sums overrides it (see `variance_factor` of `Linear`).
         """
         return [1.0] * (layers + 1)
 
@@ -200,16 +208,21 @@ class Dropout(abc.ABC):
         """
 
     def choose(self, site: Site, x: Tensor, w: Tensor, rng: np.random.Generator) -> Plan | None:
-        """Choose the plan of a site during the pass, from the layer's input (images with channels last) and weight, if none
-        was drawn. Called if the policy is `data_dependent`."""
+        """Choose the plan of a site during the pass, from the layer's input (images have channels last) and weight. It is
+        called if the policy is `data_dependent` and drew no plan for the site.
+        """
         return None
 
     def choose_from_flow(self, site: Site, flow: Flow, layer: Any, rng: np.random.Generator) -> Plan | None:
-        """Like `choose`, from the layer and its input flow, which may be compact; by default calls `choose` on dense input."""
+        """Like `choose`, but from the layer and its input flow, which may be compact. By default it calls `choose` with the
+        dense input.
+        """
         return self.choose(site, flow.expanded(), layer.weight, rng)
 
     def choosing(self, model: Sequential | Tree, rng: np.random.Generator) -> Callable[..., Plan | None] | None:
-        """(site, flow, layer) -> Plan or None, for `Plans`; None if all plans are drawn before the pass."""
+        """The function (site, flow, layer) -> Plan or None that `Plans` calls during a pass; None if all plans are drawn
+        before.
+        """
         if not self.data_dependent:
             return None
         sites = set(self.sites(model))
@@ -224,12 +237,13 @@ class Dropout(abc.ABC):
         return 0.0
 
     def calibrated(self, model: Sequential, x: Tensor) -> Dropout:
-        """The policy prepared for this model and data; x are some training samples on the model's device. Called before each
-        epoch if the policy is `data_dependent`."""
+        """The policy, prepared for a model and its data: x are some training samples, a tensor on the model's device. It is
+        called before each epoch if the policy is `data_dependent`.
+        """
         return self
 
     def report(self) -> dict[str, list[float]]:
-        """What it did since the last call, as entries for the record of an epoch."""
+        """Figures about the steps since the last call, by name: entries for the record of an epoch."""
         return {}
 
     def __repr__(self) -> str:
@@ -254,14 +268,14 @@ class NoDropout(Dropout):
 class BernoulliDropout(Dropout):
     """Conventional (inverted) dropout: activations of each sample are zeroed independently, the others scaled by 1 / (1 - p).
 
-    The baseline that the patterns are compared with (Srivastava et al. 2014). No work is skipped.
+    It skips no work, and is the baseline for the other policies (Srivastava et al. 2014).
     """
 
     name, drops = "bernoulli", "activations, independently for each sample (conventional)"
     style, by_sample = Style("#b07aa1", "--", "^"), True
 
     def variance_factors(self, layers):
-        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # the next layer's sums lose what a layer drops
+        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # dropout removes terms of the next layer's sums
 
     def plan(self, site, rng):
         rate = self.rate_of(site)

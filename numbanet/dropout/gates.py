@@ -1,11 +1,11 @@
-"""Sparse gate gradients: the backward pass of an LSTM leaves out part of the gradients of its gates.
+"""Sparse gate gradients: the backward pass of an LSTM computes only part of the gradients of its gates.
 
     threshold   elements with a magnitude up to a threshold become 0: shows the loss of accuracy, saves no time
     columns     of the 4H gate columns those with the largest L1 norm over the mini-batch are kept, an `IndexPlan` for the whole
                 sequence: dx, dh, dW_ih and dW_hh are products of the kept columns
 
 The norms are those of gradients without the part that flows back through time (`lstm_scores`), because the columns must be
-known before the backward pass through time starts. Mixing sparse and dense steps closes the gap in accuracy.
+known before the backward pass through time starts. Training with some dense steps restores the accuracy.
 
 Source: the abstract on structured sparse gate gradients in LSTMs: sparse gate gradients have little effect on training,
 structured ones make the backward pass faster, and mixed training reaches the accuracy of dense training.
@@ -36,16 +36,17 @@ def _of_the_first(count: float, epoch: int) -> float:
 
 
 class GateSparsity(Dropout):
-    """Which steps have sparse gate gradients, and how sparse these are.
+    """A policy that determines which steps have sparse gate gradients, and how sparse they are.
 
     Parameters
     ----------
     sparsity : float, default=0.5
-        Share of the columns, or of the elements, that is left out, in [0, 1).
+        Share of the columns, or of the elements, that is not computed, in [0, 1).
     mode : {"columns", "threshold"}, default="columns"
+        "columns" does not compute whole columns, which saves time; "threshold" sets small elements to 0, which does not.
     schedule : float or callable, default=0.8
-        Share of the steps of a fit that are sparse, in [0, 1]: the first ones, so that training ends dense. Or a function of
-        the epoch, counted from 0, that returns the share of its steps that are sparse, drawn at random.
+        Share of the steps of a fit that are sparse, in [0, 1]: the first ones, so that the last steps are dense. Or a function
+        that maps the epoch, counted from 0, to the share of its steps that are sparse; these steps are drawn at random.
     probe : int, default=100
         Every probe-th sparse step is compared with the dense gradient, which costs a second backward pass through time; in mode
         "threshold" the threshold is recomputed then.
@@ -84,11 +85,11 @@ class GateSparsity(Dropout):
         """The share of sparse steps in an epoch, counted from 0; ValueError if the function returns an invalid one."""
         share = self.schedule(epoch) if callable(self.schedule) else self.schedule
         if isinstance(share, bool) or not isinstance(share, (int, float, np.floating)) or not 0 <= share <= 1:
-            raise ValueError(f"gate_schedule must give a share of the steps, from 0 to 1, for epoch {epoch}; it gave {share!r}")
+            raise ValueError(f"gate_schedule must give a share of the steps, from 0 to 1, for epoch {epoch}, not {share!r}")
         return float(share)
 
     def at(self, epoch):
-        """The policy of an epoch; it is the same object, which remembers the epoch."""
+        """The policy of an epoch: this object, which stores the epoch."""
         return self.changed(_epoch=epoch, _met=collections.Counter(), _thresholds={})
 
     def at_mean_rate(self, epochs):
@@ -112,7 +113,7 @@ class GateSparsity(Dropout):
 
     @property
     def computed(self) -> float:
-        """The share of the products of a sparse backward pass that is computed."""
+        """The share of FLOPs of a sparse backward pass relative to a dense one."""
         return 1 - self.sparsity if self.mode == "columns" else 1.0
 
     def choice(self, layer: Any) -> GateChoice:
@@ -135,7 +136,7 @@ class GateSparsity(Dropout):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SparseGates(GatePlan):
-    """A sparse backward pass of an LSTM at a site, by a policy."""
+    """The plan of an LSTM layer: a sparse backward pass according to a policy."""
 
     policy: GateSparsity
     path: str

@@ -2,9 +2,9 @@
 
 A random projection f to k numbers nearly preserves inner products, so that f(x) . f(w) estimates the output x . w; the largest
 share 1 - rate is computed (*Dynamic Sparse Graph for Efficient Deep Learning*, ICLR 2019: dimension-reduction search and
-double-mask selection). It is a selection, not dropout: nothing is scaled. f(w) is recomputed at the start of an epoch, and then
-every `refresh` steps, a part of the rows of w at a time. Only hidden Linear and Conv2d layers take part: a layer that pruning
-has made sparse is computed whole from then on.
+double-mask selection). It is a selection, not dropout, so nothing is scaled. f(w) is recomputed at the start of an epoch, and
+then every `refresh` steps, for a part of the rows of w at a time. It applies to hidden Linear and Conv2d layers; a layer that
+pruning has made sparse is computed completely from then on.
 
     batch    one set of neurons for a whole batch, predicted from some of its samples: a dense product with the kept neurons,
              whose compact output, input gradient and weight gradient are all smaller
@@ -56,17 +56,17 @@ class DynamicSparseGraph(Dropout):
     Parameters
     ----------
     rate : float, callable, or sequence of these, default=0.5
-        Share of the neurons that is left out, in [0, 1); a function of the epoch, or a sequence with one per layer.
+        Share of the neurons that is not computed, in [0, 1); a function of the epoch, or a sequence with one rate per layer.
     epsilon : float, default=0.5
         Relative error of distances, in (0, 1), which determines the dimension k of the projection (`johnson_lindenstrauss`).
         The default is the paper's.
     share : {"batch", "tile", "sample"}, default="batch"
-        Which samples share a set of neurons: all of a batch, groups of `group` neighbours, or each has its own, as in the
-        paper. "batch" is fastest; for convolutions it chooses channels, and is the only option.
+        Which samples share a set of neurons: all of a batch, each group of `group` consecutive samples, or none, as in the
+        paper: each sample has a separate set. "batch" is fastest; for convolutions it chooses channels, and is the only option.
     refresh : int, default=50
         Number of steps after which each row of a weight is projected again; projecting all rows takes as long as a product with
         k / 6 samples. Rows are projected in turns of multiples of 256, all at once if there are fewer. The first step of an
-        epoch projects every layer whole, so that an epoch depends on nothing before it but the weights. The default is the
+        epoch projects all rows of every layer, so that an epoch depends only on the weights at its start. The default is the
         paper's.
     threshold : {"exact", "shared"}, default="exact"
         Whether each set has exactly its share of the neurons, or all neurons above the threshold of the first few sets (the
@@ -89,16 +89,14 @@ class DynamicSparseGraph(Dropout):
     ValueError
         If an argument is out of range.
 
-    Notes
-    -----
-    Neurons that are left out do not learn, so that after the same few epochs accuracy is below that of dense training. On
-    Fashion-MNIST at a rate of .6 the loss is .6 ("tile") to .9 points ("sample"). A random choice loses 4 to 6 there, and a
-    choice by the true outputs of each sample nothing, so the predictions are the weak point (`python -m bench papers-dsg`,
-    three seeds). With a rate of 0 in the last epoch (a function of the epoch), so that predictions with all neurons match
-    training, the loss was .5 ("tile", "sample") and .6 ("batch"). In single runs with `share="batch"` a larger learning rate
-    reduced it, and 64 samples reduced it further. Selecting in predictions helped in most runs; it requires samples in random
-    order, as in training. Projecting weights more often, a smaller epsilon, a first epoch without selection, and scores
-    averaged over steps gained nothing.
+    Notes ----- Neurons that are not computed are not trained, so accuracy after a few epochs is below that of dense training.
+    On Fashion-MNIST at a rate of .6 it is lower by .6 ("tile") to .9 points ("sample"). With a random choice it is lower by 4
+    to 6 points, and with a choice by the true outputs of each sample it is the same, so the loss is due to errors of the
+    estimates (`python -m bench papers-dsg`, three seeds). With a rate of 0 in the last epoch (a function of the epoch), so that
+    predictions with all neurons match training, the loss was .5 ("tile", "sample") and .6 ("batch"). In single runs with
+    `share="batch"` a larger learning rate reduced it, and 64 samples reduced it further. Selecting in predictions helped in
+    most runs; it requires samples in random order, as in training. Projecting weights more often, a smaller epsilon, a first
+    epoch without selection, and scores averaged over steps gained nothing.
     """
 
     name, data_dependent, style = "dsg", True, Style("#7aa874", (0, (5, 1, 1, 1, 1, 1)), "D")
@@ -122,7 +120,7 @@ class DynamicSparseGraph(Dropout):
         if not is_real(epsilon) or not 0 < epsilon < 1:
             raise ValueError(
                 f"epsilon must be a number between 0 and 1, got {epsilon!r}; a larger one makes the projection "
-                "cheaper and its guesses worse"
+                "cheaper and its estimates worse"
             )
         for name, value, known in (("share", share, tuple(SAMPLES)), ("threshold", threshold, ("exact", "shared"))):
             if value not in known:
@@ -137,8 +135,9 @@ class DynamicSparseGraph(Dropout):
         self._guesses = Guesses(epsilon, refresh, seed)
 
     def sites(self, model):
-        """The sites of Linear and Conv2d layers. A sequence of rates also counts the other hidden layers, so that it keeps its
-        meaning after pruning has made some layers sparse."""
+        """The sites of Linear and Conv2d layers. A sequence of rates also has one for each other hidden layer, so that it stays
+        valid if pruning makes some layers sparse.
+        """
         sites = super().sites(model)
         super().check(len(sites))
         return tuple(site for site in sites if site.chosen)
@@ -162,7 +161,9 @@ class DynamicSparseGraph(Dropout):
         return self._with(self.rate)
 
     def _with(self, rate):
-        """A copy that projects weights again: an epoch depends on nothing before it but the weights."""
+        """A copy with other rates, which projects all weights again, so that an epoch depends only on the weights at its
+        start.
+        """
         return self.changed(rate=rate, _guesses=Guesses(self.epsilon, self.refresh, self.seed))
 
     def inference_policy(self, epoch):
@@ -222,7 +223,7 @@ class DynamicSparseGraph(Dropout):
         return self._guesses.scores([_evenly(flow, self.samples).x.data for flow in groups], w, bias)
 
     def _chosen(self, dev: Device, scores: Any, count: int) -> np.ndarray:
-        """The bit mask of the largest scores in each row."""
+        """The bit mask of the `count` largest scores in each row, according to `threshold`."""
         if self.threshold == "exact":
             return largest(dev, scores, count)
         few = np.asarray(dev.download(dev.getitem(scores, slice(0, SHARING))))
@@ -235,17 +236,17 @@ class DynamicSparseGraph(Dropout):
 
 
 def kept_of(n: int, rate: float) -> int:
-    """Number of kept neurons of n, at least one."""
+    """The number of kept neurons out of n, at least one."""
     return max(round((1 - rate) * n), 1)
 
 
 def largest(dev: Device, scores: Any, count: int) -> np.ndarray:
-    """The bit mask of the largest scores in each row, the first ones in case of ties."""
+    """The bit mask of the `count` largest scores in each row; of equal scores, the first ones."""
     return np.asarray(dev.download(dev.top_k(scores, count)))
 
 
 def _evenly(flow: Flow, count: int) -> Flow:
-    """Some samples of a batch, evenly spaced."""
+    """`count` samples of a batch, evenly spaced."""
     flow = flow if flow.layout.plan is None else flow.with_(flow.dense())
     n, dev = flow.x.shape[0], flow.x.device
     if n <= count:
@@ -265,7 +266,7 @@ def _windows(x: Tensor, layer: Conv2d) -> Any:
         inside = begins[(begins >= 0) & (begins + reach < length)]
         axes.append(inside if inside.size else begins[:1])
     count = len(axes[0]) * len(axes[1])
-    chosen = (np.arange(n * WINDOWS) * 7919) % count  # a prime: spread over the image
+    chosen = (np.arange(n * WINDOWS) * 7919) % count  # steps of a prime number spread the windows over the images
     taps = [np.arange(size) * apart for size, apart in zip(window.kernel, window.dilation)]
     h = np.clip(axes[0][chosen // len(axes[1])][:, None] + taps[0], 0, height - 1)
     v = np.clip(axes[1][chosen % len(axes[1])][:, None] + taps[1], 0, width - 1)
@@ -277,12 +278,13 @@ def _windows(x: Tensor, layer: Conv2d) -> Any:
 
 
 class Guesses:
-    """Estimated outputs f(x) . f(w) + b, and the cached projections f(w), of which no row is older than `refresh` uses; None:
-    they are computed once."""
+    """Estimated outputs f(x) . f(w) + b, and the cached projections f(w). A row of f(w) is recomputed after at most `refresh`
+    uses; if `refresh` is None, it is computed once.
+    """
 
     def __init__(self, epsilon: float, refresh: int | None, seed: int) -> None:
         self.epsilon, self.refresh, self.seed, self._flops = epsilon, refresh, seed, 0.0
-        self._projected: dict[int, tuple[Any, int]] = {}  # by id of the weight, removed when it dies
+        self._projected: dict[int, tuple[Any, int]] = {}  # by id of the weight, deleted with the weight
 
     def scores(self, sets: Sequence[Any], w: Tensor, bias: Tensor | None) -> Any:
         """(sets, O): the scores: sums of ReLU outputs over the samples (S, I) of each set; w (O, …)."""
@@ -324,7 +326,7 @@ class Guesses:
         return projected
 
     def _due(self, uses: int, outputs: int) -> slice:
-        """The rows to project again: each has its turn within `refresh` uses."""
+        """The rows to project again in this use, so that each row is projected once in `refresh` uses."""
         if self.refresh is None:
             return slice(0)
         together = math.ceil(outputs / self.refresh / ROWS) * ROWS
@@ -355,5 +357,5 @@ def _anew(dev: Device, before: tuple[Any, Any] | None, matrix: Any, rows: slice,
 
 @functools.lru_cache(maxsize=64)
 def _lists(k: int, inputs: int, seed: int, dev: Device) -> Ternary:
-    """R on the device."""
+    """The index lists of the random matrix R, on the device."""
     return Ternary(*map(dev.upload, ternary(k, inputs, seed)))

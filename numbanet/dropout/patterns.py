@@ -1,4 +1,4 @@
-"""Dropout policies: for each step and droppable layer, a policy draws the plan of what is computed.
+"""Row and tile dropout patterns, beside the policies that skip no work.
 
     none        nothing is dropped
     bernoulli   conventional dropout: each activation of a sample is zeroed with probability p; saves no work
@@ -6,8 +6,8 @@
     tdp         tile dropout pattern: one tile in dp of the weight is kept, the others are not computed
 
 rdp and tdp draw dp from the distribution that `search` computes for the rate p, and bias uniformly from 0 … dp - 1: every
-neuron (every weight) is dropped with probability exactly p, as in conventional dropout, but many together
-(*Approximate Random Dropout for DNN training acceleration in GPGPU*, sections 3 and 4).
+neuron (every weight) is dropped with probability exactly p, as in conventional dropout, but neurons (weights) of a pattern are
+dropped together (*Approximate Random Dropout for DNN training acceleration in GPGPU*, sections 3 and 4).
 
 The largest period affects accuracy most, then the scale; the search hardly matters. So the defaults are the smallest period
 that drops more than the rate, but at least 3, "root" for rows and "pattern" for tiles, and "exact". examples/12_why_it_works.py
@@ -77,11 +77,13 @@ class _PatternDropout(Dropout):
         return _periods(self.rate_of(site), self.dp_max, self.search, self.scale)
 
     def periods(self, site: Site | int) -> int:
-        """The largest dp that a site can draw."""
+        """The largest dp that can be drawn for a site."""
         return len(self._of(site).scales)
 
     def variance_factor(self, site: Site | int) -> float:
-        """The factor of the initial variance of weights whose products a site thins out (`Linear`, variance_factor)."""
+        """The factor of the initial variance of weights, if dropout at this site drops some of their products
+        (`variance_factor` of `Linear`).
+        """
         return self._of(site).variance_factor
 
     def draw(self, site: Site | int, rng: np.random.Generator) -> tuple[int, int, float]:
@@ -93,23 +95,24 @@ class _PatternDropout(Dropout):
 
 
 class RowDropout(_PatternDropout):
-    """Row dropout pattern: neurons bias, bias + dp, … are kept, the others are not computed.
+    """Row dropout pattern: the neurons bias, bias + dp, … are kept, and the others are not computed.
 
     Parameters
     ----------
     rate : float, callable, or sequence of these, default=0.5
         Probability to drop, in [0, 1), or a function that gives it for an epoch; a sequence gives one for each droppable layer.
     dp_max : int, optional
-        Largest period. By default the smallest that drops more than p, at least 3: a larger one gives probability to patterns
-        that keep very little (`numbanet.dropout.search`). If the rate depends on the epoch, so does the default; a number holds
-        for all epochs. With search="sgd" the papers' 8, or more if the rate is above 0.8.
+        Largest period. The default is the smallest period that drops more than p, but at least 3; with a larger dp_max,
+        patterns that keep very few neurons are drawn (`numbanet.dropout.search`). If the rate depends on the epoch, so does the
+        default; a number holds for all epochs. With search="sgd" the papers' 8, or more if the rate is above 0.8.
     search : {"exact", "sgd"}, default="exact"
         How the distribution of dp is computed: maximal entropy at exactly this rate, or by the papers' Algorithm 1, which
         misses the rate slightly (0.6963 for 0.7 with dp_max=8, 0.133 for 0.1), and whose larger periods cost accuracy.
     scale : {"rate", "root", "pattern"}, default="root"
-        Kept values are multiplied by dp^a / E[dp^(a - 1)], with a = 0, 1/2 or 1, which preserves the mean: by 1 / (1 - p), the
-        inverse of the kept share averaged over steps; by dp, that of this step; or in between. "rate" minimises the noise of a
-        single product, "pattern" the noise that all of them have in common.
+        Kept values are multiplied by dp^a / E[dp^(a - 1)], which preserves the mean, with a = 0 ("rate"), 1/2 ("root") or 1
+        ("pattern"). With "rate" this is 1 / (1 - p), the inverse of the mean kept share; with "pattern" it is dp, the inverse
+        of the kept share of this step; "root" is in between. "rate" minimises the noise of a single product, "pattern" the
+        noise that all products of a step share.
 
     Raises
     ------
@@ -143,30 +146,31 @@ class TileDropout(_PatternDropout):
     """Tile dropout pattern: one tile of the weight in dp is kept, the others are not computed.
 
     Kept tiles shift by one from tile row to tile row, in one of several orders of the rows and columns (`TilePlan`). A neuron
-    sees only the inputs in its row's kept tiles. `Net` therefore puts a `Shuffle` before the first layer: otherwise tiles of
-    neighbouring features, such as stripes of an image, would hide whole parts of a sample, and the features' means would appear
-    and disappear with their tiles.
+    reads only the inputs in the kept tiles of its row. So `Net` inserts a `Shuffle` before the first layer. Without it, a tile
+    would hold adjacent features, such as a stripe of an image, and dropping it would remove this part of a sample; and sums
+    would change by the mean of the dropped features.
 
-    In the first hidden layer these inputs are the features, which dropout of neurons never hides: at equal rates, tiles cost
-    accuracy there, and the other layers can have higher rates (`papers-mlp`, 4096x4096 at (0.7, 0.7) and (0, 0.7)).
+    In the first hidden layer the dropped inputs are features, which dropout of neurons never drops. So at equal rates, tiles
+    cost accuracy in this layer, and the other layers can have higher rates (`papers-mlp`, 4096x4096 at (0.7, 0.7) and (0,
+    0.7)).
 
     Parameters
     ----------
     rate, dp_max, search
         As for `RowDropout`.
     scale : {"rate", "root", "pattern"}, default="pattern"
-        As for `RowDropout`. All sums of a step lose the same share of their terms: with another scale all of them are too
-        small, or too large, together, which does not average out over neurons. On Fashion-MNIST "pattern" gains half a point
+        As for `RowDropout`. All sums of a step lose the same share of their terms. With another scale, all of them are too
+        small or too large together, which does not average out over neurons. On Fashion-MNIST "pattern" gains half a point
         (`mlp-settings`).
     tile : int, default=32
         Side of a tile: 32 as in the papers.
     mixes : int, default=4
-        Number of orders of tile rows and tile columns, of which each step draws one. With 1, as in the papers, there are only
-        as many patterns as pairs of dp and bias: networks memorise them, and predict less well. More than a few gain nothing,
-        and each needs its own index arrays.
+        Number of orders of tile rows and tile columns, of which each step draws one. With 1, as in the papers, there is one
+        pattern for each pair of dp and bias; networks overfit to these few patterns. More than a few orders gain nothing, and
+        each needs separate index arrays.
 
     answer : bool, default=False
-        Whether the last layer has tiles, too: then its input is thinned out, as by row dropout of the previous layer.
+        If True, the last layer has tiles, too, which drops some of its inputs, as row dropout of the previous layer does.
 
     Raises
     ------
@@ -195,7 +199,7 @@ class TileDropout(_PatternDropout):
         self.tile, self.mixes, self.answer = tile, mixes, bool(answer)
 
     def rate_of(self, site):
-        """0 if a layer takes no tile plans, as a sparse layer."""
+        """The rate of a site; 0 if the layer does not support tile plans, such as a sparse layer."""
         none = isinstance(site, Site) and site.takes is not None and TilePlan not in site.takes
         return 0.0 if none else super().rate_of(site)
 

@@ -1,5 +1,6 @@
-"""Registry of the named policies: one import and one name in `__all__` each. `Net(dropout=…)`, the command line, tables and
-plots use them in this order, and `numbanet` exports their classes."""
+"""Registry of the named policies: one import and one name in `__all__` per policy. Their order in `__all__` is that of choices,
+tables and plots; `numbanet` exports the classes.
+"""
 
 from .base import BernoulliDropout, NoDropout
 from .batchwise import BatchwiseDropout

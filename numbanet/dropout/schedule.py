@@ -1,4 +1,5 @@
-"""Dropout rates that change with the epoch: a rate may be any function epoch -> number in [0, 1), epochs counted from 0.
+"""Dropout rates that change with the epoch: a rate may be any function that maps an epoch, counted from 0, to a number in [0,
+1).
 
 `Dropout.at(epoch)` is the policy with the rates of one epoch; training calls it at the start of the epoch.
 """
@@ -40,7 +41,9 @@ def rate_at(rate: float | Schedule, epoch: int) -> float:
 
 
 def mean(rates: Sequence[float]) -> float:
-    """The mean of rates; for equal rates exactly that rate, so that training is the same as with the number."""
+    """The mean of rates. If all are equal, it is exactly this number, without rounding, so that training is the same as with
+    the number.
+    """
     return rates[0] + math.fsum(rate - rates[0] for rate in rates) / len(rates)
 
 
@@ -87,11 +90,13 @@ class _PartOfFit:
             raise ValueError(f"{kind}: epochs must be None or an integer of at least 1; got {self.epochs!r}")
 
     def over(self: Part, epochs: int) -> Part:
-        """The schedule of a fit of n epochs, unless it has its own."""
+        """The schedule for a fit of n epochs; itself if its parameter `epochs` is set."""
         return self if self.epochs is not None else dataclasses.replace(self, epochs=epochs)  # type: ignore[type-var]
 
     def _before(self, epoch: int) -> bool:
-        """True if an epoch comes before the change; those after a fit, as in `partial_fit`, are as its last one."""
+        """True if an epoch comes before the change of the rate. Epochs after the fit, as in `partial_fit`, are treated like its
+        last one.
+        """
         if self.epochs is None:
             raise ValueError(f"{self!r} is a share of the epochs of a fit: give epochs=, or take schedule.over(epochs)")
         return min(epoch, self.epochs - 1) < round(getattr(self, self.change) * self.epochs)
@@ -101,8 +106,9 @@ class _PartOfFit:
 class EarlyDropout(_PartOfFit):
     """A rate in the first part of a fit, and no dropout after it: the end of the fit trains the whole network.
 
-    Steps under a pattern of high rate cost little, and a network needs no exact ones at first: with the same number of epochs a
-    fit does fewer FLOPs (Liu et al. 2023, "Dropout Reduces Underfitting", drop early for accuracy; here it is for time).
+    Steps with a high rate cost few FLOPs, and noisy gradients suffice at the beginning of training. So the fit does fewer FLOPs
+    than with a constant lower rate, in the same number of epochs (Liu et al. 2023, "Dropout Reduces Underfitting", drop early
+    for accuracy; here it is for time).
 
     Parameters
     ----------
@@ -111,7 +117,7 @@ class EarlyDropout(_PartOfFit):
     until : float, default=0.75
         The share of the epochs of a fit that come before the change, in [0, 1].
     epochs : int, optional
-        How many epochs it is a share of. Default: those of the fit.
+        The number of epochs of which it is a share; by default those of the fit.
 
     Raises
     ------
@@ -140,7 +146,7 @@ class LateDropout(_PartOfFit):
     since : float, default=0.25
         The share of the epochs of a fit that come before the change, in [0, 1].
     epochs : int, optional
-        How many epochs it is a share of. Default: those of the fit.
+        The number of epochs of which it is a share; by default those of the fit.
 
     Raises
     ------
@@ -162,16 +168,16 @@ class LateDropout(_PartOfFit):
 class SkewNormalSchedule:
     """Rates that start low, rise, and end low, with a given mean.
 
-    A network that has learned nothing yet should see most of its inputs, and one that converges should settle; in between much
-    can be dropped. The rates follow the density of the skew normal distribution over the training time, from 0 to 1,
+    At the start of training and near convergence the noise of dropout should be small; in between the rate can be high. The
+    rates follow the density of the skew normal distribution over the training time, from 0 to 1,
 
         f(y) = 2 / σ φ((y - μ) / σ) Φ(λ (y - μ) / σ)                                    (eq. 4)
         centre = μ + m σ         with   m = sqrt(2 / π) λ / sqrt(1 + λ²)                (eq. 5)
         spread² = (1 - m²) σ²                                                           (eq. 6)
 
-    at the middle of each epoch: rate(epoch) = min(c f, ceiling), with the factor c for which the mean of the rates over the
-    epochs is the given rate, up to rounding: what the ceiling cuts off is distributed over the other epochs in proportion.
-    After its epochs, as in `partial_fit`, a schedule keeps its last rate.
+    at the middle of each epoch: rate(epoch) = min(c f, ceiling), where the factor c makes the mean of the rates over the epochs
+    equal to the given rate, up to rounding. If rates are limited by the ceiling, the rates of the other epochs are higher in
+    proportion. After its epochs, as in `partial_fit`, a schedule keeps its last rate.
 
     Parameters
     ----------
@@ -180,7 +186,7 @@ class SkewNormalSchedule:
     epochs : int
         Number of epochs, which should be that of the fit: otherwise the mean differs.
     skew : float, default=-2.0
-        λ: below 0 the rate rises slowly and falls fast, as in the paper's account; 0 is the normal distribution.
+        λ: if it is below 0, the rate rises slowly and falls fast, as described in the paper; 0 is the normal distribution.
     centre : float, default=0.5
         Expectation of the distribution, as a share of the training, in [0, 1].
     spread : float, default=0.25
@@ -199,7 +205,7 @@ class SkewNormalSchedule:
     Raises
     ------
     ValueError
-        If an argument is out of range, or no factor gives the mean under the ceiling.
+        If an argument is out of range, or if the mean cannot be reached with rates up to the ceiling.
 
     Notes
     -----
@@ -261,14 +267,14 @@ class SkewNormalSchedule:
 
 
 def _scaled(density: np.ndarray, mean: float, ceiling: float) -> np.ndarray | None:
-    """min(c density, ceiling) with the c for which it has this mean; None if there is none.
+    """min(c density, ceiling) with the factor c that gives it this mean; None if no factor does.
 
-    If the k largest values are cut off, c = (n mean - k ceiling) / (sum of the others): k is the first for which none of the
-    others exceeds the ceiling.
+    If the k largest values are limited by the ceiling, c = (n mean - k ceiling) / (sum of the others). k is the smallest number
+    with which none of the other values exceeds the ceiling.
     """
     count, falling = len(density), np.sort(density)[::-1]
     others = np.cumsum(falling[::-1])[::-1]
-    reached = np.flatnonzero(others)  # 0 … number of nonzero values
+    reached = np.flatnonzero(others)  # the possible values of k
     factors = (count * mean - reached * ceiling) / others[reached]
     fits = factors * falling[reached] <= ceiling
     if len(reached) == count:

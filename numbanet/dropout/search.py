@@ -4,9 +4,9 @@ A pattern with period dp and bias b in 0..dp-1 keeps the indices b, b + dp, b + 
 
     p_u[dp] = (dp - 1) / dp                                  p_u (N,)
 
-One pattern knows only these rates, and under it the same neighbours are always dropped together. So approximate random dropout
-draws dp ~ d anew each step, and b uniformly: every neuron is then dropped with probability d . p_u = p, as in
-conventional dropout, and a d of high entropy gives many different sub-networks.
+With one period, only these rates are possible, and the same neurons are always dropped together. So approximate random dropout
+draws dp ~ d in each step, and b uniformly: every neuron is then dropped with probability d . p_u = p, as in conventional
+dropout, and a d of high entropy gives many different sub-networks.
 
 ``sgd``    Algorithm 1 of the paper, d = softmax(v) with v (N,), starting from v = 0:
 
@@ -22,17 +22,18 @@ dloss/dd_i = 2 lambda1 (d . p_u - p) p_u,i + (lambda2/N) (log d_i + 1) is the sa
 The exact solution is of the same family, with the scalar c for which d . p_u = p. So the rate of ``sgd`` must be off by
 c lambda2 / (2 N lambda1): it lies between p and the rate of the uniform distribution (N = 8: p = 0.7 ends at 0.6963).
 
-Why N is small. Entropy spreads the mass evenly, and most of the periods up to a large N drop nearly everything: for
-p = 0.7 and N = 64, 46 % of the mass sits on dp > 20, patterns that keep under 5 % of the neurons. The mean rate then
-must be compensated by steps that drop nothing (dp = 1: 23 %). The papers' example has N = 8 (``DP_MAX``). Still smaller N
+Why N is small. High entropy spreads the probability over all periods, and most periods up to a large N drop nearly all neurons:
+for p = 0.7 and N = 64, dp > 20 has a probability of 46 %, and these patterns keep under 5 % of the neurons. To keep the mean
+rate, steps that drop nothing must be frequent, too (dp = 1: 23 %). The papers' example has N = 8 (``DP_MAX``). Still smaller N
 learns better (examples/12_why_it_works.py): so the default is `default_dp_max`, the smallest period that drops more than the
-rate, but at least three: N = 3 for p = 0.5, N = 4 for p = 0.7. ``sgd`` needs more periods to approach its rate (N = 3: 0.1
-ends at 0.154, 0.6 at 0.549), so by default it has the papers' 8, or more if the rate is above 0.8: it is off by less than
-0.033 at 0.1 and 0.2, by less than 0.021 from 0.3 to 0.9. That costs accuracy: N = 8 by ``sgd`` was 0.2 to 0.4 points behind
-bernoulli on MNIST and 1.3 to 4.3 on Fashion-MNIST, where the smallest N by ``exact`` is within 0.3 (`python -m bench
-mlp-settings`, one seed).
+rate, but at least three: N = 3 for p = 0.5, N = 4 for p = 0.7. ``sgd`` needs more periods to approach its rate (N = 3: 0.1 ends
+at 0.154, 0.6 at 0.549), so by default it has the papers' 8, or more if the rate is above 0.8: it is off by less than 0.033 at
+0.1 and 0.2, by less than 0.021 from 0.3 to 0.9. That costs accuracy: N = 8 by ``sgd`` was 0.2 to 0.4 points behind bernoulli on
+MNIST and 1.3 to 4.3 on Fashion-MNIST, where the smallest N by ``exact`` is within 0.3 (`python -m bench mlp-settings`, one
+seed).
 
-Every function checks its arguments: a ValueError names what is out of range, or the smallest N that reaches the rate.
+Every function checks its arguments: a ValueError names the argument that is out of range, or the smallest N that reaches the
+rate.
 
 Source: Song, Wang, Ru, Peng, Huang, Zhao, Liang, Jiang, "Approximate Random Dropout for DNN training acceleration in
 GPGPU" (2018), Algorithm 1 "SGD-based Search Algorithm". The exponential form and the exact search are derived above.
@@ -136,10 +137,11 @@ def search_sgd(
 ) -> np.ndarray:
     """d = softmax(v) at the minimum of `search_loss`, by gradient descent from v = 0 (Algorithm 1 of the paper).
 
-    The step is v <- v - learning_rate dloss/dv / d, the gradient with the softmax's own factor d_j divided out (the
-    natural gradient). It has the same zeros as the plain gradient, and the minimum is unique, so the result is that of
-    the paper's descent; but a period that has lost its mass still moves. The plain step stalls there: N = 8 and rate 0
-    take it 9456 steps with learning rate 64, against 123. Nothing is random: the same arguments give the same bits.
+    The step is v <- v - learning_rate dloss/dv / d, the gradient with the softmax's own factor d_j divided out (the natural
+    gradient). It has the same zeros as the plain gradient, and the minimum is unique, so the result is that of the paper's
+    descent. But it also changes periods with a small probability, for which the plain gradient is nearly 0: N = 8 and rate 0
+    take it 9456 steps with learning rate 64, against 123. The search is deterministic: the same arguments give bitwise equal
+    results.
 
     The default learning rate is 1.5 / (lambda1/2 + lambda2/N). The curvature along a step is lambda2/N +
     2 lambda1 Var_d(p_u), and rates in [0, 1) have a variance below 1/4: 2 / (...) is the limit of stability, and 1.5
@@ -168,10 +170,10 @@ def search_sgd(
 
 
 def search_exact(rate: float, dp_max: int = DP_MAX) -> np.ndarray:
-    """d_i = exp(c p_u,i) / sum_j exp(c p_u,j) with d . p_u = rate: the most entropy at exactly this rate.
+    """d_i = exp(c p_u,i) / sum_j exp(c p_u,j) with d . p_u = rate: the largest entropy at exactly this rate.
 
-    d . p_u rises strictly with c (its derivative is the variance of p_u under d), from 0 to (N - 1)/N, so there is
-    exactly one c. The two ends are points, not limits: all mass on dp = 1, or on dp = N.
+    d . p_u rises strictly with c (its derivative is the variance of p_u under d), from 0 to (N - 1)/N, so there is exactly one
+    c. For rate 0 all probability is on dp = 1, and for the largest rate on dp = N.
     """
     from scipy.optimize import brentq
 
@@ -200,8 +202,9 @@ _SEARCHES = {"exact": search_exact, "sgd": search_sgd}
 
 
 def default_dp_max(rate: float, search: str = "exact") -> int:
-    """max(3, floor(1/(1 - rate)) + 1): the smallest period that drops more than the rate; three or more, for variety.
-    For "sgd" max(8, ceil(1.6/(1 - rate))): see "Why N is small" above."""
+    """max(3, floor(1/(1 - rate)) + 1): the smallest period that drops more than the rate; at least 3, so that patterns vary.
+    For "sgd" max(8, ceil(1.6/(1 - rate))): see "Why N is small" above.
+    """
     odds = round(1 / (1 - _check_rate(rate)), 9)  # 1/(1 - 0.8) is 4.999999999999999
     return max(DP_MAX, math.ceil(1.6 * odds)) if search == "sgd" else max(3, math.floor(odds) + 1)
 

@@ -3,14 +3,16 @@
     rsdp    rows of the im2col matrix, that is output positions: each is kept or dropped by its rate (5.2.1)
     bsdp    blocks of it, the same number kept in every block row, sensitive ones preferred (5.2.2)
 
-The im2col matrix is divided into regions. Some values of each are sampled; if more than a share of these exceeds a threshold,
-the region is sensitive, and is dropped at a lower rate m than the others, n (5.1). Both rates follow from the requested rate p
-and the share s of sensitive regions in the step: m = (1 - contrast) p, and s m + (1 - s) n = p.
+The im2col matrix is divided into regions, and some values of each region are sampled. A region is sensitive if more than a
+given share of these values exceed a threshold. Sensitive regions are dropped at a rate m, which is lower than the rate n of the
+other regions (5.1). Both rates follow from the requested rate p and the share s of sensitive regions in the step: m = (1 -
+contrast) p, and s m + (1 - s) n = p.
 
-Results of `papers-cnn` for LeNet-5: on MNIST rows learn as much as no dropout up to p = 0.6 with rates that rise and fall
-(`SkewNormalSchedule`), and somewhat less with a constant one; on 10000 images of CIFAR-10 they lose some points. Blocks lose
-more in each case, the more the higher p, most of all in the first convolution, whose sums have few terms. Sensitivity gains
-little: with a random choice (contrast=0) the accuracy is within the spread of the seeds, on both data sets.
+Results of `papers-cnn` for LeNet-5: on MNIST the accuracy of `rsdp` equals that without dropout up to p = 0.6 with rates that
+rise and fall (`SkewNormalSchedule`), and is somewhat lower with a constant rate; on 10000 images of CIFAR-10 it is some points
+lower. The accuracy of `bsdp` is lower in each case and decreases with p, most of all in the first convolution, whose sums have
+few terms. Sensitivity gains little: with a random choice (contrast=0) the accuracy is within the range of the seeds, on both
+data sets.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ STEPS = 12  # bisection steps of the search for a threshold
 LOOKS = 12  # random samples of each step; with a single one, the share of sensitive regions is off by up to .11
 COLUMNS = 64  # maximal columns of a block: with fewer, products with its rows of the weight are short
 THREADS = 2  # minimal number of block rows, if images are not split
-ROWS = 512  # rows of a block, about: with fewer, gathering its rows of the weight takes longer than the product
+ROWS = 512  # approximate rows of a block: with fewer, gathering its rows of the weight takes longer than the product
 
 
 class SensitiveDropout(Dropout):
-    """Base of rsdp and bsdp: which regions are sensitive, and the rates of sensitive and other regions.
+    """Base of rsdp and bsdp: it determines which regions are sensitive, and the rates of sensitive and other regions.
 
     Parameters
     ----------
@@ -106,7 +108,9 @@ class SensitiveDropout(Dropout):
     # --- for subclasses -----------------------------------------------------------------------------------------------
     @abc.abstractmethod
     def region(self, images: int, positions: int, window: Any, channels: int) -> tuple[int, int]:
-        """Rows and columns of a region, for n images with this number of output positions each."""
+        """The size of a region, in rows and columns of the im2col matrix, for `images` images with `positions` output positions
+        each.
+        """
 
     def watched(self, x: Tensor) -> Tensor:
         """The images of a batch whose values are sampled."""
@@ -127,7 +131,10 @@ class SensitiveDropout(Dropout):
         scale: float,
         rng: np.random.Generator,
     ) -> Plan:
-        """The plan for an im2col matrix of this shape of n images, given which regions are sensitive; rates (m, n)."""
+        """Draw the plan for an im2col matrix of this shape, given a flag for each region that is True if it is sensitive.
+        `images` is the number of images, `rates` are those of sensitive and of other regions, and `scale` multiplies kept
+        values.
+        """
 
     # --- sensitivity --------------------------------------------------------------------------------------------------
     def plan(self, site, rng):
@@ -154,7 +161,9 @@ class SensitiveDropout(Dropout):
         return plan
 
     def _count(self, layer: Conv2d, x: Tensor, rng: np.random.Generator, threshold: float) -> tuple:
-        """(shape of the im2col matrix, of a region, number of large values of each region, number of sampled ones)"""
+        """(shape of the im2col matrix, shape of a region, number of large values in each region, number of sampled values per
+        region)
+        """
         dev = x.device
         n, height, width, channels = x.shape
         positions, depth = math.prod(layer.window.positions(height, width)), math.prod(layer.window.kernel) * channels
@@ -167,9 +176,10 @@ class SensitiveDropout(Dropout):
         return (n * positions, depth), region, counts, looked
 
     def calibrated(self, model, x):
-        """This policy with missing thresholds computed from the convolutions' inputs for samples x, so that the share
-        `sensitive` of the regions is sensitive. They are relative to an input's mean magnitude, which changes in training; its
-        distribution changes too, so `fit` recomputes them before each epoch."""
+        """This policy with the missing thresholds, computed from the convolutions' inputs for samples x so that the share
+        `sensitive` of the regions is sensitive. Thresholds are relative to the mean magnitude of an input, which changes in
+        training. Its distribution changes too, so `fit` recomputes them before each epoch.
+        """
         tree = Tree(model)
         thresholds, sites = dict(self._given), set(self.sites(tree))
 
@@ -207,7 +217,7 @@ def scale_of(x: Tensor) -> float:
 
 
 def rates_of(rate: float, share: float, contrast: float) -> tuple[float, float]:
-    """(m, n): the rates of sensitive regions, which are a share of all, and of the others; their mean is `rate`."""
+    """(m, n): the rate of sensitive regions, which are a share `share` of all, and that of the others; their mean is `rate`."""
     low = (1 - contrast) * rate
     high = low if share >= 1 else min((rate - share * low) / (1 - share), max(MOST, rate))
     return (rate if share >= 1 else low if share == 0 else (rate - (1 - share) * high) / share), high
@@ -221,12 +231,12 @@ class RowSensitiveDropout(SensitiveDropout):
     rate, sample, most, votes, sensitive, contrast, scale, thresholds
         As for `SensitiveDropout`.
     rows : int, default=8
-        Number of neighbouring rows in a region: they see nearly the same pixels, and are sensitive together. Each is drawn by
-        itself.
+        Number of adjacent rows in a region: they read nearly the same pixels, so they are sensitive together. Each row is drawn
+        independently.
     together : int, default=16
-        Number of consecutive images of the batch that drop the same positions, by the sensitivity of the first one, which alone
-        is sampled. On the CPU a multiple of 16 is fastest, because 16 images are computed side by side in vectors. LeNet-5
-        learns as much as with rows drawn for each image (1; `papers-cnn`, `each`).
+        Number of consecutive images of the batch that drop the same positions; only the first one is sampled, and its
+        sensitivity counts for all. On the CPU a multiple of 16 is fastest, because vectors hold 16 images. The accuracy of
+        LeNet-5 is the same as with 1, rows drawn for each image (`papers-cnn`, `each`).
     """
 
     name, computes = "rsdp", "1 − p of the convolutions"
@@ -281,7 +291,7 @@ class BlockSensitiveDropout(SensitiveDropout):
     Parameters
     ----------
     rate, sample, most, votes, sensitive, contrast, scale, thresholds
-        As for `SensitiveDropout`; a block is a region.
+        As for `SensitiveDropout`; each block is a region.
     rows, columns : int, optional
         Size of a block. By default as many output positions as divide an image, or as whole images have, up to 512 and to half
         of all positions, so that two threads have work; and the channels of a kernel tap, up to 64.
@@ -325,6 +335,6 @@ class BlockSensitiveDropout(SensitiveDropout):
 
 
 def _divisor(n: int, most: int) -> int:
-    """The largest divisor of n up to a bound, or the bound itself if that divisor is much smaller."""
+    """The largest divisor of n that is at most `most`, or `most` itself if that divisor is much smaller."""
     best = max(d for d in range(1, min(n, most) + 1) if n % d == 0)
     return best if 2 * best >= min(n, most) else min(n, most)

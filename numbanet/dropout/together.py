@@ -13,12 +13,12 @@ class Together(Dropout):
     Parameters
     ----------
     policies : sequence of Dropout
-        The first one determines the rates by number (`rate_of`) and the initial weights.
+        The first one determines the rates by index (`rate_of`) and the variance of initial weights.
 
     Raises
     ------
     ValueError
-        If two of them are for the same kind of sites.
+        If two policies are for the same kind of sites.
     """
 
     name = "together"
@@ -36,7 +36,7 @@ class Together(Dropout):
         return next(policy for policy in self.policies if policy.kind == site.kind)
 
     def _each(self, method, *given):
-        """A copy in which each policy is replaced by the result of its method."""
+        """A copy in which the result of method(policy) replaces each policy."""
         policies = tuple(getattr(policy, method)(*given) for policy in self.policies)
         return self.changed(policies=policies, rate=policies[0].rate)
 
@@ -62,7 +62,7 @@ class Together(Dropout):
         return [rate for policy in self.policies for rate in policy.rates(model)]
 
     def check(self, layers):
-        """ValueError if there are no sites for a policy that needs some; rates are checked when they are used."""
+        """ValueError if a policy that needs sites has none; rates are checked when they are used."""
         for policy in self.policies if not layers else ():
             if policy.data_dependent:
                 policy.check(layers)
@@ -94,16 +94,16 @@ class Together(Dropout):
 
 
 def recurrent(policy: Dropout, steps: int | None = None) -> Dropout:
-    """The policy for recurrent input instead of outputs.
+    """The same policy for the recurrent input of layers instead of their outputs.
 
     Parameters
     ----------
     policy : Dropout
-        Drops units of a whole batch, such as `RowDropout`.
+        It must drop the same units for a whole batch, as `RowDropout` does.
     steps : int, optional
         Units are drawn at each time step, for sequences of at most n steps; by default once per sequence (Semeniuta et al.
         2016, "Recurrent dropout without memory loss": per-step and per-sequence sampling). The period is drawn once per
-        sequence, and its offset at each step: a unit is dropped at each step with the probability of the rate.
+        sequence, and its bias at each step, so that a unit is dropped with the rate's probability at each step.
 
     Raises
     ------

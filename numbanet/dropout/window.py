@@ -1,12 +1,13 @@
-"""window: each step keeps a window of neighbouring neurons, from a random one on, around the end of the layer.
+"""window: each step keeps a window of adjacent neurons, which starts at a random neuron and may wrap around the end of the
+layer.
 
-Of n neurons K are kept, start, start + 1, …, start + K - 1 modulo n, with every start as likely as another: each neuron is
-dropped with probability 1 - K / n exactly. K is one of the two integers around (1 - p) n, drawn so that its mean is (1 - p) n:
-every rate is met exactly. What is kept is scaled by n / K.
+K of n neurons are kept: start, start + 1, …, start + K - 1 modulo n. Every start has the same probability, so each neuron is
+dropped with probability 1 - K / n exactly. K is one of the two integers around (1 - p) n, drawn so that its mean is (1 - p) n.
+So every rate is met exactly. Kept neurons are scaled by n / K.
 
-The kept part of a weight is a slice, or two around the end, so that products read it where it lies; nothing is gathered. The
-neurons of a layer have no order of their own before training, so that neighbours are as good as any others to be kept together;
-but there are only n windows, and neighbours learn to work together.
+The kept part of a weight is a slice, or two if the window wraps around, so products read it without a copy. Before training,
+the order of a layer's neurons is arbitrary, so adjacent neurons are as suitable as any others. But there are only n windows,
+and adjacent neurons are nearly always kept together, so they adapt to each other.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _plan = functools.lru_cache(maxsize=4096)(WindowPlan)
 
 
 class WindowDropout(Dropout):
-    """Window dropout: neighbouring neurons are kept for a whole batch, from a random one on; the others are not computed.
+    """Window dropout: adjacent neurons from a random one on are kept for a whole batch, and the others are not computed.
 
     Parameters
     ----------
@@ -38,10 +39,10 @@ class WindowDropout(Dropout):
     computes, style = 'as `"rdp"`, (1 − p)² of an H × H layer', Style("#2a9d8f", (0, (4, 1)), "P")
 
     def variance_factors(self, layers):
-        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # what is dropped of a layer, the next one misses
+        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # dropout removes terms of the next layer's sums
 
     def counts(self, site: Site) -> list[tuple[int, float]]:
-        """(K, its probability) for the two integers around (1 - p) n: at least one neuron is kept."""
+        """(K, its probability) for the two integers K around (1 - p) n; K is at least 1."""
         mean = (1 - self.rate_of(site)) * site.shape[0]
         least = math.floor(mean)
         return [(max(least, 1), 1 - (mean - least)), (least + 1, mean - least)]

@@ -1,4 +1,4 @@
-"""Estimator: what all estimators share: training runs, saving and loading."""
+"""Estimator: the base of all estimators: training runs, saving and loading."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Estimator(Settings):
 
         Not saved: the optimiser's state, random streams, and the progress of `sparsity`. So `partial_fit` of a loaded estimator
         starts with a new optimiser and new streams, does not preserve sparsity, and warns about that; `fit` starts `sparsity`
-        again. Given layers (`layers`) are saved as trained, and frozen tensors (`requires_grad`) stay frozen. Callbacks are
-        left out, because files hold no functions, except for numbanet's hooks that consist of numbers and names, such as
-        `ReduceLROnPlateau`. A callback may save the estimator.
+        again. Layers that the user passed (`layers`) are saved with their trained weights, and frozen tensors (`requires_grad`)
+        stay frozen. Callbacks are not saved, because files hold no functions; an exception are numbanet's hooks that consist of
+        numbers and names, such as `ReduceLROnPlateau`. A callback may save the estimator.
 
         Parameters
         ----------
@@ -66,13 +66,14 @@ class Estimator(Settings):
         Parameters
         ----------
         path : str or path
+            A file that `save` wrote.
         device : str or Device, optional
             Replaces the estimator's `device`, for example "cpu" for a network trained on a GPU.
 
         Raises
         ------
         ValueError
-            If the file is truncated, damaged, of a newer version, or something else; the message names it.
+            If the file is truncated, damaged, of a newer version, or was not written by `save`; the message names it.
         FileNotFoundError
             If the file does not exist.
         RuntimeError
@@ -86,7 +87,7 @@ class Estimator(Settings):
     # --- for subclasses -----------------------------------------------------------------------------------------------
     @abc.abstractmethod
     def _task(self) -> Task:
-        """The task: loss, score, and how batches are made."""
+        """The task: the loss, the score, and the batches of an epoch."""
 
     @abc.abstractmethod
     def _architecture(self) -> dict[str, Any]:
@@ -94,7 +95,7 @@ class Estimator(Settings):
 
     @abc.abstractmethod
     def _sample(self) -> tuple[int, ...]:
-        """The input shape of one sample (one word of a language model), for tables of the network."""
+        """The input shape of one sample (for a language model, of one word), for the table of `print(model)`."""
 
     # --- before training ----------------------------------------------------------------------------------------------
     def _goes_on(self, call: str) -> bool:
@@ -172,7 +173,7 @@ class Estimator(Settings):
         return run
 
     def _hook(self, run: Run, settings: FitSettings, data: Data, validation: Validation | None, *others: Hook) -> None:
-        """Add the built-in hooks, in order, before the user's hooks."""
+        """Insert the built-in hooks, in order, before the user's hooks."""
         chosen = settings.policy
         self._warn_of(chosen, run.epochs)
         self.policy_ = chosen
@@ -197,7 +198,7 @@ class Estimator(Settings):
             warn(message)
 
     def _learned(self, run: Run, epochs: int) -> None:
-        """Set the fitted attributes after n epochs, and the policy that trains."""
+        """Set the fitted attributes after n epochs, such as `history_`, and the policy of the last epoch."""
         self.policy_, self.n_iter_ = run.stepper.policy, epochs
         stopping = next((hook for hook in run.hooks if isinstance(hook, EarlyStopping)), None)
         scores = {

@@ -1,4 +1,6 @@
-"""Building: layers from widths, initialised for their dropout; samples in the form that training takes."""
+"""Building: make layers from widths, with initial weights for their dropout; convert samples to the form that training
+takes.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ def build(
     """Linear layers of these widths, from features to outputs, with an activation between them.
 
     With init="he", layers before other activations than ReLU and GELU, and the last one, have Glorot's weights, and biases are
-    0; else biases are uniform. Initial weights have less variance if dropout reduces sums; before a layer with tile dropout,
-    features are mostly centred and shuffled.
+    0; else biases are uniform. Initial weights have less variance if dropout drops terms of sums. Before a layer with tile
+    dropout, features are shuffled and most of their mean is subtracted.
     """
     layers: list[Layer] = []
     variance_factors = dropout.variance_factors(len(widths) - 2)
@@ -61,7 +63,7 @@ def as_images(X: np.ndarray, shape: Sequence[int] | None) -> np.ndarray:
 
 
 def some(data: Data, dev: Device, policy: Dropout) -> Tensor | None:
-    """Samples spread over the data, for a data-dependent policy; None for other policies."""
+    """Evenly spaced samples of the data on the device, for a data-dependent policy; None for other policies."""
     if not policy.data_dependent or on_host(data.X):
         return None
     rows = data.at(np.linspace(0, len(data) - 1, min(CALIBRATION, len(data))).astype(np.int32)).astype(np.int32)
@@ -72,7 +74,7 @@ def centre(X, weights):
     """The shift that `Shuffle` subtracts from each feature: most of its mean, estimated from samples spread over X.
 
     Leaving out a tile of x adds noise of mean square |x - centre|², which is the variance v if the centre is the mean. A
-    slightly larger noise, v (1 + COMMON_NOISE), is chosen if the mean is large enough: networks learn as fast and predict
+    slightly larger noise, v (1 + COMMON_NOISE), is chosen if the mean is large enough: networks then train as fast and predict
     better.
     """
     every = -(-len(X) // MEAN_SAMPLES)
@@ -89,8 +91,8 @@ def centre(X, weights):
 def merged(X, y, weights):
     """The distinct samples in a fixed order, weighted by their multiplicity; samples with weight 0 are left out.
 
-    Used if all samples fit into one batch: gradient descent then depends only on the set of samples and their multiplicities,
-    and this makes the result independent of their order, to the last bit.
+    It is used if all samples fit into one batch. Gradient descent then depends only on the set of samples and their
+    multiplicities; with a fixed order, the result is also bitwise independent of the order in which they are passed.
     """
     weights = np.ones(len(y), np.float32) if weights is None else weights
     known = y if y.dtype != object else np.unique(y, return_inverse=True)[1].reshape(y.shape)  # object rows cannot be sorted

@@ -1,4 +1,4 @@
-"""LanguageModel: predicts the next word of a text with an LSTM, trained with dropout that saves time.
+"""LanguageModel: an LSTM that predicts the next word of a text, trained with dropout that saves time.
 
 model = LanguageModel((650, 650), dropout="rdp").fit(words)
 model.perplexity(other_words); model.generate(["the"], 20)
@@ -42,11 +42,12 @@ from .whole import whole
 class LanguageModel(Estimator):
     __doc__ = f"""Predicts the next word of a text: an embedding, LSTM layers, and a linear layer over the vocabulary.
 
-    Trained by truncated back-propagation through time: the text is cut into `batch_size` segments, which are read in parallel,
-    `steps` words at a time, and states are carried over. Dropout acts as in Zaremba et al. 2014 ("Recurrent neural network
-    regularization"): on the outputs of the embedding and of each LSTM layer ("tdp": on the tiles of each LSTM layer's W_ih and
-    of the last layer's weight). Clipping is similar to theirs: their 5.0 is for a loss summed over 35 time steps, which is 0.14
-    for the mean. Their step size 1.0 would be 35 here, with which smaller texts are learned less reliably.
+    It is trained by truncated back-propagation through time: the text is cut into `batch_size` segments, which are read in
+    parallel, `steps` words at a time; the LSTM states of a step are the initial states of the next one. Dropout acts as in
+    Zaremba et al. 2014 ("Recurrent neural network regularization"): on the outputs of the embedding and of each LSTM layer
+    ("tdp": on the tiles of each LSTM layer's W_ih and of the last layer's weight). Clipping is similar to theirs: their 5.0 is
+    for a loss summed over 35 time steps, which is 0.14 for the mean. Their step size 1.0 would be 35 here, with which training
+    on smaller texts is less reliable.
 
     {documented(PARAMETERS.values())}
 
@@ -92,7 +93,8 @@ class LanguageModel(Estimator):
     ) -> LanguageModel:
         """Train on a text from new weights, or from the existing ones with `warm_start`.
 
-        Ctrl-C ends training, keeps complete epochs and raises, as for `Net`; `partial_fit` continues.
+        Ctrl-C ends training: the model keeps the complete epochs, and KeyboardInterrupt is raised, as for `Net`. `partial_fit`
+        then continues the training.
 
         Parameters
         ----------
@@ -129,7 +131,7 @@ class LanguageModel(Estimator):
         """Train for one epoch on a text, from the current weights and optimiser state and zero LSTM states; parameters and
         errors as for `fit`.
 
-        If nothing was trained before, the vocabulary is taken from the text. New words of later texts become the unknown word.
+        The first call makes the vocabulary from its text. Words of later texts that are not in it become the unknown word.
         """
         settings = dataclasses.replace(self._settings(dropout, dropout_rate), patience=None)
         trained = self._goes_on("partial_fit")
@@ -144,7 +146,7 @@ class LanguageModel(Estimator):
     # --- answers ------------------------------------------------------------------------------------------------------
     @deferred
     def perplexity(self, tokens: Iterable[Any]) -> float:
-        """exp of the mean cross-entropy of a text: 1 at best; a model that guesses among n equally likely words has n.
+        """exp(mean cross-entropy) of a text: 1 for perfect predictions, n for a model that gives n words the same probability.
 
         The text is read as in training, in `batch_size` segments (fewer if it is short), each from zero states.
         """
@@ -196,10 +198,12 @@ class LanguageModel(Estimator):
         prompt : list of str, or integers
             At least one word.
         n : int, default=20
+            Number of words to generate.
         temperature : float, default=1.0
-            Logits are divided by it: below 1 probable words are sampled more often; at 0 always the most probable one. The
-            unknown word is never sampled.
+            Logits are divided by it: below 1, probable words are sampled more often; at 0, the most probable word is always
+            chosen. The unknown word is never sampled.
         random_state : int, RandomState or None
+            Seed of the sampling.
 
         Raises
         ------
@@ -273,14 +277,14 @@ class LanguageModel(Estimator):
         return (len(self._hidden()) + 1) * (chosen.kind != "patches" and not chosen.data_dependent)
 
     def _encoded(self, name: str, tokens: Iterable[Any], least: int = 2) -> np.ndarray:
-        """Symbols of a text; errors start with its name."""
+        """The symbols of a text of at least `least` tokens; error messages start with `name`."""
         try:
             return self.vocabulary_.encode(checked_tokens(tokens, least))
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: {error}") from error
 
     def _symbols(self, tokens: Iterable[Any], new: bool) -> np.ndarray:
-        """Symbols of a text to train on, with a new or the existing vocabulary."""
+        """The symbols of a training text; if `new`, with a vocabulary that is made from it."""
         text = checked_tokens(tokens, least=self.batch_size + 1)
         if new:
             self.vocabulary_ = Vocabulary.of(text, self.vocabulary_size, self.unknown)
@@ -309,7 +313,7 @@ class LanguageModel(Estimator):
     def _prepare(
         self, symbols: np.ndarray, settings: FitSettings, epochs: int, trained: bool, validation: Iterable[Any] | None = None
     ) -> tuple[Run, Data]:
-        """The arguments of `train`."""
+        """The run and the data: the arguments of `train`."""
         run, watched = self._run(settings, epochs, trained), None
         if validation is not None:
             validation = validation if isinstance(validation, (Sequence, np.ndarray)) else list(validation)
@@ -328,7 +332,7 @@ class LanguageModel(Estimator):
         return run, data
 
     def _watched(self, symbols: np.ndarray, tokens: Any, settings: FitSettings) -> Validation:
-        """Validation by a text; a scorer gets it in the user's form."""
+        """The hook that validates on a text; a user's scorer gets `tokens`, the text as the user passed it."""
         scorer = settings.scorer
         return Validation(Data(symbols, symbols), None if scorer is None else lambda: scorer(self, tokens))
 

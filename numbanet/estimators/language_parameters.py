@@ -23,22 +23,22 @@ OWN = by_name(
         35,
         "int",
         """
-        Number of words that gradients flow back through.""",
+        Number of time steps through which gradients are propagated back.""",
     ),
     Parameter(
         "embedding",
         None,
         "int or None",
         """
-        Length of a word's vector; None for the width of the first layer.""",
+        Length of the vector of a word. None: the width of the first LSTM layer.""",
     ),
     Parameter(
         "vocabulary_size",
         None,
         "int or None",
         """
-        Maximal number of words, the most frequent ones; all others become `unknown`. None for all words of the text. If the
-        text is integers, the number of symbols.""",
+        Largest number of words in the vocabulary: the most frequent words are kept, and all others become `unknown`. None: all
+        words of the text. If texts are integers, the number of symbols.""",
     ),
     Parameter(
         "unknown",
@@ -52,7 +52,7 @@ OWN = by_name(
         False,
         "bool",
         """
-        Whether the last layer shares its weight with the embedding (Press & Wolf 2017); `embedding` must then be the last
+        If True, the last layer shares its weight with the embedding (Press & Wolf 2017); `embedding` must then be the last
         layer's width.""",
     ),
     Parameter(
@@ -60,7 +60,7 @@ OWN = by_name(
         "none",
         f"{choices(RECURRENT)} or Dropout",
         """
-        Which units of h[t-1] the product with W_hh leaves out (`LSTM`), the same for all samples of a batch.""",
+        The policy that drops units of h[t-1] in the product with W_hh (`LSTM`), the same units for all samples of a batch.""",
     ),
     Parameter(
         "recurrent_dropout_rate",
@@ -74,54 +74,56 @@ OWN = by_name(
         "sequence",
         '{"sequence", "step"}',
         """
-        Whether dropped units are the same for all time steps of a batch, which saves most, or drawn at each ("rdp").""",
+        "sequence": the dropped units are the same for all time steps of a batch, which saves most time. "step": they are drawn
+        at each time step; only with "rdp".""",
     ),
     Parameter(
         "gate_sparsity",
         0.0,
         "float or GateSparsity",
         """
-        Share of the gate gradients that backward passes leave out; or a policy object with its own mode and schedule.""",
+        Share of the gate gradients that are not computed; or a policy object, which also has a mode and a schedule.""",
     ),
     Parameter(
         "gate_mode",
         "columns",
         '{"columns", "threshold"}',
         """
-        How gate gradients are left out (`GateSparsity`).""",
+        The method by which gate gradients are selected (`GateSparsity`).""",
     ),
     Parameter(
         "gate_schedule",
         0.8,
         "float or callable",
         """
-        In which steps gate gradients are left out: by default in the first 80 % (`GateSparsity`).""",
+        The steps with sparse gate gradients: by default the first 80 % of a fit (`GateSparsity`).""",
     ),
     Parameter(
         "dropout",
         "none",
         f"{choices(DROPOUTS)} or Dropout",
         """
-        What each training step drops (`numbanet.dropout`); a policy object has its own rate. The names "rdp" and "tdp" stand
-        for policies with scale="pattern", so that logits have the same magnitude as without dropout, in every step.""",
+        The dropout policy of training (`numbanet.dropout`). A policy object has a rate, so `dropout_rate` is then not used. The
+        names "rdp" and "tdp" are policies with scale="pattern", so that in every step logits have the same magnitude as without
+        dropout.""",
     ),
     Parameter(
         "dropout_rate",
         0.5,
         "float, callable, or sequence of these",
         """
-        Dropout probability, in [0, 1): one, or one for the embedding and each LSTM layer; or a function of the epoch.""",
+        Dropout probability, in [0, 1): one rate, or one for the embedding and each LSTM layer; or a function of the epoch.""",
     ),
     Parameter(
         "learning_rate",
         None,
         "float or None",
         """
-        Step size; None for a default by optimiser: 5.0 for SGD without momentum and with clipping, which bounds the step, 0.003
-        for Adam, with which small texts are learned about as fast. With 5.0 the result of the first epoch hardly depends on the
-        seed; in the recorded runs (`lstm-rates`) it ends with a lower perplexity than 20 on average, on a small text after the
-        default epochs and on a larger one after four. There 10, or 20 with clip_norm=0.1, learn faster. User-defined optimisers
-        get that of SGD.""",
+        Step size. None: 5.0 for SGD, which has no momentum by default and clips gradients, so that its steps are bounded, and
+        for user-defined optimisers; 0.003 for Adam, with which small texts are learned about as fast. With 5.0 the result of
+        the first epoch hardly depends on the seed. In recorded runs (`lstm-rates`), the final perplexity was lower with 5.0
+        than with 20 on average, on a small text after the default number of epochs and on a larger text after four. On the
+        larger text, training was faster with 10, or with 20 and clip_norm=0.1.""",
     ),
     Parameter(
         "momentum",
@@ -149,36 +151,39 @@ OWN = by_name(
         False,
         "bool",
         """
-        Whether `fit` continues from existing weights and vocabulary, with a new optimiser and history, instead of new weights;
-        the parameters that determine the network must not have changed.""",
+        If True, `fit` continues from the current weights and vocabulary, with a new optimiser and history, instead of new
+        weights; the parameters that determine the network must not have changed.""",
     ),
     Parameter(
         "sparsity",
         None,
         "Sparsity or None",
         """
-        How the network becomes sparse during training: `MagnitudePruning` zeroes weights of LSTM layers.""",
+        The method that makes the network sparse during training: `MagnitudePruning` sets weights of LSTM layers to zero.""",
     ),
     Parameter(
         "early_stopping",
         False,
         "bool",
         """
-        Whether to stop if validation_score does not improve for `patience` epochs, and to restore the best weights.""",
+        If True, training stops if validation_score does not improve for `patience` epochs, and the best weights are
+        restored.""",
     ),
     Parameter(
         "validation_fraction",
         0.1,
         "float",
         """
-        Share of the text, at its end, held out for early stopping, in (0, 1); unused if `fit` is given `validation`.""",
+        Share of the text, at its end, held out for early stopping, in (0, 1); not used if `fit` is called with
+        `validation`.""",
     ),
     Parameter(
         "scoring",
         None,
         "callable or None",
         """
-        The validation_score that early stopping maximises: scoring(model, tokens); None for `score`.""",
+        The score that is recorded as validation_score and that early stopping maximises: a function scoring(model, tokens).
+        None: `score`.""",
     ),
 )
 PARAMETERS = {
@@ -204,7 +209,7 @@ PARAMETERS = {
             default=20,
             kind="int",
             text="""
-        Passes over the text.""",
+        Number of passes over the text.""",
         )
     ),
 }

@@ -45,7 +45,7 @@ CLASSIFIER = {
             None,
             'dict, "balanced" or None',
             """
-        Weight of each class; sample weights are multiplied by it.""",
+        Weight of each class, by which the weights of its samples are multiplied. None: 1 for each class.""",
         ),
     ),
 }
@@ -54,17 +54,17 @@ REGRESSOR = {
     **by_name(
         SHARED["learning_rate"]._replace(
             text="""
-        Step size; None for 0.001, for any optimiser."""
+        Step size. None: 0.001 for every optimiser."""
         ),
         Parameter(
             "loss",
             "squared_error",
             '{"squared_error", "absolute_error", "huber", "quantile"}, Loss or callable',
             """
-        The loss to minimise: "squared_error" predicts means, "absolute_error" medians, "huber" a compromise of both
-        (`Huber(delta)`, delta in deviations of y), "quantile" a quantile (`Quantile(level)`). Or a function loss(output,
-        target) of tensors, both (N, outputs), that returns the samples' losses (N,) or their mean; a `Loss` may have an
-        `inverse_link` from outputs to predictions, such as the exponential.""",
+        The loss to minimise: with "squared_error" predictions are means, with "absolute_error" medians, with "huber" in between
+        (`Huber(delta)`, delta in standard deviations of y), with "quantile" a quantile (`Quantile(level)`). Or a function
+        loss(output, target) of tensors, both (N, outputs), that returns the samples' losses (N,) or their mean; a `Loss` may
+        have an `inverse_link` from outputs to predictions, such as the exponential.""",
         ),
     ),
 }
@@ -78,7 +78,7 @@ class Net(ClassifierMixin, Supervised):
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-        The labels, sorted; 0, 1, … for the columns of y if a sample may have several labels.
+        The labels, sorted; if a sample may have several labels, 0, 1, … for the columns of y.
     loss_ : Loss
         The loss used in training.
     n_features_in_ : int
@@ -89,9 +89,10 @@ class Net(ClassifierMixin, Supervised):
         predictions made during training), seconds, flops_share (FLOPs relative to dense training), learning_rate, dropout_rate
         (the mean over layers). "rsdp" and "bsdp" add dropped and sensitive (shares per convolution). With validation there are
         validation_loss and validation_score (accuracy, or the value of `scoring`). `GroupLasso` adds weights_kept (share of
-        nonzero weights), sparsity_loss and time_loss, the parts of its penalty with plain norms; these plus loss are the
-        fused loss (the default adaptive=True optimises a penalty of weighted norms). `Rewire` adds rewired (share of the
-        entries). Hooks may add more. flops_share compares with the network's initial size.
+        nonzero weights), and sparsity_loss and time_loss, the parts of its penalty without the adaptive weights of norms; the
+        fused loss is their sum plus loss (with the default adaptive=True, training minimises the penalty of weighted norms).
+        `Rewire` adds rewired (share of the entries). Hooks may add more. flops_share is relative to a dense network of the
+        initial size.
     n_iter_ : int
         Number of epochs trained.
     best_epoch_ : int or None
@@ -136,8 +137,9 @@ class Net(ClassifierMixin, Supervised):
         return self
 
     def score(self, X, y, sample_weight=None) -> float:
-        """Accuracy. For labels per time step: over all steps of all sequences, without padding. If a sample may have several
-        labels: the share of samples of which all labels are right."""
+        """Accuracy. If there are labels per time step, it is that of all steps of all sequences, without padding. If a sample
+        may have several labels, it is the share of samples with all labels right.
+        """
         if not self._by_step:
             return super().score(X, y, sample_weight)
         X, y = self._checked(X, y)
@@ -146,8 +148,9 @@ class Net(ClassifierMixin, Supervised):
         return float(np.average((y == self.predict(X))[counted], weights=weights))
 
     def predict_proba(self, X) -> np.ndarray:
-        """Class probabilities, (n_samples, n_classes) float32, columns in the order of `classes_`. If a sample may have several
-        labels, that of each label; (n_samples, n_steps, n_classes) for labels per time step."""
+        """Class probabilities, (n_samples, n_classes) float32, with columns in the order of `classes_`. If a sample may have
+        several labels, the probability of each label. For labels per time step, (n_samples, n_steps, n_classes).
+        """
         output, cpu = self._output(X), device("cpu")
         return cpu.sigmoid(output) if self._several else self._task().probabilities(cpu, output)
 
@@ -194,7 +197,9 @@ class Net(ClassifierMixin, Supervised):
         return index, self._weighted(index, weights)
 
     def _check_steps(self, X, y, weights, reset, classes):
-        """As `_check_target` for labels per time step, both (n, T); padding steps get an arbitrary label and weight 0."""
+        """As `_check_target`, for labels per time step: (labels (n, T), weights (n, T)). Padding steps get an arbitrary label
+        and weight 0.
+        """
         y, counted = steps.labels(X, y), steps.counted(X, Sequential(self.layers) if reset else self.model_)
         check_classification_targets(y[counted])
         self._several = False
@@ -244,7 +249,7 @@ class Net(ClassifierMixin, Supervised):
         return X, column_or_1d(y, warn=True) if y.ndim == 2 and y.shape[1] == 1 else y
 
     def _indicated(self, y, reset, classes):
-        """0 and 1 by sample and label, (n, labels) float32."""
+        """Indicators (n, labels) float32: 1 if the sample has the label, else 0."""
         y = np.float32(y != 0)
         if reset:
             self.classes_ = np.arange(y.shape[1])

@@ -26,7 +26,7 @@ def by_name(*parameters: Parameter) -> dict[str, Parameter]:
 
 
 def changed(parameters: Mapping[str, Parameter], **defaults: Any) -> dict[str, Parameter]:
-    """The parameters, some of them with other defaults or texts."""
+    """A copy of the parameters in which some have other defaults or texts."""
     return {**parameters, **{name: parameters[name]._replace(default=value) for name, value in defaults.items()}}
 
 
@@ -43,7 +43,7 @@ def documented(parameters: Iterable[Parameter]) -> str:
 
 
 def choices(names: Iterable[str]) -> str:
-    """The allowed names of a parameter, in docstring notation."""
+    """The allowed values of a parameter in docstring notation, such as {"a", "b"}."""
     return f"{{{', '.join(map(json.dumps, names))}}}"
 
 
@@ -53,67 +53,67 @@ SHARED = by_name(
         (256,),
         "tuple of int, str or sequence of Layer",
         """
-        Widths of the hidden layers; the name of a network for images, "lenet5", "alexnet" or "vgg19"; or the layers themselves,
-        from input to output. `fit` copies given layers and trains them from their present weights, or from new ones if a layer
-        was made without `rng` and `random_state` is set. Given layers may take samples of any shape, and integers if the first
-        is an `Embedding`.""",
+        Widths of the hidden layers; or the name of a network for images, "lenet5", "alexnet" or "vgg19"; or a list of `Layer`,
+        from input to output. `fit` trains copies of these layers from their current weights; if `random_state` is set, layers
+        that were made without `rng` get new initial weights. A list of layers may take samples of any shape, and integers if
+        the first layer is an `Embedding`.""",
     ),
     Parameter(
         "image_shape",
         None,
         "tuple of int or None",
         """
-        (C, H, W), to which flat samples, for example from a pipeline, are reshaped.""",
+        The shape (C, H, W) of an image, to which flat samples, for example from a pipeline, are reshaped.""",
     ),
     Parameter(
         "activation",
         "relu",
         '{"relu", "tanh", "sigmoid", "gelu"}',
         """
-        Activation between hidden layers given by their widths.""",
+        Activation after each hidden layer, if `layers` are widths.""",
     ),
     Parameter(
         "init",
         "he",
         '{"he", "glorot", "fan_in"}',
         """
-        Initial weights of layers given by their widths (`Linear`). With "he", biases are 0, and only layers before ReLU and
-        GELU have He's weights, the others Glorot's. With "glorot", as in scikit-learn, and "fan_in", as in PyTorch, biases are
-        uniform: try "glorot" for tables of few features (`python -m bench tables`).""",
+        Distribution of initial weights, if `layers` are widths (`Linear`). With "he", biases are 0; layers before ReLU and GELU
+        have He's distribution, and the others have Glorot's. With "glorot", as in scikit-learn, and "fan_in", as in PyTorch,
+        biases are uniform: try "glorot" for tables of few features (`python -m bench tables`).""",
     ),
     Parameter(
         "dropout",
         "none",
         f"{choices(POLICIES)}, Dropout or None",
         """
-        What each training step drops (`numbanet.dropout`), None for nothing; a policy object has its own rate. Layers built
-        from widths are initialised for it: weights have less variance if sums lose terms (`Linear`, variance_factor), and
-        before layers with tile dropout features are mostly centred and randomly permuted (`Shuffle`).""",
+        The dropout policy of training (`numbanet.dropout`); None is "none". A policy object has a rate, so `dropout_rate` is
+        then not used. If `layers` are widths, initial weights have less variance if dropout drops terms of sums
+        (`variance_factor` of `Linear`), and a `Shuffle` before tile dropout permutes the features and subtracts most of their
+        mean.""",
     ),
     Parameter(
         "dropout_rate",
         0.5,
         "float, callable, or sequence of these",
         """
-        Dropout probability, in [0, 1): one for all hidden layers or one per layer; or a function of the epoch, counted from 0,
-        such as `SkewNormalSchedule`. Initial weights are then made for the mean over `epochs`.""",
+        Dropout probability, in [0, 1): one rate for all hidden layers or one for each; or a function of the epoch, counted
+        from 0, such as `SkewNormalSchedule`. The variance of initial weights is then that for the mean rate over `epochs`.""",
     ),
     Parameter(
         "optimizer",
         "sgd",
         '{"sgd", "adam", "adamw"} or callable',
         """
-        The optimiser; a callable, such as a subclass of `Optimizer`, is called with parameters and learning rate. Adam's step
-        is bounded for any gradient; that of SGD is not, which matters for least squares. "adamw" is Adam with decoupled
-        `weight_decay`.""",
+        The optimiser; a callable, such as a subclass of `Optimizer`, is called with parameters and learning rate. The steps
+        of Adam are bounded for any gradient; those of SGD are not, which matters for least squares. "adamw" is Adam with
+        decoupled `weight_decay`.""",
     ),
     Parameter(
         "learning_rate",
         None,
         "float or None",
         """
-        Step size; None for a default by optimiser: 0.01 for SGD with momentum, 0.001 for Adam. User-defined optimisers get that
-        of SGD.""",
+        Step size. None: 0.01 for SGD with momentum and for user-defined optimisers, 0.001 for Adam.""",
     ),
     Parameter(
         "momentum",
@@ -127,14 +127,14 @@ SHARED = by_name(
         False,
         "bool",
         """
-        Whether SGD uses Nesterov momentum.""",
+        If True, SGD uses Nesterov momentum.""",
     ),
     Parameter(
         "weight_decay",
         0.0,
         "float",
         """
-        L2 penalty on all parameters: weight_decay * w is added to the gradient. For "adamw" each step subtracts
+        L2 penalty on all parameters: weight_decay * w is added to the gradient. With "adamw", each step subtracts
         learning_rate * weight_decay * w instead; 0.01 is usual.""",
     ),
     Parameter(
@@ -142,48 +142,49 @@ SHARED = by_name(
         None,
         "float or None",
         """
-        Maximal norm of all gradients taken as one vector; larger gradients are scaled down to it. Recurrent networks need
-        it.""",
+        Maximal norm of all gradients taken as one vector; larger gradients are scaled down to it. Recurrent networks
+        need it.""",
     ),
     Parameter(
         "learning_rate_schedule",
         None,
         '{"cosine", "linear"}, callable or None',
         """
-        Factor on the learning rate as a function of the epoch, counted from 0.""",
+        Factor of the learning rate as a function of the epoch, counted from 0.""",
     ),
     Parameter(
         "epochs",
         20,
         "int or None",
         """
-        Number of passes over the samples; None for 20, or for few samples as many as make 1,000 steps. With fewer, networks
-        learned less on most data sets of `python -m bench tables`.""",
+        Number of passes over the samples. None: 20, or more if there are few samples, so that there are at least 1,000 steps;
+        with fewer steps, scores were lower on most data sets of `python -m bench tables`.""",
     ),
     Parameter(
         "batch_size",
         128,
         "int or None",
         """
-        Number of samples per step, as in the papers; None for 128, or for fewer than 4,096 samples a 32nd of them, at least
-        32.""",
+        Number of samples per step; the default is that of the papers. None: 128, or 1/32 of the samples if there are fewer than
+        4,096, but at least 32.""",
     ),
     Parameter(
         "warm_start",
         False,
         "bool",
         """
-        Whether `fit` continues from existing weights, with a new optimiser and history, instead of new weights. The data must
-        have the same features and all the same classes, as in scikit-learn's networks, and the parameters that determine the
-        network must not have changed.""",
+        If True, `fit` continues from the current weights, with a new optimiser and history, instead of new weights. The data
+        must have the same features and all the same classes, as in scikit-learn's networks, and the parameters that determine
+        the network must not have changed.""",
     ),
     Parameter(
         "sparsity",
         None,
         "Sparsity or None",
         """
-        How the network becomes sparse during training, for example `GroupLasso(1e-4, groups="rows")`: zero groups are removed
-        and training continues with smaller arrays; or `Rewire()`, by which `SparseLinear` layers move their entries.""",
+        The method that makes the network sparse during training. For example, `GroupLasso(1e-4, groups="rows")` removes groups
+        of weights that become zero, so that training continues with smaller arrays. `Rewire()` moves the entries of
+        `SparseLinear` layers.""",
     ),
     Parameter(
         "augment",
@@ -198,15 +199,16 @@ SHARED = by_name(
         False,
         "bool",
         """
-        Whether to stop if the score on held-out samples does not improve for `patience` epochs, and to restore the best
-        weights. The held-out part is stratified by class, unless a class has only one sample (with a warning).""",
+        If True, training stops if the score on held-out samples does not improve for `patience` epochs, and the best weights
+        are restored. The held-out samples are stratified by class; if a class has only one sample, they are not, with a
+        warning.""",
     ),
     Parameter(
         "validation_fraction",
         0.1,
         "float",
         """
-        Share of the samples held out for early stopping, in (0, 1); unused if `fit` is given `validation`.""",
+        Share of the samples held out for early stopping, in (0, 1); not used if `fit` is called with `validation`.""",
     ),
     Parameter(
         "patience",
@@ -220,24 +222,24 @@ SHARED = by_name(
         None,
         "str, callable or None",
         """
-        The validation_score that early stopping maximises: the name of a scikit-learn scorer, or scorer(estimator, X, y); None
-        for the estimator's `score`.""",
+        The score that is recorded as validation_score and that early stopping maximises: the name of a scikit-learn scorer, or
+        a function scorer(estimator, X, y). None: the estimator's `score`.""",
     ),
     Parameter(
         "callbacks",
         None,
         "sequence of callable and Hook, or None",
         """
-        A function is called after every epoch as callback(estimator, record), and stops training if it returns True; a `Hook`,
-        such as `ReduceLROnPlateau` or `ModelCheckpoint`, can do more.""",
+        Functions, called after every epoch as callback(estimator, record); training stops if one returns True. Or `Hook`
+        objects, such as `ReduceLROnPlateau` or `ModelCheckpoint`, which are also called at other times.""",
     ),
     Parameter(
         "device",
         "auto",
         '{"auto", "cpu", "cuda", "emulated"}',
         """
-        Where to run; "auto" is CUDA if a GPU is available, else the CPU. "emulated" runs the CUDA kernels on the CPU, to study
-        them.""",
+        The device; "auto" is CUDA if a GPU is available, else the CPU. "emulated" runs the CUDA kernels on the CPU, slowly, for
+        tests.""",
     ),
     Parameter(
         "precision",
@@ -253,15 +255,16 @@ SHARED = by_name(
         None,
         "int or None",
         """
-        Maximal number of CPU threads; None or -1 for BLAS's number (all cores, or its environment variables).""",
+        Largest number of CPU threads. None or -1: the number of threads of BLAS, all cores unless its environment variables
+        say otherwise.""",
     ),
     Parameter(
         "random_state",
         None,
         "int, RandomState or None",
         """
-        Seed of initial weights, sample order and plans. The same seed gives the same result; on the CPU with the same number of
-        threads, bit for bit.""",
+        Seed of initial weights, sample order and plans. The same seed gives the same result; on the CPU it is bitwise
+        equal if the number of threads is the same.""",
     ),
     Parameter(
         "verbose",
@@ -291,7 +294,7 @@ ELSEWHERE = {  # scikit-learn's name of a parameter: (the name here, further exp
 
 
 def hint(name: str, known: Mapping[str, Any]) -> str:
-    """For an error message: what a parameter of scikit-learn's networks is called here; "" for other names."""
+    """For an error message: the name here of a parameter of scikit-learn's networks; "" for other names."""
     here, more = ELSEWHERE.get(name, ("", ""))
     return f": here it is {here!r}{more}" if here in known and name not in known else ""
 

@@ -1,11 +1,11 @@
-"""Saving: a fitted estimator as one safetensors file, and back.
+"""Saving: write a fitted estimator to one safetensors file, and load it.
 
     arrays      parameters and buffers, by the names of `model_.state_dict()`; an array that layers share is stored once
     metadata    one entry, "numbanet", JSON: format version, class, parameters, layers, learned attributes, names of shared and
                 of frozen tensors, and the SHA-256 of these and the arrays
 
-Any safetensors reader can read the arrays. Loading executes nothing, and makes only objects of classes listed in
-`serialization`.
+Any safetensors reader can read the arrays. Loading executes no code from the file, and makes only objects of the classes that
+`serialization` lists.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HIDDEN = ("_by_step", "_flat_target", "_several")  # private attributes that pre
 
 # --- saving -----------------------------------------------------------------------------------------------------------
 def save(net: Any, path: str | os.PathLike) -> None:
-    """Write a fitted estimator to a file, atomically. Errors as of `Estimator.save`."""
+    """Write a fitted estimator to a file, atomically; `Estimator.save` lists the errors."""
     from safetensors.numpy import save as serialised
 
     from numbanet.datasets.files import write_file
@@ -59,7 +59,7 @@ def save(net: Any, path: str | os.PathLike) -> None:
 
 
 def check_target(path: str | os.PathLike) -> Path:
-    """The path, if a network can be saved there; otherwise an error, before the work starts."""
+    """Return the path if a network can be saved there; otherwise raise an error before long work starts."""
     path = Path(path)
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(f"cannot save to {str(path)!r}: there is no folder {str(path.absolute().parent)!r}")
@@ -71,7 +71,7 @@ def check_target(path: str | os.PathLike) -> Path:
 
 
 def _told(net: Any) -> dict[str, Any]:
-    """The metadata; TypeError that names a setting, layer or attribute that JSON cannot hold, and says what to do instead."""
+    """The metadata. If JSON cannot hold a setting, layer or attribute, a TypeError names it and says what to do instead."""
     metadata: dict[str, Any] = {"layers": [], "given": False, "parameters": {}, "fitted": {}}
     for layer in net.model_.layers:
         try:
@@ -117,7 +117,7 @@ def _nameable(callbacks: Sequence[Any] | None) -> list[Any] | None:
 
 
 def _is_learned(name: str) -> bool:
-    """True if an attribute of that name is learned and saved."""
+    """True if `name` is a fitted attribute that is saved."""
     return name in HIDDEN or (name.endswith("_") and name[0] != "_" and name not in MADE_ANEW)
 
 
@@ -131,7 +131,9 @@ def _digest(metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> st
 
 # --- loading ----------------------------------------------------------------------------------------------------------
 def load(kinds: Sequence[type], path: str | os.PathLike, device: str | Device | None) -> Any:
-    """The estimator in a file, of one of these classes, on its device or the given one. Errors as of `Estimator.load`."""
+    """Load the estimator in a file, of one of the classes `kinds`, to its saved device or to `device`; `Estimator.load` lists
+    the errors.
+    """
     name, (metadata, arrays) = os.fspath(path), _read(path)
     saved = metadata.get("class")
     kind = next((kind for kind in kinds if kind.__name__ == saved), None)
@@ -152,7 +154,7 @@ def load(kinds: Sequence[type], path: str | os.PathLike, device: str | Device | 
         net = kind(**parameters)
         for learned, value in metadata["fitted"].items():
             if not _is_learned(learned):
-                raise ValueError(f"the file sets {learned!r}, which is no fitted attribute")
+                raise ValueError(f"the file sets {learned!r}, which is not a fitted attribute")
             setattr(net, learned, made(value))
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
@@ -164,7 +166,9 @@ def load(kinds: Sequence[type], path: str | os.PathLike, device: str | Device | 
 
 
 def _read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """(metadata, arrays) of a file; ValueError that names the file if it is damaged, foreign or newer."""
+    """Read a file: (metadata, arrays). ValueError that names the file if it is damaged, not written by numbanet, or of a newer
+    version.
+    """
     from safetensors import SafetensorError, safe_open
 
     name = os.fspath(path)
@@ -191,7 +195,7 @@ def _read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray
 
 
 def _is_whole(metadata: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> bool:
-    """True if the SHA-256 in the metadata, which is removed from it, matches the contents."""
+    """Remove the SHA-256 from the metadata; True if it matches the rest of the metadata and the arrays."""
     try:
         return metadata.pop("sha256", None) == _digest(metadata, arrays)
     except RecursionError:  # numbanet never saves such deep nesting

@@ -1,4 +1,6 @@
-"""Settings and layers as JSON values, and back. Reading makes only plain values and objects of the classes listed here."""
+"""Convert settings and layers to JSON values, and back. Only plain values and objects of the classes listed here can be made
+from JSON.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ SETTINGS = {
 
 # --- values -----------------------------------------------------------------------------------------------------------
 def described(value: Any) -> Any:
-    """A value in JSON form; TypeError that names a value of a class not listed here."""
+    """Convert a value to JSON; a TypeError names a value of a class that is not listed here."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, np.generic):
@@ -80,7 +82,7 @@ def described(value: Any) -> Any:
 
 
 def made(value: Any) -> Any:
-    """The value of a JSON form."""
+    """Convert JSON to the value: the inverse of `described`."""
     if isinstance(value, list):
         return [made(part) for part in value]
     if not isinstance(value, dict):
@@ -103,11 +105,11 @@ def made(value: Any) -> Any:
 
 # --- layers -----------------------------------------------------------------------------------------------------------
 def described_layer(layer: Layer) -> dict[str, Any]:
-    """A layer in JSON form, without the values of its tensors (`Layer.config`); TypeError if JSON cannot hold its constructor's
-    arguments, or its class cannot be looked up by name.
+    """Convert a layer to JSON, without the values of its tensors (`Layer.config`); TypeError if JSON cannot hold an argument of
+    its constructor, or if its class cannot be found by name.
 
-    If training has changed the shapes of what the constructor makes (`GroupLasso`), "holds" has, by path, the layers of each
-    changed `Sequential`; a changed subclass of `Linear` or `Conv2d` is described as its base.
+    If training has changed shapes that the constructor makes (`GroupLasso`), the entry "holds" has the layers of each changed
+    `Sequential`, by its path. A changed subclass of `Linear` or `Conv2d` is saved as its base class.
     """
     kind, config = type(layer), _config(layer)
     _known(kind.__name__, kind)
@@ -137,7 +139,9 @@ def _changed(layer: Layer, fresh: Layer, path: str = "") -> Iterator[tuple[str, 
 
 
 def _config(layer: Layer) -> dict[str, Any]:
-    """The arguments of a layer's constructor; its attributes of their names if an inherited `config` returns others."""
+    """The arguments of a layer's constructor, from `config`; if `config` is inherited and returns other names, the attributes
+    with the names of the arguments.
+    """
     config = layer.config()
     try:
         inspect.signature(type(layer)).bind(**config)
@@ -147,7 +151,7 @@ def _config(layer: Layer) -> dict[str, Any]:
 
 
 def _argument(value: Any) -> Any:
-    """An argument in JSON form; it may be a layer or a list of layers."""
+    """Convert an argument to JSON; it may be a layer or a list of layers."""
     if isinstance(value, Layer):
         return described_layer(value)
     if isinstance(value, (list, tuple)) and any(isinstance(part, Layer) for part in value):
@@ -156,13 +160,13 @@ def _argument(value: Any) -> Any:
 
 
 def _known(name: str, asked: type[Layer] | None = None) -> type[Layer]:
-    """The layer class of that name, numbanet's or a user's; TypeError if there is none or several."""
+    """The layer class with this name, numbanet's or a user's; TypeError if there is none or more than one."""
     matches, kinds = [], [Layer]
     while kinds:
         kinds += (children := kinds.pop().__subclasses__())
         matches += [kind for kind in children if kind.__name__ == name]
     matches = list(dict.fromkeys(matches))
-    if len(matches) > 1:  # a class defined several times, as in a notebook: the one that its module has now
+    if len(matches) > 1:  # if a class was defined several times, as in a notebook, take the one that its module has now
         matches = [kind for kind in matches if getattr(sys.modules.get(kind.__module__), name, None) is kind] or matches
     if not matches or (asked is not None and matches != [asked]) or len(matches) > 1:
         raise TypeError(
@@ -173,8 +177,9 @@ def _known(name: str, asked: type[Layer] | None = None) -> type[Layer]:
 
 
 def made_layer(value: Mapping[str, Any], arrays: Mapping[str, np.ndarray], prefix: str | None) -> Layer:
-    """The layer of a JSON form; `prefix` is that of its arrays' names, if known. Only shapes, and arrays that define its
-    structure, are read here. ValueError if a weight is missing or has another shape."""
+    """Make a layer from JSON; `prefix` begins the names of its arrays, if known. Of the arrays, only shapes are used here, and
+    the values of those that define its structure. ValueError if a weight is missing or has another shape.
+    """
     kind = _known(value["layer"])
     given = {name: _made_argument(kind, name, part, arrays, prefix) for name, part in value["with"].items()}
     shapes = {array.shape for array in arrays.values()} if prefix is None else ()
@@ -203,7 +208,7 @@ def made_layer(value: Mapping[str, Any], arrays: Mapping[str, np.ndarray], prefi
 
 
 def _shapes(kind: type[Layer], given: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Names and shapes of tensors that these arguments determine."""
+    """The names and shapes of the tensors of a layer with these arguments."""
     try:
         return kind.shapes(given)
     except KeyError:  # the class has other arguments than its parent, whose `shapes` this is
@@ -211,7 +216,9 @@ def _shapes(kind: type[Layer], given: Mapping[str, Any]) -> tuple[tuple[str, tup
 
 
 def _made_argument(kind: type[Layer], name: str, value: Any, arrays: Mapping[str, np.ndarray], prefix: str | None) -> Any:
-    """An argument of a layer's constructor; an inner layer is usually an attribute of the same name."""
+    """Make an argument of a layer's constructor from JSON. If it is a layer, the names of its arrays begin with the argument's
+    name, because it usually is the attribute with this name.
+    """
     if not (isinstance(value, dict) and ("layer" in value or "layers" in value)):
         return made(value)
     here = None if prefix is None else prefix if issubclass(kind, Sequential) else f"{prefix}{name}."
@@ -223,5 +230,5 @@ def _made_argument(kind: type[Layer], name: str, value: Any, arrays: Mapping[str
 
 
 def _made_part(value: Mapping[str, Any], arrays: Mapping[str, np.ndarray], prefix: str | None, i: int) -> Layer:
-    """The layer i of the list whose arrays have this prefix."""
+    """Make layer i of a list of layers; `prefix` begins the names of the list's arrays."""
     return made_layer(value, arrays, None if prefix is None else f"{prefix}{i}.")

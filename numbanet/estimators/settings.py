@@ -26,8 +26,8 @@ from ..training.sparsity import Sparsity
 from .parameters import hint
 
 PRECISIONS = ("float32", "tf32")
-EPOCHS, STEPS = 20, 1000  # of a fit by default: so many epochs, or on few samples so many steps
-BATCH, LEAST_BATCH, BATCHES = 128, 32, 32  # by default: so many samples, or on few ones so many batches
+EPOCHS, STEPS = 20, 1000  # of a fit by default; on few samples, as many epochs as give STEPS steps
+BATCH, LEAST_BATCH, BATCHES = 128, 32, 32  # by default; on few samples, batches are smaller, so that there are BATCHES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class FitSettings:
     ----------
     policy : Dropout
     at_mean_rate : Dropout
-        The policy with its rates averaged over epochs, for which initial weights are made.
+        The policy with its rates averaged over the epochs; it determines the variance of initial weights.
     epochs : int
         Number of epochs of a fit.
     batch_size : int
@@ -48,7 +48,7 @@ class FitSettings:
     learning_rate_schedule : callable or None
         Factor on the learning rate by epoch.
     patience : int or None
-        Of early stopping; None if it is off.
+        Number of epochs without improvement before early stopping; None if it is off.
     scorer : callable or None
         scorer(estimator, X, y); None for the estimator's `score`.
     """
@@ -72,11 +72,13 @@ class Settings(BaseEstimator):
     """
 
     rates: ClassVar[Mapping[str, float]]
-    by_samples: ClassVar[tuple[str, ...]] = ()  # parameters that may be None, for what suits the number of samples
+    by_samples: ClassVar[tuple[str, ...]] = ()  # parameters that may be None: the default then depends on the number of samples
     flags: ClassVar[tuple[str, ...]] = ("nesterov", "early_stopping", "warm_start")
 
     def set_params(self, **parameters):
-        """Set parameters by name, as scikit-learn does; for scikit-learn's names the ValueError says the name here."""
+        """Set parameters by name, as scikit-learn does. For a parameter name of scikit-learn's networks, the ValueError gives
+        the name here.
+        """
         for name in parameters:
             if other := hint(name, self.get_params(deep=False)):
                 raise ValueError(f"{type(self).__name__} has no parameter {name!r}{other}")
@@ -87,7 +89,7 @@ class Settings(BaseEstimator):
         self._settings(None, None)
 
     def _settings(self, dropout, dropout_rate, samples: int | None = None) -> FitSettings:
-        """The checked parameters of one fit on n samples; called before anything is changed."""
+        """The checked parameters of one fit on n samples; it is called before the estimator is changed."""
         for name, low in (("epochs", 1), ("batch_size", 1), ("patience", 1)):
             value = getattr(self, name)
             if not (is_integer(value) and value >= low or (value is None and name in self.by_samples)):
@@ -126,13 +128,13 @@ class Settings(BaseEstimator):
         )
 
     def _epochs(self, samples: int | None) -> int:
-        """Of a fit on n samples: the parameter, or what suits them."""
+        """The number of epochs of a fit on n samples: the parameter, or a default that depends on n."""
         if self.epochs is not None:
             return self.epochs
         return EPOCHS if samples is None else max(EPOCHS, math.ceil(STEPS / math.ceil(samples / self._batch(samples))))
 
     def _batch(self, samples: int | None) -> int:
-        """Samples of a step in a fit on n: the parameter, or what suits them."""
+        """The batch size of a fit on n samples: the parameter, or a default that depends on n."""
         if self.batch_size is not None:
             return self.batch_size
         return BATCH if samples is None else min(BATCH, max(LEAST_BATCH, samples // BATCHES))

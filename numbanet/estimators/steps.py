@@ -1,4 +1,4 @@
-"""Steps: labels (n, T) for each time step of sequences."""
+"""Labels for each time step of sequences, (n, T)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def labels(X: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def counted(X: np.ndarray, model: Sequential) -> np.ndarray:
-    """(n, T) bool: True for steps before a sequence's end, if the first layer defines padding (`Embedding`, padding_idx)."""
+    """(n, T) bool: True for steps before the end of a sequence; all True unless the first layer defines padding (`padding_idx`
+    of `Embedding`).
+    """
     steps = np.arange(X.shape[1])
     if model.padding is None or X.ndim != 2:
         return np.ones(X.shape[:2], bool)

@@ -1,4 +1,4 @@
-"""Vocabulary: words to symbols 0, 1, 2, … and back."""
+"""Vocabulary: converts words to symbols 0, 1, 2, … and back."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Vocabulary:
     def __post_init__(self):
         if isinstance(self.words, range):
             if self.words != range(len(self.words)) or not self.words or self.unknown is not None:
-                raise ValueError(f"Vocabulary: integers are range(n), unknown=None; got {self.words}, {self.unknown!r}")
+                raise ValueError(f"Vocabulary: integers need range(n) and unknown=None; got {self.words}, {self.unknown!r}")
             return
         object.__setattr__(self, "words", tuple(self.words))
         if len(self._symbols) < len(self.words) or self.unknown not in self._symbols:
             raise ValueError(
-                f"Vocabulary: different words with {self.unknown!r} among them expected, got {len(self.words)} of "
+                f"Vocabulary: words must differ and include {self.unknown!r}, got {len(self.words)} words, of "
                 f"which {len(self._symbols)} differ, {'with' if self.unknown in self._symbols else 'without'} it"
             )
 
@@ -57,8 +57,9 @@ class Vocabulary:
         tokens : list of str, or integers (T,)
             The text.
         size : int, optional
-            For words: the maximal size, `unknown` included; ties are broken by first occurrence in the text. For integers: the
-            number of symbols, if it may exceed those of the text. By default everything in the text is included.
+            For words: the largest size, including `unknown`; of equally frequent words, those that occur first are included.
+            For integers: the number of symbols, which may exceed those in the text. By default all words or integers of the
+            text are included.
         unknown : str, default "<unk>", as in WikiText-2 and Penn Treebank
             Replaces words outside the vocabulary. A vocabulary of words always contains it; one of integers has none.
 
@@ -88,7 +89,7 @@ class Vocabulary:
         return {word: symbol for symbol, word in enumerate(self.words)}
 
     def encode(self, tokens: Iterable[Any]) -> np.ndarray:
-        """Words or integers (T,) -> symbols int32 (T,); words outside the vocabulary become the unknown word.
+        """Convert words or integers (T,) to symbols, int32 (T,); words outside the vocabulary become the unknown word.
 
         Raises
         ------
@@ -109,7 +110,7 @@ class Vocabulary:
         return np.fromiter(map(self._symbols.get, text, itertools.repeat(self._symbols[self.unknown])), np.int32, len(text))
 
     def decode(self, ids: Iterable[int]) -> list[Any]:
-        """Symbols (T,), possibly none -> list of their words, or of Python integers if texts are integers.
+        """Convert symbols (T,), T >= 0, to the list of their words, or of Python integers if texts are integers.
 
         Raises
         ------
@@ -141,7 +142,9 @@ class Vocabulary:
 
 # --- checks of text ---------------------------------------------------------------------------------------------------
 def checked_tokens(tokens: Iterable[Any], least: int = 1) -> list[str] | np.ndarray:
-    """Check a text of at least n tokens -> a list of str or an integer array (T,); TypeError or ValueError otherwise."""
+    """Check a text of at least `least` tokens, and return it as a list of str or an integer array (T,); otherwise TypeError or
+    ValueError.
+    """
     if isinstance(tokens, (str, bytes)):
         raise TypeError(
             f"text: a list of words expected, got one {type(tokens).__name__} of length {len(tokens)}: give "
@@ -172,7 +175,7 @@ def checked_tokens(tokens: Iterable[Any], least: int = 1) -> list[str] | np.ndar
 
 
 def _mixed(tokens: list[Any]) -> Exception:
-    """The error for the first token that is neither a word nor an integer, or not of the first token's kind."""
+    """The TypeError for the first token that is neither a word nor an integer, or is of another kind than the first token."""
     wanted = str if isinstance(tokens[0], str) else (int, np.integer)
     at = next(i for i, token in enumerate(tokens) if not isinstance(token, wanted) or isinstance(token, bool))
     many = isinstance(tokens[at], (Sequence, np.ndarray)) and not isinstance(tokens[at], (str, bytes))

@@ -1,4 +1,4 @@
-"""whole: makes a training call atomic: complete, or without effect."""
+"""whole: a training call is completed, or has no effect."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..training.run import Run, Snapshot
 def whole(train: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a training method: if it raises, the estimator is unchanged, unless an interrupted fit keeps complete epochs.
 
-    The method calls `self._undo.copy(run)` before it changes a trained network. Signals are deferred while it runs, except at
-    the loops' polls and in callbacks. An exception of a signal handler at the very end undoes the call like any other error;
-    Ctrl-C then comes too late, and the trained estimator stays.
+    The method calls `self._undo.copy(run)` before it changes a trained network. While it runs, signals are handled only when
+    the training loop polls for them, and in callbacks. At the end of the call, an exception of a signal handler undoes it like
+    any other error; Ctrl-C at this point does not, and the trained estimator stays.
     """
 
     @functools.wraps(train)
@@ -47,7 +47,7 @@ class Undo:
     """
 
     def __init__(self, last: Undo | None) -> None:
-        # copies of the previous call, until this call makes its own
+        # copies of the previous call; this call overwrites them
         self.saved: Snapshot | None = None if last is None else last.saved
         self.copied = False
 
@@ -56,12 +56,12 @@ class Undo:
         self.saved, self.copied = run.snapshot(into=self.saved), True
 
     def forget(self) -> None:
-        """Drop the copies: the call trains new objects."""
+        """Delete the copies: the call trains new objects, so nothing must be restored."""
         self.saved = None
 
     @deferred
     def __call__(self, estimator: Any, attributes: dict[str, Any]) -> None:
-        """Restore everything."""
+        """Restore the estimator's attributes, and the copied state of the objects to which they refer."""
         vars(estimator).clear()
         vars(estimator).update(attributes)
         if self.copied and self.saved is not None:

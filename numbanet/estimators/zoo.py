@@ -1,7 +1,7 @@
 """Convolutional networks by name: lenet5, alexnet, vgg19, as lists of layers, or as `Net("lenet5")`.
 
-All are adapted to small images, (1, 28, 28) or (3, 32, 32), as in *DNN Training Acceleration via Exploring GPGPU Friendly
-Sparsity*, section 7. With batch_norm each convolution is followed by a `BatchNorm2d`, and has no bias.
+All networks are adapted to small images, (1, 28, 28) or (3, 32, 32), as in *DNN Training Acceleration via Exploring GPGPU
+Friendly Sparsity*, section 7. With batch_norm each convolution is followed by a `BatchNorm2d`, and has no bias.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _convolution(inputs: int, outputs: int, kernel: int, padding: int, batch_nor
 
 
 def _classifier(layers: list[Layer], shape: Shape, widths: Sequence[int], **options) -> list[Layer]:
-    """The layers, followed by linear ones of these widths, the last one without an activation."""
+    """Append `Linear` layers of these widths, with a ReLU after each but the last."""
     shape_ = Sequential(layers).cost(ActivationSpec((1, *shape)), Plans())[1].shape
     widths = [math.prod(shape_[1:]), *widths]
     for i, (inputs, outputs) in enumerate(zip(widths, widths[1:])):
@@ -60,9 +60,11 @@ def lenet5(
     classes : int, default=10
         Number of outputs.
     batch_norm : bool, default=False
+        If True, a `BatchNorm2d` follows each convolution, which then has no bias.
     rng : numpy.random.Generator or int, optional
         Source of the initial weights.
     device : str or Device, default="cpu"
+        Device of the parameters.
 
     Raises
     ------

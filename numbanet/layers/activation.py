@@ -12,7 +12,7 @@ from .flow import Cost
 
 
 class Activation(Layer):
-    """An elementwise function of its input. Entries that a plan dropped are zero after it, even if f(0) != 0."""
+    """An elementwise function of its input. Entries that a plan dropped are zero in its output, even if f(0) != 0."""
 
     function: ClassVar[Callable[[Tensor], Tensor]]
     unitwise = True

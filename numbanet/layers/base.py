@@ -1,7 +1,8 @@
 """Layer: the contract of all layers.
 
-A subclass needs only `__call__`, which maps a tensor to a tensor. Its tensors, and layers that it holds as attributes, alone or
-in lists, are trained, moved, saved under PyTorch's names, and take part in dropout. It may also define:
+A subclass needs only `__call__`, which maps a tensor to a tensor. Tensors and layers that are its attributes, or elements of a
+list that is an attribute, are trained, moved between devices, saved under PyTorch's names, and can have dropout. It may also
+define:
 
     forward(flow, context)  for compact activations; by default `__call__` gets the dense activation
     sites()                 the tensors that dropout may sparsify
@@ -46,8 +47,9 @@ class Layer:
     _parents: ClassVar[Callable[..., Flow] | None] = None  # the parent's forward, for `super().__call__` if that is overridden
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """A subclass that overrides `__call__` or `forward` computes something else than its parent, so it does not inherit
-        `fuse_with` and `reads`, unless it defines them too. If it overrides `__call__` alone, models call that."""
+        """A subclass that overrides `__call__` or `forward` may compute a different function, so it does not inherit
+        `fuse_with` and `reads`, but must define them itself. If it overrides only `__call__`, its `forward` calls `__call__`.
+        """
         super().__init_subclass__(**options)
         own = vars(cls)
         if "forward" in own:
@@ -61,20 +63,20 @@ class Layer:
 
     @property
     def symbols(self) -> int | None:
-        """The layer takes integers below this number; None: it takes floats."""
+        """If the layer takes integers, they must be below this number; None if it takes floats."""
         return None
 
     @property
     def padding(self) -> int | None:
-        """The integer that pads sequences; None: there is none."""
+        """The integer that pads sequences; None if there is none."""
         return None
 
     def __call__(self, x: Tensor, context: Context | Mapping[Any, Plan] | None = None) -> Tensor:
-        """The dense output for a tensor; `context`, or a mapping of its plans, says which parts are computed."""
+        """The dense output for a tensor; `context`, or a mapping of plans, determines which parts are computed."""
         return (self._parents or self.forward)(*entering(self, x, context)).dense()
 
     def forward(self, flow: Flow, context: Context) -> Flow:
-        """The layer's output flow for an input flow; by default `__call__` of the dense activation."""
+        """The output flow for an input flow; by default, `__call__` is called with the dense activation."""
         with around.within(Around(context, flow.tags)):
             return flow.with_(self(flow.dense()))
 
@@ -85,8 +87,8 @@ class Layer:
     def cost(self, spec: ActivationSpec, plans: Plans) -> tuple[Cost, ActivationSpec]:
         """(cost of a pass under these plans, specification of the output); ValueError if the layer cannot take the input.
 
-        By default it is the sum over the layers that this one calls; these, and the output shape, are learned by running one
-        batch of zeros through it.
+        By default it is the sum over the layers that this one calls. One batch of zeros is passed through the layer to find
+        these layers and the output shape.
         """
         if None in spec.shape[1:]:
             return Cost(), ActivationSpec((spec.shape[0], None), None, True)
@@ -99,7 +101,8 @@ class Layer:
 
     def reads(self, plans: Plans, symbols: np.ndarray | None = None) -> dict[Tensor, DevicePlan]:
         """Map each weight of which a pass reads only a part to that part. `symbols` are the integer inputs of the layer, if
-        they are known. Empty by default: `__call__` may read all of every weight."""
+        they are known. By default it is empty, because `__call__` may read every weight completely.
+        """
         return {}
 
     def commutes(self, plan: Plan) -> bool:
@@ -107,24 +110,30 @@ class Layer:
         return False
 
     def fuse_with(self, following: Layer) -> Callable[[Flow, Context], Flow] | None:
-        """A forward function of this layer and the following one together; None: they are not fused."""
+        """A function that computes this layer and the following one together, in place of both `forward`; None if they are not
+        fused.
+        """
         return None
 
     @property
     def records(self) -> bool:
-        """True if steps whose plans have equal `kind` always issue the same launches, so that they may be recorded. Not
-        inherited: each class opts in (`recordable = True`), because a subclass may do something else."""
+        """True if steps whose plans have equal `kind` always issue the same launches, so that they may be recorded. It is not
+        inherited, because a subclass may issue other launches: each class must set `recordable = True` itself.
+        """
         return bool(vars(type(self)).get("recordable", False))
 
     def acts_as(self, *kinds: type[Layer]) -> bool:
-        """True if it is an instance of one of these classes and overrides neither its `forward` nor its `__call__`."""
+        """True if the layer computes the same function as one of the classes `kinds`: it is an instance, and no subclass
+        overrides `forward` or `__call__`.
+        """
         own = type(self)
         return any(isinstance(self, kind) and own.forward is kind.forward and own.__call__ is kind.__call__ for kind in kinds)
 
     @property
     def passes_units(self) -> bool:
-        """True if the layer processes each neuron or channel by itself. A class says so (`unitwise = True`), for itself and for
-        subclasses that override neither `forward` nor `__call__`."""
+        """True if the layer processes each neuron or channel independently. It is so if a class sets `unitwise = True`, and for
+        its subclasses that override neither `forward` nor `__call__`.
+        """
         for kind in type(self).__mro__:
             if "unitwise" in vars(kind):
                 return vars(kind)["unitwise"]
@@ -145,8 +154,9 @@ class Layer:
         return {}
 
     def redraw(self, rng: np.random.Generator) -> None:
-        """Draw new initial weights, for this layer and its children, if they were made without `rng` and still have the weights
-        drawn then: trained or loaded weights stay."""
+        """Draw new initial weights for this layer and its children, if they were made without `rng` and their weights have not
+        changed since. Trained or loaded weights stay.
+        """
         for _, layer in self.children():
             layer.redraw(rng)
         if self.seed is None:
@@ -271,7 +281,9 @@ class Layer:
 
 
 def _among(kind: type, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """(name, object) for objects of a kind: the value itself, or elements of a list, tuple or dict, named by index or key."""
+    """(name, object) for each object of class `kind`: the value itself, or the elements of a list, tuple or dict, named by
+    index or key.
+    """
     if isinstance(value, kind):
         yield name, value
     elif isinstance(value, (list, tuple)):
@@ -283,7 +295,9 @@ def _among(kind: type, name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def only(layer: str, out: str, **given: tuple[Any, Any]) -> None:
-    """ValueError if an argument of PyTorch, (its value, the supported value), has an unsupported value; `out`: what to do."""
+    """ValueError if an argument of PyTorch has an unsupported value. Arguments are given as name=(value, supported value);
+    `out` says in the message what to do instead.
+    """
     for name, (value, supported) in given.items():
         if value != supported:
             raise ValueError(f"{layer}: {name}={value!r} is not supported, only {name}={supported!r}: {out}")
@@ -299,8 +313,9 @@ _trials: weakref.WeakKeyDictionary[Layer, dict[tuple, tuple]] = weakref.WeakKeyD
 
 
 def trial(layer: Layer, shape: tuple[int | None, ...]) -> tuple[list[tuple[Layer, tuple[int, ...]]], tuple[int, ...]]:
-    """(the layers that it calls, each with the shape of its input; the shape of its output) for a batch of zeros, cached by
-    input shape and the shapes of its tensors; ValueError if the layer raises."""
+    """Pass a batch of zeros through a layer: ([(a layer that it calls, the shape of this layer's input), …], the shape of the
+    output). ValueError if the layer raises. The result is cached for the input shape and the shapes of the layer's tensors.
+    """
     tensors = [tensor for _, tensor, _ in layer.named()]
     key, known = (shape, tuple(tensor.shape for tensor in tensors)), _trials.setdefault(layer, {})
     if key not in known:
@@ -316,7 +331,9 @@ def trial(layer: Layer, shape: tuple[int | None, ...]) -> tuple[list[tuple[Layer
 
 
 def _run(layer: Layer, x: Tensor, calls: list[tuple[Layer, tuple[int, ...]]]) -> tuple[int, ...]:
-    """The shape of a layer's output; each layer that it calls is appended to `calls`, with the shape of its input."""
+    """Pass zeros through a layer and return the shape of its output; append (layer, input shape) of each layer that it calls to
+    `calls`.
+    """
     context = Context(x.device)
     if type(layer).forward is Layer.forward:
         with around.within(Around(context, NO_TAGS, calls)):
@@ -326,7 +343,7 @@ def _run(layer: Layer, x: Tensor, calls: list[tuple[Layer, tuple[int, ...]]]) ->
     def noted(inner: Layer, forward: Callable[..., Flow]) -> Callable[..., Flow]:
         def note(flow: Flow, *given: Any, **options: Any) -> Flow:
             nonlocal inside
-            if inside:  # called by a layer that was noted
+            if inside:  # called by a layer that is already in the list
                 return forward(flow, *given, **options)
             calls.append((inner, tuple(flow.dense().shape)))
             inside = True

@@ -22,18 +22,20 @@ class Context:
     Parameters
     ----------
     dev : str or Device, default="cpu"
-        Where the pass runs.
+        The device of the pass.
     plans : Plans or mapping of Site or Layer to Plan, optional
-        What is computed; a layer with one site may stand for it. By default everything.
+        The plans, by site; if a layer has one site, the layer may be the key. Without a plan, everything is computed.
     training : bool, default=False
-        Whether layers behave as in training (`BatchNorm1d`).
+        If True, layers behave as in training, like `BatchNorm1d`.
     model : Layer, optional
         The model whose sites the mapping names; required if it names sites.
     state : dict, optional
-        Initial states of recurrent layers, by layer and number of samples, overwritten with their final states. By default
-        they start from zeros.
+        Initial states of recurrent layers, by layer and number of samples; a pass overwrites them with the final states. By
+        default, layers start from zeros.
     packed : mapping of Tensor to array, optional
         By weight, the blocks that the previous update packed for this pass (`Optimizer.step`).
+    few : bool, default=False
+        Whether `Linear` uses a product for few samples, which gives a sample the same result for any number of samples.
 
     Raises
     ------
@@ -48,6 +50,7 @@ class Context:
     plans: Plans
     state: dict[Any, Any] | None
     packed: Mapping[Tensor, Any]
+    few: bool
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class Context:
         model: Any = None,
         state: dict[Any, Any] | None = None,
         packed: Mapping[Tensor, Any] | None = None,
+        few: bool = False,
     ) -> None:
         dev = device(dev)
         given = plans if isinstance(plans, Plans) else _assigned(dev, plans or {}, model)
@@ -66,6 +70,7 @@ class Context:
             ("plans", given),
             ("state", state),
             ("packed", {} if packed is None else packed),
+            ("few", few),
         ):
             object.__setattr__(self, name, value)
 
@@ -94,7 +99,7 @@ def _assigned(dev: Device, given: Mapping[Any, Plan], model: Any) -> Plans:
 
 # --- inside a layer's __call__ ----------------------------------------------------------------------------------------
 class Around(NamedTuple):
-    """The pass that the calling layer is in, for a layer that is called with a tensor inside another layer's `__call__`."""
+    """The current pass, for a layer that is called with a tensor inside another layer's `__call__`."""
 
     context: Context
     tags: Tags

@@ -1,4 +1,4 @@
-"""Conv2d: a product with patches of images; plans may leave out filters, output positions, or blocks."""
+"""Conv2d: a product with patches of images; plans may drop filters, output positions, or blocks of the im2col matrix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from .pooling import Pair, pair
 
 
 def positions_of(layer: Layer, spec: ActivationSpec, window: Window, channels: int) -> tuple[int, int]:
-    """(OH, OW) of a window on images of this specification; ValueError if the layer cannot take them."""
+    """The number of output positions (OH, OW) of a window on images with specification `spec`; ValueError if the layer cannot
+    take the images.
+    """
     if len(spec.shape) != 4 or spec.shape[1] not in (None, channels) or None in spec.shape[2:]:
         raise ValueError(f"{layer!r}: it takes images ({channels}, H, W), and its input is of shape {spec.shape[1:]} a sample")
     positions = window.positions(*(n or 0 for n in spec.shape[2:]))
@@ -42,9 +44,11 @@ class Conv2d(Layer):
     Parameters
     ----------
     in_channels, out_channels : int
+        Number of channels of the input, C, and of the output, O.
     kernel_size : int or pair
         Along the height and the width.
     stride, padding, dilation : int or pair, default=1, 0, 1
+        Distance between windows, zeros added at each edge, and distance between the pixels of a window.
     groups : int, default=1
         The channels are split into n groups; each output channel sees only the inputs of its group.
     bias : bool, default=True
@@ -56,6 +60,7 @@ class Conv2d(Layer):
     rng : numpy.random.Generator or int, optional
         Source of the initial weights.
     device : str or Device, default="cpu"
+        Device of the parameters.
 
     Raises
     ------
@@ -126,7 +131,7 @@ class Conv2d(Layer):
         )
 
     def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
-        """act(conv(x) + b), act the identity or ReLU, for what the plans keep."""
+        """act(conv(x) + b) with act = ReLU if `relu`, else the identity; only the parts that the plans keep are computed."""
         flow, channels_last = flow.applied(), isinstance(flow.layout, ChannelsLast)
         if flow.x.ndim != 4 or (flow.indices is None and flow.x.shape[3 if channels_last else 1] != self.in_channels):
             raise ValueError(f"{self!r}: x {flow.x.shape} is not a batch of images ({self.in_channels}, H, W)")

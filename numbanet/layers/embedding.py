@@ -22,8 +22,8 @@ class Embedding(Layer):
     """y[…, d] = weight[x[…], d].   x (…) integers -> y (…, D)
 
     The gradient holds only the rows that were looked up; updates of the others are deferred (`SGD`). Under an `AxisPlan` y
-    holds only the kept components, the same for all symbols of the batch; under a `BernoulliPlan` all of them, with a random
-    mask pending. Names, shapes and positional arguments are PyTorch's.
+    holds only the kept components, the same for all symbols of the batch; under a `BernoulliPlan` it holds all components, and
+    a random mask is pending (`Flow.pending`). Names, shapes and positional arguments are PyTorch's.
 
     Parameters
     ----------
@@ -32,14 +32,14 @@ class Embedding(Layer):
     embedding_dim : int
         Length of a vector, D.
     padding_idx : int, optional
-        The symbol that pads sequences; negative values count from the end. Its vector is 0 and is not trained. The padding at
-        the end of each row of x (N, T) determines the sequence's length, at least 1, which later layers use.
+        The symbol that pads sequences; negative values count from the end. Its vector is 0 and is not trained. The symbols of a
+        row of x (N, T) before the padding at its end are the sequence; later layers use its length, which is at least 1.
     max_norm, norm_type, scale_grad_by_freq, sparse
         PyTorch's; only their defaults are supported.
     rng : numpy.random.Generator or int, optional
         Source of the initial weights, standard normal as in PyTorch.
     device : str or Device, default="cpu"
-        Where the weight lives.
+        Device of the weight.
 
     Raises
     ------

@@ -1,4 +1,5 @@
-"""Flow: what passes between layers; Layout: how x represents the activation; ActivationSpec, Cost: what is known in advance.
+"""Flow: the activation that one layer passes to the next; Layout: how its array represents it; ActivationSpec: its shape before
+it is computed; Cost: FLOPs and bytes.
 
     Dense           x is the activation
     Symbols         x holds integers, of which the host has a copy
@@ -6,8 +7,8 @@
     ChannelsLast    x is (N, H, W, C) and stands for (N, C, H, W); it may hold only some of the channels
     PerSample       each sample keeps its own set of entries, and x holds them one sample after the other
 
-A layer that handles none of these calls `Flow.dense`. One that returns a new flow makes it with `Flow.with_`, which carries the
-properties of the samples (`Tags`) along.
+A layer that supports only dense activations calls `Flow.dense`. A layer makes its output flow with `Flow.with_`, which keeps
+the properties of the samples (`Tags`).
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from ..tensor import Tensor
 
 # --- layouts ----------------------------------------------------------------------------------------------------------
 class Layout:
-    """How x represents the activation. `indices`: the entries of an axis that x holds, None for all; `plan`: the plan that a
-    layer must commute with to work on x directly."""
+    """How x represents the activation. `indices` are the entries of an axis that x holds; None: all. `plan` is the plan that
+    dropped the others: a layer may work on x directly if it commutes with this plan (`Layer.commutes`).
+    """
 
     __slots__ = ()
     indices: DeviceAxis | None = None
@@ -93,7 +95,7 @@ DENSE, CHANNELS_LAST = Dense(), ChannelsLast()
 
 
 class Tags(NamedTuple):
-    """Properties of the samples, which layers pass along unchanged."""
+    """Properties of the samples, which every layer passes to the next one unchanged."""
 
     lengths: np.ndarray | None = None  # steps of each sequence (N,), on the host; None: all steps
 
@@ -116,7 +118,7 @@ class Flow(NamedTuple):
         return self.layout.indices
 
     def with_(self, x: Tensor, layout: Layout = DENSE, pending: tuple[Plan, ...] = ()) -> Flow:
-        """A flow of other values for the same samples: the tags are carried along."""
+        """A flow with other values for the same samples: it has the same tags."""
         return Flow(x, layout, pending, self.tags)
 
     def applied(self) -> Flow:
@@ -128,11 +130,11 @@ class Flow(NamedTuple):
             elif isinstance(plan, AxisPlan):
                 x = ops.affine(x, mul=plan.scale)
             else:
-                raise TypeError(f"Flow: it does not know how {plan!r} is multiplied in")
+                raise TypeError(f"Flow: it cannot apply the pending factor of {plan!r}")
         return Flow(x, self.layout, (), self.tags) if self.pending else self
 
     def before(self, commutes: Callable[[Plan], bool]) -> Flow:
-        """The flow for a layer that commutes with some plans: pending factors of the others are applied first."""
+        """The flow for a layer that commutes with some plans: pending factors of the other plans are applied."""
         plans = [plan.plan if isinstance(plan, DeviceBits) else plan for plan in self.pending]
         flow = self if all(map(commutes, plans)) else self.applied()
         return flow if flow.layout.plan is None or commutes(flow.layout.plan) else flow.with_(flow.dense())
@@ -148,7 +150,9 @@ class Flow(NamedTuple):
         return flow.with_(flow.dense()) if isinstance(flow.layout, ChannelsLast) else flow
 
     def images(self) -> Flow:
-        """The flow with channels last, as image layers take it. Factors that are pending on such a flow stay pending."""
+        """The flow with channels last, as image layers take it. If it already has channels last, its pending factors stay
+        pending.
+        """
         return self if isinstance(self.layout, ChannelsLast) else self.with_(self.dense().transpose(0, 2, 3, 1), CHANNELS_LAST)
 
     def expanded(self) -> Tensor:
@@ -160,7 +164,7 @@ class Flow(NamedTuple):
 
 # --- known in advance -------------------------------------------------------------------------------------------------
 class ActivationSpec(NamedTuple):
-    """What is known of a Flow before it is computed."""
+    """Properties of a Flow that are known before it is computed, such as its shape."""
 
     shape: tuple[int | None, ...]  # of the dense activation; None for an unknown length
     plan: AxisPlan | None = None  # the features, or channels of images, that x will hold
@@ -173,7 +177,9 @@ class ActivationSpec(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """FLOPs and bytes of a pass, forward and backward: FLOPs of matrix products, and bytes if each operand is moved once."""
+    """FLOPs and bytes of a pass, forward and backward: FLOPs of matrix products, and bytes if each operand is read or written
+    once.
+    """
 
     forward: float = 0.0
     backward: float = 0.0
@@ -191,7 +197,9 @@ class Cost(NamedTuple):
 
 
 def product_cost(samples: int, inner: int, outer: int, size: float, spec: ActivationSpec) -> Cost:
-    """Cost of y = x w.T with `size` elements of w computed: forward, dW, and dx if a gradient flows on; 4 bytes a number."""
+    """Cost of y = x w.T if `size` elements of w are used: forward, dw, and dx if the input requires a gradient; 4 bytes per
+    number.
+    """
     flops, ends = 2.0 * samples * size, 4.0 * samples * (inner + outer)
     others = 2 if spec.differentiable else 1
     return Cost(flops, others * flops, ends + 4.0 * size, others * (ends + 4.0 * size))

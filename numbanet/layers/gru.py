@@ -15,8 +15,9 @@ class GRU(Recurrent):
     y[t] = h[t] = m + u (h[t-1] - m)
 
     Called as in PyTorch, `y, h = gru(x, h0)`, with its names and shapes; r, u and m are its r, z and n (Cho et al. 2014,
-    "Learning phrase representations using RNN encoder-decoder"). It has three gates and one state, an `LSTM` four and two: its
-    products cost three quarters. `numbanet.layers.Recurrent` says what plans drop in it.
+    "Learning phrase representations using RNN encoder-decoder"). It has three gates and one state, while an `LSTM` has four
+    gates and two states, so its products cost three quarters of the FLOPs. `numbanet.layers.Recurrent` describes which parts
+    plans drop.
 
     Parameters
     ----------
@@ -25,7 +26,7 @@ class GRU(Recurrent):
     num_layers : int, default=1
         Number of layers; each takes the outputs of the previous one.
     bias : bool, default=True
-        Whether there are b_ih and b_hh: two, as in PyTorch, because in m only b_hh is multiplied by r.
+        If True, there are two biases b_ih and b_hh, as in PyTorch; two are needed, because r multiplies only b_hh in m.
     batch_first : bool, default=False
         Whether x and y are (N, T, …); else (T, N, …). States are (num_layers, N, H) either way.
     dropout : float, default=0.0
@@ -35,7 +36,7 @@ class GRU(Recurrent):
     rng : numpy.random.Generator or int, optional
         Source of the initial weights: uniform in ±1 / sqrt(H), as in PyTorch.
     device : str or Device, default="cpu"
-        Where the parameters live.
+        Device of the parameters.
 
     Raises
     ------

@@ -13,13 +13,13 @@ from .flow import Cost
 class LastStep(Layer):
     """y[n] = x[n, T - 1], or x[n, length[n] - 1] if the flow carries sequence lengths.   x (N, T, H) -> y (N, H)
 
-    Put it after an `LSTM` or a `GRU`, for a `Linear` to classify.
+    Put it between an `LSTM` or `GRU` and a `Linear` to classify sequences.
 
     Parameters
     ----------
     bidirectional : bool, default=False
-        If True, the second half of the features comes from x[n, 0], where the backward direction ends. Needed after a layer
-        with `bidirectional`, whose backward direction has seen only one element at the last step.
+        If True, the second half of the features comes from x[n, 0], where the backward direction ends. Set it after a layer
+        with `bidirectional`: at the last step, its backward direction has read only one element.
     """
 
     recordable = True

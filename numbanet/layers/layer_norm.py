@@ -19,23 +19,23 @@ from .flow import ActivationSpec, Cost
 class LayerNorm(Layer):
     """y = weight (x - mean) / sqrt(variance + eps) + bias, mean and variance over the last axes of x (…, *normalized_shape)
 
-    Each sample, and each time step, is normalised by itself: training and prediction are the same, a batch may have one sample,
-    and there are no running values (Ba, Kiros & Hinton 2016, "Layer normalization", eq. 3). Names, shapes, values and
-    positional arguments are PyTorch's. Statistics are over all features: compact activations are expanded, and dropped entries
-    count as 0.
+    Each sample, and each time step, is normalised separately. So training and prediction compute the same, a batch may have one
+    sample, and there are no running values (Ba, Kiros & Hinton 2016, "Layer normalization", eq. 3). Names, shapes, values and
+    positional arguments are PyTorch's. Mean and variance are those of all features: compact activations are expanded, and
+    dropped entries count as 0.
 
     Parameters
     ----------
     normalized_shape : int or sequence of int
         The last axes of x; an integer stands for the last axis alone.
     eps : float, default=1e-5
-        Added to the variance (the biased one, 1/n).
+        Added to the variance, which is the biased one (1/n).
     elementwise_affine : bool, default=True
         Whether there are a weight and a bias, of shape `normalized_shape`; they start at 1 and 0.
     bias : bool, default=True
         Whether there is a bias beside the weight.
     device : str or Device, default="cpu"
-        Where the tensors live.
+        Device of the tensors.
 
     Raises
     ------

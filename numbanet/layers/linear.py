@@ -1,4 +1,4 @@
-"""Linear: a product with a weight; a plan may leave out neurons or tiles."""
+"""Linear: a product with a weight; a plan may drop neurons or tiles of the weight."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ INITS = {  # variance of the initial weights
 class Linear(Layer):
     """y = x wᵀ + b.   x (…, in) -> y (…, out)
 
-    An `AxisPlan` computes only the kept neurons, and y holds these alone; a `TilePlan` computes the kept tiles of the weight; a
-    `BernoulliPlan` computes everything and leaves a random mask pending. Names, shapes and positional arguments are PyTorch's.
+    Under an `AxisPlan` only the kept neurons are computed, and y holds only these. Under a `TilePlan` only the kept tiles of
+    the weight are multiplied. Under a `BernoulliPlan` everything is computed, and a random mask is pending (`Flow.pending`).
+    Names, shapes and positional arguments are PyTorch's.
 
     Parameters
     ----------
@@ -39,15 +40,16 @@ class Linear(Layer):
         Uniform initial weights, of variance 2 / in (He et al. 2015, eq. 10), 2 / (in + out) (Glorot & Bengio 2010, eq. 16), or
         1 / (3 in), as PyTorch's `nn.Linear` has them.
     bias_init : {"zeros", "uniform"}, default="zeros"
-        Initial b: 0, or uniform between -1 / sqrt(in) and 1 / sqrt(in), as PyTorch has it, so that the kinks of ReLU lie apart.
+        Initial b: 0, or uniform between -1 / sqrt(in) and 1 / sqrt(in) as in PyTorch, so that the neurons' ReLUs change slope
+        at different inputs.
     variance_factor : float, default=1.0
-        The variance is multiplied by it: 1 / variance_factor is the factor by which dropout raises the mean square of y. If a
-        share 1 - p of the products is kept and scaled by 1 / (1 - p), it is 1 - p (Hendrycks & Gimpel 2016, "Adjusting for
-        dropout variance in batch normalization and weight initialization").
+        Factor of the variance of initial weights. It compensates for dropout of the inputs, which multiplies the mean square of
+        y by 1 / variance_factor. If a share 1 - p of the products is kept and scaled by 1 / (1 - p), it is 1 - p (Hendrycks &
+        Gimpel 2016, "Adjusting for dropout variance in batch normalization and weight initialization").
     rng : numpy.random.Generator or int, optional
         Source of the initial weights; by default an estimator's `random_state` determines them.
     device : str or Device, default="cpu"
-        Where the parameters live.
+        Device of the parameters.
 
     Raises
     ------
@@ -92,12 +94,12 @@ class Linear(Layer):
 
     @property
     def out_features(self) -> int:
-        """O."""
+        """Number of outputs, O."""
         return self.weight.shape[0]
 
     @property
     def in_features(self) -> int:
-        """I."""
+        """Number of inputs, I."""
         return self.weight.shape[1]
 
     def sites(self):
@@ -108,7 +110,7 @@ class Linear(Layer):
         )
 
     def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
-        """act(x wᵀ + b), act the identity or ReLU, for what the plan keeps.
+        """act(x wᵀ + b) with act = ReLU if `relu`, else the identity; only the part that the plan keeps is computed.
 
         With ReLU, the scale of a `RowPlan` is applied in the product's epilogue; otherwise it stays pending. Under a `TilePlan`
         the input is expanded first, with zeros for dropped entries.
@@ -141,7 +143,7 @@ class Linear(Layer):
         flow = flow if inner is None else flow.with_(flow.dense())
         rows = plan if isinstance(plan, DeviceAxis) else None
         if rows is None and flow.indices is None:
-            y = ops.linear(flow.x, self.weight, self.bias, relu=relu)
+            y = ops.linear(flow.x, self.weight, self.bias, relu=relu, few=context.few)
         else:
             y = ops.linear_rows(
                 flow.x, self.weight, self.bias, rows=rows, cols=flow.indices, relu=relu, scale=None if relu else 1.0

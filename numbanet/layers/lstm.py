@@ -15,7 +15,7 @@ class LSTM(Recurrent):
     """i, f, o = sigmoid, g = tanh of W_ih x[t] + b_ih + W_hh h[t-1] + b_hh;   c[t] = f c[t-1] + i g, y[t] = h[t] = o tanh c[t]
 
     Called as in PyTorch, `y, (h, c) = lstm(x, (h0, c0))`, with its names and shapes (Hochreiter & Schmidhuber 1997, with forget
-    gates). `numbanet.layers.Recurrent` says what plans drop in it. In addition:
+    gates). `numbanet.layers.Recurrent` describes which parts plans drop. In addition:
 
     recurrent_l0, …  also takes a `TimePlan`, which drops a different set at each time step
     gates            kind "gates": a `GatePlan` that selects which gate gradients the backward pass computes, in all layers
@@ -27,21 +27,21 @@ class LSTM(Recurrent):
     num_layers : int, default=1
         Number of layers; each takes the outputs of the previous one.
     bias : bool, default=True
-        Whether there are b_ih and b_hh: two, as in PyTorch, although only their sum matters.
+        If True, there are two biases b_ih and b_hh, as in PyTorch, although only their sum matters.
     batch_first : bool, default=False
         Whether x and y are (N, T, …); else (T, N, …). States are (num_layers, N, H) either way.
     dropout : float, default=0.0
         PyTorch's; only 0 is supported.
     bidirectional : bool, default=False
-        Whether a second cell per layer, with its own weights (`weight_ih_l0_reverse`, …), reads the input backwards (Schuster &
-        Paliwal 1997, "Bidirectional recurrent neural networks"): y is then (…, 2H), states (2 num_layers, N, H). Sequences of
-        different lengths are each read from their own end. States cannot be carried over to the next batch.
+        If True, a second cell per layer, with separate weights (`weight_ih_l0_reverse`, …), reads the input backwards (Schuster
+        & Paliwal 1997, "Bidirectional recurrent neural networks"): y is then (…, 2H), states (2 num_layers, N, H). Each
+        sequence is read from its end, also if lengths differ. States cannot be carried over to the next batch.
     proj_size : int, default=0
         PyTorch's; only 0 is supported.
     rng : numpy.random.Generator or int, optional
         Source of the initial weights: uniform in ±1 / sqrt(H), as in PyTorch.
     device : str or Device, default="cpu"
-        Where the parameters live.
+        Device of the parameters.
 
     Raises
     ------

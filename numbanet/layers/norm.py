@@ -54,7 +54,9 @@ class BatchNorm(Layer):
         return self.weight.shape[0]
 
     def normed(self, x: Tensor, channels: DeviceAxis | None, context: Context, sampled: DeviceSamples | None = None) -> Tensor:
-        """y for x (N, C), for the channels `channels` of it (N, K), or for the values that each sample keeps."""
+        """y for x (N, C); for x (N, K) that holds the channels `channels`; or for the values that each sample keeps
+        (`sampled`).
+        """
         samples = x.shape[0] if sampled is None else sampled.plan.samples
         if not context.training:
             whole = x if sampled is None else ops.expand_samples(x, plan=sampled)
@@ -90,8 +92,9 @@ class BatchNorm(Layer):
         return ops.batch_norm(x, self.weight, self.bias, seen=follow, eps=self.eps, channels=channels)
 
     def _follow(self, running, batch, factor, channels):
-        """r <- r + momentum (factor b - r) for the channels that are computed; 1 / batches if momentum is None, read from
-        device memory, because a recorded step must not hold it as a constant."""
+        """r <- r + momentum (factor b - r) for the computed channels. If momentum is None, 1 / number of batches takes its
+        place; it is read from device memory, because a recorded step must not contain it as a constant.
+        """
         dev, m = running.device, self.momentum
         if m is None:
             batches = dev.broadcast_to(dev.reshape(self.num_batches_tracked.data, (1,)), running.shape)
@@ -128,11 +131,11 @@ class BatchNorm(Layer):
 class BatchNorm1d(BatchNorm):
     """y = weight (x - mean) / sqrt(variance + eps) + bias, for each channel.   x, y (N, C) or (N, C, L)
 
-    In training, mean and variance are those of the batch, and the running values follow: r <- (1 - momentum) r + momentum b,
-    the variance with 1 / (N - 1). Predictions use the running values (Ioffe & Szegedy 2015, algorithms 1 and 2). Names, shapes,
-    values and positional arguments are PyTorch's. Compact activations stay compact; channels that a step drops keep their
-    running values. Pending scales and random masks are applied after the next activation, so that the statistics are those of
-    prediction.
+    In training, mean and variance are those of the batch, b, and the running values are updated: r <- (1 - momentum) r +
+    momentum b, where the variance is the one with 1 / (N - 1). Predictions use the running values (Ioffe & Szegedy 2015,
+    algorithms 1 and 2). Names, shapes, values and positional arguments are PyTorch's. Compact activations stay compact;
+    channels that a step drops keep their running values. Pending scales and random masks are applied after the next activation,
+    so that the statistics are those of prediction.
 
     Parameters
     ----------
@@ -141,11 +144,12 @@ class BatchNorm1d(BatchNorm):
     eps : float, default=1e-5
         Added to the variance.
     momentum : float or None, default=0.1
-        How fast the running values follow, in [0, 1]; None: the mean over all batches, allowed if no channels are dropped.
+        Weight of a batch in the running values, in [0, 1]. None: the running values are means over all batches, which is
+        allowed if no channels are dropped.
     affine, track_running_stats : bool, default=True
         Only True is supported.
     device : str or Device, default="cpu"
-        Where the tensors live.
+        Device of the tensors.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Normalize: inputs scaled to mean 0 and standard deviation 1, with constants given in advance."""
+"""Normalize: shifts and scales inputs by given constants, to mean 0 and standard deviation 1."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .flow import Cost
 class Normalize(Layer):
     """y[n, c, …] = (x[n, c, …] - mean[c]) / std[c].   x, y (N, C, …): images, or rows of features
 
-    As the first layer of a network it is part of the model: predictions normalise as training did, and it is saved with the
-    network. The constants are not trained; `state_dict` has them as `mean` and `std`.
+    Use it as the first layer of a network: predictions are then normalised like training samples, and the constants are saved
+    with the network. They are not trained; in `state_dict` they are `mean` and `std`.
 
     Parameters
     ----------
@@ -22,12 +22,12 @@ class Normalize(Layer):
         Per channel or feature, over the training samples, such as X.mean((0, 2, 3)) and X.std((0, 2, 3)) for images; a single
         number applies to all.
     device : str or Device, default="cpu"
-        Where the tensors live.
+        Device of the tensors.
 
     Raises
     ------
     ValueError
-        If they are not finite, differ in length, or a deviation is not positive.
+        If `mean` and `std` are not finite or differ in length, or if a deviation is not positive.
     """
 
     buffers = ("mean", "std")
@@ -50,7 +50,7 @@ class Normalize(Layer):
         return (x - self.mean.reshape(*shape)) / self.std.reshape(*shape)
 
     def _check(self, shape):
-        """ValueError unless a batch of this shape has the channels; None stands for an unknown length."""
+        """ValueError unless a batch of this shape has the right number of channels; None in the shape is an unknown length."""
         if len(shape) < 2 or self.mean.shape[0] != 1 and shape[1] not in (None, self.mean.shape[0]):
             raise ValueError(f"{self!r}: x {shape} must be (N, C, …) with C = {self.mean.shape[0]} on its second axis")
 

@@ -61,8 +61,8 @@ class Pooling(Layer):
 class MaxPool2d(Pooling):
     """y = the largest value in each window.   x (N, C, H, W) -> y (N, C, OH, OW)
 
-    Arguments, values and gradients are PyTorch's. Padding is never the maximum; among equal values the first gets the gradient,
-    among NaNs the last.
+    Arguments, values and gradients are PyTorch's. Padding is never the maximum. Of equal maxima the first one gets the
+    gradient, of several NaNs the last one.
 
     Parameters
     ----------

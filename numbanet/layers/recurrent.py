@@ -24,9 +24,9 @@ WEIGHTS, BIASES = ("weight_ih", "weight_hh"), ("bias_ih", "bias_hh")
 class Recurrent(Layer, abc.ABC):
     """Base of recurrent layers, stacked: each takes the outputs y of the previous one.
 
-    With `bidirectional` a layer has two cells, and y concatenates their outputs, 2H wide. One runs forwards in time; the other,
-    whose names end with `_reverse`, runs backwards from each sequence's own end. The input products of all time steps are one
-    product per cell. Plans at these sites leave out part of the work:
+    If `bidirectional`, a layer has two cells, and y concatenates their outputs, (…, 2H). One cell runs forwards in time. The
+    other one, with parameter names that end in `_reverse`, runs backwards from the end of each sequence. The input products of
+    all time steps are one product per cell. Plans at these sites drop part of the computation:
 
     output_l0, …     kind "output": an `AxisPlan` keeps some units of a layer's y, the same at all time steps; y is compact, and
                      the next layer's products read only its columns. The layer itself computes all units, because they are its
@@ -38,7 +38,7 @@ class Recurrent(Layer, abc.ABC):
                      by the plan's scale. So the state is what it is in prediction, which reads all units, and the expected sum
                      is the same. (Dropping the state itself would erase the cell's memory at each step.)
 
-    A subclass defines the numbers of gates and states per unit, and what its cells compute (`act`).
+    A subclass defines the numbers of gates and states per unit, and the recurrence of its cells (`act`).
     """
 
     gates: ClassVar[int]  # rows of each weight per unit
@@ -99,21 +99,22 @@ class Recurrent(Layer, abc.ABC):
     # --- cells --------------------------------------------------------------------------------------------------------
     @abc.abstractmethod
     def act(self, z: Tensor, cell: str, first: list[Tensor], plans: Plans, ends: bool, **options: Any) -> tuple[Tensor, ...]:
-        """(y (T, N, H),); with `ends` also the states after the last step, except h.
+        """Run one cell: (y (T, N, H),), and if `ends` the states after the last step, except h.
 
         Parameters
         ----------
         z : Tensor of shape (T N, gates * H)
             The input products x W_ihᵀ + `input_bias`.
         cell : str
-            The suffix of its parameters' names.
+            The suffix of the names of the cell's parameters.
         first : list of Tensor of shape (N, H)
             The states before the first step.
         plans : Plans
+            The plans of the pass.
         ends : bool
-            Whether to return the final states.
+            If True, the final states are returned.
         options
-            steps, lengths, units and left, as `ops.lstm` and `ops.gru` take them.
+            Arguments of `ops.lstm` or `ops.gru`: steps, lengths, units and left.
         """
 
     def input_bias(self, cell: str) -> Tensor | None:
@@ -129,13 +130,14 @@ class Recurrent(Layer, abc.ABC):
         Parameters
         ----------
         x : Tensor of shape (T, N, input_size), or (N, T, input_size) with batch_first
+            The sequences.
         state : (h0, c0) of an LSTM, h0 of a GRU, each of shape (cells, N, hidden_size), optional
-            Initial states of the cells, those of a layer one after the other; zeros by default.
+            Initial states of all cells, layer by layer; zeros by default.
         lengths : array_like of int of shape (N,), optional
-            Number of steps of each sample, 1 to T: y is 0 after them, and states are those after a sample's last step. By
-            default the lengths of the enclosing pass, if there is one.
+            Number of steps of each sample, 1 to T: y is 0 after them, and final states are those after a sample's last step. By
+            default the lengths that the enclosing pass knows, else T.
         context : Context, optional
-            The plans: what is dropped.
+            The pass, with its plans.
 
         Raises
         ------
@@ -162,8 +164,8 @@ class Recurrent(Layer, abc.ABC):
         return y.transpose(1, 0, 2) if self.batch_first else y, final if self.states > 1 else final[0]
 
     def forward(self, flow: Flow, context: Context) -> Flow:
-        """y, compact if units of the last layer are dropped. Starts from the context's states, if it has any, and overwrites
-        them with the final ones.
+        """The flow with y, which is compact if units of the last layer are dropped. If the context has states, the layers start
+        from them and overwrite them with the final states.
 
         Raises
         ------
@@ -182,7 +184,7 @@ class Recurrent(Layer, abc.ABC):
         return flow._replace(x=flow.x.transpose(1, 0, 2) if self.batch_first else flow.x)
 
     def _remembered(self, state: dict[Any, Any], cell: str, n: int) -> list[Any]:
-        """The states of n samples, zeros if there are none yet; ValueError if the layer is bidirectional."""
+        """The stored states of a cell for n samples, zeros if there are none yet; ValueError if the layer is bidirectional."""
         if self.bidirectional:
             raise ValueError(
                 f"{self!r}: states are carried over from one segment of a text to the next, but the backward direction"
@@ -201,7 +203,7 @@ class Recurrent(Layer, abc.ABC):
             axes = "(N, T, I)" if self.batch_first else "(T, N, I)"
             raise ValueError(f"{name}: x must be {axes} with I = {width}, got {tuple(flow.x.shape)}")
         if not flow.x.shape[self.batch_first]:
-            raise ValueError(f"{name}: x {tuple(flow.x.shape)} has no time steps; sequences need one at least")
+            raise ValueError(f"{name}: x {tuple(flow.x.shape)} has no time steps; sequences need at least one")
         return flow._replace(x=flow.x.transpose(1, 0, 2)) if self.batch_first else flow
 
     def _lengths(self, lengths: Any, steps: int, n: int) -> np.ndarray | None:
@@ -223,7 +225,7 @@ class Recurrent(Layer, abc.ABC):
         left: dict[str, list[Any]] | None = None,
         ends: bool = False,
     ) -> tuple[Flow, list[list[Tensor]]]:
-        """(the last layer's y (T, N, …), compact or not; if `ends`, the states of each cell after its last step)"""
+        """Run all layers: (y (T, N, …) of the last layer, compact or not; the final states of each cell if `ends`)."""
         steps, n, _ = flow.x.shape
         last, final = np.full(n, steps - 1) if lengths is None else lengths - 1, []
         for layer, cells in enumerate(self._layers()):

@@ -1,4 +1,4 @@
-"""Sequential: layers applied one after the other; no layer type is treated specially."""
+"""Sequential: applies layers one after the other."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ class Sequential(Layer):
         return flow
 
     def before_last(self, flow: Flow, context: Context) -> tuple[Flow, Callable[[Flow], Flow]]:
-        """(input of the last layer, function that applies that layer to it, or to some of its samples)"""
+        """Apply all layers but the last: (the input of the last layer, a function that applies the last layer to it or to some
+        of its samples).
+        """
         *stages, (last, act) = self._stages() if self.layers else [(self, lambda flow, context: flow)]
         flow = self._pass(stages, flow, context)
         return flow, lambda flow: act(flow.before(last.commutes), context)
@@ -89,7 +91,7 @@ class Sequential(Layer):
         return ((str(i), layer) for i, layer in enumerate(self.layers))
 
     def droppable(self, kind: str = "output", answer: bool = False) -> tuple[Site, ...]:
-        """The sites of a kind that a policy makes plans for (`Tree.droppable`)."""
+        """The sites of a kind for which a policy makes plans (`Tree.droppable`)."""
         return Tree(self).droppable(kind, answer)
 
     def cost(self, spec, plans):

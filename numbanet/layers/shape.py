@@ -16,7 +16,9 @@ from .flow import ActivationSpec, ChannelsLast, Columns, Cost
 
 
 class Flatten(Layer):
-    """y = x as (N, product of the other axes), images in the order (C, H, W). Compact channels become compact features."""
+    """y = x reshaped to (N, product of the other axes); the features of an image are in the order (C, H, W). If only some
+    channels are kept, y holds only their features.
+    """
 
     recordable = True
     unitwise = True
@@ -44,9 +46,9 @@ class Flatten(Layer):
 class Shuffle(Layer):
     """y[n, j] = (x - mean)[n, order[j]]: the features centred and permuted, the same for all samples.   x, y (N, I)
 
-    Made for a layer under a tile pattern, which leaves out some of a neuron's inputs. Neighbouring features are often
-    correlated; the permutation puts distant ones into each tile. Subtracting the mean reduces the noise of leaving inputs out,
-    if features are not centred at 0 already. `Net` subtracts most of the mean (`estimators.build.centre`).
+    It is for a layer under a tile pattern, which drops some of a neuron's inputs. Adjacent features are often correlated; after
+    the permutation, a tile holds features that were far apart. Subtracting the mean reduces the noise of dropped inputs, if the
+    mean of features is not 0 already. `Net` subtracts most of the mean (`estimators.build.centre`).
 
     Parameters
     ----------
@@ -77,7 +79,7 @@ class Shuffle(Layer):
 class Select(Layer):
     """y[n, k] = x[n, index[k]]: some of the features.   x (N, I) -> y (N, K)
 
-    If a network has learned not to read all features (`GroupLasso`), this removes the unread ones before the next layer.
+    If training has made all weights of some features zero (`GroupLasso`), it removes these features before the next layer.
 
     Parameters
     ----------

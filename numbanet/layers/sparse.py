@@ -29,33 +29,33 @@ BREAK_EVEN = 0.3
 class SparseLinear(Layer):
     """y = x wᵀ + b with a sparse weight w.   x (…, in) -> y (…, out)
 
-    Training changes the values of the stored entries, a tensor of one axis: there is no mask and no array of the weight's
-    shape. Their positions are fixed, unless the network's `sparsity` is a `Rewire`.
+    Training changes the values of the stored entries, a tensor with one axis; no mask and no dense weight is stored. Their
+    positions are fixed, unless the network's `sparsity` is a `Rewire`.
 
-    Under an `AxisPlan` of its neurons or of its inputs, the entries of dropped ones are left out. The state has the names of
-    PyTorch's sparse tensors: crow_indices, col_indices, values.
+    Under an `AxisPlan` of its neurons or of its inputs, the entries of dropped neurons or inputs are skipped. The state has the
+    names of PyTorch's sparse tensors: crow_indices, col_indices, values.
 
     Parameters
     ----------
     in_features, out_features : int
         Widths of the input and the output.
     density : float, default=0.1
-        Share of the weight that is stored, in (0, 1]: each neuron has its own random inputs, and these numbers differ by at
-        most one. By default a tenth, at which sparse products are clearly faster (`bench csr`).
+        Share of the weight that is stored, in (0, 1]: each neuron has other random inputs, and the numbers of inputs differ by
+        at most one. The default is 0.1, because sparse products are clearly faster at this density (`bench csr`).
     weight : CSR, ELL or BSR, optional
-        The weight itself, instead of a density; of a BSR whole tiles are trained, values (tiles, T, T).
+        The weight, instead of a density. With a BSR, whole tiles are stored and trained, values (tiles, T, T).
     bias : bool, default=True
         Whether to add b.
     init : {"he", "glorot"}, default="he"
-        Initial values if a density is given: as those of `Linear`, but counting only the inputs that a neuron has: He et al.
-        2015, eq. 10, whose derivation counts a neuron's connections. Evci et al. 2022, "Gradient flow in sparse neural networks
-        and how lottery tickets win", find that sparse networks need it.
+        Initial values if a density is given: as for `Linear`, but only the inputs of a neuron that have entries count (He et
+        al. 2015, eq. 10, which is derived for the number of connections). Evci et al. 2022, "Gradient flow in sparse neural
+        networks and how lottery tickets win", find that sparse networks need it.
     variance_factor : float, default=1.0
-        Factor of the variance, as in `Linear`.
+        Factor of the initial variance, as for `Linear`.
     rng : numpy.random.Generator or int, optional
         Source of the structure and the initial values.
     device : str or Device, default="cpu"
-        Where the parameters live.
+        Device of the parameters.
 
     Raises
     ------
@@ -106,7 +106,7 @@ class SparseLinear(Layer):
             )
         self.in_features, self.out_features = in_features, out_features
         self._made: tuple[tuple[Any, Any], ops.Layout] | None = None
-        self.trace: list | None = None  # filled by backward passes with what `rewire` needs; None: not filled
+        self.trace: list | None = None  # arrays for `rewire`, which backward passes store; None: nothing is stored
         self.crow_indices, self.col_indices = (
             Tensor.wrap(dev.upload(np.array(part)), dev) for part in (weight.indptr, weight.indices)
         )
@@ -148,7 +148,7 @@ class SparseLinear(Layer):
         Raises
         ------
         ValueError
-            If they form no valid structure.
+            If the indices do not form a valid structure.
         """
         of = self.crow_indices.data, self.col_indices.data
         if self._made is None or any(a is not b for a, b in zip(self._made[0], of)):
@@ -157,16 +157,16 @@ class SparseLinear(Layer):
         return self._made[1]
 
     def keep_trace(self, keep: bool) -> None:
-        """Whether backward passes store what `rewire` needs; what is stored so far is dropped."""
+        """Set whether backward passes store the arrays that `rewire` needs; arrays stored so far are deleted."""
         self.trace = [] if keep else None
 
     def rewire(self, count: int) -> np.ndarray:
         """Remove the n = count entries of smallest magnitude and add n where the last gradient's magnitude is largest.
 
         It is the step of RigL (Evci et al. 2020, "Rigging the lottery: making all tickets winners", algorithm 1). SET (Mocanu
-        et al. 2018) adds at random and needs no gradient; the former paper finds it less accurate at equal FLOPs. New values
-        are 0. Call `keep_trace(True)` before the backward pass: it stores dz and x, from which the dense gradient is computed
-        here.
+        et al. 2018) adds entries at random and needs no gradient; the RigL paper finds it less accurate at equal FLOPs. New
+        values are 0. Call `keep_trace(True)` before the backward pass, so that it stores dz and x; the dense gradient is
+        computed from them.
 
         Parameters
         ----------
@@ -208,7 +208,9 @@ class SparseLinear(Layer):
         return Site("output", "output", shape, (AxisPlan, BernoulliPlan)), Site("tiles", "tiles", shape, ())
 
     def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
-        """act(x wᵀ + b), act the identity or ReLU, for the neurons that the plan keeps; its scale is pending."""
+        """act(x wᵀ + b) with act = ReLU if `relu`, else the identity, for the neurons that the plan keeps; its scale is pending
+        (`Flow.pending`).
+        """
         flow = flow.with_(flow.dense()) if self.tile or flow.layout.plan is not None else flow.features()
         width = self.in_features if flow.indices is None else flow.indices.plan.count
         if flow.x.ndim < 1 or flow.x.shape[-1] != width:
@@ -286,8 +288,9 @@ def drawn(shape: tuple[int, int], density: float, init: str, variance_factor: fl
 
 
 def rewired(weight: CSR, gradient: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(crow_indices, col_indices, previous index of each entry or -1): the `count` smallest entries removed, and as many added
-    where |gradient| (O, I) is largest, anywhere but at entries that stay."""
+    """Remove the `count` smallest entries and add as many at the positions without an entry at which |gradient| (O, I) is
+    largest: (crow_indices, col_indices, previous index of each entry or -1).
+    """
     (outputs, inputs), nnz = weight.shape, weight.nnz
     if not 0 <= count <= nnz:
         raise ValueError(f"SparseLinear.rewire: count must be from 0 to the number of entries, {nnz}, got {count}")

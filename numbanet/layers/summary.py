@@ -17,7 +17,7 @@ class Line(NamedTuple):
     """A line of the table: one layer."""
 
     path: str
-    inner: bool  # True if a layer with its own line holds it
+    inner: bool  # True if it is inside a layer that has a line, too
     layer: Layer
     shape: tuple[int | None, ...] | None  # of its output, for one sample; None if unknown
     parameters: int
@@ -25,7 +25,7 @@ class Line(NamedTuple):
 
 
 def lines(model: Layer, spec: ActivationSpec | None, path: str = "", inner: bool = False) -> Iterator[Line]:
-    """A line for each layer, front to back, chains excluded; the layers that it holds follow it."""
+    """A line for each layer except `Sequential`, front to back; the layers inside a layer follow it."""
     for name, layer in model.children():
         here, before = f"{path}.{name}" if path else name, spec
         flops, shape = None, None
@@ -52,6 +52,7 @@ def summary(model: Layer, shape: tuple[int | None, ...] | None = None, policy: A
     shape : tuple of int, optional
         Shape of a sample; without it the shapes and FLOPs are unknown.
     policy : Dropout, optional
+        The policy whose dropout rates are shown.
     """
     from rich import box
     from rich.console import Console

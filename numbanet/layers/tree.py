@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Iterator
+import operator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from ..plans import DevicePlan, Plans, Site
@@ -12,7 +13,7 @@ from ..tensor import Tensor
 
 
 def walk(root: Any, path: str = "", above: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """(path, layer) of a layer and all its descendants, parents first; a layer that is held twice appears twice.
+    """(path, layer) of a layer and all its descendants, parents first; a layer that is used in two places appears twice.
 
     Raises
     ------
@@ -27,7 +28,7 @@ def walk(root: Any, path: str = "", above: tuple[Any, ...] = ()) -> Iterator[tup
 
 
 class Tree:
-    """The layers and sites of a model at the time of construction; make a new one if layers were added or removed.
+    """The layers and sites of a model at the time of construction; make a new one if it is no longer `current`.
 
     Attributes
     ----------
@@ -35,11 +36,12 @@ class Tree:
     layers : dict of str to Layer
         By path; the root's is "".
     sites : dict of (Layer, str) to Site
-        By layer and name; a layer that is held several times has the sites of its first path.
+        By layer and name; a layer that is used in several places has the sites of its first path.
     """
 
     def __init__(self, root: Any) -> None:
         self.root, self.layers = root, dict(walk(root))
+        self._parts = _Parts(root)
         self.sites: dict[tuple[Any, str], Site] = {}
         counts: dict[str, int] = collections.Counter()
         for path, layer in self.layers.items():
@@ -49,14 +51,21 @@ class Tree:
                     self.sites[layer, site.path] = site._replace(path=here, number=counts[site.kind])
                     counts[site.kind] += 1
 
+    @property
+    def current(self) -> bool:
+        """True if the model still consists of the same objects: layers, their attributes, and the arrays of their tensors."""
+        return self._parts.same()
+
     @functools.cached_property
     def owners(self) -> dict[str, Any]:
-        """Path of a site -> the layer that has it."""
+        """A dict that maps the path of a site to its layer."""
         return {site.path: layer for (layer, _), site in self.sites.items()}
 
     @functools.cached_property
     def feeds(self) -> dict[Any, Any]:
-        """By layer of a chain, the one whose outputs are its inputs, neuron by neuron: between them each passes by itself."""
+        """For each layer of a `Sequential`, the earlier layer whose outputs are its inputs, neuron by neuron: the layers
+        between them process each neuron independently.
+        """
         found: dict[Any, Any] = {}
         for chain in self.layers.values():
             source = None
@@ -77,22 +86,48 @@ class Tree:
         return {kind: tuple(sites) for kind, sites in kinds.items()}
 
     def droppable(self, kind: str = "output", answer: bool = False) -> tuple[Site, ...]:
-        """The sites of a kind that a policy makes plans for. Without `answer`, the last one of the kinds "output" and "tiles"
-        is left out, because it computes the model's answer."""
+        """The sites of a kind for which a policy makes plans. Unless `answer`, the last site of the kinds "output" and "tiles"
+        is excluded, because it computes the model's output.
+        """
         sites = self._by_kind.get(kind, ())
         return sites if answer or kind not in ("output", "tiles") else sites[:-1]
 
     @functools.cached_property
     def shared(self) -> frozenset[Tensor]:
-        """Parameters and buffers that are held more than once (tied weights)."""
+        """Parameters and buffers that are used more than once (tied weights)."""
         uses = collections.Counter(tensor for _, tensor, _ in self.root.named())
         return frozenset(tensor for tensor, count in uses.items() if count > 1)
 
     def reads(self, plans: Plans, symbols: Any = None) -> dict[Tensor, DevicePlan]:
-        """Map each weight of which a pass reads only a part to that part (`Layer.reads`). Tied weights are read whole."""
+        """Map each weight of which a pass reads only a part to that part (`Layer.reads`). Tied weights are excluded: they are
+        read completely.
+        """
         return {weight: part for weight, part in self.root.reads(plans, symbols).items() if weight not in self.shared}
 
     def holder(self, name: str) -> tuple[Any, str]:
         """(layer, attribute) of a tensor's name, such as "0.body.1.weight"; LookupError if there is none."""
         path, _, attribute = name.rpartition(".")
         return self.layers[path], attribute
+
+
+class _Parts:
+    """The objects that a model consists of: the attributes of its layers, and the arrays of its tensors."""
+
+    def __init__(self, model: Any) -> None:
+        self._held: list[tuple[Collection, list]] = []  # containers, and what is in them
+        self._arrays = [(tensor, tensor.data) for _, tensor, _ in model.named()]
+        for _, layer in walk(model):
+            self._look(vars(layer))
+
+    def _look(self, container: list | tuple | dict) -> None:
+        values = container.values() if isinstance(container, dict) else container
+        self._held.append((values, list(values)))
+        for value in values:
+            if isinstance(value, (list, tuple, dict)):
+                self._look(value)
+
+    def same(self) -> bool:
+        """True if the model consists of the same objects as when this was made."""
+        return all([len(now) == len(then) and all(map(operator.is_, now, then)) for now, then in self._held]) and all(
+            [tensor.data is array for tensor, array in self._arrays]
+        )

@@ -1,4 +1,4 @@
-"""The operations on tensors: each states its formula, computes it on the device, and gives one vjp per input.
+"""The operations on tensors: each computes its formula on the device, and returns one vjp per input.
 
 x, y, a, b, w are tensors; dy is the gradient of the result. Shapes are in the docstrings: N batch, I in, O out, K kept.
 """

@@ -19,7 +19,7 @@ from .shape import broadcast_shape, broadcast_to
 
 
 def _taken(name: str, *inputs: Any) -> tuple[Device, list[Tensor | float], tuple[int, ...]]:
-    """(the device, the inputs as tensors or numbers, the shape that all broadcast to)"""
+    """(the device, the inputs as tensors or numbers, the common shape to which they broadcast)"""
     dev = common_device(name, inputs)
     given = [float(x) if isinstance(x, numbers.Real) else x if isinstance(x, Tensor) else Tensor(x, dev) for x in inputs]
     shapes = [x.shape if isinstance(x, Tensor) else () for x in given]
@@ -43,45 +43,46 @@ def _compared(name: str, a: Any, b: Any, swapped: bool = False, negated: bool = 
 
 
 def equal(a: Any, b: Any) -> Tensor:
-    """y = 1 where a = b, else 0."""
+    """y = 1 if a = b, else 0, element by element."""
     return _compared("equal", a, b)
 
 
 def not_equal(a: Any, b: Any) -> Tensor:
-    """y = 1 where a is not b, or one of them is NaN, else 0."""
+    """y = 1 if a differs from b or one of them is NaN, else 0, element by element."""
     return _compared("equal", a, b, negated=True)
 
 
 def greater(a: Any, b: Any) -> Tensor:
-    """y = 1 where a > b, else 0."""
+    """y = 1 if a > b, else 0, element by element."""
     return _compared("greater", a, b)
 
 
 def greater_equal(a: Any, b: Any) -> Tensor:
-    """y = 1 where a >= b, else 0."""
+    """y = 1 if a >= b, else 0, element by element."""
     return _compared("greater_equal", a, b)
 
 
 def less(a: Any, b: Any) -> Tensor:
-    """y = 1 where a < b, else 0."""
+    """y = 1 if a < b, else 0, element by element."""
     return _compared("greater", a, b, swapped=True)
 
 
 def less_equal(a: Any, b: Any) -> Tensor:
-    """y = 1 where a <= b, else 0."""
+    """y = 1 if a <= b, else 0, element by element."""
     return _compared("greater_equal", a, b, swapped=True)
 
 
 def where(mask: Any, a: Any, b: Any) -> Tensor:
     """y = a if the mask is not 0, else b, element by element; all three broadcast.
 
-    Values that are not chosen have no influence: if they are infinite or NaN, the result and the gradients are not.
+    Values that are not chosen have no influence, even if they are infinite or NaN.
 
     Parameters
     ----------
     mask : Tensor, array_like or number
         For example the result of a comparison; it has no gradient.
     a, b : Tensor, array_like or number
+        The values to choose from.
 
     Raises
     ------
@@ -104,7 +105,7 @@ def where(mask: Any, a: Any, b: Any) -> Tensor:
 
 @op
 def _where(dev: Device, a, b, *, unset):
-    """y = b where unset is 1, else a."""
+    """y = b if unset is 1, else a, element by element."""
     chosen = dev.affine(unset, mul=-1.0, add=1.0)
     return dev.add(dev.relu_grad(a, chosen), dev.relu_grad(b, unset)), (
         lambda dy: dev.relu_grad(dy, chosen),

@@ -15,7 +15,7 @@ from .shape import broadcast_shape, broadcast_to
 
 
 def _binary(equal_shapes: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:
-    """An op on two tensors of one shape, extended by broadcasting, whose derivative is thus written once."""
+    """Extend an op on two tensors of equal shapes by broadcasting; its derivative is written for equal shapes only."""
 
     @functools.wraps(equal_shapes, ("__name__", "__doc__"), ())
     def run(a: Any, b: Any) -> Tensor:
@@ -169,7 +169,7 @@ def gelu(dev: Device, x):
 
 @op
 def dropout(dev: Device, x, *, plan: BernoulliPlan | DeviceBits):
-    """y = scale x if the plan's random bit keeps it, else 0. It is its own adjoint, so no mask is stored.
+    """y = scale x if the plan's random bit keeps it, else 0. The backward pass draws the same bits again, so no mask is stored.
 
     Raises
     ------

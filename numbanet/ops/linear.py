@@ -1,6 +1,7 @@
-"""Matrix products: dense, and restricted to what a plan keeps of a weight; dy is the gradient of the result.
+"""Matrix products, with a dense weight or with the part of a weight that a plan keeps; dy is the gradient of the result.
 
-Their vjps take a gradient in any form: a ReLU mask and a scale are fused into the product that gives dy (`Pending`).
+Their vjps take a gradient in any form: if dy is a product that is not computed yet (`Pending`), a ReLU mask and a scale are
+fused into it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .shape import reshape
 
 
 def memoize(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """f with its first result cached: work that several vjps of one op share is done once."""
+    """A function that calls f() once and caches its result, for work that several vjps of one op share."""
     memory: list[Any] = []
 
     def shared(dy: Any) -> Any:
@@ -77,14 +78,15 @@ def matmul(a: Any, b: Any) -> Tensor:
 
 
 @op(fuses=True)
-def linear(dev: Device, x, w, b=None, *, relu: bool = False, scale: float = 1.0, columns: bool = False):
+def linear(dev: Device, x, w, b=None, *, relu: bool = False, scale: float = 1.0, columns: bool = False, few: bool = False):
     """y[n, o] = act(scale sum_i x[n, i] w[o, i] + b[o]).   x (N, I), w (O, I), b (O,) or None -> y (N, O), scale > 0
 
-    With `columns`, dy may be a `Columns` gradient: then dx, dw and db are products of its columns only; requires no ReLU and
-    scale 1.
+    If `few`, a sample's y on the CPU is the same to the last bit for any N, and a product of few samples is fast.
+    If `columns`, dy may be a `Columns` gradient: dx, dw and db are then products of its columns only. This requires relu=False
+    and scale=1.
     """
     _check("linear", x, w, b)
-    y = dev.gemm(x, w, tb=True, bias=b, relu=relu, scale=scale)
+    y = dev.gemm_few(x, w, b, relu, scale) if few else dev.gemm(x, w, tb=True, bias=b, relu=relu, scale=scale)
     dz = memoize(lambda dy: dy.through(dev, y if relu else None, scale))
     dw, db = _weight_vjps(dev, x, b, dz, 1 / scale)  # dz includes the scale, for dx and dw; db must not
     vjps = lambda dy: Pending(functools.partial(dev.gemm, dz(dy), w), tuple(x.shape)), dw, db
@@ -104,7 +106,7 @@ def _listed_vjps(dev: Device, x: Any, w: Any, b: Any, dz: Callable[[Any], Any], 
 
 
 def _of_columns(dev: Device, x: Any, w: Any, b: Any, cols: DeviceAxis | None, vjps: tuple) -> tuple:
-    """The vjps for a dense dy, or for a `Columns` dy, of which only the stored columns are used."""
+    """Extend the vjps for a dense dy to a `Columns` dy, of which only the stored columns are used."""
     listed = memoize(lambda dy: _listed_vjps(dev, x, w, b, lambda dy: dy.values, dy.axis, cols or full_axis(w.shape[1], dev)))
     return tuple(
         (lambda dy, i=i, vjp=vjp: listed(dy)[i](dy) if isinstance(dy, Columns) else vjp(dy)) for i, vjp in enumerate(vjps)
@@ -130,8 +132,8 @@ def linear_rows(
 ):
     """y[n, k] = scale act(sum_j x[n, j] w[rows_k, cols_j] + b[rows_k]), x and y compact; the scale is that of `rows`.
 
-    x (N, J) holds the J kept inputs, w (O, I), b (O,) or None -> y (N, K) holds the K kept outputs. None as a plan keeps
-    everything. `columns` as for `linear`; then `rows` must be None.
+    x (N, J) holds the J kept inputs, w (O, I), b (O,) or None -> y (N, K) holds the K kept outputs. If a plan is None,
+    everything is kept. `columns` as for `linear`; then `rows` must be None.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Losses: operations whose result is one number, sum_n weights[n] loss[n], where the sample weights sum to 1.
+"""Losses: operations whose result is one number, sum_n weights[n] loss[n]; the sample weights sum to 1.
 
 Each is one fused kernel that computes the loss of every sample and the gradient; label smoothing takes a few more passes.
 """
@@ -65,8 +65,9 @@ def softmax_cross_entropy(dev: Device, logits, *, labels, weights=None, label_sm
 
 
 def _smoothed(dev: Device, logits, weights, losses, gradient, share):
-    """(losses, gradient) with smoothed labels, from those with hard labels: a share of both is replaced by those of the uniform
-    target, -mean_c log softmax(logits)[c] and softmax(logits) - 1/C."""
+    """(losses, gradient) with smoothed labels, from those with hard labels: the share `share` of both is replaced by that of
+    the uniform target, -mean_c log softmax(logits)[c] and softmax(logits) - 1/C.
+    """
     n, classes = logits.shape
     logarithms = dev.log_softmax(logits)
     even = dev.affine(dev.sum(logarithms, axis=1), mul=-share / max(classes, 1))

@@ -43,8 +43,8 @@ def batch_norm(
 ):
     """y[n, c] = gamma[c] (x[n, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c], mean and variance over n.
 
-    x (N, C), gamma and beta (C,) -> y (N, C). With `channels`, x and y (N, K) hold only these. seen(mean, variance) is called
-    with the batch statistics, the variance with 1/N (Ioffe & Szegedy 2015, algorithm 1).
+    x (N, C), gamma and beta (C,) -> y (N, C). If `channels` is given, x and y (N, K) hold only these channels. seen(mean,
+    variance) is called with the batch statistics, the variance with 1/N (Ioffe & Szegedy 2015, algorithm 1).
     """
     gamma, beta = _selected("batch_norm", dev, x, channels, (gamma, beta))
     y, mean, variance = dev.batch_norm(x, gamma, beta, eps)

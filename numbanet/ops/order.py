@@ -13,7 +13,7 @@ from ..device import Device
 class Order:
     """A fixed permutation and centring of features: y[n, j] = (x - mean)[n, order[j]].
 
-    Compared by identity: the index arrays that kernels read are derived from it once per device.
+    Orders compare by identity, because the index arrays for kernels are cached for each object and device.
 
     Parameters
     ----------

@@ -48,7 +48,8 @@ def max(dev: Device, x, *, axis: int | Sequence[int] | None = None, keepdims: bo
 
 
 def argmax(x: Tensor, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """y = the index of the maximum of x along an axis, by default of the flattened x; the first of equal ones; NaN is largest.
+    """y = the index of the maximum of x along an axis, by default of the flattened x; of equal maxima the first one; NaN counts
+    as the largest.
 
     The indices are int32 and have no gradient; they can be compared, and used as `x[indices]`.
 

@@ -1,7 +1,7 @@
-"""Operations on activations of which each sample keeps different entries: their values, one sample after the other, in one axis
-(`SamplePlan`).
+"""Operations on activations if each sample keeps different entries: an activation is stored as the values of the kept entries,
+one sample after the other, in one axis (`SamplePlan`).
 
-For backward such an activation is stored as its values and bits; dense forms exist only during a product.
+The graph stores such an activation as its values and a bit mask; dense forms exist only during a product.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _dense(dev: Device, x: Any, samples: DeviceSamples | None) -> Any:
 
 
 def _check(name: str, shape: tuple[int, ...], x: Any, samples: DeviceSamples | None) -> None:
-    """ValueError unless x is an activation of that shape, or the values that are kept of one."""
+    """ValueError unless x is a dense activation of this shape or the kept values of one."""
     if tuple(x.shape) != (shape if samples is None else (samples.plan.count,)) or (
         samples is not None and samples.plan.shape != shape
     ):
@@ -59,7 +59,7 @@ def linear_samples(
     samples = x.shape[0] if inner is None else inner.plan.samples
     _check("linear_samples", (samples, w.shape[1]), x, inner)
     if outer is not None and outer.plan.shape != (samples, w.shape[0]):
-        raise ValueError(f"linear_samples: {outer} is not made for y {(samples, w.shape[0])}")
+        raise ValueError(f"linear_samples: {outer} does not match y {(samples, w.shape[0])}")
     whole = _dense(dev, x, inner)
     y = (
         dev.gemm(whole, w, tb=True, bias=b, relu=relu)

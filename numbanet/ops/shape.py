@@ -29,7 +29,7 @@ def axes_of(name: str, x: Any, axis: int | Sequence[int] | None) -> tuple[int, .
 
 
 def broadcast_shape(name: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that both broadcast to, or ValueError."""
+    """The common shape to which a and b broadcast, or ValueError."""
     width = max(len(a), len(b))
     pairs = list(zip((1,) * (width - len(a)) + a, (1,) * (width - len(b)) + b))
     if any(m != n and 1 not in (m, n) for m, n in pairs):
@@ -59,7 +59,7 @@ def transpose(dev: Device, x, *, axes: Sequence[int] | None = None):
 
 @op
 def broadcast_to(dev: Device, x, *, shape: Sequence[int]):
-    """y[…, i, …] = x[…, 0, …] along every axis that x lacks or has with length 1."""
+    """y[…, i, …] = x[…, 0, …] along every axis that is missing in x or has length 1 there."""
     shape, before = tuple(shape), tuple(x.shape)
     if broadcast_shape("broadcast_to", before, shape) != shape:
         raise ValueError(f"broadcast_to: a tensor of shape {before} cannot take the shape {shape}")
@@ -82,7 +82,7 @@ def getitem(dev: Device, x, *, key):
 
 
 def _index(key: Any) -> Any:
-    """One part of a key as NumPy takes it."""
+    """Convert one part of a key to an index of NumPy."""
     if not isinstance(key, Tensor):
         return key
     if key.dtype == np.float32:
@@ -193,8 +193,8 @@ def embedding(
     padding : int, optional
         A row of w; a negative one counts from the end.
     checked : bool, default=False
-        True if ids are int32 on the device and already checked. They are then not downloaded for a check, so that the pass can
-        be recorded; an id out of range is clamped.
+        True if ids are int32 on the device and already checked. They are then not downloaded, so that the pass can be recorded;
+        an id that is out of range is clamped.
 
     Raises
     ------
@@ -216,7 +216,7 @@ def embedding(
             dev.group_rows(flat, w.shape[0], padding)
             if checked
             else map(dev.upload, device("cpu").group_rows(host.reshape(-1), w.shape[0], padding))
-        )  # only the rows that occur
+        )  # groups only the rows that were looked up
         order, starts, inverse = grouped
         values = dev.sum_by_row(dev.reshape(dy, (flat.size, width)), order, starts)
         return Packed(values, Packing(inverse, full_axis(w.shape[0], dev).lists.classes, *cols.columns), tuple(w.shape))
@@ -225,7 +225,7 @@ def embedding(
 
 
 def _symbols(dev: Device, ids: Any, rows: int) -> np.ndarray:
-    """The ids on the host, int32; TypeError or ValueError if one is not a row of the table."""
+    """The ids on the host, int32; TypeError if they are not integers, ValueError if one is not in 0 … rows - 1."""
     host = np.asarray(ids if isinstance(ids, np.ndarray) else dev.download(ids))
     if host.dtype.kind not in "iu":
         raise TypeError(

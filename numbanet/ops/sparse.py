@@ -16,7 +16,7 @@ from .linear import memoize, vector_gradient
 
 
 class Layout:
-    """The positions of a sparse weight's entries, on a device; the values of the matrix it is made from are not used.
+    """The positions of a sparse weight's entries, on a device; the values of the matrix that is passed are not used.
 
     Parameters
     ----------
@@ -94,9 +94,9 @@ def linear_sparse(
 ) -> Tensor:
     """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]), w with `values` at the layout's positions.   x (N, I) -> y (N, O)
 
-    The gradient of w has only its entries. With `rows` y holds only the kept neurons, with `cols` x only the kept inputs: the
-    entries of others are skipped. The backward pass stores dz and x in `trace`, so that the dense gradient dw = dz.T x can be
-    computed later. A layout of tiles supports none of these.
+    The gradient of w is computed only for its stored entries. If `rows` is given, y holds only the kept neurons; if `cols` is
+    given, x holds only the kept inputs. Entries of dropped neurons and inputs are skipped. The backward pass stores dz and x in
+    `trace`, so that the dense gradient dw = dz.T x can be computed later. A layout of tiles supports none of these.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def linear_sparse(
     if layout.device is not dev:
         raise ValueError(f"linear_sparse: the layout is on {layout.device.name}, the arrays on {dev.name}")
     if tiles and not (rows is None and cols is None and trace is None):
-        raise TypeError("linear_sparse: tiles take no plan of rows or columns and no trace; give the dense activation")
+        raise TypeError("linear_sparse: a layout of tiles supports no plan and no trace; pass the dense activation")
     rows, cols = (
         None if plan is None else on("linear_sparse", plan, dev, DeviceAxis, (n,))
         for plan, n in ((rows, outputs), (cols, inputs))

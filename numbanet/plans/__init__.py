@@ -1,4 +1,4 @@
-"""Plans: which part of a product is computed, as immutable values; and their index arrays on a device."""
+"""Plans: immutable values that define which part of a product is computed, and their index arrays on a device."""
 
 from .assigned import Plans, Site
 from .base import AxisPlan, Plan, Region

@@ -1,4 +1,4 @@
-"""Site: a part of a model that dropout may leave out; Plans: what one pass computes at each site, and its index arrays.
+"""Site: a part of a model that dropout may drop; Plans: the plan of each site in one pass, and its index arrays.
 
 A policy draws a plan for each site before a pass, or chooses it during the pass from a layer's input. Layers call `Plans.at`,
 the only place where plans are looked up, checked and chosen.
@@ -17,7 +17,7 @@ from .rows import WindowPlan, WindowProduct
 
 
 class Site(NamedTuple):
-    """A part of a model that dropout may leave out."""
+    """A part of a model that dropout may drop, such as the output of a layer or the tiles of its weight."""
 
     path: str  # of the layer in the tree, and the site's name in the layer: "2.output"; `Layer.sites` returns "output" alone
     kind: str  # which tensor is sparsified: "output", neurons or the weight's tiles; "patches", the im2col matrix of a
@@ -72,13 +72,15 @@ class Plans:
         self.device, self.sites, self.choose = device(dev), {} if sites is None else sites, choose
         self.feeds = {} if feeds is None else feeds
         self.stand_in: Callable[..., DevicePlan | None] | None = None  # replaces `choice` while a step is recorded
-        self.decides: Any = None  # what decides the kinds of the plans that `choose` gives
-        self.chosen: dict[str, Plan | None] = {}  # by the path of the site, what `choose` gave in this pass
+        self.decides: Any = None  # a value that determines the kinds of the plans that `choose` returns
+        self.chosen: dict[str, Plan | None] = {}  # by the path of the site, the plans that `choose` returned in this pass
         self.assigned = {path: plan for path, plan in (assigned or {}).items() if not plan.trivial}
-        self.here: dict[str, DevicePlan] = {}  # by the path of the site, the plans that were asked for
+        self.here: dict[str, DevicePlan] = {}  # by the path of the site, the plans on the device that this pass has used
 
     def of(self, layer: Any, name: str = "output") -> Plan | None:
-        """The plan of a layer's site, as far as it is known before the pass; None: everything is computed."""
+        """The plan of a layer's site, if it is known before the pass; None if everything is computed, or if the plan is chosen
+        during the pass.
+        """
         if not self.assigned or (site := self.sites.get((layer, name))) is None:
             return None
         plan = self.assigned.get(site.path)
@@ -92,6 +94,7 @@ class Plans:
         Parameters
         ----------
         layer : Layer
+            The layer that has the site.
         name : str, default="output"
             The site's name.
         flow : Flow, optional
@@ -128,7 +131,7 @@ class Plans:
         return here
 
     def choice(self, site: Site, flow: Any, layer: Any, shape: tuple[int, ...] | None = None) -> Plan | None:
-        """Assign the plan that the policy chooses for a site and return it; None: everything is computed."""
+        """Let the policy choose the plan of a site, assign it and return it; None: everything is computed."""
         assert self.choose is not None
         plan = self.choose(site, flow, layer)
         self.chosen[site.path] = plan = None if plan is None or plan.trivial else plan
@@ -139,7 +142,7 @@ class Plans:
 
     @contextlib.contextmanager
     def standing_in(self, give: Callable[..., DevicePlan | None]) -> Iterator[None]:
-        """While a step is recorded: give(site, flow, layer, shape) replaces the choice of a policy."""
+        """A context for recording a step, in which give(site, flow, layer, shape) replaces the policy's choice."""
         self.stand_in = give
         try:
             yield
@@ -153,7 +156,9 @@ class Plans:
         return self.here[path]
 
     def region(self, layer: Any, weight: Any, name: str = "output") -> dict[Any, DevicePlan]:
-        """{weight: the part that the pass reads} for the plan at a layer's site and that of its inputs; {} if it reads all."""
+        """{weight: the part that the pass reads}, from the plan at a layer's site and the plan of the layer's inputs; {} if the
+        pass reads the whole weight.
+        """
         plan = self.of(layer, name) if self.assigned else None
         inputs = self.of(self.feeds[layer]) if self.assigned and layer in self.feeds and len(weight.shape) == 2 else None
         if isinstance(inputs, WindowPlan) and (plan is None or isinstance(plan, WindowPlan)):

@@ -1,4 +1,4 @@
-"""Plan: which part of a matrix product is computed this step. Drawn on the host by a dropout policy, used by planned ops.
+"""Plan: defines which part of a matrix product is computed in a step. A dropout policy draws it on the host, and ops use it.
 
 A plan is small, frozen and hashable, and independent of the device: `on_device` makes the index arrays that kernels read. Every
 planned op satisfies, with M = plan.mask() and on every device,
@@ -35,8 +35,8 @@ class Plan(abc.ABC):
     `AxisPlan`, which every layer with neurons supports, or comes with a layer that supports it.
     """
 
-    scale: float = 1.0  # factor of what is kept
-    cacheable: ClassVar[bool] = True  # False: drawn from so many that caching its device arrays would be useless
+    scale: float = 1.0  # factor of the kept part
+    cacheable: ClassVar[bool] = True  # False: such plans rarely repeat, so their device arrays are not cached
 
     if TYPE_CHECKING:  # plans with a region define it as a field or a property
 
@@ -56,7 +56,7 @@ class Plan(abc.ABC):
 
     @property
     def covers(self) -> tuple[int, ...]:
-        """The leading lengths that the site's weight must have; () if any will do."""
+        """The first lengths that the shape of the site's weight must have; () if any weight is accepted."""
         return ()
 
     @property
@@ -66,16 +66,19 @@ class Plan(abc.ABC):
 
     @property
     def kind(self) -> Hashable | None:
-        """Equal for plans that lead to the same launches and differ only in their lists; None: such steps are not recorded."""
+        """A hashable value, equal for plans that lead to the same launches and differ only in their lists. None: steps with
+        this plan are not recorded.
+        """
         return None
 
     def lists(self) -> tuple:
-        """The integers that kernels read, as a tuple of NumPy arrays; plans of one kind have the same shapes."""
+        """The integers that kernels read, as a tuple of NumPy arrays, which have the same shapes for all plans of one kind."""
         return ()
 
     def region(self, shape: tuple[int, ...]) -> Region | None:
-        """The part of a weight of this shape that a step under the plan reads; None: all of it. A plan with a region has a
-        `shape`: that of the weight or of its rows."""
+        """The part of a weight of this shape that a step under the plan reads; None: all of it. If the plan has a region, its
+        `shape` is that of the weight, or the number of the weight's rows.
+        """
         return None
 
 
@@ -137,5 +140,5 @@ class AxisPlan(Plan):
         return Region((1, max(math.prod(shape[1:]), 1)), self._rows) if self.count < self.n else None
 
     def index(self, kept: Any) -> Any:
-        """The kept indices in the form of kernels, from an int32 device array; None for all."""
+        """The argument of kernels for these indices, made from an int32 device array of them; None if all indices are kept."""
         return kept

@@ -22,11 +22,12 @@ class GateChoice(abc.ABC):
 
     @abc.abstractmethod
     def done(self, dev: Device, dz: Any, columns: IndexPlan | None) -> None:
-        """Called with the result: dz of these columns, or of all."""
+        """Called after the backward pass with dz of these columns, or of all."""
 
 
 class GatePlan(Plan):
-    """Compute a share of the gates' gradients, chosen during the backward pass. Subclasses are values that define how.
+    """Compute a share of the gates' gradients, chosen during the backward pass. Subclasses are immutable values that define the
+    choice.
 
     The forward pass computes everything, so the mask keeps everything.
     """

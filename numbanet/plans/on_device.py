@@ -24,8 +24,9 @@ APART = 64  # numbers between the starts of two lists: 256 bytes, the alignment 
 
 
 class DevicePlan:
-    """A plan on a device. Its lists are in the given buffer, or in one that it allocates; plans of one kind have lists of equal
-    shapes."""
+    """A plan on a device. Its lists are in the buffer that is passed, or in one that it allocates; plans of one kind have lists
+    of equal shapes.
+    """
 
     def __init__(self, plan: Plan, dev: Device, buffer: Any = None) -> None:
         self.plan, self.device, self._given = plan, dev, buffer is not None
@@ -33,14 +34,14 @@ class DevicePlan:
             self.buffer = buffer
 
     def copied_to(self, buffer: Any) -> DevicePlan:
-        """The same plan with its lists, which are computed once, in another buffer; the caller copies them there."""
+        """The same plan, but reading its lists from another buffer; the caller copies the lists to it."""
         other = type(self)(self.plan, self.device, buffer)
         vars(other)["_host"] = self._host
         return other
 
     @property
     def density(self) -> float:
-        """The kept share, for `profile`."""
+        """The kept share of the plan, which `profile` prints."""
         return self.plan.density
 
     @functools.cached_property
@@ -73,7 +74,7 @@ class DevicePlan:
 
     @functools.cached_property
     def wanted(self) -> Any:
-        """(block rows, block columns) bool device array: the blocks of the plan's `Region`."""
+        """A bool device array (block rows, block columns): True for the blocks in the plan's `Region`."""
         region = self.plan.region(self.plan.shape)
         assert region is not None, f"{self.plan} has no region"
         return self.device.upload(region.wanted)
@@ -150,7 +151,9 @@ class DevicePositions(DeviceAxis):
 
     @functools.cached_property
     def indices(self) -> Any:
-        """The argument of convolutions: the kept rows, or, in a given buffer, a list that has room for those of any plan."""
+        """The argument of convolutions: the kept rows; if the lists are in a given buffer, a list that is long enough for any
+        plan of the kind.
+        """
         if self._given:
             return Positions(self._parts()[0], self.plan.together)
         return self.device.upload(np.array(self.plan.chosen))
@@ -163,7 +166,7 @@ def _one_class(n: int, dev: Device) -> Any:
 
 
 def packing(rows: DeviceAxis, cols: DeviceAxis) -> Packing:
-    """How the gradient of w[kept rows, kept columns] is located in that of w."""
+    """The `Packing` that locates the gradient of w[kept rows, kept columns] in that of w."""
     return Packing(rows.inverse, rows.lists.classes, *cols.columns)
 
 
@@ -185,7 +188,7 @@ class DeviceTiles(DevicePlan):
 
     @functools.cached_property
     def packing(self) -> Packing:
-        """How a gradient of the kept tiles is packed."""
+        """The `Packing` of a gradient of the kept tiles."""
         return Packing(*self.lists[: len(Packing._fields)])
 
     @functools.cached_property
@@ -204,7 +207,9 @@ class DeviceBlocks(DevicePlan):
 
     @functools.cached_property
     def blocks(self) -> Blocks:
-        """The argument of kernels: the kept blocks, or, in a given buffer, lists that have room for those of any plan."""
+        """The argument of kernels: the kept blocks; if the lists are in a given buffer, lists that are long enough for any plan
+        of the kind.
+        """
         kept = self.lists[0] if self._given else self.device.upload(np.array(self.plan.chosen))
         return Blocks(kept, self.plan.height, self.plan.width)
 
@@ -232,7 +237,7 @@ KINDS = {
 
 
 def upload_plan(plan: Plan, dev: Device, buffer: Any = None) -> DevicePlan:
-    """A new DevicePlan for the plan, its lists in the buffer if one is given; not cached."""
+    """A new DevicePlan for the plan, with its lists in `buffer` if it is given; it is not cached."""
     kind = next((form for kind, form in KINDS.items() if isinstance(plan, kind)), DevicePlan)
     return kind(plan, dev, buffer)
 
@@ -246,7 +251,9 @@ def on_device(plan: Plan, dev: Device) -> DevicePlan:
 
 
 def on(name: str, plan: Plan | DevicePlan, dev: Device, kind: type[DevicePlan], shape: tuple[int, ...] | None = None) -> Any:
-    """The DevicePlan for the op `name`, which takes plans of one kind, and of one shape if given; TypeError or ValueError."""
+    """The DevicePlan for the op `name`. TypeError unless the plan is of class `kind`; ValueError unless it has the shape, if
+    one is given.
+    """
     given = plan if isinstance(plan, DevicePlan) else on_device(plan, dev) if isinstance(plan, Plan) else None
     if not isinstance(given, kind):
         known = {
@@ -265,5 +272,5 @@ def on(name: str, plan: Plan | DevicePlan, dev: Device, kind: type[DevicePlan], 
 
 
 def full_axis(n: int, dev: Device) -> DeviceAxis:
-    """An axis of which everything is kept; cached."""
+    """The DevicePlan of an axis of which every index is kept; cached."""
     return cast(DeviceAxis, on_device(RowPlan(n, 1, 0), dev))

@@ -1,5 +1,6 @@
-"""Plans of an axis: every dp-th index (`RowPlan`), neighbours (`WindowPlan`), any indices (`IndexPlan`), or different ones per
-time step (`TimePlan`)."""
+"""Plans that keep some indices of an axis: every dp-th index (`RowPlan`), adjacent ones (`WindowPlan`), any indices
+(`IndexPlan`), or different ones at each time step (`TimePlan`).
+"""
 
 from __future__ import annotations
 
@@ -63,9 +64,9 @@ class RowPlan(AxisPlan):
 
 @dataclasses.dataclass(frozen=True)
 class WindowPlan(AxisPlan):
-    """Keep `count` neighbouring indices start, start + 1, … of an axis of length n, around its end.
+    """Keep `count` adjacent indices start, start + 1, …, modulo n, of an axis of length n.
 
-    What is kept of a weight is a slice, or two: products read it where it lies, and nothing is gathered.
+    The kept part of a weight is one slice, or two if the window wraps around the end, so products read it without a copy.
 
     Parameters
     ----------
@@ -74,9 +75,9 @@ class WindowPlan(AxisPlan):
     start : int
         First index of the window, 0 … n - 1.
     count : int
-        How many indices it keeps, 0 … n.
+        Number of kept indices, 0 … n.
     scale : float, default=1.0
-        What the kept values are multiplied by.
+        Factor of the kept values.
 
     Raises
     ------
@@ -109,9 +110,10 @@ class WindowPlan(AxisPlan):
 
 @dataclasses.dataclass(frozen=True)
 class WindowProduct(Plan):
-    """What a product reads of a weight (O, I) under a window of its outputs and one of its inputs; None for all of an axis.
+    """The part of a weight (O, I) that a product reads if its outputs and its inputs each have a `WindowPlan`; None instead of
+    a plan keeps the whole axis.
 
-    Blocks of it are `WIDE` columns of one row, so that an update may leave out columns as well as rows.
+    The blocks of its region are `WIDE` columns of one row, so that an update may defer columns as well as rows.
     """
 
     WIDE = 64
@@ -195,14 +197,17 @@ class IndexPlan(AxisPlan):
 
 
 class DrawnPlan(IndexPlan):
-    """Indices that were drawn independently: there are so many such plans that one rarely repeats."""
+    """An `IndexPlan` with randomly drawn indices: such plans rarely repeat, so their device arrays are not cached."""
 
     cacheable = False
 
 
 class PositionPlan(DrawnPlan):
-    """Rows of a convolution's input matrix, output positions of its images, of which `together` images, one after the other,
-    keep the same positions. Plans of a kind may keep different numbers of rows: so a list goes on with numbers from n on."""
+    """Keep some rows of a convolution's im2col matrix, that is output positions of its images; each group of `together`
+    consecutive images keeps the same positions.
+
+    Plans of a kind may keep different numbers of rows, so lists are padded to length n with the numbers n, n + 1, ….
+    """
 
     def __init__(self, n: int, chosen: np.ndarray, scale: float = 1.0, together: int = 1) -> None:
         super().__init__(n, chosen, scale)
@@ -239,15 +244,15 @@ def _repeat_indices(plan: AxisPlan, times: int) -> IndexPlan:
 class TimePlan(Plan):
     """Keep different indices of an axis of length n at each time step: (start + k dp) mod n for k = 0 … count - 1.
 
-    It thins out the recurrent input of an `LSTM`. All steps keep the same number, so that they are one launch; if dp divides n,
-    a step keeps what a `RowPlan` of the same period does.
+    It drops units of the recurrent input of an `LSTM`. All steps keep the same number of indices, so that one launch computes
+    them. If dp divides n, a step keeps the same indices as a `RowPlan` with this period.
 
     Parameters
     ----------
     n : int
         Length of the axis.
     dp : int
-        Distance of kept indices, cyclic.
+        Distance between kept indices, modulo n.
     count : int
         Number of indices that each step keeps, at most ceil(n / dp).
     starts : tuple of int

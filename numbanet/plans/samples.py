@@ -55,17 +55,17 @@ class BernoulliPlan(Plan):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SamplePlan(Plan):
-    """Keep different outputs for each sample, or for each group of neighbouring samples.
+    """Keep different outputs for each sample, or for each group of consecutive samples.
 
-    Only kept outputs are computed and stored: their values one after the other, and a bit mask (*Dynamic Sparse Graph*,
-    zero-value compression).
+    Only kept outputs are computed. They are stored as their values, one sample after the other, and a bit mask (*Dynamic Sparse
+    Graph*, zero-value compression).
 
     Parameters
     ----------
     samples, n : int
         Shape (samples, n) of the activation.
     group : int
-        Number of neighbouring samples that keep the same outputs; the last group may be smaller.
+        Number of consecutive samples that keep the same outputs; the last group may be smaller.
     bits : array_like of int32, (groups, words)
         Output o is kept if bit o % 32 of word o // 32 is set; bits beyond n are 0.
     double : bool, default=True
@@ -74,7 +74,7 @@ class SamplePlan(Plan):
     Raises
     ------
     ValueError
-        If the sizes are not integers, or the bits have another shape, are not 32-bit words, or are set beyond n.
+        If a size is not an integer, or if the bits have another shape, are not 32-bit words, or are set beyond n.
     """
 
     samples: int

@@ -1,4 +1,4 @@
-"""Plans of tiles and blocks: parts of a weight, or of the im2col matrix of a convolution."""
+"""Plans that keep tiles of a weight, or blocks of the im2col matrix of a convolution."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class TilePlan(Plan):
 
     a and b are permutations of the tile rows and the tile columns. Tile rows fall into dp classes that share no column, so the
     kept matrix is block-diagonal up to a permutation. The paper numbers tiles row by row, t = r C + c with C tile columns, and
-    keeps t mod dp = bias. That is this pattern with another a and the natural b, unless C and dp have a common factor. Then
-    tile rows share columns, all of them if dp divides C, and a step sees nothing of the other inputs, so that networks learn
-    less. The paper has only one order; with several, the set of tiles that are kept together changes from step to step.
+    keeps t mod dp = bias. That is this pattern with another a and b = identity, unless C and dp have a common factor. In that
+    case several tile rows keep the same columns, all of them if dp divides C, and a step uses none of the other inputs, so
+    networks learn less. The paper has only one order of the tiles; with several orders, the sets of tiles that are kept
+    together change between steps.
 
     Parameters
     ----------
@@ -67,7 +68,7 @@ class TilePlan(Plan):
 
     @property
     def pattern(self) -> tiles.Pattern:
-        """The kept tiles in the form of kernels."""
+        """The kept tiles as the argument of kernels, a `layouts.tiles.Pattern`."""
         return tiles.Pattern(self.shape, self.tile, self.dp, self.bias, self.mix)
 
     @property
@@ -105,7 +106,7 @@ class TilePlan(Plan):
         return Region((self.tile, self.tile), self._tiles) if self.dp > 1 else None
 
     def lists(self) -> tuple:
-        """How a gradient is packed, and the lists of kernels: a `Packing` and a `TileLists`."""
+        """The arrays of a `Packing`, which locates the gradient, and of a `TileLists` for kernels."""
         return (*tiles.tile_packing(self.pattern), *tiles.tile_lists(self.pattern))
 
 
@@ -180,7 +181,7 @@ class BlockPlan(Plan):
 
     @property
     def trivial(self) -> bool:
-        """False: of two plans of a kind one may keep all."""
+        """False, even if everything is kept, because another plan of the same kind may drop blocks."""
         return False
 
     @property
@@ -206,8 +207,9 @@ class BlockPlan(Plan):
         return mask
 
     def lists(self) -> tuple:
-        """(block rows, block columns): rows that keep fewer go on with numbers beyond the last column, for plans of a kind may
-        keep different numbers."""
+        """The kept block columns of each block row, (block rows, block columns). Plans of a kind may keep different numbers, so
+        each row is padded to full length with the number of block columns, an index beyond the last.
+        """
         columns = -(-self.shape[1] // self.width)
         found = np.full((len(self.chosen), columns), columns, np.int32)
         found[:, : self.chosen.shape[1]] = self.chosen

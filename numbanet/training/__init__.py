@@ -1,1 +1,1 @@
-"""Training: what an estimator needs to turn a model, data and a policy into weights."""
+"""Training: the loop, optimisers, tasks and hooks by which an estimator trains a model on data under a dropout policy."""

@@ -18,18 +18,20 @@ from .optim import Optimizer, check_number
 class Adam(Optimizer):
     """Adam (Kingma & Ba 2015, algorithm 1), as PyTorch defines it.
 
-    Never lazy: its step without a gradient is not linear (a square root, eps, and corrections that change every step), so
-    missed steps cannot be done as one without another result. t is counted for each parameter by itself: a step in which it
-    has no gradient leaves it, its means and its t as they are.
+    Its updates are never deferred: a step without a gradient is not linear (a square root, eps, and corrections that change in
+    every step), so several steps cannot be combined into one with the same result. The step number t is counted for each
+    parameter separately: if a parameter has no gradient in a step, its values, its means and its t do not change.
 
     Parameters
     ----------
     parameters : iterable of Tensor
+        The tensors to train, each with requires_grad=True.
     learning_rate : float, default=0.001
+        Step size, lr in the formulas of the module.
     betas : tuple of float, default=(0.9, 0.999)
-        How slowly the means of g and g² move, each in [0, 1).
+        Decay rates of the running means of g and g², each in [0, 1).
     eps : float, default=1e-8
-        Keeps the division finite.
+        Added to the denominator, so that it is not 0.
     weight_decay : float, default=0.0
         L2 penalty: weight_decay * w is added to the gradient.
     clip_norm : float, optional
@@ -43,7 +45,7 @@ class Adam(Optimizer):
 
     recordable = True
     states = 2
-    decoupled = False  # whether the decay is taken off the weights, in place of being added to the gradient
+    decoupled = False  # True if the decay is subtracted from the weights instead of added to the gradient
 
     def __init__(
         self,
@@ -69,19 +71,21 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2), as PyTorch defines it.
 
-    In each step a weight first loses a share of itself, learning_rate * weight_decay, whatever its gradient has been. As a part
-    of the gradient, as in `Adam`, the decay would be divided by the root of s', so that weights with large gradients would
-    decay least.
+    Each step first multiplies a weight by 1 - learning_rate * weight_decay, independently of its gradients. In `Adam` the decay
+    is part of the gradient and is divided by the square root of s', so that weights with large gradients decay least.
 
     Parameters
     ----------
     parameters : iterable of Tensor
+        The tensors to train, each with requires_grad=True.
     learning_rate : float, default=0.001
+        Step size, lr in the formulas of the module.
     betas : tuple of float, default=(0.9, 0.999)
+        As for `Adam`.
     eps : float, default=1e-8
-        These as for `Adam`.
+        As for `Adam`.
     weight_decay : float, default=0.01
-        Share that a weight loses in a step, divided by the learning rate; 0.01 as in PyTorch.
+        Each step multiplies weights by 1 - learning_rate * weight_decay; 0.01 as in PyTorch.
     clip_norm : float, optional
         As for `SGD`.
 

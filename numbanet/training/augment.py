@@ -18,15 +18,15 @@ class FlipsAndCrops:
     """Images shifted by up to `padding` pixels, and mirrored with probability 1/2; use `Net(augment=FlipsAndCrops())`.
 
     It is a random crop of the zero-padded image, and a horizontal flip, as is usual for CIFAR-10 (He et al., "Deep residual
-    learning for image recognition", 2016, section 4.2). The zeros are black if the first layer is a `Normalize`, and the mean
-    if X is normalised already.
+    learning for image recognition", 2016, section 4.2). The zeros are black pixels if the first layer is a `Normalize`, and
+    mean pixels if X is normalised already.
 
     Parameters
     ----------
     padding : int, default=4
         Pixels, the same up, down, left and right; 4 is usual for images of 32 x 32.
     flip : bool, default=True
-        Whether images are mirrored; digits and letters should not be.
+        If True, images are mirrored at random; set it to False for digits and letters.
 
     Raises
     ------
@@ -42,7 +42,7 @@ class FlipsAndCrops:
             raise ValueError(f"{self!r}: padding must be an integer of at least 0")
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """(count, 3) int32: for each image the crop's vertical and horizontal offset, and whether it is mirrored."""
+        """(count, 3) int32: for each image the vertical and horizontal offset of the crop, and 1 if it is mirrored, else 0."""
         moves = rng.integers(-self.padding, self.padding, (count, 2), np.int32, endpoint=True)
         return np.hstack([moves, rng.integers(2 if self.flip else 1, size=(count, 1), dtype=np.int32)])
 
@@ -54,9 +54,9 @@ class FlipsAndCrops:
 
 
 class Augmentation(Hook):
-    """Changes the inputs of each step by a function augment(x, rng, dev).
+    """The hook that changes the inputs of each step by a function augment(x, rng, dev).
 
-    It draws from the stream of the rows, so that plans are the same as without it.
+    Its random numbers come from the stream that shuffles the samples, so that plans are the same as without augmentation.
     """
 
     watches = False

@@ -1,4 +1,4 @@
-"""Verdict: checks whether a fit has learned anything."""
+"""Baseline check: warns if a trained network is hardly better than a constant prediction."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import math
 import numpy as np
 
 from .data import Data, on_host
-from .inference import forward
+from .inference import Predictor
 from .stepper import Stepper
 from .task import Constant
 
 LITTLE = 0.01  # progress from the best constant prediction (0) to no errors (1) that may be chance
-DOUBTFUL = 0.1  # progress below which inputs far from 1 are suspected; above, the task may be hard
+DOUBTFUL = 0.1  # below this progress, badly scaled inputs are a likely cause; above, the task may be hard
 CLEAR = 0.5  # progress of the last epoch above which samples need not be predicted
-FAR = 10.0  # root mean square of inputs
+FAR = 10.0  # root mean square of inputs above which they are too large
 RARE = 0.8  # share of the most frequent class above which class weights may help
 MOST, NUMBERS = 1 << 13, 1 << 24  # maximal samples to predict, and numbers in them: 64 MiB
 
 
 def verdict(stepper: Stepper, data: Data, record: dict) -> str | None:
-    """A warning for a network that is no or hardly better than the best constant prediction; None for others.
+    """The text of a warning if a network is hardly better than the best constant prediction; else None.
 
-    Samples are predicted unless the record of the last epoch, whose score is measured under dropout, is clear.
+    The record of the last epoch is used if it is clear; its score was measured under dropout. Otherwise some samples are
+    predicted.
     """
     count = min(len(data), MOST, max(NUMBERS // math.prod(data.X.shape[1:]), 1))
     rows = data.at(np.linspace(0, len(data) - 1, count).astype(np.int64))
@@ -42,7 +43,7 @@ def verdict(stepper: Stepper, data: Data, record: dict) -> str | None:
 
 
 def _advice(stepper: Stepper, data: Data, constant: Constant, size: float) -> list[str]:
-    """What may help, the most likely first."""
+    """Advice for the warning, the most likely remedy first."""
     advice = []
     if not on_host(data.X):
         how = "make_pipeline(StandardScaler(), ...)" if len(data.X.shape) == 2 else "a Normalize layer"
@@ -56,7 +57,9 @@ def _advice(stepper: Stepper, data: Data, constant: Constant, size: float) -> li
 
 
 def _learned(score: float, loss: float, constant: Constant) -> float:
-    """Progress from the best constant prediction (0) to no errors (1), by score or by loss, the larger; 0 if unknown."""
+    """Progress from the best constant prediction (0) to no errors (1): the larger of the progress of the score and of the loss;
+    0 if unknown.
+    """
     shares = [(score - constant.score) / (1 - constant.score), 1 - loss / constant.loss if constant.loss else 0.0]
     return max((share for share in shares if math.isfinite(share)), default=0.0)
 
@@ -64,10 +67,10 @@ def _learned(score: float, loss: float, constant: Constant) -> float:
 def _predicted(
     stepper: Stepper, data: Data, rows: np.ndarray, targets: np.ndarray, weights: np.ndarray | None
 ) -> tuple[float, float]:
-    """(score, loss) in prediction."""
+    """(score, loss) of predictions, without dropout, for the samples `rows`."""
     policy = stepper.policy.inference_policy(stepper.epoch)
     with np.errstate(all="ignore"):
-        output = forward(stepper.model, stepper.dev, data.X, rows, stepper.session_options, policy)
+        output = Predictor(stepper.model, stepper.session_options, policy)(data.X, rows)
         if not np.isfinite(output).all():
             return -math.inf, math.inf
         loss, score = stepper.task.judge(output, targets, weights, stepper.session_options)
@@ -75,7 +78,7 @@ def _predicted(
 
 
 def _size(stepper: Stepper, data: Data, rows: np.ndarray) -> float:
-    """Root mean square of inputs; 0 for integers, which are table rows."""
+    """Root mean square of the inputs of the samples `rows`; 0 if inputs are integers, which are indices of table rows."""
     if on_host(data.X):
         return 0.0
     dev = stepper.dev

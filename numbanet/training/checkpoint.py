@@ -18,15 +18,15 @@ class ModelCheckpoint(Hook):
         writes a file per epoch.
     monitor : str or None, default=None
         The figure of the record that defines the best epoch; names that end in "loss", "perplexity" or "seconds" are minimised,
-        others maximised. None for validation_score if there is validation, else loss.
+        others maximised. None: validation_score if there is validation, else loss.
     save_best_only : bool, default=True
-        Whether to save only epochs that are better than all before in this fit. Epochs whose network cannot be the result,
-        because it is still becoming sparse, are then skipped.
+        If True, only epochs that are better than all earlier ones of this fit are saved, and epochs in which the network is
+        still becoming sparse are skipped, because they cannot be the result.
 
     Raises
     ------
     ValueError
-            If save_best_only is not a bool; in training, if the record lacks the figure or a field of the path.
+            If `save_best_only` is not a bool; in training, if the record does not contain the figure or a field of the path.
     TypeError, OSError
         In training, as raised by the estimator's `save`.
 

@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     """The samples of one step."""
 
     rows: np.ndarray  # their indices in `Data`
-    inputs: Any  # the model's input, on the device; before `fetch`, the indices there
+    inputs: Any  # the model's input on the device; before `fetch`, the indices of the samples, on the device
     targets: Any  # on the device
     weights: Any  # on the device, with sum 1; None: equal weights
     total: float  # the sum of the weights, or the number of samples: the weight of the batch in the epoch's figures
@@ -41,7 +41,7 @@ class Batch(NamedTuple):
     resets_state: bool = True  # whether recurrent layers start from zero states
 
     def fetch(self, X: Any, dev: Device, out: Any = None) -> Batch:
-        """The batch with its inputs copied from X, into `out` if that is given."""
+        """The batch with its inputs fetched from X; they are copied to `out` if it is given."""
         if self.ids is not None:
             return self._replace(inputs=dev.upload(self.ids) if out is None else dev.copy(self.ids, out=out))
         return self._replace(inputs=dev.take_rows(X, self.inputs, out=out))
@@ -58,7 +58,8 @@ def on_host(X: Any) -> bool:
 
 
 def in_order(data: Data, order: np.ndarray, size: int, dev: Device) -> Iterator[Batch]:
-    """Batches of the samples with these indices, inputs not fetched yet; targets and weights are uploaded at once.
+    """The batches of the samples with these indices, in order. Their inputs are not fetched yet; the targets and weights of all
+    batches are uploaded together.
 
     Batches in which all weights are 0 are left out.
     """

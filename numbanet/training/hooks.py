@@ -1,4 +1,4 @@
-"""Hook: changes training, or observes it. The loop (`loop.train`) calls all hooks and knows none by name.
+"""Hook: an object that observes or changes training. The loop (`loop.train`) calls these methods of each hook:
 
     fit_start(run)                  before the first epoch of a call of `fit` or `partial_fit`
     epoch_start(run, epoch)         before each epoch, counted from 0
@@ -38,13 +38,13 @@ class Hook:
     Attributes
     ----------
     watches : bool
-        Whether it reads the weights after an epoch, or changes them in `epoch_recorded`. True by default: all weights are then
-        brought up to date and copied after each epoch, a cost that hooks that read only the record can avoid.
+        True (default) if the hook reads the weights after an epoch, or changes them in `epoch_recorded`. All weights are then
+        brought up to date and copied after each epoch, which takes time. Set it to False in hooks that read only the record.
     changes : bool
-        Whether `after_update` changes weights in the current epoch; by default True if the class defines it. Updates are then
-        not deferred (`SGD`).
+        True if `after_update` changes weights in the current epoch; by default, if the class defines `after_update`. Updates
+        are then not deferred (`SGD`).
     final : bool
-        Whether the network of the current epoch may be the result: early stopping chooses among such epochs.
+        True if the network of the current epoch may be the result of training; early stopping chooses among such epochs.
 
     Examples
     --------
@@ -66,7 +66,7 @@ class Hook:
 
     @property
     def changes(self) -> bool:
-        """True if it does something after updates, so that weights must be up to date."""
+        """True if the hook changes weights after updates, so that they must be up to date."""
         return self.defines("after_update")
 
     def defines(self, event: str) -> bool:
@@ -74,34 +74,35 @@ class Hook:
         return getattr(type(self), event) is not getattr(Hook, event)
 
     def fit_start(self, run: Run) -> None:
-        """Training starts: `run.epochs` are the epochs of this call, from 0 in a new fit."""
+        """Called when training starts: `run.epochs` are the epochs of this call, which start at 0 in a new fit."""
 
     def epoch_start(self, run: Run, epoch: int) -> None:
-        """An epoch starts, counted from 0; it may be one that is trained again (`recovery`)."""
+        """Called when an epoch, counted from 0, starts. The same epoch may be trained again (`recovery`)."""
 
     def before_step(self, run: Run, batch: Batch) -> Batch:
         """Return the batch to train on; inputs, targets and weights are arrays of `run.dev`."""
         return batch
 
     def after_update(self, run: Run) -> None:
-        """An update is done; the epoch has trained on `run.seen` samples."""
+        """Called after each update; in this epoch, `run.seen` samples have been used."""
 
     def epoch_end(self, run: Run, record: dict[str, Any]) -> dict[str, Any] | None:
-        """The updates of an epoch are done; returns entries for its record. Call `run.reshaped()` if layers, or shapes of
-        weights, have changed."""
+        """Called after the last update of an epoch; returns entries for its record. It must call `run.reshaped()` if it changes
+        layers or shapes of weights.
+        """
 
     def epoch_recorded(self, run: Run, record: dict[str, Any]) -> None:
-        """The record of an epoch is complete; `run.stop()` ends training."""
+        """Called when the record of an epoch is complete; `run.stop()` ends training."""
 
     def fit_end(self, run: Run) -> None:
-        """Training ends: regularly, by an interrupt or by an error, possibly within an epoch."""
+        """Called when training ends: regularly, by an interrupt or by an error, possibly within an epoch."""
 
     def state(self) -> Any:
-        """A copy of what must be restored if training returns to an earlier state; None: nothing."""
+        """A copy of the state that must be restored if training returns to an earlier point; None if there is none."""
         return None
 
     def restore(self, state: Any) -> None:
-        """Restore what `state` returned."""
+        """Restore a state that `state` returned."""
 
 
 class Callback(Hook):
@@ -120,8 +121,8 @@ class Callback(Hook):
 
 
 def monitored(hook: str, record: dict[str, Any], name: str | None) -> float:
-    """The value of a figure in a record, negated if smaller is better, -inf if it is NaN. The name None stands for
-    validation_score if that is recorded, else for loss.
+    """The value of a figure in a record, negated if smaller values are better; -inf if it is NaN. If the name is None, the
+    figure is validation_score if it is recorded, else loss.
 
     Raises
     ------

@@ -1,44 +1,150 @@
-"""Forward passes without gradients."""
+"""Predictor: forward passes without gradients, recorded and replayed for few samples."""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import math
+import threading
+import warnings
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from numbanet_kernels.runtime.interrupt import deferred
 
+from .. import profile
 from ..autograd import no_grad
-from ..device import Device
 from ..dropout import Dropout
-from ..layers import DENSE, Context, Flow, Layer, Symbols, Tree
+from ..layers import DENSE, Context, Flow, Layer, LayerNorm, Linear, Normalize, Select, Sequential, Shuffle, Symbols, Tree
 from ..plans import Plans
 from ..tensor import Tensor
 from .data import on_host
 
 LEAST_ROWS = 32
 PREDICT_ROWS = 4096  # samples per forward pass: bounds its memory
+BY_SAMPLE = Linear, LayerNorm, Normalize, Select, Sequential, Shuffle  # and all that treat each neuron by itself
 
 
-def forward(
-    model: Layer, dev: Device, X: Any, rows: np.ndarray, session_options: dict[str, Any], policy: Dropout | None = None
-) -> np.ndarray:
-    """The model's output, a host array, for some rows of X (n, …), as in `Data`, computed in chunks of PREDICT_ROWS;
-    session_options as for a `Stepper`. A policy may select what is computed (`Dropout.inference_policy`).
+class Predictor:
+    """The model's output for samples, without gradients.
 
-    A short chunk is padded to LEAST_ROWS: BLAS uses other kernels for very few rows, and the prediction for a sample should not
-    depend on how many others are predicted with it.
+    The prediction for a sample should not depend on how many others are predicted with it, but BLAS has other kernels for very
+    few rows. On the CPU, if all layers allow it, up to LEAST_ROWS samples are multiplied by `Device.gemm_few`, which gives each
+    the same result to the last bit for any number of samples; otherwise fewer than LEAST_ROWS are padded.
+
+    A pass of at most `ROWS` samples is recorded when it comes for the second time, and then replayed, with equal results to the
+    last bit. Python threads may share a predictor: one of them replays, the others compute op by op.
+
+    Parameters
+    ----------
+    model : Layer
+    session_options : dict
+        As for a `Stepper`.
+    policy : Dropout, optional
+        It may select what is computed (`Dropout.inference_policy`); then nothing is recorded.
     """
-    pieces, tree = [], Tree(model)
-    choose = policy and policy.choosing(tree, np.random.default_rng(0))
-    with no_grad(), dev.session(**session_options):
-        for start in range(0, len(rows), PREDICT_ROWS):
-            chosen = rows[start : start + PREDICT_ROWS].astype(np.int32)
-            filled = np.pad(chosen, (0, max(LEAST_ROWS - len(chosen), 0)), mode="edge")
-            symbols = np.asarray(X[filled], np.int32) if on_host(X) else None
-            piece = dev.take_rows(X, dev.upload(filled)) if symbols is None else dev.upload(symbols)
-            flow = Flow(Tensor.wrap(piece, dev), DENSE if symbols is None else Symbols(symbols))
-            plans = Plans(dev, tree.sites, choose=choose) if choose else None
-            pieces.append(model.forward(flow, Context(dev, plans)).dense().numpy()[: len(chosen)])
-            deferred.poll()
-    return np.concatenate(pieces)
+
+    ROWS = 128  # the most samples of a recorded pass: for more, Python takes a negligible part of the time
+    PASSES = 64  # the most passes that are recorded
+    MOST = 1 << 24  # bytes that recorded passes may take, all of them together
+
+    def __init__(self, model: Layer, session_options: dict[str, Any], policy: Dropout | None = None) -> None:
+        self.model, self.session_options, self.policy = model, session_options, policy
+        self.dev = dev = next(model.parameters()).device
+        self.tree = Tree(model)
+        self._choose = policy and policy.choosing(self.tree, np.random.default_rng(0))
+        layers = self.tree.layers.values()
+        self._by_sample = (
+            dev.name == "cpu" and not policy and all(layer.acts_as(*BY_SAMPLE) or layer.passes_units for layer in layers)
+        )
+        self._records = not policy and not profile.ENABLED and dev.records() and bool(getattr(model, "records", False))
+        self._inputs: dict[tuple[int, ...], Any] = {}  # by the shape of a sample, the buffer that recorded passes read
+        self._passes: dict[tuple, _Pass | None] = {}  # by shape and number of threads; None: not to be had
+        self._met: set[tuple] = set()  # the keys of passes that were computed before
+        self._graphs: list[Any] = []
+        self._free = threading.Lock()  # of the buffers
+
+    def fits(self, model: Layer, session_options: dict[str, Any], policy: Dropout | None) -> bool:
+        """True if this is a predictor of such arguments, and the model is what it was, apart from values in arrays. A policy
+        may depend on these, and needs a new predictor."""
+        same = self.model is model and self.session_options == session_options and policy is None is self.policy
+        return same and self.tree.current
+
+    def __call__(self, X: Any, rows: np.ndarray | None = None) -> np.ndarray:
+        """The output, a host array, for some rows of X (n, …), as in `Data`, or all; in chunks of PREDICT_ROWS."""
+        if rows is None and len(X) <= self.ROWS and self._records and not on_host(X) and self._free.acquire(blocking=False):
+            try:
+                found = self._replayed(X)
+            finally:
+                self._free.release()
+            if found is not None:
+                return found
+        pieces, rows = [], np.arange(len(X)) if rows is None else rows
+        with no_grad(), self.dev.session(**self.session_options):
+            for start in range(0, len(rows), PREDICT_ROWS):
+                pieces.append(self._computed(X, rows[start : start + PREDICT_ROWS].astype(np.int32)))
+                deferred.poll()
+        return np.concatenate(pieces)
+
+    def _computed(self, X: Any, rows: np.ndarray) -> np.ndarray:
+        filled = self._filled(rows)
+        symbols = np.asarray(X[filled], np.int32) if on_host(X) else None
+        x = self.dev.take_rows(X, self.dev.upload(filled)) if symbols is None else self.dev.upload(symbols)
+        return self.dev.download(self._output(x, symbols))[: len(rows)]
+
+    def _filled(self, rows: np.ndarray) -> np.ndarray:
+        """Rows, padded where that is needed."""
+        return rows if self._by_sample else np.pad(rows, (0, max(LEAST_ROWS - len(rows), 0)), mode="edge")
+
+    def _output(self, x: Any, symbols: np.ndarray | None = None) -> Any:
+        flow = Flow(Tensor.wrap(x, self.dev), DENSE if symbols is None else Symbols(symbols))
+        plans = Plans(self.dev, self.tree.sites, choose=self._choose) if self._choose else None
+        few = self._by_sample and len(x) <= LEAST_ROWS
+        return self.model.forward(flow, Context(self.dev, plans, few=few)).dense().data
+
+    # --- recorded passes ----------------------------------------------------------------------------------------------
+    def _replayed(self, X: Any) -> np.ndarray | None:
+        """The output for all rows of X, by a recorded pass; None if there is none."""
+        key = X.shape, self.dev.workers()
+        if key not in self._passes:
+            if key not in self._met:
+                if len(self._met) < self.PASSES:
+                    self._met.add(key)
+                return None
+            self._passes[key] = self._record(X)
+        if (found := self._passes[key]) is None:
+            return None
+        alone = self._by_sample and len(X) <= LEAST_ROWS  # no product by BLAS, which a session sets up
+        with contextlib.nullcontext() if alone else self.dev.session(**self.session_options):
+            self.dev.take_rows(X, found.rows, out=found.inputs)
+            found.graph.replay()
+            return self.dev.download(self.dev.copy(found.graph.result))[: len(X)]
+
+    def _record(self, X: Any) -> _Pass | None:
+        """A pass for samples of that shape; None if it cannot be recorded."""
+        rows = self._filled(np.arange(len(X), dtype=np.int32))
+        if X.dtype.itemsize * self.ROWS * math.prod(X.shape[1:]) > self.MOST:
+            return None
+        if (key := X.shape[1:]) not in self._inputs:
+            self._inputs[key] = self.dev.empty((self.ROWS, *X.shape[1:]), X.dtype)
+        inputs = self.dev.part(self._inputs[key], 0, len(rows))
+        try:
+            with no_grad(), self.dev.session(**self.session_options):
+                graph = self.dev.record(lambda: self._output(inputs), next(iter(self._graphs), None), self.MOST)
+        except Exception as error:  # of a driver
+            warnings.warn(f"predictions are not replayed: {type(error).__name__}: {error}", stacklevel=2)
+            graph = None
+            self._graphs.clear()
+        if graph is None:
+            self._records = bool(self._graphs)
+            return None
+        self._graphs.append(graph)
+        return _Pass(graph, inputs, self.dev.upload(rows))
+
+
+class _Pass(NamedTuple):
+    """A recorded pass."""
+
+    graph: Any
+    inputs: Any  # the buffer that it reads
+    rows: Any  # of X, by row of the buffer

@@ -1,6 +1,7 @@
-"""Missed steps: blocks of a weight that nobody reads are left alone, and brought up to date when somebody does.
+"""Lazy updates: blocks of a weight that a step does not read skip its update, and make all skipped updates at once before they
+are read.
 
-A step of SGD without a gradient is linear, (w, v) -> M (w, v), so that k missed ones are M^k
+A step of SGD without a gradient is linear, (w, v) -> M (w, v), so that k skipped steps are one multiplication by M^k
 (`numbanet_kernels.families.update.lazy_sgd`).
 """
 
@@ -19,7 +20,7 @@ from ..plans import DevicePlan
 
 @functools.lru_cache(maxsize=64)
 def _every_block(blocks: tuple[int, int], dev: Device) -> tuple[Any, Any]:
-    """Device arrays: int32, none lags, and bool, all are wanted."""
+    """Two device arrays, cached: int32 zeros (no block has skipped a step), and bool ones (every block is wanted)."""
     return dev.upload(np.zeros(blocks, np.int32)), dev.upload(np.ones(blocks, bool))
 
 
@@ -29,13 +30,14 @@ def _powers(dev: Device, count: int, numbers: tuple) -> Any:
 
 
 class LazyUpdates:
-    """The steps that the blocks of one weight miss. Its arrays stay, because recorded updates read them.
+    """The numbers of steps that the blocks of one weight have skipped. Its arrays are never replaced, because recorded updates
+    read them.
 
-    shape and block are rows and columns of the weight, and of a block of it; numbers are learning rate, momentum, nesterov and
-    weight decay: what a step without a gradient does.
+    `shape` and `block` are the numbers of rows and columns of the weight and of a block; `numbers` are learning rate, momentum,
+    nesterov and weight decay, which determine a step without a gradient.
     """
 
-    LIMIT = 256  # steps that a block can miss: then all of the weight is brought up to date
+    LIMIT = 256  # after this many lazy steps, the whole weight is brought up to date
 
     def __init__(self, dev: Device, shape: tuple[int, int], block: tuple[int, int], numbers: tuple) -> None:
         self.dev, self.block, self.numbers, self.count = dev, block, numbers, 0
@@ -43,31 +45,31 @@ class LazyUpdates:
         self.lag, self.after = (dev.copy(self.none) for _ in range(2))
         self.current, self.wanted = (dev.copy(self.every) for _ in range(2))
         self.powers = dev.copy(_powers(dev, self.LIMIT + 1, numbers))
-        self.partly = False  # whether some blocks are not wanted
+        self.partly = False  # True if some blocks are not wanted
 
     @property
     def blocks(self) -> LazyBlocks:
-        """What the kernels take."""
+        """The argument of the update kernels."""
         return LazyBlocks(self.lag, self.after, self.current, self.wanted, self.powers, self.block)
 
     def want(self, kept: DevicePlan | None) -> None:
-        """What will be read before the next step; None: everything."""
+        """Set the part of the weight that is read before the next step; None: all of it."""
         wanted = None if kept is None or self.count + 1 >= self.LIMIT else kept.wanted
         self.partly = wanted is not None
         self.dev.copy(self.every if wanted is None else wanted, out=self.wanted)
 
     def stepped(self) -> None:
-        """A step was done: what it wrote is what the next one reads."""
+        """Called after a step: the arrays that it wrote become those that the next step reads."""
         self.lag, self.after, self.current, self.wanted = self.after, self.lag, self.wanted, self.current
         self.count = self.count + 1 if self.partly else 0
 
     def settled(self) -> None:
-        """All blocks are up to date."""
+        """Called when all blocks are up to date: no block has skipped a step."""
         self.dev.copy(self.none, out=self.lag)
         self.dev.copy(self.every, out=self.current)
         self.count = 0
 
     def renumber(self, numbers: tuple) -> None:
-        """Steps have other numbers from here on, where all blocks are up to date."""
+        """Set other numbers for the following steps; all blocks must be up to date."""
         self.dev.copy(_powers(self.dev, self.LIMIT + 1, numbers), out=self.powers)
         self.numbers = numbers

@@ -26,7 +26,9 @@ NOTHING = "fit was interrupted during the first epoch; the estimator is unchange
 
 
 class Interrupted(BaseException):
-    """Training was interrupted after at least one epoch, and keeps what it learned; estimators raise KeyboardInterrupt."""
+    """Training was interrupted after at least one epoch, and keeps the weights of the complete epochs; estimators raise
+    KeyboardInterrupt.
+    """
 
 
 def train(run: Run, data: Data) -> None:
@@ -35,11 +37,13 @@ def train(run: Run, data: Data) -> None:
     Raises
     ------
     Interrupted
-        After at least one epoch. The run keeps its weights, or those of the last copy if they are not finite.
+        If it is interrupted after at least one epoch. The run keeps its weights, or those of the last copy if they are not
+        finite.
     KeyboardInterrupt
-        If there is no such epoch, or no such copy.
+        If it is interrupted before the first epoch is complete, or if the weights are not finite and there is no copy.
     FloatingPointError
-        If the loss is not finite in the first epoch. In a later one, training ends with the weights of the previous epoch.
+        If the loss is not finite in the first epoch. If this happens in a later epoch, training ends with the weights of the
+        previous one.
     """
     recovery, interrupted = Recovery(run), False
     with contextlib.ExitStack() as ends:
@@ -85,9 +89,11 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
     Parameters
     ----------
     run : Run
+        The run whose model is trained.
     data : Data
+        The training samples.
     whole : bool
-        Whether all weights must be up to date afterwards; otherwise updates may be deferred (`SGD`).
+        If True, all weights are up to date afterwards; otherwise updates may be deferred (`SGD`).
     change : callable, optional
         batch -> batch, applied before each step.
     """
@@ -95,10 +101,14 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
     with run.session(), np.errstate(over="ignore", invalid="ignore"):  # `train` handles non-finite losses
         batches = stepper.task.batches(data, stepper.batch_size, run.streams.rows, run.dev)
         pairs: Iterator[tuple[Any, Any]] = itertools.pairwise(itertools.chain(batches, [None]))
-        for batch, following in pairs:
-            done.append((batch, stepper.step(data.X, batch, following, whole and following is None, changing, change)))
-            run.updated(len(batch.rows))
-            deferred.poll()
+        try:
+            for batch, following in pairs:
+                last = whole and following is None
+                done.append((batch, stepper.step(data.X, batch, following, last, changing, change, waits=not changing)))
+                run.updated(len(batch.rows))
+                deferred.poll()
+        finally:
+            stepper.finish()
         run.dev.synchronize()
         seconds = time.perf_counter() - began
         figures, broken = _record(run, data, done)

@@ -1,9 +1,11 @@
-"""Optimisers: how parameters follow their gradients. One fused kernel for all; a packed gradient is never made dense.
+"""Optimisers: update parameters from their gradients. One fused kernel updates all parameters; packed gradients are not
+expanded.
 
     SGD    g += decay w;  v = momentum v + g;  w -= lr v        (Nesterov: w -= lr (g + momentum v))        (`sgd`)
     Adam   m = b1 m + (1 - b1) g;  s = b2 s + (1 - b2) g²;  w -= lr m' / (sqrt(s') + eps)        (`adam`)
 
-A step is prepare -> forward and backward passes -> reduce -> launch -> advance; `step` is all of it but the passes.
+A training step calls prepare, then the forward and backward pass, then reduce, launch and advance; `step` calls all of these
+except for the passes.
 """
 
 from __future__ import annotations
@@ -34,14 +36,14 @@ def check_number(name: str, value: Any, low: float, high: float = math.inf) -> f
 
 
 def matrix(tensor: Tensor, array: Any) -> Any:
-    """A parameter-shaped array as (R, C): what update kernels take."""
+    """An array of a parameter's shape as a matrix (R, C), the argument of update kernels."""
     rows = tensor.shape[0] if tensor.ndim > 1 else 1
-    columns = math.prod(tensor.shape[1:]) if tensor.ndim > 1 else tensor.size  # where there are no rows, too
+    columns = math.prod(tensor.shape[1:]) if tensor.ndim > 1 else tensor.size  # also if there are no rows
     return array if tensor.ndim == 2 else tensor.device.reshape(array, (rows, columns))
 
 
 def on_host(dev: Device, array: Any) -> np.ndarray:
-    """A copy of an array of a device."""
+    """A NumPy array with a copy of a device array."""
     return np.array(dev.download(array))
 
 
@@ -51,7 +53,9 @@ def _uploaded(dev: Device, numbers: tuple[float, ...]) -> Any:
 
 
 class Due(NamedTuple):
-    """A parameter that has a gradient: its values and its state as (R, C), the gradient, and what of it is packed."""
+    """A parameter that has a gradient: (the parameter, its values and its states as matrices (R, C), the gradient, the
+    `Packing` of the gradient or None).
+    """
 
     parameter: Tensor
     arrays: list[Any]
@@ -60,15 +64,16 @@ class Due(NamedTuple):
 
 
 class Optimizer(abc.ABC):
-    """Base of the optimisers: parameters, a learning rate, and the state that each parameter carries.
+    """Base of the optimisers: parameters, a learning rate, and a state for each parameter.
 
-    Subclasses define `update`, and `numbers` if more than the learning rate changes from step to step. `state` holds, for each
-    parameter, arrays of its shape, and `counts` in how many steps it had a gradient; both are made at the first step.
+    Subclasses define `update`; they override `numbers` if more than the learning rate changes between steps. For each
+    parameter, `state` has arrays of its shape, and `counts` the number of steps in which it had a gradient. Both are made at
+    the first step.
     """
 
     recordable: ClassVar[bool] = False  # see `records`
-    foresees = False  # whether `prepare` decides, by what is read before the next step, what is launched
-    states = 1  # how many arrays of state a parameter carries
+    foresees = False  # True if the launches depend on the `wanted` of `prepare`
+    states = 1  # number of state arrays of a parameter
 
     def __init__(
         self, parameters: Iterable[Tensor], learning_rate: float, weight_decay: float = 0.0, clip_norm: float | None = None
@@ -82,36 +87,36 @@ class Optimizer(abc.ABC):
                     f"parameters must be tensors made with requires_grad=True, got {p!r}; leave out what is "
                     "frozen, or freeze it after the optimiser is made"
                 )
-        self.parameters = list(dict.fromkeys(self.parameters))  # one that is given twice takes one step
+        self.parameters = list(dict.fromkeys(self.parameters))  # a tensor that is given twice is updated once
         self.learning_rate = check_number("learning_rate", learning_rate, 0)
         self.weight_decay = check_number("weight_decay", weight_decay, 0)
         self.clip_norm = None if clip_norm is None else check_number("clip_norm", clip_norm, 1e-30)
         self.steps = 0
         self.state: list[list[Any]] = []
-        self.counts: list[int] = []  # of the steps, those in which each parameter had a gradient
-        self.wanted: dict[Tensor, DevicePlan] = {}  # what is read of them before the next step
+        self.counts: list[int] = []  # for each parameter, the number of steps in which it had a gradient
+        self.wanted: dict[Tensor, DevicePlan] = {}  # the parts of weights that are read before the next step
 
     # --- a step, in order ---------------------------------------------------------------------------------------------
     @deferred
     def step(self, wanted: Mapping[Tensor, DevicePlan | Plan] | None = None) -> dict[Tensor, Any]:
-        """Update every parameter that has a gradient, and forget the gradients: prepare, reduce, launch and advance.
+        """Update every parameter that has a gradient, and drop the gradients: prepare, reduce, launch and advance.
 
         Parameters
         ----------
         wanted : mapping of Tensor to Kept or Plan, optional
-            Weights of which nothing but this part is read before the next step. The rest of them may be left as it is until a
-            step wants it, or `settle`, where that saves time and gives the same weights (`SGD`).
+            Weights of which only this part is read before the next step. If it saves time, the update of the rest is deferred
+            until a later step reads it or `settle` is called; the weights are then the same up to rounding (`SGD`).
 
         Returns
         -------
         dict of Tensor to array
-            Of some weights, what the next step reads of them, packed on the way (`Context.packed`): for the next step alone,
-            before anything else changes the weights.
+            For some weights, a packed copy of the part that the next step reads (`Context.packed`). It is valid only in the
+            next step, and only if nothing else changes the weights before.
 
         Raises
         ------
         ValueError
-            If a plan is of another weight than the one it is given for, before anything is changed.
+            If a plan does not match its weight; nothing is changed then.
         """
         self.prepare(wanted)
         self.reduce()
@@ -120,48 +125,57 @@ class Optimizer(abc.ABC):
         return ready
 
     def prepare(self, wanted: Mapping[Tensor, DevicePlan | Plan] | None = None) -> None:
-        """Before the passes of a step: what is read of the weights before the next one (`step`)."""
+        """Prepare a step before its passes: `wanted` is the part of each weight that is read before the next step (`step`)."""
         self.wanted = {w: on_device(plan, w.device) if isinstance(plan, Plan) else plan for w, plan in (wanted or {}).items()}
         for w, part in self.wanted.items():
             region = part.plan.region(w.shape) if isinstance(part, DevicePlan) else None
             if region is None or part.plan.shape not in (w.shape, w.shape[:1]) or part.device is not w.device:
-                raise ValueError(f"{type(self).__name__}: {part} is no part of a weight of shape {w.shape} on {w.device.name}")
+                raise ValueError(f"{type(self).__name__}: {part} is not part of a weight of shape {w.shape} on {w.device.name}")
         if not self.state:
             self.state = [[p.device.full(p.shape, 0.0) for _ in range(self.states)] for p in self.parameters]
             self.counts = [0] * len(self.parameters)
 
     def numbers(self, count: int) -> tuple[float, ...]:
-        """What changes from step to step, for parameters that have taken so many steps: `update` finds it in an array."""
+        """The numbers that change between steps, such as the learning rate, for a parameter that had a gradient in `count`
+        steps; `update` gets them as a device array.
+        """
         return (self.learning_rate,)
 
     def changing(self) -> tuple[tuple[int, ...], list[tuple[float, ...]]]:
-        """(by parameter, which of some numbers are its own; those numbers)"""
-        found = {count: self.numbers(count) for count in sorted(set(self.counts))}  # nearly always all have the same
+        """(for each parameter, an index into the list of numbers; the list of the distinct `numbers`)."""
+        counts = self.counts
+        if counts and counts.count(counts[0]) == len(counts):
+            return (0,) * len(counts), [self.numbers(counts[0])]
+        found = {count: self.numbers(count) for count in sorted(set(self.counts))}
         distinct = list(dict.fromkeys(found.values()))
         places = {count: distinct.index(own) for count, own in found.items()}
         return tuple([places[count] for count in self.counts]), distinct
 
     @property
     def records(self) -> bool:
-        """Whether updates with equal `constants` and `arrays`, of equally packed gradients, always launch the same, so that
-        they may be recorded. A class says so for itself alone (`recordable = True`): a subclass may do something else."""
+        """True if updates with equal `constants` and `arrays`, and equally packed gradients, always issue the same launches, so
+        that they may be recorded. It is not inherited, because a subclass may issue other launches: each class must set
+        `recordable = True` itself.
+        """
         return bool(vars(type(self)).get("recordable", False)) and self.clip_norm is None
 
     @property
     def constants(self) -> Hashable:
-        """What `update` takes besides arrays: nearly always the same in all steps."""
+        """The arguments of the update kernels that are not arrays; they seldom change between steps."""
         return ()
 
     @property
     def arrays(self) -> list[Any]:
-        """What `update` changes besides parameters."""
+        """The arrays that `update` changes, without the parameters."""
         return [array for state in self.state for array in state]
 
     def reduce(self) -> None:  # noqa: B027  in one process there is nothing to do
-        """After the passes: make gradients those of all processes that train together."""
+        """Called after the passes: if several processes train one model, sum their gradients."""
 
     def launch(self, numbers: Sequence[Any] | None = None) -> dict[Tensor, Any]:
-        """What a step does to the weights; returns what `step` does. The numbers of `changing` may lie in arrays already."""
+        """Update the weights; returns the same as `step`. If `numbers` is given, it has the numbers of `changing` as device
+        arrays.
+        """
         if self.clip_norm is not None:
             self._clip()
         ready: dict[Tensor, Any] = {}
@@ -185,8 +199,11 @@ class Optimizer(abc.ABC):
         return ready
 
     def _clip(self) -> None:
-        """g *= min(1, clip_norm / norm), in place, for the norm of all gradients as one vector (Pascanu et al. 2013, algorithm
-        1). Parameters may have their gradient in the same array, as the two biases of an LSTM: it is multiplied once."""
+        """g *= min(1, clip_norm / norm), in place, with the norm of all gradients as one vector (Pascanu et al. 2013, algorithm
+        1).
+
+        If two parameters share the array of their gradient, as the two biases of an LSTM do, it is multiplied once.
+        """
         found, squares = [], []
         for p in self.parameters:
             if p.gradient is not None:
@@ -196,31 +213,34 @@ class Optimizer(abc.ABC):
         norm = math.sqrt(math.fsum(float(dev.download(s)) for (dev, _), s in zip(found, squares)))
         limit = math.inf if self.clip_norm is None else self.clip_norm
         if norm > limit:
-            with np.errstate(all="ignore"):  # of packed tiles, places that are no elements hold anything
+            with np.errstate(all="ignore"):  # in packed tiles, positions beyond the weight's edges are uninitialised
                 for dev in {dev for dev, _ in found}:
                     for g in dev.distinct([g for there, g in found if there is dev]):
                         dev.affine(g, mul=limit / norm, out=g)
 
     def advance(self, trained: Sequence[bool] | None = None) -> None:
-        """A step was launched: go on to the next, without gradients. `trained` says which parameters had one, if that is known
-        and there are none to forget."""
+        """Called after `launch`: count the step and drop the gradients. If `trained` is given, it says which parameters had a
+        gradient, and there are no gradients to drop.
+        """
         self.steps += 1
         if trained is None:
             trained = [p.gradient is not None for p in self.parameters]
             self.zero_grad()
         self.counts = [n + had for n, had in zip(self.counts, trained, strict=True)]
 
-    # --- what optimisers differ in ------------------------------------------------------------------------------------
+    # --- methods that subclasses define -------------------------------------------------------------------------------
     @abc.abstractmethod
     def update(self, dev: Device, due: list[Due], numbers: Any) -> dict[Tensor, Any] | None:
-        """Change parameters that live on one device, and their state, in place; returns what was packed on the way, if any.
-        All of them have the same `numbers`, here in an array of the device."""
+        """Update parameters on one device, and their states, in place; returns packed copies as `step` does, or None.
 
-    def settle(self, parameter: Tensor | None = None) -> None:  # noqa: B027  most optimisers leave nothing undone
-        """Bring a parameter, or all, up to date where steps were left undone."""
+        All parameters in `due` have the same `numbers`, which are in a device array here.
+        """
+
+    def settle(self, parameter: Tensor | None = None) -> None:  # noqa: B027  most optimisers defer nothing
+        """Make the deferred updates of a parameter, or of all."""
 
     def resize(self, parameter: Tensor, change: Callable[[Any], Any]) -> None:
-        """Replace a parameter's array by change(array), of another shape, and the arrays of its state in the same way."""
+        """Replace a parameter's array by change(array), which may have another shape, and each array of its state likewise."""
         self.settle(parameter)
         parameter.zero_grad()
         parameter.assign(change(parameter.data))
@@ -229,23 +249,25 @@ class Optimizer(abc.ABC):
                 state[:] = map(change, state)
 
     def exchange(self, parameter: Tensor, other: Tensor, change: Callable[[Any], Any]) -> None:
-        """Train another tensor in place of a parameter, whose state, change(array) of each array of it, it takes over."""
+        """Train the tensor `other` in place of a parameter; its state is change(array) for each array of the parameter's
+        state.
+        """
         self.resize(parameter, change)
         self.parameters = [other if own is parameter else own for own in self.parameters]
 
     # --- state --------------------------------------------------------------------------------------------------------
     def adjust(self, learning_rate: float) -> float:
-        """Take another learning rate; returns the one before."""
+        """Set the learning rate; returns the previous one."""
         before, self.learning_rate = self.learning_rate, learning_rate
         return before
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Drop all gradients."""
         for parameter in self.parameters:
             parameter.zero_grad()
 
     def reset(self) -> None:
-        """Forget all state, as before the first step."""
+        """Delete all state, as before the first step."""
         self.steps, self.state, self.counts = 0, [], []
 
     def snapshot(self, copied: Callable[[Device, Any], Any] | None = None) -> dict[str, Any]:
@@ -260,7 +282,7 @@ class Optimizer(abc.ABC):
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Go back to a snapshot, on the devices where the parameters are now."""
+        """Restore a snapshot, on the devices where the parameters are now."""
         self.steps, self.learning_rate = saved["steps"], saved.get("learning_rate", self.learning_rate)
         self.state = [[p.device.copy(a) for a in state] for p, state in zip(self.parameters, saved["state"])]
         self.counts = list(saved.get("counts", [self.steps] * len(self.state)))  # older pickles have one count for all

@@ -78,7 +78,7 @@ class Progress(Hook):
 
 
 def _figures(record: dict, samples: int) -> list[str]:
-    """The figures of an epoch to show, the most important first."""
+    """The figures of an epoch as text, the most important first."""
     shown = (
         {"perplexity": "perplexity .1f", "validation_perplexity": "validation .1f"}
         if "perplexity" in record

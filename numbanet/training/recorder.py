@@ -1,17 +1,18 @@
-"""Recorder: a training step that came before, its passes and its update, is done again as the device recorded it.
+"""Recorder: record a training step (forward, backward and update) on the device, and replay it for later steps of its kind.
 
-With plans of the same kinds and the same number of samples a step is the same launches on the same arrays: only what is in them
-is new, the batch and the lists of what the plans keep. So these lie in fixed buffers, which the recorder alone knows. A small
-step takes less time than Python takes to say what to do in it; a graph of a card (`numbanet_kernels.runtime.graph`) or a tape
-of the CPU (`numbanet_kernels.runtime.tape`) is done at once.
-A step that is met for the second time is recorded; as there are few kinds, nearly all steps of a fit are replayed. What they
-compute lies in one memory for all of them, which is used up before the next one is done.
+If two steps have plans of the same kinds and the same number of samples, they issue the same launches on the same arrays. Only
+the contents of the arrays differ: the batch, and the lists of indices that the plans keep. The recorder copies both to fixed
+buffers, which only it knows. A device computes a small step faster than Python issues its launches; a CUDA graph
+(`numbanet_kernels.runtime.graph`) or a tape of the CPU (`numbanet_kernels.runtime.tape`) needs one call for all of them.
 
-    hold    the batch, in fixed buffers
-    step    the passes and the update: op by op, or replayed
+A kind of step is recorded when it occurs for the second time. There are few kinds, so nearly all steps of a fit are replayed.
+All recorded steps share one memory, so the results of a replay are copied before the next one.
 
-A backend is what `Device.record` gives: something with `replay()` and `result`. Where a device has none, all steps are done op
-by op, in arrays of their own.
+    hold    copy the batch to the fixed buffers
+    step    run the passes and the update: op by op, or as a replay
+
+`Device.record` returns the recording, an object with `replay()` and `result`. If a device cannot record, all steps run op by op
+in newly allocated arrays.
 """
 
 from __future__ import annotations
@@ -34,64 +35,61 @@ from ..plans.on_device import upload_plan
 from ..tensor import Tensor
 from .data import Batch
 from .optim import Optimizer
+from .queue import Pages, Queue, Ready
 
 FLOAT32 = np.dtype(np.float32)
 
 
 class _Pass(NamedTuple):
-    """What was recorded."""
+    """A recording of the passes, or of the passes and the update."""
 
     graph: Any
-    gradients: list[Any]  # of the parameters, written anew by each replay
-    held: list[Any]  # the arrays of its key, so that no other ones are taken for them
-
-
-class Ready(NamedTuple):
-    """A recorded step, passes and update, that is done again while nothing but batches, plans and numbers change."""
-
-    graph: Any
-    update: Hashable  # what decides how the optimiser updates, apart from its numbers
-    state: Any  # of the optimiser: another one has other arrays
-    tensors: list[tuple[Tensor, Any, bool]]  # of the model: with their arrays, and whether they are trained
-    trained: list[bool]  # by the parameters of the optimiser, whether they have a gradient
-    inputs: Any  # the buffers that are read
-    targets: Any
-    weights: Any
+    gradients: list[Any]  # of the parameters; each replay overwrites them
+    held: list[Any]  # the arrays of its key, kept alive so that no new array gets the same id
 
 
 class Recorder:
     """The recorded steps of one training run of a model."""
 
-    MOST = 1 << 30  # bytes that recorded passes may take, all of them together; a larger one is not recorded
-    RECORDED = 1 << 11  # passes that are recorded: a driver keeps some memory for each
-    MET = 1 << 14  # passes that are remembered, recorded or not, and plans
-    TRIED = 4  # passes that could not be recorded: then no other is tried, if none could
+    MOST = 1 << 30  # bytes of the memory that all recordings share; a step that needs more is not recorded
+    RECORDED = 1 << 11  # largest number of recordings: a driver allocates some memory for each
+    MET = 1 << 14  # largest number of cached kinds of steps, recorded or not, and of cached plans
+    TRIED = 4  # failed recordings after which recording is given up, if none has succeeded
 
     def __init__(self, dev: Device, model: Layer) -> None:
         self.dev, self.model = dev, model
-        self.possible = not profile.ENABLED and dev.records()  # False where every operation shall be seen
+        self.possible = not profile.ENABLED and dev.records()  # False under NUMBANET_PROFILE, which prints each operation
         self._recorded: list[Any] = []
         self._failed, self._replayed, self._told = 0, None, False
-        self._met: dict[Hashable, _Pass | tuple[()] | None] = {}  # met once: None; not to be had: ()
-        self._plans = Plans(dev)  # of the step
-        self._chosen: dict[Hashable, dict[str, Plan | None]] = {}  # by key, what was chosen in a pass
+        self._met: dict[Hashable, _Pass | tuple[()] | None] = {}  # None after one step, () if not recordable
+        self._plans = Plans(dev)  # of the current step
+        self._chosen: dict[Hashable, dict[str, Plan | None]] = {}  # by key, the plans that the policy chose in the first step
         self._inputs: dict[tuple, Any] = {}
         self._numbers: dict[int, tuple[float, ...]] = {}
         self._lists: dict[tuple, Any] = {}
         self._kept: dict[tuple, DevicePlan] = {}
         self._ready: dict[Hashable, Ready] = {}
+        self._fetches: dict[tuple, tuple[Any, Any]] = {}  # by samples and size of a batch: the samples, and what takes a batch
+        self._samples: Any = None  # of the batch that is held
+        self.queue = Queue(dev, self._numbers)
 
     @property
     def asks(self) -> bool:
-        """Whether it matters if passes can be recorded."""
+        """True if the caller must find out whether its passes are repeatable: to record them, or to print why they are not."""
         return self.possible or (profile.ENABLED and not self._told)
 
     # --- fixed buffers ------------------------------------------------------------------------------------------------
     def hold(self, X: Any, batch: Batch, change: Callable[[Batch], Batch] | None) -> Batch:
-        """The batch, fetched from samples X and maybe changed, where recorded steps find it: the next one overwrites it."""
+        """The batch in the fixed buffers, which the next batch overwrites: its samples fetched from X, then change(batch) if
+        `change` is given.
+        """
+        self.finish()
+        self._samples = X if change is None and batch.ids is None else None
         if change is None:
             ids, shape = batch.ids, (len(batch.rows), *X.shape[1:])
             kind = (shape, FLOAT32) if ids is None else (ids.shape, ids.dtype)
+            if ids is None:
+                batch = batch._replace(inputs=self.put("rows", batch.inputs))
             batch = batch.fetch(X, self.dev, self.buffer("x", *kind))
         else:
             batch = change(batch.fetch(X, self.dev))
@@ -99,7 +97,7 @@ class Recorder:
         return batch._replace(targets=self.put("y", batch.targets), weights=self.put("weights", batch.weights))
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
-        """The array in which steps find an input of this name and shape; None where nothing is recorded."""
+        """The fixed buffer for an input of this name, shape and dtype; None if nothing is recorded."""
         if not self.possible:
             return None
         key = name, tuple(shape), dtype
@@ -108,38 +106,35 @@ class Recorder:
         return self._inputs[key]
 
     def put(self, name: str, array: Any) -> Any:
-        """The values of an array of the device, in the buffer of an input where steps are recorded; None for None."""
+        """Copy a device array to the fixed buffer of an input, and return the buffer; if nothing is recorded, or if `array` is
+        None, return `array`.
+        """
         if array is None or not self.possible:
             return array
         return self.dev.copy(array, out=self.buffer(name, array.shape, array.dtype))
 
     def put_numbers(self, numbers: Sequence[tuple[float, ...]]) -> list[Any]:
-        """Numbers of an update where recorded steps find them."""
+        """Copy the numbers of an update, such as its learning rate, to fixed buffers; return the buffers."""
         for place, own in enumerate(numbers):
             if self._numbers.get(place) != own:
-                self.put(f"numbers {place}", np.array(own, np.float32))
                 self._numbers[place] = own
+                self.dev.copy(np.array(own, np.float32), out=self.buffer(f"numbers {place}", (len(own),), FLOAT32))
         return [self.buffer(f"numbers {place}", (len(own),), FLOAT32) for place, own in enumerate(numbers)]
 
     def _holds(self, name: str, array: Any) -> bool:
-        """Whether an array is the buffer of an input of that name; None always is."""
+        """True if an array is the fixed buffer of an input of this name, or None."""
         return array is None or array is self._inputs.get((name, tuple(array.shape), array.dtype))
 
-    @staticmethod
-    def _listed(plans: Plans) -> list[tuple[str, Plan]]:
-        """The sites and plans of which there are others of their kind: else lists are kept as they are."""
-        return [(site, plan) for site, plan in plans.assigned.items() if not plan.cacheable or plan.density < 1]
-
     def put_plans(self, plans: Plans) -> None:
-        """Put the lists of plans where recorded steps find those of all plans of their kind at that site."""
-        for site, plan in self._listed(plans):
+        """Copy the lists of plans to fixed buffers; all plans of a kind share one at each site."""
+        for site, plan in plans.assigned.items():
             whole = plans.on_device(site).buffer
             self._lists[site, plan.kind] = self.dev.copy(whole, out=self._lists.get((site, plan.kind)))
 
     def place_plans(self, plans: Plans) -> dict[str, DevicePlan]:
-        """Let passes read them there; returns, by site, what has lists of its own."""
-        own = {site: plans.on_device(site) for site, _ in self._listed(plans)}
-        for site, plan in self._listed(plans):
+        """Let the passes read the lists from the fixed buffers; return, by site, the plans with their original lists."""
+        own = {site: plans.on_device(site) for site in plans.assigned}
+        for site, plan in plans.assigned.items():
             here = self._kept.get((site, plan))
             if here is None:
                 here = own[site].copied_to(self._lists[site, plan.kind])
@@ -151,40 +146,41 @@ class Recorder:
         return own
 
     # --- steps --------------------------------------------------------------------------------------------------------
-    def look_again(self) -> None:
-        """Layers, tensors or arrays may be others: no recorded step is done again before they were compared."""
+    def forget(self) -> None:
+        """Forget the steps that are ready: the model has other layers or tensors."""
         self._ready.clear()
 
-    def ready(self, plans: Plans, batch: Batch, optimizer: Optimizer) -> Ready | None:
-        """The recorded step of such plans and such a batch, before it is fetched, the numbers of the update in their buffers;
-        None: it takes the longer way, `hold` and `step`."""
+    def ready(self, X: Any, plans: Plans, batch: Batch, optimizer: Optimizer) -> tuple[Ready, Any] | None:
+        """(the recorded step for these kinds of plans and a batch of X of this size, the numbers of its update); the batch is
+        not fetched yet. None if there is no such step: then call `hold` and `step`.
+        """
         found = self._ready.get(self._quick_key(plans, batch)) if self._ready else None
-        if found is None or found.state is not optimizer.state:
+        if found is None or found.samples is not X or found.state is not optimizer.state:
             return None
         places, numbers = optimizer.changing()
         if found.update != (optimizer.constants, places):
             return None
         if not all([t.data is array and t.requires_grad is grad for t, array, grad in found.tensors]):
             return None
-        self.put_numbers(numbers)
-        return found
+        return found, numbers
 
     @staticmethod
     def _quick_key(plans: Plans, batch: Batch) -> Hashable:
         drawn = ((path, plan.kind) for path, plan in plans.assigned.items() if path not in plans.chosen)
         return (len(batch.rows), batch.weights is None, plans.decides, *drawn)
 
-    def again(self, ready: Ready, X: Any, batch: Batch, plans: Plans) -> list[Any]:
-        """What `step` gives of a step that is ready."""
-        dev = self.dev
-        batch.fetch(X, dev, ready.inputs)
-        dev.copy(batch.targets, out=ready.targets)
-        if ready.weights is not None:
-            dev.copy(batch.weights, out=ready.weights)
-        self.put_plans(plans)
-        self._plans = plans
-        ready.graph.replay()
-        return [dev.copy(array) for array in ready.graph.result[0]]
+    def again(self, ready: Ready, numbers: Any, batch: Batch, plans: Plans) -> list[Any]:
+        """Add a step that is ready to the queue; return the arrays that hold its results after `finish`."""
+        lists = [(plans.on_device(site).buffer, self._lists[site, plan.kind]) for site, plan in plans.assigned.items()]
+        results = self.queue.put(ready, numbers, batch, lists)
+        if plans.choose is not None:
+            self._plans = plans  # `_choose` reads them during the replay
+            self.finish()
+        return results
+
+    def finish(self) -> None:
+        """Replay the steps in the queue."""
+        self.queue.finish()
 
     def step(
         self,
@@ -195,21 +191,29 @@ class Recorder:
         states: list[Any],
         repeatable: bool,
     ) -> tuple[Sequence[Any], dict[Tensor, Any]]:
-        """(what the passes return, what the update packed for the next step), after an update of the weights.
+        """Run the passes and update the weights, op by op or as a replay.
 
         Parameters
         ----------
         passes : callable
-            () -> arrays: forward and backward, which leaves gradients.
+            () -> arrays: the forward and backward pass; it adds to the gradients of the parameters.
         optimizer : Optimizer
-            Prepared for the step.
+            `prepare` has been called for this step.
         plans : Plans
+            The plans of this step.
         batch : Batch
-            As `hold` gave it.
+            The result of `hold`.
         states : list of array
-            What the passes change besides, such as those of recurrent layers.
+            Other arrays that the passes change, such as the states of recurrent layers.
         repeatable : bool
-            Whether passes with equal kinds of plans and equal shapes are equal launches.
+            True if passes with equal kinds of plans and equal shapes issue equal launches.
+
+        Returns
+        -------
+        results : sequence of array
+            The result of `passes`.
+        packed : dict of Tensor to blocks
+            The blocks of weights that the update packed for the next step; empty after a replay.
         """
         if profile.ENABLED and not self._told:
             self._tell(passes, repeatable, plans)
@@ -225,22 +229,45 @@ class Recorder:
         def work() -> Sequence[Any]:
             results = passes()
             optimizer.reduce()
-            ready.update(optimizer.launch(numbers))  # last: what fails before leaves the weights as they are
+            ready.update(optimizer.launch(numbers))  # last: if something fails before, the weights are unchanged
             return results
 
         results = self((key, update), work, states + optimizer.arrays, plans)
-        if self._replayed is not None and not states and batch.ids is None and not optimizer.foresees:
-            trained = [p.gradient is not None for p in optimizer.parameters]
-            tensors = [(t, t.data, t.requires_grad) for _, t, _ in self.model.named()]
-            self._ready[self._quick_key(plans, batch)] = Ready(
-                self._replayed, update, optimizer.state, tensors, trained, batch.inputs, batch.targets, batch.weights
-            )
+        if self._replayed is not None and self._samples is not None and not states and not optimizer.foresees:
+            self._make_ready(self._replayed, plans, batch, optimizer, update)
         return results, ready if self._replayed is None else {}
 
+    def _make_ready(self, graph: Any, plans: Plans, batch: Batch, optimizer: Optimizer, update: Hashable) -> None:
+        """From now on, steps like the one that was just replayed can be queued, if fetching their batch can be recorded."""
+        X, rows = self._samples, self.buffer("rows", (len(batch.rows),), np.dtype(np.int32))
+        key = id(X), len(batch.rows)
+        if key not in self._fetches:
+            take = functools.partial(self.dev.take_rows, X, rows, out=batch.inputs)
+            self._fetches[key] = X, self.dev.record(take, next(iter(self._recorded), None), self.MOST)
+        if (fetch := self._fetches[key][1]) is None:
+            return
+        trained = [p.gradient is not None for p in optimizer.parameters]
+        tensors = [(t, t.data, t.requires_grad) for _, t, _ in self.model.named()]
+        place, given = self.dev.place, batch.weights
+        self._ready[self._quick_key(plans, batch)] = Ready(
+            graph,
+            fetch,
+            X,
+            place(rows),
+            update,
+            optimizer.state,
+            tensors,
+            trained,
+            place(batch.targets),
+            None if given is None else place(given),
+            [place(buffer) for buffer in self.put_numbers(optimizer.changing()[1])],
+            Pages(graph.result[0], self.dev),
+        )
+
     def _tell(self, passes: Callable[[], Sequence[Any]], repeatable: bool, plans: Plans) -> None:
-        """Say, once, why passes like these are not recorded where they might be."""
+        """Print, once in a run, why these passes could not be recorded; called under NUMBANET_PROFILE."""
         if repeatable and plans.choose is not None and not self._plans.chosen:
-            return  # until it is known what is chosen
+            return  # wait for a step whose chosen plans are known
         self._told, reasons = True, []
         if not repeatable:
             reasons = ["a layer, the task or the policy does not say that equal kinds of plans mean equal launches"]
@@ -253,7 +280,7 @@ class Recorder:
             print(f"not recorded: {reason}", file=sys.stderr)
 
     def _from_no_gradients(self, work: Callable[[], Sequence[Any]]) -> Callable[[], tuple[Sequence[Any], list[Any]]]:
-        """work, which adds to gradients, from none on; it gives them, too."""
+        """A function that clears the gradients and calls work(), which adds to them; returns (its result, the gradients)."""
         parameters: list[Tensor] = list(self.model.parameters())
 
         def run() -> tuple[Sequence[Any], list[Any]]:
@@ -264,19 +291,19 @@ class Recorder:
         return run
 
     def _key(self, plans: Plans, batch: Batch) -> Hashable | None:
-        """What decides which launches the passes are; None where that is not known, or they are more than launches."""
+        """All that decides which launches the passes issue; None if an input is not in its buffer, or if a plan has no kind."""
         inputs = (("x", batch.inputs), ("y", batch.targets), ("weights", batch.weights))
         kinds = tuple((path, plan.kind) for path, plan in plans.assigned.items())
         if not all(self._holds(*given) for given in inputs) or any(kind is None for _, kind in kinds):
             return None
-        layers = tuple(layer for _, layer in walk(self.model))  # a callback may exchange some
+        layers = tuple(layer for _, layer in walk(self.model))  # a callback may replace layers
         return layers, kinds, batch.inputs.shape, batch.weights is None, plans.decides
 
     def __call__(self, key: Hashable, work: Callable[[], Sequence[Any]], arrays: Sequence[Any], plans: Plans) -> Sequence[Any]:
-        """The arrays that work() returns, which leaves gradients: computed, or replayed where this key was met before.
+        """The arrays that work() returns, computed or, if a step with this key was recorded, replayed; sets the gradients.
 
-        The key, with some arrays and those of the model, says all that decides what is launched, and None that nothing does;
-        inputs are in their places, and lists of plans where it is recorded.
+        The key, `arrays` and the model's arrays together decide which launches work() issues; if the key is None, work() is
+        always computed. The inputs are in their buffers; this method copies the lists of the plans to theirs.
         """
         self._replayed, self._plans = None, plans
         if not self.possible or key is None:
@@ -297,7 +324,7 @@ class Recorder:
                 found = self._met[key] = self._record(work, [*arrays, *(t.data for t in tensors)])
         if not found:
             if not self.dev.rehearses():
-                plans.here.update(own)  # it is done as if nothing was recorded
+                plans.here.update(own)  # compute with the original lists
             return work()
         found.graph.replay()
         self._replayed = found.graph
@@ -307,11 +334,14 @@ class Recorder:
                 parameter.receive(gradient)
         return tuple(self.dev.copy(array) for array in found.graph.result[0])  # the next replay writes to the same memory
 
-    # --- choices in a pass --------------------------------------------------------------------------------------------
+    # --- plans chosen in a pass ---------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def _standing_in(self, plans: Plans, like: dict[str, Plan | None]) -> Iterator[None]:
-        """What policies choose in a pass is not chosen while it is recorded: plans like those before, of the same kinds, stand
-        in, and each time that it is done again lists are put into their buffers at that point."""
+        """A context for recording passes in which a policy chooses plans from data.
+
+        In the recording, the plans `like`, which the policy chose in an earlier step, replace its choice. Each replay chooses a
+        plan at this point, and copies its lists to the fixed buffers.
+        """
         there = ((path, plan) for path, plan in like.items() if plan is not None)
         here = {path: upload_plan(plan, self.dev, self._list_of(path, plan)) for path, plan in there}
 
@@ -324,14 +354,14 @@ class Recorder:
             yield
 
     def _list_of(self, path: str, plan: Plan) -> Any:
-        """The buffer of plans of that kind."""
+        """The fixed buffer for the lists of plans of this kind at a site; it holds those of `plan` if it is new."""
         key = path, plan.kind
         if key not in self._lists:
             self._lists[key] = self.dev.copy(upload_plan(plan, self.dev).buffer)
         return self._lists[key]
 
     def _choose(self, site: Site, flow: Any, layer: Layer, shape: tuple[int, ...] | None, kind: Hashable) -> None:
-        """Choose a plan for the present step."""
+        """Choose a plan for the current step, of the recorded kind, and copy its lists to their buffer."""
         with no_grad():
             plan = self._plans.choice(site, flow, layer, shape)
         if (plan and plan.kind) != kind:
@@ -345,7 +375,7 @@ class Recorder:
         parameters: list[Tensor] = list(self.model.parameters())
         try:
             graph = self.dev.record(self._from_no_gradients(work), next(iter(self._recorded), None), self.MOST)
-        except Exception as error:  # whatever a driver does not like, or memory that is short: training goes on without
+        except Exception as error:  # any error of a driver, or too little memory: training continues op by op
             warnings.warn(f"passes are not replayed: {type(error).__name__}: {error}", stacklevel=2)
             self.possible, graph = False, None
             self._met.clear()

@@ -17,8 +17,9 @@ APART = 512  # steps between copies, which then take a few percent of the time a
 class Recovery:
     """The last good state of a run, and how to return to it.
 
-    Weights are copied after each epoch if a hook reads them then, else after every `APART` steps. From such a copy, the epochs
-    before the broken one are trained again, which gives the same weights, because they depend only on what was copied.
+    If a hook reads the weights after each epoch, they are copied then; otherwise after every `APART` steps. If an epoch fails,
+    training returns to the copy and repeats the epochs up to the failed one. The weights are then the same, because they depend
+    only on the copied state.
 
     Attributes
     ----------
@@ -33,7 +34,7 @@ class Recovery:
         self.good: Snapshot | None = None
 
     def start(self) -> None:
-        """Training starts."""
+        """Called when training starts."""
         if len(self.run.epochs) > 1 and not self.watched:
             self._copy()
 
@@ -65,8 +66,8 @@ class Recovery:
         self.good = dataclasses.replace(copied, epoch=copied.epoch + more)
 
     def go_back(self, step: int | None) -> None:
-        """After a broken epoch: end with the previous epoch's weights, or train up to it again. `step`: where it broke, if
-        known.
+        """Called after an epoch with a non-finite loss: restore the previous epoch's weights, or train up to them again from a
+        copy. `step` is the first step with a non-finite loss, if known.
 
         Raises
         ------
@@ -88,7 +89,9 @@ class Recovery:
         self.watched = True
 
     def after_interrupt(self) -> bool:
-        """Go back if an interrupt left non-finite weights; returns False if no epoch remains."""
+        """Called after an interrupt: if the weights are not finite, restore a copy; returns False if there is no complete epoch
+        to return to.
+        """
         run = self.run
         run.optimizer.zero_grad()
         run.settle()

@@ -67,8 +67,9 @@ class Snapshot:
         yield from (array for state in (self.state or {}).get("state", ()) for array in state)
 
     def restore(self) -> bool:
-        """Restore everything, or weights alone: the optimiser then starts anew and everything else stays. Returns True if
-        layers or shapes changed."""
+        """Restore everything; or, if only weights were copied, the weights: the optimiser then starts with a new state, and
+        everything else is unchanged. Returns True if layers or shapes changed.
+        """
         changed = False
         for chain, layers in self.layers:
             changed |= chain.layers != layers
@@ -91,12 +92,13 @@ class Snapshot:
 
 @dataclasses.dataclass
 class Run:
-    """One call of `fit` or `partial_fit`: what training changes, and the objects that do it.
+    """One call of `fit` or `partial_fit`: the state that training changes, and the objects that change it.
 
     Attributes
     ----------
     stepper : Stepper
-        Does the steps: it has the model, the optimiser, the random streams, the policy, and the next step's plans.
+        Makes the training steps: it has the model, the optimiser, the random streams, the policy, and the plans of the next
+        step.
     history : list of dict
         One record per epoch, including earlier calls.
     epochs : range
@@ -178,11 +180,13 @@ class Run:
 
     # --- steps --------------------------------------------------------------------------------------------------------
     def begin_epoch(self) -> Callable[[Batch], Batch] | None:
-        """Call the hooks' `epoch_start`; returns their changes of each batch as one function, None if there are none."""
+        """Call the hooks' `epoch_start`; returns one function that applies the hooks' `before_step` to a batch, or None if no
+        hook defines it.
+        """
         self.seen = 0
         for hook in self.hooks:
             hook.epoch_start(self, self.epoch)
-        self.stepper.recorder.look_again()
+        self.stepper.look_around()
         self._after = [hook for hook in self.hooks if hook.defines("after_update")]
         change = [hook for hook in self.hooks if hook.defines("before_step")]
 
@@ -207,7 +211,7 @@ class Run:
             self.optimizer.settle()
 
     def reshaped(self) -> None:
-        """Drop everything drawn, counted and recorded: layers, or shapes of their weights, have changed."""
+        """Forget drawn plans, counted FLOPs and recorded steps: layers or shapes of their weights have changed."""
         self.stepper.reshaped()
 
     def move(self) -> None:
@@ -218,18 +222,18 @@ class Run:
             self.optimizer.restore(state)
 
     def finite(self) -> bool:
-        """True if every parameter and buffer is finite: a step may break them after its loss was computed."""
+        """True if every parameter and buffer is finite. A step may make them non-finite although its loss was finite."""
         floats = [tensor for _, tensor, _ in self.model.named() if tensor.dtype == np.float32]
         return all(math.isfinite(float(self.dev.download(self.dev.sum(tensor.data)))) for tensor in floats)
 
     # --- going back ---------------------------------------------------------------------------------------------------
     def snapshot(self, weights_only: bool = False, into: Snapshot | None = None) -> Snapshot:
-        """A copy of the run's state; no update may be deferred at this point.
+        """A copy of the run's state; call `settle` before, because no update may be deferred.
 
         Parameters
         ----------
         weights_only : bool, default=False
-            Whether to copy only parameters and buffers: after restoring them, the optimiser starts anew.
+            If True, only parameters and buffers are copied: when they are restored, the optimiser starts with a new state.
         into : Snapshot, optional
             A snapshot that is no longer needed: its memory is reused if shapes match.
         """

@@ -1,4 +1,4 @@
-"""Rates by epoch: dropout rates; learning rates by a schedule, or reduced on a plateau."""
+"""Hooks that set rates by epoch: dropout rates, and learning rates by a schedule or reduced on a plateau."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from .hooks import Hook, monitored
 
 
 def named(schedule: Any, epochs: int) -> Callable[[int], float] | None:
-    """The factor on the learning rate by epoch, given as a name ("cosine", "linear"), a function of the epoch, or None.
+    """The function of the epoch that gives the factor of the learning rate, from a name ("cosine", "linear"), a function, or
+    None.
 
     Raises
     ------
@@ -48,9 +49,9 @@ def factor_of(schedule: Callable[[int], float] | None, epoch: int) -> float:
 
 
 class LearningRate(Hook):
-    """Multiplies the optimiser's learning rate in each epoch by a schedule's factor.
+    """The hook that multiplies the optimiser's learning rate in each epoch by a schedule's factor.
 
-    Between epochs the optimiser has its base rate, so a callback may change it permanently.
+    Between epochs the optimiser has its rate without the factor, so a callback may change it permanently.
     """
 
     watches = False
@@ -73,9 +74,10 @@ class LearningRate(Hook):
 
 
 class DropoutRates(Hook):
-    """Gives the stepper the policy with each epoch's rates, calibrated on some samples (`Dropout.calibrated`).
+    """The hook that gives the stepper the policy with the rates of each epoch, after calibrating it on some samples
+    (`Dropout.calibrated`).
 
-    Adds what was dropped to the record.
+    It adds the policy's figures (`Dropout.report`) to the record.
 
     Parameters
     ----------
@@ -90,7 +92,7 @@ class DropoutRates(Hook):
 
     def epoch_start(self, run, epoch):
         stepper, policy = run.stepper, run.stepper.policy
-        stepper.report()  # discard what an interrupted epoch has left
+        stepper.report()  # discard the figures of an interrupted epoch
         if self.samples is not None:
             with run.session():
                 policy = policy.calibrated(run.model, self.samples)
@@ -111,7 +113,7 @@ class ReduceLROnPlateau(Hook):
     patience : int, default=10
         Number of epochs without improvement that are tolerated: the rate is reduced after the next one.
     monitor : str or None, default=None
-        The figure of the record; names that end in "loss", "perplexity" or "seconds" are minimised, others maximised. None for
+        The figure of the record; names that end in "loss", "perplexity" or "seconds" are minimised, others maximised. None:
         validation_score if there is validation, else loss.
     threshold : float, default=1e-4
         By how much a figure must exceed the best one to count as an improvement.

@@ -15,27 +15,30 @@ from .optim import Optimizer, check_number, matrix
 class SGD(Optimizer):
     """Stochastic gradient descent with momentum, as PyTorch defines it.
 
-    Lazy where it is told what is read next (`step(wanted)`): a step that brings a block of a weight no gradient is a linear map
-    of (w, v), so that several of them are one, done when somebody reads the block. An update then costs what two successive
-    plans keep, not the size of the weight, and gives the weights of the dense update to rounding.
+    If `step(wanted)` names the parts of weights that are read before the next step, updates of the other parts are deferred. A
+    step without a gradient is a linear map of (w, v), so several such steps of a block are combined into one, which is made
+    before the block is read. The cost of an update is then proportional to the parts that two successive plans keep, not to the
+    size of the weight. The weights are those of the dense update up to rounding.
 
     Parameters
     ----------
     parameters : iterable of Tensor
+        The tensors to train, each with requires_grad=True.
     learning_rate : float, default=0.01
+        Step size.
     momentum : float, default=0.0
-        In [0, 1): share of the last step's velocity that is kept (Polyak 1964).
+        In [0, 1): factor of the previous velocity v (Polyak 1964).
     nesterov : bool, default=False
-        Whether to look ahead along the velocity (Nesterov 1983, in the form of Sutskever et al. 2013).
+        If True, Nesterov's momentum is used: w -= lr (g + momentum v) (Nesterov 1983, in the form of Sutskever et al. 2013).
     weight_decay : float, default=0.0
         L2 penalty: weight_decay * w is added to the gradient.
     clip_norm : float, optional
-        Above 0: all gradients are multiplied by the same factor where their norm, that of one vector of all, is larger.
+        If given, above 0: if the norm of all gradients as one vector is larger, they are scaled down to this norm.
 
     Raises
     ------
     ValueError
-        If a number is out of range, or nesterov is asked for without momentum.
+        If a number is out of range, or `nesterov` is True with momentum 0.
     """
 
     recordable = True
@@ -56,8 +59,8 @@ class SGD(Optimizer):
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs a momentum above 0")
         self.lazy: dict[Tensor, LazyUpdates] = {}
-        self.stepping: list[LazyUpdates] = []  # those that the present step changes
-        self.packs = True  # whether updates pack what the next step reads: a recorded step finds nothing but its own arrays
+        self.stepping: list[LazyUpdates] = []  # the ones that the current step changes
+        self.packs = True  # True if updates pack what the next step reads; a recorded step cannot read such new arrays
 
     @property
     def foresees(self):
@@ -76,14 +79,14 @@ class SGD(Optimizer):
         for p in self.parameters:
             if p.requires_grad:
                 self._arrange(p, self.wanted.get(p))
-            elif p in self.lazy:  # frozen meanwhile
+            elif p in self.lazy:  # frozen since the last step
                 self.settle(p)
                 del self.lazy[p]
         self.stepping = list(self.lazy.values())
 
     def launch(self, numbers=None):
         for parameter, lazy in self.lazy.items():
-            if parameter.gradient is None:  # copies, as `settled` makes, are not recorded
+            if parameter.gradient is None:  # `settled` copies arrays, and copies are not recorded
                 self.settle(parameter)
                 lazy.settled()
                 self.stepping.remove(lazy)
@@ -103,7 +106,9 @@ class SGD(Optimizer):
         return ready
 
     def _arrange(self, parameter: Tensor, part: DevicePlan | None) -> None:
-        """Tell what a parameter misses what is wanted; start to count where nothing fits."""
+        """Tell the `LazyUpdates` of a parameter which part is read before the next step. Make one if deferring pays, or settle
+        and replace it if the block shape or the numbers have changed.
+        """
         dev, lazy = parameter.device, self.lazy.get(parameter)
         part = part if part is not None and dev.lazy_pays(parameter.size) else None
         region = None if part is None else part.plan.region(parameter.shape)

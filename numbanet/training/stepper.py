@@ -1,4 +1,4 @@
-"""Stepper: the training step: draw plans, forward, loss, backward, update; recorded and replayed if possible."""
+"""Stepper: one training step: draw plans, forward, loss, backward, update; it is recorded and replayed if possible."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNTED = 4096  # kinds of steps whose FLOPs are cached
 
 
 class StepResult(NamedTuple):
-    """Result of a step: the loss, the predictions, its FLOPs, and those of a dense step."""
+    """The result of a step: the loss, the predictions (`answer`), its FLOPs, and those of a dense step."""
 
     loss: Tensor
     answer: Any
@@ -52,20 +52,26 @@ class Stepper:
         self.packed: dict[Tensor, Any] = {}  # by weight, the blocks that the last update packed for the next step
         self._counted: dict[tuple, float] = {}  # FLOPs by kind of step
         self._nothing = Plans(self.dev)  # the plans of a dense step
-        self._look_around()
+        self.tree = Tree(self.model)
+        self._prepare_choice()
 
     def enter(self, epoch: int, policy: Dropout) -> None:
-        """Start an epoch, counted from 0, with a policy that has its rates."""
+        """Start an epoch, counted from 0; `policy` sets its dropout rates by `policy.at(epoch)`."""
         ready = self._ahead[0] == epoch and policy is self.policy
         self.epoch, self.policy, self.current = epoch, policy, self._ahead[1] if ready else policy.at(epoch)
-        self._look_around()
+        self._prepare_choice()
 
-    def _look_around(self) -> None:
-        """Read the model's structure again: a callback may have exchanged layers."""
-        self.recorder.look_again()
-        self.tree = Tree(self.model)
+    def look_around(self) -> None:
+        """Read the model's structure again if it has changed: a hook may have replaced layers."""
+        if not self.tree.current:
+            self.recorder.forget()
+            self.tree = Tree(self.model)
+            self._prepare_choice()
+
+    def _prepare_choice(self) -> None:
+        """Make the function that chooses plans during a pass, for the policy of the current epoch."""
         self._choose, chooses = self.current.choosing(self.tree, self.streams.plans), self.current.data_dependent
-        self._alike = not chooses or (self.current.alike and self.dev.asides())  # whether equal steps have plans of equal kinds
+        self._alike = not chooses or (self.current.alike and self.dev.asides())  # plans of equal kinds mean equal launches
 
     @property
     def drawn(self) -> dict[str, Plan] | None:
@@ -73,12 +79,13 @@ class Stepper:
         return None if self.upcoming is None else dict(self.upcoming.assigned)
 
     def report(self) -> dict[str, Any]:
-        """What was dropped since the last call, for the record of an epoch."""
+        """The policy's figures for the record of an epoch, over the steps since the last call, by name."""
         return self.current.report()
 
     def reshaped(self) -> None:
-        """Drop everything drawn, counted and recorded: layers, or shapes of their weights, have changed."""
-        self._look_around()
+        """Forget drawn plans, counted FLOPs and recorded steps: layers or the shapes of their weights have changed."""
+        self.tree = Tree(self.model)
+        self._prepare_choice()
         self.upcoming, self.packed, self.recorder = None, {}, Recorder(self.dev, self.model)
         self.state = {} if self.task.stateful else None
         self._counted.clear()
@@ -93,7 +100,8 @@ class Stepper:
             self._ahead = self.epoch + 1, self.policy.at(self.epoch + 1)
         policy, rng = self._ahead[1] if following else self.current, self.streams.plans
         drawn = ((site.path, policy.plan(site, rng)) for site in policy.sites(self.tree))
-        return self._plans({path: plan for path, plan in drawn if plan is not None})
+        assigned = {path: plan for path, plan in drawn if plan is not None}
+        return self._plans(assigned) if assigned or policy.data_dependent else self._nothing
 
     def _plans(self, assigned: dict[str, Plan]) -> Plans:
         choose = self._chosen if self.current.data_dependent else None
@@ -115,25 +123,40 @@ class Stepper:
         last: bool = True,
         whole: bool = False,
         change: Callable[[Batch], Batch] | None = None,
+        waits: bool = False,
     ) -> StepResult:
-        """One update with a batch of samples X.
+        """Make one update with a batch.
 
-        The next step's plans are drawn here, and the update of what they do not read is deferred (`SGD`), unless `whole` says
-        that all weights must be up to date afterwards. `following`, the next batch, determines which rows of an `Embedding` the
-        next step reads; None if the next step starts an epoch. change(batch), called with the inputs on the device, returns the
-        batch to train on.
+        The plans of the next step are drawn here, because `SGD` defers the update of weights that they do not read.
+
+        Parameters
+        ----------
+        X : array
+            The samples, from which the batch is fetched.
+        batch : Batch
+            The samples of this step; their inputs are not fetched yet.
+        following : Batch, optional
+            The next batch: it determines which rows of an `Embedding` the next step reads. None if the next step starts an
+            epoch.
+        last : bool, default True
+            True if no step follows, so that no plans are drawn for it.
+        whole : bool, default False
+            True if all weights must be up to date after this step; then no update is deferred.
+        change : callable, optional
+            change(batch) gets the batch with its inputs on the device, and returns the batch to train on.
+        waits : bool, default False
+            True if the step may be queued and computed together with later ones, at the latest in `finish`; until then the
+            arrays of its result hold nothing.
         """
         with self.dev.session(**self.session_options):
             plans, self.upcoming = self.draw() if self.upcoming is None else self.upcoming, None
             plans.decides = tuple(self.current.rates(self.tree)) if self._choose else None
             if whole or change is not None:  # hooks may change anything
-                self.recorder.look_again()
-            elif (ready := self.recorder.ready(plans, batch, self.optimizer)) is not None:
-                upcoming = None if last else self.draw(following is None)
-                loss, answer = self.recorder.again(ready, X, batch, plans)
-                self.optimizer.advance(ready.trained)
-                self.upcoming, self.packed = upcoming, {}
-                return self._done(loss, answer, (len(batch.rows), *X.shape[1:]), plans)
+                self.look_around()
+            if change is None and (queued := self._queued(X, batch, plans, following, last)):
+                if not waits:
+                    self.recorder.finish()
+                return queued
             self.optimizer.zero_grad()  # an earlier step may have been interrupted
             batch = self.recorder.hold(X, batch, change)
             states = [state for arrays in (self.state or {}).values() for state in arrays]
@@ -158,12 +181,30 @@ class Stepper:
             self.upcoming, self.packed = upcoming, packed_next if upcoming else {}
             return self._done(loss, answer, tuple(batch.inputs.shape), plans)
 
+    def _queued(self, X: Any, batch: Batch, plans: Plans, following: Batch | None, last: bool) -> StepResult | None:
+        """The result of a step that was recorded, after adding it to the queue; None if it was not recorded."""
+        found = self.recorder.ready(X, plans, batch, self.optimizer)
+        if found is None:
+            return None
+        ready, numbers = found
+        upcoming = None if last else self.draw(following is None)
+        loss, answer = self.recorder.again(ready, numbers, batch, plans)
+        self.optimizer.advance(ready.trained)
+        self.upcoming, self.packed = upcoming, {}
+        return self._done(loss, answer, (len(batch.rows), *X.shape[1:]), plans)
+
+    def finish(self) -> None:
+        """Compute the steps in the queue."""
+        with self.dev.session(**self.session_options):
+            self.recorder.finish()
+
     def _done(self, loss: Any, answer: Any, shape: tuple[int, ...], plans: Plans) -> StepResult:
-        flops, dense = self._flops(shape, plans), self._flops(shape, self._nothing)
+        dense = self._flops(shape, self._nothing)
+        flops = dense if plans is self._nothing else self._flops(shape, plans)
         return StepResult(Tensor.wrap(loss, self.dev), answer, flops + self.current.pop_flops(), dense)
 
     def _flops(self, shape: tuple[int, ...], plans: Plans) -> float:
-        """FLOPs of a step with inputs of this shape; cached by the plans' kinds and densities."""
+        """FLOPs of a step with inputs of this shape; they are cached by the kinds and densities of the plans."""
         key = shape, *[(path, type(plan), plan.kind, plan.density) for path, plan in plans.assigned.items()]
         if key not in self._counted:
             if len(self._counted) == COUNTED:

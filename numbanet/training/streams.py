@@ -10,7 +10,8 @@ import numpy as np
 class Streams(NamedTuple):
     """Generators for plans, the order of rows, noise, and initial weights.
 
-    Processes that train together share `plans` and `weights`; each has its own `rows` and `noise`.
+    If several processes train one model, they use the same streams `plans` and `weights`, and different ones for `rows` and
+    `noise`.
     """
 
     plans: np.random.Generator

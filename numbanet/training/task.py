@@ -1,4 +1,6 @@
-"""Task: what an estimator learns, independent of how: classification, regression, language modelling."""
+"""Task: defines the batches, loss, predictions and score of a kind of learning: classification, regression, language
+modelling.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from ..layers import Context, Flow, Sequential, Symbols
 from ..losses import OF_CLASSES, OF_NUMBERS, Loss, loss_named
 from ..tensor import Tensor
 from .data import Batch, Data, in_order
-from .inference import forward
+from .inference import Predictor
 
 
 class Constant(NamedTuple):
@@ -30,7 +32,7 @@ class Constant(NamedTuple):
 
 
 class Task(abc.ABC):
-    """Base of the tasks."""
+    """Base of the tasks: the batches of an epoch, the loss, the predictions and their score."""
 
     recordable: ClassVar[bool] = False
     stateful: ClassVar[bool] = False  # True if layers start each step with the final states of the previous step
@@ -38,7 +40,9 @@ class Task(abc.ABC):
     @property
     def records(self) -> bool:
         """True if `loss` and `answer` always issue the same launches for inputs of the same shape, so that steps may be
-        recorded. Not inherited: each class opts in (`recordable = True`), because a subclass may do something else."""
+        recorded. It is not inherited, because a subclass may issue other launches: each class must set `recordable = True`
+        itself.
+        """
         return bool(vars(type(self)).get("recordable", False))
 
     def batches(self, data: Data, size: int, rng: np.random.Generator, dev: Device) -> Iterator[Batch]:
@@ -47,10 +51,9 @@ class Task(abc.ABC):
 
     def validate(self, stepper: Any, data: Data) -> tuple[float, float]:
         """(loss, score) on validation samples."""
-        dev, rows = stepper.dev, data.at(np.arange(len(data)))
-        output = forward(
-            stepper.model, dev, data.X, rows, stepper.session_options, stepper.policy.inference_policy(stepper.epoch)
-        )
+        rows = data.at(np.arange(len(data)))
+        policy = stepper.policy.inference_policy(stepper.epoch)
+        output = Predictor(stepper.model, stepper.session_options, policy)(data.X, rows)
         return self.judge(output, data.y[rows], None if data.weights is None else data.weights[rows], stepper.session_options)
 
     def judge(
@@ -64,7 +67,7 @@ class Task(abc.ABC):
         return loss, self.score(targets, self.answer(host, output), weights)
 
     def constant(self, targets: np.ndarray, weights: np.ndarray | None) -> Constant | None:
-        """The best constant prediction for these targets, which a trained model must beat; None if it is not known."""
+        """The best constant prediction for these targets, with which a trained model is compared; None if it is not known."""
         return None
 
     def figures(self, record: dict[str, Any], samples: int) -> dict[str, float]:
@@ -81,7 +84,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def loss(self, output: Tensor, targets: Any, weights: Any) -> Tensor:
-        """The loss of a batch as one number; the weights sum to 1, None for 1/N each."""
+        """The loss of a batch as one number; the weights sum to 1, and None is 1/N for each sample."""
 
     @abc.abstractmethod
     def answer(self, dev: Device, output: Any) -> Any:
@@ -136,7 +139,8 @@ class Supervised(Task):
 
 
 class Classification(Supervised):
-    """One of several classes: softmax cross-entropy, the most probable class, accuracy. Targets are class indices.
+    """Each sample has one of several classes: the loss is softmax cross-entropy, the prediction is the most probable class, and
+    the score is accuracy. Targets are class indices.
 
     Parameters
     ----------
@@ -169,13 +173,14 @@ class Classification(Supervised):
 
 
 class StepClassification(Classification):
-    """One of several classes at each time step: `Classification` with each step as a sample. The model returns (n, T, classes);
-    targets are (n, T), weights too, with 0 for steps after a sequence's end; None: all steps have equal weights.
+    """Each time step has one of several classes: `Classification` with each step as a sample. The model returns (n, T,
+    classes); targets and weights are (n, T). Steps after the end of a sequence have weight 0; if weights are None, all steps
+    have equal weights.
 
     Parameters
     ----------
     loss : Loss, str or callable, default="cross_entropy"
-        Of outputs (n T, classes) and targets (n T,).
+        The loss of outputs (n T, classes) for targets (n T,).
     """
 
     recordable = True
@@ -197,9 +202,10 @@ class StepClassification(Classification):
 
 
 class Labelling(Task):
-    """Several independent labels per sample: sigmoid cross-entropy, summed over labels as in scikit-learn, so that each is
-    learned as fast as a single one; predicts labels with a probability above 1/2; the score is the share of samples with all
-    labels right. Targets are 0 and 1, (n, labels)."""
+    """Several independent labels per sample: sigmoid cross-entropy, summed over labels as in scikit-learn, so that the gradient
+    of each label is as large as with one label. Labels with a probability above 1/2 are predicted; the score is the share of
+    samples with all labels right. Targets are 0 and 1, (n, labels).
+    """
 
     recordable = True
 
@@ -222,7 +228,8 @@ class Labelling(Task):
 
 
 class Regression(Supervised):
-    """Numbers, with least squares or another loss and its score: R² for the squared error.
+    """Targets are numbers: the loss is least squares or another `Loss`, and the score is that of the loss, R² for the squared
+    error.
 
     Parameters
     ----------
@@ -249,7 +256,8 @@ class Regression(Supervised):
 
 
 class LanguageModelling(Task):
-    """The next word at each position of a text: cross-entropy, the most probable word, accuracy.
+    """The target at each position of a text is the next word: the loss is cross-entropy, the prediction is the most probable
+    word, and the score is accuracy.
 
     The text is cut into `batch_size` segments, which are read in parallel, `steps` words at a time; states are carried over,
     gradients are not (truncated back-propagation through time). Samples are positions in the text, inputs integers (T, N), and
@@ -274,7 +282,7 @@ class LanguageModelling(Task):
         self.steps = steps
 
     def batches(self, data, size, rng, dev):
-        """One pass over the text; the last words, fewer than segments, are left out."""
+        """The batches of one pass over the text; the last words are left out if the segments would have unequal lengths."""
         length = (len(data.y) - 1) // size
         first = np.arange(size) * length
         for start in range(0, length, self.steps):
@@ -305,7 +313,7 @@ class LanguageModelling(Task):
         return max(1, self.MOST_LOGITS // max(1, x.shape[1] * (model.symbols or 1)))
 
     def _pieces(self, model: Sequential, x: Tensor) -> Iterator[tuple[Tensor, slice]]:
-        """(a chunk of time steps of x (T, N, …) as the leaf of a new graph, its slice of the T N words)"""
+        """Cut x (T, N, …) into chunks of time steps: (a chunk as the leaf of a new graph, its slice of the T N words)."""
         most, (steps, n) = self._most(model, x), x.shape[:2]
         for start in range(0, steps, most):
             stop = min(start + most, steps)
@@ -322,8 +330,9 @@ class LanguageModelling(Task):
         return float(np.mean(targets == answers)) if len(targets) else float("nan")
 
     def validate(self, stepper, data):
-        """(loss, -loss): log(perplexity), the mean over all words except the first of each segment, and its negative as
-        score."""
+        """(loss, score): the loss is log(perplexity), the mean over all words except the first of each segment; the score is
+        its negative.
+        """
         state, total, count, dev, model = {}, 0.0, 0, stepper.dev, stepper.model
         with no_grad(), dev.session(**stepper.session_options):
             for batch in self.batches(data, min(stepper.batch_size, max((len(data.y) - 1) // 2, 1)), None, dev):

@@ -17,7 +17,7 @@ TOLERANCE = 1e-4  # minimal improvement of a validation score over the best one
 
 
 class Validation(Hook):
-    """Adds validation_loss and validation_score to the record of each epoch.
+    """The hook that adds validation_loss and validation_score to the record of each epoch.
 
     Parameters
     ----------
@@ -46,9 +46,10 @@ class Validation(Hook):
 
 
 class EarlyStopping(Hook):
-    """Stops training if validation_score has not improved for some epochs; restores the weights of the best epoch.
+    """The hook that stops training if validation_score has not improved for `patience` epochs, and restores the weights of the
+    best epoch.
 
-    The optimiser then starts anew, because its state is not saved with these weights.
+    The optimiser then starts with a new state, because its state is not saved with these weights.
 
     Parameters
     ----------
@@ -62,7 +63,7 @@ class EarlyStopping(Hook):
 
     @property
     def best_epoch(self) -> int | None:
-        """The epoch whose weights are kept, as the history numbers it; None if no epoch could be the result."""
+        """The epoch whose weights are kept, by its number in the history; None if no epoch could be the result."""
         return self.best and self.best[1]
 
     def epoch_recorded(self, run, record):

@@ -37,13 +37,13 @@ def _unpacked(builder, values, count):
 
 
 def _inside(builder, place, cols_at):
-    """Flags: the columns cols_at are before the last one."""
+    """A flag for each of the columns `cols_at`: True if it is inside the matrix."""
     return [builder.icmp_signed("<", constant(j), builder.extract_value(place, 3)) for j in cols_at]
 
 
 def _rows(context, builder, signature, arguments, rows_at, index_of, inside, columns, bias_columns):
-    """For each row inside: (indices of its columns in c, j -> scale act(alpha sums[i, j] + bias[j]), or 0 if masked and `where`
-    is not above 0 there); NaN stays.
+    """For each row inside the matrix: (the indices of its columns in c, a function of j that gives scale act(alpha sums[i, j] +
+    bias[j])). If masked, the value is 0 unless `where` > 0 there. NaN stays NaN.
     """
     sums, _, place, bias, where, biased, masked, relu, scales = arguments[:9]
     bias, where = (data_of(context, builder, signature.args[n], array) for n, array in ((3, bias), (4, where)))
@@ -64,7 +64,7 @@ def _rows(context, builder, signature, arguments, rows_at, index_of, inside, col
 
 
 def _store_together(builder, first, values):
-    """One store of neighbouring values."""
+    """One store of adjacent values."""
     kind = ir.VectorType(F32, len(values))
     vector = ir.Constant(kind, ir.Undefined)
     for k, value in enumerate(values):
@@ -73,8 +73,8 @@ def _store_together(builder, first, values):
 
 
 def store_of(kind, rows_at, cols_at, index_of, group):
-    """An intrinsic that writes a thread's sums, those of rows rows_at and columns cols_at of its block; if aligned, `group`
-    neighbouring columns are one store.
+    """Make the intrinsic that writes a thread's sums, those of the rows `rows_at` and the columns `cols_at` of its block; if
+    aligned, one instruction stores `group` adjacent columns.
     """
 
     @intrinsic(str(kind), *rows_at, *cols_at, group)
@@ -133,9 +133,9 @@ def _writes(*of):
 class Sums(NamedTuple):
     """Intrinsics on a thread's sums.
 
-    corner: t -> (row or column that the thread copies if neighbours copy along k; row and column of its first sum; offsets of
-    its operands in a tile of A and of B). `multiply` takes the number of the step, whose last bit selects one of two tiles;
-    zeros, multiply, store and scatter have their own docstrings.
+    corner(t) gives, for thread t: the row or column that it copies if adjacent threads copy along k; the row and the column of
+    its first sum; and the offsets of its operands in a tile of A and in a tile of B. The last bit of the argument `step` of
+    `multiply` selects one of two tiles. zeros, multiply, store and scatter are documented at their definitions.
     """
 
     corner: Callable
@@ -149,7 +149,7 @@ CORNER = types.UniTuple(types.int32, 5)
 
 
 def _current(context, builder, kind, array, at, step, layout):
-    """The address of a thread's operands in the tile of this step."""
+    """The address of a thread's operands in the tile of the current step."""
     stage = builder.mul(builder.and_(step, constant(1)), constant(layout.stage))
     return element(builder, data_of(context, builder, kind, array), builder.add(stage, at))
 
@@ -234,7 +234,7 @@ def sums_of(side, layout):
 
     @intrinsic(side, layout)
     def multiply(typing_context, sums, a, a_at, b, b_at, step):
-        """sums[i, j] += a[k, i] b[k, j] for the 16 k of a tile, i from a_at and j from b_at on: fma.rn.f32."""
+        """sums[i, j] += a[k, i] b[k, j] for the 16 values of k in a tile, i from a_at and j from b_at on, by fma.rn.f32."""
 
         def generate(context, builder, signature, arguments):
             values = [builder.extract_value(arguments[0], i) for i in range(side**2)]
@@ -308,7 +308,9 @@ def fragments(passes, of_a, of_b):
 
     @intrinsic(passes, of_a, of_b)
     def multiply(typing_context, sums, a, a_at, b, b_at, step):
-        """C += A B for the 16 k of a tile: mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32, the small parts first."""
+        """C += A B for the 16 values of k in a tile, by mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32; small parts come
+        first.
+        """
 
         def generate(context, builder, signature, arguments):
             sums = [builder.extract_value(arguments[0], i) for i in range(64)]

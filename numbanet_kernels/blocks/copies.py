@@ -24,9 +24,9 @@ THREADS = 256  # of a block
 class Layout(NamedTuple):
     """How the threads of a block copy an operand's tiles, and the layout of these in shared memory."""
 
-    along_k: bool  # neighbouring threads copy along k, else across
-    deep: int  # k that are copied at once,
-    wide: int  # and rows or columns
+    along_k: bool  # True: adjacent threads copy along k; False: across
+    deep: int  # number of values of k that all threads copy at once
+    wide: int  # number of rows or columns that they copy at once
     count: int  # number of copies of a thread
     step: int  # stride along k
     side: int  # stride along rows or columns
@@ -34,7 +34,9 @@ class Layout(NamedTuple):
 
 
 def layout(tile, along_k, passes=0, padding=4):
-    """The layout of tiles with `tile` rows or columns, for an operand that neighbouring threads read along k, or across."""
+    """The layout of tiles with `tile` rows or columns, for an operand that adjacent threads read along k if `along_k`, else
+    along the rows or columns.
+    """
     walk = (True, 8, 32, tile) if along_k else (False, THREADS // tile, tile, tile)
     if passes and along_k:
         return Layout(*walk, 1, DEPTH + 4, tile * (DEPTH + 4))
@@ -43,7 +45,7 @@ def layout(tile, along_k, passes=0, padding=4):
 
 
 class Copies(NamedTuple):
-    """The copies of a thread: intrinsics.
+    """The intrinsics by which a thread copies its elements of a tile.
 
     first(t, line, tile) -> (k, row or column, address in shared memory) of the first element; `accumulate` computes line.
     strided, listed: copy all elements of the thread for one tile.
@@ -74,7 +76,7 @@ COPY = ir.InlineAsm(
 def _first_of(layout):
     @intrinsic(layout)
     def first(typing_context, t, line, array):
-        """If neighbours copy along k, threads form rows of 8."""
+        """If adjacent threads copy along k, threads form rows of 8."""
 
         def generate(context, builder, signature, arguments):
             t, line, array = arguments

@@ -99,8 +99,11 @@ def _products_of(of_a, of_b, tile, passes, summed):
 
 @kernels("gemm")
 def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, padding=4):
-    """`a_along_k`, `b_along_k`: neighbouring threads read the operand along k; `passes` of TF32, or 0 for fused multiply-adds;
-    `summed`: the rows of A are summed as well; without `padding`, shared memory has bank conflicts.
+    """Make the kernel `gemm_block` for tiles of side `tile`.
+
+    If `a_along_k` or `b_along_k`, adjacent threads read this operand along k. `passes` is the number of passes in TF32 on
+    tensor cores, or 0 for fused multiply-adds. If `summed`, the rows of A are summed as well. `padding` is that of rows in
+    shared memory; with 0 there are bank conflicts.
     """
     of_a, of_b = (layout(tile, along_k, passes, padding) for along_k in (a_along_k, b_along_k))
     corner, zeros, _, store, _ = sums_for(tile, of_a, of_b, passes)
@@ -148,8 +151,8 @@ TILES = {128: 1.0, 64: 1.5}
 
 
 def _cost(rows, cols, products, tile, each):
-    """Relative time of `products` products in blocks of this size; assumes that a multiprocessor runs two blocks at a time, not
-    tuned on a device.
+    """Estimated relative time of `products` products in blocks of size `tile`; it assumes that a multiprocessor runs two blocks
+    at a time, and is not tuned on a device.
     """
     return ceil_div(products * ceil_div(rows, tile) * ceil_div(cols, tile), 2 * multiprocessors()) * tile * tile * each
 
@@ -160,8 +163,8 @@ def tile_for(rows, cols, products=1):
 
 
 def way_for(rows, cols, products=1, right=None):
-    """(block size, passes of TF32): one pass if the precision allows it, else three if they are faster for this size; none if
-    the device computes them wrongly (`right` is the self-test of other kernels than these).
+    """(block size, passes of TF32): one pass if the precision allows it, else three passes if they are faster for this size. If
+    the self-test `right` of these passes fails, or if they are slower: 0, fused multiply-adds.
     """
     right, tile = right or _tensor_agrees, tile_for(rows, cols, products)
     if imprecise():
@@ -183,7 +186,7 @@ def span_for(rows, cols, depth, tile):
 
 @device_cache(maxsize=1)
 def _tickets():
-    """Counters of finished blocks of each product: 0 between launches."""
+    """The number of finished blocks of each product, a device array; all are 0 between launches."""
     return to_device(np.zeros(TICKETS, np.int32))
 
 
@@ -214,7 +217,7 @@ def _three_passes():
 
 
 def _milliseconds(passes, side=2048, times=4):
-    """The time of square products, each much longer than a launch."""
+    """The time of `times` square products of side `side` in milliseconds; each takes much longer than a launch."""
     a, b = (to_device(np.random.default_rng(0).standard_normal(side * side, np.float32)) for _ in range(2))
     out, (start, stop) = device_array((side, side)), (cuda.event(), cuda.event())
     start.record()

@@ -19,7 +19,7 @@ from ..runtime.memory import THREADS, blocks_for, empty_cuda
 def _lists():
     @kernel("void(i4[::1], i4[::1])")
     def row_inverse(rows, inverse):
-        """One thread per row: binary search in the list."""
+        """Each thread finds one row by binary search in the list."""
         r = cuda.grid(1)
         if r < inverse.size:
             low, high = int32(0), int32(rows.size)
@@ -33,7 +33,7 @@ def _lists():
 
     @kernel("void(i4[:, ::1], i4[:, ::1])")
     def block_inverse(kept, inverse):
-        """One thread per block of the matrix."""
+        """Each thread finds one block of the matrix in the list of its block row."""
         i = cuda.grid(1)
         if i < inverse.size:
             b, j, position = i // inverse.shape[1], i % inverse.shape[1], int32(-1)
@@ -44,8 +44,8 @@ def _lists():
 
     @kernel("void(i4[:, ::1], i4[:, ::1], i4[::1])")
     def block_columns(inverse, columns, counts):
-        """One block per block column: each thread counts the kept block rows of its share, then writes them after those of the
-        threads before it.
+        """Each block lists one block column: a thread counts the kept block rows in its share, then writes them after those of
+        the threads before it.
         """
         counted = cuda.shared.array(THREADS, int32)
         t, j = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)

@@ -41,8 +41,8 @@ def numbers_of(context, builder, kind, array, at, numbers):
 
 
 def loaded(builder, data, indices, wanted, some):
-    """The elements of an array at these indices, 0 if not wanted. If not `some`, nothing is read; else an unwanted element
-    reads the first one instead, so that there is one branch.
+    """The elements of an array at these indices, 0 if not wanted. If `some` is False, nothing is read; otherwise unwanted
+    elements read the first element and discard it, so that there is only one branch.
     """
     zero, before = ir.Constant(data.type.pointee, 0), builder.block
     with builder.if_then(some):
@@ -59,14 +59,16 @@ def loaded(builder, data, indices, wanted, some):
 
 
 def gates_of(builder, data, masked, indices, wanted):
-    """Flags: the wanted elements of `where` at these indices are above 0; if not masked, all are True and none is read."""
+    """A flag for each index: True if the element of `where` is wanted and above 0. If not masked, all are True, and `where` is
+    not read.
+    """
     values = loaded(builder, data, indices, wanted, masked)
     return [builder.or_(builder.not_(masked), builder.fcmp_ordered(">", value, ir.Constant(F32, 0.0))) for value in values]
 
 
 @intrinsic()
 def chosen(typing_context, groups, number):
-    """group[number] of each group, all known at run time: selp instead of a branch."""
+    """group[number] of each group; the number is known only at run time, and selp is used instead of a branch."""
 
     def generate(context, builder, signature, arguments):
         values = []

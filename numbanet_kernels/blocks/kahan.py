@@ -8,7 +8,7 @@ from ..runtime.declare import inlined
 
 
 def kahan():
-    """(sum, rounding error) after one more value; each factory makes its own (`inlined`; Kahan 1965).
+    """Make the device function that adds a value to (sum, rounding error); each factory makes its own (`inlined`; Kahan 1965).
 
     Infinite sums stay infinite: their rounding error is NaN, and counts as 0.
     """

@@ -43,7 +43,9 @@ def split_products(zeros, each, summed):
 
     @inlined
     def add_parts(sums, a_sum, parked, tickets, ticket, t):
-        """(True if this block is the last one of its product, the sums of all parts)"""
+        """Store a block's sums, or add up those of all parts: (True if this block is the last one of its product, the sums of
+        all parts).
+        """
         part, parts = int32(cuda.blockIdx.z), int32(cuda.gridDim.z)
         number, blocks = int32(cuda.blockIdx.y * cuda.gridDim.x + cuda.blockIdx.x), int32(cuda.gridDim.x * cuda.gridDim.y)
         at, further = (part * blocks + number) * int32(each * THREADS) + t, blocks * int32(each * THREADS)

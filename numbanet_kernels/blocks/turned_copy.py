@@ -1,4 +1,4 @@
-"""A copy that exchanges two axes, in squares that lie in shared memory meanwhile."""
+"""A copy that exchanges two axes: squares are read into shared memory, and written from there."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from numba import float32, int32
 
 from ..runtime.declare import cuda, kernel, kernels
 
-EDGE, HEIGHT = 32, 8  # of the square that a block turns, and of its threads
-SQUARE = EDGE * (EDGE + 1)  # a column's numbers lie in 32 banks
+EDGE, HEIGHT = 32, 8  # side of the square that a block transposes, and number of rows of its threads
+SQUARE = EDGE * (EDGE + 1)  # with this padding, the elements of a column are in 32 different banks
 
 
 @kernels("indexing")
 def turning():
     @kernel("void(f4[::1], f4[::1], i4, i4, i4, i4, i4, i4, i4, i4, i4)")
     def turned_copy(x, y, n_a, n_b, s_b, t_a, n1, s0, t0, s1, t1):
-        """y[i0 t0 + i1 t1 + a t_a + b] = x[i0 s0 + i1 s1 + a + b s_b]: a is contiguous in x, b in y. By way of shared memory
-        neighbouring threads read neighbours and write neighbours."""
+        """y[i0 t0 + i1 t1 + a t_a + b] = x[i0 s0 + i1 s1 + a + b s_b]: a is contiguous in x, and b in y. The copy goes through
+        shared memory, so that adjacent threads read and write adjacent elements.
+        """
         square = cuda.shared.array(SQUARE, float32)
         tx, ty, outer = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockIdx.z)
         a0, b0 = int32(cuda.blockIdx.y * EDGE), int32(cuda.blockIdx.x * EDGE)

@@ -1,10 +1,10 @@
-"""Shifting and mirroring images for training, each by its own random numbers.
+"""Shift and mirror images for training, by random numbers for each image.
 
     crop_flip   y[n, c, h, w] = x[n, c, h + down, w' + right], 0 outside x      x, y (N, C, H, W), moves (N, 3)
                 with (down, right, flipped) = moves[n] and w' = W - 1 - w if flipped is not 0, else w
 
-This is a crop of the size of the image from the zero-padded image, optionally mirrored. On the CPU one loop over rows, each
-thread with its own images; on CUDA one thread per element.
+This is a crop of the size of the image from the zero-padded image, optionally mirrored. On the CPU a loop over rows, and the
+threads share the images; on CUDA one thread per element.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def crop_flip_cpu(x, moves, out=None):
 def _moving():
     @kernel("void(f4[::1], i4[:, ::1], f4[::1], i4, i4, i4)")
     def crop_flip(x, moves, y, channels, height, width):
-        """One thread per element: neighbouring threads read and write neighbouring elements."""
+        """Each thread copies one element; adjacent threads read and write adjacent elements."""
         i = cuda.grid(1)
         if i < y.size:
             w, rest = i % width, i // width

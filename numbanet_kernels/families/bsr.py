@@ -8,7 +8,7 @@ r, block column ids[k]; `at` is an `Entries` of block rows and block columns:
 
 2 N T^2 FLOPs per tile and product; elements of tiles beyond the edges of w are never read, and their dw is 0. On the CPU each
 tile is one BLAS product that adds to columns of y and reads columns of x in place. On CUDA a block computes a tile of the
-result and walks the tiles of one block row or block column, or the samples.
+result, in a loop over the tiles of one block row or block column, or over the samples.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def bsr_dw_reference(dy, x, at, tile):
 
 
 def _check(op, at, tile, outputs, inputs, **arrays):
-    """The sizes by name; ValueError or TypeError unless the arrays fit a weight (outputs, inputs) in tiles of this side."""
+    """Check the arrays, and return the sizes by name; ValueError or TypeError unless they fit a weight (outputs, inputs) in
+    tiles of side `tile`.
+    """
     if not isinstance(at, Entries):
         raise TypeError(f"{op}: at must be Entries, not {type(at).__name__}")
     if tile < 1:
@@ -110,7 +112,7 @@ def _product(entry, x, values, starts, stops, ids, order, back, bias, biased, re
 
 @host_kernel("void(i8, f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], i4[::1], i8, i8, f4[:, :, ::1])")
 def _gradients(entry, dy, x, starts, stops, ids, first, stop, dw):
-    """The tiles of the block rows first … stop - 1."""
+    """The gradients of the tiles of the block rows first … stop - 1."""
     tile, blocks = dw.shape[1], -(-x.shape[1] // dw.shape[1])
     for r in range(first, stop):
         slopes = dy[:, r * tile : min((r + 1) * tile, dy.shape[1])]
@@ -189,7 +191,9 @@ def _product_kernel(tile=16):
 
     @kernel("void(f4[:, ::1], f4[:, :, ::1], i4[::1], i4[::1], i4[::1], i4[::1], b1, f4[::1], b1, b1, f4[:, ::1])")
     def bsr_product(x, values, starts, stops, ids, order, back, bias, biased, relu, y):
-        """One block per `tile` samples and one block row of the weight, walking its tiles; if `back`, per block column."""
+        """Each block computes `tile` samples for one block row of the weight, or one block column if `back`, in a loop over its
+        tiles.
+        """
         xs, ws = cuda.shared.array((tile, padded), float32), cuda.shared.array((tile, padded), float32)
         tx, ty, r = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockIdx.x)
         n, o, total = int32(cuda.blockIdx.y) * tile + ty, r * tile + tx, float32(0)
@@ -220,7 +224,7 @@ def _gradients_kernel(tile=16):
 
     @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], i4[::1], f4[:, :, ::1])")
     def bsr_gradients(dy, x, rows, order, ids, dw):
-        """One block per tile of the weight, walking the samples."""
+        """Each block computes the gradient of one tile of the weight, in a loop over the samples."""
         slopes, xs = cuda.shared.array((tile, padded), float32), cuda.shared.array((tile, padded), float32)
         tx, ty, total = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), float32(0)
         k, r = order[cuda.blockIdx.x], rows[cuda.blockIdx.x]
@@ -242,7 +246,7 @@ def _gradients_kernel(tile=16):
 
 
 def _block_side(op, tile):
-    """Threads along each axis of a block; ValueError for tiles larger than a block."""
+    """The number of threads along each axis of a block; ValueError if the tile is larger than a block."""
     if not 1 <= tile <= 32:
         raise ValueError(f"{op}: tile {tile} must be from 1 to 32 on CUDA")
     return tile

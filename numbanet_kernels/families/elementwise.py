@@ -134,7 +134,7 @@ def _maps(formula, dense_a, dense_b, scale, dense_out, start, stop):
                 out[i] = v if b[i] > zero else zero
         elif formula == RELU_MAP:
             for i in range(out.size):
-                out[i] = zero if a[i] <= zero else a[i]  # this order lets NaN pass
+                out[i] = zero if a[i] <= zero else a[i]  # in this order, NaN stays NaN
         elif formula == TANH_GRAD:
             for i in range(out.size):
                 out[i] = a[i] * (one - b[i] * b[i])
@@ -164,8 +164,8 @@ def _maps(formula, dense_a, dense_b, scale, dense_out, start, stop):
 
 
 def _share_maps(formula, a, b, scale, out):
-    """Divide the columns among the threads, as other operations do that write or read these arrays; narrow or flat arrays by
-    elements.
+    """Divide the columns among the threads, like the operations that write and read these arrays, so that data stays in each
+    core's cache. Narrow arrays, and arrays with one axis, are divided by elements.
     """
     columns = out.shape[-1] if out.ndim > 1 and out.shape[-1] >= LEAST_COLUMNS * threads.count() else out.size
     a, b, y = (x.reshape(out.size // columns if columns else 0, columns) for x in (a, b, out))
@@ -223,7 +223,7 @@ def _unary_kernels():
                     e = math.exp(-math.fabs(v))
                     y[i] = (float32(1) if v > float32(0) else e) / (float32(1) + e)
                 elif formula == RELU:
-                    y[i] = float32(0) if v <= float32(0) else v  # this order lets NaN pass
+                    y[i] = float32(0) if v <= float32(0) else v  # in this order, NaN stays NaN
                 elif formula == GELU:
                     y[i] = float32(0.5) * v * math.erfc(-v * float32(ROOT_HALF))
                 elif formula == ABS:

@@ -5,11 +5,11 @@
                  Look-ups of the same row keep their order; look-ups of `padding` come last and belong to no row
     sum_by_row   y[u, d] = sum_k dy[order[k], d] for starts[u] <= k < starts[u + 1]      dy (N, D), order (N,), starts (U + 1,)
 
-Sums over grouped look-ups have a fixed order, so results are bitwise reproducible. On CUDA U is not known before the look-ups
-are counted, nor where a step is recorded, which needs fixed sizes: there U is N, and the ranges of the last u are empty. A CUDA
-thread computes the rank of its look-up by reading all others, N^2 reads from cache: for the thousands of look-ups of a step
-this is cheaper than the launches of a sort. More than `MOST` ids are copied to the host and grouped there, which cannot be
-recorded.
+Sums over grouped look-ups have a fixed order, so results are bitwise reproducible. On CUDA U is unknown until the look-ups are
+counted, and a recorded step needs fixed sizes. So on CUDA and in recorded steps, the arrays have U = N, and the ranges of the
+last u are empty. A CUDA thread computes the rank of its look-up by reading all others, N^2 reads from cache: for the thousands
+of look-ups of a step this is cheaper than the launches of a sort. If there are more than `MOST` ids, they are copied to the
+host and grouped there, which cannot be recorded.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def _check_ids(op, ids, rows):
 
 
 def _check(op, dy, order, starts):
-    """The number of rows; ValueError unless the arrays fit. Entries of order outside dy are clamped."""
+    """Check the arguments of `sum_by_row`, and return the number of rows of y; ValueError unless the arrays fit. Kernels clamp
+    entries of `order` that are outside dy.
+    """
     expect(op, dy=(dy, ("N", "D")), order=(order, ("N",), INT32), starts=(starts, ("U + 1",), INT32))
     if not starts.size:
         raise ValueError(f"{op}: starts {starts.shape} must have one more element than there are rows")
@@ -74,7 +76,9 @@ def group_rows_cpu(ids, rows, padding=None):
 
 @host_kernel("void(i4[::1], i8, i4[::1], i4[::1], i4[::1])")
 def _group_rows(ids, padding, order, starts, places):
-    """First places are how often each row was looked up, then ends[u] is where the next look-up of the u-th row goes."""
+    """Group the look-ups by row, as in `group_rows`; `places` is `ranks`. It first counts the look-ups of each row; then
+    ends[u] is the position in `order` of the next look-up of the u-th used row.
+    """
     n, last = ids.size, places.size - 1
     ends, at, u = np.empty(n + 1, np.int32), int32(0), 0
     for row in range(places.size):
@@ -139,7 +143,9 @@ def _grouping():
 
     @kernel("void(i4[::1], i4, i4, i4[::1], i4[::1], i4[::1])")
     def rank_lookups(ids, rows, padding, order, first, ranks):
-        """One thread per look-up: its position in the order, and whether it is the first of its row; ranks are set to -1."""
+        """Each thread finds the position of one look-up in the order, and whether it is the first look-up of its row. All ranks
+        are set to -1.
+        """
         k = int32(cuda.grid(1))
         if k < rows:
             ranks[k] = -1
@@ -156,7 +162,7 @@ def _grouping():
 
     @kernel("void(i4[::1], i4, i4, i4[::1], i4[::1], i4[::1])")
     def rank_rows(ids, rows, padding, first, starts, ranks):
-        """One thread per group of look-ups, used or empty: its start; and the rank of the row of one look-up."""
+        """Each thread finds the start of one group of look-ups, which may be empty, and the rank of the row of one look-up."""
         k, inside, groups, before, smaller = int32(cuda.grid(1)), int32(0), int32(0), int32(0), int32(0)
         if k < starts.size:
             row = row_of(ids, k, rows, padding) if k < ids.size else rows
@@ -193,7 +199,7 @@ def _summing():
 
     @kernel("void(f4[::1], i4[::1], i4[::1], f4[::1], i4, i4)")
     def sum_by_row(dy, order, starts, y, rows, width):
-        """One thread per entry of y: neighbouring threads read neighbouring addresses."""
+        """Each thread computes one entry of y; adjacent threads read adjacent addresses."""
         i = cuda.grid(1)
         if i < y.size:
             u, d, total, missed = i // width, i % width, float32(0), float32(0)

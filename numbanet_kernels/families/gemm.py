@@ -1,12 +1,13 @@
 """Matrix product with a fused epilogue: c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n]), and its gradient.
 
-A is a (M, K), or a (K, M) read transposed with ta=True; B likewise with tb=True; act is the identity or ReLU. With an array
-`where` (M, N), c is 0 unless where[m, n] > 0: this fuses the gradient of the ReLU whose output is `where`. The gradient of a
-weight comes with that of its bias:
+A is a (M, K), or a (K, M) read transposed with ta=True; B likewise with tb=True; act is the identity or ReLU. If an array
+`where` (M, N) is given, c is 0 unless where[m, n] > 0: this is the gradient of a ReLU with output `where`. The gradient of a
+weight is computed together with that of its bias:
 
     gemm_dw     dw[o, i] = sum_n dy[n, o] x[n, i],   db[o] = db_scale * sum_n dy[n, o]
 
-2 M N K FLOPs over 4 (M K + K N + M N) bytes: every version below computes the same, with fewer trips to memory.
+2 M N K FLOPs on 4 (M K + K N + M N) bytes. Each version below computes the same result, with fewer loads from memory than the
+one before.
 
     1 naive      a thread per output, every operand from global memory: 2 loads for each multiply-add
     2 tiled      a block keeps a tile x tile piece of A and B in shared memory: `tile` times fewer global loads
@@ -22,6 +23,7 @@ from numba import float32
 
 from ..blocks import gemm_block
 from ..host import blas, threads
+from ..host.few_gemm import multiply_few
 from ..host.threads import WHOLE
 from ..host.transpose import EMPTY, transpose_back
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
@@ -43,12 +45,14 @@ def gemm_reference(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, w
 
 
 def gemm_dw_reference(dy, x, db_scale=1.0):
-    """(dw, db) in float64."""
+    """(dw, db) of gemm_dw, in float64."""
     return np.float64(dy).T @ np.float64(x), db_scale * np.float64(dy).sum(0)
 
 
 def _checks(op):
-    """[ta][tb] -> the check of a product with these transpositions: (M, K, N) or (K, M, N)."""
+    """A table [ta][tb] of checks: each checks the shapes of a product with these transpositions, and returns (M, K, N), or (K,
+    M, N) if `ta`.
+    """
     return [
         [shapes(op, a="KM" if ta else "MK", b="NK" if tb else "KN", bias="N", where="MN", out="MN") for tb in (0, 1)]
         for ta in (0, 1)
@@ -86,7 +90,7 @@ LEAST_ROWS, LEAST_DEPTH = 32, 64  # least rows of a weight per thread, least len
 
 
 def _by_rows(a, b, out, bias=None, relu=False, scale=1.0, alpha=1.0):
-    """out = scale * act(alpha * a b + bias), each thread on its rows of a."""
+    """out = scale * act(alpha * a b + bias); each thread computes a part of the rows of a."""
 
     def work(part):
         rows = part.of(a.shape[0])
@@ -99,7 +103,7 @@ def _by_rows(a, b, out, bias=None, relu=False, scale=1.0, alpha=1.0):
 
 
 def _by_columns(a, b, out, bias=None, relu=False, scale=1.0, alpha=1.0):
-    """out = scale * act(alpha * a b + bias), each thread on its columns of b."""
+    """out = scale * act(alpha * a b + bias); each thread computes a part of the columns of b."""
 
     def work(part):
         cols = part.of(b.shape[1])
@@ -136,7 +140,7 @@ def multiply_forward(x, weight, out, bias=None, relu=False, scale=1.0, alpha=1.0
 
 
 def _forward_by_columns(x, w, out, bias, relu, scale, alpha):
-    """out = scale * act(alpha * x w.T + bias), each thread computing its part of the sum over columns."""
+    """out = scale * act(alpha * x w.T + bias); each thread computes a part of the sum over the columns of w."""
     depth = x.shape[1]
     if depth < LEAST_DEPTH * threads.count():
         return _by_rows(x, w.T, out, bias, relu, scale, alpha)
@@ -169,13 +173,18 @@ def multiply_back(dy, weight, out, bias=None, relu=False, alpha=1.0):
 
 
 def gemm_cpu(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=None, out=None):
-    """c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n]); with `where`, 0 unless where[m, n] > 0"""
+    """c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n]); if `where` is given, 0 unless where[m, n] > 0"""
     out = _output(empty_cpu, a, b, ta, tb, bias, where, out)
     if ta:
         (_by_columns if _few(out.shape[0]) else _by_rows)(a.T, b.T if tb else b, out, bias, relu, alpha=scale)
     else:
         (multiply_forward if tb else multiply_back)(a, lambda part: b[part.of(b.shape[0])], out, bias, relu, alpha=scale)
     return out if where is None else relu_grad_cpu(out, where, out=out)
+
+
+def gemm_few_cpu(x, w, bias=None, relu=False, scale=1.0):
+    """y[n, o] = act(scale * sum_i x[n, i] w[o, i] + bias[o]), on the CPU the same to the last bit for any number of samples"""
+    return multiply_few(x, w, bias, relu, scale)
 
 
 _CHECK_DW = shapes("gemm_dw", dy="NO", x="NI")
@@ -366,6 +375,10 @@ def gemm_cuda(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=
     return gemm_version(version, tile, a, b, ta, tb, bias, relu, scale, where, out=out)
 
 
+def gemm_few_cuda(x, w, bias=None, relu=False, scale=1.0):
+    return gemm_cuda(x, w, tb=True, bias=bias, relu=relu, scale=scale)
+
+
 def gemm_dw_cuda(dy, x, db_scale=1.0):
     k, m, n = _CHECK_DW(dy, x)
     if not gemm_block.available(dy, x) or m * n >= 2**31 or not m * n * k:
@@ -379,5 +392,6 @@ def examples(dev, a, N, I, O):
     return {
         "gemm": lambda: dev.gemm(a(N, I), a(O, I), tb=True, bias=a(O), relu=True),
         "gemm, back": lambda: dev.gemm(a(N, O), a(O, I), where=a(N, I)),
+        "gemm_few": lambda: dev.gemm_few(a(N // 8, I), a(O, I), bias=a(O), relu=True),
         "gemm_dw": lambda: dev.gemm_dw(a(N, O), a(N, I)),
     }

@@ -2,7 +2,7 @@
 
     forward   y[n, k]  = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]])      x (N, J) -> y (N, K)
     dx        dx[n, j] = scale * sum_k dy[n, k] w[rows[k], cols[j]]                          dy (N, K) -> dx (N, J)
-              with an array `where` (N, J), 0 unless where[n, j] > 0
+              if an array `where` (N, J) is given, 0 unless where[n, j] > 0
     dw        dw[k, j] = sum_n dy[n, k] x[n, j]: a dense product (gemm_dw), because activations are compact
 
 The work is 2 N K J FLOPs instead of 2 N O I. `rows` and `cols` are slices that end at the end of their axis, increasing int32
@@ -86,7 +86,7 @@ _CHECKS = {
 
 
 def _arguments(op, empty, x, w, rows, cols, bias=None, where=None, out=None):
-    """(rows, their number), (cols, their number) as `_chosen` gives them, and the output array."""
+    """((rows, their number), (cols, their number), the output array), with rows and cols from `_chosen`."""
     n, width, height, depth = _CHECKS[op](x, w, bias)
     rows, cols = _chosen(op, rows, height), _chosen(op, cols, depth)
     inner, outer = (rows[1], cols[1]) if "_dx" in op else (cols[1], rows[1])
@@ -102,7 +102,9 @@ _numbers = functools.lru_cache(maxsize=64)(lambda *indices: np.arange(*indices, 
 
 
 def _numbered(op, index, n):
-    """The indices as an array; ValueError if one lies outside an axis of length n (recorded steps: plans checked them)."""
+    """The indices as an array; ValueError if one is outside an axis of length n. They are not checked during a recording,
+    because plans have checked them.
+    """
     if isinstance(index, slice):
         return _numbers(*index.indices(n))
     index = index.indices if isinstance(index, Window) else index
@@ -127,8 +129,9 @@ def _lists(op, w, rows, cols):
 
 
 def _view(array, given):
-    """The view that these slices, periods or None keep. Another plan of the same kind has another one: where it is recorded, it
-    begins where the lists of periods do each time."""
+    """The view of an array that slices, periods or None select. In a recorded step, each replay moves the beginning of the view
+    to the first indices of the periods, because another plan of the same kind selects another view.
+    """
     view = array[tuple(ALL if index is None else index.slice if isinstance(index, Period) else index for index in given)]
     if (writer := tape.get()) is None:
         return view
@@ -138,8 +141,9 @@ def _view(array, given):
 
 
 def _windows(w, given):
-    """True if rows and columns are windows or None, so that views suffice, one or two, which are not recorded. With other
-    lists, windows are lists, too."""
+    """True if each axis has a window or None, and one has a window; one or two views per axis are then multiplied, which is
+    refused in a recording. If the other axis has a list, the window is used as a list, too.
+    """
     kinds = {type(index) for index in given if index is not None}
     if kinds == {Window} and (writer := tape.get()) is not None:
         writer.refuse(f"a product with a window of w {w.shape}")
@@ -147,7 +151,7 @@ def _windows(w, given):
 
 
 def _weight_of(op, w, rows, cols, given):
-    """part -> its rows of w[rows][:, cols], with unit stride along a row: a view if only rows are dropped, else a copy."""
+    """A function of a thread's part: its rows of w[rows][:, cols], contiguous; a view if only rows are dropped, else a copy."""
     sliced, whole = isinstance(rows, slice) and isinstance(cols, slice), isinstance(cols, slice) and cols == ALL
     if not sliced:
         rows, cols = (_numbered(op, index, n) for index, n in zip((rows, cols), w.shape, strict=True))
@@ -196,7 +200,7 @@ def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
 
 
 def gemm_rows_dx_cpu(dy, w, rows, cols, where=None, scale=1.0, out=None):
-    """dx[n, j] = scale * sum_k dy[n, k] w[rows[k], cols[j]]; with `where`, 0 unless where[n, j] > 0"""
+    """dx[n, j] = scale * sum_k dy[n, k] w[rows[k], cols[j]]; if `where` is given, 0 unless where[n, j] > 0"""
     op, given = "gemm_rows_dx (cpu)", (rows, cols)
     (rows, _), (cols, _), out = _arguments(op, empty_cpu, dy, w, rows, cols, where=where, out=out)
     if (lists := _lists(op, w, *given)) is not None:
@@ -219,9 +223,9 @@ def _masked(tile=16):
 
     @kernel("void(f4[:, ::1], f4[:, ::1], b1[::1], f4[:, ::1])")
     def gemm_rows_masked(x, w, mask, y):
-        """Teaching step: y = x (w * mask[:, None]).T, one block for `tile` samples and one row of w, dense x and y.
+        """Teaching step: y = x (w * mask[:, None]).T with dense x and y; one block computes `tile` samples for one row of w.
 
-        The mask is read once a block and is the same for all its threads, so they return together, before any barrier.
+        The mask is the same for all threads of a block, so they all return before the first barrier, or none does.
         """
         tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
         row, n = cuda.blockIdx.x, cuda.blockIdx.y * tile + ty

@@ -119,7 +119,7 @@ def shrink_cpu(w, height, width, threshold, reference=0.0):
 def _groups_kernel():
     @kernel("void(f4[:, ::1], i4, i4, f4, f4, f4[:, ::1])")
     def groups(w, height, width, threshold, reference, norms):
-        """One block per group, whose columns lie along the threads."""
+        """Each block shrinks one group; adjacent threads read adjacent columns."""
         shared = cuda.shared.array(THREADS, float32)
         t = int32(cuda.threadIdx.x)
         u, b = int32(cuda.blockIdx.x // norms.shape[1]), int32(cuda.blockIdx.x % norms.shape[1])
@@ -155,7 +155,7 @@ def _groups_kernel():
 def _columns_kernel():
     @kernel("void(f4[:, ::1], i4, f4, f4, f4[:, ::1])")
     def columns(w, height, threshold, reference, norms):
-        """One block per ACROSS groups, columns side by side, so that loads are coalesced."""
+        """Each block shrinks ACROSS groups of one column each; the columns are adjacent, so that loads are coalesced."""
         shared = cuda.shared.array(BLOCK, float32)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         blocks = (w.shape[1] + ACROSS - 1) // ACROSS

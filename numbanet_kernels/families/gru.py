@@ -7,9 +7,9 @@
                    dz_m = dh (1 - u) (1 - m^2),   dz_u = dh (h[t] - m) u (1 - u),   dz_r = dz_m s_m r (1 - r)   over the gates
                    ds_r = dz_r,   ds_u = dz_u,   ds_m = dz_m r     over s[t],           carried = dh u
 
-z, s, gates (T, N, 3H); h (T + 1, N, H); dy (T, N, H); back, carried (N, H). The products are `gemm`: s[t] = h[t] w.T + b
-before a step, back = ds[t + 1] w after it; dw = sum_t ds[t].T h[t] is one product for all steps. With `lengths` (N,), the
-number of steps of each sample, h is 0 after its end, and no gradient flows back.
+z, s, gates (T, N, 3H); h (T + 1, N, H); dy (T, N, H); back, carried (N, H). The products are `gemm`: s[t] = h[t] w.T + b before
+a step, back = ds[t + 1] w after it; dw = sum_t ds[t].T h[t] is one product for all steps. If `lengths` (N,), the numbers of
+steps of the samples, is given, h is 0 after the end of a sample, and no gradient flows back from there.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def _alive(lengths, t, samples):
 
 
 def gru_cell_reference(z, s, h, t, lengths=None):
-    """(gates of step t, h[t + 1]) in float64"""
+    """(gates of step t, h[t + 1]) of gru_cell, in float64"""
     (a_r, a_u, a_m), (s_r, s_u, s_m) = (np.split(np.float64(x[t]), 3, axis=1) for x in (z, s))
     r, u, m = sigmoid_reference(a_r + s_r), sigmoid_reference(a_u + s_u), np.tanh(a_m + sigmoid_reference(a_r + s_r) * s_m)
     return np.concatenate([r, u, m], 1), np.where(_alive(lengths, t, len(m)), m + u * (np.float64(h[t]) - m), 0)
 
 
 def gru_cell_grad_reference(dy, back, carried, gates, s, h, t, lengths=None):
-    """(dz[t], ds[t], carried) in float64"""
+    """(dz[t], ds[t], carried) of gru_cell_grad, in float64"""
     r, u, m = np.split(np.float64(gates[t]), 3, axis=1)
     dh = np.where(_alive(lengths, t, len(m)), np.float64(dy[t]) + back + carried, 0)
     dz_m, dz_u = dh * (1 - u) * (1 - m * m), dh * (h[t] - m) * u * (1 - u)
@@ -57,7 +57,7 @@ def gru_cell_grad_reference(dy, back, carried, gates, s, h, t, lengths=None):
 
 # --- checks, for CPU and CUDA -----------------------------------------------------------------------------------------
 def _check(op, gates, s, h, t, lengths, **states):
-    """(N, H); ValueError if arguments do not fit."""
+    """Check the arguments, and return (N, H); ValueError if they do not fit."""
     found = expect(
         op,
         gates=(gates, ("T", "N", "3H")),
@@ -90,7 +90,7 @@ def _store_three(builder, gates, data, at, step, some):
 
 @intrinsic
 def _cell(typing_context, z, s, at, step, h, before, after, width, alive):
-    """One sample's units, `width` of them: z becomes the gates, h[after] is computed from h[before]."""
+    """Compute `width` units of one sample: z becomes the gates, and h[after] is computed from h[before]."""
 
     def generate(context, builder, signature, arguments):
         z, s, at, step, h, before, after, width, alive = data_of(context, builder, signature, arguments)
@@ -110,7 +110,7 @@ def _cell(typing_context, z, s, at, step, h, before, after, width, alive):
 
 @intrinsic
 def _cell_grad(typing_context, dy, dy_at, back, carried, state_at, gates, s, at, step, h, before, width, alive):
-    """One sample's units: gates become dz, s becomes ds, carried goes one step back."""
+    """Compute `width` units of one sample: gates become dz, s becomes ds, and `carried` is updated for the step before."""
 
     def generate(context, builder, signature, arguments):
         dy, dy_at, back, carried, state_at, gates, s, at, step, h, before, width, alive = data_of(
@@ -150,7 +150,7 @@ def _forward(z, s, h, lengths, t, first, stop):
 
 @host_kernel("void(f4[:, :, ::1], f4[:, ::1], f4[:, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], i4[::1], i8, i8, i8)")
 def _backward(dy, back, carried, gates, s, h, lengths, t, first, stop):
-    """Step t of the samples first … stop - 1, back in time."""
+    """The backward pass of step t for the samples first … stop - 1."""
     n, hidden = h.shape[1], h.shape[2]
     for sample in range(first, stop):
         for j in range(0, hidden, WIDTH):
@@ -205,7 +205,7 @@ def _gru_kernels():
 
     @kernel("void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], i4[::1], i4)")
     def cell(z, s, h, lengths, t):
-        """One thread per unit of a sample."""
+        """Each thread computes one unit of one sample."""
         i, hidden = int32(cuda.grid(1)), int32(h.shape[2])
         if i < h.shape[1] * hidden:
             n, u = i // hidden, i % hidden
@@ -218,7 +218,7 @@ def _gru_kernels():
 
     @kernel("void(f4[:, :, ::1], f4[:, ::1], f4[:, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], i4[::1], i4)")
     def cell_grad(dy, back, carried, gates, s, h, lengths, t):
-        """One thread per unit of a sample."""
+        """Each thread computes one unit of one sample."""
         i, hidden, zero, one = int32(cuda.grid(1)), int32(h.shape[2]), float32(0), float32(1)
         if i < h.shape[1] * hidden:
             n, u = i // hidden, i % hidden
@@ -248,7 +248,7 @@ def gru_cell_grad_cuda(dy, back, carried, gates, s, h, t, lengths=None):
 
 
 def _ends(lengths):
-    """The lengths for kernels; an empty list if no sample ends before the last step."""
+    """The lengths as the argument of kernels; an empty array if no sample ends before the last step."""
     return empty_cuda(0, INT32) if lengths is None else lengths
 
 

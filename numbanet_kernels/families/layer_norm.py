@@ -7,8 +7,8 @@
     layer_norm_grad   dgamma[c] = sum_n dy[n, c] h[n, c],   dbeta[c] = sum_n dy[n, c],   and with g = gamma dy
                       dx[n, c] = inverse[n] (g[n, c] - 1/C sum_c g[n, c] - h[n, c] 1/C sum_c g[n, c] h[n, c])
 
-On the CPU a thread has its own rows, each of which stays in cache for its two passes; sums over rows are float64. On CUDA a
-block has a row; dgamma and dbeta are sums over columns, ACROSS columns per block.
+On the CPU threads divide the rows, and each row stays in cache for its two passes; sums over rows are float64. On CUDA a block
+computes a row. For dgamma and dbeta, a block computes ACROSS columns.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ ROWS, ROW, COLUMN = ("N", "C"), ("C",), ("N",)
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def layer_norm_reference(x, gamma, beta, eps):
-    """(y, mean, inverse), in float64"""
+    """(y, mean, inverse) of layer_norm, in float64"""
     x = np.float64(x)
     mean, inverse = x.mean(1), 1 / np.sqrt(x.var(1) + eps)
     return gamma * (x - mean[:, None]) * inverse[:, None] + beta, mean, inverse
 
 
 def layer_norm_grad_reference(dy, x, gamma, mean, inverse):
-    """(dx, dgamma, dbeta), in float64"""
+    """(dx, dgamma, dbeta) of layer_norm, in float64"""
     dy, x, gamma, mean, inverse = map(np.float64, (dy, x, gamma, mean, inverse))
     h, g = (x - mean[:, None]) * inverse[:, None], gamma * dy
     dx = inverse[:, None] * (g - g.mean(1, keepdims=True) - h * (g * h).mean(1, keepdims=True))
@@ -137,7 +137,7 @@ def _layer_norm_kernels():
 
     @kernel("void(f4[:, ::1], f4[::1], f4[::1], f4, f4[:, ::1], f4[::1], f4[::1])")
     def forward(x, gamma, beta, eps, y, mean, inverse):
-        """One block per row: its mean, then its variance."""
+        """Each block computes the mean of one row, then its variance."""
         shared = cuda.shared.array(LANES, float32)
         lane, row, width = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x), int32(x.shape[1])
         total = float32(0)
@@ -157,7 +157,7 @@ def _layer_norm_kernels():
 
     @kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4[:, ::1])")
     def backward(dy, x, gamma, mean, inverse, dx):
-        """One block per row: both its sums, then dx."""
+        """Each block computes both sums of one row, then dx."""
         shared = cuda.shared.array(LANES, float32)
         lane, row, width = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x), int32(x.shape[1])
         centre, factor, first, second = mean[row], inverse[row], float32(0), float32(0)
@@ -173,7 +173,7 @@ def _layer_norm_kernels():
 
     @kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4[::1])")
     def vectors(dy, x, mean, inverse, dgamma, dbeta):
-        """One block per ACROSS columns: both sums of each."""
+        """Each block computes both sums of ACROSS columns."""
         of_gamma, of_beta = cuda.shared.array((DOWN, ACROSS), float32), cuda.shared.array((DOWN, ACROSS), float32)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         c, first, second = int32(cuda.blockIdx.x * ACROSS) + tx, float32(0), float32(0)

@@ -114,7 +114,7 @@ def _cross_entropy(logits, labels, weights, uniform, losses, dlogits):
             p = float32(1) + r * (float32(1) + r * (float32(0.5) + r * (float32(1 / 6) + r * p)))
             power = np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
             e = p * power if z > float32(-87) else float32(0)
-            e = z if z != z else e  # NaN passes
+            e = z if z != z else e  # NaN stays NaN
             dlogits[n, c] = e
             total += e
         weight = uniform if uniform > float32(0) else weights[n]
@@ -163,7 +163,7 @@ def _bent_errors(formula, parameter, prediction, target, weights, uniform, losse
             d = prediction[n, o] - target[n, o]
             if formula == HUBER:
                 a = abs(d)
-                m = parameter if a > parameter else a  # this order lets NaN pass
+                m = parameter if a > parameter else a  # in this order, NaN stays NaN
                 value, slope = m * (a - half * m), m if d > zero else -m
             else:
                 value = (one - parameter) * d if d > zero else -parameter * d
@@ -269,7 +269,7 @@ def _bent_error_kernels():
                 d = prediction[row, o] - target[row, o]
                 if formula == HUBER:
                     a = math.fabs(d)
-                    m = parameter if a > parameter else a  # this order lets NaN pass
+                    m = parameter if a > parameter else a  # in this order, NaN stays NaN
                     value = m * (a - float32(0.5) * m)
                     slope = m if d > float32(0) else -m
                 else:

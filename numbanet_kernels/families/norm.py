@@ -8,9 +8,9 @@
     batch_norm_grad   dbeta[c] = sum_n dy[n, c],  dgamma[c] = sum_n dy[n, c] h[n, c],
                       dx[n, c] = gamma[c] / sqrt(variance[c] + eps) (dy[n, c] - dbeta[c] / N - h[n, c] dgamma[c] / N)
 
-On the CPU a thread has its own rows. Sums are float64, over the differences to the first row: one pass gives both mean and
-variance, without cancellation if the mean is large. On CUDA the variance takes a second pass, after the mean, and a block has
-ACROSS channels, whose threads lie along the contiguous axis.
+On the CPU threads divide the rows. Sums are float64 and of the differences to the first row, so that one pass gives both mean
+and variance without cancellation if the mean is large. On CUDA the variance needs a second pass after the mean; a block
+computes ACROSS channels, and adjacent threads read adjacent channels.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def batch_norm_apply_reference(x, gamma, beta, mean, variance, eps):
 
 
 def batch_norm_reference(x, gamma, beta, eps):
-    """(y, mean, variance), in float64"""
+    """(y, mean, variance) of batch_norm, in float64"""
     mean, variance = np.float64(x).mean(0), np.float64(x).var(0)
     return batch_norm_apply_reference(x, gamma, beta, mean, variance, eps), mean, variance
 
 
 def batch_norm_grad_reference(dy, x, gamma, mean, variance, eps):
-    """(dx, dgamma, dbeta), in float64"""
+    """(dx, dgamma, dbeta) of batch_norm, in float64"""
     dy, x, gamma, mean, variance = map(np.float64, (dy, x, gamma, mean, variance))
     inverse = 1 / np.sqrt(variance + eps)
     h = (x - mean) * inverse
@@ -123,7 +123,7 @@ def _mean_and_variance(sums, shift, n, mean, variance):
     for c in range(mean.size):
         first, second = _total(sums, 0, c, mean.size) / n, _total(sums, 1, c, mean.size) / n
         mean[c], apart = shift[c] + first, second - first * first
-        variance[c] = 0.0 if apart < 0.0 else apart  # this order lets NaN pass
+        variance[c] = 0.0 if apart < 0.0 else apart  # in this order, NaN stays NaN
 
 
 @host_kernel("void(f4[::1], f4[::1], f4, f4[::1])")
@@ -143,7 +143,9 @@ def _gradients(sums, gamma, variance, eps, n, numbers, dgamma, dbeta):
 
 
 def _repeated(vector):
-    """Repeat the vector over a group of rows, so that few channels are vectorised, too."""
+    """A copy of the vector, repeated for a group of rows. Loops then run over whole groups, so that they are vectorised even if
+    there are few channels.
+    """
     if vector.size >= GROUP:
         return vector
     out = empty_cpu(GROUP // vector.size * vector.size)
@@ -152,7 +154,7 @@ def _repeated(vector):
 
 
 def _each(loop, rows, vectors, *out):
-    """Run loop(rows, vectors, out) on each thread's rows."""
+    """Call loop(rows, vectors, out) on all threads, each for a part of the rows."""
     n, channels = rows[0].shape
     if not n * channels:
         return
@@ -221,7 +223,7 @@ def _forward_kernels():
 
     @kernel("void(f4[:, ::1], f4[::1], f4[::1])")
     def moments(x, mean, variance):
-        """One block per ACROSS channels: their means, then their variances."""
+        """Each block computes the means of ACROSS channels, then their variances."""
         shared = cuda.shared.array(BLOCK, float32)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         c, samples = int32(cuda.blockIdx.x * ACROSS) + tx, float32(max(x.shape[0], 1))
@@ -248,7 +250,7 @@ def _forward_kernels():
 
     @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4, f4[::1], i4)")
     def apply(x, gamma, beta, mean, variance, eps, y, channels):
-        """One thread per value."""
+        """Each thread computes one value."""
         i = cuda.grid(1)
         if i < y.size:
             c = i % channels
@@ -263,7 +265,7 @@ def _backward_kernel():
 
     @kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4, f4[:, ::1], f4[::1], f4[::1])")
     def backward(dy, x, gamma, mean, variance, eps, dx, dgamma, dbeta):
-        """One block per ACROSS channels: both sums of each, then dx."""
+        """Each block computes both sums of ACROSS channels, then dx."""
         of_gamma, of_beta = cuda.shared.array(BLOCK, float32), cuda.shared.array(BLOCK, float32)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         c, inside = int32(cuda.blockIdx.x * ACROSS) + tx, int32(cuda.blockIdx.x * ACROSS) + tx < gamma.size

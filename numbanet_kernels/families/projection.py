@@ -1,5 +1,5 @@
-"""Random projection to fewer dimensions that preserves inner products, by additions alone; R (k, d) of -1, 0 and 1
-(`layouts.ternary`):
+"""Random projection to fewer dimensions, which nearly preserves inner products and needs only additions; R (k, d) of -1, 0 and
+1 (`layouts.ternary`):
 
     project    f[n, j] = sqrt(3 / k) sum_i R[j, i] v[n, i]      v (N, d) -> f (N, k)
 
@@ -55,7 +55,9 @@ def _add_rows(typing_context, room, columns, first, middle, stop, sums, at):
         width = builder.extract_value(context.make_array(signature.args[0])(context, builder, arguments[0]).shape, 1)
 
         def added(vectors, chains):
-            """Code for rows of `vectors` vectors, with `chains` independent sums of each."""
+            """Generate the loop for rows of `vectors` vectors; each vector has `chains` independent sums, which hide the
+            latency of additions.
+            """
             vectors_at = builder.bitcast(builder.gep(sums, [at]), FLOATS.as_pointer())
             totals = [
                 cgutils.alloca_once_value(
@@ -146,15 +148,15 @@ SQUARE = PIECE * (LANES + 1)  # padding avoids bank conflicts
 def _projecting():
     @kernel("void(f4[::1], i4[::1], i4[::1], f4[::1], f4, i4, i4, i4)")
     def project(v, columns, starts, f, scale, samples, width, outputs):
-        """One block per 32 samples and 32 outputs; a thread has one sample and four outputs. All lanes read the same list, and
-        neighbouring samples of a row of the piece.
+        """Each block computes 32 outputs for 32 samples, and each thread four outputs for one sample. All lanes of a warp read
+        the same list, and adjacent samples of a row of the piece.
         """
         piece = cuda.shared.array(SQUARE, float32)
         lane, warp = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         n0, j0 = int32(cuda.blockIdx.x * LANES), int32(cuda.blockIdx.y * WARPS * SUMS) + warp
         s0 = s1 = s2 = s3 = float32(0)
         for i0 in range(0, width, PIECE):
-            # load: neighbouring lanes read neighbouring columns of a sample
+            # load: adjacent lanes read adjacent columns of a sample
             for n in range(warp, LANES, WARPS):
                 for i in range(lane, PIECE, LANES):
                     inside = n0 + n < samples and i0 + i < width

@@ -1,4 +1,5 @@
-"""Dropout by stateless random numbers: element i is a function of (key, counter, i), on every device and in any order.
+"""Dropout by counter-based random numbers: the number for element i is a function of (key, counter, i), the same on every
+device and in any order.
 
 Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011) maps a counter of
 four 32-bit words and a key of two to four words of random bits; ten times over,

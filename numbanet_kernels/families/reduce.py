@@ -6,9 +6,9 @@ squares   y = the sum of x * x over all axes
 sum_rows  y[o] = scale * sum_n x[n, o]                     x (N, O) -> y (O,)
 argmax    y[n] = the first c with x[n, c] = max_c x[n, c]  x (..., C) -> y (...) int32; NaN counts as the largest
 
-On CUDA neighbouring axes merge, so that x is (outer, n, inner) and y (outer, inner). The x threads of a block lie along inner,
+On CUDA adjacent axes are merged, so that x is (outer, n, inner) and y (outer, inner). The x threads of a block lie along inner,
 where memory is contiguous, the y threads along n; a tree in shared memory adds up their sums. With inner = 1 there is one x
-thread, and the y threads read neighbouring elements. The order of additions depends only on the shape: results are bitwise
+thread, and the y threads read adjacent elements. The order of additions depends only on the shape: results are bitwise
 reproducible.
 """
 
@@ -48,9 +48,7 @@ def _reduced_shape(x, axes, keepdims):
 
 
 def _groups(shape, axes):
-    """(outer, n, inner) for each group of neighbouring axes, the last group first; the array (outer, n, inner) is summed over
-    n.
-    """
+    """(outer, n, inner) for each group of adjacent axes, the last group first; the array (outer, n, inner) is summed over n."""
     shape, left = list(shape), list(axes)
     while left:
         stop = left.pop() + 1
@@ -170,7 +168,7 @@ def _sum(x, outer, n, inner, scale, out):
 
 
 def sum_cpu(x, axis=None, keepdims=False, out=None):
-    """y = the sum of x over axes (None: all)"""
+    """y = the sum of x over the axes `axis`; None: all axes"""
     axes = _axes("sum", "cpu", x, axis)
     out = output("sum (cpu)", empty_cpu, out, _reduced_shape(x, axes, keepdims), x=x)
     if not x.size or not axes:
@@ -187,7 +185,7 @@ def sum_cpu(x, axis=None, keepdims=False, out=None):
 
 
 def max_cpu(x, axis=None, keepdims=False, out=None):
-    """y = the maximum of x over axes (None: all)"""
+    """y = the maximum of x over the axes `axis`; None: all axes"""
     axes = _axes("max", "cpu", x, axis)
     out = output("max (cpu)", empty_cpu, out, _reduced_shape(x, axes, keepdims), x=x)
     return np.maximum.reduce(x, axis=axes, keepdims=keepdims, out=out)
@@ -329,7 +327,7 @@ def _reduce(formula, x, outer, n, inner, out):
 
 
 def _reduce_axes(op, formula, x, axis, keepdims, out):
-    """One pass for each group of neighbouring axes, the last group first."""
+    """Reduce over the axes `axis`, in one pass for each group of adjacent axes, the last group first."""
     axes = _axes(op, "cuda", x, axis)
     out = output(f"{op} (cuda)", empty_cuda, out, _reduced_shape(x, axes, keepdims), x=x)
     if not axes or out.size == 0:

@@ -60,7 +60,7 @@ def _below_largest(x, y):
     for n in range(x.shape[0]):
         row, out, top = x[n], y[n], LOWEST
         for value in row:
-            top = value if value > top or value != value else top  # NaN stays
+            top = value if value > top or value != value else top  # NaN stays NaN
         for c in range(row.size):
             out[c] = row[c] - top
 
@@ -171,7 +171,7 @@ def row_sums(lanes):
         """top = max_c x[row, c] and sum_c exp(x[row, c] - top), for every lane."""
         top = LOWEST
         for c in range(lane, x.shape[1], lanes):
-            top = x[row, c] if x[row, c] > top else top  # NaN is passed over here and caught by the sum
+            top = x[row, c] if x[row, c] > top else top  # NaN is skipped here; the sum is then NaN
         top = tree(shared, lane, top, True)
         cuda.syncthreads()  # all threads have read the maximum before `shared` is overwritten
         total = float32(0)

@@ -1,4 +1,4 @@
-"""Selecting the outputs to compute, from estimates of them:
+"""Select the outputs to compute, from estimates of their values:
 
     scores     s[o] = sum_n max(0, x[n] . w[o] + bias[o])      x (N, I), w (O, I), bias (O,) or None -> s (O,)
     top_k      bits of the k largest of each row, of equal values the first      v (N, O) -> (N, words of 32 bits)
@@ -81,8 +81,8 @@ def _scores(x, samples, panels, rows, bias, biased, sums, first, stop):
 
 
 def scores_packed_cpu(w, out=None, first=0):
-    """w in the packed form that `scores` reads, to be reused while w stays the same. If only the rows from `first` on (a
-    multiple of WIDTH) have changed, pass these as w, and the packed form of all rows as `out`.
+    """w in the packed form that `scores` reads; it can be reused as long as w does not change. If only the rows from `first` on
+    (a multiple of WIDTH) have changed, pass these as w, and the packed form of all rows as `out`.
     """
     op = "scores_packed (cpu)"
     expect(op, w=(w, ("O", "I")))
@@ -92,7 +92,7 @@ def scores_packed_cpu(w, out=None, first=0):
     panel_range = slice(first // WIDTH, first // WIDTH + panels.shape[1])
     count = expect(op, out=(out, (1, "panels", w.shape[1] + 1, WIDTH)))["panels"]
     if first % WIDTH or first < 0 or panel_range.stop > count or (len(w) % WIDTH and panel_range.stop < count):
-        raise ValueError(f"{op}: {len(w)} rows from {first} on are not whole panels of {WIDTH} rows out of {count}")
+        raise ValueError(f"{op}: {len(w)} rows from {first} on must be whole panels of {WIDTH} rows, of {count} rows")
     out[:, panel_range] = panels
     return out
 
@@ -128,7 +128,7 @@ def _order(v):
 
 @host_kernel("void(i4[:, ::1], i8, i4[:, ::1], i8, i8)")
 def _top_k(v, k, bits, first, stop):
-    """The rows first … stop - 1; v are the bits of floats."""
+    """The rows first … stop - 1; v holds the bits of floats."""
     keys = np.empty(v.shape[1], np.int32)
     for n in range(first, stop):
         bits[n] = 0
@@ -186,7 +186,7 @@ def above_cpu(v, threshold):
 def _summing():
     @kernel("void(f4[::1], f4[::1], b1, f4[::1], i4)")
     def sum_positive(values, bias, biased, sums, samples):
-        """One thread per output: neighbouring threads read neighbouring columns."""
+        """Each thread computes the sum of one output; adjacent threads read adjacent columns."""
         o = cuda.grid(1)
         if o < sums.size:
             total, added = float32(0), bias[o] if biased else float32(0)
@@ -207,7 +207,7 @@ def _choosing():
 
     @kernel("void(i4[::1], i4[::1], i4, i4)")
     def top_k(v, bits, outputs, k):
-        """One block per row; all threads count together, and one thread breaks ties."""
+        """Each block selects in one row: all threads count together, and one thread decides among equal values."""
         counts = cuda.shared.array(THREADS, int32)
         t, n = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
         words = (outputs + int32(31)) // int32(32)
@@ -244,7 +244,7 @@ def _choosing():
 
     @kernel("void(f4[::1], f4, i4[::1], i4)")
     def above(v, threshold, bits, outputs):
-        """One thread per word."""
+        """Each thread computes one word of bits."""
         i, words = cuda.grid(1), (outputs + int32(31)) // int32(32)
         if i < bits.size:
             selected, first = int32(0), i // words * outputs

@@ -1,1 +1,1 @@
-"""The CPU: threads, matrix products, vectors, transposition, and the sizes from which sharing work pays."""
+"""CPU code that several kernel families share: threads, BLAS, SIMD vectors, transposition, and thresholds for threads."""

@@ -1,17 +1,17 @@
-"""The library behind matrix products on the CPU, and its number of threads: NumPy's BLAS, or MKL.
+"""BLAS: the library that computes matrix products on the CPU, NumPy's or MKL, and its number of threads.
 
     matmul(a, b, out=c)      c = a b for float32 of any strides, on the calling thread and the library's threads
-    threads()                the number of threads of each pool of the library
+    threads()                the number of threads of each thread pool of the library
     set_threads(counts)      set these numbers
-    OWN_FLOPS                the library computes smaller products on one thread by itself
+    OWN_FLOPS                the library computes products of fewer FLOPs on one thread, whatever its number of threads
     multiply(entry(), …)     the same product inside a compiled loop, without the GIL
 
-NUMBANET_BLAS names the library: "openblas" is NumPy's, "mkl" is Intel's (`pip install numbanet[mkl]`), and "auto", the default,
-is the one that `numbanet devices --calibrate` found faster on this machine, without a calibration NumPy's.
+NUMBANET_BLAS names the library: "openblas" is NumPy's, "mkl" is Intel's (`pip install numbanet[mkl]`). "auto", the default, is
+the one that `numbanet devices --calibrate` found faster on this machine; NumPy's if this was never measured.
 
-A recorded step calls SGEMM by its address, as compiled loops do; an unrecorded one calls NumPy, which calls the same function
-with the same arguments, so that results are bitwise equal. For axes of length 1 NumPy calls another function, so such products
-call SGEMM in both cases; so do all products if NumPy uses another library than the chosen one.
+A recorded step calls SGEMM by its address, as compiled loops do. An unrecorded step calls NumPy, which calls the same function
+with the same arguments, so that results are bitwise equal. If an axis has length 1, NumPy calls another function of BLAS; such
+products call SGEMM in both cases. So do all products if the chosen library is not NumPy's.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ LIBRARIES = "auto", "openblas", "mkl"
 
 @functools.cache
 def library() -> str:
-    """The chosen one, "openblas" (NumPy's, whichever that is) or "mkl".
+    """The chosen library: "mkl", or "openblas" for NumPy's, whichever that is.
 
     Raises
     ------
     ValueError
-        If NUMBANET_BLAS names none of LIBRARIES.
+        If NUMBANET_BLAS is set, but not to one of LIBRARIES.
     ImportError
-        If it names MKL, which is not installed.
+        If NUMBANET_BLAS is "mkl" and MKL is not installed.
     """
     name = os.environ.get("NUMBANET_BLAS", "") or "auto"
     if name not in LIBRARIES:
@@ -61,21 +61,21 @@ def library() -> str:
 
 @functools.cache
 def mkl() -> list[Any]:
-    """MKL's thread pools, after loading it; [] if it is not installed."""
+    """Load MKL and return its thread pools; an empty list if it is not installed."""
     try:
         files = importlib.metadata.files("mkl") or []
     except importlib.metadata.PackageNotFoundError:
         return []
     for file in files:
         if "mkl_rt" in file.name and (".so" in file.name or file.name.endswith((".dll", ".dylib"))):
-            with contextlib.suppress(OSError):  # such as that of another architecture
+            with contextlib.suppress(OSError):  # for example, if the file is for another architecture
                 ctypes.CDLL(str(file.locate().resolve()))
     return threadpoolctl.ThreadpoolController().select(internal_api="mkl").lib_controllers
 
 
 def matmul(a, b, out=None):
-    """out = a b, float32; matrices, a and b possibly transposed, or any arrays that NumPy multiplies. Without `out`, a new
-    array.
+    """out = a b for float32 matrices, which may be transposed views, or for any arrays that np.matmul takes. If `out` is None,
+    the result is a new array.
     """
     writer = tape.get()
     if writer is not None and out is not None and not out.size:
@@ -94,7 +94,7 @@ def matmul(a, b, out=None):
 
 @functools.cache
 def _is_numpys():
-    """True if NumPy calls this SGEMM: some products are bitwise equal."""
+    """True if NumPy calls the SGEMM of `entry`: four products of both are bitwise equal."""
     if library() == "mkl":
         return False
     rng = np.random.default_rng(0)
@@ -114,8 +114,10 @@ def _in_rows(matrix):
 
 @functools.cache
 def numpys() -> list[Any]:
-    """The thread pools of NumPy's library, loaded by the first use. If no path contains "numpy", those of all libraries; else
-    other ones, such as SciPy's, are left out: they do none of the work, and setting them takes as long.
+    """The thread pools of NumPy's BLAS; found once, and cached.
+
+    Pools of other libraries, such as SciPy's, are left out: they compute no products here, and setting their threads takes
+    time. If no library's path contains "numpy", the pools of all libraries are returned.
     """
     controllers = threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers
     return [pool for pool in controllers if "numpy" in pool.filepath] or controllers
@@ -133,7 +135,11 @@ def threads() -> list[int]:
 
 
 def set_threads(counts: Sequence[int]) -> None:
-    """Set the pools. threadpoolctl 3.8 obeys only the first Python thread that sets OpenBLAS's, until it is reset."""
+    """Set the number of threads of each pool of the library.
+
+    In threadpoolctl 3.8, the first Python thread that sets OpenBLAS's number is the only one that can set it, until the
+    controlling thread is cleared. So it is cleared before and after.
+    """
     for pool, count in zip(_pools(), counts, strict=True):
         if pool.get_num_threads() == count:
             continue
@@ -143,16 +149,16 @@ def set_threads(counts: Sequence[int]) -> None:
         let_go(force=True)
 
 
-# --- from within compiled loops ---------------------------------------------------------------------------------------
-# SGEMM's Fortran interface takes the addresses of its integers. They are stored with 64 bits: a library that reads 32 gets the
-# lower half, because all platforms of NumPy's BLAS are little-endian.
+# --- products inside compiled loops -----------------------------------------------------------------------------------
+# SGEMM's Fortran interface takes the addresses of its integers. They are stored with 64 bits; a library that reads 32 bits
+# reads the lower half, because all platforms of NumPy's BLAS are little-endian.
 NAMES = ("scipy_sgemm_64_", "sgemm_64_", "scipy_sgemm_", "sgemm_", "sgemm")
 
 
 @functools.cache
 def entry(library: str | None = None) -> int:
-    """The address of SGEMM in a library, by default the chosen one, so that `set_threads` applies to it; SciPy's if the library
-    does not export it.
+    """The address of SGEMM in a library, by default in the chosen one, whose threads `set_threads` sets. If the library does
+    not export SGEMM, the address of SciPy's.
     """
     for pool in {None: _pools, "mkl": mkl, "openblas": numpys}[library]():
         for name in NAMES:
@@ -163,7 +169,7 @@ def entry(library: str | None = None) -> int:
 
 @intrinsic
 def _sgemm(typing_context, address, ta, tb, m, n, k, a, a_row, b, b_row, beta, c, c_row):
-    """c (m, n) = A B + beta c. Fortran's columns are rows here: it computes the transpose, from B and A in that order."""
+    """c (m, n) = A B + beta c. A row-major matrix is a column-major transpose, so SGEMM computes c.T = B.T A.T + beta c.T."""
 
     def generate(context, builder, signature, arguments):
         address, ta, tb, m, n, k, a, a_row, b, b_row, beta, c, c_row = arguments
@@ -206,9 +212,9 @@ def _sgemm(typing_context, address, ta, tb, m, n, k, a, a_row, b, b_row, beta, c
 
 @host_function
 def multiply(entry, a, b, c, ta=False, tb=False, beta=0.0):
-    """c = A B + beta c, A = a or, with ta, its transpose, B likewise; rows of all three are contiguous.
+    """c = A B + beta c, with A = a.T if `ta`, else a, and B = b.T if `tb`, else b.
 
-    If beta is 0, c is not read. Shapes are not checked.
+    The rows of a, b and c are contiguous; `entry` is the address of SGEMM. If beta is 0, c is not read. Shapes are not checked.
     """
     m, n = c.shape
     depth = a.shape[0] if ta else a.shape[1]
@@ -245,7 +251,7 @@ def _rows_lie(matrix):
 
 @host_kernel("void(i8, f4[:, :], f4[:, :], f4[:, :])")
 def product(entry, a, b, c):
-    """c = a b; rows of c are contiguous, and those of a and b or of their transposes."""
+    """c = a b; the rows of c are contiguous, and so are the rows or the columns of a and of b."""
     ta, tb, depth = not _rows_lie(a), not _rows_lie(b), a.shape[1]
     a_row, b_row = a.strides[1] if ta else a.strides[0], b.strides[1] if tb else b.strides[0]
     _sgemm(

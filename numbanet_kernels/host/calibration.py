@@ -1,7 +1,6 @@
-"""Calibration: measure on this machine the sizes from which each alternative of `thresholds` pays.
+"""Calibration: measure the `thresholds` of this machine, the sizes from which the second of two implementations is faster.
 
-Two implementations of the same work are timed in turn, A B A B …, at sizes that double; the result is the size from which the
-second one is faster.
+Two implementations of the same work are timed alternately, A B A B …, at increasing sizes.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from . import blas, thresholds
 from .thresholds import Thresholds
 
 NEVER = 1 << 62  # a size that is never reached
-TURNS, SECONDS = 9, 0.002  # repetitions at one size; least duration of one
-SIDES = (64, 128, 256, 512, 1024)  # of the weights
-WEIGHTS = 4  # weights that are updated in turn
+TURNS, SECONDS = 9, 0.002  # number of timings at one size; least duration of a timing in seconds
+SIDES = (64, 128, 256, 512, 1024)  # sides of the square weights
+WEIGHTS = 4  # number of weights that are updated in turn
 Work = Callable[[], Any]
-Works = Iterator[tuple[int, Work, Work]]  # a size, and two implementations of the same work
+Works = Iterator[tuple[int, Work, Work]]  # (size, first implementation, second implementation of the same work)
 
 
 def crossing(sizes: Sequence[int], first: Sequence[float], second: Sequence[float]) -> int:
@@ -37,7 +36,7 @@ def crossing(sizes: Sequence[int], first: Sequence[float], second: Sequence[floa
 
 
 def compare(first: Work, second: Work) -> tuple[float, float]:
-    """Seconds of each: medians of interleaved repetitions."""
+    """(seconds of first(), seconds of second()): medians of alternating timings."""
 
     def seconds(work: Work, count: int) -> float:
         start = time.perf_counter()
@@ -53,7 +52,7 @@ def compare(first: Work, second: Work) -> tuple[float, float]:
 
 
 def measured(works: Works) -> int:
-    """The size from which the second implementation is faster."""
+    """The `crossing` of the sizes and times of `works`."""
     sizes, times = [], []
     for size, first, second in works:
         sizes.append(size)
@@ -62,12 +61,12 @@ def measured(works: Works) -> int:
 
 
 def calibrate(dev: Any) -> Thresholds:
-    """This machine's thresholds, in a second or two; dev has the operations of the CPU."""
+    """Measure this machine's thresholds, in one or two seconds; `dev` has the operations of the CPU."""
     return Thresholds(*(measured(works(dev)) for works in (_passes, _products, _updates)))  # in the order of the fields
 
 
 def faster_library() -> str:
-    """The faster library of products: "mkl", if it is installed and its own take less time, else "openblas", NumPy's."""
+    """The faster library of matrix products: "mkl" if MKL is installed and measured faster, else "openblas", NumPy's."""
     if not blas.mkl():
         return "openblas"
     given = [(_random(m, k), _random(k, n), _random(m, n)) for m, k, n in ((512, 512, 128), (128, 1024, 1024))]
@@ -81,7 +80,7 @@ def faster_library() -> str:
 
 
 def _alone_and_shared(work: Work) -> tuple[Work, Work]:
-    """The work on one thread, and on all."""
+    """Two implementations: the work on one thread, and on all threads."""
 
     def under(chosen: Thresholds) -> None:
         with thresholds.using(chosen):
@@ -95,24 +94,25 @@ def _random(*shape: int) -> np.ndarray:
 
 
 def _passes(dev: Any) -> Works:
-    """Updates of a weight, by its elements."""
+    """SGD updates of a weight, on one thread and on all; the size is its number of elements."""
     for side in SIDES:
         whole = SGDUpdate(*(_random(side, side) for _ in range(3)))
         yield side * side, *_alone_and_shared(functools.partial(dev.sgd, [whole], 0.01, 0.9))
 
 
 def _products(dev: Any) -> Works:
-    """Products x w.T with a batch of 64, by their FLOPs."""
+    """Products x w.T with a batch of 64, on one thread and on all; the size is their number of FLOPs."""
     for side in SIDES:
         product = functools.partial(dev.gemm, _random(64, side), _random(side, side), tb=True)
         yield 2 * 64 * side * side, *_alone_and_shared(product)
 
 
 def _updates(dev: Any) -> Works:
-    """Updates of a weight, by its number of elements: of all of it, and only of the rows with a gradient or read next: one half
-    each, with half of their rows in common.
+    """SGD updates of a weight: of the whole weight, and lazily; the size is its number of elements.
 
-    Several weights are updated in turn, because in a training step other data passes through the caches between two updates.
+    The lazy update covers only the rows that have a gradient, one half, and those that the next step reads, another half; the
+    two halves share half of their rows. Several weights are updated in turn, because in a training step other data displaces a
+    weight from the caches between two updates.
     """
     powers = dev.sgd_powers(4, 0.01, 0.9)
     for side in (*SIDES, 2 * SIDES[-1]):

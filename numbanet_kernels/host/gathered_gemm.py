@@ -1,10 +1,10 @@
-"""Products with listed rows of a weight, without a copy of them:
+"""Gathered GEMM: products with listed rows and columns of a weight, without a copy of all of them.
 
     out[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]])
 
-BLAS would need a copy of the rows, and pack it again. Here the lanes of a register are samples, and an element of w is
-broadcast to all lanes. ROWS rows at a time, BLOCK columns of them, are copied to the L1 cache and multiplied there with all
-samples, while the next rows are prefetched.
+BLAS would need a copy of the listed rows, and would then copy them once more into its packed format. Here the lanes of a
+register hold one feature of WIDTH samples, and an element of w is broadcast to all lanes. A block of ROWS rows and BLOCK
+columns is copied to the L1 cache and multiplied there with all samples, while the next rows are prefetched.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .simd import FLOATS, LINE, NUMBER, WIDTH, aligned, copy_floats, data_of, fe
 from .transpose import EMPTY, NO_INDICES, transpose_block
 
 ROWS = 16 if WIDTH == 16 else 12  # the largest number of sums that fit into registers
-BLOCK = 256  # columns in one pass: ROWS of them take 16 KiB, as do those of WIDTH samples
+BLOCK = 256  # columns in one pass: ROWS x BLOCK floats take at most 16 KiB, and so do WIDTH x BLOCK
 UNROLL = 4  # a divisor of BLOCK
 
 
 @intrinsic
 def _fetch(typing_context, w, first, length):
-    """Prefetch w[first:first + length], indices into flat w."""
+    """Prefetch w[first:first + length]; the indices are those of the flat array."""
 
     def generate(context, builder, signature, arguments):
         data, first, length = data_of(context, builder, signature, arguments)
@@ -41,8 +41,10 @@ def _fetch(typing_context, w, first, length):
 
 @intrinsic
 def _add_products(typing_context, x, at, room, length, sums, first, step):
-    """sums[first + r step + v] += sum_k room[r, k] x[at + k WIDTH + v] over length > 0 numbers k, in steps of UNROLL; x and
-    sums are flat, room is (ROWS, BLOCK).
+    """sums[first + r step + v] += sum_k room[r, k] x[at + k WIDTH + v] for k < length, r < ROWS, v < WIDTH.
+
+    length is greater than 0 and rounded up to a multiple of UNROLL; x and sums are indexed as flat arrays, room is (ROWS,
+    BLOCK).
     """
 
     def generate(context, builder, signature, arguments):
@@ -80,7 +82,7 @@ def _add_products(typing_context, x, at, room, length, sums, first, step):
 
 @host_function
 def _pack_samples(x, tiles, first, stop):
-    """tiles[t - first, j, v] = x[t WIDTH + v, j] for first <= t < stop, padded with 0."""
+    """tiles[t - first, j, v] = x[t WIDTH + v, j] for first <= t < stop, padded with zeros."""
     depth = x.shape[1]
     for t in range(first, stop):
         n0, n1, tile = t * WIDTH, min((t + 1) * WIDTH, x.shape[0]), tiles[t - first]
@@ -103,8 +105,9 @@ def _finish(sums, k0, k1, first, n0, n1, bias, relu, scale, out):
 
 @host_function
 def _multiply(tiles, w, rows, first, stop, cols, listed, bias, relu, scale, out, n0, n1, room, sums):
-    """out[n, k] for n0 <= n < n1, the samples of all tiles, and first <= k < stop, ROWS at a time; cols are read if `listed`,
-    else all columns are used.
+    """Compute out[n, k] for n0 <= n < n1, the samples of all tiles, and first <= k < stop, ROWS at a time.
+
+    If `listed`, the columns are those in `cols`, else all. room (ROWS, BLOCK) and sums are buffers.
     """
     depth = cols.size if listed else w.shape[1]
     for d0 in range(0, max(depth, 1), BLOCK):
@@ -136,8 +139,8 @@ def _multiply(tiles, w, rows, first, stop, cols, listed, bias, relu, scale, out,
     "f4[:, ::1], f4[:, ::1])"
 )
 def _multiply_squares(x, w, rows, cols, listed, bias, relu, scale, out, across, first, stop, tiles, room, sums):
-    """The blocks first … stop - 1 of a grid of ROWS rows by a tile of samples: row blocks outermost or, if `across`, tiles.
-    tiles, room and sums are buffers.
+    """Compute the blocks first … stop - 1 of out. A block is ROWS listed rows by one tile of samples; blocks are numbered row
+    by row or, if `across`, tile by tile. tiles, room and sums are buffers.
     """
     blocks, count = -(-rows.size // ROWS), -(-x.shape[0] // WIDTH)
     inner = blocks if across else count
@@ -169,11 +172,12 @@ def _multiply_squares(x, w, rows, cols, listed, bias, relu, scale, out, across, 
 
 
 def multiply_listed(x, w, rows, cols, out, bias=None, relu=False, scale=1.0, alone=False):
-    """out[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[k]); int32 index arrays, cols None for all. Indices are
-    not checked. With `alone`, the calling thread does all the work.
+    """out[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[k]), with act = ReLU if `relu`.
 
-    Each thread computes the same number of blocks and transposes the samples that it needs; waiting for other threads to
-    transpose them takes as long. One compiled call per thread, so that the GIL is taken once.
+    rows and cols are int32 arrays, which are not checked; if cols is None, all columns are used. If `alone`, the calling thread
+    does all the work. Else each thread computes the same number of blocks. It transposes the samples that it needs itself,
+    because waiting for other threads to transpose them takes as long. Each thread makes one compiled call, so that it needs the
+    GIL once.
     """
     (n, depth), flops, added = x.shape, 2 * out.size * x.shape[1], EMPTY if bias is None else bias
     blocks, count = -(-rows.size // ROWS), -(-n // WIDTH)

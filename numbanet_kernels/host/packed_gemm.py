@@ -1,12 +1,12 @@
-"""Products of few samples with a large weight that is packed once and multiplied often, as in each step of an LSTM.
+"""Packed GEMM: products of few samples with a large weight that is packed once and multiplied often, as in an LSTM.
 
     out[r, v] = sum_k x[k, r] panel[rows[k], v]      one panel of WIDTH outputs, up to SIZES[0] samples r
 
-BLAS packs the weight in each product, which with 20 samples takes as long as the product. Here a panel is stored in the order
-in which it is read: (rows, WIDTH), and a last row of zeros. It is read once for all samples of a tile, each in its own
-register;
-x is packed likewise, (depth, samples), so that both are contiguous streams. `rows` are the rows of the panel that x has, padded
-to a multiple of DEPTH with the row of zeros: a list per step leaves out dropped inputs.
+BLAS packs the weight in each product, which takes as long as the product itself if there are 20 samples. Here a panel is stored
+in the order in which it is read: (rows + 1, WIDTH), where the last row is zeros. It is read once for all samples of a tile; the
+sums of each sample are in one register. x is packed as (depth, samples), so that x and the panel are both read contiguously.
+`rows` lists the rows of the panel that belong to the rows of x: each time step has its list, which leaves out dropped inputs.
+It is padded with the index of the row of zeros to a multiple of DEPTH.
 """
 
 from __future__ import annotations
@@ -23,29 +23,31 @@ from ..runtime.memory import empty_cpu, full_cpu
 from .simd import FLOATS, NUMBER, REAL, WIDTH, aligned, below, data_of, fetch, load, multiply_add, spread, store, vector_at
 from .transpose import transpose_block
 
-SIZES = (20, 16, 12, 10, 8, 4, 2, 1) if WIDTH == 16 else (12, 10, 8, 4, 2, 1)  # samples of a tile, each in a register
-CHAINS = 8  # least number of independent multiply-adds: hides their latency
+SIZES = (20, 16, 12, 10, 8, 4, 2, 1) if WIDTH == 16 else (12, 10, 8, 4, 2, 1)  # samples of a tile, a register each
+CHAINS = 8  # least number of independent sums: fewer would wait for the latency of multiply-adds
 DEPTH = 8  # the length of x is a multiple of it
-AHEAD = 128  # rows of a panel to prefetch: without it, 74 instead of 115 GFLOP/s for large w
-REACH = 32  # rows that are packed together
+AHEAD = 128  # distance of the prefetch in rows of a panel: without prefetch, 74 instead of 115 GFLOP/s for large w
+REACH = 32  # rows of w that are packed into all panels before the next ones
 
 
 def tile_of(samples, parts=1):
-    """The number of samples of a tile that minimises the time if `parts` threads share the tiles; a tile costs as much as 2
-    samples more.
+    """The number of samples per tile, one of SIZES, that takes the least time if `parts` threads share the tiles. The time of a
+    tile is taken to be proportional to its samples plus 2.
     """
     return min(SIZES, key=lambda size: -(-samples // (size * parts)) * (size + 2))
 
 
 def tiles(samples, size, depth):
-    """Two zeroed inputs, (2, tiles, depth, samples of a tile): one is read while the next one is written."""
+    """Two packed inputs of zeros, (2, tiles, depth, size): one is read while the other one is written."""
     x = aligned(2, -(-samples // size), depth, size)
     return full_cpu(x.shape, 0.0, out=x)
 
 
 def rows_of(lists, total):
-    """(rows (S, depth + AHEAD) int32, depth): lists (S, K) of a panel's `total` rows, padded with the row of zeros to a
-    multiple of DEPTH, then the rows of the following panels, for prefetching.
+    """(rows (S, depth + AHEAD) int32, depth) for `multiply_panel`, from lists (S, K) of indices below `total`.
+
+    Each list is padded to `depth`, a multiple of DEPTH, with the index of the row of zeros, and followed by the rows of the
+    next panels, which are only prefetched.
     """
     depth = max(-(-lists.shape[1] // DEPTH), 1) * DEPTH
     rows = empty_cpu((len(lists), depth + AHEAD), np.int32)
@@ -62,13 +64,13 @@ def _list_rows(lists, total, depth, rows):
 
 
 def all_rows(total):
-    """`rows_of` a single list of all rows."""
+    """`rows_of` one list of all `total` rows."""
     return rows_of(all_of(total)[None], total)
 
 
 @functools.lru_cache(maxsize=64)
 def all_of(count):
-    """0 … count - 1"""
+    """The int32 array 0 … count - 1; do not write to it, it is cached."""
     return np.arange(count, dtype=np.int32)
 
 
@@ -88,7 +90,7 @@ def _copy_row(typing_context, source, start, target, at, count):
 
 @host_kernel("void(f4[:, ::1], i4[::1], f4[:, :, :, ::1], i8, i8)")
 def _pack_outputs(w, cols, panels, first, stop):
-    """panels[g, b, k, v] = w[g O + b WIDTH + v, cols[k]] for the blocks first … stop - 1, padded with 0."""
+    """panels[g, b, k, v] = w[g O + b WIDTH + v, cols[k]] for first <= b < stop, padded with zeros; O is the rows of a group."""
     groups, depth, inner = panels.shape[0], w.shape[1], cols.size
     outs = w.shape[0] // groups
     room = np.empty((depth if inner < depth else 0, WIDTH), np.float32)
@@ -108,7 +110,7 @@ def _pack_outputs(w, cols, panels, first, stop):
 
 @host_kernel("void(f4[:, ::1], i4[::1], i4[::1], f4[:, :, :, ::1], i8, i8)")
 def _pack_inputs(w, rows, outs, panels, first, stop):
-    """panels[0, b, k, v] = w[rows[k], outs[b WIDTH + v]] for the blocks first … stop - 1, padded with 0."""
+    """panels[0, b, k, v] = w[rows[k], outs[b WIDTH + v]] for first <= b < stop, padded with zeros."""
     inner = rows.size
     for b in range(first, stop):
         panels[0, b, inner] = 0
@@ -135,18 +137,20 @@ def _packed(loop, run, panels, *given):
 
 
 def packed_outputs(w, cols, groups, run):
-    """Panels (groups, blocks, K + 1, WIDTH) for x w[:, cols].T, each group of outputs by itself; `run` shares the work."""
+    """Panels (groups, blocks, K + 1, WIDTH) for x w[:, cols].T; each of `groups` equal groups of rows of w has separate panels.
+    run(work) calls work(part) for each part, such as `threads.share`.
+    """
     return _packed(_pack_outputs, run, aligned(groups, -(-(len(w) // groups) // WIDTH), len(cols) + 1, WIDTH), w, cols)
 
 
 def packed_inputs(w, rows, outs, run):
-    """Panels (1, blocks, K + 1, WIDTH) for x w[rows][:, outs], at least one block; `run` shares the work."""
+    """Panels (1, blocks, K + 1, WIDTH) for x w[rows][:, outs], at least one block; run(work) calls work(part) for each part."""
     return _packed(_pack_inputs, run, aligned(1, max(-(-len(outs) // WIDTH), 1), len(rows) + 1, WIDTH), w, rows, outs)
 
 
 # --- the product ------------------------------------------------------------------------------------------------------
 def _variant(builder, size, x, panel, rows, depth, out):
-    """The loop for tiles of `size` samples."""
+    """Generate the loop of `multiply_panel` for tiles of `size` samples."""
 
     def row_at(at):
         row = builder.sext(builder.load(builder.gep(rows, [at])), NUMBER)
@@ -187,8 +191,9 @@ def _variant(builder, size, x, panel, rows, depth, out):
 
 @intrinsic
 def multiply_panel(typing_context, x, panel, rows, out):
-    """out[r, v] = sum_k x[k, r] panel[rows[k], v] over all rows k of x; their number is a multiple of DEPTH, the number of
-    columns of x is one of SIZES.
+    """out[r, v] = sum_k x[k, r] panel[rows[k], v] over all rows k of x.
+
+    The number of rows of x is a multiple of DEPTH, and its number of columns is one of SIZES.
     """
 
     def generate(context, builder, signature, arguments):

@@ -1,7 +1,7 @@
-"""Vectors of floats in CPU loops, as LLVM code: building blocks of an `intrinsic`.
+"""SIMD: vectors of floats in compiled loops on the CPU, as functions that generate LLVM code inside an `intrinsic`.
 
-A `Lanes` has Python's operators. Loads and stores may take a mask of lanes: other lanes read as 0 and are not written.
-Products and sums may become one multiply-add.
+`Lanes` is a vector with Python's operators. Loads and stores may take a mask of lanes: lanes outside the mask are read as 0 and
+not written. LLVM may fuse a product and a sum into one multiply-add.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def _width():
     return 16 if features.get("avx512f") else 8 if features.get("avx2") else 4
 
 
-WIDTH = _width()
+WIDTH = _width()  # lanes of a vector
 FLOATS, BITS = ir.VectorType(ir.FloatType(), WIDTH), ir.VectorType(ir.IntType(32), WIDTH)
 NUMBER, REAL = ir.IntType(64), ir.FloatType()
-LINE = 16  # floats of a cache line
-VECTOR = 8  # elements that `copy_vectors` copies at once: it may write up to VECTOR - 1 elements too many
+LINE = 16  # floats in a cache line
+VECTOR = 8  # elements that `copy_vectors` copies at once
 ROUND = 12582912.0  # 1.5 * 2^23: the last bits of x + ROUND are x rounded to an integer
 LOG_2_HIGH = 0.693359375  # few bits, so that its product with an integer is exact
 # e^r for |r| <= log(2) / 2, and (tanh(r) - r) / r^3 in powers of r^2 for |r| <= LINEAR: minimax polynomials of these degrees
@@ -49,7 +49,7 @@ class Lanes:
         self.builder, self.value = builder, value
 
     def of(self, other):
-        """Another vector, a float in a register or a number, as a vector."""
+        """Convert to a vector: a `Lanes`, a Python number, or a float in a register, which is broadcast."""
         if isinstance(other, Lanes):
             return other
         if isinstance(other, (int, float)):
@@ -79,13 +79,13 @@ class Lanes:
     __radd__, __rmul__ = __add__, __mul__
 
     def where(self, relation, other, then):
-        """`then` if the relation to `other` holds, else this; it never holds for NaN."""
+        """In each lane: `then` if the comparison of x with `other`, such as "<", is true, else x. It is false for NaN."""
         other, then = self.of(other), self.of(then)
         chosen = self.builder.fcmp_ordered(relation, self.value, other.value)
         return Lanes(self.builder, self.builder.select(chosen, then.value, self.value))
 
     def where_not(self, flag, then):
-        """`then` in all lanes if the flag is not set, else this."""
+        """In each lane: x if `flag` is set, else `then`."""
         return Lanes(self.builder, self.builder.select(flag, self.value, self.of(then).value))
 
     def size(self):
@@ -101,9 +101,9 @@ class Lanes:
         return p
 
     def exp(self):
-        """e^x for x up to 88, and e^88 above, with relative error 1.3e-7 where e^x is a normal float; NaN passes.
+        """e^min(x, 88), with relative error 1.3e-7 if the result is a normal float; NaN stays NaN.
 
-        e^x = 2^k p(r). 2^k is the product of two powers, because it may be below the smallest normal float.
+        e^x = 2^k p(r). 2^k is computed as a product of two powers, because it may be below the smallest normal float.
         """
         p, k = self.where("<", -104.0, -104.0).reduced()  # e^-104 rounds to 0
         half = self.builder.ashr(k, BITS([1] * WIDTH))
@@ -119,17 +119,17 @@ class Lanes:
         return r.polynomial(EXP), whole
 
     def _power(self, k):
-        """2^k for integers from -126 to 127"""
+        """2^k for integers k from -126 to 127."""
         bits = self.builder.shl(self.builder.add(k, BITS([127] * WIDTH)), BITS([23] * WIDTH))
         return Lanes(self.builder, self.builder.bitcast(bits, FLOATS))
 
     def sigmoid(self):
-        """e^min(x, 0) / (1 + e^-|x|), with relative error 2e-7"""
+        """1 / (1 + e^-x), computed as e^min(x, 0) / (1 + e^-|x|), with relative error 2e-7."""
         e, positive = (0.0 - self.size()).exp(), self.builder.fcmp_ordered(">", self.value, self.of(0.0).value)
         return self.of(1.0).where_not(positive, e) / (1.0 + e)
 
     def tanh(self):
-        """(e^2x - 1) / (e^2x + 1), or a polynomial near 0, where that would cancel; relative error 2e-7"""
+        """tanh x = (e^2x - 1) / (e^2x + 1), with relative error 2e-7. Near 0, where the difference cancels, a polynomial."""
         p, k = (2.0 * self).where("<", -FLAT, -FLAT).reduced()
         e, square = p * self._power(k), self * self
         near = self.builder.fcmp_ordered("<", self.size().value, self.of(LINEAR).value)
@@ -147,8 +147,21 @@ def multiply_add(builder, a, b, c):
     return builder.fadd(builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
 
 
+def sum_of_lanes(builder, value):
+    """The sum of a vector's lanes, always in the same order: of the two halves, of their halves, …"""
+    width = WIDTH
+    while width > 1:
+        width //= 2
+        halves = [
+            builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), ir.VectorType(ir.IntType(32), width)(lanes))
+            for lanes in (list(range(width)), list(range(width, 2 * width)))
+        ]
+        value = builder.fadd(*halves)
+    return builder.extract_element(value, ir.IntType(32)(0))
+
+
 def below(builder, count):
-    """A mask of the lanes before the count-th, for `load` and `store`."""
+    """A mask of the lanes 0 … count - 1, for `load` and `store`."""
     numbers = ir.VectorType(NUMBER, WIDTH)
     alone = builder.insert_element(ir.Constant(numbers, ir.Undefined), count, ir.IntType(32)(0))
     counts = builder.shuffle_vector(alone, ir.Constant(numbers, ir.Undefined), BITS([0] * WIDTH))
@@ -156,8 +169,8 @@ def below(builder, count):
 
 
 def for_lanes(builder, count, code):
-    """Generate code(some) for the first `count` lanes, at most WIDTH; for all lanes `some` is None, because a masked store
-    takes up to four times as long.
+    """Generate code(some) for the lanes 0 … count - 1, where `some` is their mask. If count >= WIDTH, `some` is None instead,
+    because a masked store takes up to four times as long.
     """
     with builder.if_else(builder.icmp_signed(">=", count, NUMBER(WIDTH)), likely=True) as (whole, fewer):
         with whole:
@@ -167,7 +180,7 @@ def for_lanes(builder, count, code):
 
 
 def data_of(context, builder, signature, arguments):
-    """The arguments of an intrinsic, arrays as pointers to their data."""
+    """The arguments of an intrinsic, with pointers to the data in place of arrays."""
     return [
         context.make_array(kind)(context, builder, value).data if isinstance(kind, types.Array) else value
         for kind, value in zip(signature.args, arguments)
@@ -186,7 +199,7 @@ def vector_at(builder, data, at, kind=FLOATS):
 
 
 def load(builder, data, at, some=None):
-    """data[at:at + WIDTH], 0 in lanes outside the mask `some`. Without a mask all are read."""
+    """data[at:at + WIDTH], with 0 in lanes outside the mask `some`; if `some` is None, all lanes are read."""
     if some is None:
         return Lanes(builder, builder.load(vector_at(builder, data, at), align=4))
     arguments = [vector_at(builder, data, at), ir.IntType(32)(4), some, FLOATS([REAL(0.0)] * WIDTH)]
@@ -194,7 +207,7 @@ def load(builder, data, at, some=None):
 
 
 def store(builder, lanes, data, at, some=None):
-    """data[at:at + WIDTH] = lanes, in the lanes of the mask `some` or in all."""
+    """data[at:at + WIDTH] = lanes, in the lanes of the mask `some`; if `some` is None, in all lanes."""
     if some is None:
         builder.store(lanes.value, vector_at(builder, data, at), align=4)
         return
@@ -203,7 +216,7 @@ def store(builder, lanes, data, at, some=None):
 
 
 def fetch(builder, address):
-    """Prefetch the cache line at an address, which may be outside of all arrays."""
+    """Prefetch the cache line at an address; the address need not be valid."""
     byte = builder.bitcast(address, ir.IntType(8).as_pointer())
     _call(builder, "llvm.prefetch.p0", ir.VoidType(), [byte, *map(ir.IntType(32), (0, 3, 1))])
 
@@ -252,7 +265,9 @@ def copy_vector(typing_context, source, start, target, at):
 
 @host_function
 def copy_vectors(source, start, target, at, count):
-    """target[at:at + count] = source[start:start + count], in whole vectors: it may copy up to VECTOR - 1 elements more."""
+    """target[at:at + count] = source[start:start + count]. It copies whole vectors, so it may write up to VECTOR - 1 elements
+    more.
+    """
     copy_vector(source, start, target, at)
     for j in range(VECTOR, count, VECTOR):
         copy_vector(source, start + j, target, at + j)

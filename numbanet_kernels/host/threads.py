@@ -1,14 +1,12 @@
-"""Threads of the CPU: thread t does all work on the t-th part of a weight's rows.
+"""Threads: a pool of CPU threads, in which thread t always does the work on the t-th part of a weight's rows.
 
-    share(work)     work(part) for every part, concurrently; part.of(n) is the slice of range(n) of that part
+    share(work)     call work(part) for every part, concurrently; part.of(n) is the slice of range(n) of a part
 
-BLAS would divide each product in its own way, so that both cores read a row and one of them updates it. If cores have their own
-caches, writing to a line that another core has read is 13 times slower than writing to one that none has (1.7 ms instead of
-0.13
-for 4 MB, on a processor whose two cores are on different chiplets). Here the same core reads a row in the forward pass and in
-dx, computes its gradient and updates it: for a weight of 1024 x 1024 and a batch of 128 that took 5.4 ms instead of 9.0.
-Inside,
-BLAS runs on one thread, so that its pool and this one do not compete for the cores.
+BLAS divides each product differently, so that two cores read a row and one of them updates it. If cores have separate caches,
+writing to a line that another core has read is 13 times slower than writing to one that no other core has read (1.7 ms instead
+of 0.13 ms for 4 MB, on a processor with its two cores on different chiplets). Here the same core reads a row in the forward
+pass and for dx, computes its gradient and updates it: for a weight of 1024 x 1024 and a batch of 128 that took 5.4 ms instead
+of 9.0. Inside work(part), BLAS runs on one thread, so that its threads and these do not compete for the cores.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from . import blas, thresholds
 
 
 class Part(NamedTuple):
-    """The number-th of `count` equal parts."""
+    """Part `number`, from 0 on, of `count` equal parts."""
 
     number: int
     count: int
@@ -46,9 +44,9 @@ WHOLE = Part(0, 1)
 
 
 class _Blas:
-    """Holds BLAS at one thread while any block is active; `with` returns the earlier number of threads.
+    """A context in which BLAS runs on one thread; `with` gives the number of threads it had before.
 
-    Blocks are not interrupted: signals wait until the block is left.
+    Several threads may be inside; the last one that leaves restores the number. Signals are handled when the context is left.
     """
 
     def __init__(self) -> None:
@@ -57,7 +55,7 @@ class _Blas:
         self.before: list[int] = []
 
     def __enter__(self) -> int:
-        deferred.__enter__()  # first: from here on no signal interrupts
+        deferred.__enter__()  # first, so that no signal interrupts the rest
         with self.lock:
             if not self.inside:
                 self.before = blas.threads()
@@ -66,7 +64,7 @@ class _Blas:
             return max(self.before or [_cores()])
 
     def count(self) -> int:
-        """The number of threads of the pools while no block is active."""
+        """The number of threads of BLAS outside of all such contexts."""
         with self.lock:
             return max((self.before if self.inside else blas.threads()) or [_cores()])
 
@@ -78,7 +76,7 @@ class _Blas:
         deferred.__exit__()
 
     def forked(self) -> None:
-        """In a child process: no block is active, whatever the parent's threads were doing."""
+        """Reset in a child process: the threads of the parent that may be inside do not exist here."""
         self.lock = threading.Lock()
         if self.inside:
             self.inside = 0
@@ -92,7 +90,7 @@ def _cores() -> int:
 # --- handing over -----------------------------------------------------------------------------------------------------
 @host_kernel("void(i8[::1], i8, i8, i8)")
 def _spin(counter, seen, turns, pause):
-    """Wait without the GIL until counter[0] differs from `seen`, then `pause` more turns; at most `turns` turns of 0.3 ns."""
+    """Spin without the GIL until counter[0] differs from `seen`, at most `turns` turns of 0.3 ns; then `pause` more turns."""
     for _ in range(turns):
         if atomic.load(counter, 0) != seen:
             for _ in range(pause):
@@ -103,8 +101,8 @@ def _spin(counter, seen, turns, pause):
 class _Mailbox:
     """A queue whose reader spins for a while before it sleeps: waking a core takes longer than many tasks."""
 
-    TURNS = 200_000  # about 60 us: longer gains nothing, and doubles the time if another process wants the core
-    PAUSE = 20_000  # about 8 us: until the sender has released the GIL; a reader that finds it taken sleeps, which takes longer
+    TURNS = 200_000  # about 60 us: more gains nothing, and doubles the time if another process needs the core
+    PAUSE = 20_000  # about 8 us, in which the sender releases the GIL; a reader that finds it taken sleeps, which takes longer
 
     def __init__(self) -> None:
         self.letters: queue.SimpleQueue = queue.SimpleQueue()
@@ -125,7 +123,7 @@ class _Mailbox:
 
 
 class _Crew:
-    """Threads that wait for work, each at its own inbox, so that a part always goes to the same thread."""
+    """A pool of threads, each with a separate inbox, so that a part always goes to the same thread."""
 
     def __init__(self, size: int) -> None:
         self.parts = [Part(number, size) for number in range(size)]
@@ -136,13 +134,13 @@ class _Crew:
 
     @staticmethod
     def _serve(inbox: _Mailbox) -> None:
-        # a BLAS on OpenMP keeps a separate number of threads for each Python thread
+        # if BLAS uses OpenMP, each Python thread has a separate number of BLAS threads
         blas.set_threads([1] * len(blas.threads()))
         while True:
             run, work, part, answers, done = inbox.get()
             try:
                 run(work, part)
-            except BaseException as error:  # raised again by the sharing thread
+            except BaseException as error:  # `share` raises it again
                 answers.append(error)
             else:
                 answers.append(None)
@@ -150,8 +148,10 @@ class _Crew:
             del run, work, part, answers, done  # hold no references to arrays while waiting
 
     def share(self, work: Callable[[Part], Any], alone: Callable[[], Any] | None = None) -> None:
-        """work(part) for every part; when all are done, raise the first exception of any. If another thread is sharing its
-        work, this thread does all parts, with the same result: by alone() if given, else one after the other.
+        """Call work(part) for every part; when all have returned, raise the first exception, if there was any.
+
+        If another Python thread is using the pool, the calling thread does all the work: it calls alone() if given, else
+        work(part) for one part after the other. The result is the same.
         """
         done, answers, posted = _Mailbox(), [], 0
         if not self.free.acquire(blocking=False):
@@ -175,7 +175,7 @@ class _Crew:
 
     @staticmethod
     def _wait(done: _Mailbox, answers: list[Any], posted: int) -> None:
-        """Wait until all answers are in; an exception of a signal handler is raised after them."""
+        """Wait until `posted` answers have arrived; an exception of a signal handler is raised only then."""
         raised = None
         while len(answers) < posted:
             try:
@@ -189,29 +189,33 @@ class _Crew:
 
 
 def _share_recorded(size: int, work: Callable[[Part], Any], alone: Callable[[], Any]) -> None:
-    """Share on the crew of the current process: a child process has its own."""
+    """Share on the pool of the current process: after a fork, the child process makes a new one."""
     _crew(size).share(work, alone)
 
 
 _blas = _Blas()
-_crew = functools.cache(_Crew)  # one for each size
+_crew = functools.cache(_Crew)  # one pool for each number of threads
 
 
 def _forked() -> None:
     _blas.forked()
-    _crew.cache_clear()  # threads do not survive a fork
+    _crew.cache_clear()  # the child process has none of the threads
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-# of a session: the largest number of parts
+# the number of parts in which this session shares work; None outside of sessions
 _size: contextvars.ContextVar[int | None] = contextvars.ContextVar("size", default=None)
 
 
 class session:
-    """Holds BLAS at one thread, so that sharing needs no setup; signals wait; inside, work has at most `limit` parts."""
+    """A context in which BLAS runs on one thread, so that `share` need not set it; signals are handled at its end.
+
+    Inside, `share` makes at most `limit` parts; by default, as many as BLAS had threads. An inner session without a limit
+    changes nothing.
+    """
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit, self.token = limit, None
@@ -221,7 +225,7 @@ class session:
         if outer and self.limit is None:
             return
         self.held = deferred if outer else _blas
-        size = self.held.__enter__() or outer  # signals wait from here on
+        size = self.held.__enter__() or outer  # from here on signals are deferred
         self.token = _size.set(min(size, self.limit or size))
 
     def __exit__(self, *error: object) -> None:
@@ -234,33 +238,34 @@ deferred.whole |= {method.__code__ for kind in (_Blas, session) for method in (k
 
 
 def count() -> int:
-    """The number of parts of shared work: the number of BLAS threads, set by its environment variables or threadpoolctl, or the
-    limit of a session.
+    """The number of parts in which `share` divides work: the limit of the session if it has one, else the number of threads of
+    BLAS, which its environment variables or threadpoolctl set.
     """
     return _size.get() or _blas.count()
 
 
 def worthwhile(elements: int = 0, flops: int = 0) -> bool:
-    """True if a pass over this many elements, or a matrix product of this many FLOPs, is worth sharing: a handover takes 10 to
-    20 microseconds.
+    """True if a pass over `elements` elements, or a matrix product of `flops` FLOPs, is faster on all threads: handing it over
+    takes 10 to 20 microseconds.
     """
     return elements >= thresholds.current.shared_elements or flops >= thresholds.current.shared_flops
 
 
 def parts(elements: int = 0, flops: int = 0) -> int:
-    """The number of parts that `share` makes of such work."""
+    """The number of parts in which `share` divides work of this size."""
     return count() if worthwhile(elements, flops) else 1
 
 
 def held(flops: int) -> contextlib.AbstractContextManager[None]:
-    """A context for products of this many FLOPs, shared or not: inside, BLAS runs on one thread."""
+    """A context for products of `flops` FLOPs in which BLAS runs on one thread, whether they are shared or not."""
     return contextlib.nullcontext() if _size.get() or (flops < blas.OWN_FLOPS and not worthwhile(flops=flops)) else session()
 
 
 def share(work: Callable[[Part], Any], elements: int | None = None, flops: int | None = None) -> None:
     """Call work(part) for every part, concurrently, with BLAS on one thread each; returns when all are done.
 
-    Passes over `elements` elements and products of `flops` FLOPs are shared only if `worthwhile`; else this calls work(WHOLE).
+    If `elements` or `flops` is given, the size of the pass or product, work is shared only if it is `worthwhile`; else the
+    calling thread calls work(WHOLE).
     `work` must release the GIL for most of its time, as NumPy and `host_kernel` do, and different parts must write to different
     memory.
     """

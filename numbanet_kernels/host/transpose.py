@@ -1,11 +1,11 @@
-"""Transposed activations on the CPU: (N, K) to features first, (K, N), and back, for both GEMM families.
+"""Transpose: activations (N, K) to features first, (K, N), and back, for the GEMM families of rows and tiles on the CPU.
 
-BLAS is faster with the features first; sorted by the classes of a tile pattern, each class is one dense block there. Bias, ReLU
-and their gradients are fused into the same pass.
+BLAS is faster if features come first. If they are also sorted by the classes of a tile pattern, each class is one dense block.
+Bias, ReLU and their gradients are computed in the same pass.
 
-A piece of COLUMNS x SAMPLES is transposed into a buffer in the L1 cache, 8 x 8 at a time in registers, and all other work is
-done there along its rows, in loops that LLVM vectorises. COLUMNS are two cache lines: rows of 2048 floats are in different
-pages, whose lines all map to the same few sets of that cache, so loaded lines are used at once.
+A block of SAMPLES x COLUMNS is transposed into a buffer in the L1 cache, 8 x 8 at a time in registers. Bias and ReLU are then
+applied along the rows of the buffer, in loops that LLVM vectorises. COLUMNS is two cache lines: if rows have 2048 floats, the
+lines of a column map to few sets of the L1 cache and displace each other, so all of a line is read when it is loaded.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ..runtime.declare import host_function, host_kernel
 from ..runtime.memory import empty_cpu
 from . import threads
 
-COLUMNS, SAMPLES = 32, 128  # of a buffer: 16 KiB
-VECTOR = 8
-EMPTY, NO_INDICES = np.zeros(0, np.float32), np.zeros(0, np.int32)  # passed to loops for None
+COLUMNS, SAMPLES = 32, 128  # the shape of a buffer: 16 KiB
+VECTOR = 8  # floats in a register
+EMPTY, NO_INDICES = np.zeros(0, np.float32), np.zeros(0, np.int32)  # passed to compiled loops in place of None
 
 
 @intrinsic
 def _transpose_vectors(typing_context, a, n, i, b, r, c):
-    """`_transpose` in registers: three rounds, each of which exchanges halves, quarters or eighths between rows s apart."""
+    """`_transpose` in registers; rounds s = 1, 2, 4 swap the lanes with bit s in row k and those without it in row k + s."""
 
     def generate(context, builder, signature, arguments):
         floats, lanes = ir.VectorType(ir.FloatType(), VECTOR), ir.VectorType(ir.IntType(32), VECTOR)
@@ -56,7 +56,7 @@ def _transpose_vectors(typing_context, a, n, i, b, r, c):
 
 
 def _transpose(a, n, i, b, r, c):
-    """b[r + j, c + k] = a[n + k, i + j] for j, k < 8"""
+    """b[r + j, c + k] = a[n + k, i + j] for j, k < 8."""
     b[r : r + VECTOR, c : c + VECTOR] = a[n : n + VECTOR, i : i + VECTOR].T
 
 
@@ -67,8 +67,8 @@ def _compiled_transpose(a, n, i, b, r, c):
 
 @host_function
 def transpose_block(a, n0, n1, i0, i1, b, r0, c0, reading):
-    """b[r0 + i - i0, c0 + n - n0] = a[n, i] for n0 <= n < n1, i0 <= i < i1; row by row of a if reading, else of b."""
-    n8, i8 = n1 - VECTOR, i1 - VECTOR  # where the last square begins: it may overlap the one before
+    """b[r0 + i - i0, c0 + n - n0] = a[n, i] for n0 <= n < n1, i0 <= i < i1; along the rows of a if `reading`, else of b."""
+    n8, i8 = n1 - VECTOR, i1 - VECTOR  # the first row and column of the last square, which may overlap the one before
     if n8 < n0 or i8 < i0:
         for n in range(n0, n1):
             for i in range(i0, i1):
@@ -85,8 +85,9 @@ def transpose_block(a, n0, n1, i0, i1, b, r0, c0, reading):
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1], b1, i4[::1], f4, i8, i8, f4[:, ::1], f4[::1])")
 def _transpose_in(x, y, gated, positions, scale, first, stop, transposed, sums):
-    """transposed[positions[i], n] = scale * z[n, i] if positions[i] >= 0, and sums[i] += sum_n z[n, i] unless sums is empty,
-    for first <= i < stop; z[n, i] = x[n, i], or if gated, 0 unless y[n, i] > 0.
+    """transposed[positions[i], n] = scale * z[n, i] if positions[i] >= 0, for first <= i < stop.
+
+    z = x * (y > 0) if `gated`, else x. If `sums` is not empty, sums[i] += sum_n z[n, i].
     """
     xs, ys = np.empty((COLUMNS, SAMPLES), np.float32), np.empty((COLUMNS, SAMPLES), np.float32)
     for n0 in range(0, x.shape[0], SAMPLES):
@@ -112,8 +113,10 @@ def _transpose_in(x, y, gated, positions, scale, first, stop, transposed, sums):
 
 
 def transpose_in(x, rows, positions, scale=1.0, y=None, sums=EMPTY):
-    """transposed[positions[i], n] = scale * z[n, i], with `rows` rows, on all threads; z is x, or x * (y > 0) with y. If sums
-    is given, adds sum_n z[n, i] to sums[i].
+    """A new array (rows, N) with [positions[i], n] = scale * z[n, i]; features with positions[i] = -1 are left out.
+
+    z = x if y is None, else x * (y > 0): the gradient through a ReLU with output y. If `sums` is given, sums[i] += sum_n z[n,
+    i]: the gradient of the bias. `share` divides the work among threads.
     """
     transposed = empty_cpu((rows, x.shape[0]))
 
@@ -127,8 +130,8 @@ def transpose_in(x, rows, positions, scale=1.0, y=None, sums=EMPTY):
 
 @host_kernel("void(f4[:, :, ::1], i4[::1], f4[:, ::1], i8, i8, f4[::1], b1, b1, f4, f4)")
 def _transpose_back(terms, positions, c, first, stop, bias, biased, relu, scale, alpha):
-    """c[m, n] = scale * act(alpha * sum_t terms[t, positions[n], m] + bias[n]) for first <= n < stop; the sum is 0 if
-    positions[n] < 0.
+    """c[m, n] = scale * act(alpha * sum_t terms[t, positions[n], m] + bias[n]) for first <= n < stop; if positions[n] < 0, the
+    sum is 0.
     """
     rows, nothing = np.empty((COLUMNS, SAMPLES), np.float32), np.zeros(SAMPLES, np.float32)
     low = float32(0) if relu else float32(-np.inf)
@@ -147,7 +150,7 @@ def _transpose_back(terms, positions, c, first, stop, bias, biased, relu, scale,
                         row[m] += term[m]
                 for m in range(row.size):
                     value = alpha * row[m] + added
-                    row[m] = scale * (low if value < low else value)  # this order lets NaN pass
+                    row[m] = scale * (low if value < low else value)  # in this order, NaN stays NaN
             transpose_block(rows, 0, n1 - n0, 0, m1 - m0, c, m0, n0, False)
 
 
@@ -155,8 +158,10 @@ _in_order = functools.lru_cache(maxsize=64)(functools.partial(np.arange, dtype=n
 
 
 def transpose_back(terms, c, cols, bias=None, relu=False, scale=1.0, alpha=1.0, positions=None):
-    """c[m, n] = scale * act(alpha * sum_t terms[t, positions[n], m] + bias[n]) for n in the slice cols; positions None:
-    positions[n] = n.
+    """c[m, n] = scale * act(alpha * sum_t terms[t, positions[n], m] + bias[n]) for n in the slice `cols`, on the calling
+    thread.
+
+    If positions is None, positions[n] = n.
     """
     positions = _in_order(c.shape[1]) if positions is None else positions
     _transpose_back(

@@ -1,10 +1,10 @@
-"""NumPy's elementwise functions in a form that can be recorded.
+"""Ufuncs: NumPy's elementwise functions in a form that a tape can record.
 
-    apply(np.exp, x, out=y)         y = exp(x), by NumPy; while a tape is being written, a call of NumPy's own loop
+    apply(np.exp, x, out=y)         y = exp(x), by NumPy; during a recording, a call of NumPy's compiled loop by its address
 
-NumPy has a loop for each type, the fastest one for this processor, and stores its address in the function object
-(`PyUFuncObject`, part of its C interface). For contiguous arrays it makes one call, and so does a tape: results are bitwise
-equal.
+A ufunc has a compiled loop for each type, which NumPy chooses for this processor, and stores its address in the function object
+(`PyUFuncObject`, part of NumPy's C interface). NumPy calls this loop once for contiguous arrays, and so does a tape, so that
+results are bitwise equal.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Described(ctypes.Structure):
 
 @functools.cache
 def _loop(ufunc: np.ufunc) -> tuple[int, int] | None:
-    """(address of the loop for float32, its data argument); None if they are unknown."""
+    """(address of the loop for float32, its `data` argument); None if the function object has another layout than expected."""
     if sys.implementation.name != "cpython" or not isinstance(ufunc, np.ufunc):
         return None
     there, kinds = _Described.from_address(id(ufunc)), "f" * ufunc.nin + "->f"
@@ -56,7 +56,7 @@ def _loop(ufunc: np.ufunc) -> tuple[int, int] | None:
 
 @intrinsic
 def _call(typing_context, loop, data, arrays, steps, count):
-    """loop(arrays, &count, steps, data) as NumPy calls it: addresses of arrays, and strides in bytes."""
+    """Call loop(addresses of the arrays, &count, strides in bytes, data), as NumPy does."""
 
     def generate(context, builder, signature, arguments):
         loop, data, arrays, steps, count = arguments
@@ -85,13 +85,15 @@ def _unary(loop, data, x, y):
 
 @host_kernel("void(i8, i8, f4[::1], f4[::1], f4[::1])")
 def _binary(loop, data, a, b, y):
-    """If an array has one element, it is repeated."""
+    """y = loop(a, b); an array with one element is repeated."""
     steps = numba.int64(4 * (a.size > 1)), numba.int64(4 * (b.size > 1)), numba.int64(4)
     _call(loop, data, (a, b, y), steps, numba.int64(y.size))
 
 
 def apply(ufunc: Any, *given: Any, out: np.ndarray) -> np.ndarray:
-    """out = ufunc(given), for float32 arrays of the shape of out, and numbers."""
+    """out = ufunc(*given); the arguments are float32 arrays of the shape of `out`, or numbers. NotRecorded during a recording
+    if the address of the loop is unknown.
+    """
     writer = tape.get()
     if writer is None:
         return ufunc(*given, out=out)

@@ -1,10 +1,10 @@
-"""Products with a window of a weight, which is read where it lies: BLAS takes views, and nothing is gathered.
+"""Window GEMM: products with a window of contiguous rows and columns of a weight. BLAS takes views, so nothing is copied.
 
     forward    out[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[k])
     back       out[n, j] = alpha * sum_k dy[n, k] w[rows[k], cols[j]]
 
-A window of an axis is one slice or, around the end of the axis, two (`layouts.rows.Window.pieces`), so that a product is up to
-four calls of BLAS, whose results are added up while they are transposed.
+A window of an axis is one slice, or two if it wraps around the end of the axis (`layouts.rows.Window.pieces`). So a product is
+up to four calls of BLAS, and their results are summed while they are transposed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Piece = tuple[int, slice]  # position among the kept indices, slice of the axis
 
 
 def _pieces(index, n) -> list[Piece]:
-    """Of an axis of length n, all of it if index is None."""
+    """The non-empty pieces of a `Window` of an axis of length n; if index is None, one piece: the whole axis."""
     pieces = [(0, slice(0, n))] if index is None else index.pieces()
     return [(at, source) for at, source in pieces if source.stop > source.start]
 
 
 def _within(pieces: list[Piece], part: slice) -> list[Piece]:
-    """What of the pieces lies in a part of the kept indices."""
+    """The intersections of the pieces with a slice of the kept indices."""
     found = []
     for at, source in pieces:
         first, last = max(at, part.start), min(at + source.stop - source.start, part.stop)
@@ -33,12 +33,15 @@ def _within(pieces: list[Piece], part: slice) -> list[Piece]:
 
 
 def _at(at: int, source: slice) -> slice:
-    """The kept indices of a piece."""
+    """The slice of the kept indices that a piece covers."""
     return slice(at, at + source.stop - source.start)
 
 
 def multiply_window(x, w, rows, cols, out, bias=None, relu=False, scale=1.0):
-    """out = scale * act(x w[rows, cols].T + bias); rows and cols are a `Window` or None for all, bias that of the kept rows."""
+    """out = scale * act(x w[rows, cols].T + bias), with act = ReLU if `relu`.
+
+    rows and cols are a `Window` each, or None for all; bias has one value for each row of the window.
+    """
     high, wide, kept = _pieces(rows, w.shape[0]), _pieces(cols, w.shape[1]), out.shape[1]
     terms = empty_cpu((max(len(wide), 1), kept, x.shape[0]))
     if not wide:
@@ -56,7 +59,9 @@ def multiply_window(x, w, rows, cols, out, bias=None, relu=False, scale=1.0):
 
 
 def multiply_window_back(dy, w, rows, cols, out, alpha=1.0):
-    """out = alpha * dy w[rows, cols]; rows and cols are a `Window` or None for all. Each thread adds up its own rows of w."""
+    """out = alpha * dy w[rows, cols]; rows and cols are a `Window` each, or None for all. Each thread sums over its part of
+    rows.
+    """
     high, wide, flops = _pieces(rows, w.shape[0]), _pieces(cols, w.shape[1]), 2 * out.size * dy.shape[1]
     with threads.held(flops):
         count = threads.parts(flops=flops)

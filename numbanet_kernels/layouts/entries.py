@@ -1,4 +1,4 @@
-"""The entries of a sparse matrix as kernels take them, and the checks of the arguments of `sparse`."""
+"""The entries of a sparse matrix in the form that kernels read, and checks of the arguments of the classes in `sparse`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Entries(NamedTuple):
 
 
 def entries(starts: np.ndarray, stops: np.ndarray, ids: np.ndarray, columns: int) -> Entries:
-    """The entries of rows with these columns."""
+    """The `Entries` of a matrix whose row o has entries starts[o] … stops[o] - 1, with column indices `ids`."""
     counts = stops - starts
     k = np.arange(counts.sum()) + np.repeat(starts - (np.cumsum(counts) - counts), counts)  # indices of the values, row by row
     of_entries = ids[k]
@@ -58,7 +58,7 @@ def sides(name: str, shape: Any) -> tuple[int, int]:
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name}: shape must be (rows, columns), got {shape!r}") from error
     if min(rows, columns) < 0 or (rows, columns) != tuple(shape):
-        raise ValueError(f"{name}: shape must be two whole numbers from 0 on, got {shape!r}")
+        raise ValueError(f"{name}: shape must be two whole numbers >= 0, got {shape!r}")
     return rows, columns
 
 
@@ -105,5 +105,5 @@ def assign(value: Any, **fields: Any) -> None:
 
 
 def ends(counts: np.ndarray) -> np.ndarray:
-    """0 and the cumulative sums of the counts: an indptr."""
+    """The indptr of rows with these numbers of entries: 0 and the cumulative sums."""
     return np.concatenate([[0], np.cumsum(counts)])

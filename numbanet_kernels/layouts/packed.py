@@ -46,7 +46,9 @@ class SGDUpdate(NamedTuple):
 def adam_numbers(
     lr: float, beta1: float, beta2: float, eps: float, step: int, decay: float = 0.0, decoupled: bool = False
 ) -> tuple[float, ...]:
-    """What `adam` takes in step t: lr, b1, b2, eps, 1 / (1 - b1^t), 1 / (1 - b2^t), shares of w: added to g, left of w."""
+    """The numbers that `adam` reads in step t: lr, b1, b2, eps, 1 / (1 - b1^t), 1 / (1 - b2^t), the factor of w that is added
+    to g, and the factor by which w is multiplied.
+    """
     of_g, left = (0.0, 1 - lr * decay) if decoupled else (decay, 1.0)
     return lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), of_g, left
 

@@ -1,4 +1,4 @@
-"""Kept indices of an axis."""
+"""Kept indices of an axis, in the forms that kernels read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ class Period(NamedTuple):
 
 
 class Window(NamedTuple):
-    """`count` indices in a row from `start` on, around the end of an axis of length n. On the CPU they are one view or two."""
+    """`count` adjacent indices from `start` on, modulo the length n of an axis. On the CPU they are one view, or two if they
+    wrap around.
+    """
 
     indices: Any  # (count,) int32, increasing
     start: int
@@ -31,7 +33,7 @@ class Window(NamedTuple):
         return self.count
 
     def pieces(self) -> list[tuple[int, slice]]:
-        """(position among the kept indices, slice of the axis) of each run of neighbours, in increasing order."""
+        """(position among the kept indices, slice of the axis) of each contiguous run, in increasing order."""
         end = self.start + self.count
         if end <= self.n:
             return [(0, slice(self.start, end))]

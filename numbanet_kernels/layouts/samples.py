@@ -16,7 +16,7 @@ class SampleLists(NamedTuple):
 
     bits: Any  # (groups, words) int32: group g keeps output o if bit o % 32 of bits[g, o // 32] is set
     starts: Any  # (N + 1,) int32
-    group: int  # neighbouring samples in a group
+    group: int  # number of consecutive samples in a group
     width: int  # outputs
 
 

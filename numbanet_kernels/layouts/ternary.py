@@ -11,7 +11,8 @@ PIECE = 128  # columns of a piece, a power of 2: 32 samples of them are 16 KiB, 
 
 
 class Ternary(NamedTuple):
-    """R (k, d): the columns of the ones, then those of the minus ones, row by row within a piece of PIECE columns.
+    """The index lists of R (k, d), for pieces of PIECE columns: for each row of a piece, the columns with 1, then those with
+    -1.
 
     The list of sign s of row j in piece p is columns[starts[l]:starts[l + 1]] with l = 2 (p k + j) + s.
     """

@@ -168,7 +168,9 @@ def tile_packing(pattern: Pattern) -> Packing:
 
 
 def elements(numbers: np.ndarray, tile: int, length: int) -> np.ndarray:
-    """The elements of these tiles of an axis, tile by tile; the last tile of the axis may be shorter, -1 is padding."""
+    """The indices of the elements of these tiles of an axis, tile by tile. Tile numbers of -1 are padding and skipped; so are
+    elements beyond the end of the axis.
+    """
     inside = (numbers[numbers >= 0, None] * tile + np.arange(tile)).ravel()
     return inside[inside < length]
 

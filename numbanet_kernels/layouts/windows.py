@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 
 class Window(NamedTuple):
-    """Pixel (oh stride - padding + kh dilation, ow stride - padding + kw dilation) for output (oh, ow), tap (kh, kw); pairs are
-    (along the height, along the width)."""
+    """Output (oh, ow) reads the pixel (oh stride - padding + kh dilation, ow stride - padding + kw dilation) for each tap (kh,
+    kw); pairs are (along the height, along the width).
+    """
 
     kernel: tuple[int, int]
     stride: tuple[int, int] = (1, 1)
@@ -15,7 +16,9 @@ class Window(NamedTuple):
     dilation: tuple[int, int] = (1, 1)
 
     def positions(self, height: int, width: int) -> tuple[int, int]:
-        """The number of output positions along the height and the width of an image of this size; none below 1."""
+        """The number of output positions along the height and along the width of an image; it is below 1 if the window does not
+        fit.
+        """
         return tuple(
             (n + 2 * p - d * (k - 1) - 1) // s + 1 if n + 2 * p >= d * (k - 1) + 1 else 0
             for n, k, s, p, d in zip((height, width), *self)
@@ -33,16 +36,17 @@ class Blocks(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """Kept rows of a convolution's input matrix, in a list that goes on with numbers beyond its last one, so that it is as long
-    as all; `together` images, one after the other, keep the same output positions."""
+    """Kept rows of a convolution's im2col matrix: a list that is padded to the number of all rows with numbers beyond the last
+    row. Each group of `together` consecutive images keeps the same output positions.
+    """
 
     kept: Any  # (rows,) int32, increasing
     together: int
 
 
 class Bins(NamedTuple):
-    """Windows of adaptive pooling: of `height` outputs along H pixels, the i-th reads those from floor(i H / height) to before
-    ceil((i + 1) H / height); along the width likewise.
+    """Windows of adaptive pooling: of `height` outputs along an axis of H pixels, output i reads the pixels from floor(i H /
+    height) to ceil((i + 1) H / height) - 1; along the width likewise.
     """
 
     height: int

@@ -1,9 +1,10 @@
-"""A machine that runs the PTX of a kernel on the CPU, exactly, and counts its operations: no GPU, no driver.
+"""An interpreter that runs the PTX of a kernel on the CPU, and counts its operations; it needs no GPU and no driver.
 
     program = parse(kernel.ptx((8, 0)), kernel.arguments)
     run(program, grid, block, arguments)        # arguments: numbers, and NumPy arrays that represent device memory
 
-It is for testing and explaining kernels, not for training: a fused multiply-add of a thread takes about 30 ns.
+It is for tests and explanations of kernels; it is too slow for training, because a fused multiply-add of a thread takes about
+30 ns.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def run(
     grid, block : sequence of int
         Up to three lengths each.
     arguments : sequence
-        As the kernel's Python function takes them: numbers, arrays, which are changed in place, and tuples of these. An array
-        has the order that the kernel declares, or any order if it declares none: slices and transposes are changed in place.
+        The arguments of the kernel's Python function: numbers, arrays, which are changed in place, and tuples of these. If the
+        kernel declares a memory order, an array must have it; otherwise slices and transposes are accepted, too.
     dynamic : int, default=0
         Bytes of dynamic shared memory.
     counters : Counters, optional
@@ -54,9 +55,8 @@ def run(
     Raises
     ------
     PtxError
-        If an argument, the grid or the block is not what the kernel declares, if the kernel does something illegal, or
-        something
-        that this machine does not support; with line, thread and block.
+        If an argument, the grid or the block does not match the kernel's declaration, or if the kernel makes an illegal access
+        or uses an instruction that is not supported. The message names line, thread and block.
     """
     name = name or program.name
     arguments = list(_parts(arguments))

@@ -18,7 +18,7 @@ SPACES = ("global", "shared", "local", "const", "param")
 
 
 def step(program: Program, i: Instruction) -> Step | None:
-    """The step of a memory instruction; None for any other."""
+    """The `Step` of a memory instruction; None for other instructions."""
     if i.opcode == "ld":
         given = _space(i) == "param" and i.operands[1].base in program.parameters
         return Step(_load_parameter(program, i) if given else _load(program, i))
@@ -144,7 +144,7 @@ def _copy(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
     def run(wave: Wave) -> None:
         target, origin = to(wave), source(wave)
-        for store, _, offset in wave.find(i, "shared", target, size, wave.lanes, writing=True):  # it may arrive from now on
+        for store, _, offset in wave.find(i, "shared", target, size, wave.lanes, writing=True):  # data may arrive later
             store.forget(offset, size)
         length = np.full(wave.lanes.size, size) if given is None else np.broadcast_to(given(wave), wave.count)[wave.lanes]
         values = np.zeros((wave.lanes.size, size // 4), np.uint32)

@@ -35,7 +35,7 @@ SUBNORMAL = np.uint64((1023 - 126 << 53) - 1)  # above twice the bits of a float
 def odd_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a + b in float64, rounded to odd."""
     total, error = _two_sum(a, b)
-    bits, away = total.view(np.int64), np.where((error > 0) == (total > 0), 1, -1)  # the bits of a neighbour differ by one
+    bits, away = total.view(np.int64), np.where((error > 0) == (total > 0), 1, -1)  # the bits of adjacent floats differ by one
     return (bits + away * ((error > 0) | (error < 0)) * (bits & 1 == 0)).view(np.float64)
 
 
@@ -109,12 +109,12 @@ def directed(operation: str, rounding: str) -> Callable[[np.ndarray, np.ndarray]
 
 
 def flushed(x: np.ndarray) -> np.ndarray:
-    """Subnormal numbers -> 0 of the same sign (.ftz)."""
+    """Replace subnormal numbers by 0 of the same sign (.ftz)."""
     return np.where(np.abs(x) < np.finfo(x.dtype).tiny, np.copysign(x.dtype.type(0), x), x)
 
 
 def saturated(x: np.ndarray) -> np.ndarray:
-    """[0, 1], NaN -> 0 (.sat)."""
+    """Clamp to [0, 1]; NaN becomes 0 (.sat)."""
     return np.where(np.isnan(x), x.dtype.type(0), np.clip(x, x.dtype.type(0), x.dtype.type(1)))
 
 
@@ -126,12 +126,12 @@ def tf32(x: np.ndarray, rounding: str = "rz") -> np.ndarray:
 
 
 def bf16_to_f32(bits: np.ndarray) -> np.ndarray:
-    """The upper half of a float32."""
+    """Convert bf16, the upper half of the bits of a float32, to float32."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def f32_to_bf16(x: np.ndarray) -> np.ndarray:
-    """To nearest, ties to even."""
+    """Round float32 to bf16, to nearest, ties to even."""
     bits = np.asarray(x).view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
     return (np.where(np.isnan(x), np.uint32(0x7FFFFFFF), rounded) >> np.uint32(16)).astype(np.uint16)
@@ -157,7 +157,7 @@ def remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def high(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The upper half of a b."""
+    """The upper half of the bits of the product a b."""
     bits = 8 * a.dtype.itemsize
     if bits < 64:
         wide = np.dtype(f"{a.dtype.kind}{a.dtype.itemsize * 2}")
@@ -195,7 +195,9 @@ def inserted(a: np.ndarray, b: np.ndarray, position: np.ndarray, length: np.ndar
 
 
 def funnel(a: np.ndarray, b: np.ndarray, amount: np.ndarray, left: bool, wrap: bool) -> np.ndarray:
-    """shf: 32 bits of b a (b the upper half), shifted left or right; the amount modulo 32 or at most 32."""
+    """shf: the 64 bits of b (upper half) and a, shifted left or right; the upper half of the result if left, else the lower
+    one. The amount is taken modulo 32 if `wrap`, else clamped to 32.
+    """
     amount = np.uint64(amount)
     amount = amount & np.uint64(31) if wrap else np.minimum(amount, np.uint64(32))
     both = np.uint64(b) << np.uint64(32) | np.uint64(a)

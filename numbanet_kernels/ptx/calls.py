@@ -15,7 +15,7 @@ from .parse import Instruction, Program, PtxError, called
 
 
 def step(program: Program, i: Instruction) -> Step | None:
-    """The step of a call, a return or an exit; None for any other."""
+    """The `Step` of a call, a return or an exit; None for other instructions."""
     if i.opcode in ("ret", "exit"):
         return Step(kind="return" if i.opcode == "ret" and i.function else "exit")
     if i.opcode != "call":

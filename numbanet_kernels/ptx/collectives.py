@@ -27,7 +27,7 @@ LANES = np.arange(WARP)
 
 
 def step(program: Program, i: Instruction) -> Step | None:
-    """The step of a collective instruction; None for any other."""
+    """The `Step` of a collective instruction; None for other instructions."""
     if i.opcode == "activemask":
         return Step(lambda wave: wave.assign(i.operands[0], _ballot(wave.active)))
     if i.opcode in ("bar", "barrier") and "red" in i.modifiers and len(i.operands) == 3:
@@ -73,7 +73,7 @@ def _members(program: Program, i: Instruction) -> Callable[[Wave], np.ndarray]:
 
 
 def _warp_barrier(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """A whole warp is ordered by its barrier; for a part of one, no order is assumed."""
+    """A barrier of a warp. It orders the accesses of a whole warp; for a part of a warp, no order is assumed."""
     members = _members(program, i)
 
     def run(wave: Wave) -> None:
@@ -99,8 +99,8 @@ def _count(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 
 def _shuffle(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """d = a of another lane: `up` lane - b, `down` lane + b, `bfly` lane xor b, `idx` b; its own if that is outside its
-    segment.
+    """d = a of another lane: `up` lane - b, `down` lane + b, `bfly` lane xor b, `idx` b; the lane's value if the other lane is
+    outside its segment.
     """
     mode = next(m for m in i.modifiers if m in ("up", "down", "bfly", "idx"))
     value, b, c = (reader(program, o, "b32") for o in i.operands[1:4])
@@ -209,7 +209,7 @@ SHAPES = {"m16n8k4": 4, "m16n8k8": 8, "m16n8k16": 16}
 
 
 def _multiply(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """C += A B of a warp; products are exact, their sum is rounded once (a GPU rounds, and truncates, more often)."""
+    """C += A B of a warp. Products are exact, and their sum is rounded once; a GPU rounds or truncates several times."""
     depth = next((SHAPES[m] for m in i.modifiers if m in SHAPES), None)
     kinds = [m for m in i.modifiers if m in A.DTYPES or m == "tf32"]
     if (

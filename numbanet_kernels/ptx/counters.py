@@ -1,4 +1,4 @@
-"""Counters: the operations of a launch, instruction by instruction.
+"""Counters: count the operations of a launch for each instruction.
 
 issued          instructions, once for each warp with a thread that runs them
 flops           of all threads: 2 for a fused multiply-add, 4096 for an mma m16n8k16, …

@@ -77,7 +77,7 @@ def _immediate(number: Number, dtype: np.dtype) -> Any:
 
 
 def _place(program: Program, name: str) -> int:
-    """The address of a variable in its own space."""
+    """The address of a variable within its memory space."""
     for space in (program.shared, program.local, program.const, program.passed):
         if name in space:
             return space[name].offset
@@ -93,7 +93,7 @@ def steps(program: Program) -> list[Step]:
     Raises
     ------
     PtxError
-        If this machine does not support an instruction, with its line.
+        If the interpreter does not support an instruction; the message names its line.
     """
     if not hasattr(program, "steps"):
         found: list[Any] = [None] * len(program.instructions)

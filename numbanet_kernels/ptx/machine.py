@@ -1,4 +1,4 @@
-"""The machine: runs a PTX kernel on NumPy arrays, one element per thread, all threads of many blocks at once.
+"""The interpreter: runs a PTX kernel on NumPy arrays with one element per thread, for all threads of many blocks at once.
 
     groups      threads at the same instruction run it together: the group that is farthest behind runs first, so that
                 threads that diverged at a branch meet again where the branches join
@@ -84,7 +84,7 @@ class Wave:
 
     @contextlib.contextmanager
     def where(self, condition: np.ndarray) -> Iterator[None]:
-        """Only those running threads that meet a condition."""
+        """Restrict the running threads to those that meet a condition."""
         before = self.active, self.lanes, self.full
         self.run(self.active & condition)
         yield
@@ -127,8 +127,8 @@ class Wave:
         atomic: bool = False,
         aligned: int | None = None,
     ) -> list[tuple[Any, np.ndarray, np.ndarray]]:
-        """[(store, mask of the accesses in it, offsets)], checked and counted; `address` has one element per lane, a multiple
-        of `aligned`, by default of the width.
+        """Check and count the accesses of an instruction: a list of (store, mask of the accesses to this store, their offsets).
+        `address` has one element per lane, which must be a multiple of `aligned`, by default of the width.
         """
         if space == "generic":
             return self._find_generic(instruction, address, width, lanes, writing, atomic)
@@ -174,7 +174,7 @@ class Wave:
 
     @contextlib.contextmanager
     def told(self, instruction: Instruction, space: str, lanes: np.ndarray) -> Iterator[None]:
-        """Turns a Fault into an error with line and thread."""
+        """A context that turns a `Fault` into an error with line and thread."""
         try:
             yield
         except Fault as fault:
@@ -238,7 +238,7 @@ class Launch:
             self.const.store.write(start, np.frombuffer(variable.initial, np.uint8), 1)
 
     def run(self) -> None:
-        """All blocks, wave after wave."""
+        """Run all blocks, wave after wave."""
         from .instructions import steps
 
         threads, count = -(-math.prod(self.block) // WARP) * WARP, math.prod(self.grid)
@@ -345,7 +345,9 @@ def _never(wave: Wave, waiting: dict[Place, np.ndarray], steps: Sequence[Any]) -
 
 
 def whole_warps(wave: Wave, threads: np.ndarray, members: np.ndarray) -> np.ndarray:
-    """The threads that wait here with all living members of their warp's mask; members (T,) uint32."""
+    """Those of the waiting `threads` whose barrier is complete: each thread in the mask of members waits too, or has returned.
+    members (T,) uint32 is the mask of each thread.
+    """
     here = threads.reshape(-1, WARP)
     wanted = members.reshape(-1, WARP)[:, :, None] & BIT_OF_LANE != 0  # of warp w, by lane i: lane j
     missing = wanted & wave.alive.reshape(-1, 1, WARP) & ~here[:, None, :]
@@ -353,7 +355,7 @@ def whole_warps(wave: Wave, threads: np.ndarray, members: np.ndarray) -> np.ndar
 
 
 def whole_blocks(wave: Wave, threads: np.ndarray) -> np.ndarray:
-    """The threads that wait here with all living threads of their block: those that have returned count as arrived."""
+    """Those of the waiting `threads` whose barrier is complete: each thread of their block waits too, or has returned."""
     size = wave.warps_a_block * WARP
     here = (threads | ~wave.alive).reshape(-1, size).all(axis=1)
     return threads & here[wave.blocks]

@@ -1,4 +1,6 @@
-"""Arithmetic instructions: opcode -> (types of the result and of the sources, NumPy function), by modifiers."""
+"""Arithmetic instructions: for an opcode and its modifiers, the types of the result and of the sources, and a NumPy
+function.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ TYPES = A.DTYPES
 
 
 def types(instruction: Instruction) -> list[str]:
-    """The types among the modifiers, in order."""
+    """The modifiers of an instruction that name types, in order."""
     return [m for m in instruction.modifiers if m in TYPES or m == "tf32"]
 
 

@@ -27,7 +27,7 @@ GAP = 1024  # bytes between variables of one space: a multiple of all banks
 
 
 class PtxError(RuntimeError):
-    """An error of the kernel, or something that this machine does not support."""
+    """An error in a kernel, or an instruction that the interpreter does not support."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,9 @@ class Instruction:
 
 @dataclasses.dataclass
 class Function:
-    """A callable function: its parameters and results are variables of `Program.passed`. The kernel itself has none."""
+    """A function that a program calls; its parameters and results are variables in `Program.passed`. The kernel is a `Function`
+    without these.
+    """
 
     results: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
@@ -121,8 +123,8 @@ class Program:
 
     @functools.cached_property
     def python(self) -> list[str]:
-        """For each instruction the line of Python, "file.py:12", or ""; for a library function, which has none, the one line
-        that calls it.
+        """For each instruction the line of Python, "file.py:12", or "". A library function has no lines of Python; its
+        instructions get the line of its call, if there is only one call.
         """
         found = self._lines()
         for name, function in self.functions.items():
@@ -141,7 +143,7 @@ class Program:
             return found
         try:
             others = parse(self.lines()).instructions
-        except Exception:  # not every kernel compiles with lines: errors then go without them
+        except Exception:  # some kernels do not compile with lines; errors then do not name them
             return found
         kinds = [[(i.opcode, i.modifiers) for i in some] for some in (self.instructions, others)]
         for mine, other, count in difflib.SequenceMatcher(None, *kinds, autojunk=False).get_matching_blocks():
@@ -149,12 +151,12 @@ class Program:
         return found
 
     def size(self, space: str) -> int:
-        """Bytes of a space's variables, as on a GPU."""
+        """The number of bytes that the variables of a memory space take on a GPU, without the gaps between them."""
         return max((v.offset + v.size - GAP * k for k, v in enumerate(getattr(self, space).values())), default=0)
 
     def next(self, space: str, align: int) -> int:
-        """The offset of the next variable of a space: as on a GPU, plus a gap for each earlier variable, so that an overrun
-        hits no other variable, and banks stay the same.
+        """The offset of the next variable of a space. It is the offset on a GPU plus a gap for each earlier variable, so that
+        an access beyond the end of a variable does not hit another one; a gap is a multiple of all banks.
         """
         return -(-self.size(space) // align) * align + GAP * len(getattr(self, space))
 
@@ -217,13 +219,13 @@ def parse(
 ) -> Program:
     """The kernel in a PTX text.
 
-    With `arguments`, those of its Python function (`Kernel.arguments`), `run` checks what it is given; with `lines`, which
-    returns the text with lines of Python, errors name these.
+    If `arguments` is given, the types of its Python function's arguments (`Kernel.arguments`), `run` checks the arguments of a
+    launch. If `lines` is given, a function that returns the PTX text with lines of Python, errors name these lines.
 
     Raises
     ------
     PtxError
-        If there is no kernel, or more than one, or a statement is not understood; with its line.
+        If there is no kernel or more than one, or if a statement is not supported; the message names the line.
     """
     text = _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found.group()), text)
     program, position, line, python = Program(arguments=tuple(arguments), lines=lines), 0, 1, ""

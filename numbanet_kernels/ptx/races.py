@@ -27,7 +27,7 @@ AGAINST = {
 
 
 class Fault(Exception):
-    """What is wrong with an access, and its index among the accesses; the machine adds thread and line."""
+    """The problem of an access, and the index of the access; the interpreter adds thread and line."""
 
     def __init__(self, problem: str, number: int) -> None:
         super().__init__(problem)

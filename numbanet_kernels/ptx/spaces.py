@@ -1,4 +1,4 @@
-"""Memory of the machine: the passed arrays are all of global memory, and every access is checked.
+"""Memory of the interpreter: global memory consists of the arrays that are passed, and every access is checked.
 
     out of bounds   an access outside of all arrays, shared variables or local memory: gaps separate them
     misaligned      an address that is not a multiple of the width of its access
@@ -29,7 +29,9 @@ ALIGNMENT, GAP = 256, 1 << 30  # alignment of arrays, as a GPU allocates them; g
 
 
 class Store:
-    """Bytes, which of them are set, and the accesses of each word; for arrays with gaps, a mask of their bytes."""
+    """Bytes, a flag for each that is True if it has been written, and the accesses of each word; for arrays with gaps, also a
+    mask of their bytes.
+    """
 
     def __init__(self, data: np.ndarray, unset: bool, inside: np.ndarray | None = None) -> None:
         self.data, self.unset, self.inside = data, np.ones(data.size, np.uint8) if unset else None, inside
@@ -192,8 +194,8 @@ def check_alignment(address: np.ndarray, width: int) -> None:
 
 # --- cost of accesses -------------------------------------------------------------------------------------------------
 def _by_pattern(count: Callable[..., Any]) -> Callable[..., Any]:
-    """count(address, width, threads), memoised: the result does not depend on where in memory a pattern begins, up to whole
-    sectors.
+    """Cache the results of count(address, width, threads) by the pattern of the addresses: a shift of all addresses by whole
+    sectors does not change the result.
     """
 
     @functools.lru_cache(256)

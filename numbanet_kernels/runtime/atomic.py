@@ -1,8 +1,8 @@
-"""What threads that run compiled loops at the same time see of each other: numbers in memory, and how to wait for them.
+"""Atomic: counters in shared memory, by which threads that run compiled loops at the same time wait for each other.
 
-load(counters, i)                   counters[i] from memory, each time: of a plain read the compiler makes one for all
-add(counters, i, n)                 counters[i] += n, whole; returns what was there before
-wait(counters, i, least, pauses)    until counters[i] >= least: looks for a while, then lets others have the core, then naps
+load(counters, i)                   counters[i], read from memory in each call; the compiler may keep a plain read in a register
+add(counters, i, n)                 counters[i] += n as one atomic operation; returns the value before
+wait(counters, i, least, pauses)    wait until counters[i] >= least: spin, then yield the core to other threads, then sleep
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from numba.extending import intrinsic
 
 from .declare import host_function
 
-LOOKS = 2_000  # about 10 us
-YIELDS = 200  # from then on: a call to the system each
-NAP = 50  # us
+LOOKS = 2_000  # reads before the first yield: about 10 us
+YIELDS = 200  # yields before the first sleep: each is a system call
+NAP = 50  # us: the length of a sleep
 
 
 def _place(context, builder, signature, arguments):
@@ -31,7 +31,7 @@ def _place(context, builder, signature, arguments):
 
 @intrinsic
 def load(typing_context, counters, i):
-    """counters[i] from memory."""
+    """Return counters[i], an int64, by an atomic read from memory."""
 
     def generate(context, builder, signature, arguments):
         return builder.load_atomic(_place(context, builder, signature, arguments), "acquire", 8)
@@ -41,7 +41,7 @@ def load(typing_context, counters, i):
 
 @intrinsic
 def add(typing_context, counters, i, n):
-    """counters[i] += n, whole; what was there before."""
+    """Add n to counters[i] atomically; return the value before."""
 
     def generate(context, builder, signature, arguments):
         return builder.atomic_rmw("add", _place(context, builder, signature, arguments), arguments[2], "seq_cst")
@@ -51,7 +51,7 @@ def add(typing_context, counters, i, n):
 
 @intrinsic
 def _pause(typing_context, function, number):
-    """int function(unsigned number), by its address."""
+    """Call int function(unsigned number), given the address of the function."""
 
     def generate(context, builder, signature, arguments):
         status = ir.IntType(32)
@@ -64,8 +64,9 @@ def _pause(typing_context, function, number):
 
 @functools.cache
 def pauses() -> np.ndarray:
-    """(2,) int64: the addresses of what lets other threads have the core, and of what sleeps for some us, of Windows for some
-    ms."""
+    """Two addresses, (2,) int64: the function that yields the core to other threads, and the function that sleeps. Its argument
+    is in us, on Windows in ms.
+    """
     library = ctypes.windll.kernel32 if os.name == "nt" else ctypes.CDLL(None)
     names = ("SwitchToThread", "Sleep") if os.name == "nt" else ("sched_yield", "usleep")
     return np.array([ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in names], np.int64)
@@ -73,7 +74,7 @@ def pauses() -> np.ndarray:
 
 @host_function
 def wait(counters, i, least, pauses):
-    """Until counters[i] >= least."""
+    """Wait until counters[i] >= least; `pauses` is the array of `pauses()`."""
     turn = 0
     while load(counters, i) < least:
         turn += 1

@@ -1,8 +1,8 @@
-"""Calling compiled loops by their addresses, without the interpreter: what a tape (`tape`) does when it is replayed.
+"""Callees: compiled loops that are called by their addresses, without the interpreter, to replay a tape (`tape`).
 
-Callee(loop)      where a loop begins, and how its arguments are packed into memory
-run(entries, …)   calls one after the other, in one compiled loop
-move(words, …)    the place of a view among the packed arguments of a call
+Callee(loop)      the address of a loop, and how its arguments are packed into memory
+run(entries, …)   make calls in order, in one compiled loop
+move(words, …)    write the address of a view into the packed arguments of a call
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import int32, int64
-from numba.core import types
+from numba.core import cgutils, types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
@@ -23,15 +23,15 @@ from . import atomic
 from .declare import host_kernel
 from .launch import NotRecorded
 
-NONE = -2  # what a loop returns that is well, besides 0
-PLACE = 4  # which of the numbers of an array is its place
+NONE = -2  # the status by which a loop returns None: success, like 0
+PLACE = 4  # index of the address among the numbers of an array
 
 
 class Callee:
-    """How a compiled loop is called: where it begins, what it takes, and `trampoline`, which takes the arguments from memory.
+    """The address of a compiled loop, the kinds of its arguments, and `trampoline`, which calls it with arguments from memory.
 
-    Numba passes an array as seven numbers or more: two owners, which may be missing, elements, bytes of an element, the place,
-    the length of each axis and the bytes between two entries of each.
+    Numba passes an array as 5 + 2 ndim numbers: two owners, which may be 0, the number of elements, the bytes of an element,
+    the address, the length of each axis and the stride of each axis in bytes.
     """
 
     def __init__(self, loop: Any) -> None:
@@ -55,7 +55,7 @@ SCALARS = {
     types.int64: "q",
     types.uint32: "I4x",
     types.uint64: "Q",
-}  # each in eight bytes
+}  # `struct` formats, each padded to eight bytes
 
 
 def _packed(kind: Any) -> str:
@@ -68,14 +68,16 @@ def _packed(kind: Any) -> str:
     return SCALARS[kind]
 
 
-_libraries: list[Any] = []  # hold the code
+_libraries: list[Any] = []  # keep the compiled trampolines alive
 
 
 @functools.cache
 @global_compiler_lock
 def _trampoline(kinds: tuple[Any, ...]) -> int:
-    """Where int32 trampoline(function, place) begins, which calls a loop with what lies at a place: for each of its arguments
-    but the first two, where it would leave a result and an exception, eight bytes."""
+    """The address of int32 trampoline(function, place), which calls a loop with the arguments at an address in memory, eight
+    bytes each. The first two arguments of the loop, the addresses for its result and its exception, are not in memory:
+    the trampoline passes local variables.
+    """
     codegen = cpu_target.target_context.codegen()
     library = codegen.create_library(f"numbanet.trampoline{len(_libraries)}")
     module = library.create_ir_module(library.name)
@@ -110,17 +112,39 @@ def _call(typing_context, trampoline, function, place):
     return int32(int64, int64, int64), generate
 
 
+@intrinsic
+def _copy(typing_context, source, target, size):
+    """Copy `size` bytes from one address to another."""
+
+    def generate(context, builder, signature, arguments):
+        source, target = (builder.inttoptr(place, cgutils.voidptr_t) for place in arguments[:2])
+        cgutils.raw_memcpy(builder, target, source, arguments[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(int64, int64, int64), generate
+
+
+BARRIER, COPY = 0, 1  # in place of a trampoline
+
+
 @host_kernel("void(i8[:, ::1], i8[::1], i8[::1], i8, i8[::1])")
 def run(entries, failed, arrived, threads, pauses):
-    """Call each (trampoline, function, place of its arguments, its number). One without a trampoline is a barrier: its function
-    is a place of `arrived`, where all threads meet. After one that fails, whose number, from 1 on, is then in failed[0], there
-    are only barriers."""
+    """Execute the entries in order; there are three kinds.
+
+    (trampoline, function, address of the arguments, number of the call)    call a loop
+    (COPY, source, target, bytes)                                           copy memory
+    (BARRIER, 0, 0, 0)                                                      wait until all `threads` threads are here
+
+    arrived[0] counts arrivals at barriers. If a call fails, its number is stored in failed[0]; of the remaining entries, this
+    thread executes only the barriers.
+    """
     going = True
     for i in range(entries.shape[0]):
-        if entries[i, 0] == 0:
-            place = entries[i, 1]
-            before = atomic.add(arrived, place, 1)
-            atomic.wait(arrived, place, (before // threads + 1) * threads, pauses)
+        if entries[i, 0] == BARRIER:
+            before = atomic.add(arrived, 0, 1)
+            atomic.wait(arrived, 0, (before // threads + 1) * threads, pauses)
+        elif going and entries[i, 0] == COPY:
+            _copy(entries[i, 1], entries[i, 2], entries[i, 3])
         elif going:
             status = _call(entries[i, 0], entries[i, 1], entries[i, 2])
             if status != 0 and status != NONE:
@@ -129,7 +153,7 @@ def run(entries, failed, arrived, threads, pauses):
 
 @host_kernel("void(i8[::1], i8, i8, i4[::1], i8, i4[::1], i8)")
 def move(words, at, start, rows, row_bytes, cols, col_bytes):
-    """words[at] = start, and the bytes from there to the first of the rows and of the columns."""
+    """words[at] = start + rows[0] * row_bytes + cols[0] * col_bytes; an empty list adds nothing."""
     place = start
     if rows.size:
         place += rows[0] * row_bytes

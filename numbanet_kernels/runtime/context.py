@@ -1,10 +1,11 @@
-"""Values that one thread changes for the length of a block.
+"""Values that a thread changes for the duration of a `with` block.
 
     precise = Scoped("precise", True)
     with precise.within(False): …       # precise.get() is False inside
 
-Whatever a signal handler raises, the value is the outer one afterwards. Python may raise before the first line of an `__exit__`
-written in Python, so C code ends the block: a value holds while the lock of its block is held.
+After the block, the outer value is restored, even if a signal handler raises an exception. Python may raise before the first
+line of an `__exit__` that is written in Python, so C code ends the block: a value is valid as long as the lock of its block is
+held.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class _Block:
         self.scoped.innermost.set(self)
         try:
             self.lock.acquire()
-        except BaseException:  # of a signal handler: the block is not entered
+        except BaseException:  # raised by a signal handler: the block is not entered
             if self.lock.locked():
                 self.lock.release()
             raise

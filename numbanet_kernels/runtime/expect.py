@@ -1,4 +1,4 @@
-"""Checks of the arguments of operations, before any work: no loop and no kernel reads or writes outside an array."""
+"""Checks of the arguments of operations, before any computation, so that no loop or kernel reads or writes outside an array."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def expect(op: str, **arrays: Any) -> dict[str, Any]:
 
 
 def check(op: str, arrays: dict[str, Any]) -> dict[str, Any]:
-    """As `expect`, for arrays in a dict."""
+    """The same as `expect`, for arrays in a dict."""
     found: dict[str, Any] = {}
     for name, given in arrays.items():
         if given.__class__ is tuple:
@@ -98,7 +98,7 @@ def shapes(op: str, **specs: str) -> Callable[..., tuple[int, ...]]:
 
 
 def pair(op: str, name: str, given: Any) -> tuple[Any, Any]:
-    """A pair of arguments, or (None, None) for None."""
+    """A pair of arguments, checked; (None, None) if it is None."""
     if given is None:
         return None, None
     if not isinstance(given, (tuple, list)) or len(given) != 2:

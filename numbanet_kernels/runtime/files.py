@@ -1,4 +1,4 @@
-"""Files that outlive a process, such as compiled code: each is written completely or not at all."""
+"""Cache files, such as compiled code: each is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .interrupt import deferred
 
-VERSIONS = 8  # folders to keep: of some edits, branches and checkouts
+VERSIONS = 8  # number of folders to keep, for several versions of the sources
 
 
 def cache_folder() -> Path:
@@ -24,14 +24,16 @@ def cache_folder() -> Path:
 
 
 def _folder(name: str) -> Path:
-    """The folder of that name in NUMBA_CACHE_DIR, or else in the cache folder; RuntimeError if there is no home folder."""
+    """The folder `name` in NUMBA_CACHE_DIR, or in the cache folder if that is not set; RuntimeError if there is no home
+    folder.
+    """
     return Path(os.path.abspath(os.environ.get("NUMBA_CACHE_DIR") or cache_folder()), name)
 
 
 def version(name: str, digest: str) -> Path | None:
     """Make and return a folder for files of the sources with this digest (hexadecimal); None if it is not writable.
 
-    It is `digest` in the folder `name`, in NUMBA_CACHE_DIR or else in the cache folder. When a new one is made, all but the
+    Its path is name/digest, in NUMBA_CACHE_DIR or, if that is not set, in the cache folder. When a new one is made, all but the
     `VERSIONS` most recently used are deleted.
     """
     try:
@@ -78,7 +80,7 @@ def write(path: Path, content: bytes) -> None:
 
 @deferred  # a time-out is also an OSError
 def cached(name: object, decides: object, make: Callable[[], str]) -> str:
-    """make(), or its earlier result from a file with the same name and the same value of `decides`.
+    """The result of make(), a text, cached in a file; it is made again if `decides` differs from the value in the file.
 
     Each name has one file, in NUMBA_CACHE_DIR or else in the cache folder. It begins with a digest of `decides` and of the
     text: a damaged or outdated file is rewritten. If no file can be written, `make` runs each time.

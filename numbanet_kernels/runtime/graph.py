@@ -1,9 +1,8 @@
 """Graph: launches that were recorded once and are replayed together, on a GPU with one call to the driver.
 
 A GPU finishes a small step before Python has issued its launches. `record` runs a function without launching anything and lists
-the launches; `replay` launches them in order, with the same arrays and numbers. To replay with other values, write them into
-the
-arrays that the launches read.
+the launches; `replay` launches them in order, with the same arrays and scalars. To replay with other values, write them into
+the arrays that the launches read.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from .arrays import to_device
 from .declare import cuda, kernel
 from .emulation import emulate, emulating
 from .launch import NotRecorded, launch, recording
-from .memory import copy_cuda, empty_cuda
+from .memory import copy_cuda, empty_cuda, part_cuda, reshape_cuda
 from .pool import Arena
 from .trust import trusted
 
@@ -64,7 +63,7 @@ def _completed(calls: list[tuple]) -> tuple:
 
 @trusted
 def _available() -> float:
-    """Self-test: the largest error of two dependent launches, replayed as a graph with other values."""
+    """Self-test of graphs: the largest absolute error of two dependent launches, replayed with two other sets of values."""
 
     @kernel("void(f4[::1], f4[::1])")
     def double(x, y):
@@ -102,8 +101,8 @@ def asides_cuda():
 
 
 def aside_cuda(work):
-    """Refused while launches are recorded."""
-    raise NotRecorded("a choice by the interpreter is no launch")
+    """Always raises NotRecorded: a graph cannot call the interpreter."""
+    raise NotRecorded("a choice by the interpreter is not a launch")
 
 
 def rehearses_cuda():
@@ -123,3 +122,24 @@ def record_cuda(work, beside=None, most=1 << 30, refused=None):
         if refused is not None:
             refused.append(str(reason))
         return None
+
+
+def place_cuda(x):
+    """x itself: an address saves nothing here."""
+    return x
+
+
+def places_cuda(x, count):
+    """Each of `count` equal parts of x."""
+    size = len(x) // count
+    return [part_cuda(x, i * size, (i + 1) * size) for i in range(count)]
+
+
+def replay_cuda(actions):
+    """Execute actions in order: a pair (x, y) copies x to y, of equal size; every other action is a recorded graph."""
+    for action in actions:
+        if isinstance(action, tuple):
+            x, y = action
+            copy_cuda(x if x.shape == y.shape else reshape_cuda(x, y.shape), out=y)
+        else:
+            action.replay()

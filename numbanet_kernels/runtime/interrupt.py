@@ -1,4 +1,4 @@
-"""Signals wait until an uninterruptible block ends.
+"""Interrupt: blocks that signal handlers cannot interrupt; signals are handled when the block ends.
 
     with deferred: …            # or @deferred, for calls: inside, signals wait until the outermost block ends, or for a poll
     deferred.poll()             # handle waiting signals here
@@ -7,8 +7,8 @@
 Python runs signal handlers between two instructions of the main thread: KeyboardInterrupt, or the exception of a time-out
 handler, may be raised within an update that has changed half of the weights, in a finaliser, where it is swallowed, or before
 the first line of an `__exit__` that would have restored something. So in the main thread a handler of this module replaces
-every handler written in Python while a block lasts. A second Ctrl-C while the first one waits is handled at once, in the middle
-of the block.
+every handler written in Python while a block lasts. If a second Ctrl-C arrives while the first one waits, it is handled at
+once, inside the block.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class _StandIn:
-    """The handler that replaces another one while blocks last."""
+    """A signal handler that replaces a user's handler inside blocks, and defers it."""
 
     __slots__ = ("original",)
 
@@ -90,7 +90,7 @@ class _Deferred:
                 self._remove()
             finally:
                 del self.levels[:]
-                self._run_all()  # signals of the meantime
+                self._run_all()  # signals that arrived in the block
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A decorator: each call is such a block."""
@@ -124,7 +124,7 @@ class _Deferred:
             self._install()
 
     def handle(self, handler: Handler, number: int, frame: FrameType | None) -> None:
-        """A signal has arrived: its handler waits, or is called. Only Python's own SIGINT handler is called if its signal
+        """Called when a signal arrives: defer its handler, or call it. Only Python's own SIGINT handler is called if its signal
         arrives again, so that a second Ctrl-C stops even a block, except while a block is being entered or left.
         """
         if self.levels and self.levels[-1]:

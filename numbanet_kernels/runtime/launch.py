@@ -1,4 +1,4 @@
-"""Launching a kernel, or recording its launch."""
+"""Launch: start a kernel on the GPU or the emulated device, or record its launch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,21 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def launch(kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int], *args: Any) -> None:
-    """Launch on the default stream, or list the launch while launches are recorded; an empty grid (an empty plan or batch)
-    launches nothing. ValueError if `kernel` is not declared by @kernel, NoCard if there is no GPU.
+    """Launch a kernel on the default stream; inside `recording`, append the launch to the list instead. If the grid is empty
+    (an empty plan or batch), nothing is launched.
+
+    Raises
+    ------
+    ValueError
+        If `kernel` is not declared by @kernel.
+    NoCard
+        If there is no GPU.
     """
     if not isinstance(kernel, Kernel):
         name = getattr(kernel, "__name__", repr(kernel))
         raise ValueError(
             f'launch: {name} is a {type(kernel).__name__}, not declared by @kernel("void(...)") of '
-            f'numbanet_kernels.runtime.declare; kernel("void(...)")({name}) declares what is a Python function '
+            f'numbanet_kernels.runtime.declare; kernel("void(...)")({name}) declares it if it is a Python function '
             "or a kernel of @cuda.jit"
         )
     grid, block = (shape if isinstance(shape, tuple) else (shape,) for shape in (grid, block))
@@ -46,16 +53,16 @@ _recording = Scoped("recording", None)
 
 
 def recording() -> contextlib.AbstractContextManager[list]:
-    """Inside, launches of this thread are not executed but listed: (kernel, grid, block, arguments)."""
+    """A context that gives a list: launches of this thread are not executed but appended, (kernel, grid, block, arguments)."""
     return _recording.within([])
 
 
 class NotRecorded(RuntimeError):
-    """The recorded function did something other than launch kernels, which a replay would not repeat."""
+    """The recorded function did something that a replay would not repeat."""
 
 
 def refuse_to_record(what: str) -> None:
-    """NotRecorded while launches are recorded."""
+    """Raise NotRecorded if this thread is inside `recording`."""
     if _recording.get() is not None:
         raise NotRecorded(f"{what} cannot be recorded: only launches can")
 

@@ -16,8 +16,9 @@ THREADS = 256
 
 
 def output(op, empty, out, shape="S", dtype=FLOAT32, **arrays):
-    """The output array of an operation: `out` if given, else a new array. First checks the arrays and `out` (`expect` explains
-    shapes).
+    """Check the arrays of an operation, then return its output array: `out` if given, else a new array of empty(shape, dtype).
+
+    `arrays` and `shape` are written as in `expect.check`, which raises the errors.
     """
     if out is not None:
         arrays["out"] = out, shape, dtype
@@ -55,7 +56,7 @@ def _copy(x, y):
     y[:] = x
 
 
-AXES = 4
+AXES = 4  # the largest number of axes of `_assign`
 
 
 @host_kernel("void(f4[:, :, :, :], f4[:, :, :, :])")
@@ -93,7 +94,7 @@ def full_cpu(shape, value, dtype=np.float32, out=None):
 
 
 def upload_cpu(host, dtype=None):
-    """The values of a host array as an array of this device; no copy if the host array can be used directly."""
+    """A device array with a host array's values; on the CPU, the host array itself if it is C-contiguous and has `dtype`."""
     return np.asarray(host, dtype, order="C")
 
 
@@ -122,12 +123,12 @@ def reshape_cpu(x, shape):
 
 
 def distinct_cpu(arrays):
-    """The arrays without duplicates: of several that begin at the same address, only one."""
+    """The arrays without duplicates: if several begin at the same address, only one of them."""
     return list({x.__array_interface__["data"][0]: x for x in arrays}.values())
 
 
 def from_foreign_cpu(array):
-    """An array of another library as an array of this device; a view if it is float32 and contiguous."""
+    """A float32 device array from an array of another library; it shares the memory if that is float32 and C-contiguous."""
     host = np.asarray(np.from_dlpack(array), np.float32, order="C")
     return host if host.flags.writeable else host.copy()
 
@@ -143,12 +144,12 @@ def dlpack_device_cpu(x):
 
 
 def cuda_array_interface_cpu(x):
-    """AttributeError, by which the interface says that memory is not on a GPU."""
+    """Raises AttributeError: by this rule of the interface, an array without the attribute is not on a GPU."""
     raise AttributeError("__cuda_array_interface__: the array is on the CPU")
 
 
 def synchronize_cpu():
-    """Wait for the device: the CPU has always finished."""
+    """Does nothing: operations on the CPU have finished when they return."""
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
@@ -232,9 +233,9 @@ def from_foreign_cuda(array):
 
 
 def to_dlpack_cuda(x, **options):
-    """Refused: Numba's device arrays speak __cuda_array_interface__, which PyTorch and CuPy take without a copy."""
+    """Raises BufferError: Numba's device arrays have __cuda_array_interface__ instead, which PyTorch and CuPy accept."""
     raise BufferError(
-        "__dlpack__: not offered on CUDA; torch.as_tensor(t) and cupy.asarray(t) take the tensor as it is, "
+        "__dlpack__: not offered on CUDA; torch.as_tensor(t) and cupy.asarray(t) accept the tensor without a copy, "
         "through __cuda_array_interface__"
     )
 
@@ -244,7 +245,7 @@ def dlpack_device_cuda(x):
 
 
 def cuda_array_interface_cuda(x):
-    """The description of the memory by which PyTorch, CuPy and Numba share arrays."""
+    """The dict of the CUDA array interface: PyTorch, CuPy and Numba read the address, shape and dtype from it."""
     return x.__cuda_array_interface__
 
 

@@ -1,7 +1,8 @@
-"""Pool: reused memory, so that a training step touches no fresh pages and makes no allocation in the driver.
+"""Pool: reused memory, so that a training step needs no new pages from the system and no allocation in the driver.
 
-`memory.empty_cpu` and `memory.empty_cuda` lend pieces of a pool as arrays; a piece returns when the last view of the array is
-gone. On CUDA all work is in the order of one stream, so work queued on a returned piece finishes before that of its next owner.
+`memory.empty_cpu` and `memory.empty_cuda` lend pieces of a pool as arrays; a piece returns to the pool when the last view of
+the array is deleted. On CUDA all work runs in the order of one stream, so work queued on a returned piece finishes before the
+work of the next array in this piece starts.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .interrupt import deferred
 
 
 class Piece:
-    """Bytes start … stop - 1 of a chunk; they return to the pool when the last reference is gone. Unset until `_Chunk.cut`."""
+    """Bytes start … stop - 1 of a chunk; they return to the pool when the piece is deleted. Unset until `_Chunk.cut`."""
 
     __slots__ = ("chunk", "pool", "start", "stop")
 
@@ -45,7 +46,8 @@ class Piece:
 class _Chunk:
     """One allocation, and its free ranges: (start, stop), sorted, no two adjacent.
 
-    A range changes hands in statements without calls, which no signal handler interrupts: none is lost or lent twice.
+    A range is taken and returned by single statements that call no function, so that no signal handler can interrupt them: no
+    range is lost or lent twice.
     """
 
     def __init__(self, memory: Any) -> None:
@@ -63,7 +65,7 @@ class _Chunk:
         return False
 
     def join(self, returned: collections.deque[tuple[_Chunk, int, int]]) -> None:
-        """Take back the first returned range, one of this chunk, and merge it with free neighbours."""
+        """Free the first returned range, which must be in this chunk, and merge it with adjacent free ranges."""
         _, start, stop = returned[0]
         i = sum(other < start for other, _ in self.free)  # the list is short
         after = i < len(self.free) and self.free[i][0] == stop
@@ -80,11 +82,11 @@ class _Chunk:
 class Pool:
     """Large chunks of memory, cut to size: the lowest free range that is large enough is lent.
 
-    The sizes of a pattern's arrays differ in every step. By cutting from the low end, the same bytes are reused whatever their
-    earlier size, and the high end is never touched: the system backs it with no memory.
+    The sizes of the arrays of a dropout pattern differ in every step. Pieces are cut from the low end of a chunk, so the same
+    bytes are reused by arrays of all sizes. The high end is never touched, and so the system reserves no memory for it.
 
-    Pieces return at any moment, from any thread and from the garbage collector: into a deque, whose append is atomic. Chunks
-    are changed only under a lock, which is held briefly.
+    Pieces return at any moment, from any thread and from the garbage collector. They are appended to a deque, which is atomic.
+    Chunks are changed only under a lock, which is held briefly.
     """
 
     LARGE = 1 << 24  # bytes: pieces of this size are merged as soon as they return, others when the next one is taken
@@ -99,18 +101,18 @@ class Pool:
         self.returned: collections.deque[tuple[_Chunk, int, int]] = collections.deque()
         self.chunks: list[_Chunk] = []
         self.allocations = 0
-        self.patient = False  # returned pieces are not merged for now
-        # pools of the same memory: if it runs out, all release their unused chunks
+        self.patient = False  # if True, returned pieces wait in the deque, so that no memory is used twice
+        # pools of the same memory: if an allocation fails, all of them release their unused chunks
         self.family = [] if family is None else family
         self.family.append(self)
         self.renew()
 
     def renew(self) -> None:
-        """A free lock: in a child process no thread holds it, whatever the parent's threads were doing."""
+        """Make a new lock: after a fork, a thread of the parent process may hold the old one, and it does not exist here."""
         self.lock = threading.Lock()
 
     def take(self, size: int) -> Piece:
-        """A piece of at least `size` bytes."""
+        """Lend a piece of at least `size` bytes."""
         size, piece = -(-size // self.step) * self.step, Piece(self)
         with self.lock:
             self._collect()
@@ -138,7 +140,7 @@ class Pool:
     def give_back(self, chunk: _Chunk, start: int, stop: int) -> None:
         """Return a piece that is no longer used."""
         self.returned.append((chunk, start, stop))
-        # the lock may be held by this very thread: then it collects later
+        # this thread may hold the lock itself; then the next call of `take` collects
         if stop - start >= self.LARGE and not self.lock.locked():
             self.give_up(self.keep)
 
@@ -201,7 +203,9 @@ small_device_pool = _of_device(chunk=1 << 20, keep=1 << 26)  # an epoch's losses
 
 
 class Arena:
-    """Memory for work at different times, never at once: each `lending` starts with all of it free."""
+    """Memory that several recordings share; they are never replayed at the same time. Each `lending` starts with all of it
+    free.
+    """
 
     CHUNK = 1 << 26
 
@@ -217,7 +221,7 @@ class Arena:
 
     @contextlib.contextmanager
     def lending(self) -> Iterator[Pool]:
-        """Inside, this thread allocates arrays of the device here. NotRecorded if there is no room left."""
+        """A context in which this thread allocates its device arrays in the arena; NotRecorded if the arena is full."""
         pool, before = Pool(self._more, min(self.CHUNK, self.most), keep=self.most, step=arrays.ALIGNMENT), len(self.chunks)
         pool.chunks = [_Chunk(chunk) for chunk in self.chunks]
         pool.family = device_pool.family  # to release unused chunks if the device runs out of memory
@@ -230,7 +234,7 @@ class Arena:
 
     def _more(self, size: int) -> Any:
         if self.nbytes + size > self.most:
-            raise launch.NotRecorded(f"there is no room for {size} bytes more: {self.nbytes} of {self.most} are taken")
+            raise launch.NotRecorded(f"there is no room for {size} more bytes: {self.nbytes} of {self.most} are taken")
         self.chunks.append(self.allocate(size))
         return self.chunks[-1]
 
@@ -239,7 +243,7 @@ _lender = Scoped("lender", None)
 
 
 def lend_device(size: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """A device array in a piece of `size` bytes; on the emulated device a separate allocation, unless there is an arena."""
+    """A device array in a piece of `size` bytes. On the emulated device, arrays outside an arena are allocated separately."""
     pool = _lender.get()
     if emulation.emulating() and pool is None:
         return arrays.device_array(shape, dtype)

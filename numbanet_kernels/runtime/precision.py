@@ -15,5 +15,5 @@ def imprecise() -> bool:
 
 
 def tf32() -> contextlib.AbstractContextManager[None]:
-    """Inside, products called by this thread round their operands to 10 bits, on tensor cores if the GPU has them."""
+    """A context in which products of this thread round their operands to 10 bits, if the GPU has tensor cores."""
     return _tf32.within(True)

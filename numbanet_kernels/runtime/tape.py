@@ -1,13 +1,14 @@
-"""Tape: CPU work that was written down once and is done again by one compiled call, without the interpreter.
+"""Tape: CPU work that is recorded once and replayed by one compiled call, without the interpreter.
 
-A small step takes less time than Python takes to say what to do in it. What `record` is given is run without doing anything:
-each compiled loop that it calls (`declare.host_kernel`, matrix products among them) is written down with its arguments, and
-`replay` calls them in their order by their addresses, without the GIL. Whoever replays writes new values into the arrays that
-the tape reads; numbers, sizes and places in memory stay as they were.
+A CPU computes a small step faster than Python calls its operations. `record` runs a function in which compiled loops
+(`declare.host_kernel`, which include matrix products) do not compute: each call is appended to the tape with its arguments.
+`replay` calls the loops in the same order by their addresses, without the GIL. To replay with other values, write them into the
+arrays that the tape reads; scalar arguments, shapes and addresses stay those of the recording.
 
-Nothing is left out silently. Operations whose CPU function does anything but call compiled loops refuse (`OPERATIONS`). And
-work is run twice, first on memory of its own, filled with random bytes: NumPy, wherever it is called, changes these bytes, or
-makes an array or a number that is another one the second time. Then nothing is recorded.
+A recording that would leave something out is refused. First, an operation is refused if its CPU function does anything but call
+compiled loops (`OPERATIONS` lists the others). Second, the function is run twice. The first run, the trial, allocates separate
+arrays that are filled with random bytes. A call of NumPy is noticed because it changes these bytes, or because it makes an
+array or a number that differs between the two runs. Then nothing is recorded.
 """
 
 from __future__ import annotations
@@ -20,53 +21,52 @@ from typing import Any
 import numba
 import numpy as np
 
-from . import atomic, callees
+from . import callees, replay
 from .callees import Callee, callee_of
 from .declare import tape
 from .launch import NotRecorded
 from .pool import Arena, Loan, Pool, pages
 
-# What the CPU does by compiled loops alone, or without touching what is in arrays. A test records an example of each.
+# The operations that call only compiled loops on the CPU, or do not read or write elements of arrays. A test records an example
+# of each.
 OPERATIONS = frozenset(
     (
         "abs absolute_error adam add affine argmax aside asides avg_pool avg_pool_grad batch_norm batch_norm_apply "
         "batch_norm_grad broadcast_to compact concatenate conv2d conv2d_grad copy div dropout empty exp expand full gelu "
-        "gelu_grad gemm gemm_dw gemm_rows gemm_rows_dx gemm_tiles gemm_tiles_dw gemm_tiles_dx getitem group_rows gru_cell "
-        "gru_cell_grad huber_error layer_norm layer_norm_grad lazy_pays log log_softmax log_softmax_grad lstm lstm_grad "
-        "lstm_scores lstm_seen max_pool max_pool_grad maximum minimum mul part power putitem quantile_error records relu "
-        "relu_grad repeat_indices reshape session sgd sigmoid sigmoid_cross_entropy sigmoid_grad sign softmax "
+        "gelu_grad gemm gemm_dw gemm_few gemm_rows gemm_rows_dx gemm_tiles gemm_tiles_dw gemm_tiles_dx getitem group_rows "
+        "gru_cell gru_cell_grad huber_error layer_norm layer_norm_grad lazy_pays log log_softmax log_softmax_grad lstm "
+        "lstm_grad lstm_scores lstm_seen max_pool max_pool_grad maximum minimum mul part power putitem quantile_error records "
+        "relu relu_grad repeat_indices reshape session sgd sigmoid sigmoid_cross_entropy sigmoid_grad sign softmax "
         "softmax_cross_entropy softmax_grad sqrt squared_error sub sum sum_by_row sum_rows take_rows tanh tanh_grad "
         "tile_blocks tile_inputs tile_outputs transpose unpack_gradient upload"
     ).split()
 )
-LINE = 8  # numbers of a cache line
-NOWHERE = np.zeros(0, np.int64)
 NO_LIST = np.zeros(0, np.int32)
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------
+# --- recording --------------------------------------------------------------------------------------------------------
 class _Writer:
-    """What is written down, and where what it makes lies: in pieces of a pool, lent to it alone."""
+    """The calls that are recorded, and the pool in which the recorded function allocates its arrays."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.calls: list[tuple[int, int, Callee, np.ndarray]] = []  # section, thread, loop, packed arguments
         self.section, self.thread, self.threads = 0, 0, 1
-        self.together: Callable[..., None] | None = None  # runs work(part) for every part, as many as threads
-        self.asides: list[tuple[int, Callable[[], None]]] = []  # section, what is done by the interpreter
-        self.facts: list[Any] = []  # of each call, all that has to be the same each time
-        self.held: dict[int, Any] = {}  # arrays that were there before, by their places
-        self.moved: set[int] = set()  # the places of packed arguments that are changed before their call
+        self.together: Callable[..., None] | None = None  # runs work(part) for every part; there are as many as threads
+        self.asides: list[tuple[int, Callable[[], None]]] = []  # (section, a function that the interpreter calls)
+        self.facts: list[Any] = []  # of each call, everything that must be equal in both runs
+        self.held: dict[int, Any] = {}  # arrays that existed before the recording, by their addresses
+        self.moved: set[int] = set()  # addresses of packed arguments that a recorded `callees.move` writes before their call
 
     def lend(self, size: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """An array of so many bytes."""
+        """Allocate an array of `size` bytes in the pool."""
         return np.asarray(_Lent(self, self.pool.take(max(size, 1)), shape, dtype))
 
     def refuse(self, what: str) -> None:
-        raise NotRecorded(f"{what} cannot be recorded: it is no compiled loop")
+        raise NotRecorded(f"{what} cannot be recorded: it is not a compiled loop")
 
     def call(self, loop: Any, args: tuple) -> None:
-        """Write down a call of a compiled loop."""
+        """Record a call of a compiled loop."""
         callee, values = callee_of(loop), []
         views: list[tuple[int, int, _Moving]] = []
         self.facts.append(loop)
@@ -92,12 +92,15 @@ class _Writer:
         self.calls.append((self.section, self.thread, callee, words))
 
     def moving(self, view: np.ndarray, array: np.ndarray, lists: Sequence[np.ndarray | None]) -> np.ndarray:
-        """A view of a vector or matrix that begins where the lists of its axes do, each time that the tape is replayed; an axis
-        without a list begins at 0."""
+        """A view of a vector or matrix that begins, in each replay, at the first index of each axis's list of indices; an axis
+        whose list is None begins at 0.
+        """
         return np.asarray(_Moving(view, array, lists))
 
     def share(self, work: Callable[[Any], Any], parts: Sequence[Any], together: Callable[..., None]) -> None:
-        """Write down work(part) of every part: what different threads do at the same time. No memory is used twice in it."""
+        """Record work(part) for every part; a replay runs the parts on different threads at the same time. No memory is reused
+        within the parts.
+        """
         self.section, self.threads, self.together, self.pool.patient = self.section + 1, len(parts), together, True
         try:
             for self.thread, part in enumerate(parts):
@@ -107,13 +110,15 @@ class _Writer:
             self.section, self.thread, self.pool.patient = self.section + 1, 0, False
 
     def aside(self, work: Callable[[], None]) -> None:
-        """Note that work() is done at this point each time, by the interpreter."""
+        """Record that each replay calls work() at this point, by the interpreter."""
         self.facts.append("aside")
         self.asides.append((self.section + 1, work))
         self.section += 2
 
     def known(self, array: Any, place: int) -> int:
-        """Where an array lies that was there before, and is held from here on; 0 of one that was made for this tape."""
+        """The address of an array that existed before the recording, which the tape keeps alive; 0 if the array was allocated
+        for this tape.
+        """
         base = _owner(array).base
         if place in self.moved or (isinstance(base, _Lent) and base.writer is self):
             return 0
@@ -122,7 +127,7 @@ class _Writer:
 
 
 class _Moving:
-    """A view's claim to begin where lists say."""
+    """The base of a view whose first row and column are read from lists in each replay."""
 
     def __init__(self, view: np.ndarray, array: np.ndarray, lists: Sequence[np.ndarray | None]) -> None:
         given = [NO_LIST if indices is None else indices for indices in lists] + [NO_LIST] * (2 - len(lists))
@@ -134,14 +139,14 @@ class _Moving:
 
 
 def _owner(array: np.ndarray) -> np.ndarray:
-    """The array of whose memory an array is a part."""
+    """The array that owns the memory of a view."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
 
 
 class _Lent(Loan):
-    """An array's claim to memory of what is written."""
+    """Keeps a piece alive for an array that the recorded function allocated, and names its writer."""
 
     def __init__(self, writer: _Writer, piece: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
         super().__init__(piece, shape, dtype)
@@ -149,10 +154,10 @@ class _Lent(Loan):
 
 
 class _Trial(_Writer):
-    """Written for comparison: each array has memory of its own, until the end, the first and last BYTES of which are random."""
+    """The first of the two runs: no memory is reused, and the first and last BYTES of each new array are random."""
 
     BYTES = 1 << 12
-    STEP = 8  # between the bytes of two arrays: one that is copied to the other changes them
+    STEP = 8  # offset between the random bytes of two arrays: they differ, so that copying one array to another is noticed
 
     def __init__(self) -> None:
         super().__init__(Pool(pages, chunk=1 << 16, keep=0, step=8))
@@ -168,7 +173,7 @@ class _Trial(_Writer):
         return array
 
     def untouched(self) -> bool:
-        """Whether nobody has written to an array."""
+        """True if no array has been written to."""
         return all(np.array_equal(end, before) for end, before in self.marked)
 
 
@@ -178,15 +183,15 @@ def _random() -> np.ndarray:
 
 
 class Tape:
-    """What a recorded function returned, and the compiled loops it called: work() is run for it, without doing anything.
+    """The result of a recorded function, and the compiled loops that it called: work() is run without computing anything.
 
-    The arrays that it makes lie in the arena. Tapes that share one write over each other's: arrays of `result` have their
-    values from a `replay` until a tape of the same arena is replayed.
+    New arrays are allocated in the arena. Tapes that share an arena overwrite each other's arrays: those of `result` are valid
+    from a `replay` until another tape of the arena is replayed.
 
     Raises
     ------
     NotRecorded
-        If work does anything else, or does not do the same each time, or there is no room.
+        If work() does more than call compiled loops, or calls other ones in its second run, or if the arena is full.
     """
 
     def __init__(self, work: Callable[[], Any], arena: Arena) -> None:
@@ -200,71 +205,35 @@ class Tape:
             for writer, found in ((trial, first), (writer, list(_arrays(self.result))))
         ]
         if not trial.untouched() or facts[0] != facts[1] or trial.facts != writer.facts:
-            raise NotRecorded("something else than compiled loops was done, or not the same each time")
-        self.held, self.failed = list(writer.held.values()), np.zeros(1, np.int64)
-        self.names = [callee.loop.__name__ for *_, callee, _ in writer.calls]
+            raise NotRecorded("the function did more than call compiled loops, or did not do the same each time")
+        self.held = list(writer.held.values())
+        numbers = [next(_numbers) for _ in writer.calls]
+        self.names = {number: callee.loop.__name__ for number, (*_, callee, _) in zip(numbers, writer.calls)}
         self.words = [words for *_, words in writer.calls]
         entries = [
             (section, thread, (callee.trampoline, callee.function, words.ctypes.data, number))
-            for number, (section, thread, callee, words) in enumerate(writer.calls, 1)
+            for number, (section, thread, callee, words) in zip(numbers, writer.calls)
         ]
         ends = [0, *(section for section, _ in writer.asides), writer.section + 1]
-        self.asides, self.threads = [work for _, work in writer.asides], writer.threads
+        self.asides, self.threads, self.together = [work for _, work in writer.asides], writer.threads, writer.together
         self.stretches = [
-            _Stretch([entry for entry in entries if a <= entry[0] < b], writer.threads, writer.together, self.failed)
+            replay.Stretch([entry for entry in entries if a <= entry[0] < b], writer.threads)
             for a, b in itertools.pairwise(ends)
         ]
 
     def replay(self) -> None:
-        """All calls again, in order, by all threads that shared them, and what is done aside between them."""
+        """Make all calls again, in order, on the threads that shared them, with the functions of `aside` between them."""
         for stretch, aside in itertools.zip_longest(self.stretches, self.asides):
-            stretch.run()
-            if self.failed[0]:
-                name, self.failed[0] = self.names[self.failed[0] - 1], 0
-                raise RuntimeError(f"{name} failed when it was done again")
+            replay.run([stretch], self.threads, self.together, [self])
             if aside is not None:
                 aside()
 
 
-class _Stretch:
-    """Calls of a tape that are made at once: (section, thread, what `callees.run` takes) of each."""
-
-    def __init__(self, entries: list[tuple[int, int, tuple]], threads: int, together: Any, failed: np.ndarray) -> None:
-        self.together, self.failed = together, failed
-        self.alone = _table([entry for *_, entry in entries])
-        self.tables = self._by_threads(entries, threads) if threads > 1 else []
-
-    def _by_threads(self, entries: list[tuple[int, int, tuple]], threads: int) -> list[np.ndarray]:
-        """What each thread does, with a barrier between any two sections: in one of them threads work at the same time."""
-        sections = sorted({section for section, *_ in entries})
-        self.arrived = np.zeros(LINE * max(len(sections) - 1, 1), np.int64)
-        tables: list[list[tuple]] = [[] for _ in range(threads)]
-        for place, section in enumerate(sections):
-            for thread, table in enumerate(tables):
-                table += [(0, LINE * (place - 1), 0, 0)] * (place > 0)
-                table += [entry for of, by, entry in entries if of == section and by == thread]
-        return list(map(_table, tables))
-
-    def run(self) -> None:
-        """By all threads that shared calls."""
-        if self.tables:
-            self.together(self._run_part, self._run_alone)
-        else:
-            self._run_alone()
-
-    def _run_alone(self) -> None:
-        callees.run(self.alone, self.failed, NOWHERE, 1, NOWHERE)
-
-    def _run_part(self, part: Any) -> None:
-        callees.run(self.tables[part.number], self.failed, self.arrived, len(self.tables), atomic.pauses())
-
-
-def _table(entries: list[tuple]) -> np.ndarray:
-    return np.array(entries, np.int64).reshape(-1, 4)
+_numbers = itertools.count(1)  # of all calls of all tapes
 
 
 def _arrays(result: Any) -> Iterator[np.ndarray]:
-    """The arrays in what a function returned."""
+    """The arrays in the result of a function, a nest of tuples or lists."""
     if isinstance(result, np.ndarray):
         yield result
     elif isinstance(result, Iterable):
@@ -274,7 +243,7 @@ def _arrays(result: Any) -> Iterator[np.ndarray]:
 
 # --- the operations ---------------------------------------------------------------------------------------------------
 def recordable(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """An operation of the CPU, which is refused while others are written down unless it is one of OPERATIONS."""
+    """Wrap an operation of the CPU: unless it is one of OPERATIONS, it is refused during a recording."""
     if op in OPERATIONS:
         return function
 
@@ -288,31 +257,32 @@ def recordable(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def records_cpu():
-    """Whether `record` can be had: not where Numba compiles nothing."""
+    """True if `record` is available: Numba compiles, so NUMBA_DISABLE_JIT is not set."""
     return not numba.config.DISABLE_JIT
 
 
 def asides_cpu():
-    """Whether `aside` can be had."""
+    """True: the CPU has `aside`."""
     return True
 
 
 def aside_cpu(work):
-    """Do work() at this point of what is being recorded each time that it is done again, by the interpreter: it may look at
-    arrays and write to them, but for those that it makes."""
+    """Record that each replay calls work() at this point, by the interpreter. work() may read all arrays, and may write to
+    those that existed before it.
+    """
     tape.get().aside(work)
 
 
 def rehearses_cpu():
-    """Whether work is done once as it will be recorded, before it is."""
+    """False: work need not run once, as it will be recorded, before it is recorded."""
     return False
 
 
 def record_cpu(work, beside=None, most=1 << 30, refused=None):
-    """A `Tape` of what work() does, which is not done yet; None where work needs more than compiled loops, or more memory than
-    there is room for: `most` bytes, or those of the tape beside it, whose memory it shares: then each is replayed when the
-    results of the other have been used. work was run before, so that what is made once is there, and is run twice here.
-    The reason why nothing is recorded is added to a list `refused`.
+    """A `Tape` of the compiled loops that work() calls, which do not compute yet; None if work does more than call compiled
+    loops, or needs more memory than `most` bytes, or than those of the tape `beside`. The two tapes share their memory, so each
+    may be replayed only after the results of the other have been used. Run work() once before, so that its caches are filled;
+    it is run twice here. If nothing is recorded, the reason is appended to the list `refused`.
     """
     try:
         return Tape(work, Arena(most, pages) if beside is None else beside.arena)

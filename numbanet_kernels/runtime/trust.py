@@ -11,10 +11,11 @@ from .interrupt import deferred
 
 
 def trusted(check: Callable[[], float]) -> Callable[[], bool]:
-    """True if fast code is correct on this device: once per process, `check` runs it and returns its error.
+    """Make a function that is True if fast code is correct on this device. Once per process, it calls check(), which runs the
+    fast code and returns its largest error.
 
-    If the error is not small, or the check fails, a warning is issued and the simple code is used. On the emulated device the
-    tests have checked it.
+    If the error is not small, or if the check raises an exception, it issues a warning and is False; the simple code is then
+    used. On the emulated device it is True without a check, because the tests check it.
     """
 
     @functools.cache

@@ -110,6 +110,13 @@ CASES = {
     "matmul, batch": (ops.matmul, np.matmul, [(2, 3, 4), (4, 2)], ANY),
     "matmul, vector": (ops.matmul, np.matmul, [(3, 4), (4,)], ANY),
     "linear": (ops.linear, lambda x, w, b: x @ w.T + b, [(3, 4), (5, 4), (5,)], ANY),
+    "linear, few": (lambda x, w, b: ops.linear(x, w, b, few=True), lambda x, w, b: x @ w.T + b, [(3, 4), (5, 4), (5,)], ANY),
+    "linear, few, ReLU": (
+        lambda x, w: ops.linear(x, w, relu=True, scale=1.5, few=True),
+        lambda x, w: np.maximum(1.5 * x @ w.T, 0),
+        [(3, 4), (5, 4)],
+        ANY,
+    ),
     "linear, scaled": (
         lambda x, w, b: ops.linear(x, w, b, scale=1.5),
         lambda x, w, b: 1.5 * x @ w.T + b,

@@ -36,14 +36,10 @@ from numbanet.gradients import Packed
 from numbanet.layers import ActivationSpec, Flow, Tags, Tree
 from numbanet.training.adam import Adam
 from numbanet_kernels.runtime import pool
+from tests.layers.sentences import sentences
+from tests.layers.tolerance import close
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
-
-
-def close(ours, theirs, tolerance=1e-5):
-    """To 1e-5 of the largest value."""
-    theirs = np.asarray(theirs)
-    np.testing.assert_allclose(np.asarray(ours), theirs, rtol=tolerance, atol=tolerance * max(1, np.abs(theirs).max(initial=0)))
 
 
 def pair(dev, inputs, hidden, layers, **options):
@@ -267,15 +263,6 @@ def test_long_sequences_are_trained(monkeypatch):
 def sequence_layers(padded=True, **options):
     first = Embedding(6, 8, padding_idx=0 if padded else None, rng=0)
     return [first, LSTM(8, 12, batch_first=True, rng=1, **options), LastStep(), Linear(12, 2, rng=2)]
-
-
-def sentences(rng, n=120, steps=9):
-    """Rows of 1 … 5, padded with 0 at the end; the class is whether a 5 came before the end."""
-    lengths = rng.integers(2, steps + 1, n)
-    X = np.where(np.arange(steps) < lengths[:, None], rng.integers(1, 5, (n, steps)), 0)
-    y = rng.integers(2, size=n)
-    X[np.arange(n), rng.integers(0, lengths)] = np.where(y, 5, X[np.arange(n), 0])
-    return X, y
 
 
 @pytest.mark.parametrize(

@@ -6,39 +6,27 @@ import pytest
 from numbanet import (
     GRU,
     LSTM,
-    BernoulliDropout,
     BernoulliPlan,
     Context,
-    Embedding,
     IndexPlan,
     LastStep,
-    Linear,
-    Net,
-    RowDropout,
     RowPlan,
     Sequential,
     Tensor,
-    TileDropout,
     TilePlan,
     TimePlan,
     check_grad,
     no_grad,
     ops,
 )
-from numbanet.dropout import Together, recurrent
 from numbanet.gradients import Packed
 from numbanet.layers import ActivationSpec, Flow, Tags, Tree
 from numbanet.plans import Plans
+from tests.layers.tolerance import close
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
 
 KINDS = [LSTM, GRU]
-
-
-def close(ours, theirs, tolerance=1e-5):
-    """To 1e-5 of the largest value."""
-    theirs = np.asarray(theirs)
-    np.testing.assert_allclose(np.asarray(ours), theirs, rtol=tolerance, atol=tolerance * max(1, np.abs(theirs).max(initial=0)))
 
 
 def pair(dev, kind, *sizes, **options):
@@ -334,71 +322,6 @@ def test_directions_are_two():
         LastStep(True)(Tensor(np.ones((2, 3, 5))))
     with pytest.raises(ValueError, match="its input has 5 features"):
         LastStep(True).cost(ActivationSpec((2, 3, 5)), Plans())
-
-
-# --- in a Net ---------------------------------------------------------------------------------------------------------
-def sentences(rng, n=120, steps=9):
-    """Rows of 1 … 5, padded with 0 at the end; the class is whether a 5 came before the end."""
-    lengths = rng.integers(2, steps + 1, n)
-    X = np.where(np.arange(steps) < lengths[:, None], rng.integers(1, 5, (n, steps)), 0)
-    y = rng.integers(2, size=n)
-    X[np.arange(n), rng.integers(0, lengths)] = np.where(y, 5, X[np.arange(n), 0])
-    return X, y
-
-
-@pytest.mark.parametrize("kind, both", [(GRU, False), (GRU, True), (LSTM, True)])
-@pytest.mark.parametrize(
-    "dropout",
-    [
-        "none",
-        BernoulliDropout(0.2),
-        RowDropout(0.3),
-        TileDropout(0.3, tile=4),
-        Together(RowDropout(0.2), recurrent(RowDropout(0.3))),
-    ],
-    ids=str,
-)
-def test_a_net_classifies_sequences_and_is_saved(rng, tmp_path, dropout, kind, both):
-    X, y = sentences(rng)
-    layers = [
-        Embedding(6, 8, padding_idx=0, rng=0),
-        kind(8, 12, batch_first=True, bidirectional=both, rng=1),
-        LastStep(both),
-        Linear(12 * (1 + both), 2, rng=2),
-    ]
-    net = Net(
-        layers, dropout=dropout, epochs=40, batch_size=30, optimizer="adam", learning_rate=0.02, random_state=0, device="cpu"
-    ).fit(X, y)
-    assert net.score(X, y) > 0.9
-    longer = np.pad(X, ((0, 0), (0, 0)))
-    np.testing.assert_allclose(net.predict_proba(longer), net.predict_proba(X))
-    if isinstance(dropout, Together):
-        net.set_params(dropout="none")  # files have no several policies
-    net.save(tmp_path / "net")
-    np.testing.assert_array_equal(Net.load(tmp_path / "net").predict_proba(X), net.predict_proba(X))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_padding_changes_nothing(rng, kind):
-    """Neither what is predicted nor what is learned of a sequence depends on how far it is filled up, in both directions."""
-    model = Sequential(
-        [
-            Embedding(6, 8, padding_idx=0, rng=0),
-            kind(8, 12, 2, batch_first=True, bidirectional=True, rng=1),
-            LastStep(True),
-            Linear(24, 2, rng=2),
-        ]
-    )
-    X, found = sentences(rng, 5)[0].astype(np.int32), []
-    for filled in (X, np.pad(X, ((0, 0), (0, 4)))):
-        x = Tensor.wrap(np.ascontiguousarray(filled), model[0].weight.device)
-        y = model.forward(Flow(x), Context()).dense()
-        y.sum().backward()
-        found.append([y.numpy(), *(np.array(p.grad.numpy()) for p in model.parameters())])
-        for p in model.parameters():
-            p.zero_grad()
-    for mine, other in zip(*found, strict=True):
-        close(mine, other)
 
 
 @pytest.mark.parametrize(

@@ -10,21 +10,24 @@ from numbanet import GELU, Hook, Net, NetRegressor, Optimizer, RowDropout, profi
 from numbanet.dropout import Dropout, DynamicSparseGraph, TileDropout
 from numbanet.plans import IndexPlan
 from numbanet.training.recorder import Recorder
+from numbanet.training.stepper import Stepper
 from numbanet_kernels.families import gemm_rows
 from numbanet_kernels.host import thresholds
-from numbanet_kernels.runtime import tape
+from numbanet_kernels.runtime import replay, tape
 
 
 @pytest.fixture
 def replays(monkeypatch):
-    """How often each tape was replayed."""
+    """How often each tape of a step was replayed, alone or with others."""
     counts = {}
 
-    def replay(self, original=tape.Tape.replay):
-        original(self)
-        counts[self] = counts.get(self, 0) + 1
+    def run(stretches, threads, together, tapes, original=replay.run):
+        original(stretches, threads, together, tapes)
+        for of in tapes:
+            if of.stretches[0] in stretches and set(of.names.values()) != {"_take_rows"}:  # which fetches a batch
+                counts[of] = counts.get(of, 0) + 1
 
-    monkeypatch.setattr(tape.Tape, "replay", replay)
+    monkeypatch.setattr(replay, "run", run)
     return counts
 
 
@@ -87,6 +90,7 @@ PLANNED = {
     "bernoulli": {"dropout": "bernoulli", "dropout_rate": 0.4, "optimizer": "adam"},
     "tdp": {"dropout": TileDropout(0.5, tile=4, dp_max=2)},
     "tdp, adam": {"dropout": TileDropout(0.5, tile=4, dp_max=2), "optimizer": "adam"},
+    "tdp of one tile, which is kept or not": {"dropout": TileDropout(0.5, tile=32, dp_max=2)},
     "batchwise": {"dropout": "batchwise", "dropout_rate": 0.5},
     "rdp by the epoch": {"dropout": RowDropout((0.0, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4).__getitem__, dp_max=2)},
 }
@@ -97,11 +101,12 @@ PLANNED = {
 def test_one_tape_serves_all_plans_of_a_kind(monkeypatch, replays, options):
     drawn = set()
 
-    def put_plans(self, plans, original=Recorder.put_plans):
+    def draw(self, *given, original=Stepper.draw):
+        plans = original(self, *given)
         drawn.update(plans.assigned.items())
-        original(self, plans)
+        return plans
 
-    monkeypatch.setattr(Recorder, "put_plans", put_plans)
+    monkeypatch.setattr(Stepper, "draw", draw)
     options = {"layers": (8, 6), "epochs": 8, **options}
     ours = fit(**options)
     assert 0 < len(replays) <= 2 * len({(site, plan.kind) for site, plan in drawn}) ** 2 and sum(replays.values()) > 10

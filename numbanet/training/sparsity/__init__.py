@@ -1,4 +1,4 @@
-"""Sparsity during training: groups that are removed, weights that are pruned, entries that move."""
+"""Sparsity during training: removing groups of weights, pruning single weights, and moving the entries of sparse weights."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Sparsity: describes how a network becomes sparse during training; Thinning: the hook that does it.
 
-A thinning hook derives its decisions from the weights and the epoch, so that a fit can return to an earlier state
-(`Run.restore`); `epoch_start` derives them again. Arrays change shape through `Optimizer.resize`, which also resizes the
-optimiser's state.
+The decisions of a thinning hook depend only on the weights and the epoch. So a fit can return to an earlier state
+(`Run.restore`); `epoch_start` then computes the decisions again. Arrays change shape through `Optimizer.resize`, which also
+resizes the optimiser's state.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Sparsity(abc.ABC):
 
     @abc.abstractmethod
     def begin(self, model: Sequential, shape: tuple[int, ...], epochs: int, dev: Device) -> Hook:
-        """The hook that makes a network sparse, from its first epoch to its last; it is pickled with the network.
+        """Make the hook that makes a network sparse during a fit; it is pickled with the estimator.
 
         Parameters
         ----------
         model : Sequential
-            In its initial form.
+            The model before training.
         shape : tuple of int
             Shape of a batch of inputs.
         epochs : int
@@ -40,7 +40,7 @@ class Sparsity(abc.ABC):
         Raises
         ------
         ValueError
-            If the model has nothing that it applies to.
+            If the model has no layer to which it applies.
         """
 
 

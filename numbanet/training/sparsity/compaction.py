@@ -1,4 +1,4 @@
-"""Compaction: removes units that do nothing, with their weights and the optimiser's state for these.
+"""Compaction: removes units without effect on the output, with their weights and the optimiser's state of these weights.
 
 A unit, that is a neuron of a `Linear` or a filter of a `Conv2d`, is removed if
 
@@ -32,7 +32,7 @@ from .joints import NORMS, Joint, Place, joints
 
 # --- removal ----------------------------------------------------------------------------------------------------------
 def compact(model: Sequential, optimizer: Optimizer, shape: tuple[int, ...]) -> bool:
-    """Remove units that do nothing, front to back, until there are none; returns True if any were removed.
+    """Remove units without effect on the output, front to back, until there are none; returns True if any were removed.
 
     Each layer keeps at least one unit. `shape` is that of a batch of inputs.
     """
@@ -83,7 +83,7 @@ def _units_leave(joint: Joint, source: Linear | Conv2d, read: np.ndarray, optimi
 
 
 def resize(tensor: Tensor, keep: np.ndarray, axis: int, optimizer: Optimizer) -> None:
-    """Keep some entries of an axis of a buffer, or of a parameter and its optimiser state."""
+    """Keep the entries `keep` of an axis of a buffer, or of a parameter and its optimiser state."""
     dev = tensor.device
 
     def resized(array):
@@ -93,7 +93,9 @@ def resize(tensor: Tensor, keep: np.ndarray, axis: int, optimizer: Optimizer) ->
 
 
 def _select(joint: Joint, index: np.ndarray, features: int) -> None:
-    """Pass only the features `index` of n to the reader, replacing an existing `Select`."""
+    """Insert a `Select` before the reader that passes only the features `index` of `features` features; an existing `Select` is
+    replaced.
+    """
     joint.place.replace(Select(features, index), joint.reader, before=int(joint.select is not None))
 
 
@@ -105,7 +107,7 @@ def to_sparse(place: Place, optimizer: Optimizer, tile: int | None = None) -> No
     matrix = CSR.from_dense(weight) if tile is None else BSR.from_dense(weight, tile)
 
     def values(array: np.ndarray) -> np.ndarray:
-        """The entries of an array of the weight's shape at the matrix's positions."""
+        """The entries of `array`, which has the weight's shape, at the stored positions of the sparse matrix."""
         return BSR.from_dense(array, matrix.tile, _tiles(matrix)).values if isinstance(matrix, BSR) else array[weight != 0]
 
     sparse = SparseLinear(layer.in_features, layer.out_features, weight=matrix, bias=False, device=dev)
@@ -115,7 +117,7 @@ def to_sparse(place: Place, optimizer: Optimizer, tile: int | None = None) -> No
 
 
 def _tiles(matrix: BSR) -> np.ndarray:
-    """(block rows, block columns) bool: which tiles are stored."""
+    """(block rows, block columns) bool: True for the tiles that the matrix stores."""
     mask = np.zeros(matrix.grid, bool)
     mask[np.repeat(np.arange(matrix.grid[0]), np.diff(matrix.indptr)), matrix.indices] = True
     return mask
@@ -123,7 +125,7 @@ def _tiles(matrix: BSR) -> np.ndarray:
 
 # --- constant units ---------------------------------------------------------------------------------------------------
 def _constants(joint: Joint, source: Linear | Conv2d) -> np.ndarray:
-    """Each input of the reader if all units equal their bias: (features,), or (channels, H, W)."""
+    """The inputs of the reader if the output of each unit is a function of its bias alone: (features,), or (channels, H, W)."""
     units, *others = (n or 1 for n in joint.spec.shape[1:])
     bias = np.zeros(units, np.float32) if source.bias is None else source.bias.numpy()
     x = np.broadcast_to(bias.reshape(1, units, *(1 for _ in others)), (1, units, *others))
@@ -136,7 +138,7 @@ def _constants(joint: Joint, source: Linear | Conv2d) -> np.ndarray:
 
 
 def _foldable(joint: Joint, units: int, values: np.ndarray) -> np.ndarray:
-    """Which units, if constant, can be replaced by a change of the reader's bias."""
+    """A flag for each unit: True if, when it is constant, a change of the reader's bias can replace it."""
     zero = np.bincount(joint.owner, values.reshape(joint.owner.size, -1).any(axis=1), units) == 0
     norm = joint.after if joint.after is not None and joint.after.acts_as(*NORMS) else None
     if joint.reader.bias is None and norm is None:
@@ -161,7 +163,7 @@ def _fold(joint: Joint, values: np.ndarray, inputs: np.ndarray) -> None:
 
 # --- counting ---------------------------------------------------------------------------------------------------------
 def count_nonzero(model: Sequential) -> int:
-    """Number of nonzero weights of products, biases excluded."""
+    """The number of nonzero weights in the layers of a model, without biases."""
     return sum(
         int(np.count_nonzero(tensor.numpy()))
         for name, tensor, trained in model.named()

@@ -1,12 +1,14 @@
-"""Joints: the places in a model where units may leave, found by walking the tree of its layers.
+"""Joints: the places in a model where units may be removed; they are found by walking the tree of its layers.
 
-Units leave between two layers of a path. A path is a list of layers that run one after the other: what one gives goes to the
-next, and nowhere else. The model is one, with all `Sequential`s in it.
+Units are removed between two layers of a path. A path is a list of layers that run one after the other: the output of a layer
+is the input of the next one, and is used nowhere else. The model is one path, which includes the layers of the `Sequential`s in
+it.
 
-One batch of zeros shows which layers a user's own layer calls, such as a residual block. A `Sequential` that it calls once,
-without calling any of its layers directly as well, is a path of its own. The width of its inputs and outputs stays, because
-other layers may depend on it. Units do not leave layers that are called one by one: what their outputs are used for is unknown.
-A user's layer that uses the weight of a layer in such a `Sequential`, besides calling it, is not noticed.
+A user's layer, such as a residual block, is called with a batch of zeros to find the layers that it calls. If it calls a
+`Sequential` once, and does not also call layers of it directly, this `Sequential` is a separate path. Its inputs and outputs
+keep their width, because other layers may depend on it. Units of layers that are called one by one are not removed, because the
+use of their outputs is unknown. If a user's layer calls such a `Sequential` and also uses the weight of a layer in it, this is
+not detected.
 """
 
 from __future__ import annotations
@@ -38,37 +40,37 @@ NORMS = BatchNorm1d, BatchNorm2d
 
 
 class Place(NamedTuple):
-    """A layer in the list of a `Sequential`, and what comes to it."""
+    """A layer in the list of a `Sequential`, and the specification of its input."""
 
     chain: Sequential
     layer: Any
     spec: ActivationSpec
 
     def replace(self, *layers: Layer, before: int = 0) -> None:
-        """Put others here, in place of the layer and of so many in front of it."""
+        """Replace this layer, and `before` layers in front of it, by other layers."""
         index = self.chain.layers.index(self.layer)
         self.chain.layers[index - before : index + 1] = layers
 
 
 @dataclasses.dataclass(frozen=True)
 class Joint:
-    """Where units may leave: between two layers with weights, or in front of the first.
+    """A place where units may be removed: between two layers with weights, or before the first one.
 
     Attributes
     ----------
     source : Linear, Conv2d or None
-        The layer whose units these are; None where they are not those of a layer that is known, or where what changes as they
-        leave is used elsewhere, too: biases, batch norms.
+        The layer whose outputs are the units. None if it is unknown, or if an array that changes with the units, such as a bias
+        or a batch norm, is also used elsewhere.
     passed : tuple of Place
-        What they pass through, each by itself.
+        The layers between the source and the reader; each processes units independently.
     place : Place
-        Of what reads them.
+        The place of the reader, the layer whose inputs are the units.
     after : Layer or None
-        The layer behind the reader.
+        The layer after the reader.
     spec : ActivationSpec
-        What the source gives.
+        The specification of the source's output.
     owner : ndarray
-        Of each input of the reader, the unit that it comes from; without a source itself.
+        For each input of the reader, the index of its unit; without a source, the index of the input itself.
     """
 
     source: Linear | Conv2d | None
@@ -80,35 +82,36 @@ class Joint:
 
     @property
     def reader(self) -> Linear | Conv2d:
-        """What reads the units."""
+        """The layer whose inputs are the units."""
         return self.place.layer
 
     @property
     def between(self) -> tuple[Layer, ...]:
-        """The layers that the units pass through."""
+        """The layers between the source and the reader."""
         return tuple(place.layer for place in self.passed)
 
     @property
     def flat(self) -> bool:
-        """Whether the reader's input is (N, features), so that a `Select` may stand before it."""
+        """True if the reader's input is (N, features), so that a `Select` can be inserted before it."""
         return len(self.place.spec.shape) == 2
 
     @property
     def select(self) -> Select | None:
-        """The features that the reader is given, where they are selected right before it."""
+        """The `Select` directly before the reader; None if there is none."""
         before = self.passed[-1] if self.passed else self.place
         return before.layer if before.chain is self.place.chain and before.layer.acts_as(Select) else None
 
     @property
     def pixels(self) -> int:
-        """How many features a unit has where the reader, or a `Select` before it, takes them."""
+        """The number of features per unit in the input of the reader, or of a `Select` before it."""
         inputs = self.select.plan.n if self.select else self.owner.size
         return inputs // self.source.weight.shape[0] if self.source else 1
 
 
 def trainable(model: Layer) -> list[Linear | Conv2d]:
-    """The layers whose weights may be changed, in the tree's order: `Linear` and `Conv2d` without groups, and subclasses of
-    these, that train and share no weight."""
+    """The layers whose weights may be changed, in the tree's order: instances of `Linear` and `Conv2d`, the latter without
+    groups, whose weight is trained and not shared.
+    """
     tree = Tree(model)
     return [
         layer
@@ -121,7 +124,7 @@ def trainable(model: Layer) -> list[Linear | Conv2d]:
 
 
 def paths(layer: Layer, spec: ActivationSpec) -> Iterator[list[Place]]:
-    """Layers that run one after the other, the outer ones first, where what comes to a layer is of this shape."""
+    """The paths of a layer, outer ones first, for an input of specification `spec`; each is a list of `Place`."""
     if layer.acts_as(Sequential):
         yield from _paths_of(layer, spec)
         return
@@ -134,7 +137,7 @@ def paths(layer: Layer, spec: ActivationSpec) -> Iterator[list[Place]]:
             continue
         if called is not layer:
             yield from paths(called, ActivationSpec(shape))
-        elif isinstance(layer, Sequential):  # `super().__call__`: its layers, with something done before or after
+        elif isinstance(layer, Sequential):  # a subclass that calls `super().__call__`, and computes more before or after
             yield from _paths_of(layer, ActivationSpec(shape))
 
 
@@ -146,7 +149,7 @@ def _paths_of(chain: Any, spec: ActivationSpec) -> Iterator[list[Place]]:
 
 
 def _places(chain: Any, spec: ActivationSpec) -> Iterator[Place]:
-    """The layers of a `Sequential` and of those in it, which are parts of it."""
+    """The layers of a `Sequential`, including those of the `Sequential`s in it."""
     for layer in chain.layers:
         if layer.acts_as(Sequential):
             yield from _places(layer, spec)
@@ -156,15 +159,18 @@ def _places(chain: Any, spec: ActivationSpec) -> Iterator[Place]:
 
 
 def places(model: Layer, shape: tuple[int, ...]) -> dict[Linear | Conv2d, Place]:
-    """Where the layers are whose shapes may change, for inputs of a shape (N, …): those that do what a `Linear` or `Conv2d`
-    does, and that stand in a path."""
+    """For inputs of a shape (N, …): the place in a path of each trainable layer that computes the same as `Linear` or `Conv2d`,
+    so that its shape may change.
+    """
     known = set(trainable(model))
     found = (place for path in paths(model, ActivationSpec(shape)) for place in path)
     return {place.layer: place for place in found if place.layer in known and place.layer.acts_as(Linear, Conv2d)}
 
 
 def joints(model: Layer, shape: tuple[int, ...]) -> list[Joint]:
-    """Front to back, those inside of layers after those of the path that these stand in; for inputs of a shape (N, …)."""
+    """The joints of a model for inputs of a shape (N, …): front to back, those inside layers after those of the path that has
+    these layers.
+    """
     known, shared = places(model, shape), Tree(model).shared
     return [joint for path in paths(model, ActivationSpec(shape)) for joint in _joints(path, known, shared)]
 
@@ -188,7 +194,9 @@ def _joints(path: list[Place], known: dict[Linear | Conv2d, Place], shared: froz
 def _joint(
     source: Linear | Conv2d | None, passed: tuple[Place, ...], place: Place, after: Layer | None, spec: ActivationSpec
 ) -> Joint:
-    """With the source, where each of its units passes to the reader by itself."""
+    """The joint before the layer at `place`; it has the source if each unit of the source passes to the reader independently of
+    the others.
+    """
     reader = place.layer
     inputs = reader.weight.shape[1]
     alone = Joint(None, passed, place, after, spec, np.arange(inputs))

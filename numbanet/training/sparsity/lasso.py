@@ -1,4 +1,5 @@
-"""GroupLasso: training with a fused loss of error, sparsity and time removes groups of weights; then the rest is fine-tuned.
+"""GroupLasso: adds penalties for weights and for time to the loss, removes groups of weights that become zero, and fine-tunes
+the rest.
 
     fused loss = error + strength sum_g sqrt(n_g) (1 - cost_weight + cost_weight cost_g) |w_g|
 
@@ -8,9 +9,9 @@ follows the error's gradient; a proximal step after each update handles the norm
 
     w_g <- w_g max(0, 1 - step strength sqrt(n_g) (…) / |w_g|)
 
-It makes groups exactly zero. By default norms are weighted by r / |w_g|, r the current mean over the groups of a weight that
-were nonzero at the start of the epoch (adaptive group lasso: Wang & Leng 2008, with the weights of Candès, Wakin & Boyd 2008,
-section 2.3): large groups shrink little, so that they keep what they have learned, and small ones vanish sooner.
+It makes groups exactly zero. By default norms are weighted by r / |w_g|, where r is the current mean norm of those groups of a
+weight that were nonzero at the start of the epoch (adaptive group lasso: Wang & Leng 2008, with the weights of Candès, Wakin &
+Boyd 2008, section 2.3): large groups shrink little, and small ones become zero sooner.
 
 After each epoch zero groups are removed from the network (`compaction`), so that its products become smaller during training.
 The last epochs fine-tune the rest, without a penalty.
@@ -99,23 +100,24 @@ class GroupLasso(Sparsity):
         Strength of the penalty, not negative: the coefficient of the groups' norms in the loss, each times the square root of
         the group's size.
     groups : {"rows", "columns", "tiles", "filters"} or tuple of these, default="rows"
-        What becomes zero together. "rows": the weights of a neuron of a `Linear` layer. "columns": the weights that read one
-        input of a `Linear` layer (a neuron of the previous layer or a feature), or one channel of a `Conv2d` layer. "filters":
-        the weights of a filter of a `Conv2d` layer. "tiles": 32 x 32 blocks of the weight of each `Linear` layer except the
-        last; such a layer becomes a `SparseLinear` of tiles when fine-tuning starts. Several kinds are applied in turn:
-        ("filters", "rows") is for convolutional networks.
+        The weights that become zero together. "rows": the weights of a neuron of a `Linear` layer. "columns": the weights that
+        read one input of a `Linear` layer (a neuron of the previous layer or a feature), or one channel of a `Conv2d` layer.
+        "filters": the weights of a filter of a `Conv2d` layer. "tiles": 32 x 32 blocks of the weight of each `Linear` layer
+        except the last; such a layer becomes a `SparseLinear` of tiles when fine-tuning starts. Several kinds are applied in
+        turn: ("filters", "rows") is for convolutional networks.
     cost_weight : float, default=0.0
-        In [0, 1]: how much groups are weighted by their cost: seconds per weight of their layer relative to the network's mean,
-        measured on the device before the first epoch, because small products take longer than their FLOPs suggest. A weight of
-        a convolution costs a hundred times one of a linear layer, so 0.02 is much if the network has both. Measured costs are
-        rounded to powers of 2; two fits may still differ, which is why by default all weights cost the same.
+        In [0, 1]: weight of the cost of a group in its penalty. The cost is the time per weight of the group's layer, divided
+        by the mean over the network; it is measured on the device before the first epoch, because small products take longer
+        than their FLOPs suggest. A weight of a convolution costs a hundred times one of a linear layer, so 0.02 is a large
+        value if the network has both. Measured costs are rounded to powers of 2; two fits may still differ, which is why by
+        default all weights cost the same.
     fine_tuning : float, default=0.5
         In [0, 1): share of the epochs, at the end, that train the rest with a fixed structure and no penalty.
     keep : float, default=0.0
         In [0, 1]: fine-tuning starts earlier, after the first epoch that leaves at most this share of the weights.
     adaptive : bool, default=True
-        Whether norms are weighted by their inverse size. If False, all groups shrink equally, and most of those that vanish do
-        so in the same epoch.
+        If True, norms are weighted by their inverse size. If False, all groups shrink equally, and most of those that become
+        zero do so in the same epoch.
 
     Raises
     ------
@@ -189,7 +191,7 @@ class Lasso(Thinning):
         self.costs = costs
         self.means: dict[Group, float] = {}  # mean of the groups' root mean squares
         self.counts: dict[Group, int] = {}  # number of nonzero groups at the start of the epoch
-        self._norms: dict[Group, Any] = {}  # after the last step
+        self._norms: dict[Group, Any] = {}  # the groups' norms after the last step
         self._said: dict[str, Any] = {}
 
     def epoch_start(self, run, epoch):
@@ -216,7 +218,7 @@ class Lasso(Thinning):
         return compaction.count_nonzero(run.model) / self.first[0]
 
     def _weigh(self) -> None:
-        """Update the mean norms that the weighting uses."""
+        """Update the mean norms r of the adaptive weights."""
         for group, norms in self._norms.items():
             roots = group.layer.weight.device.download(norms) / np.sqrt(_sizes(group))
             self.counts.setdefault(group, max(int(np.count_nonzero(roots)), 1))

@@ -1,4 +1,4 @@
-"""MagnitudePruning: the smallest weights are set to zero, gradually during training.
+"""MagnitudePruning: sets the smallest weights to zero, gradually during training.
 
 (Zhu & Gupta 2017, "To prune, or not to prune: exploring the efficacy of pruning for model compression", section 3.) The
 products of such a network use lists of entries. It is the baseline for structured sparsity (`lasso`).
@@ -22,7 +22,9 @@ from .lasso import check_share
 
 
 def cubic(progress: float) -> float:
-    """1 - (1 - progress)³: much at first, when many weights are redundant (Zhu & Gupta 2017, eq. 1, from sparsity 0 on)."""
+    """1 - (1 - progress)³: most weights are pruned at first, when many are redundant (Zhu & Gupta 2017, eq. 1, with initial
+    sparsity 0).
+    """
     return 1 - (1 - progress) ** 3
 
 
@@ -31,9 +33,10 @@ class MagnitudePruning(Sparsity):
     """Unstructured sparsity: the smallest entries of the weights of `Linear`, `Conv2d` and `LSTM` layers become zero, except in
     the last layer.
 
-    More of them are set to zero at the end of each epoch, and stay zero. After the last time, each such `Linear` layer of a
-    `Sequential` becomes a `SparseLinear`, which is fine-tuned; convolutions and LSTMs keep a mask, and so do layers that are
-    attributes of another one, and subclasses that override what is computed. Layers inside other layers are pruned, too.
+    At the end of each epoch, more entries are set to zero; they stay zero. After the last pruning, each pruned `Linear` layer
+    of a `Sequential` becomes a `SparseLinear`, which is fine-tuned. Convolutions and LSTMs keep a mask. So do layers that are
+    attributes of another layer, and instances of subclasses that override `forward` or `__call__`. Layers inside other layers
+    are pruned, too.
 
     Parameters
     ----------
@@ -69,7 +72,7 @@ class MagnitudePruning(Sparsity):
 
 
 def _layers(model: Sequential) -> Sequence[Layer]:
-    """Those that can be pruned, in the tree's order."""
+    """The layers that can be pruned, in the tree's order."""
     found = trainable(model)
     return [layer for layer in dict.fromkeys(Tree(model).layers.values()) if layer in found or isinstance(layer, LSTM)][:-1]
 
@@ -133,7 +136,7 @@ class Pruning(Thinning):
 
 
 def _zero(weight: Tensor, share: float) -> None:
-    """Set the smallest entries of a weight to zero, a share of all of them; entries that are zero already count."""
+    """Set the smallest entries of a weight to zero, so that a share `share` of all entries is zero."""
     values = np.array(weight.numpy())
     values.reshape(-1)[np.argsort(np.abs(values), None)[: round(share * values.size)]] = 0
     weight.assign(weight.device.upload(values))

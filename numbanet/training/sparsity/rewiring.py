@@ -1,4 +1,4 @@
-"""Rewire: sparse layers whose entries move during training; their number stays the same."""
+"""Rewire: moves the entries of sparse layers during training; the number of entries stays the same."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from .base import Sparsity, Thinning
 
 @dataclasses.dataclass(frozen=True)
 class Rewire(Sparsity):
-    """Rewires the weights of `SparseLinear` layers (single entries, not tiles): the smallest entries are removed, and as many
-    added where the dense gradient of the batch is largest (`Net`, sparsity).
+    """Moves entries of the weights of `SparseLinear` layers (single entries, not tiles): it removes the smallest entries, and
+    adds as many at the positions with the largest dense gradient of the batch. Use it as `Net(sparsity=Rewire())`.
 
-    It is RigL (Evci et al. 2020, "Rigging the lottery: making all tickets winners", algorithm 1), with its numbers as defaults.
-    Two things are simpler: the share depends on the epoch, not the step, and the step that rewires also updates the weights.
+    It is RigL (Evci et al. 2020, "Rigging the lottery: making all tickets winners", algorithm 1), and the defaults are those of
+    the paper. Two details are simpler: the share depends on the epoch, not on the step, and a step that rewires also updates
+    the weights.
 
     Parameters
     ----------
@@ -104,10 +105,10 @@ def _layers(model: Sequential) -> list[SparseLinear]:
 
 
 def _learning(model: Sequential) -> list[SparseLinear]:
-    """Those of `_layers` that are not frozen."""
+    """The layers of `_layers` whose values are not frozen."""
     return [layer for layer in _layers(model) if layer.values.requires_grad]
 
 
 def _moved(run: Run, array: Any, previous: np.ndarray) -> Any:
-    """Optimiser state for values that have moved; 0 for new ones."""
+    """Reorder an array of optimiser state like the entries; it is 0 for new entries."""
     return run.dev.upload(np.append(run.dev.download(array), np.float32(0))[previous])

@@ -1,5 +1,5 @@
-"""Convolutions on the CPU: `choose` decides what is computed in place (`cpu_direct`); the rest is computed from gathered
-patches (`cpu_im2col`).
+"""Convolutions on the CPU: `choose` decides which results are computed directly (`cpu_direct`); the others are computed from
+gathered patches (`cpu_im2col`).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ class Plan(NamedTuple):
 
     groups: int = 1
     rows: Any = None  # increasing int32 list, None for all
-    together: int = 1  # so many images have the same
+    together: int = 1  # number of consecutive images that keep the same positions
     blocks: Blocks | None = None
 
 
 class Choice(NamedTuple):
-    """The results to compute directly, each image in a lane of a vector.
+    """The results to compute directly, with one image per lane of a vector.
 
     sight : geometry of the pixels that positions read; None if nothing is computed directly
-    lists : the positions that tiles of images compute; None if the images of a tile keep different ones, or if threads cannot
-        share tiles equally
+    lists : the positions that tiles of images compute; None if the images of a tile keep different positions, or if
+        threads cannot share the tiles equally
     y, dw : True if computed directly
     dx : "convolved", as a convolution of dz, "spread", each gradient added to the pixels that its position reads, or ""
     """
@@ -62,7 +62,7 @@ def choose(window: Window, shape: tuple[int, ...], plan: Plan) -> Choice:
 
 
 def _listed(rows):
-    """(the kept rows, how many images have the same)"""
+    """(the kept rows, the number of consecutive images that keep the same positions)"""
     return rows if isinstance(rows, Listed) else (rows, 1)
 
 
@@ -77,7 +77,9 @@ def _increasing(op, lists, below):
 
 
 def _planned(op, x, w, positions, plan):
-    """The plan; ValueError unless its indices increase. A recorded step reads other ones, which were checked before."""
+    """The plan; ValueError unless its indices increase. During a recording they are not checked: replays read other indices,
+    which were checked when their plans were made.
+    """
     if tape.get() is not None:
         return plan
     if plan.rows is not None:
@@ -88,7 +90,7 @@ def _planned(op, x, w, positions, plan):
 
 
 def conv2d_cpu(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=None, blocks=None):
-    """y[r, o] = act(scale sum_k A[r, k] w[o, k] + bias[o])"""
+    """y[r, o] = act(scale sum_k A[r, k] w[o, k] + bias[o]), where A is the im2col matrix of x."""
     op, (rows, together) = "conv2d (cpu)", _listed(rows)
     positions = check(op, x, w, window, groups, bias, rows=rows, blocks=blocks)
     plan = _planned(op, x, w, positions, Plan(groups, rows, together, blocks))

@@ -79,7 +79,7 @@ def sight(window: Window, height: int, width: int, channels: int) -> Sight:
 
 
 def suits(window: Window, x: tuple[int, ...], outs: int) -> bool:
-    """True if images x (N, H, W, C) are convolved faster directly than from gathered patches."""
+    """True if convolving images x (N, H, W, C) directly is faster than from gathered patches."""
     return (
         x[0] >= IMAGES
         and math.prod(window.positions(*x[1:3])) >= LEAST_POSITIONS
@@ -101,7 +101,8 @@ class Positions(NamedTuple):
 
 def positions(seen: Sight, rows: Any, images: int, parts: int, together: int = 1) -> Positions | None:
     """Lists of all or of the kept positions, which groups of `together` images share; None if the images of a tile keep
-    different ones, or if the threads cannot share tiles equally. A recorded step is refused if images of a tile may differ.
+    different ones, or if the threads cannot share tiles equally. A recording is refused if images of a tile may keep different
+    positions.
     """
     if rows is None:
         return Positions(*seen.every, False)
@@ -122,7 +123,7 @@ def tiles_of(images: int) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _geometry(height: int, width: int, channels: int, above: int = 0, left: int = 0) -> np.ndarray:
-    """The geometry of images with this padding: see `Sight`."""
+    """The field `geometry` of `Sight`, for images with this padding."""
     return np.array([height, width * channels, (width + 2 * left) * channels, above, left * channels])
 
 
@@ -149,7 +150,7 @@ def _rooms(parts: int, seen: Sight, outs: int, line: int) -> list[tuple[Any, ...
 
 
 def _share(units: int, flops: int, work: Callable[[int, int, int], None]) -> None:
-    """work(number of the thread, its first unit, the end of its units)"""
+    """Call work(number of the thread, its first unit, the end of its units) on all threads, with the units divided equally."""
 
     def run(part):
         own = part.of(units)
@@ -199,7 +200,7 @@ def _transposed(w: Any, scale: float) -> Any:
 
 
 def convolved(choice, x, w, grid, bias, relu, scale):
-    """y of conv2d, given the grid of its positions."""
+    """y of conv2d; `grid` is the number of positions along the height and the width."""
     added, low = full_cpu(len(w), 0.0) if bias is None else bias, 0.0 if relu else -np.inf
     y = empty_cpu((len(x), *grid, len(w)))
     return _products(x, None, choice.sight, choice.lists, _transposed(w, scale), added, low, y)
@@ -221,7 +222,7 @@ def gradients(choice, dy, where, x, w, window, scale):
 
 
 def _behind(window):
-    """The padding of dz in the convolution that computes dx."""
+    """The padding of dz in the convolution that computes dx, along the height and the width."""
     return tuple(apart * (taps - 1) - before for taps, before, apart in zip(window.kernel, window.padding, window.dilation))
 
 

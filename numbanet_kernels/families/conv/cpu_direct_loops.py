@@ -27,7 +27,7 @@ POSITIONS = 8  # largest number of positions among them; lists are padded to a m
 PIECE = 256  # columns per partial sum, because errors grow with the number of terms
 ROWS = 4  # largest number of outputs in registers for the gradient of the weight
 COLUMNS = 6 if WIDTH == 16 else 3  # columns in registers for it; their lists are padded to a multiple of it
-STRETCH = 64  # positions that it sums completely before it goes on
+STRETCH = 64  # positions that are summed over all columns before the next ones
 ALIGNED = 4 * WIDTH
 
 
@@ -41,7 +41,7 @@ def _number(builder, data, at):
 
 
 def _by_outputs(builder, size, most, body):
-    """body(n) for n = size, from 1 to most."""
+    """Generate body(n) for each n from 1 to `most`, and a switch that runs the one with n = size."""
     for n in range(1, most + 1):
         with builder.if_then(builder.icmp_signed("==", size, NUMBER(n))):
             body(n)
@@ -96,7 +96,7 @@ def _multiply(typing_context, pixels, bases, targets, count, offsets, depth, w, 
                     for o in range(n):
                         added = spread(builder, _number(builder, bias, builder.add(o0, NUMBER(o)))).value
                         value = builder.fadd(builder.load(totals[o * together + p]), added)
-                        # this order lets NaN pass
+                        # in this order, NaN stays NaN
                         value = builder.select(builder.fcmp_ordered("<", value, least), least, value)
                         at = builder.mul(builder.add(place, NUMBER(o)), NUMBER(WIDTH))
                         builder.store(value, vector_at(builder, out, at), align=ALIGNED)
@@ -209,7 +209,7 @@ def _chunk(left, most):
 
 @host_function
 def _read(x, where, gated, n0, n1, geometry, line, turned):
-    """Images n0 … n1 - 1 into the lanes of the transposed pixels, inside their padding; with `where`, 0 unless where > 0."""
+    """Copy images n0 … n1 - 1 to the lanes of the transposed pixels, inside their padding; if `gated`, 0 unless where > 0."""
     height, width, padded, above, left = geometry[0], geometry[1], geometry[2], geometry[3], geometry[4]
     for h in range(height):
         c0, row = h * width, (h + above) * padded + left

@@ -18,7 +18,7 @@ from .cpu_weight import add_joined, transposed, transposed_back
 
 TILE_FLOATS = 1 << 20  # of a thread's tile of A: with its part of y a little over 4 MB
 TILE_ROWS = 1024  # at most
-SHORT = 32  # largest row of y, and largest line of a patch, in floats, for which neighbouring positions are joined
+SHORT = 32  # largest row of y, and largest line of a patch, in floats, for which adjacent positions are joined
 NO_BLOCKS, NO_MATRIX = np.zeros((0, 1), np.int32), np.zeros((1, 1), np.float32)
 
 
@@ -34,8 +34,8 @@ class _Job(NamedTuple):
 
 
 def padded(x, window):
-    """Images of few channels with explicit padding, and a window without: for such short rows of A edge tests take longer than
-    a copy.
+    """If images have few channels: (a copy of the images with explicit padding, the window without padding). With such short
+    rows of A, tests for the edges take longer than this copy.
     """
     (n, height, width, channels), (down, across) = x.shape, window.padding
     if channels >= VECTOR or not max(down, across):
@@ -46,8 +46,8 @@ def padded(x, window):
 
 
 def _joined(window, outs, channels, across, blocks):
-    """The number of neighbouring positions, up to `across`, that become one if rows of A and of y are short. Their patch is at
-    most twice as wide.
+    """The number of adjacent positions, at most `across`, that are joined into one if rows of A and of y are short. The joined
+    patch is at most twice as wide.
     """
     line, (_, step) = window.kernel[1] * channels, window.stride
     if not 0 < line <= SHORT or window.dilation[1] > 1 or (blocks is not None and blocks.width % line):
@@ -57,11 +57,11 @@ def _joined(window, outs, channels, across, blocks):
 
 
 class _Work:
-    """A convolution as the loops take it: lists, sizes, and each thread's images.
+    """The arguments of the loops for one convolution: lists, sizes, and the images of each thread.
 
-    Neighbouring positions read nearly the same pixels. `joined` of them can be computed as one, by a wider window whose weight
-    has outputs for each of them, 0 for pixels that a position does not read: fewer rows are gathered, and SGEMM gets wider
-    matrices. Their rows of y are adjacent in memory.
+    Adjacent positions read nearly the same pixels. So `joined` positions can be computed as one, by a wider window: its weight
+    has the outputs of each position, and is 0 for pixels that this position does not read. Fewer rows are gathered, and SGEMM
+    gets wider matrices. The outputs of joined positions are adjacent in y.
     """
 
     def __init__(self, x, w, window, plan, positions):
@@ -86,7 +86,7 @@ class _Work:
         self.unit = 1 if blocks is None else math.lcm(blocks.height, self.places) // self.places
         self.geometry = loops.geometry(window, self.x.shape, positions)
         self.table, self.starts = loops.segments(window, x.shape[3], w.shape[1], None if blocks is None else blocks.width)
-        self.flops = 2 * self.images * self.places * self.depth * self.outs // groups  # of all: recorded lists may be shorter
+        self.flops = 2 * self.images * self.places * self.depth * self.outs // groups  # an upper bound for replays
 
     def transposed(self, w):
         """The weight, (groups K, O / groups)."""
@@ -112,7 +112,9 @@ class _Work:
         return height, width + (self.joined - 1) * self.step, channels, self.joined, outs
 
     def jobs(self, flops):
-        """The job of each thread, allocated before the threads start, so that they do not contend for the GIL."""
+        """The `_Job` of each thread. Buffers are allocated before the threads start, so that threads do not contend for the
+        GIL.
+        """
         parts = threads.parts(flops=flops)
         return [self._job(Part(number, parts)) for number in range(parts)]
 
@@ -154,7 +156,7 @@ def convolved(x, w, window, plan, positions, bias, relu, scale):
 
 
 def _repeated(bias, times):
-    """The bias of so many joined positions."""
+    """The bias, repeated for `times` joined positions."""
     shape = times, len(bias)
     return bias if times == 1 else assign(np.broadcast_to(bias, shape), empty_cpu(shape)).reshape(-1)
 

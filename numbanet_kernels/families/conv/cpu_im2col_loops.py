@@ -2,8 +2,8 @@
 
 The im2col matrix A (N P, K) has a row for each of the P output positions of an image: the patch that the position reads, with
 columns k = (kh, kw, c), channels fastest. It is never built. Each thread gathers a tile of its rows, multiplies it by the
-transposed weight (K, O), and reuses the buffer for the next tile. Backward it also adds a tile of dA to the pixels of A.
-Dropped rows and blocks of A are never gathered.
+transposed weight (K, O), and reuses the buffer for the next tile. The backward pass also adds each tile of dA to the gradients
+of the pixels that the tile reads. Dropped rows and blocks of A are not gathered.
 
 Loops take the sizes as one int64 array (`geometry`), the columns of a row as a table (`segments`), and a plan as lists: `rows`,
 kept rows of A, or `kept`, the kept block columns of each block row.
@@ -57,8 +57,8 @@ def segments(window, channels, own, block):
 
 @host_function
 def patch_origin(row, geometry, before):
-    """(first row of A on this output line, first line of this image, top line of the patch), perhaps above the image. The
-    result is reused along a line, because divisions take longer than a short copy.
+    """(first row of A on this output line, first line of this image, top line of the patch, which may be above the image). If
+    `before`, an earlier result, is for the same line, it is returned, because divisions take longer than a short copy.
     """
     height, _, stride_h, _, pad_h, _, out_h, out_w, _, _ = geometry
     if 0 <= row - before[0] < out_w:
@@ -70,13 +70,17 @@ def patch_origin(row, geometry, before):
 
 @host_function
 def patch_left(row, geometry, place, width):
-    """The float of its line at which the patch of a row of A begins, perhaps left of the image; `width` floats a pixel."""
+    """The float of its line at which the patch of a row of A begins, which may be left of the image; a pixel has `width`
+    floats.
+    """
     return ((row - place[0]) * geometry[3] - geometry[5]) * width
 
 
 @host_function
 def _inside(segment, top, left, height, line):
-    """(float of the image's line at which a segment begins, its first and end column inside the image, their number)"""
+    """(float of the image's line at which a segment begins, first column of the segment inside the image, end of these columns,
+    number of all columns of the segment)
+    """
     start, count = left + segment[1], segment[2]
     if not 0 <= top + segment[0] < height:
         return start, count, count, count
@@ -123,8 +127,8 @@ def _scatter_at_edge(room, at, base, top, left, height, line, table, pixels):
 
 @host_function
 def _kept(table, starts, kept, block_row, own):
-    """Write the segments of a block row's kept columns to `own` and return their number; all of the table without blocks.
-    Adjacent segments are merged. A list ends at the first column outside the matrix.
+    """Write the segments of a block row's kept columns to `own`, and return their number; if there are no blocks, the whole
+    table. Adjacent segments are merged. The list of kept columns ends at the first index outside the matrix.
     """
     if kept.shape[0] == 0:
         for s in range(table.shape[0]):
@@ -171,7 +175,7 @@ def _add_rows(own_dw, kept, width, block_row, dwt):
 
 @host_function
 def _fill(room, pixels, count, t0, geometry, channels, first, table, rows, listed):
-    """room = `count` rows of A from t0 on, with the table's columns. Up to a vector beyond them is overwritten."""
+    """room = `count` rows of A from t0 on, with the table's columns. Up to a vector of elements after them is overwritten."""
     at, found = int64(0), (-geometry[7], int64(0), int64(0))  # a literal would make Numba compile a second version
     height, line = geometry[0], geometry[1] * channels
     lowest, rightmost = height - geometry[8], line - geometry[9]  # largest origin of a patch inside the image
@@ -219,7 +223,7 @@ def clear(y, first, stop):
 
 @host_function
 def _before(rows, row):
-    """How many entries of an increasing list are less than a row."""
+    """The number of entries of an increasing list that are less than `row`."""
     low, high = int64(0), int64(rows.size)
     while low < high:
         middle = (low + high) // 2
@@ -232,7 +236,7 @@ def _before(rows, row):
 
 @host_function
 def _ends(rows, listed, first, stop):
-    """Which entries of a list are rows first … stop - 1 of A; those rows where none are listed."""
+    """(begin, end) of the entries of a list that are in first … stop - 1; (first, stop) if not `listed`."""
     return (_before(rows, first), _before(rows, stop)) if listed else (first, stop)
 
 
@@ -382,7 +386,7 @@ def backward(
             _add_rows(own_dw, kept, width, block_row, dwt)
 
 
-# --- what threads found, added up -------------------------------------------------------------------------------------
+# --- the sum over all threads ----------------------------------------------------------------------------------------
 @host_kernel("void(f8[:, ::1], f4[::1])")
 def add_up(sums, db):
     """db[o] = the sum of sums[t, o] over t"""

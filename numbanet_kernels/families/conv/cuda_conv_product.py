@@ -58,7 +58,9 @@ def _entries(product, listed):
 
 
 def _writing(product, listed, store):
-    """Writes a thread's sums, also to listed rows of the result; each factory makes its own."""
+    """Make the device function that writes a thread's sums, if `listed` to listed rows of the result; each factory makes its
+    own (`inlined`).
+    """
     side_of, scattered = number_of(listed == SIDE), listed == SIDE and product != PATCHES
     store_row = store_of(types.UniTuple(types.float32, 4), [0], [0, 1, 2, 3], lambda i, j: j, 4)
 
@@ -139,7 +141,7 @@ def conv_product_kernel(product=FORWARD, listed=NOTHING):
     def conv_product(
         source, other, where, bias, out, kept, counts, geometry, sizes, counted, masked, aligned, biased, relu, scale
     ):
-        """One block per 64 of the side axis, 64 columns of one group and one part of the inner axis."""
+        """Each block computes 64 entries of the side axis by 64 columns of one group, for one part of the inner axis."""
         sides, length, tiles, depth, cols, col_tiles, stretch, room, limit = sizes[:9]
         col_step, source_group, other_group, out_group, out_part, width, parts = sizes[9:]
         group, part = split(int32(cuda.blockIdx.z), parts)

@@ -49,8 +49,8 @@ class Geometry(NamedTuple):
     padding_w: int
     dilation_h: int
     dilation_w: int
-    position_step: int  # other[position_step r + …] or other[tap_step (kh, kw) + channel_step c + …]: index of the other
-    tap_step: int  # operand for this position or tap
+    position_step: int  # in the other operand, position r has the index position_step r,
+    tap_step: int  # and tap (kh, kw, c) has the index tap_step (kh, kw) + channel_step c
     channel_step: int
 
 
@@ -89,7 +89,7 @@ def _with_phase(builder, number, stride):
 
 @functools.cache
 def position_of(back):
-    """(number, exists, geometry) -> its entry."""
+    """Make the intrinsic (number, exists, geometry) -> entry of a position; of the backward pass if `back`."""
 
     @intrinsic(back)
     def position(typing_context, number, exists, geometry):
@@ -121,7 +121,7 @@ def position_of(back):
 
 @functools.cache
 def tap_of(back):
-    """(number, exists, geometry) -> its entry."""
+    """Make the intrinsic (number, exists, geometry) -> entry of a tap; of the backward pass if `back`."""
 
     @intrinsic(back)
     def tap(typing_context, number, exists, geometry):
@@ -178,20 +178,20 @@ def number_of(listed):
 
 
 class Loads(NamedTuple):
-    """The loads of a thread for one tile, and their stores to shared memory: intrinsics. `copies.layout` defines the tile's
-    layout; a thread has four elements.
+    """The intrinsics by which a thread loads its elements of a tile and stores them to shared memory. `copies.layout` defines
+    the tile's layout; a thread has four elements.
     """
 
     place: Callable  # t -> (its first k, its first row or column)
-    windowed: Callable  # from images, by entries
-    plain: Callable  # from a plain operand, by offsets
+    windowed: Callable  # load four elements from images, given their entries
+    plain: Callable  # load four elements from another operand, given their offsets
     leave: Callable  # store the four elements into the tile of this step
 
 
 def _place_of(layout):
     @intrinsic(layout)
     def place(typing_context, t):
-        """If neighbours load along k, threads form rows of 8."""
+        """If adjacent threads load along k, threads form rows of 8."""
 
         def generate(context, builder, signature, arguments):
             (t,) = arguments

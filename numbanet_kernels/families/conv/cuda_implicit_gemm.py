@@ -3,7 +3,7 @@
     forward   y[r, o] = act(scale sum_k A[r, k] wt[k, o] + bias[o])       x (N, H, W, C), wt (K, O), K = KH KW C / groups
     dx        dx[pixel] = scale times the sum of dz[r, o] wt[k, o] over all (r, k) whose A[r, k] is that pixel
     dw        dwt[k, o] = scale sum_r A[r, k] dz[r, o],  db[o] = sum_r dz[r, o]
-    dz        dy, with `where` 0 unless where > 0
+    dz        dy; if `where` is given, 0 unless where > 0
 
 Row r = (n, oh, ow) of A is an output position, column k = (kh, kw, c) a tap: A[r, k] is the pixel x[n, oh stride - padding +
 kh dilation, ow stride - padding + kw dilation, c], 0 outside the image. A has KH KW times the elements of x, and is never
@@ -129,7 +129,7 @@ class _Work:
 
     @property
     def bands(self):
-        """Rows of blocks."""
+        """The number of block rows of A; 1 without blocks."""
         return 1 if self.blocks is None else ceil_div(self.total, self.blocks.height)
 
     @property
@@ -231,7 +231,7 @@ def launch_forward(x, wt, window, bias=None, relu=False, scale=1.0, rows=None, b
 
 
 def launch_dx(dy, wt, where, shape, window, scale=1.0, rows=None, blocks=None):
-    """dx of that shape, (N, H, W, C), from dy (N P, O)."""
+    """dx of shape `shape`, (N, H, W, C), from dy (N P, O)."""
     work = _Work("implicit dx", shape, wt.shape, window, rows, blocks, dy=dy, wt=wt, where=where)
     if not work.planned:
         return _launch(DX, work, dy, wt, empty_cuda(tuple(shape)), where, scale=scale)

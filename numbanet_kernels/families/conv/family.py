@@ -1,16 +1,15 @@
 """Convolution of images with channels last, x (N, H, W, C), by a weight w (O, C / groups, KH, KW):
 
     conv2d        y[r, o] = act(scale sum_k A[r, k] w[o, k] + bias[o])
-    conv2d_grad   dz[r, o] = dy[r, o], with `where` 0 unless where[r, o] > 0;   dA = scale dz w,   dw = scale dz.T A,
+    conv2d_grad   dz[r, o] = dy[r, o], 0 unless where[r, o] > 0 if `where`;   dA = scale dz w,   dw = scale dz.T A,
                   db[o] = sum_r dz[r, o];   dx[pixel] = the sum of dA[r, k] over all A[r, k] that are that pixel
 
 The im2col matrix A has a row for each output position, r = (n, oh, ow), and a column k = (kh, kw, c) for each tap and channel
-of the group: A[r, k] = x[n, oh stride - padding + kh dilation, ow stride - padding + kw dilation, c], 0 outside the image.
-A is KH KW times as large as x and is never built: tiles of it are gathered and used at once, on the CPU at most 4 MB per thread
-(at least 32 rows), on CUDA in shared memory. The CPU gathers nothing (`cpu_direct`) if there are at least two vectors of
-images,
-at least 32 positions, no groups and no blocks, and if a tile of WIDTH images fits into 10 MB: it then multiplies patches in
-place, each image in a lane of a vector. A plan may keep part of A:
+of the group: A[r, k] = x[n, oh stride - padding + kh dilation, ow stride - padding + kw dilation, c], 0 outside the image. A is
+KH KW times as large as x and is never built: tiles of it are gathered and used at once, on the CPU at most 4 MB per thread (at
+least 32 rows), on CUDA in shared memory. The CPU does not gather (`cpu_direct`) if there are at least two vectors of images and
+32 positions, no groups and no blocks, and if a tile of WIDTH images fits into 10 MB. It then multiplies the pixels directly,
+with one image per lane of a vector. A plan may keep part of A:
 
     rows     increasing int32 list: only these rows of A are computed, other rows of y are 0 (without bias); on the CPU this is
              faster if the images of a tile keep the same rows
@@ -64,7 +63,7 @@ def _matrix(w, groups):
 
 
 def conv2d_reference(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=None, blocks=None):
-    """y (N, OH, OW, O) in float64"""
+    """y (N, OH, OW, O) of conv2d, in float64"""
     a, matrix = im2col_reference(x, window, groups), _matrix(w, groups)
     y = scale * np.concatenate([(part * kept_reference(*part.shape, None, blocks)) @ own.T for part, own in zip(a, matrix)], 1)
     y = y if bias is None else y + bias
@@ -73,7 +72,7 @@ def conv2d_reference(x, w, window, groups=1, bias=None, relu=False, scale=1.0, r
 
 
 def conv2d_grad_reference(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None, blocks=None, wants_dx=True):
-    """(dx, dw, db) in float64"""
+    """(dx, dw, db) of conv2d_grad, in float64"""
     dz = np.float64(dy if where is None else dy * (where > 0)).reshape(math.prod(dy.shape[:3]), w.shape[0])
     dz = dz * kept_reference(len(dz), 1, rows)
     a, outs = im2col_reference(x, window, groups), w.shape[0] // groups
@@ -89,7 +88,9 @@ def conv2d_grad_reference(dy, x, w, window, groups=1, where=None, scale=1.0, row
 
 # --- checks, for CPU and CUDA -----------------------------------------------------------------------------------------
 def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, blocks=None):
-    """(positions along the height, along the width) of images x; an error if arguments do not fit."""
+    """Check the arguments, and return the number of positions (along the height, along the width) of images x; an error if they
+    do not fit.
+    """
     if not isinstance(window, Window) or not (blocks is None or isinstance(blocks, Blocks)):
         raise TypeError(f"{op}: expected a Window and Blocks, got {window!r} and {type(blocks).__name__}")
     found = expect(
@@ -125,7 +126,7 @@ def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, b
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
-    """Images of 7 x 10 pixels: several blocks of each kernel."""
+    """Examples with images of 7 x 10 pixels, for which each kernel has several blocks."""
     window = Window((3, 3), (1, 1), (1, 1))
     images, channels, outs = max(N // 16, 1), max(I // 16, 1), max(O // 4, 1)
     shape, total, depth = (images, 7, 10, channels), images * 70, 9 * channels

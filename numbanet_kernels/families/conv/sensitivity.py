@@ -2,8 +2,8 @@
 
     count_large    counts[b, q] = the number of sampled values of region (b, q) of A that exceed a threshold in magnitude
 
-A is cut into regions of height x width. Each is sampled at the same offsets (S, 2) from its first row and column; rows beyond
-the last one are clamped to it, and columns beyond the last one count as small.
+A is cut into regions of height x width. Every region is sampled at the same offsets (S, 2) from its first row and column. Rows
+beyond the last row are clamped to it; columns beyond the last column count as small.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .family import im2col_reference
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def count_large_reference(x, window, height, width, offsets, threshold):
-    """counts (regions along the rows, along the columns)"""
+    """counts (regions along the rows, along the columns) of count_large"""
     a = np.abs(im2col_reference(x, window)[0])
     rows, columns = (-(-n // side) for n, side in zip(a.shape, (height, width)))
     found = np.zeros((rows, columns))
@@ -40,7 +40,9 @@ def count_large_reference(x, window, height, width, offsets, threshold):
 
 
 def _checked(op, x, window, height, width, offsets):
-    """(regions along the rows, along the columns), geometry of the images for the loops, and their table of single columns."""
+    """Check the arguments: ((number of regions along the rows, along the columns), `geometry` of the images, `segments` of
+    single columns).
+    """
     expect(op, x=(x, ("N", "H", "W", "C")), offsets=(offsets, ("S", 2), INT32))
     if min(*window.kernel, *window.stride, *window.dilation) < 1 or min(window.padding) < 0:
         raise ValueError(f"{op}: {window} must have sizes from 1 and paddings from 0 on")
@@ -66,7 +68,7 @@ def _sees(segment, top, left, height, line):
 
 @host_kernel("void(f4[::1], i8, i8[::1], i8[:, ::1], i8, i8, i8, i4[:, ::1], f4, i4[:, ::1], i8, i8)")
 def _count(pixels, channels, geometry, table, rows, height, width, offsets, threshold, counts, first, stop):
-    """The regions of the block rows first … stop - 1."""
+    """Count large values in the regions of the block rows first … stop - 1."""
     numbers, found, samples = loops.unpacked(geometry), (-geometry[7], int64(0), int64(0)), offsets.shape[0]
     tall, line, down, across = numbers[0], numbers[1] * channels, numbers[8], numbers[9]
     reach = np.full((counts.shape[1], samples), -1, np.int64)  # offset of each sample from its patch's first float
@@ -120,7 +122,7 @@ def count_large_cpu(x, window, height, width, offsets, threshold):
 def _counting():
     @kernel("void(f4[::1], f4, i4[:, ::1], i4[::1], i4[:, ::1], i4[:, ::1], i4, i4, i4)")
     def count(pixels, threshold, offsets, geometry, table, counts, rows, height, width):
-        """One thread per region."""
+        """Each thread counts in one region."""
         i = cuda.grid(1)
         if i < counts.size:
             b, q, found = i // counts.shape[1], i % counts.shape[1], int32(0)

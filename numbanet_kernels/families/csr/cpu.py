@@ -15,7 +15,7 @@ def csr_transposed_cpu(x):
 
 
 def _panels(op, x, transposed):
-    """The given panels of x, checked, or new ones."""
+    """The panels of x: `transposed`, checked, or new ones if it is None."""
     if transposed is None:
         return cpu_loops.transposed(x)
     expect(op, transposed=(transposed, (cpu_loops.panels_of(x.shape[0]), x.shape[1], cpu_loops.SAMPLES)))

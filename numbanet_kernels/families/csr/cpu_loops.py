@@ -6,8 +6,8 @@
 
 An entry costs one multiply-add per vector of samples, with one operand from memory: 2 N FLOPs on 4 N bytes. A panel of 2048
 inputs takes 512 KiB, half of the L2 cache, which delivers 32 bytes a cycle: half of what the multiply-adds could consume, so
-the ceiling is half of the dense peak of a core. In a random structure two rows share too few columns to pay for a search for
-rows that could use one load of x together.
+the ceiling is half of the dense peak of a core. In a random structure, two rows share too few columns for a shared load of x to
+save more time than the search for such rows takes.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _product(panels, starts, stops, ids, values, rows, inverse, selected, bias, 
                 added = bias[o] if biased else float32(0)
                 for s in range(SAMPLES):
                     value = row[s] + added
-                    row[s] = low if value < low else value  # in this order NaN passes
+                    row[s] = low if value < low else value  # in this order, NaN stays NaN
             transpose_block(out, 0, j1 - j0, 0, n1 - n0, y, n0, j0, False)
 
 

@@ -30,8 +30,8 @@ def _product():
         "f4[:, ::1])"
     )
     def csr_product(x, starts, stops, ids, values, through, indirect, rows, listed, inverse, selected, bias, biased, relu, y):
-        """One block per 32 samples and 32 neurons, a warp computing 4 neurons in turn; transposed in shared memory, so that
-        writes to y are coalesced.
+        """Each block computes 32 neurons for 32 samples, and each warp 4 of these neurons in turn. Results are transposed in
+        shared memory, so that writes to y are coalesced.
         """
         piece = cuda.shared.array((SIDE, padded), float32)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
@@ -62,7 +62,7 @@ def _product():
 def _dots():
     @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], i4[::1], i4[::1], b1, i4[::1], b1, f4[::1])")
     def csr_dots(dy, x, starts, stops, ids, rows, listed, inverse, selected, dw):
-        """One warp per row of the weight: its lanes split the samples of an entry and add up their sums."""
+        """Each warp computes one row of the weight: its lanes divide the samples of an entry, and add up their sums."""
         tx, j = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x) * WARPS + int32(cuda.threadIdx.y)
         if j >= dy.shape[0]:
             return
@@ -87,7 +87,7 @@ def csr_transposed_cuda(x):
 
 
 def _columns(op, x, transposed):
-    """x.T: the given array, checked, or a new one."""
+    """x.T: `transposed`, checked, or a new array if it is None."""
     if transposed is None:
         return transpose_cuda(x, (1, 0))
     expect(op, transposed=(transposed, x.shape[::-1]))

@@ -11,7 +11,7 @@ once for dx and dw. Results are bitwise reproducible; padding has gradient 0.
 With rows and cols, `layouts.rows.RowLists`, y and dy hold only the kept neurons and x and dx only the kept inputs; entries of
 dropped ones are skipped, with dw 0. Sparse activations use this: a list of live inputs that all samples of a batch share. A
 list per sample (x as CSR) would leave vectors of samples half empty and need a search per entry: with the 50 % zeros of a ReLU,
-16 neighbouring samples are all 0 once in 65,536 times.
+16 consecutive samples are all 0 once in 65,536 times.
 
 On the CPU (`cpu_loops`) the ceiling is the bandwidth of the L2 cache, 32 bytes a cycle with 4 bytes per multiply-add; on CUDA
 the lines come from L2, coalesced along samples, and a warp shares each entry. An ELL is no faster here than a CSR: its equal

@@ -24,8 +24,8 @@ def empty_slabs_cpu(slabs, neurons):
 
 
 def _divided(part, slabs, groups, moved):
-    """(first slab, stop, first group, stop) of a part: some slabs, or some row groups of all slabs if slabs are few and samples
-    are not moved.
+    """The work of a thread, (first slab, stop, first group, stop): some slabs; or, if slabs are few and samples are not moved,
+    some row groups of all slabs.
     """
     if moved or slabs >= 4 * part.count:
         return part.of(slabs).start, part.of(slabs).stop, 0, groups
@@ -33,12 +33,14 @@ def _divided(part, slabs, groups, moved):
 
 
 def samples_together_cpu():
-    """The number of samples that a loop computes together if at least one of them is alive."""
+    """The number of adjacent samples that a loop computes together: all of them, if at least one is alive."""
     return WIDTH
 
 
 def ell_cpu(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=None, out=None):
-    """y = min(max(W x + bias, 0), ceiling) for the lanes of x in `lanes` or `alive`; and which lanes of y are not all 0"""
+    """y = min(max(W x + bias, 0), ceiling) for the samples that `lanes` or `alive` select; also a flag for each lane of y that
+    is 1 unless all its values are 0
+    """
     op = "ell (cpu)"
     count, inputs = check(op, x, indices, values, bias, lanes, alive, rows, out), x.shape[1]
     total, depth = indices.shape

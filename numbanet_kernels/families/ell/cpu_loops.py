@@ -48,7 +48,9 @@ def _sums(builder, rows, count, x, start, indices, at, values, depth, biases):
 
 
 def _finish(builder, total, ceiling, alive, n, y, at, live):
-    """y[at:] = min(max(total, 0), ceiling) at the lanes n … that are alive; set live[n:] if the result is not 0. NaN passes."""
+    """y[at:] = min(max(total, 0), ceiling) at the lanes n … that are alive; set live[n:] to 1 for lanes with a result that is
+    not 0. NaN stays NaN.
+    """
     total = Lanes(builder, total).where("<", 0.0, 0.0)
     total = total.where(">", spread(builder, ceiling), spread(builder, ceiling)).value
     zeros, marks = FLOATS([REAL(0.0)] * WIDTH), BITS([0] * WIDTH)
@@ -61,7 +63,7 @@ def _finish(builder, total, ceiling, alive, n, y, at, live):
 
 
 def _rows(number):
-    """Code for `number` rows with the same inputs and `count` vectors of samples from lane n on."""
+    """Make the intrinsic that computes `number` rows with the same inputs, for `count` vectors of samples from lane n on."""
 
     @intrinsic
     def rows(typing_context, x, start, indices, values, depth, bias, ceiling, order, r, count, alive, n, y, y_at, live):
@@ -176,7 +178,7 @@ def multiply(
     group0,
     group1,
 ):
-    """The row groups group0 … group1 - 1 of the slabs first … stop - 1."""
+    """Compute the row groups group0 … group1 - 1 of the slabs first … stop - 1."""
     rows = order.size
     for s in range(first, stop):
         source, at = x, s * inputs * LANES

@@ -18,7 +18,7 @@ GROUPS, SHARE = 4, 4  # row groups that a block computes at the same time, and o
 def _slabs():
     @kernel("void(f4[::1], i4[:, ::1], f4[:, ::1], f4[::1], f4, i4[::1], i4, i4[::1], i4[::1], f4[::1], i4[::1], i4)")
     def ell(x, indices, values, bias, ceiling, order, groups, lanes, alive, y, live, inputs):
-        """One thread per sample of a group of rows: a warp reads neighbouring samples, and all its lanes read the same
+        """Each thread computes one sample for a group of rows. The lanes of a warp read adjacent samples and the same
         weights.
         """
         tx, slab = cuda.threadIdx.x, cuda.blockIdx.x
@@ -60,7 +60,7 @@ def _slabs():
 def _spreading():
     @kernel("void(i4[::1], i4[::1], f4[::1], f4[::1], i4)")
     def in_slabs(starts, columns, values, x, inputs):
-        """One thread per sample: its zeros, then its values."""
+        """Each thread writes one sample: first zeros, then its values."""
         n = cuda.grid(1)
         first = n // LANES * inputs * LANES + n % LANES
         if first < x.size:

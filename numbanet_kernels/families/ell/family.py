@@ -7,10 +7,10 @@ Activations are slabs of LANES samples, neurons before samples: x (slabs, I, LAN
 samples, and a slab stays in cache. Sample n is in slab n // LANES at lane n % LANES.
 
 `lanes` gathers the samples to compute: sample n of y reads lane lanes[n] of x. `alive` selects samples of y that are computed
-in place; the others are 0. On the CPU a thread has its own slabs, or its own rows if slabs are few; sums stay in registers, up
-to VECTORS vectors of samples a row. On CUDA a warp has neighbouring samples of a row.
-Rows that read the same inputs (`grouped`) are multiplied ROWS at a time, each with all its weights, so that samples are read
-once instead of ROWS times. Reading is the bottleneck: a single row reads a vector of samples and the weight for each product.
+in place; the others are 0. On the CPU threads divide the slabs, or the rows if slabs are few; sums stay in registers, for up to
+VECTORS vectors of samples per row. On CUDA a warp computes adjacent samples of a row. Rows that read the same inputs
+(`grouped`) are multiplied ROWS at a time, each with all its weights, so that samples are read once instead of ROWS times.
+Reading is the bottleneck: a single row reads a vector of samples and the weight for each product.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def _in_slabs(x):
 
 
 def ell_reference(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=None):
-    """y = min(max(W x + bias, 0), ceiling) of selected lanes of x, 0 if not alive; which lanes of y are not all 0. float64"""
+    """(y, live) of ell in float64: y = min(max(W x + bias, 0), ceiling) for the selected lanes of x, 0 if not alive; live[n] is
+    1 unless lane n of y is all 0.
+    """
     x = _by_lane(x)
     x = x if lanes is None else x[:, lanes]
     y = np.clip(np.einsum("ok,okn->on", np.float64(values), x[indices]) + np.float64(bias)[:, None], 0, ceiling)
@@ -68,7 +70,7 @@ def check(op, x, indices, values, bias, lanes, alive, rows, out):
     count = sizes.get("N", x.shape[0] * LANES)
     expect(op, alive=(alive, (count,), INT32), out=(out, (ceil_div(count, LANES), sizes["O"], LANES)))
     if not sizes["K"] or not x.size and count:
-        raise ValueError(f"{op}: indices {indices.shape} must have one column at least, and x {tuple(x.shape)} one input")
+        raise ValueError(f"{op}: indices {indices.shape} and x {tuple(x.shape)} must have at least one column and input")
     if rows is not None and not 0 <= rows.count * ROWS <= sizes["O"]:
         raise ValueError(f"{op}: {rows.count} groups of {ROWS} rows exceed {sizes['O']} rows")
     if out is not None and (out is x or isinstance(x, np.ndarray) and np.may_share_memory(out, x)):

@@ -14,7 +14,9 @@ TOGETHER = 16  # from this many samples with common outputs on, products are den
 
 
 def _checked(op, lists, values=None, **arrays):
-    """The number of samples; ValueError unless the lists are consistent and the arrays fit them."""
+    """Check the lists and arrays, and return the number of samples; ValueError if lists are inconsistent or arrays do not fit
+    them.
+    """
     samples = check(op, lists, values, **arrays)
     if cpu_loops.wrong(lists) or (values is not None and values.size != lists.starts[-1]):
         mismatch = "" if values is None else f", or not {values.size} values"
@@ -23,7 +25,7 @@ def _checked(op, lists, values=None, **arrays):
 
 
 def _values(op, lists, count):
-    """A new array of `count` values; ValueError if the lists keep another number of pairs."""
+    """A new array for `count` values; ValueError if the number of pairs that the lists keep is not `count`."""
     if count != lists.starts[-1]:
         raise ValueError(f"{op}: the lists have {lists.starts[-1]} values, not {count}")
     return empty_cpu((count,))

@@ -31,7 +31,9 @@ _AT[[(0x077CB531 << i & 0xFFFFFFFF) >> 27 for i in range(32)]] = np.arange(32)
 
 @host_function
 def _outputs(bits, width, at, outputs):
-    """Write the outputs that a row of words keeps to `outputs`, increasing, at most outputs.size; return their number."""
+    """List the outputs that are kept according to one row of bit words in the array `outputs`, in increasing order and at most
+    outputs.size of them; return their number.
+    """
     count = 0
     for i in range(bits.size):
         word = uint32(bits[i])
@@ -65,7 +67,7 @@ def wrong(lists):
 
 @host_kernel("void(f4[:, ::1], f4[::1], i4[:, ::1], i4[::1], i8, i4[::1], b1, i8, i8)")
 def _move(x, values, bits, starts, group, at, expanding, first, stop):
-    """Copy between the dense form and the values, for the samples first … stop - 1."""
+    """Copy between the dense form and the values, for the samples first … stop - 1; to the dense form if `expanding`."""
     outputs, before, count = np.empty(x.shape[1], np.int32), -1, 0
     for n in range(first, stop):
         if n // group != before:
@@ -172,7 +174,7 @@ def _four_dots(typing_context, x, first, second, third, fourth, w, at, length, s
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], i4[::1], f4[::1], b1, b1, f4[::1], i8, i8)")
 def _dots(x, w, firsts, samples, positions, bias, biased, relu, values, first, stop):
-    """The pairs of the outputs first … stop - 1, four samples of an output at a time."""
+    """Compute the pairs of the outputs first … stop - 1, four samples of an output at a time."""
     sums, depth = np.empty(4, np.float32), x.shape[1]
     for d0 in range(0, max(depth, 1), BLOCK):
         length = min(BLOCK, depth - d0)

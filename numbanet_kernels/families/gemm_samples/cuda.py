@@ -44,7 +44,7 @@ def _move_kernel():
 
     @kernel("void(f4[::1], f4[::1], i4[::1], i4[::1], i4, i4, b1)")
     def move_samples(x, values, bits, starts, group, width, expanding):
-        """One thread per entry of the dense form."""
+        """Each thread copies one entry of the dense form."""
         i = cuda.grid(1)
         if i < x.size:
             n, o, words = i // width, i % width, (width + int32(31)) // int32(32)
@@ -66,7 +66,9 @@ def _product_kernels():
 
     @kernel("void(f4[::1], f4[::1], i4[::1], i4[::1], i4, i4, i4, f4[::1], b1, b1, f4[::1])")
     def gemm_samples(x, w, bits, starts, group, width, depth, bias, biased, relu, values):
-        """One warp per word of a sample, one thread per output; kept rows of w pass through shared memory."""
+        """Each warp computes the outputs of one word of a sample, one per thread; kept rows of w are loaded into shared
+        memory.
+        """
         rows, piece = cuda.shared.array(ROOM, float32), cuda.shared.array(LANES, float32)
         lane, warp, n = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockIdx.x)
         word, words = int32(cuda.blockIdx.y * WARPS) + warp, (width + int32(31)) // int32(32)
@@ -92,7 +94,7 @@ def _product_kernels():
 
     @kernel("void(f4[::1], f4[::1], i4[::1], i4[::1], i4, i4, i4, f4[::1])")
     def gemm_samples_dx(dy, w, bits, starts, group, width, depth, dx):
-        """One thread per entry of dx: neighbouring threads read neighbouring columns of w."""
+        """Each thread computes one entry of dx; adjacent threads read adjacent columns of w."""
         # n along x, because the grid has fewer than 65,536 blocks along y
         n, words = int32(cuda.blockIdx.x), (width + int32(31)) // int32(32)
         i = int32(cuda.blockIdx.y * THREADS + cuda.threadIdx.x)

@@ -50,7 +50,7 @@ def gemm_samples_dx_reference(dy, w, lists):
 
 
 def gemm_samples_dw_reference(dy, x, lists):
-    """(dw, db) in float64"""
+    """(dw, db) of gemm_samples_dw, in float64"""
     dense = expand_samples_reference(dy, lists)
     return dense.T @ np.float64(x), dense.sum(0)
 

@@ -20,7 +20,7 @@ _cached_lists = functools.lru_cache(maxsize=1024)(tile_lists)
 
 
 def _lists(op, lists, pattern):
-    """The given lists, checked, or cached ones of the pattern."""
+    """The argument `lists`, checked; if it is None, the pattern's lists, cached."""
     return _cached_lists(pattern) if lists is None else checked(op, lists, pattern)
 
 
@@ -47,9 +47,10 @@ FORWARD, DX, DW = range(3)
 
 @host_kernel("void(i8, i8, f4[:, ::1], f4[:, ::1], i4[:, ::1], i4[::1], i4[::1], i4[::1], i8, i8, f4[:, ::1])")
 def _multiply(entry, kind, a, b, rows, row_counts, col_counts, starts, first, stop, out):
-    """The products of all classes, sorted: of each those rows that are first … stop - 1 of the weight.
+    """The products of all classes; of each class, only the rows that are rows first … stop - 1 of the weight.
 
-    FORWARD: a are the blocks, b the inputs; DX: a are the blocks, b the outputs; DW: a are the outputs, b the inputs.
+    `kind` determines the operands: FORWARD: a holds the blocks, b the inputs; DX: a the blocks, b the outputs; DW: a the
+    outputs, b the inputs.
     """
     left = 0
     for z in range(starts.size):
@@ -101,8 +102,8 @@ def tile_inputs_cpu(x, pattern, lists=None):
 
 
 def tile_outputs_cpu(dy, pattern, scale=1.0, y=None, lists=None):
-    """(dy, outputs) for dx and dw: outputs are (scale * dz transposed and sorted by class, sum_n dz[n, o]); dz (N, O) is dy, or
-    dy * (y > 0) with y. dy may be a function of `where` and `scale` that computes the pending product.
+    """(dy, outputs) for dx and dw: outputs are (scale * dz transposed and sorted by class, sum_n dz[n, o]). dz (N, O) is dy if
+    y is None, else dy * (y > 0). dy may also be a function of `where` and `scale` that computes a pending product.
     """
     (rows, _), (outputs, _) = valid("tile_outputs (cpu)", pattern)
     dy = dy() if callable(dy) else dy
@@ -112,7 +113,7 @@ def tile_outputs_cpu(dy, pattern, scale=1.0, y=None, lists=None):
 
 
 def gemm_tiles_cpu(x, w, pattern, b=None, relu=False, scale=1.0, blocks=None, inputs=None, out=None, lists=None):
-    """y[n, o] = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])"""
+    """y[n, o] = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o]), M the pattern's mask"""
     (rows, cols), packed = valid("gemm_tiles (cpu)", pattern)
     out = output(
         "gemm_tiles (cpu)",
@@ -139,7 +140,7 @@ def gemm_tiles_cpu(x, w, pattern, b=None, relu=False, scale=1.0, blocks=None, in
 
 
 def gemm_tiles_dx_cpu(dy, w, pattern, scale=1.0, blocks=None, outputs=None, where=None, out=None, lists=None):
-    """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]; with `where`, 0 unless where[n, i] > 0"""
+    """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i], M the pattern's mask; if `where` is given, 0 unless where[n, i] > 0"""
     (rows, cols), packed = valid("gemm_tiles_dx (cpu)", pattern)
     transposed, _ = pair("gemm_tiles_dx (cpu)", "outputs", outputs)
     out = output(

@@ -22,12 +22,14 @@ def _cached_lists(pattern):
 
 
 def _lists(op, lists, pattern):
-    """The given lists, checked, or cached ones of the pattern."""
+    """The argument `lists`, checked; if it is None, the pattern's lists, cached."""
     return _cached_lists(pattern) if lists is None else checked(op, lists, pattern)
 
 
 def tile_blocks_cuda(w, pattern, lists=None):
-    """The index lists by which kernels read kept tiles in place (`TileLists`): the given ones, or cached ones."""
+    """The index lists by which kernels read kept tiles in place (`TileLists`): the argument `lists`, or cached ones if it is
+    None.
+    """
     shape, _ = valid("tile_blocks (cuda)", pattern)
     expect("tile_blocks (cuda)", w=(w, shape))
     return _lists("tile_blocks (cuda)", lists, pattern)
@@ -45,8 +47,8 @@ def tile_inputs_cuda(x, pattern, lists=None):
 
 
 def tile_outputs_cuda(dy, pattern, scale=1.0, y=None, lists=None):
-    """(dz, None); dz (N, O) is dy, or dy * (y > 0) with y; kernels read it in place. dy may be a function of `where` and
-    `scale` that computes the pending product and fuses the mask.
+    """(dz, None), because kernels read dz in place. dz (N, O) is dy if y is None, else dy * (y > 0). dy may also be a function
+    of `where` and `scale` that computes a pending product, with the mask fused into it.
     """
     (rows, _), _ = valid("tile_outputs (cuda)", pattern)
     dz = dy(where=y) if callable(dy) else dy

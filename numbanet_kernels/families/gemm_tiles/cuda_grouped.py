@@ -167,8 +167,9 @@ def launch_grouped(
     tile=None,
     passes=None,
 ):
-    """One launch for all classes; first and second as `groups` returns them, a_at and b_at the strides (am, ak) and (bk, bn).
-    If not inner, the sums of A's rows go to a_sums.
+    """Launch `gemm_tiles_grouped` once for all classes: for the forward pass and dx if `inner`, else for dw. `first` and
+    `second` are results of `groups`; a_at and b_at are the strides (am, ak) and (bk, bn). For dw, the sums of A's rows are
+    written to a_sums.
     """
     (firsts, first_counts, most_first), (seconds, second_counts, most_second) = first, second
     rows, classes = plain if inner else most_first, first_counts.size

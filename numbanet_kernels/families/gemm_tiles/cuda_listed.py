@@ -13,8 +13,8 @@ from ...runtime.declare import cuda, kernel, kernels
 
 @kernels("gemm_tiles")
 def forwards(tile=32):
-    """(listed, masked): listed walks the list of a class; masked, a teaching step, visits every tile, and skips dropped ones
-    before the barrier.
+    """The kernels (listed, masked): listed loops over the list of a class; masked, a teaching step, loops over all tiles and
+    skips dropped ones before the barrier.
     """
     padded = tile + 1
     side = tile // 2
@@ -22,7 +22,7 @@ def forwards(tile=32):
     def declared(masked):
         @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[:, ::1], f4[::1], b1, b1, f4, f4[:, ::1])")
         def gemm_tiles_forward(x, w, row_class, lists, b, biased, relu, scale, y):
-            """One block per `tile` samples and tile row r, walking the list of the row's class."""
+            """Each block computes `tile` samples for one tile row r, in a loop over the list of the row's class."""
             x_tile = cuda.shared.array((tile, padded), float32)
             w_tile = cuda.shared.array((tile, padded), float32)
             tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
@@ -70,12 +70,12 @@ def dx(tile=32):
 
     @kernel("void(f4[:, ::1], f4[:, ::1], i4[:, ::1], i4[:, ::1], f4, f4[:, ::1])")
     def gemm_tiles_dx(dy, w, class_rows, class_cols, scale, dx):
-        """One block per `tile` samples and one tile column of class z, walking the tile rows of the class."""
+        """Each block computes `tile` samples for one tile column of class z, in a loop over the tile rows of the class."""
         dy_tile = cuda.shared.array((tile, padded), float32)
         w_tile = cuda.shared.array((tile, padded), float32)
         tx, ty, z = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.z
         n0, i0 = cuda.blockIdx.y * tile, class_cols[z, cuda.blockIdx.x] * tile
-        if i0 < 0:  # this class has fewer tile columns
+        if i0 < 0:  # padding: this class has fewer tile columns
             return
         zero = float32(0)
         x00 = x01 = x10 = x11 = zero
@@ -110,7 +110,7 @@ def dw(tile=32):
 
     @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], f4, f4[:, ::1])")
     def gemm_tiles_dw(dy, x, row_class, row_position, class_cols, scale, dw):
-        """One block per kept tile (tile row r, its i-th kept column), summing over samples into the packed dw."""
+        """Each block computes the packed dw of one kept tile (tile row r, its i-th kept column), as a sum over samples."""
         dy_tile = cuda.shared.array((tile, padded), float32)
         x_tile = cuda.shared.array((tile, padded), float32)
         tx, ty, r = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y
@@ -139,7 +139,7 @@ def dw(tile=32):
 
 
 def block_side(op, tile):
-    """Threads along each axis of a block; ValueError for tiles larger than a block."""
+    """The number of threads along each axis of a block; ValueError if the tile is larger than a block."""
     if tile % 2 or tile > 64:
         raise ValueError(f"{op}: tile {tile} must be even and at most 64 on CUDA")
     return tile // 2

@@ -3,7 +3,7 @@
 
     forward   y[n, o]  = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])          x (N, I) -> y (N, O)
     dx        dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]                     dy (N, O) -> dx (N, I)
-              with an array `where` (N, I), 0 unless where[n, i] > 0
+              if an array `where` (N, I) is given, 0 unless where[n, i] > 0
     dw        dw       = scale * (dy.T x) on kept tiles only, packed (below)      dy (N, O), x (N, I)
     db        db[o]    = sum_n dy[n, o], beside dw
 

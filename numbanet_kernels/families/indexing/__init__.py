@@ -1,4 +1,4 @@
-"""Moving elements."""
+"""Indexing, transposition and concatenation: operations that move elements."""
 
 from .cpu import (
     broadcast_to_cpu,

@@ -36,7 +36,7 @@ def getitem_cpu(x, key):
 
 
 def _is_view(key):
-    """Whether x[key] is a view, which has no position twice; else it is not recorded."""
+    """True if x[key] is a view, so that no position occurs twice; otherwise a recording is refused."""
     kinds = int, slice, type(None), type(...)
     found = all(type(k) is not bool and isinstance(k, kinds) for k in (key if isinstance(key, tuple) else (key,)))
     return found or ((writer := tape.get()) is not None and writer.refuse("a list of positions"))
@@ -63,7 +63,7 @@ def concatenate_cpu(xs, axis):
 
 @host_kernel("void(u1[:, ::1], i4[::1], u1[:, ::1], i8, i8)")
 def _take_rows(x, rows, y, first, stop):
-    """y[k] = x[rows[k]] for first <= k < stop, bytes of the row that is nearest."""
+    """y[k] = x[rows[k]] for first <= k < stop, rows given as bytes; an index outside x is clamped to the nearest row."""
     for k in range(first, stop):
         row, out = x[min(max(rows[k], 0), x.shape[0] - 1)], y[k]
         for j in range(out.size):
@@ -71,7 +71,7 @@ def _take_rows(x, rows, y, first, stop):
 
 
 def take_rows_cpu(x, rows, out=None):
-    """y[k, ...] = x[rows[k], ...], rows (...) of 0 ... len(x) - 1"""
+    """y[k, ...] = x[rows[k], ...]; rows is an array of any shape with indices in 0 … len(x) - 1"""
     if out is None or not (
         rows.dtype is INT32
         and rows.flags.c_contiguous
@@ -123,9 +123,7 @@ def expand_cpu(x, pos, out=None):
 
 
 def compact_cpu(x, list_, shift=None, out=None):
-    """y[n, k] = x[n, list[k]] - shift[k]; without shift, the adjoint of expand.   x (N, I), list (K,), shift (K,) -> y (N,
-    K)
-    """
+    """y[n, k] = x[n, list_[k]] - shift[k]; x (N, I), list_ (K,), shift (K,) or None -> y (N, K)"""
     out = columns_of("compact (cpu)", empty_cpu, x, list_, shift, out)
     return _share_columns(x, list_, _NO_SHIFT if shift is None else shift, out)
 

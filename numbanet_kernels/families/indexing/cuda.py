@@ -78,7 +78,7 @@ MOST_BLOCKS = 65535  # along the second and third axis of a grid
 
 
 def _strided(x, shape, strides):
-    """Copy with up to four axes, after merging neighbouring axes with a common stride."""
+    """Copy with up to four axes, after merging adjacent axes with a common stride."""
     axes = [(n, s) for n, s in zip(shape, strides) if n != 1]
     merged: list[tuple[int, int]] = []
     for n, s in axes:

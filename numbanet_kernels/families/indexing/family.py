@@ -1,4 +1,4 @@
-"""Indexing: moving elements, x[...] -> y[...].
+"""Indexing: operations that move elements, x[...] -> y[...].
 
 The reference of every function is the NumPy expression in its docstring, or written below. Index arrays are not checked on the
 device: a row outside x is clamped to the nearest one, a column outside x reads 0.
@@ -60,7 +60,7 @@ def joined_shape(op, xs, axis):
 def taken(op, empty, x, rows, out):
     expect(op, rows=(rows, None, INT32))
     if rows.size and not x.shape[:1] > (0,):
-        raise ValueError(f"{op}: x {x.shape} has no rows, but rows {rows.shape} asks for some")
+        raise ValueError(f"{op}: x {x.shape} has no rows, but rows {rows.shape} has indices of rows")
     return output(op, empty, out, (*rows.shape, *x.shape[1:]), x.dtype, x=(x, None, x.dtype))
 
 
@@ -71,7 +71,7 @@ def columns_of(op, empty, x, columns, shift, out):
 def repeated(op, empty, x, times):
     expect(op, x=(x, ("K",), INT32))
     if times < 1:
-        raise ValueError(f"{op}: indices are repeated once at least, not {times} times")
+        raise ValueError(f"{op}: times must be at least 1, not {times}")
     return empty((x.size * times,), np.int32)
 
 

@@ -14,13 +14,14 @@ from .cpu_lists import add_scaled, write_places, write_starts
 from .cpu_steps import add_scores, backward, copy_seen, forward
 from .family import AFTER, STATE, check, check_seen, started
 
-UNITS = 1 << 22  # bytes of a packed weight from which threads own units: a smaller one is read by every core in time
+UNITS = 1 << 22  # bytes: if a packed weight is larger, threads divide the units; a smaller one is read by every core
 NOWHERE = np.zeros((1, 0), np.int32)
 
 
 def _increasing(op, name, lists, limit):
-    """ValueError unless each list increases, and stays below the limit. Recorded steps read others: they were looked at
-    before."""
+    """ValueError unless each list increases and its numbers are in 0 … limit - 1. Lists are not checked during a recording:
+    replays read other lists, which were checked when their plans were made.
+    """
     if (
         tape.get() is None
         and lists.size
@@ -30,7 +31,9 @@ def _increasing(op, name, lists, limit):
 
 
 def _places(lists, total, places=None):
-    """(S, total) int32: position of each entry in its list, or `places` (S, K); -1 if it is not in the list."""
+    """(S, total) int32: for each index below `total`, its position in the list of step s, or the number in `places` (S, K) at
+    this position; -1 if it is not in the list.
+    """
     found = empty_cpu((len(lists), total), np.int32)
     write_places(lists, packed_gemm.all_of(lists.shape[1])[None] if places is None else places, found)
     return found

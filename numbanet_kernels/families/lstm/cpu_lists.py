@@ -1,4 +1,6 @@
-"""LSTM on the CPU: the lists that the loops of `cpu_steps` take. Loops work them out, so that recorded steps find their own."""
+"""LSTM on the CPU: the lists that the loops of `cpu_steps` take. Compiled loops compute them, so that each replay of a recorded
+step computes them from its plan.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from ...runtime.declare import host_kernel
 
 @host_kernel("void(i4[:, ::1], i4[:, ::1], i4[:, ::1])")
 def write_places(lists, places, found):
-    """found[s, lists[s, k]] = places[s, k], of each list or the same of all; -1 where no list says so."""
+    """found[s, lists[s, k]] = places[s, k], or places[0, k] if `places` has one row; all other entries are -1."""
     for s in range(found.shape[0]):
         own, out = places[min(s, places.shape[0] - 1)], found[s]
         out[:] = -1
@@ -19,7 +21,9 @@ def write_places(lists, places, found):
 
 @host_kernel("void(i4[::1], i8, i8[::1])")
 def write_starts(outs, hidden, starts):
-    """Where each block begins of WIDTH units of a list, and where the last one ends: at the last unit of all."""
+    """starts[b] = the first unit of block b, if a list of units is cut into blocks of WIDTH; the last entry is `hidden`, the
+    number of units.
+    """
     for b in range(starts.size):
         starts[b] = 0 if b == 0 else hidden if b == starts.size - 1 else outs[b * WIDTH]
 

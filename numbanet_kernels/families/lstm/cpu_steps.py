@@ -50,8 +50,8 @@ def _places(builder, places, count):
 
 @intrinsic
 def _cell(typing_context, room, z, c, h, places, room_step, z_step, scale, width, alive):
-    """One sample's units, `width` of them: z += scale room becomes the gates, c[after] and h follow. `places` begin in room, z,
-    c, after and h.
+    """Compute `width` units of one sample: z + scale room becomes the gates in z, and c[after] and h are computed. `places` are
+    the offsets in room, z, c, c after the step, and h.
     """
 
     def generate(context, builder, signature, arguments):
@@ -79,8 +79,8 @@ def _cell(typing_context, room, z, c, h, places, room_step, z_step, scale, width
 
 @intrinsic
 def _cell_grad(typing_context, back, dy, gates, c, dc, out, places, step, out_step, scale, threshold, width, alive):
-    """One sample's units: dh = dy + scale back; out = dz of the gates, which may overwrite them; dc goes one step back.
-    `places` begin in back, dy and c, gates, c after the step, dc and out.
+    """Compute `width` units of one sample: dh = dy + scale back; out = dz, which may overwrite the gates; dc is updated for the
+    step before. `places` are the offsets in back, dy and c, gates, c after the step, dc, and out.
     """
 
     def generate(context, builder, signature, arguments):
@@ -106,14 +106,14 @@ def _cell_grad(typing_context, back, dy, gates, c, dc, out, places, step, out_st
 
 
 def _cut(slope, threshold):
-    """0 if a gradient is not larger than the threshold in magnitude; NaN passes."""
+    """0 if a gradient is not larger than the threshold in magnitude; NaN stays NaN."""
     small = slope.builder.fcmp_ordered("<=", slope.size().value, slope.of(threshold).value)
     return Lanes(slope.builder, slope.builder.select(small, slope.of(0.0).value, slope.value))
 
 
 @intrinsic
 def _cell_scores(typing_context, dy, dy_at, gates, gates_at, step, c, before, after, scores, at, width):
-    """scores += |dz| of one sample's units, without recurrent gradients."""
+    """scores += |dz| of `width` units of one sample, without recurrent gradients."""
 
     def generate(context, builder, signature, arguments):
         dy, dy_at, gates, gates_at, step, c, before, after, scores, at, width = data_of(context, builder, signature, arguments)
@@ -188,7 +188,9 @@ def _spread(room, place, b, j, width, back):
 
 @host_function
 def _keep(slopes, n0, n1, j, width, hidden, columns, dz, x):
-    """dz[n, columns[i]] and x[columns[i], n - n0] = the gradients (4, samples, WIDTH) of those gates i that have a column."""
+    """dz[n, columns[i]] = x[columns[i], n - n0] = the gradient of gate i, from `slopes` (4, samples, WIDTH), for each gate i
+    that has a column.
+    """
     for g in range(4):
         for i in range(width):
             column = columns[g * hidden + j + i]
@@ -267,7 +269,7 @@ def backward(
 
 @host_kernel("void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], i4[::1], f4[::1], i8, i8)")
 def add_scores(dy, gates, c, lengths, scores, first, stop):
-    """scores of the units first … stop - 1, added up."""
+    """Add up the scores of the units first … stop - 1."""
     steps, n, hidden = dy.shape
     for t in range(steps):
         for s in range(n):

@@ -58,7 +58,7 @@ def _cells():
 
     @inlined
     def cell_back(dy, gates, c, lengths, threshold, t, n, u, dh, dc):
-        """dz of the four gates, and the dc to carry on, given the gradients of h[t + 1] and c[t + 1]"""
+        """dz of the four gates, and dc for the step before, from the gradients of h[t + 1] and c[t + 1]"""
         zero, one, hidden = float32(0), float32(1), int32(c.shape[2])
         di, df, dg, do = zero, zero, zero, zero
         if lengths.size == 0 or t < lengths[n]:
@@ -78,7 +78,7 @@ def _cells():
 
     @inlined
     def write(dz, places, t, n, u, hidden, di, df, dg, do):
-        """dz of the four gates, written to the columns of the kept ones"""
+        """Write dz of the four gates to their columns, if they are kept"""
         for gate, value in ((0, di), (1, df), (2, dg), (3, do)):
             place = places[gate * hidden + u] if places.size > 0 else gate * hidden + u
             if place >= 0:
@@ -122,7 +122,7 @@ def step():
 
     @kernel("void(f4[:, :, ::1], f4[:, ::1], i4[:, ::1], i4[::1], f4, i4, f4[:, :, ::1], f4[:, :, ::1])")
     def lstm_step(z, w, units, lengths, scale, t, h, c):
-        """Step t. Sums of 4 samples and gates."""
+        """Compute step t of the forward pass; each thread has the sums of 4 samples and 4 gates of one unit."""
         w_tile = cuda.shared.array((DEPTH, wide), float32, 16)
         h_tile = cuda.shared.array((DEPTH, down), float32, 16)
         sums = cuda.shared.array((2, SAMPLES, across), float32, 16)
@@ -171,7 +171,9 @@ def step_back():
         "i4, f4[:, :, ::1], f4[:, ::1], f4[:, ::1])"
     )
     def lstm_step_back(dy, gates, c, w, order, seen, columns, places, lengths, scale, threshold, t, dz, dc, dh0):
-        """Step t, or h0 if t = -1, for the next units of `order`: step t + 1 reads the first `seen`. Sums of 4 x 4."""
+        """Compute step t of the backward pass, or dh0 if t = -1, for the next units of `order`, of which step t + 1 reads the
+        first `seen`. Each thread has 4 x 4 sums.
+        """
         w_tile, dz_tile = cuda.shared.array((COLUMNS, UNITS), float32, 16), cuda.shared.array((COLUMNS, down), float32, 16)
         sums = cuda.shared.array((WARPS, SAMPLES, UNITS), float32, 16)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
@@ -222,7 +224,7 @@ def sequence():
 
     @kernel("void(f4[:, :, ::1], f4[:, ::1], i4[:, ::1], i4[::1], f4, f4[:, :, ::1], f4[:, :, ::1])")
     def lstm_sequence(z, transposed, units, lengths, scale, h, c):
-        """All steps, `transposed` = w.T: thread (u, g) sums gate g of unit u, then computes the cell of sample g."""
+        """Compute all steps; `transposed` is w.T. Thread (u, g) sums gate g of unit u, then computes unit u of sample g."""
         last = cuda.shared.array((SMALL, FEW), float32, 16)
         sums = cuda.shared.array((4, SMALL, FEW), float32, 16)
         u, g = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
@@ -259,8 +261,8 @@ def sequence_back():
         "f4[:, :, ::1], f4[:, ::1], f4[:, ::1])"
     )
     def lstm_sequence_back(dy, gates, c, w, order, seen, columns, places, lengths, scale, threshold, dz, dc, dh0):
-        """All steps, backwards: thread (q, g) sums every fourth column for unit q of `order`, then computes the cell of sample
-        g.
+        """Compute all steps of the backward pass. Thread (q, g) sums every fourth column for unit q of `order`, then computes
+        this unit of sample g.
         """
         after = cuda.shared.array((columns_of_all, FEW), float32, 16)
         sums = cuda.shared.array((4, SMALL, FEW), float32, 16)
@@ -323,7 +325,7 @@ def scores():
 
     @kernel("void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], i4[::1], f4[:, ::1])")
     def lstm_scores(dy, gates, c, lengths, totals):
-        """totals[s, j] = sum of |dz[t, n, j]| over n and t = s, s + shares, ...: one block per ACROSS units."""
+        """totals[s, j] = sum of |dz[t, n, j]| over n and t = s, s + shares, …; each block computes ACROSS units."""
         sums = cuda.shared.array((4, ROWS, ACROSS), float32)
         tx, ty, share = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockIdx.y)
         u, hidden, zero = int32(cuda.blockIdx.x) * ACROSS + tx, int32(c.shape[2]), float32(0)
@@ -348,7 +350,7 @@ def scores():
 def seen():
     @kernel("void(f4[:, :, ::1], i4[:, ::1], f4[:, :, ::1])")
     def lstm_seen(h, units, y):
-        """One thread per kept element."""
+        """Each thread copies one kept element."""
         i, samples, kept = int32(cuda.grid(1)), int32(h.shape[1]), int32(units.shape[1])
         if i < h.shape[0] * samples * kept:
             t, n = i // (samples * kept), i // kept % samples

@@ -46,7 +46,7 @@ def _alive(lengths, t, samples):
 
 
 def lstm_reference(z, w, h0, c0, units=None, scale=1.0, lengths=None):
-    """(gates, h, c) in float64"""
+    """(gates, h, c) of lstm, in float64"""
     hidden, gates, h, c = w.shape[1], [], [np.float64(h0)], [np.float64(c0)]
     for t, brought in enumerate(np.float64(z)):
         a = brought + scale * (h[-1] * _seen(units, t, hidden)) @ np.float64(w).T
@@ -60,7 +60,7 @@ def lstm_reference(z, w, h0, c0, units=None, scale=1.0, lengths=None):
 
 
 def lstm_grad_reference(dy, gates, c, w, units=None, scale=1.0, lengths=None, dc=None, columns=None, threshold=0.0):
-    """(dz, dh0, dc0) in float64"""
+    """(dz, dh0, dc0) of lstm_grad, in float64"""
     (steps, n, hidden), back = dy.shape, np.zeros(dy.shape[1:])
     dc, dz = np.zeros((n, hidden)) if dc is None else np.float64(dc), np.zeros(gates.shape)
     for t in reversed(range(steps)):
@@ -90,13 +90,15 @@ def lstm_scores_reference(dy, gates, c, lengths=None):
 
 
 def lstm_seen_reference(h, units):
-    """h at the units of each step, 0 elsewhere"""
+    """y of lstm_seen: h at the units of each step, 0 elsewhere"""
     return np.array([step * _seen(units, t, h.shape[2]) for t, step in enumerate(h)]).reshape(h.shape)
 
 
 # --- checks, for CPU and CUDA -----------------------------------------------------------------------------------------
 def check(op, gates, w, units=None, lengths=None, columns=None, **states):
-    """(T, N, H) of z or gates (T, N, 4H) and w (4H, H); states by name, (array, shape); ValueError if arguments do not fit."""
+    """Check the arguments, and return (T, N, H), from `gates` (T, N, 4H), which may also be z, and w (4H, H). States are given
+    as name=(array, shape). ValueError if arguments do not fit.
+    """
     found = expect(
         op,
         w=(w, ("4H", "H")),

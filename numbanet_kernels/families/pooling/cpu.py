@@ -100,7 +100,7 @@ def max_pool_cpu(x, window):
 
 @functools.lru_cache(maxsize=256)
 def _taps(window, width, channels):
-    """(K, 3): how far below a window's first pixel each of its pixels lies, how far right, and in floats."""
+    """(K, 3): for each pixel of a window, its offset from the window's first pixel: down, right, and in floats."""
     taps = np.indices(window.kernel).reshape(2, -1).T * window.dilation
     return np.ascontiguousarray(np.column_stack([taps, (taps[:, 0] * width + taps[:, 1]) * channels]))
 

@@ -1,4 +1,4 @@
-"""Max pooling on the CPU, with argmax: first down, then across.
+"""Max pooling on the CPU, with argmax: first along the height of a window, then along its width.
 
 Lines of pixels are (W C,) floats. The first pass takes the elementwise maximum over the lines of a window, and the index of its
 line; the second the maximum of each pixel and those to its right, for all pixels, of which windows use every stride-th. Passes
@@ -61,8 +61,9 @@ def _pick(source, room, target, channels, step):
 
 
 def _largest(x, y, places, channels, numbers, floats, marks, start, stop):
-    """The rows start … stop - 1 of all outputs.   x (N, H, W C), y, places (N OH, OW C); floats, marks: buffers of three lines,
-    the first filled with -inf and kh here: padding loses if all pixels of a window are -inf.
+    """The rows start … stop - 1 of all outputs.   x (N, H, W C), y, places (N OH, OW C); floats and marks are buffers of three
+    lines. This loop fills their first lines with -inf and kh, the maximum and index of lines of padding, so that padding is not
+    chosen even if all pixels of a window are -inf.
     """
     kh, kw, sh, sw, ph, pw, dh, dw = numbers
     for k in range(floats.shape[1]):

@@ -30,7 +30,7 @@ def _covering(bands, window, shape):
 def _max_kernels(kind="u1"):
     @kernel(f"void(f4[::1], f4[::1], {kind}[::1], i4, i4, i4, i4, i4, UniTuple(i4, 8))")
     def largest(x, y, places, channels, height, width, y_height, y_width, numbers):
-        """One thread per maximum: neighbouring threads have neighbouring channels."""
+        """Each thread computes one maximum; adjacent threads compute adjacent channels."""
         kh, kw, sh, sw, ph, pw, dh, dw = numbers
         k = cuda.grid(1)
         if k < y.size:
@@ -50,7 +50,9 @@ def _max_kernels(kind="u1"):
 
     @kernel(f"void(f4[::1], {kind}[::1], f4[::1], i4[:, ::1], i4[:, ::1], i4, i4, i4, UniTuple(i4, 8))")
     def to_largest(dy, places, dx, rows, cols, channels, y_height, y_width, numbers):
-        """One thread per pixel and channel: it checks the outputs whose windows, holes included, cover it."""
+        """Each thread computes the gradient of one channel of a pixel; it checks all outputs whose window, including its holes,
+        covers the pixel.
+        """
         _, kw, sh, sw, ph, pw, dh, dw = numbers
         k = cuda.grid(1)
         if k < dx.size:
@@ -76,7 +78,7 @@ def _sum_kernel():
 
     @kernel("void(f4[::1], f4[::1], i4[:, ::1], f4[::1], f4[::1], i4[:, ::1], f4[::1], f4[::1], i4)")
     def sums(x, z, rows, outer_row, inner_row, cols, outer_col, inner_col, channels):
-        """One thread per sum, of sums of FEW pixels."""
+        """Each thread computes one output, as a sum of float32 sums over FEW pixels each."""
         k = cuda.grid(1)
         if k < z.size:
             c, rest = k % channels, k // channels

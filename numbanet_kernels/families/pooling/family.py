@@ -25,7 +25,7 @@ import numpy as np
 from ...layouts.windows import Bins, Window, pooled
 from ...runtime.expect import INT32, expect
 
-BYTE, KINDS = np.dtype(np.uint8), {True: "u1", False: "i4"}  # of places; by whether they are bytes
+BYTE, KINDS = np.dtype(np.uint8), {True: "u1", False: "i4"}  # dtype of small places; key: places are bytes
 FEW = 16  # pixels that are summed in float32
 
 
@@ -38,7 +38,9 @@ class Bands(NamedTuple):
 
 
 def _axis_bands(window, axis, n, include_padding, back):
-    """The bands of averages along an axis of n pixels; `back`: of their gradient. Holes of a window count as pixels."""
+    """The bands of averages along an axis of n pixels or, if `back`, of their gradient. The holes of a dilated window count as
+    pixels.
+    """
     if isinstance(window, Bins):
         i = np.arange(window[axis])
         starts, stops = i * n // len(i), -(-(i + 1) * n // len(i))
@@ -65,7 +67,7 @@ def bands_of(window, height, width, include_padding, back):
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def max_pool_reference(x, window):
-    """(y, places), float64 and int64"""
+    """(y, places) of max_pool, in float64 and int64."""
     (kh, kw), (sh, sw), (ph, pw), (dh, dw) = window
     n, oh, ow, c = pooled("max_pool (reference)", window, x.shape)
 
@@ -86,7 +88,7 @@ def max_pool_reference(x, window):
 
 
 def max_pool_grad_reference(dy, places, window, shape):
-    """dx, float64"""
+    """dx of max_pool, in float64."""
     (_, kw), stride, padding, dilation = window
     dx = np.zeros(shape)
     n, oh, ow, c = np.indices(dy.shape)
@@ -97,7 +99,7 @@ def max_pool_grad_reference(dy, places, window, shape):
 
 
 def _matrices(window, shape, include_padding):
-    """avg_pool along each axis as a matrix, float64."""
+    """The two matrices, float64, by which avg_pool multiplies along the height and the width."""
     for axis, n in enumerate(shape[1:3]):
         edges, outer, _ = _axis_bands(window, axis, n, include_padding, False)
         pixels = np.arange(n)
@@ -105,12 +107,12 @@ def _matrices(window, shape, include_padding):
 
 
 def avg_pool_reference(x, window, include_padding=True):
-    """y, float64"""
+    """y of avg_pool, in float64."""
     return np.einsum("ih,jw,nhwc->nijc", *_matrices(window, x.shape, include_padding), np.float64(x))
 
 
 def avg_pool_grad_reference(dy, window, shape, include_padding=True):
-    """dx, float64"""
+    """dx of avg_pool, in float64."""
     return np.einsum("ih,jw,nijc->nhwc", *_matrices(window, shape, include_padding), np.float64(dy))
 
 

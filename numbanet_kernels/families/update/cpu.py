@@ -21,8 +21,8 @@ from .packed import check_update
 # negative, so that LLVM vectorises.
 @host_function
 def _spread(spread, spread_class, g, cols, row_index, row_class):
-    """Scatter row `row_index` of g into the buffer, which holds a row of class `spread_class`; return the new class, -1 without
-    a gradient.
+    """Scatter row `row_index` of g to the buffer `spread`, which holds a row of class `spread_class`; return the class that it
+    holds now, or -1 if the row has no gradient.
     """
     row_class = row_class if 0 <= row_index < g.shape[0] and row_class < cols.shape[0] else -1
     if row_class != spread_class:
@@ -52,7 +52,7 @@ def _sgd(w, v, g, packed, row_pos, row_class, cols, rates, momentum, nesterov, d
 
 @host_function
 def _due(lag, after, current, wanted, due):
-    """The number of blocks that are updated, listed in `due`, of a row of blocks; the others miss one more step."""
+    """List the blocks of a row of blocks that are updated in `due`, and return their number; the others skip one more step."""
     count = 0
     for b in range(lag.size):
         after[b] = lag[b] + 1
@@ -89,7 +89,7 @@ def _sgd_blocks(
     into,
     into_rows,
 ):
-    """SGD on lazy blocks: those that are current take a step, those that are only wanted make up for the steps they missed."""
+    """SGD on lazy blocks: a current block takes a step with the gradient, one that is only wanted makes the skipped steps."""
     lr, packed = rates[0], row_pos.size > 0
     nothing, spread = np.zeros(w.shape[1], np.float32), np.zeros(w.shape[1] + 1, np.float32)
     spread_class, due = -1, np.empty(lag.shape[1], np.int64)

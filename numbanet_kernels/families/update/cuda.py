@@ -23,7 +23,7 @@ EACH = 4  # weights a thread; a guess, not tuned on a device
 
 
 def _groups(kind, count):
-    """The type of several groups of arguments, each with one for every weight."""
+    """Numba's type of `count` groups of arguments: each group is a tuple with one argument for each weight of a launch."""
     return f"UniTuple(UniTuple({kind}, {TOGETHER}), {count})"
 
 
@@ -35,7 +35,9 @@ def _gradient():
 
     @inlined
     def gradient(w, g, lists, width, g_width, i, r, c, decay):
-        """decay w[i] and the gradient of w[i], which is packed unless g_width is -1: only then row r and column c are read."""
+        """decay w[i] + the gradient of w[i]. If g_width is -1, g is dense and read at index i; else it is packed, and read at
+        row r and column c of the weight.
+        """
         index = i
         if g_width >= 0:
             row_pos, row_class, col_pos = lists

@@ -7,12 +7,14 @@
 
 as PyTorch computes them. w, v, m, s are (R, C). The gradient is dense (R, C), or packed (`packed`).
 
-With `lazy`, a `layouts.packed.LazyBlocks`, some blocks of w skip the step and others catch up (`lazy_sgd`). With `into`, on the
-CPU, the wanted blocks of row r are also written, in order, to into.packed[into.rows[r]], as many as fit.
+If an update has `lazy`, a `layouts.packed.LazyBlocks`, some blocks of w skip the step, and others make the steps that they
+skipped (`lazy_sgd`). If it has `into`, the CPU also writes the wanted blocks of row r, in order, to into.packed[into.rows[r]],
+as many as fit.
 
 sgd and adam take several weights at once: a list of `SGDUpdate` or `AdamUpdate`; all that are lazy have the same powers. On
-CUDA up to TOGETHER of them are one launch. Numbers that change from step to step lie in arrays of the device, so that what is
-recorded can be done with others: sgd takes lr as an array (1,), too, and adam takes what `layouts.packed.adam_numbers` gives.
+CUDA up to TOGETHER of them are one launch. Numbers that change between steps are in device arrays, so that a recorded update
+can be replayed with other numbers: sgd also accepts lr as an array (1,), and adam takes an array of
+`layouts.packed.adam_numbers`.
 """
 
 from __future__ import annotations

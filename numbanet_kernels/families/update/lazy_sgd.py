@@ -1,7 +1,7 @@
 """Lazy SGD: blocks of a weight skip steps and later make all of them at once.
 
 A step without a gradient is linear, (w, v) -> M (w, v). So sgd (`family`) can skip it while the block is not read, and later
-replace k such steps by M^k. With `lazy`, a `layouts.packed.LazyBlocks`, w is divided into U x B blocks:
+replace k such steps by M^k. If an update has `lazy`, a `layouts.packed.LazyBlocks`, w is divided into U x B blocks:
 
     lag (U, B)       int32, number of steps that each block has skipped
     after (U, B)     int32, the same after this step: the update writes it
@@ -87,7 +87,7 @@ def sgd_settle_cpu(w, v, lazy):
 def _settling():
     @kernel("void(f4[:, ::1], f4[:, ::1], i4[:, ::1], f4[:, ::1], i4, i4)")
     def settle(w, v, lag, powers, height, width):
-        """One thread per weight: the skipped steps of its block, as one."""
+        """Each thread makes the skipped steps of one element of the weight, as one step."""
         i = cuda.grid(1)
         if i < w.size:
             r, c = i // w.shape[1], i % w.shape[1]
@@ -101,7 +101,7 @@ def _settling():
 
 
 def lazy_pays_cuda(elements):
-    """True: a launch takes the same time either way."""
+    """True for every number of elements: a launch takes about the same time either way."""
     return True
 
 

@@ -1,4 +1,4 @@
-"""Gradients as updates take them: dense, (R, C) like the weight, or packed: only the rows and columns that a plan keeps.
+"""Gradients, the arguments of updates: dense, (R, C) like the weight, or packed: only the rows and columns that a plan keeps.
 
 A packed gradient g comes with a `layouts.packed.Packing` of int32 arrays:
 
@@ -189,7 +189,7 @@ def packed_squares_cpu(g, packing):
 def _unpacking():
     @kernel("void(f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], f4[:, ::1])")
     def unpack(g, row_pos, row_class, col_pos, dense):
-        """One thread per weight: its gradient, 0 if the plan dropped it."""
+        """Each thread writes the gradient of one element of the weight, 0 if the plan dropped it."""
         i = cuda.grid(1)
         if i < dense.size:
             r, c = i // dense.shape[1], i % dense.shape[1]
@@ -203,7 +203,7 @@ def _unpacking():
 def _squaring():
     @kernel("void(f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], f4[::1])")
     def row_squares(g, row_pos, row_class, cols, sums):
-        """One block per row."""
+        """Each block sums the squares of one row."""
         shared = cuda.shared.array(THREADS, float32)
         r, lane = cuda.blockIdx.x, cuda.threadIdx.x
         total, z = float32(0), row_class[r]

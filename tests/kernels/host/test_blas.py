@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from numbanet_kernels.host import blas, thresholds
-from tests.kernels.families.conv.test_conv import close
+from tests.kernels.families.conv.cases import close
 
 
 @numba.njit("void(i8, f4[:, :], f4[:, :], f4[:, :], b1, b1, f4)")

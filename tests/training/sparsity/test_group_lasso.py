@@ -1,4 +1,4 @@
-"""Networks that become smaller while they learn: history, dropout, going back, recorded passes, bad input."""
+"""Networks that become smaller while they learn: history, dropout, sparse layers, recorded passes, bad input."""
 
 import pickle
 
@@ -8,13 +8,9 @@ from sklearn.base import clone
 
 from numbanet import (
     SGD,
-    Conv2d,
-    Flatten,
     GroupLasso,
     Layer,
     Linear,
-    MagnitudePruning,
-    MaxPool2d,
     Net,
     NetRegressor,
     ReLU,
@@ -24,29 +20,12 @@ from numbanet import (
     Tensor,
     TileDropout,
 )
-from numbanet.datasets import load_digits
 from numbanet.device import problem
 from numbanet.training import recovery
 from numbanet.training.hooks import Hook
-from numbanet.training.sparsity import Thinning, compaction, joints, lasso
+from numbanet.training.sparsity import compaction, joints, lasso
 from numbanet_kernels.runtime import graph
-
-X, Y, X_TEST, Y_TEST = load_digits()
-IMAGES = X.reshape(-1, 1, 8, 8)
-SMALL = {"layers": (48, 48), "epochs": 6, "batch_size": 32, "learning_rate": 0.02, "random_state": 0, "device": "cpu"}
-ROWS = GroupLasso(8e-3)
-
-
-def convolutions():
-    return [Conv2d(1, 8, 3, rng=0), ReLU(), MaxPool2d(2), Flatten(), Linear(72, 32, rng=1), ReLU(), Linear(32, 10, rng=2)]
-
-
-def fitted(sparsity=ROWS, X=X, **options):
-    return Net(**{**SMALL, "sparsity": sparsity, **options}).fit(X, Y)
-
-
-def sizes(net):
-    return [tuple(p.shape) for p in net.model_.parameters() if p.ndim > 1]
+from tests.training.sparsity.networks import IMAGES, SMALL, X_TEST, Y_TEST, X, Y, convolutions, fitted, sizes
 
 
 @pytest.fixture
@@ -202,100 +181,6 @@ def test_a_sparse_layer_learns_as_the_dense_one_with_zeros(tile, dev):
     np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
 
 
-# --- magnitude pruning ------------------------------------------------------------------------------------------------
-def test_the_smallest_weights_go_by_and_by():
-    net = fitted(MagnitudePruning(0.8), layers=(48, 40), epochs=8)
-    total, last = 64 * 48 + 48 * 40 + 400, 400
-    shares = [1 - (1 - min(epoch / 4, 1)) ** 3 for epoch in range(1, 9)]
-    assert [record["weights_kept"] for record in net.history_] == pytest.approx(
-        [1 - 0.8 * share * (total - last) / total for share in shares], abs=2 / total
-    )
-    first, _, second, _, answer = net.model_.layers
-    assert (type(first), type(second), type(answer)) == (SparseLinear, SparseLinear, Linear) and first.weight.nnz == 614
-    assert net.score(X_TEST, Y_TEST) > 0.9 and net.history_[-1]["flops_share"] < 0.35 < 1 == net.history_[3]["flops_share"]
-    again = pickle.loads(pickle.dumps(net))
-    np.testing.assert_array_equal(again.predict(X_TEST), net.predict(X_TEST))
-    again.partial_fit(X, Y)
-    assert again.history_[-1]["weights_kept"] == net.history_[-1]["weights_kept"]
-
-
-def test_a_mask_of_a_convolution_stays():
-    net = fitted(MagnitudePruning(0.6, schedule=lambda progress: progress), layers=convolutions(), X=IMAGES)
-    assert (net.model_.layers[0].weight.numpy() == 0).sum() == round(0.6 * 72)
-    assert isinstance(net.model_.layers[4], SparseLinear) and net.score(X_TEST.reshape(-1, 1, 8, 8), Y_TEST) > 0.85
-
-
-def test_pruning_on_another_device(dev):
-    x, y = np.random.default_rng(0).standard_normal((16, 6)), np.arange(16) % 3
-    nets = [
-        Net((8,), sparsity=MagnitudePruning(0.5), epochs=3, batch_size=8, random_state=0, device=where).fit(x, y)
-        for where in ("cpu", dev.name)
-    ]
-    for ours, theirs in zip(*(net.model_.parameters() for net in nets), strict=True):
-        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
-
-
-# --- going back -------------------------------------------------------------------------------------------------------
-def test_early_stopping_keeps_the_best_compact_network():
-    net = fitted(epochs=30, early_stopping=True, patience=2, sparsity=GroupLasso(8e-3, fine_tuning=0.8))
-    kept = [record["weights_kept"] for record in net.history_]
-    assert 6 < net.n_iter_ < 30 and compaction.count_nonzero(net.model_) == pytest.approx(kept[-1] * (64 * 48 + 48 * 48 + 480))
-    assert kept[-1] < 0.7
-
-
-@pytest.mark.parametrize(
-    "chosen",
-    [GroupLasso(5e-3, ("rows", "columns")), GroupLasso(6e-3, "tiles"), MagnitudePruning(0.8)],
-    ids=["units", "tiles", "single weights"],
-)
-def test_a_checkpoint_brings_back_layers_and_shapes(monkeypatch, chosen):
-    """To before they shrank; training then goes on as it did."""
-    found = []
-
-    def epoch_end(self, run, record, original=Thinning.epoch_end):
-        before = run.snapshot()
-        weights = [p.numpy().copy() for p in run.model.parameters()]
-        first = original(self, run, record)
-        shapes = [p.shape for p in run.model.parameters()]
-        run.restore(before)
-        for p, saved in zip(run.model.parameters(), weights, strict=True):
-            np.testing.assert_array_equal(p.numpy(), saved)
-        self.epoch_start(run, run.epoch)
-        again = original(self, run, record)
-        assert again["weights_kept"] == first["weights_kept"] and shapes == [p.shape for p in run.model.parameters()]
-        found.append(len(shapes))
-        return first
-
-    plain = fitted(chosen, layers=(96, 96))
-    monkeypatch.setattr(Thinning, "epoch_end", epoch_end)
-    net = fitted(chosen, layers=(96, 96))
-    assert len(found) == 6 and sizes(net) != [(96, 64), (96, 96), (10, 96)]
-    for ours, theirs in zip(net.model_.parameters(), plain.model_.parameters(), strict=True):
-        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
-
-
-def test_an_error_leaves_the_network_as_it_was(monkeypatch):
-    """Also where it had shrunk meanwhile."""
-    net = fitted(epochs=20)
-    net.history_[:] = net.history_[:3]  # as if it were to shrink further
-    before, layers = [p.numpy().copy() for p in net.model_.parameters()], list(net.model_.layers)
-    net._thinning.chosen = GroupLasso(0.1, ("rows", "columns"))
-
-    def epoch_end(self, run, record, original=Thinning.epoch_end):
-        original(self, run, record)
-        assert run.model.layers != layers
-        raise OSError("now")
-
-    monkeypatch.setattr(Thinning, "epoch_end", epoch_end)
-    with pytest.raises(OSError, match="now"):
-        net.partial_fit(X, Y)
-    assert net.model_.layers == layers
-    for p, saved in zip(net.model_.parameters(), before, strict=True):
-        np.testing.assert_array_equal(p.numpy(), saved)
-    monkeypatch.undo()
-    net.partial_fit(X, Y)
-
-
 # --- devices ----------------------------------------------------------------------------------------------------------
 DEVICES = [name for name in ("cuda", "emulated") if problem(name) is None]
 
@@ -386,16 +271,6 @@ def test_without_strength_nothing_changes():
 def test_what_is_no_lasso_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         GroupLasso(*arguments)
-
-
-@pytest.mark.parametrize(
-    "arguments, message", [((1.0,), "sparsity"), ((0.5, 1.0), "fine_tuning"), ((0.5, 0.5, 3), "schedule")], ids=str
-)
-def test_what_is_no_pruning_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=f"MagnitudePruning: {message}"):
-        MagnitudePruning(*arguments)
-    with pytest.raises(ValueError, match="no layer to prune"):
-        fitted(MagnitudePruning(), layers=())
 
 
 class Own(Layer):

@@ -1,0 +1,134 @@
+"""Queue: recorded steps that wait, so that one call of `Device.replay` computes several of them.
+
+A CPU computes a small step faster than Python starts it. A step in the queue is not computed yet; what it needs is in separate
+arrays: indices of its samples, targets, numbers of the update, and lists of plans.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..device import Device
+from ..tensor import Tensor
+from .data import Batch
+
+
+class Pages:
+    """Arrays for the results of many steps: the arrays of a recorded step itself are overwritten by the next replay."""
+
+    SIZE = 64  # steps for which arrays are allocated at once
+
+    def __init__(self, results: Sequence[Any], dev: Device) -> None:
+        self.results, self.dev = results, dev
+        self.left: Iterator[Any] = iter(())
+
+    def next(self) -> tuple[list[Any], list[tuple[Any, Any]]]:
+        """(arrays for the results of a step, the copies to them)"""
+        pair = next(self.left, None)
+        if pair is None:
+            self.left = self._allocated()
+            pair = next(self.left)
+        return pair
+
+    def _allocated(self) -> Iterator[tuple[list[Any], list[tuple[Any, Any]]]]:
+        dev, given, lengths = self.dev, [], [math.prod(array.shape[:1]) for array in self.results]
+        pages = [dev.empty((self.SIZE * n, *array.shape[1:]), array.dtype) for n, array in zip(lengths, self.results)]
+        places, given = [dev.places(page, self.SIZE) for page in pages], [dev.place(array) for array in self.results]
+        for i, there in enumerate(zip(*places)):
+            parts = [dev.part(page, i * n, i * n + n) for page, n in zip(pages, lengths)]
+            scalars = [part if array.shape else dev.reshape(part, ()) for part, array in zip(parts, self.results)]
+            yield scalars, list(zip(given, there))
+
+
+class Ready(NamedTuple):
+    """A recorded step that can be replayed as long as only the batch, the plans and the numbers of the update change."""
+
+    graph: Any
+    fetch: Any  # a recording that copies the samples of the batch to the inputs
+    samples: Any
+    rows: Any  # the `place` of the buffer for the indices of the batch
+    update: Hashable  # the settings that decide which launches the update issues, without its numbers
+    state: Any  # of the optimiser; if it is replaced, the arrays are others
+    tensors: list[tuple[Tensor, Any, bool]]  # of the model: (tensor, its array, requires_grad)
+    trained: list[bool]  # for each parameter of the optimiser, whether it has a gradient
+    targets: Any  # places of buffers, as the next two
+    weights: Any
+    numbers: list[Any]
+    pages: Pages  # for the results
+
+
+class Queue:
+    """The steps that wait.
+
+    Parameters
+    ----------
+    dev : Device
+    numbers : dict of int to tuple
+        The numbers of the update that the buffers hold after the last step in the queue, by buffer.
+    """
+
+    SECONDS = 0.005  # duration of the steps that are replayed by one call: an interrupt waits for its end
+    MOST = 64  # steps that are replayed by one call
+
+    def __init__(self, dev: Device, numbers: dict[int, tuple[float, ...]]) -> None:
+        self.dev, self.numbers = dev, numbers
+        self.waiting: list[Any] = []  # arguments of `Device.replay`
+        self.count, self.most = 0, 1  # steps in the queue, and how many are replayed by one call
+        self._pages: dict[tuple[int, int], tuple[np.ndarray, list[Any]]] = {}  # (numbers by step, their places)
+
+    def put(
+        self, ready: Ready, numbers: Sequence[tuple[float, ...]], batch: Batch, lists: Sequence[tuple[Any, Any]]
+    ) -> list[Any]:
+        """Add a step; return the arrays that hold its results after `finish`, which is called when enough steps wait.
+
+        Parameters
+        ----------
+        ready : Ready
+        numbers : sequence of tuple of float
+            Of the update (`Optimizer.changing`).
+        batch : Batch
+            Its inputs are not fetched yet.
+        lists : sequence of (array, array)
+            Lists of plans, and the buffers from which the recorded step reads them.
+        """
+        waiting = self.waiting
+        waiting += self._new(ready, numbers)
+        waiting += (batch.inputs, ready.rows), (batch.targets, ready.targets)
+        if ready.weights is not None:
+            waiting.append((batch.weights, ready.weights))
+        waiting += lists
+        waiting += ready.fetch, ready.graph
+        results, copies = ready.pages.next()
+        waiting += copies
+        self.count += 1
+        if self.count >= self.most:
+            self.finish()
+        return results
+
+    def _new(self, ready: Ready, numbers: Sequence[tuple[float, ...]]) -> Iterator[tuple[Any, Any]]:
+        """The copies of those numbers that differ from the previous step's."""
+        for place, own in enumerate(numbers):
+            if self.numbers.get(place) != own:
+                self.numbers[place] = own
+                key = place, len(own)
+                if key not in self._pages:
+                    page = np.zeros((self.MOST, len(own)), np.float32)
+                    self._pages[key] = page, self.dev.places(page, self.MOST)
+                page, places = self._pages[key]
+                page[self.count] = own
+                yield places[self.count], ready.numbers[place]
+
+    def finish(self) -> None:
+        """Replay the steps that wait."""
+        if not self.count:
+            return
+        waiting, count, self.waiting, self.count = self.waiting, self.count, [], 0
+        began = time.perf_counter()
+        self.dev.replay(waiting)
+        seconds = (time.perf_counter() - began) / count
+        self.most = max(1, min(self.MOST, int(self.SECONDS / max(seconds, 1e-9))))

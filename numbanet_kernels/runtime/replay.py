@@ -1,0 +1,149 @@
+"""Replay: execute copies and recorded tapes in order, by one compiled call, on all threads.
+
+replay(actions)    an action is a pair (x, y), which copies x to y, or a tape
+place(x)           x with its address, so that `replay` need not find it again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import atomic, callees
+
+LINE = 8  # numbers of a cache line
+NOWHERE = np.zeros(0, np.int64)
+MEET = (callees.BARRIER, 0, 0, 0)
+
+
+class Stretch:
+    """Entries of `callees.run`, for one thread and for several. Given are (section, thread, entry) of each call."""
+
+    def __init__(self, entries: list[tuple[int, int, tuple]], threads: int) -> None:
+        self.alone = _table([entry for *_, entry in entries])  # on one thread
+        self.parts = self._by_threads(entries, threads) if threads > 1 else [self.alone]
+
+    @staticmethod
+    def _by_threads(entries: list[tuple[int, int, tuple]], threads: int) -> list[np.ndarray]:
+        """The entries of each thread, with barriers around each section; within a section, threads run concurrently."""
+        tables: list[list[tuple]] = [[MEET] for _ in range(threads)]
+        for section in sorted({section for section, *_ in entries}):
+            for thread, table in enumerate(tables):
+                table += [entry for of, by, entry in entries if of == section and by == thread]
+                table.append(MEET)
+        return list(map(_table, tables))
+
+
+def run(stretches: Sequence[Stretch], threads: int, together: Callable[..., None] | None, tapes: Iterable[Any]) -> None:
+    """Execute stretches in order on `threads` threads, by one compiled call in each thread. `tapes` name the loops.
+
+    Raises
+    ------
+    RuntimeError
+        If a loop fails; the error names it.
+    """
+    failed, arrived = np.zeros(1, np.int64), np.zeros(LINE, np.int64)
+
+    def alone() -> None:
+        callees.run(_joined([stretch.alone for stretch in stretches]), failed, NOWHERE, 1, NOWHERE)
+
+    def part(of: Any) -> None:
+        callees.run(tables[of.number], failed, arrived, threads, atomic.pauses())
+
+    if together is None:
+        alone()
+    else:
+        of_all = range(threads)
+        tables = [_joined([s.parts[n] for s in stretches if n < len(s.parts)]) for n in of_all]
+        together(part, alone)
+    if failed[0]:
+        name = next(tape.names[failed[0]] for tape in tapes if failed[0] in tape.names)
+        raise RuntimeError(f"{name} failed in a replay")
+
+
+def _joined(tables: list[np.ndarray]) -> np.ndarray:
+    return tables[0] if len(tables) == 1 else np.concatenate(tables)
+
+
+def _table(entries: list[tuple]) -> np.ndarray:
+    return np.array(entries, np.int64).reshape(-1, 4)
+
+
+# --- the operations ---------------------------------------------------------------------------------------------------
+class _Place(NamedTuple):
+    """An array, its address, and its size in bytes."""
+
+    array: np.ndarray
+    address: int
+    size: int
+
+
+def place_cpu(x):
+    """x in the form that `replay` copies fastest; use it for arrays that are copied more than once. x must be contiguous."""
+    if not x.flags.c_contiguous:
+        raise ValueError(f"place: an array of shape {x.shape} and strides {x.strides} has gaps")
+    return _Place(x, x.__array_interface__["data"][0], x.nbytes)
+
+
+def places_cpu(x, count):
+    """The `place` of each of `count` equal parts of x."""
+    whole = place_cpu(x)
+    size = whole.size // count
+    return [_Place(x, whole.address + size * i, size) for i in range(count)]
+
+
+def replay_cpu(actions):
+    """Execute actions in order, by one compiled call unless a tape has asides. A pair (x, y) copies x to y; both are contiguous
+    arrays, or their `place`, of equal size. Every other action is a tape.
+
+    Raises
+    ------
+    RuntimeError
+        If a loop fails.
+    """
+    stretches: list[Stretch] = []
+    copies: list[tuple[int, int, int, int]] = []
+    tapes: list[Any] = []  # of the stretches
+    shared: Any = None  # one of those that have several threads
+
+    def run_them() -> None:
+        if copies:
+            stretches.append(_Copies(copies))
+        if stretches:
+            run(stretches, shared.threads if shared else 1, shared and shared.together, tapes)
+
+    for action in actions:
+        if action.__class__ is tuple:
+            copies.append(_copied(*action))
+            continue
+        if action.asides or (shared and 1 != action.threads != shared.threads):
+            run_them()
+            stretches, copies, tapes, shared = [], [], [], None
+        if action.asides:
+            action.replay()
+            continue
+        if copies:
+            stretches.append(_Copies(copies))
+            copies = []
+        stretches.append(action.stretches[0])
+        tapes.append(action)
+        shared = action if action.threads > 1 else shared
+    run_them()
+
+
+class _Copies(Stretch):
+    """Copies, executed by the first thread."""
+
+    def __init__(self, entries: list[tuple[int, int, int, int]]) -> None:
+        self.alone = _table(entries)
+        self.parts = [self.alone]
+
+
+def _copied(x: Any, y: Any) -> tuple[int, int, int, int]:
+    """The entry that copies x to y."""
+    x, y = (array if array.__class__ is _Place else place_cpu(array) for array in (x, y))
+    if x.size != y.size:
+        raise ValueError(f"replay: {x.array.dtype} {x.array.shape} is not of the size of {y.array.dtype} {y.array.shape}")
+    return callees.COPY, x.address, y.address, x.size

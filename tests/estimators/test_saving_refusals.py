@@ -1,0 +1,91 @@
+"""What cannot be saved is refused with a way out, and a file is written whole or not at all."""
+
+import os
+
+import numpy as np
+import pytest
+from sklearn.exceptions import NotFittedError
+
+from numbanet import Layer, Linear, Net, ReLU, RowDropout, Sequential
+from numbanet.estimators import saving
+from tests.estimators.saved_cases import CASES, FAST, X_TEST, X, Y
+
+pytestmark = pytest.mark.filterwarnings("ignore:fit. the network is no better")  # after so few epochs
+
+
+class OwnLayer(Layer):
+    """It does not keep what it was made with."""
+
+    def __init__(self, slope):
+        self._slope = slope
+
+    def __call__(self, x):
+        return x.relu() * self._slope
+
+
+TWINS = [type("Twin", (ReLU,), {}) for _ in range(2)]
+
+
+class OwnDropout(RowDropout):
+    pass
+
+
+def noted(policy):
+    policy.note = "own"
+    return policy
+
+
+REFUSED = {
+    "attribute": ({"dropout": noted(RowDropout(0.5))}, "dropout=RowDropout.* was given note, which RowDropout does not take"),
+    "layer": (
+        {"layers": [Linear(64, 10), OwnLayer(2.0)]},
+        "layer OwnLayer.. has no attribute 'slope', so its constructor.s arguments are unknown: .*state_dict",
+    ),
+    "layer within": ({"layers": [Sequential([OwnLayer(2.0)]), Linear(64, 10)]}, "layer OwnLayer.. .* load_state_dict"),
+    "layer of a name twice": ({"layers": [Linear(64, 10), TWINS[1]()]}, ".*several layers of the class Twin; .*state_dict"),
+    "policy": ({"dropout": OwnDropout(0.5)}, r"dropout=OwnDropout\(.*set_params\(dropout=\.\.\.\)"),
+    "function": ({"learning_rate_schedule": lambda epoch: 1.0}, "learning_rate_schedule=<function"),
+    "rate": ({"dropout": "rdp", "dropout_rate": lambda epoch: 0.5}, "dropout_rate=<function"),
+    "generator": ({"random_state": np.random.RandomState(0)}, r"random_state=RandomState\(MT19937\)"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_file_can_hold_is_refused_with_a_way_out(name, tmp_path, capsys):
+    options, message = REFUSED[name]
+    net = Net(**{**FAST, **options}).fit(X, Y)
+    with pytest.raises(TypeError, match=f"save: {message}"):
+        net.save(tmp_path / "a")
+    assert not list(tmp_path.iterdir())
+    if "layer" not in name:
+        net.set_params(**{**dict.fromkeys(options), "dropout": "none", "dropout_rate": 0.5}).save(tmp_path / "a")
+        np.testing.assert_array_equal(Net.load(tmp_path / "a").predict(X_TEST), net.predict(X_TEST))
+
+
+def test_bad_targets_are_named(tmp_path, monkeypatch):
+    net, _ = CASES["none"]()
+    for target, error in ((tmp_path / "no" / "a", FileNotFoundError), (tmp_path, IsADirectoryError)):
+        with pytest.raises(error, match="cannot save to"):
+            net.save(target)
+    with monkeypatch.context() as patched, pytest.raises(PermissionError, match="cannot save to .* cannot be written to"):
+        patched.setattr(os, "access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK))
+        saving.check_target(tmp_path / "a")
+    with pytest.raises(NotFittedError):
+        Net().save(tmp_path / "a")
+    with pytest.raises(FileNotFoundError, match="none.safetensors"):
+        Net.load(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full disk", "Ctrl-C"])
+@pytest.mark.parametrize("place", ["pathlib.Path.write_bytes", "os.replace"])
+def test_a_file_is_written_whole_or_not_at_all(error, place, tmp_path, monkeypatch):
+    def fail(*given):
+        raise error
+
+    net, _ = CASES["none"]()
+    net.save(tmp_path / "a")
+    before = (tmp_path / "a").read_bytes()
+    monkeypatch.setattr(place, fail)
+    with pytest.raises(type(error)):
+        net.partial_fit(X, Y).save(tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == before and os.listdir(tmp_path) == ["a"]

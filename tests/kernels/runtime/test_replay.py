@@ -1,0 +1,111 @@
+"""Copies and tapes are executed in order by one compiled call, on one thread and on several."""
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+from numbanet_kernels import cpu, emulated
+from numbanet_kernels.host import threads, thresholds
+from numbanet_kernels.runtime import availability, callees, pool, tape
+from numbanet_kernels.runtime.declare import host_kernel
+
+
+def taped(work):
+    return tape.Tape(work, pool.Arena(1 << 24, pool.pages))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The number of entries of each compiled call."""
+    found = []
+
+    def run(entries, *given, original=callees.run):
+        found.append(len(entries))
+        original(entries, *given)
+
+    monkeypatch.setattr(callees, "run", run)
+    return found
+
+
+def test_copies_and_tapes_are_executed_in_order(calls, rng):
+    given, x, last = rng.standard_normal((3, 5), np.float32), np.zeros(5, np.float32), np.zeros((3, 5), np.float32)
+    recorded = taped(lambda: cpu.affine(x, mul=2.0))
+    actions = [action for i in range(3) for action in ((given[i], x), recorded, (recorded.result, last[i]))]
+    cpu.replay(actions)
+    assert len(calls) == 1  # for all of them
+    np.testing.assert_array_equal(last, 2 * given)
+    last[:] = 0
+    places, rows = cpu.places(last, 3), cpu.places(given, 3)
+    cpu.replay([action for i in range(3) for action in ((rows[i], cpu.place(x)), recorded, (recorded.result, places[i]))])
+    np.testing.assert_array_equal(last, 2 * given)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_threads_wait_for_copies_and_copies_for_threads(size, rng):
+    given, w = rng.standard_normal((20, 64, 50), np.float32), rng.standard_normal((50, 50), np.float32)
+    x, found = np.zeros((64, 50), np.float32), np.zeros((20, 64, 50), np.float32)
+    with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(4, user_api="blas"), cpu.session(size):
+        expected = [cpu.copy(cpu.gemm(cpu.gemm(one, w, tb=True), w)) for one in given]
+        shared, alone = taped(lambda: cpu.gemm(x, w, tb=True)), taped(lambda: cpu.affine(x, mul=1.0))
+        y = shared.result
+        second = taped(lambda: cpu.gemm(y, w))
+        assert shared.threads == size
+        actions = []
+        for one, out in zip(given, found):
+            actions += [(one, x), alone, (alone.result, x), shared, second, (second.result, out)]
+        cpu.replay(actions)
+    for ours, theirs in zip(found, expected):
+        assert ours.tobytes() == theirs.tobytes()
+
+
+def test_what_the_interpreter_does_is_done_between_them(calls):
+    seen, x = [], np.zeros(3, np.float32)
+
+    def work():
+        y = cpu.affine(x, mul=2.0)
+        cpu.aside(lambda: seen.append(y[0]))
+        return y
+
+    recorded = taped(work)
+    ones, twos = np.ones(3, np.float32), np.full(3, 2, np.float32)
+    cpu.replay([(ones, x), recorded, (twos, x), recorded])
+    assert seen == [2, 4] and len(calls) > 2
+
+
+def test_arrays_of_other_sizes_and_with_gaps_are_refused():
+    x = np.zeros((4, 4), np.float32)
+    with pytest.raises(ValueError, match=r"float32 \(4, 4\) is not of the size of float32 \(2, 4\)"):
+        cpu.replay([(x, x[:2].copy())])
+    with pytest.raises(ValueError, match="has gaps"):
+        cpu.replay([(x[:, 1], np.zeros(4, np.float32))])
+
+
+def test_a_loop_that_fails_is_named():
+    @host_kernel("void(i8[::1])")
+    def refuses(x):
+        if x[0] > 1:
+            raise ValueError("no")
+
+    x, numbers, seen = np.zeros(1, np.int64), np.arange(4).reshape(4, 1), np.zeros(4, np.int64)
+    recorded = taped(lambda: refuses(x))
+    with pytest.raises(RuntimeError, match="refuses failed"):
+        cpu.replay([action for i in range(4) for action in ((numbers[i], x), recorded, (x, seen[i : i + 1]))])
+    assert seen.tolist() == [0, 1, 0, 0]  # nothing is executed after it
+    with threadpool_limits(2, user_api="blas"), cpu.session(2):
+        both = np.zeros((2, 1), np.int64)
+        shared = taped(lambda: threads.share(lambda part: refuses(both[part.number])))
+        with pytest.raises(RuntimeError, match="refuses failed"):
+            cpu.replay([(numbers[3], both[1]), shared, shared])
+        cpu.replay([(numbers[0], both[1]), shared, shared])
+
+
+@pytest.mark.skipif(availability.nvvm_problem() is not None, reason=availability.nvvm_problem() or "")
+def test_graphs_and_copies_on_the_emulated_device():
+    given = np.arange(6, dtype=np.float32).reshape(2, 3)
+    x, found = emulated.upload(given[0]), emulated.full((2, 3), 0.0)
+    emulated.affine(x, mul=2.0)
+    graph = emulated.record(lambda: emulated.affine(x, mul=2.0))
+    places = emulated.places(found, 2)
+    actions = [action for i in range(2) for action in ((given[i], x), graph, (emulated.place(graph.result), places[i]))]
+    emulated.replay(actions)
+    np.testing.assert_array_equal(emulated.download(found), 2 * given)

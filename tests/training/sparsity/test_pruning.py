@@ -1,0 +1,51 @@
+"""Magnitude pruning: the smallest weights become zero by and by, and layers sparse."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from numbanet import Linear, MagnitudePruning, Net, SparseLinear
+from tests.training.sparsity.networks import IMAGES, X_TEST, Y_TEST, X, Y, convolutions, fitted
+
+
+def test_the_smallest_weights_go_by_and_by():
+    net = fitted(MagnitudePruning(0.8), layers=(48, 40), epochs=8)
+    total, last = 64 * 48 + 48 * 40 + 400, 400
+    shares = [1 - (1 - min(epoch / 4, 1)) ** 3 for epoch in range(1, 9)]
+    assert [record["weights_kept"] for record in net.history_] == pytest.approx(
+        [1 - 0.8 * share * (total - last) / total for share in shares], abs=2 / total
+    )
+    first, _, second, _, answer = net.model_.layers
+    assert (type(first), type(second), type(answer)) == (SparseLinear, SparseLinear, Linear) and first.weight.nnz == 614
+    assert net.score(X_TEST, Y_TEST) > 0.9 and net.history_[-1]["flops_share"] < 0.35 < 1 == net.history_[3]["flops_share"]
+    again = pickle.loads(pickle.dumps(net))
+    np.testing.assert_array_equal(again.predict(X_TEST), net.predict(X_TEST))
+    again.partial_fit(X, Y)
+    assert again.history_[-1]["weights_kept"] == net.history_[-1]["weights_kept"]
+
+
+def test_a_mask_of_a_convolution_stays():
+    net = fitted(MagnitudePruning(0.6, schedule=lambda progress: progress), layers=convolutions(), X=IMAGES)
+    assert (net.model_.layers[0].weight.numpy() == 0).sum() == round(0.6 * 72)
+    assert isinstance(net.model_.layers[4], SparseLinear) and net.score(X_TEST.reshape(-1, 1, 8, 8), Y_TEST) > 0.85
+
+
+def test_pruning_on_another_device(dev):
+    x, y = np.random.default_rng(0).standard_normal((16, 6)), np.arange(16) % 3
+    nets = [
+        Net((8,), sparsity=MagnitudePruning(0.5), epochs=3, batch_size=8, random_state=0, device=where).fit(x, y)
+        for where in ("cpu", dev.name)
+    ]
+    for ours, theirs in zip(*(net.model_.parameters() for net in nets), strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "arguments, message", [((1.0,), "sparsity"), ((0.5, 1.0), "fine_tuning"), ((0.5, 0.5, 3), "schedule")], ids=str
+)
+def test_what_is_no_pruning_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=f"MagnitudePruning: {message}"):
+        MagnitudePruning(*arguments)
+    with pytest.raises(ValueError, match="no layer to prune"):
+        fitted(MagnitudePruning(), layers=())

@@ -1,0 +1,89 @@
+"""Recorded steps wait in a queue, and a replay computes several of them: with the results of steps that are computed one by
+one, also after an interrupt and with hooks that look at the weights after each update."""
+
+import numpy as np
+import pytest
+
+from numbanet import Hook, Net
+from numbanet.training.queue import Queue
+from numbanet_kernels.runtime.interrupt import deferred
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((90, 5)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(int)
+
+
+@pytest.fixture
+def together(monkeypatch):
+    """How many steps each replay computed."""
+    counts = []
+
+    def finish(self, original=Queue.finish):
+        if self.count:
+            counts.append(self.count)
+        original(self)
+        self.most = self.MOST  # however long a step takes here
+
+    monkeypatch.setattr(Queue, "finish", finish)
+    return counts
+
+
+def fit(**options):
+    return Net((7,), **{"epochs": 6, "batch_size": 10, "random_state": 0, "optimizer": "adam", **options}).fit(X, Y)
+
+
+def weights(net):
+    return [p.numpy().copy() for p in net.model_.parameters()]
+
+
+def same(ours, theirs):
+    return all(np.array_equal(a, b) for a, b in zip(weights(ours), weights(theirs), strict=True))
+
+
+@pytest.mark.parametrize("dropout", ["none", "rdp", "bernoulli"])
+def test_steps_that_wait_give_the_weights_and_losses_of_single_steps(monkeypatch, together, dropout):
+    ours = fit(dropout=dropout)
+    assert max(together) > 4
+    monkeypatch.setattr(Queue, "MOST", 1)
+    together.clear()
+    single = fit(dropout=dropout)
+    assert set(together) == {1} and same(ours, single)
+    assert [r["loss"] for r in ours.history_] == [r["loss"] for r in single.history_]
+
+
+@pytest.mark.filterwarnings("ignore:fit. the network")
+def test_no_step_waits_while_a_hook_looks_at_the_weights(together):
+    seen = []
+
+    class Watch(Hook):
+        def after_update(self, run):
+            seen.append(next(run.model.parameters()).numpy().copy())
+
+    net = fit(callbacks=[Watch()])
+    assert set(together) == {1} and len(seen) == 54
+    assert all((a != b).any() for a, b in zip(seen, seen[1:])) and (seen[-1] == next(net.model_.parameters()).numpy()).all()
+
+
+def test_an_interrupted_epoch_leaves_steps_and_weights_together(monkeypatch, together):
+    """The steps of the queue are computed before the interrupt is raised: the optimiser has counted them."""
+    polls = []
+
+    def poll(original=deferred.poll):
+        polls.append(None)
+        if len(polls) == 40:  # amid an epoch
+            raise KeyboardInterrupt
+        original()
+
+    counted = []
+
+    class Count(Hook):
+        watches = False
+
+        def fit_end(self, run):
+            counted.append((run.optimizer.steps, sum(together)))
+
+    monkeypatch.setattr(deferred, "poll", poll)
+    with pytest.raises(KeyboardInterrupt):
+        fit(callbacks=[Count()])
+    (steps, queued), single = counted[0], 2  # the first two steps are not queued
+    assert steps == 40 and queued == steps - single
