@@ -132,12 +132,11 @@ class Stepper:
         Parameters
         ----------
         X : array
-            The samples, from which the batch is fetched.
+            The samples.
         batch : Batch
-            The samples of this step; their inputs are not fetched yet.
+            The samples of this step; their inputs are not fetched yet from X.
         following : Batch, optional
-            The next batch: it determines which rows of an `Embedding` the next step reads. None if the next step starts an
-            epoch.
+            The next batch, which determines the rows of an `Embedding` that are read next; None before a new epoch.
         last : bool, default True
             True if no step follows, so that no plans are drawn for it.
         whole : bool, default False
@@ -145,8 +144,7 @@ class Stepper:
         change : callable, optional
             change(batch) gets the batch with its inputs on the device, and returns the batch to train on.
         waits : bool, default False
-            True if the step may be queued and computed together with later ones, at the latest in `finish`; until then the
-            arrays of its result hold nothing.
+            True if the step may be computed later, at the latest in `finish`; until then the result's arrays hold nothing.
         """
         with self.dev.session(**self.session_options):
             plans, self.upcoming = self.draw() if self.upcoming is None else self.upcoming, None
@@ -159,9 +157,7 @@ class Stepper:
                 return queued
             self.optimizer.zero_grad()  # an earlier step may have been interrupted
             batch = self.recorder.hold(X, batch, change)
-            states = [state for arrays in (self.state or {}).values() for state in arrays]
-            for state in states if batch.resets_state else ():
-                self.dev.full(state.shape, 0.0, out=state)
+            states = self._states(batch.resets_state)
             upcoming = None if last else self.draw(following is None)
             self.optimizer.prepare(
                 None if upcoming is None or whole else self.tree.reads(upcoming, following and following.ids)
@@ -180,6 +176,13 @@ class Stepper:
             self.optimizer.advance()
             self.upcoming, self.packed = upcoming, packed_next if upcoming else {}
             return self._done(loss, answer, tuple(batch.inputs.shape), plans)
+
+    def _states(self, resets: bool) -> list[Any]:
+        """The states of recurrent layers, set to zero if the batch `resets` them."""
+        states = [state for arrays in (self.state or {}).values() for state in arrays]
+        for state in states if resets else ():
+            self.dev.full(state.shape, 0.0, out=state)
+        return states
 
     def _queued(self, X: Any, batch: Batch, plans: Plans, following: Batch | None, last: bool) -> StepResult | None:
         """The result of a step that was recorded, after adding it to the queue; None if it was not recorded."""
