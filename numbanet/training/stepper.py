@@ -157,7 +157,6 @@ class Stepper:
                 return queued
             self.optimizer.zero_grad()  # an earlier step may have been interrupted
             batch = self.recorder.hold(X, batch, change)
-            states = self._states(batch.resets_state)
             upcoming = None if last else self.draw(following is None)
             self.optimizer.prepare(
                 None if upcoming is None or whole else self.tree.reads(upcoming, following and following.ids)
@@ -172,7 +171,9 @@ class Stepper:
                 return results
 
             repeatable = self.recorder.asks and self._alike and self.task.records and self.model.records and not packed
-            (loss, answer), packed_next = self.recorder.step(passes, self.optimizer, plans, batch, states, repeatable)
+            (loss, answer), packed_next = self.recorder.step(
+                passes, self.optimizer, plans, batch, self._states(batch.resets_state), repeatable
+            )
             self.optimizer.advance()
             self.upcoming, self.packed = upcoming, packed_next if upcoming else {}
             return self._done(loss, answer, tuple(batch.inputs.shape), plans)
