@@ -158,9 +158,8 @@ class Stepper:
             self.optimizer.zero_grad()  # an earlier step may have been interrupted
             batch = self.recorder.hold(X, batch, change)
             upcoming = None if last else self.draw(following is None)
-            self.optimizer.prepare(
-                None if upcoming is None or whole else self.tree.reads(upcoming, following and following.ids)
-            )
+            wanted = None if upcoming is None or whole else self.tree.reads(upcoming, following and following.ids)
+            self.optimizer.prepare(wanted)
             flow = Flow(Tensor.wrap(batch.inputs, self.dev), DENSE if batch.ids is None else Symbols(batch.ids))
             packed, self.packed = self.packed, {}
             context = Context(self.dev, plans, training=True, state=self.state, packed=packed)
@@ -171,9 +170,8 @@ class Stepper:
                 return results
 
             repeatable = self.recorder.asks and self._alike and self.task.records and self.model.records and not packed
-            (loss, answer), packed_next = self.recorder.step(
-                passes, self.optimizer, plans, batch, self._states(batch.resets_state), repeatable
-            )
+            states = self._states(batch.resets_state)
+            (loss, answer), packed_next = self.recorder.step(passes, self.optimizer, plans, batch, states, repeatable)
             self.optimizer.advance()
             self.upcoming, self.packed = upcoming, packed_next if upcoming else {}
             return self._done(loss, answer, tuple(batch.inputs.shape), plans)
