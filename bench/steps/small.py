@@ -1,7 +1,9 @@
-"""Whole fits of small networks, whose steps are mostly overhead: against scikit-learn, PyTorch and, if installed, JAX.
+"""Whole fits of small networks, whose steps are mostly overhead: against scikit-learn, PyTorch and, if installed, JAX. And
+predictions of few samples, against scikit-learn and the bare products in NumPy.
 
 Each library is used in its usual way: an estimator in numbanet and scikit-learn, a loop over shuffled batches in PyTorch, a
-jitted step in JAX. The check is that all of them learn: at most 40 % of the training samples are classified wrongly.
+jitted step in JAX. The check is that all of them learn: at most 40 % of the training samples are classified wrongly. The
+probabilities of predictions are compared with those of NumPy.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ SUITE = "small"
 RECORDED = ("--json bench/results/small.json",)
 RATES = {"adam": 0.001, "sgd": 0.05}
 WRONG = 0.4  # largest error rate on the training samples after a fit; random predictions have at least 0.5
+DIFFERENT = 1e-4  # largest difference of a probability
 FEW = Schedule(pairs=9, turn=0.05, warm_up=1)  # a turn is a whole fit
 
 
@@ -186,6 +189,64 @@ def jax_task(device: str, problem: Problem, optimizer: str) -> Task:
     return _task(fit, problem)
 
 
+# --- predictions ------------------------------------------------------------------------------------------------------
+PREDICTOR = Problem((784, 512, 512, 10), 600, 100, 1)  # trained for one epoch, as only times count
+COUNTS = 1, 100, 600  # samples to predict
+
+
+def predict_task(device: str, samples: int) -> Task:
+    """Task: `predict_proba` of a `Net`. The error is the largest difference from NumPy's probabilities."""
+    from scipy.special import softmax
+
+    net, x = _trained(device), data(PREDICTOR)[0][:samples]
+
+    def error() -> float:
+        y, tensors = x, [p.numpy() for p in net.model_.parameters()]
+        for i, (w, b) in enumerate(zip(tensors[::2], tensors[1::2], strict=True)):
+            y = (y if i == 0 else np.maximum(y, 0)) @ w.T + b
+        return float(np.abs(net.predict_proba(x) - softmax(y, axis=1)).max())
+
+    return Task(lambda: net.predict_proba(x), lambda: {"error": error()})
+
+
+def products_task(device: str, samples: int) -> Task:
+    """Task: the matrix products of that network alone, by NumPy."""
+    y, weights = data(PREDICTOR)[0][:samples], [p.numpy() for p in _trained(device).model_.parameters() if p.ndim == 2]
+    return Task(lambda: functools.reduce(lambda y, w: y @ w.T, weights, y), lambda: {"error": 0.0})
+
+
+def scikit_learn_predict_task(device: str, samples: int) -> Task:
+    """Task: `predict_proba` of an `MLPClassifier` of that size. The error is the largest difference of a sum from 1."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.neural_network import MLPClassifier
+
+    X, y = data(PREDICTOR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        net = MLPClassifier(PREDICTOR.widths[1:-1], max_iter=PREDICTOR.epochs, random_state=0).fit(X, y)
+    x = X[:samples]
+    return Task(lambda: net.predict_proba(x), lambda: {"error": float(np.abs(net.predict_proba(x).sum(1) - 1).max())})
+
+
+def _trained(device: str) -> Any:
+    from numbanet import Net
+
+    X, y = data(PREDICTOR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # it has learned little
+        return Net(PREDICTOR.widths[1:-1], epochs=PREDICTOR.epochs, device=device, random_state=0).fit(X, y)
+
+
+def _prediction_cases(options: Options) -> Iterator[Case]:
+    for samples in COUNTS[:1] if options.quick else COUNTS:
+        common = {"device": options.device, "samples": samples}
+        name = f"{'-'.join(map(str, PREDICTOR.widths))}, predict_proba of {samples}"
+        for peer, task in (("NumPy's products", products_task), ("scikit-learn", scikit_learn_predict_task)):
+            if options.against in (None, peer):
+                ours = Implementation("none", predict_task, common, peer)
+                yield Case(SUITE, f"{name}, against {peer}", (ours, Implementation(peer, task, common)), _error, DIFFERENT)
+
+
 PEERS: dict[str, Callable[..., Task]] = {"scikit-learn": scikit_learn_task, "torch": torch_task, "jax": jax_task}
 
 
@@ -207,6 +268,7 @@ def cases(options: Options) -> Iterator[Case]:
         dense = Implementation("none", numbanet_task, {**common, "dropout": "none"})
         rdp = Implementation("rdp", numbanet_task, {**common, "dropout": "rdp"}, "none")
         yield Case(SUITE, f"{problem}, {optimizer}, rdp p=0.5", (rdp, dense), _error, WRONG)
+    yield from _prediction_cases(options)
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:

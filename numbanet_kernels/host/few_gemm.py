@@ -2,9 +2,8 @@
 
     y[n, o] = act(scale * sum_i x[n, i] w[o, i] + bias[o])      x (N, I), w (O, I) -> y (N, O), act the identity or ReLU
 
-Each y[n, o] is summed in the same order whatever N is, so a sample has the same result to the last bit alone and
-among others; BLAS has other kernels, and other orders, for few samples. w is read once: the time for one sample is that of
-reading w.
+The order of the sum over i does not depend on N, so the result for a sample is the same to the last bit for any N. BLAS has
+other kernels for few samples, which add in another order. w is read once, and for one sample this takes most of the time.
 """
 
 from __future__ import annotations
@@ -105,5 +104,5 @@ def multiply_few(x, w, bias=None, relu=False, scale=1.0):
         span = part.of(outputs)
         _multiply(x, w, EMPTY if bias is None else bias, bias is not None, relu, scale, y, span.start, span.stop)
 
-    threads.share(work, w.size, 2 * y.size * depth)
+    threads.share(work, flops=2 * y.size * depth)  # not by the size of w: waking a thread takes longer than reading w
     return y
