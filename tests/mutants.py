@@ -50,7 +50,11 @@ def listed() -> list[Mutant]:
 
 def tested(folder: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
     """Run tests of a folder, up to the first that fails, with compiled code of its own."""
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "caches")}
+    environment = {
+        **os.environ,
+        "NUMBA_CACHE_DIR": str(folder / "caches"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }  # a file is changed twice in a second
     command = [sys.executable, "-m", "pytest", "-x", "-m", "not long", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
 

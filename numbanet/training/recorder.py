@@ -171,10 +171,10 @@ class Recorder:
 
     def again(self, ready: Ready, numbers: Any, batch: Batch, plans: Plans) -> list[Any]:
         """Add a step that is ready to the queue; return the arrays that hold its results after `finish`."""
+        self._plans = plans  # `_choose` reads them during the replay
         lists = [(plans.on_device(site).buffer, self._lists[site, plan.kind]) for site, plan in plans.assigned.items()]
         results = self.queue.put(ready, numbers, batch, lists)
-        if plans.choose is not None:
-            self._plans = plans  # `_choose` reads them during the replay
+        if plans.choose is not None:  # during the replay, not that of a later step
             self.finish()
         return results
 

@@ -110,7 +110,7 @@ def _numbered(op, index, n):
     index = index.indices if isinstance(index, Window) else index
     if index.size and tape.get() is None and not 0 <= index.min() <= index.max() < n:
         raise ValueError(f"{op}: {index} has indices outside an axis of length {n}")
-    return index
+    return index if index.flags.c_contiguous else np.ascontiguousarray(index)
 
 
 LISTED = 1 << 17  # elements: smaller submatrices are gathered by index arrays, even if a view would do

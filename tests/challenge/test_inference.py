@@ -129,9 +129,9 @@ def test_inputs_that_all_die(count):
 @pytest.mark.parametrize(
     "options, error, message",
     [
-        ({"way": "fast"}, ValueError, "no way 'fast'; choose from compact"),
-        ({"inputs": 0}, ValueError, "inputs must be 1"),
-        ({"inputs": 0, "data": "generated"}, ValueError, "inputs must be 1"),
+        ({"way": "fast"}, ValueError, "unknown way 'fast'; choose from compact"),
+        ({"inputs": 0}, ValueError, "inputs must be at least 1"),
+        ({"inputs": 0, "data": "generated"}, ValueError, "inputs must be at least 1"),
         ({"neurons": 1024}, ValueError, "the data have 64 neurons and 1 layers; neurons 1024 and layers None must match"),
         ({"layers": 120}, ValueError, "the data have 64 neurons and 1 layers"),
         ({"data": data(layers=1)._replace(starts=np.zeros(0, np.int32))}, ValueError, "data must have one input"),

@@ -84,7 +84,7 @@ def test_the_challenges_biases():
         (lambda: RadixNet(1000), "16 times a power of 2.* not 1000"),
         (lambda: RadixNet(16), "from 32 on"),
         (lambda: RadixNet(48), "not 48"),
-        (lambda: RadixNet(64, 0), "layers must be 1"),
+        (lambda: RadixNet(64, 0), "layers must be at least 1"),
         (lambda: mixed_radix(()), "radices"),
         (lambda: mixed_radix((2, 1)), "radices"),
         (lambda: mixed_radix((2,), 0), "width"),

@@ -57,7 +57,7 @@ def test_gradients_by_differences(dev, rng):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda plan, x, w: ops.linear_samples(x, w, outer=plan), "not made for y"),
+        (lambda plan, x, w: ops.linear_samples(x, w, outer=plan), "does not match y"),
         (lambda plan, x, w: ops.linear_samples(x, w, inner=plan), "does not hold"),
         (lambda plan, x, w: ops.expand_samples(x, plan=plan), "does not hold"),
         (lambda plan, x, w: SamplePlan(7, 40, 1, np.zeros((7, 1))), "are not those of 7 samples of 40 outputs"),

@@ -141,7 +141,7 @@ FOREIGN = {
     **{
         f"fitted {name}": (
             lambda path, name=name: crafted(path, fitted={name: 5}),
-            f"cannot be read .*{name}', which is no fitted",
+            f"cannot be read .*{name}', which is not a fitted",
         )
         for name in ("predict", "_settings", "model_", "__class__", "")
     },

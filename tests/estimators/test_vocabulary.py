@@ -186,9 +186,9 @@ OUTSIDE = [  # what is done, error, message
         for size in (0, -1, 2.0, True, "9", 2**31)
     ),
     (lambda: Vocabulary.of(TEXT, unknown=None), TypeError, "unknown must be a word, got None"),
-    (lambda: Vocabulary(["a", "a", "?"], "?"), ValueError, "got 3 of which 2 differ, with it"),
-    (lambda: Vocabulary(["a", "b"], "?"), ValueError, "'?' among them expected, got 2 of which 2 differ, without it"),
-    (lambda: Vocabulary(range(1, 4)), ValueError, r"range\(n\), unknown=None; got range\(1, 4\)"),
+    (lambda: Vocabulary(["a", "a", "?"], "?"), ValueError, "got 3 words, of which 2 differ, with it"),
+    (lambda: Vocabulary(["a", "b"], "?"), ValueError, "include '[?]', got 2 words, of which 2 differ, without it"),
+    (lambda: Vocabulary(range(1, 4)), ValueError, r"range\(n\) and unknown=None; got range\(1, 4\)"),
     (lambda: Vocabulary(range(0)), ValueError, "got range"),
     (lambda: Vocabulary(range(3), "?"), ValueError, "got range"),
 ]

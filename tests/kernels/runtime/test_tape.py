@@ -19,7 +19,7 @@ from numbanet_kernels.runtime.launch import NotRecorded
 from numbanet_kernels.tables import collected
 from tests.kernels.runtime.recording import equal, taped
 
-VIEW, KEY, LIST = "a product with a view", "something else", "a list of positions"
+VIEW, KEY, LIST = "a product with a view", "more than call compiled loops", "a list of positions"
 REFUSED = {
     "gemm_rows": VIEW,
     "gemm_rows_dx": VIEW,
