@@ -113,7 +113,7 @@ SHARED = by_name(
         None,
         "float or None",
         """
-        Step size. None: 0.01 for SGD with momentum and for user-defined optimisers, 0.001 for Adam.""",
+        Step size of the optimiser. None: 0.01 for SGD with momentum and for user-defined optimisers, 0.001 for Adam.""",
     ),
     Parameter(
         "momentum",
