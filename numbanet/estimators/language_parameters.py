@@ -119,7 +119,7 @@ OWN = by_name(
         None,
         "float or None",
         """
-        Step size of the optimiser. None: 5.0 for SGD, which has no momentum by default and clips gradients, so that its steps are bounded, and
+        Step size. None: 5.0 for SGD, which has no momentum by default and clips gradients, so that its steps are bounded, and
         for user-defined optimisers; 0.003 for Adam, with which small texts are learned about as fast. With 5.0 the result of
         the first epoch hardly depends on the seed. In recorded runs (`lstm-rates`), the final perplexity was lower with 5.0
         than with 20 on average, on a small text after the default number of epochs and on a larger text after four. On the

@@ -36,7 +36,7 @@ class Pages:
         return pair
 
     def _allocated(self) -> Iterator[tuple[list[Any], list[tuple[Any, Any]]]]:
-        dev, given, lengths = self.dev, [], [math.prod(array.shape[:1]) for array in self.results]
+        dev, lengths = self.dev, [math.prod(array.shape[:1]) for array in self.results]
         pages = [dev.empty((self.SIZE * n, *array.shape[1:]), array.dtype) for n, array in zip(lengths, self.results)]
         places, given = [dev.places(page, self.SIZE) for page in pages], [dev.place(array) for array in self.results]
         for i, there in enumerate(zip(*places)):

@@ -155,7 +155,7 @@ class Recorder:
         not fetched yet. None if there is no such step: then call `hold` and `step`.
         """
         found = self._ready.get(self._quick_key(plans, batch)) if self._ready else None
-        if found is None or found.samples is not X or found.state is not optimizer.state:
+        if found is None or found.samples is not X or found.state is not optimizer.state or not optimizer.records:
             return None
         places, numbers = optimizer.changing()
         if found.update != (optimizer.constants, places):
