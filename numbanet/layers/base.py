@@ -41,6 +41,7 @@ class Layer:
     buffers: ClassVar[tuple[str, ...]] = ()  # names of tensors that are saved and moved, but not trained
     units: ClassVar[tuple[str, ...]] = ()  # names of tensors with one entry per unit, or per unit and pixel
     recordable: ClassVar[bool] = False  # see `records`
+    transient: ClassVar[tuple[str, ...]] = ()  # attributes that passes set, such as caches: copies and pickles have None there
     unitwise: ClassVar[bool] = False  # see `passes_units`
     chain: ClassVar[bool] = False  # True if the layer is the composition of its children and nothing else
     seed: int | None = None  # of the initial weights, if the layer was made without `rng`
@@ -114,6 +115,9 @@ class Layer:
         fused.
         """
         return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), **dict.fromkeys(self.transient)}
 
     @property
     def records(self) -> bool:

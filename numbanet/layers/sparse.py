@@ -72,6 +72,7 @@ class SparseLinear(Layer):
     """
 
     recordable = True
+    transient = ("_made", "trace")
     buffers = ("crow_indices", "col_indices")
 
     def __init__(
@@ -116,9 +117,6 @@ class SparseLinear(Layer):
     def initial(self, rng):
         weight = drawn(*self._drawn, rng)
         return {"crow_indices": weight.indptr, "col_indices": weight.indices, "values": weight.values}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_made": None, "trace": None}
 
     @property
     def tile(self) -> int | None:

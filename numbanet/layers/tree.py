@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..plans import DevicePlan, Plans, Site
@@ -111,23 +111,42 @@ class Tree:
 
 
 class _Parts:
-    """The objects that a model consists of: the attributes of its layers, and the arrays of its tensors."""
+    """The objects that a model consists of: attributes of its layers, without transient ones, and arrays of its tensors."""
 
     def __init__(self, model: Any) -> None:
-        self._held: list[tuple[Collection, list]] = []  # containers, and what is in them
+        self._held: list[tuple[Any, tuple[str, ...], list]] = []  # (container, keys to skip, the values in it)
         self._arrays = [(tensor, tensor.data) for _, tensor, _ in model.named()]
         for _, layer in walk(model):
-            self._look(vars(layer))
+            self._look(vars(layer), layer.transient)
 
-    def _look(self, container: list | tuple | dict) -> None:
-        values = container.values() if isinstance(container, dict) else container
-        self._held.append((values, list(values)))
+    def _look(self, container: list | tuple | dict, skipped: tuple[str, ...] = ()) -> None:
+        values = _values(container, skipped)
+        self._held.append((container, skipped, values))
         for value in values:
             if isinstance(value, (list, tuple, dict)):
                 self._look(value)
 
     def same(self) -> bool:
         """True if the model consists of the same objects as when this was made."""
-        return all([len(now) == len(then) and all(map(operator.is_, now, then)) for now, then in self._held]) and all(
-            [tensor.data is array for tensor, array in self._arrays]
-        )
+        for container, skipped, then in self._held:
+            now = _values(container, skipped)
+            if not same(now, then):
+                return False
+        return all([tensor.data is array for tensor, array in self._arrays])
+
+
+def _values(container: list | tuple | dict, skipped: tuple[str, ...]) -> list:
+    """The values in a container; of a dict, without those of the keys `skipped`."""
+    if not isinstance(container, dict):
+        return list(container)
+    return [value for key, value in container.items() if key not in skipped] if skipped else list(container.values())
+
+
+def same(these: Sequence[Any], those: Sequence[Any]) -> bool:
+    """True if two sequences hold the same objects."""
+    return len(these) == len(those) and all(map(operator.is_, these, those))
+
+
+def settings(layer: Any) -> list[Any]:
+    """The numbers and strings among a layer's attributes, by name: they may decide what a pass computes."""
+    return [(name, value) for name, value in vars(layer).items() if isinstance(value, (bool, int, float, str, type(None)))]

@@ -41,8 +41,9 @@ class Hook:
         True (default) if the hook reads the weights after an epoch, or changes them in `epoch_recorded`. All weights are then
         brought up to date and copied after each epoch, which takes time. Set it to False in hooks that read only the record.
     changes : bool
-        True if `after_update` changes weights in the current epoch; by default, if the class defines `after_update`. Updates
-        are then not deferred (`SGD`).
+        True if `after_update` reads or changes weights in the current epoch; by default, if the class defines
+        `after_update`. Updates are then not deferred (`SGD`). If it is False, some steps may not be computed yet when
+        `after_update` is called for them (`queue.Queue`).
     final : bool
         True if the network of the current epoch may be the result of training; early stopping chooses among such epochs.
 

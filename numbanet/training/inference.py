@@ -46,7 +46,7 @@ class Predictor:
 
     ROWS = 128  # the most samples of a recorded pass: for more, Python takes a negligible part of the time
     PASSES = 64  # the most passes that are recorded
-    MOST = 1 << 24  # bytes that recorded passes may take, all of them together
+    MOST = 1 << 24  # bytes that recorded passes may take, all of them together, and bytes of a buffer of inputs
 
     def __init__(self, model: Layer, session_options: dict[str, Any], policy: Dropout | None = None) -> None:
         self.model, self.session_options, self.policy = model, session_options, policy

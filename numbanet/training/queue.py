@@ -21,10 +21,11 @@ from .data import Batch
 class Pages:
     """Arrays for the results of many steps: the arrays of a recorded step itself are overwritten by the next replay."""
 
-    SIZE = 64  # steps for which arrays are allocated at once
+    MOST, BYTES = 64, 1 << 20  # steps for which arrays are allocated at once, and bytes unless one step needs more
 
     def __init__(self, results: Sequence[Any], dev: Device) -> None:
         self.results, self.dev = results, dev
+        self.size = max(1, min(self.MOST, self.BYTES // max(sum(array.nbytes for array in results), 1)))
         self.left: Iterator[Any] = iter(())
 
     def next(self) -> tuple[list[Any], list[tuple[Any, Any]]]:
@@ -37,8 +38,8 @@ class Pages:
 
     def _allocated(self) -> Iterator[tuple[list[Any], list[tuple[Any, Any]]]]:
         dev, lengths = self.dev, [math.prod(array.shape[:1]) for array in self.results]
-        pages = [dev.empty((self.SIZE * n, *array.shape[1:]), array.dtype) for n, array in zip(lengths, self.results)]
-        places, given = [dev.places(page, self.SIZE) for page in pages], [dev.place(array) for array in self.results]
+        pages = [dev.empty((self.size * n, *array.shape[1:]), array.dtype) for n, array in zip(lengths, self.results)]
+        places, given = [dev.places(page, self.size) for page in pages], [dev.place(array) for array in self.results]
         for i, there in enumerate(zip(*places)):
             parts = [dev.part(page, i * n, i * n + n) for page, n in zip(pages, lengths)]
             scalars = [part if array.shape else dev.reshape(part, ()) for part, array in zip(parts, self.results)]
@@ -68,15 +69,14 @@ class Queue:
     Parameters
     ----------
     dev : Device
-    numbers : dict of int to tuple
-        The numbers of the update that the buffers hold after the last step in the queue, by buffer.
     """
 
     SECONDS = 0.005  # duration of the steps that are replayed by one call: an interrupt waits for its end
     MOST = 64  # steps that are replayed by one call
 
-    def __init__(self, dev: Device, numbers: dict[int, tuple[float, ...]]) -> None:
-        self.dev, self.numbers = dev, numbers
+    def __init__(self, dev: Device) -> None:
+        self.dev = dev
+        self.numbers: dict[int, tuple[float, ...]] = {}  # of the update, by buffer, after the last step in the queue
         self.waiting: list[Any] = []  # arguments of `Device.replay`
         self.count, self.most = 0, 1  # steps in the queue, and how many are replayed by one call
         self._pages: dict[tuple[int, int], tuple[np.ndarray, list[Any]]] = {}  # (numbers by step, their places)
@@ -97,7 +97,7 @@ class Queue:
             Lists of plans, and the buffers from which the recorded step reads them.
         """
         waiting = self.waiting
-        waiting += self._new(ready, numbers)
+        waiting += [self._copy_of(place, own, ready) for place, own in self.new_numbers(numbers)]
         waiting += (batch.inputs, ready.rows), (batch.targets, ready.targets)
         if ready.weights is not None:
             waiting.append((batch.weights, ready.weights))
@@ -110,18 +110,22 @@ class Queue:
             self.finish()
         return results
 
-    def _new(self, ready: Ready, numbers: Sequence[tuple[float, ...]]) -> Iterator[tuple[Any, Any]]:
-        """The copies of those numbers that differ from the previous step's."""
+    def new_numbers(self, numbers: Sequence[tuple[float, ...]]) -> Iterator[tuple[int, tuple[float, ...]]]:
+        """(buffer, its numbers) where they differ from those of the previous step; the caller copies them."""
         for place, own in enumerate(numbers):
             if self.numbers.get(place) != own:
                 self.numbers[place] = own
-                key = place, len(own)
-                if key not in self._pages:
-                    page = np.zeros((self.MOST, len(own)), np.float32)
-                    self._pages[key] = page, self.dev.places(page, self.MOST)
-                page, places = self._pages[key]
-                page[self.count] = own
-                yield places[self.count], ready.numbers[place]
+                yield place, own
+
+    def _copy_of(self, place: int, own: tuple[float, ...], ready: Ready) -> tuple[Any, Any]:
+        """The copy of the next step's numbers to their buffer."""
+        key = place, len(own)
+        if key not in self._pages:
+            page = np.zeros((self.MOST, len(own)), np.float32)
+            self._pages[key] = page, self.dev.places(page, self.MOST)
+        page, places = self._pages[key]
+        page[self.count] = own
+        return places[self.count], ready.numbers[place]
 
     def finish(self) -> None:
         """Replay the steps that wait."""

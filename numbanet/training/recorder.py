@@ -30,6 +30,7 @@ from .. import profile
 from ..autograd import no_grad
 from ..device import Device
 from ..layers import Layer, walk
+from ..layers.tree import same, settings
 from ..plans import DevicePlan, Plan, Plans, Site
 from ..plans.on_device import upload_plan
 from ..tensor import Tensor
@@ -65,13 +66,12 @@ class Recorder:
         self._plans = Plans(dev)  # of the current step
         self._chosen: dict[Hashable, dict[str, Plan | None]] = {}  # by key, the plans that the policy chose in the first step
         self._inputs: dict[tuple, Any] = {}
-        self._numbers: dict[int, tuple[float, ...]] = {}
         self._lists: dict[tuple, Any] = {}
         self._kept: dict[tuple, DevicePlan] = {}
         self._ready: dict[Hashable, Ready] = {}
         self._fetches: dict[tuple, tuple[Any, Any]] = {}  # by samples and size of a batch: the samples, and what takes a batch
         self._samples: Any = None  # of the batch that is held
-        self.queue = Queue(dev, self._numbers)
+        self.queue = Queue(dev)
 
     @property
     def asks(self) -> bool:
@@ -115,10 +115,8 @@ class Recorder:
 
     def put_numbers(self, numbers: Sequence[tuple[float, ...]]) -> list[Any]:
         """Copy the numbers of an update, such as its learning rate, to fixed buffers; return the buffers."""
-        for place, own in enumerate(numbers):
-            if self._numbers.get(place) != own:
-                self._numbers[place] = own
-                self.dev.copy(np.array(own, np.float32), out=self.buffer(f"numbers {place}", (len(own),), FLOAT32))
+        for place, own in self.queue.new_numbers(numbers):
+            self.dev.copy(np.array(own, np.float32), out=self.buffer(f"numbers {place}", (len(own),), FLOAT32))
         return [self.buffer(f"numbers {place}", (len(own),), FLOAT32) for place, own in enumerate(numbers)]
 
     def _holds(self, name: str, array: Any) -> bool:
@@ -147,7 +145,7 @@ class Recorder:
 
     # --- steps --------------------------------------------------------------------------------------------------------
     def forget(self) -> None:
-        """Forget the steps that are ready: the model has other layers or tensors."""
+        """Forget the steps that are ready, because the model has changed; their recordings are found again by their key."""
         self._ready.clear()
 
     def ready(self, X: Any, plans: Plans, batch: Batch, optimizer: Optimizer) -> tuple[Ready, Any] | None:
@@ -155,7 +153,7 @@ class Recorder:
         not fetched yet. None if there is no such step: then call `hold` and `step`.
         """
         found = self._ready.get(self._quick_key(plans, batch)) if self._ready else None
-        if found is None or found.samples is not X or found.state is not optimizer.state or not optimizer.records:
+        if found is None or found.samples is not X or not optimizer.records or not same(found.state, optimizer.arrays):
             return None
         places, numbers = optimizer.changing()
         if found.update != (optimizer.constants, places):
@@ -243,7 +241,7 @@ class Recorder:
         key = id(X), len(batch.rows)
         if key not in self._fetches:
             take = functools.partial(self.dev.take_rows, X, rows, out=batch.inputs)
-            self._fetches[key] = X, self.dev.record(take, next(iter(self._recorded), None), self.MOST)
+            self._fetches[key] = X, self._graph(take)
         if (fetch := self._fetches[key][1]) is None:
             return
         trained = [p.gradient is not None for p in optimizer.parameters]
@@ -255,7 +253,7 @@ class Recorder:
             X,
             place(rows),
             update,
-            optimizer.state,
+            optimizer.arrays,
             tensors,
             trained,
             place(batch.targets),
@@ -296,7 +294,7 @@ class Recorder:
         kinds = tuple((path, plan.kind) for path, plan in plans.assigned.items())
         if not all(self._holds(*given) for given in inputs) or any(kind is None for _, kind in kinds):
             return None
-        layers = tuple(layer for _, layer in walk(self.model))  # a callback may replace layers
+        layers = tuple((layer, *settings(layer)) for _, layer in walk(self.model))  # a hook may replace or change layers
         return layers, kinds, batch.inputs.shape, batch.weights is None, plans.decides
 
     def __call__(self, key: Hashable, work: Callable[[], Sequence[Any]], arrays: Sequence[Any], plans: Plans) -> Sequence[Any]:
@@ -373,14 +371,7 @@ class Recorder:
         if len(self._recorded) == self.RECORDED:
             return ()
         parameters: list[Tensor] = list(self.model.parameters())
-        try:
-            graph = self.dev.record(self._from_no_gradients(work), next(iter(self._recorded), None), self.MOST)
-        except Exception as error:  # any error of a driver, or too little memory: training continues op by op
-            warnings.warn(f"passes are not replayed: {type(error).__name__}: {error}", stacklevel=2)
-            self.possible, graph = False, None
-            self._met.clear()
-            self._ready.clear()
-            self._recorded.clear()
+        graph = self._graph(self._from_no_gradients(work))
         if graph is None:
             for parameter in parameters:
                 parameter.zero_grad()  # nothing was computed
@@ -389,3 +380,15 @@ class Recorder:
             return ()
         self._recorded.append(graph)
         return _Pass(graph, [p.gradient for p in parameters], arrays)
+
+    def _graph(self, work: Callable[[], Any]) -> Any:
+        """The recording of work(); None if it cannot be recorded."""
+        try:
+            return self.dev.record(work, next(iter(self._recorded), None), self.MOST)
+        except Exception as error:  # any error of a driver, or too little memory: training continues op by op
+            warnings.warn(f"passes are not replayed: {type(error).__name__}: {error}", stacklevel=2)
+            self.possible = False
+            self._met.clear()
+            self._ready.clear()
+            self._recorded.clear()
+            return None

@@ -4,8 +4,9 @@ one, also after an interrupt and with hooks that look at the weights after each 
 import numpy as np
 import pytest
 
-from numbanet import Hook, Net
-from numbanet.training.queue import Queue
+from numbanet import Hook, LayerNorm, Linear, Net, ReLU, device
+from numbanet.training.queue import Pages, Queue
+from numbanet.training.recorder import Recorder
 from numbanet_kernels.runtime.interrupt import deferred
 
 RNG = np.random.default_rng(0)
@@ -87,3 +88,53 @@ def test_an_interrupted_epoch_leaves_steps_and_weights_together(monkeypatch, tog
         fit(callbacks=[Count()])
     (steps, queued), single = counted[0], 2  # the first two steps are not queued
     assert steps == 40 and queued == steps - single
+
+
+class Changes(Hook):
+    """Changes something before the fourth epoch."""
+
+    watches = False
+
+    def __init__(self, change):
+        self.change = change
+
+    def epoch_start(self, run, epoch):
+        if epoch == 3:
+            self.change(run)
+
+
+def _other_eps(run):
+    run.model.layers[1].eps = 0.3
+
+
+def _clips(run):
+    run.optimizer.clip_norm = 1e-3
+
+
+def _other_state(run):
+    for state in run.optimizer.state:
+        state[:] = [run.dev.full(array.shape, 0.5) for array in state]
+
+
+@pytest.mark.parametrize("change", [_other_eps, _clips, _other_state])
+def test_what_a_hook_changes_between_epochs_is_heeded(monkeypatch, together, change):
+    def net():
+        layers = [Linear(5, 7, rng=0), LayerNorm(7), ReLU(), Linear(7, 2, rng=1)]
+        options = {"epochs": 6, "batch_size": 10, "random_state": 0, "optimizer": "adam"}
+        return Net(layers, **options, callbacks=[Changes(change)]).fit(X, Y)
+
+    ours = net()
+    assert max(together) > 4
+    monkeypatch.setattr(Recorder, "possible", property(lambda self: False, lambda self, value: None), raising=False)
+    together.clear()
+    assert same(ours, net()) and not together
+
+
+def test_results_of_many_numbers_are_kept_in_small_pages():
+    dev = device("cpu")
+    for shape, count in (((100,), 64), ((1 << 10, 100), 2), ((1 << 12, 100), 1)):
+        pages = Pages([dev.empty(()), dev.empty(shape)], dev)
+        assert pages.size == count
+        results = [pages.next()[0] for _ in range(3)]
+        assert all([array.shape for array in arrays] == [(), shape] for arrays in results)
+        assert not any(np.shares_memory(a[1], b[1]) for a, b in zip(results, results[1:]))
