@@ -77,9 +77,9 @@ SHARED = by_name(
         "glorot",
         '{"he", "glorot", "fan_in"}',
         """
-        Distribution of initial weights, if `layers` are widths (`Linear`). With "glorot", as in scikit-learn, and "fan_in", as in
-        PyTorch, biases are uniform. With "he", biases are 0; layers before ReLU and GELU have He's distribution, and the others
-        have Glorot's. On tables of few features, networks with "he" predicted worse (`python -m bench tables`).""",
+        Distribution of initial weights, if `layers` are widths (`Linear`). With "glorot", as in scikit-learn, and "fan_in", as
+        in PyTorch, biases are uniform. With "he", biases are 0; layers before ReLU and GELU have He's distribution, and the
+        others have Glorot's. On tables of few features, networks with "he" predicted worse (`python -m bench tables`).""",
     ),
     Parameter(
         "dropout",
