@@ -177,6 +177,7 @@ def _epochs(chosen: dict[str, Any], variant: dict[str, Any], seed: int, data: Da
         variant["callbacks"] = [lambda net, record: record.update(held=net.score(X_held, y_held))]
     net = Net(
         layers(seed) if layers else chosen.get("network") or both(chosen["hidden"]),
+        init="he",  # that of the papers' time, and of all records
         epochs=chosen["epochs"],
         batch_size=chosen["batch"],
         learning_rate=chosen["learning_rate"],

@@ -42,6 +42,7 @@ def layers(quick: bool) -> Iterator[tuple[str, Linear, list[np.ndarray]]]:
     hidden, epochs, samples, batches = ((256, 256), 1, 2000, 1) if quick else (HIDDEN, EPOCHS, len(X), BATCHES)
     net = Net(
         hidden,
+        init="he",
         dropout="none",
         epochs=epochs,
         batch_size=BATCH,

@@ -74,12 +74,12 @@ SHARED = by_name(
     ),
     Parameter(
         "init",
-        "he",
+        "glorot",
         '{"he", "glorot", "fan_in"}',
         """
-        Distribution of initial weights, if `layers` are widths (`Linear`). With "he", biases are 0; layers before ReLU and GELU
-        have He's distribution, and the others have Glorot's. With "glorot", as in scikit-learn, and "fan_in", as in PyTorch,
-        biases are uniform: try "glorot" for tables of few features (`python -m bench tables`).""",
+        Distribution of initial weights, if `layers` are widths (`Linear`). With "glorot", as in scikit-learn, and "fan_in", as
+        in PyTorch, biases are uniform. With "he", biases are 0; layers before ReLU and GELU have He's distribution, and the
+        others have Glorot's. On tables of few features, networks with "he" predicted worse (`python -m bench tables`).""",
     ),
     Parameter(
         "dropout",
@@ -154,7 +154,7 @@ SHARED = by_name(
     ),
     Parameter(
         "epochs",
-        20,
+        None,
         "int or None",
         """
         Number of passes over the samples. None: 20, or more if there are few samples, so that there are at least 1,000 steps;
@@ -162,10 +162,10 @@ SHARED = by_name(
     ),
     Parameter(
         "batch_size",
-        128,
+        None,
         "int or None",
         """
-        Number of samples per step; the default is that of the papers. None: 128, or 1/32 of the samples if there are fewer than
+        Number of samples per step. None: 128, as in the papers, or 1/32 of the samples if there are fewer than
         4,096, but at least 32.""",
     ),
     Parameter(

@@ -102,7 +102,7 @@ CASES = {  # what is saved, fitted, and what it is asked
     ),
     "pruned": lambda: (Net((64,), **{**FAST, "epochs": 4}, sparsity=MagnitudePruning(0.8)).fit(X, Y), X_TEST),
     "compact": lambda: (
-        Net((64, 64), **{**FAST, "epochs": 6}, sparsity=GroupLasso(0.02, groups=("rows", "columns"))).fit(X, Y),
+        Net((64, 64), **FAST | {"epochs": 6, "batch_size": 128}, sparsity=GroupLasso(0.02, ("rows", "columns"))).fit(X, Y),
         X_TEST,
     ),
     "tiles": lambda: (Net((64, 64), **{**FAST, "epochs": 6}, sparsity=GroupLasso(0.02, groups="tiles")).fit(X, Y), X_TEST),

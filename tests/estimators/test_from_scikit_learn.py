@@ -24,7 +24,7 @@ TEXTS = np.float32(StandardScaler().fit_transform(TEXTS))
 @pytest.mark.filterwarnings("ignore:Stochastic Optimizer")  # theirs, which is given 300 epochs
 @pytest.mark.parametrize("dropout", ["none", "rdp"])
 def test_several_labels_are_learned_as_by_scikit_learn(dropout):
-    net = Net((64,), epochs=60, learning_rate=0.05, random_state=0, dropout=dropout)
+    net = Net((64,), epochs=60, batch_size=128, learning_rate=0.05, random_state=0, dropout=dropout)
     net.fit(TEXTS[:500], LABELS[:500], validation=(TEXTS[500:], LABELS[500:]))
     theirs = MLPClassifier((64,), max_iter=300, random_state=0).fit(TEXTS[:500], LABELS[:500])
     ours = f1_score(LABELS[500:], net.predict(TEXTS[500:]), average="micro")

@@ -20,7 +20,7 @@ from numbanet.estimators import build
 from numbanet_kernels.host import threads
 
 X, Y, X_TEST, Y_TEST = load_digits()
-SMALL = {"layers": (32, 32), "epochs": 3, "random_state": 0}
+SMALL = {"layers": (32, 32), "epochs": 3, "batch_size": 128, "random_state": 0}
 
 
 def weights(net):
@@ -61,13 +61,15 @@ VARIANCE_FACTORS = [
 ]
 
 
+@pytest.mark.parametrize("init", ["he", "glorot"])
 @pytest.mark.parametrize("dropout, variance_factors", VARIANCE_FACTORS)
 @pytest.mark.filterwarnings("ignore:tdp")
-def test_initial_weights_are_adjusted_for_dropout(dropout, variance_factors):
-    net = Net((300, 200), dropout=dropout, dropout_rate=0.8, learning_rate=1e-12, epochs=1, random_state=0).fit(X, Y)
+def test_initial_weights_are_adjusted_for_dropout(dropout, variance_factors, init):
+    options = {"init": init, "dropout": dropout, "dropout_rate": 0.8, "learning_rate": 1e-12, "epochs": 1, "random_state": 0}
+    net = Net((300, 200), **options).fit(X, Y)
     widths = (64, 300, 200, 10)
     expected = [
-        variance_factor * (2 / n_in if last < 2 else 2 / (n_in + n_out))
+        variance_factor * (2 / n_in if last < 2 and init == "he" else 2 / (n_in + n_out))
         for last, (variance_factor, n_in, n_out) in enumerate(zip(variance_factors, widths, widths[1:]))
     ]
     assert [w.var() for w in weights(net)[::2]] == pytest.approx(expected, rel=0.06)
@@ -80,7 +82,7 @@ def test_initial_weights_and_biases():
         weight, bias = (tensor.numpy() for tensor in list(net.model_.parameters())[:2])
         assert weight.var() == pytest.approx(variance, rel=0.05)
         assert bias.var() == pytest.approx(0 if init == "he" else 1 / 300, rel=0.15, abs=1e-9) and np.abs(bias).max() <= 0.1
-    tanh = Net((300,), activation="tanh", learning_rate=1e-12, epochs=1, random_state=0).fit(X, y)
+    tanh = Net((300,), activation="tanh", init="he", learning_rate=1e-12, epochs=1, random_state=0).fit(X, y)
     assert tanh.model_[0].weight.numpy().var() == pytest.approx(2 / 400, rel=0.05)
     with pytest.raises(ValueError, match="there is no init 'zeros'; choose one of 'he', 'glorot', 'fan_in'"):
         Net((3,), init="zeros").fit(X, y)
@@ -90,8 +92,8 @@ def test_few_samples_have_as_many_epochs_as_make_1000_steps():
     X, y = np.random.default_rng(0).standard_normal((300, 3)), np.arange(300) % 3
     assert Net((2,), epochs=None, batch_size=30).fit(X, y).n_iter_ == 100
     assert Net((2,), epochs=None, batch_size=5).fit(X, y).n_iter_ == 20  # 1200 steps
-    assert Net((2,), epochs=None, batch_size=None).fit(X, y).n_iter_ == 100  # of 32 samples a step
-    assert Net((2,)).fit(X, y).n_iter_ == 20
+    assert Net((2,)).fit(X, y).n_iter_ == 100  # batches of 32
+    assert Net((2,), epochs=20).fit(X, y).n_iter_ == 20
     with pytest.raises(ValueError, match="epochs must be an integer of at least 1, got 0"):
         Net((2,), epochs=0).fit(X, y)
 

@@ -5,7 +5,15 @@ from numbanet.datasets import load_digits
 
 X, Y, X_TEST, Y_TEST = load_digits()
 IMAGES = X.reshape(-1, 1, 8, 8)
-SMALL = {"layers": (48, 48), "epochs": 6, "batch_size": 32, "learning_rate": 0.02, "random_state": 0, "device": "cpu"}
+SMALL = {
+    "layers": (48, 48),
+    "init": "he",  # what the strengths below are for
+    "epochs": 6,
+    "batch_size": 32,
+    "learning_rate": 0.02,
+    "random_state": 0,
+    "device": "cpu",
+}
 ROWS = GroupLasso(8e-3)
 
 
