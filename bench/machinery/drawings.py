@@ -5,6 +5,7 @@ SVG is text, so that git shows which figures changed. The colours differ in ligh
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -50,8 +51,12 @@ def _svg(width: int, height: int, title: str, parts: Iterable[str]) -> str:
 # --- from the files of results ----------------------------------------------------------------------------------------
 def charts(records: Sequence[dict[str, Any]]) -> dict[str, str]:
     """{file name: SVG}; empty if there are no results."""
-    pairs = [(record, rows) for record in records if (rows := _steps(record))]
-    return {"speed.svg": _speed(*max(pairs, key=lambda pair: (len(pair[1]), pair[0]["date"])))} if pairs else {}
+    drawn = {"speed.svg": (_steps, _speed), "width.svg": (_by_width, _lines)}
+    found = {}
+    for name, (select, draw) in drawn.items():
+        if pairs := [(record, rows) for record in records if (rows := select(record))]:
+            found[name] = draw(*max(pairs, key=lambda pair: (len(pair[1]), pair[0]["date"])))
+    return found
 
 
 def _steps(record: dict[str, Any]) -> dict[tuple[str, int, str], dict[str, Any]]:
@@ -110,6 +115,59 @@ def _speed(record: dict[str, Any], steps: dict[tuple[str, int, str], dict[str, A
         parts.append(_line(left - 4, floor, left + panel - 34, floor))
     parts.append(_text(34, floor - unit + 4, "1", "end", 12))
     return _svg(880, 360, "How many times shorter a training step is than PyTorch's", parts)
+
+
+WIDTH = re.compile(r"64-(\d+)-\1-2, batch \d+, adam, (\d+) steps, against .*")
+COLOURS = {"none": DARK, "scikit-learn": "#e08e3c", "torch": "#4f8a5b", "jax": "#8a6fae"}
+MARKS = {"none": 5, "scikit-learn": 3, "torch": 3, "jax": 3}  # radius
+
+
+def _by_width(record: dict[str, Any]) -> dict[tuple[str, int], float]:
+    """{(implementation, width): microseconds per step of a whole fit}; ours is the fastest of those beside the peers."""
+    found: dict[tuple[str, int], float] = {}
+    for row in record["rows"]:
+        if row["suite"] == "small" and (match := WIDTH.fullmatch(row["case"])):
+            key = row["implementation"], int(match[1])
+            found[key] = min(found.get(key, math.inf), 1e3 * row["median_ms"] / int(match[2]))
+    return found
+
+
+def _lines(record: dict[str, Any], steps: dict[tuple[str, int], float]) -> str:
+    """A line for each implementation, both axes logarithmic."""
+    widths = sorted({width for _, width in steps})
+    low, high = math.floor(math.log10(min(steps.values()))), math.ceil(math.log10(max(steps.values())))
+
+    def x(width: int) -> float:
+        return 90 + 560 * math.log(width / widths[0]) / math.log(widths[-1] / widths[0])
+
+    def y(microseconds: float) -> float:
+        return 320 - 240 * (math.log10(microseconds) - low) / (high - low)
+
+    parts = [
+        _text(40, 28, "Time of a training step by width, without dropout", "start", 16, DARK, "bold"),
+        _text(
+            40,
+            48,
+            f"64-H-H-2, batch 128, Adam, whole fits divided by their steps; {record['machine']['cpu']}, "
+            f"{record['machine']['threads']} threads; commit {(record.get('commit') or 'unknown')[:12]}, {record['date'][:10]}",
+            "start",
+            12,
+        ),
+    ]
+    for power in range(low, high + 1):
+        label = f"{10**power} µs" if power < 3 else f"{10 ** (power - 3)} ms"
+        parts += [_line(90, y(10**power), 650, y(10**power), PALE), _text(82, y(10**power) + 4, label, "end", 12)]
+    parts += [_text(x(width), 342, f"H = {width}") for width in widths]
+    ends = sorted((-steps[name, widths[-1]], name) for name in COLOURS if (name, widths[-1]) in steps)
+    for place, (_, name) in enumerate(ends):
+        points = [(x(width), y(steps[name, width])) for width in widths if (name, width) in steps]
+        path = "L".join(f"{across:.1f} {down:.1f}" for across, down in points)
+        parts.append(f'<path d="M{path}" stroke="{COLOURS[name]}" stroke-width="{2 + (name == "none")}" fill="none"/>')
+        parts += [
+            f'<circle cx="{across:.1f}" cy="{down:.1f}" r="{MARKS[name]}" fill="{COLOURS[name]}"/>' for across, down in points
+        ]
+        parts.append(_text(668, 84 + 22 * place, "numbanet" if name == "none" else name, "start", fill=COLOURS[name]))
+    return _svg(880, 360, "Time of a training step by width", parts)
 
 
 # --- a step -----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from ..machinery.results import Results
 from ..machinery.worker import Task, torch_on
 
 SUITE = "small"
-RECORDED = ("--json bench/results/small.json",)
+RECORDED = ("--json bench/results/small.json", "--only steps --json bench/results/small-width.json")
 RATES = {"adam": 0.001, "sgd": 0.05}
 WRONG = 0.4  # largest error rate on the training samples after a fit; random predictions have at least 0.5
 DIFFERENT = 1e-4  # largest difference of a probability
@@ -46,6 +46,10 @@ PROBLEMS = (
     Problem((50, 256, 128, 2), 20_000, 128, 3),
     Problem((64, 100, 10), 1_500, 200, 30),
     Problem((100, 512, 2), 50_000, 256, 3),
+)
+BY_WIDTH = tuple(
+    Problem((64, width, width, 2), 128 * steps, 128, 1)
+    for width, steps in ((16, 400), (64, 400), (256, 200), (1024, 40), (4096, 10))
 )
 
 
@@ -254,20 +258,28 @@ def _error(outputs: Mapping[str, Any]) -> float:
     return outputs["error"]
 
 
-def cases(options: Options) -> Iterator[Case]:
-    """Every network with every optimiser against every installed peer; and rdp against no dropout."""
-    problems = (Problem((20, 16, 2), 640, 32, 6),) if options.quick else PROBLEMS
+def _against(options: Options, name: str, common: Mapping[str, Any]) -> Iterator[Case]:
+    """Fits without dropout, against every installed peer."""
     wanted = [options.against] if options.against else ["scikit-learn", "torch", "jax"]
-    peers = [name for name in wanted if name == "scikit-learn" or importlib.util.find_spec(name)]
+    for peer in wanted:
+        if peer == "scikit-learn" or importlib.util.find_spec(peer):
+            ours = Implementation("none", numbanet_task, {**common, "dropout": "none"}, peer)
+            both = ours, Implementation(peer, PEERS[peer], common)
+            yield Case(SUITE, f"{name}, against {peer}", both, _error, WRONG)
+
+
+def cases(options: Options) -> Iterator[Case]:
+    """Every network with every optimiser against every installed peer; rdp against no dropout; and networks by width."""
+    problems = (Problem((20, 16, 2), 640, 32, 6),) if options.quick else PROBLEMS
     for problem, optimizer in itertools.product(problems, RATES):
         common = {"device": options.device, "problem": problem, "optimizer": optimizer}
-        for name in peers:
-            peer = Implementation(name, PEERS[name], common)
-            ours = Implementation("none", numbanet_task, {**common, "dropout": "none"}, name)
-            yield Case(SUITE, f"{problem}, {optimizer}, against {name}", (ours, peer), _error, WRONG)
+        yield from _against(options, f"{problem}, {optimizer}", common)
         dense = Implementation("none", numbanet_task, {**common, "dropout": "none"})
         rdp = Implementation("rdp", numbanet_task, {**common, "dropout": "rdp"}, "none")
         yield Case(SUITE, f"{problem}, {optimizer}, rdp p=0.5", (rdp, dense), _error, WRONG)
+    for problem in () if options.quick else BY_WIDTH:
+        common = {"device": options.device, "problem": problem, "optimizer": "adam"}
+        yield from _against(options, f"{problem}, adam, {problem.samples // problem.batch} steps", common)
     yield from _prediction_cases(options)
 
 

@@ -1,5 +1,6 @@
 """Reports: pages and charts are made from recorded files, and those of the repository are up to date; facts of the README."""
 
+import math
 import re
 from pathlib import Path
 
@@ -100,6 +101,29 @@ def test_the_chart_has_a_bar_for_each_kind_width_and_rate(results):
     (chart,) = drawings.charts([{**record, "rows": rows[:3]}, record]).values()
     assert chart.count(">1.2<") == len(rows) and chart.count("H = ") == 4 and results.facts["date"][:10] in chart
     assert drawings.charts([{**record, "rows": []}]) == {}
+
+
+def test_a_line_for_each_library_by_width(results):
+    """Each is the time of a fit divided by its steps; the peer's time of 2 ms in 4 steps lies above 1 ms in 4."""
+    rows = [
+        {
+            **ROW,
+            "suite": "small",
+            "case": f"64-{w}-{w}-2, batch 128, adam, 4 steps, against torch",
+            "implementation": name,
+            **ms,
+        }
+        for w in (16, 64)
+        for name, ms in (("none", {"median_ms": 1.0}), ("torch", {}))
+    ]
+    chart = drawings.charts([{**results.facts, "rows": [*rows, {**rows[0], "median_ms": 9.0}]}])["width.svg"]
+    ours, theirs = (
+        [float(down) for down in re.findall(rf'cy="([\d.]+)" r="\d" fill="{drawings.COLOURS[name]}"', chart)]
+        for name in ("none", "torch")
+    )
+    assert len(ours) == len(theirs) == 2 and len(set(ours + theirs)) == 2 and ours[0] > theirs[0]
+    assert 240 * math.log10(2) == pytest.approx(ours[0] - theirs[0], abs=0.1)
+    assert "numbanet" in chart and "H = 64" in chart and "scikit-learn" not in chart
 
 
 def test_results_without_a_mark_of_their_own_have_a_section(results):
