@@ -162,7 +162,9 @@ def _draw_curve(axes: Any, runs: Sequence[Row], label: str, by_seconds: bool) ->
     values = np.array([[epoch[measure(run["settings"])] for epoch in run["epochs"]] for run in runs])
     seconds = np.mean([np.cumsum([epoch["seconds"] for epoch in run["epochs"]]) for run in runs], axis=0)
     x = seconds if by_seconds else np.arange(1, values.shape[1] + 1)
-    (line,) = axes.plot(x, values.mean(axis=0), marker=".", label=label, color=COLOURS.get(label))
+    kind, early, _ = label.partition(" early")
+    style = "--" if early else "-"
+    (line,) = axes.plot(x, values.mean(axis=0), style, marker=".", label=label, color=COLOURS.get(kind))
     axes.fill_between(x, values.min(axis=0), values.max(axis=0), color=line.get_color(), alpha=0.2)
 
 
@@ -200,6 +202,40 @@ def plot_papers(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:
     for axes in panels[len(by_case) :]:
         axes.set_axis_off()
     panels[0].set_ylabel("test accuracy")
+    figure.savefig(path, dpi=110)
+
+
+def plot_seconds(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:
+    """Plot the test accuracy by seconds of training, a panel for each case: the mean over seeds, and the band between minimum
+    and maximum; dotted, the target. The first epochs, in which all kinds learn fast, are cut off."""
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    if not cases:
+        raise ValueError("--plot: there are no training runs to draw")
+    across = min(4, len(cases))
+    down = -(-len(cases) // across)
+    figure = figure_of(4.2 * across + 2, 3.4 * down)
+    panels = figure.subplots(down, across, squeeze=False)
+    handles: dict[str, Any] = {}
+    for axes in panels.ravel()[len(cases) :]:
+        axes.set_axis_off()
+    for axes, case in zip(panels.ravel(), cases, strict=False):
+        named = [row for row in rows if row["case"] == case]
+        shown = clocked(run for run in runs if case_of(run["settings"]) == case)
+        for row in named:
+            _draw_curve(axes, [run for run in shown if run["dropout"] == row["implementation"]], row["implementation"], True)
+        handles |= {line.get_label(): line for line in axes.lines}
+        reached = [epoch["accuracy"] for run in shown for epoch in run["epochs"]]
+        if reached and min(reached) < max(reached):
+            low, high = np.quantile(reached, 0.2), max(reached)
+            axes.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
+        for target in {row["target"] for row in named} - {None}:
+            handles["target"] = axes.axhline(target, color="black", linestyle=":", linewidth=0.8)
+        axes.set_title(case, fontsize=9)
+        axes.set_xlabel("seconds of training")
+        axes.grid(alpha=0.3)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("test accuracy")
+    figure.legend(handles.values(), handles, loc="outside right upper", fontsize=9)
     figure.savefig(path, dpi=110)
 
 

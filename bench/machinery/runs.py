@@ -42,9 +42,11 @@ def case_of(chosen: dict[str, Any]) -> str:
         return f"{chosen['data']}, {chosen['samples']} words, {model}, {chosen['epochs']} epochs"
     h1, h2 = both(chosen["hidden"])
     rates = ", ".join(dict.fromkeys(map(str, both(chosen["dropout_rate"])))) if chosen.get("dropout_rate") else ""
-    data = "" if chosen["data"] == "mnist" and not chosen["samples"] else f"{chosen['data']}, "
     few = f"{chosen['samples']} images, " if chosen["samples"] else ""
-    return f"{data}{few}784-{h1}-{h2}-10{rates and ' p=' + rates}, {chosen['epochs']} epochs"
+    few += f"{chosen['wrong']:.0%} wrong labels, " if chosen.get("wrong") else ""
+    data = "" if chosen["data"] == "mnist" and not few else f"{chosen['data']}, "
+    features, classes = chosen.get("table", (784, 10))
+    return f"{data}{few}{features}-{h1}-{h2}-{classes}{rates and ' p=' + rates}, {chosen['epochs']} epochs"
 
 
 def whole(run: Run) -> bool:
@@ -85,11 +87,11 @@ def clocked(runs: Iterable[Run]) -> list[Run]:
 def seconds_to(target: float, run: Run) -> float | None:
     """Seconds of training until an epoch ends with this test accuracy, or this perplexity; None if none does."""
     what, sign = measure(run["settings"]), -1 if measure(run["settings"]) == "perplexity" else 1
-    reached = [s for s, epoch in zip(_seconds(run), run["epochs"], strict=True) if sign * epoch[what] >= sign * target]
+    reached = [s for s, epoch in zip(elapsed(run), run["epochs"], strict=True) if sign * epoch[what] >= sign * target]
     return float(reached[0]) if reached else None
 
 
-def _seconds(run: Run) -> np.ndarray:
+def elapsed(run: Run) -> np.ndarray:
     """Seconds of training until the end of each epoch."""
     return np.cumsum([epoch["seconds"] for epoch in run["epochs"]])
 
@@ -102,8 +104,8 @@ def difference(mine: Sequence[Run], others: Sequence[Run], of: Callable[[Any], f
     """
     theirs, differences = {run["seed"]: run for run in others if whole(run)}, []
     for pair in ((run, theirs[run["seed"]]) for run in mine if whole(run) and run["seed"] in theirs):
-        end = min(_seconds(run)[-1] for run in pair) if in_time else math.inf
-        ours, its = (np.interp(end, _seconds(run), list(map(of, run["epochs"]))) for run in pair)
+        end = min(elapsed(run)[-1] for run in pair) if in_time else math.inf
+        ours, its = (np.interp(end, elapsed(run), list(map(of, run["epochs"]))) for run in pair)
         differences.append(ours - its)
     return float(np.mean(differences)) if differences else None
 

@@ -56,6 +56,13 @@ def _times(row: Row) -> str:
     return ", ".join(one(**to) for to in row.get("times", ()))
 
 
+def _reached(row: Row) -> str:
+    """Relative time to the target. If the median run does not reach it: n timed runs that do."""
+    if row.get("reached") is None:
+        return ""
+    return f"{row['reached']} of {row['timed']}" if row["to_target"] is None else f"{row['to_target']:.2f}"
+
+
 TIMES = {
     "case": _text("case"),
     "implementation": _text("implementation"),
@@ -120,6 +127,19 @@ SPARSE = {
     "speed-up of prediction": _number("prediction_shorter", ".2f"),
     "divided by pruning's": _number("gain_of_pruning", ".2f"),
     "s to an accuracy (speed-up over none)": _times,
+}
+TO_ACCURACY = {
+    "case": _text("case"),
+    "dropout": _text("implementation"),
+    "seeds": _number("seeds", "d"),
+    "learning rate": _number("learning_rate", "g"),
+    "test accuracy, median (min – max)": _measured("accuracy", ".4f"),
+    "points against none": _number("points", "+.2f"),
+    "target": _number("target", ".4f"),
+    "s to the target / none's s": _reached,
+    "accuracy after none's s": _number("in_time", ".4f"),
+    "s per epoch": _number("seconds_per_epoch", ".2f"),
+    "FLOPs done": _number("flops_share", ".0%"),
 }
 FITS = {
     "case": _text("case"),
@@ -187,6 +207,7 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
     first = rows[0] if rows else {}
     kinds = {
         "weights_kept": SPARSE,
+        "to_target": TO_ACCURACY,
         **dict.fromkeys(("accuracy", "perplexity"), _runs(first)),
         "slope": FITS,
         "peak_mib": MEMORY,

@@ -57,6 +57,12 @@ class Experiment:
         n runs.
     against : str, optional
         The kind of dropout that it is compared with; by default `baseline`.
+    learning_rate : float, optional
+        In place of that of the settings, if each kind of dropout has its own; it is recorded with the run.
+    load : callable, optional
+        (settings, seed) -> data. By default the data set of the settings, or its first samples.
+    warm_up : int
+        n epochs of the warm-up; a schedule of dropout rates needs enough to reach each of its rates.
     """
 
     settings: dict[str, Any]
@@ -64,6 +70,9 @@ class Experiment:
     variant: Callable[[], dict[str, Any]] | None
     seeds: int = SEEDS
     against: str | None = None
+    learning_rate: float | None = None
+    load: Callable[[dict[str, Any], int], Data] | None = None
+    warm_up: int = 1
 
     @property
     def key(self) -> tuple[str, str]:
@@ -141,7 +150,7 @@ def _one(value: Any) -> Any:
 def train(experiment: Experiment, seed: int, data: Data) -> Run:
     """One training run: test accuracy or validation perplexity, loss and seconds of training, by epoch.
 
-    If the loss becomes infinite or NaN, the run ends and has fewer epochs than its settings: it diverged. An epoch on a few
+    If the loss becomes infinite or NaN, the run ends and has fewer epochs than its settings: it diverged. A warm-up on a few
     samples comes first, so that no code is compiled in the measured epochs.
     """
 
@@ -151,15 +160,17 @@ def train(experiment: Experiment, seed: int, data: Data) -> Run:
         train_on = _text_epochs if "vocabulary" in chosen else _epochs
         return train_on(chosen, experiment.variant(), seed, data)
 
-    chosen = experiment.settings
-    epochs_of({**chosen, "epochs": 1}, tuple(part[:WARM_UP] for part in data))
+    own = {} if experiment.learning_rate is None else {"learning_rate": experiment.learning_rate}
+    chosen = {**experiment.settings, **own}
+    epochs_of({**chosen, "epochs": experiment.warm_up}, tuple(part[:WARM_UP] for part in data))
     return {
         "dropout": experiment.name,
         "seed": seed,
         "date": now(),
         "commit": commit(),
         "processor": processor(),
-        "settings": chosen,
+        "settings": experiment.settings,
+        **own,
         "epochs": epochs_of(chosen, data),
     }
 
@@ -271,13 +282,17 @@ def _torch_epochs(chosen: dict[str, Any], seed: int, data: Data) -> Iterator[dic
 
 # --- runs --------------------------------------------------------------------------------------------------------------
 def _trained(experiment: Experiment, seed: int) -> Run:
-    """`train` on the data set of the experiment's settings."""
+    """`train` on the data of the experiment."""
+    return train(experiment, seed, (experiment.load or _loaded)(experiment.settings, seed))
+
+
+def _loaded(chosen: dict[str, Any], seed: int) -> Data:
+    """The data set of the settings, or its first samples."""
     from numbanet import datasets
 
-    chosen = experiment.settings
     parts = datasets.load(chosen["data"])
     sizes = (chosen["samples"], chosen["validation"]) if "vocabulary" in chosen else (*[chosen["samples"]] * 2, None, None)
-    return train(experiment, seed, tuple(part[:size] for part, size in zip(parts, sizes)))
+    return tuple(part[:size] for part, size in zip(parts, sizes))
 
 
 def run(
