@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import threadpoolctl
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,8 +85,10 @@ def _cpu() -> str:
 
 
 def _blas() -> str:
+    """NumPy's BLAS with its version and the processor whose kernels it has chosen, which OPENBLAS_CORETYPE may prescribe."""
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    return f"{blas['name']} {blas['version']}"
+    chosen = {pool.get("architecture") for pool in threadpoolctl.threadpool_info() if "numpy" in pool["filepath"]}
+    return " ".join([blas["name"], blas["version"], *(f"for {name}" for name in chosen if name)])
 
 
 def _version(package: str) -> str | None:
