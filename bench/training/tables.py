@@ -24,6 +24,7 @@ from ..machinery.harness import Options
 from ..machinery.results import Results
 
 SUITE = "tables"
+RECORDED = ("--json bench/results/tables.json",)
 WIDTHS, RATE, BATCH, EPOCHS, IMAGE_EPOCHS = (256, 256), 0.001, 128, 40, 10
 FOLDS, SEEDS, IMAGES = 5, 3, 10_000
 INITS, DROPOUTS, DROPOUT_RATE = ("glorot", "he", "fan_in"), ("bernoulli", "rdp", "batchwise", "window"), 0.5

@@ -1,9 +1,9 @@
 """Test accuracy over seconds of training: each kind of dropout, in all epochs or in the first three quarters, against none.
 
 MLPs with two hidden layers on MNIST, Fashion-MNIST and a generated table, SGD with momentum 0.9, p = 0.5, three seeds. Each
-kind of dropout has its own learning rate: the one of a grid with the highest accuracy, after the last epoch of a run of the
-first seed, on a tenth of the training samples that is held out in this run. Runs that choose learning rates are parallel, on
-one thread each; the others have the machine to themselves.
+kind of dropout has its own learning rate: the one of a grid with the highest accuracy after the last epoch, on a tenth of the
+training samples that is held out in these runs; they have one seed, or three if there are few samples. Runs that choose
+learning rates are parallel, on one thread each; the others have the machine to themselves.
 
 Accuracies and times are medians over seeds. The target of a case is the accuracy with which training without dropout ends,
 minus 0.2 percentage points; times are divided by the seconds of this whole training with the same seed. Kinds are compared only
@@ -32,7 +32,8 @@ from .rows import summary
 SUITE = "time-to-accuracy"
 DROPOUTS = ("bernoulli", "rdp", "tdp", "batchwise", "window")
 RATE, UNTIL = 0.5, 0.75
-HELD, CHOOSING_SEEDS = 0.1, 1  # share of the samples that choose a learning rate, and n of the runs for each one in the grid
+HELD = 0.1  # share of the samples that choose a learning rate
+CHOOSING_SEEDS, FEW_SAMPLES = (1, 3), 5000  # n of the runs that choose, for each learning rate; and for at most so many samples
 BELOW = 0.002  # the target is below the accuracy of `none` by this
 TABLE, FEATURES, CLASSES = "generated table", 54, 7
 WARM_UP_EPOCHS, QUICK_SAMPLES = 4, 300  # EarlyDropout changes the rate after the third of four epochs
@@ -114,7 +115,7 @@ def settings(options: Options, problem: Problem) -> dict[str, Any]:
         **({"table": [FEATURES, CLASSES]} if problem.data == TABLE else {}),
         "batch": problem.batch,
         "learning_rate": list(problem.learning_rates),
-        "choosing_seeds": CHOOSING_SEEDS,
+        "choosing_seeds": CHOOSING_SEEDS[problem.samples is not None and problem.samples <= FEW_SAMPLES],
     }
 
 
@@ -142,7 +143,7 @@ def experiments(options: Options) -> Iterator[tuple[Experiment, list[Experiment]
                         measured,
                         settings={**chosen, "learning_rate": rate, "held": HELD},
                         name=f"{name}, learning rate {rate:g}",
-                        seeds=CHOOSING_SEEDS,
+                        seeds=chosen["choosing_seeds"],
                         warm_up=1,
                     )
                     for rate in problem.learning_rates

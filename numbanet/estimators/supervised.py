@@ -26,7 +26,7 @@ from ..layers import ACTIVATIONS, INITS, ActivationSpec, Layer, Sequential
 from ..losses import Loss, loss_named
 from ..plans import Plans
 from ..training.augment import Augmentation
-from ..training.baseline_check import verdict
+from ..training.baseline_check import unfinished, verdict
 from ..training.data import Data, on_device
 from ..training.inference import Predictor
 from ..training.loop import train
@@ -104,7 +104,10 @@ class Supervised(Estimator):
         """
         run, data = self._begun(X, y, sample_weight, dropout, dropout_rate, validation)
         train(run, data)
-        if message := verdict(run.stepper, data, self.history_[-1]):
+        message = verdict(run.stepper, data, self.history_[-1])
+        if message is None and self.epochs is None and self.n_iter_ == len(run.epochs):
+            message = unfinished([record["loss"] for record in self.history_])
+        if message:
             warn(message)
         return self
 

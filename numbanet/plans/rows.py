@@ -105,7 +105,7 @@ class WindowPlan(AxisPlan):
         return np.concatenate([np.arange(max(end - self.n, 0)), np.arange(self.start, min(end, self.n))])
 
     def index(self, kept: Any) -> Window | None:
-        return None if self.count == self.n else Window(kept, self.start, self.count, self.n)
+        return None if self.count == self.n else Window(kept, self.count, self.n)
 
 
 @dataclasses.dataclass(frozen=True)

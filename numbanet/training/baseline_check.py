@@ -1,4 +1,4 @@
-"""Baseline check: warns if a trained network is hardly better than a constant prediction."""
+"""Baseline check: warns if a trained network is hardly better than a constant prediction, or could clearly learn more."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ DOUBTFUL = 0.1  # below this progress, badly scaled inputs are a likely cause; a
 CLEAR = 0.5  # progress of the last epoch above which samples need not be predicted
 FAR = 10.0  # root mean square of inputs above which they are too large
 RARE = 0.8  # share of the most frequent class above which class weights may help
+FALLING = 0.02  # fall of the loss from one tenth of the epochs to the next, relative to the first loss, that is clear
 MOST, NUMBERS = 1 << 13, 1 << 24  # maximal samples to predict, and numbers in them: 64 MiB
 
 
@@ -39,6 +40,20 @@ def verdict(stepper: Stepper, data: Data, record: dict) -> str | None:
     return (
         f"fit: the network is {'no' if none else 'hardly'} better than always predicting {constant.answer} (score "
         f"{score:.3f}, baseline {constant.score:.3f}); try {', '.join(_advice(stepper, data, constant, size))}"
+    )
+
+
+def unfinished(losses: list[float]) -> str | None:
+    """The text of a warning if the loss of the epochs was still falling clearly in the last tenth of them; else None."""
+    last = max(len(losses) // 10, 1)
+    if len(losses) < 2 * last + 1:
+        return None
+    before, after = np.mean(losses[-2 * last : -last]), np.mean(losses[-last:])
+    if not (before - after) > FALLING * losses[0]:
+        return None
+    return (
+        f"fit: the loss was still falling, from {before:.3g} to {after:.3g} in the last tenth of the {len(losses)} epochs, the "
+        "default for this number of samples; try more epochs, or a larger learning_rate"
     )
 
 

@@ -140,14 +140,11 @@ def _view(array, given):
     return writer.moving(view, array, [index and index.indices for index in given])
 
 
-def _windows(w, given):
-    """True if each axis has a window or None, and one has a window; one or two views per axis are then multiplied, which is
-    refused in a recording. If the other axis has a list, the window is used as a list, too.
+def _windows(given):
+    """True if each axis has a window or None, and one has a window; one or two views per axis are then multiplied. If the other
+    axis has a list, the window is used as a list, too.
     """
-    kinds = {type(index) for index in given if index is not None}
-    if kinds == {Window} and (writer := tape.get()) is not None:
-        writer.refuse(f"a product with a window of w {w.shape}")
-    return kinds == {Window}
+    return {type(index) for index in given if index is not None} == {Window}
 
 
 def _weight_of(op, w, rows, cols, given):
@@ -183,8 +180,11 @@ def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
             kept_bias = empty_cpu(lists[0].shape)
             gather_entries(bias, lists[0], kept_bias)
         return multiply_forward(x, lambda part: weight[part.of(weight.shape[0])], out, kept_bias, relu, scale)
-    if _windows(w, given):
-        kept_bias = bias if bias is None or given[0] is None else bias[given[0].indices]
+    if _windows(given):
+        kept_bias = bias
+        if bias is not None and given[0] is not None:
+            kept_bias = empty_cpu((given[0].count,))
+            gather_entries(bias, given[0].indices, kept_bias)
         return multiply_window(x, w, *given, out, kept_bias, relu, scale)
     sliced, whole = isinstance(rows, slice) and isinstance(cols, slice), isinstance(cols, slice) and cols == ALL
     if not sliced:
@@ -207,7 +207,7 @@ def gemm_rows_dx_cpu(dy, w, rows, cols, where=None, scale=1.0, out=None):
         copy = gathered(w, *lists)
         weight = lambda part: copy[part.of(copy.shape[0])]  # noqa: E731
     else:
-        if _windows(w, given):
+        if _windows(given):
             dx = multiply_window_back(dy, w, *given, out, scale)
             return dx if where is None else relu_grad_cpu(dx, where, 1.0, out=out)
         weight = _weight_of(op, w, rows, cols, given)

@@ -3,38 +3,69 @@
     forward    out[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[k])
     back       out[n, j] = alpha * sum_k dy[n, k] w[rows[k], cols[j]]
 
-A window of an axis is one slice, or two if it wraps around the end of the axis (`layouts.rows.Window.pieces`). So a product is
-up to four calls of BLAS, and their results are summed while they are transposed.
+The indices of a window (`layouts.rows.Window`) are one run of adjacent integers, or two if the window wraps around the end of
+its axis. So a product is one call of BLAS, or up to four, which add to each other. The compiled loops find the runs in the
+lists of indices: a recorded step reads other lists in each replay.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
+from ..runtime.declare import host_function, host_kernel
 from ..runtime.memory import empty_cpu
 from . import blas, threads
+from .blas import multiply
 from .transpose import transpose_back
 
-Piece = tuple[int, slice]  # position among the kept indices, slice of the axis
+ALL = np.zeros(0, np.int32)  # in place of a list of all indices
 
 
-def _pieces(index, n) -> list[Piece]:
-    """The non-empty pieces of a `Window` of an axis of length n; if index is None, one piece: the whole axis."""
-    pieces = [(0, slice(0, n))] if index is None else index.pieces()
-    return [(at, source) for at, source in pieces if source.stop > source.start]
+@host_function
+def _runs(indices, everything, first, stop):
+    """The positions, from `first` to stop - 1, of the two runs of increasing indices; the second one may be empty, and so may
+    the first. If `everything`, the indices are all integers, and `indices` is not read.
+    """
+    if everything:
+        return (first, stop), (stop, stop)
+    low, high = 0, indices.size  # indices[i] - i is constant within a run
+    while low < high:
+        middle = (low + high) // 2
+        if indices[middle] - middle == indices[0]:
+            low = middle + 1
+        else:
+            high = middle
+    turn = min(max(low, first), stop)
+    return (first, turn), (turn, stop)
 
 
-def _within(pieces: list[Piece], part: slice) -> list[Piece]:
-    """The intersections of the pieces with a slice of the kept indices."""
-    found = []
-    for at, source in pieces:
-        first, last = max(at, part.start), min(at + source.stop - source.start, part.stop)
-        if last > first:
-            found.append((first, slice(source.start + first - at, source.start + last - at)))
-    return found
+@host_kernel("void(i8, f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], b1, b1, f4[:, ::1], i8, i8)")
+def _forward(entry, x, w, rows, cols, all_rows, all_cols, out, first, stop):
+    """out[k, n] = sum_j w[rows[k], cols[j]] x[n, j] for k from `first` to stop - 1"""
+    for begin, end in _runs(rows, all_rows, first, stop):
+        row = begin if all_rows or begin == end else rows[begin]
+        for left, right in _runs(cols, all_cols, 0, x.shape[1]):
+            col = left if all_cols or left == right else cols[left]
+            if left == 0 or left < right:  # the first run, or the second if there is one
+                part = w[row : row + end - begin, col : col + right - left]
+                multiply(entry, part, x[:, left:right], out[begin:end], False, True, 0.0 if left == 0 else 1.0)
 
 
-def _at(at: int, source: slice) -> slice:
-    """The slice of the kept indices that a piece covers."""
-    return slice(at, at + source.stop - source.start)
+@host_kernel("void(i8, f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], b1, b1, f4[:, ::1], i8, i8)")
+def _back(entry, dy, w, rows, cols, all_rows, all_cols, out, first, stop):
+    """out[j, n] = sum_k w[rows[k], cols[j]] dy[n, k], the sum for k from `first` to stop - 1"""
+    for left, right in _runs(cols, all_cols, 0, out.shape[0]):
+        col = left if all_cols or left == right else cols[left]
+        for begin, end in _runs(rows, all_rows, first, stop):
+            row = begin if all_rows or begin == end else rows[begin]
+            if begin == first or begin < end:
+                part = w[row : row + end - begin, col : col + right - left]
+                multiply(entry, part, dy[:, begin:end], out[left:right], True, True, 0.0 if begin == first else 1.0)
+
+
+def _lists(rows, cols):
+    """The arguments of the loops for a `Window` of each axis, or None for all."""
+    return [ALL if window is None else window.indices for window in (rows, cols)] + [rows is None, cols is None]
 
 
 def multiply_window(x, w, rows, cols, out, bias=None, relu=False, scale=1.0):
@@ -42,16 +73,11 @@ def multiply_window(x, w, rows, cols, out, bias=None, relu=False, scale=1.0):
 
     rows and cols are a `Window` each, or None for all; bias has one value for each row of the window.
     """
-    high, wide, kept = _pieces(rows, w.shape[0]), _pieces(cols, w.shape[1]), out.shape[1]
-    terms = empty_cpu((max(len(wide), 1), kept, x.shape[0]))
-    if not wide:
-        terms[...] = 0
+    terms, given = empty_cpu((1, out.shape[1], x.shape[0])), _lists(rows, cols)
 
     def work(part):
-        own = part.of(kept)
-        for at, source in _within(high, own):
-            for term, (first, columns) in zip(terms, wide):
-                blas.matmul(w[source, columns], x[:, _at(first, columns)].T, out=term[_at(at, source)])
+        own = part.of(out.shape[1])
+        _forward(blas.entry(), x, w, *given, terms[0], own.start, own.stop)
         transpose_back(terms, out, own, bias, relu, scale)
 
     threads.share(work, flops=2 * out.size * x.shape[1])
@@ -62,19 +88,13 @@ def multiply_window_back(dy, w, rows, cols, out, alpha=1.0):
     """out = alpha * dy w[rows, cols]; rows and cols are a `Window` each, or None for all. Each thread sums over its part of
     rows.
     """
-    high, wide, flops = _pieces(rows, w.shape[0]), _pieces(cols, w.shape[1]), 2 * out.size * dy.shape[1]
+    flops, given = 2 * out.size * dy.shape[1], _lists(rows, cols)
     with threads.held(flops):
-        count = threads.parts(flops=flops)
-        own = [_within(high, threads.Part(number, count).of(dy.shape[1])) for number in range(count)]
-        firsts = [sum(map(len, own[:number])) for number in range(count + 1)]
-        terms = empty_cpu((max(firsts[-1], 1), out.shape[1], dy.shape[0]))
-        if not firsts[-1]:
-            terms[...] = 0
+        terms = empty_cpu((threads.parts(flops=flops), out.shape[1], dy.shape[0]))
 
         def work(part):
-            for term, (at, source) in zip(terms[firsts[part.number] :], own[part.number]):
-                for first, columns in wide:
-                    blas.matmul(w[source, columns].T, dy[:, _at(at, source)].T, out=term[_at(first, columns)])
+            own = part.of(dy.shape[1])
+            _back(blas.entry(), dy, w, *given, terms[part.number], own.start, own.stop)
 
         threads.share(work, flops=flops)
         threads.share(lambda part: transpose_back(terms, out, part.of(out.shape[1]), alpha=alpha), flops=flops)

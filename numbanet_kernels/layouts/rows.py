@@ -19,25 +19,15 @@ class Period(NamedTuple):
 
 
 class Window(NamedTuple):
-    """`count` adjacent indices from `start` on, modulo the length n of an axis. On the CPU they are one view, or two if they
-    wrap around.
-    """
+    """`count` adjacent indices, modulo the length n of an axis: one run of increasing indices, or two if they wrap around."""
 
     indices: Any  # (count,) int32, increasing
-    start: int
     count: int
     n: int
 
     @property
     def size(self) -> int:
         return self.count
-
-    def pieces(self) -> list[tuple[int, slice]]:
-        """(position among the kept indices, slice of the axis) of each contiguous run, in increasing order."""
-        end = self.start + self.count
-        if end <= self.n:
-            return [(0, slice(self.start, end))]
-        return [(0, slice(0, end - self.n)), (end - self.n, slice(self.start, self.n))]
 
 
 class RowLists(NamedTuple):

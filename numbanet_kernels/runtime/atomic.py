@@ -20,7 +20,9 @@ from numba.extending import intrinsic
 from .declare import host_function
 
 LOOKS = 2_000  # reads before the first yield: about 10 us
-YIELDS = 200  # yields before the first sleep: each is a system call
+# Yields before the first sleep, about 1 ms: each is a system call. After a sleep some virtual machines run both threads on one core
+# for a while: with 200 yields instead, steps of 2.2 ms took 3 ms.
+YIELDS = 2_000
 NAP = 50  # us: the length of a sleep
 
 

@@ -1,5 +1,6 @@
 """A fit that learns nothing says so, once, at the user's line; a parameter that does nothing, or is another's, is named."""
 
+import re
 import warnings
 
 import numpy as np
@@ -14,6 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from numbanet import Flatten, LanguageModel, Linear, Net, NetRegressor, NoDropout, ReLU, SparseLinear, TileDropout
 from numbanet.datasets import load_digits
 from numbanet.dropout import policy
+from numbanet.training.baseline_check import unfinished
 
 X, Y, X_TEST, Y_TEST = load_digits()
 CANCER, DIABETES = load_breast_cancer(return_X_y=True), load_diabetes(return_X_y=True)
@@ -100,6 +102,32 @@ def test_it_is_said_at_the_users_line(call):
 def test_the_way_out_works():
     net = make_pipeline(StandardScaler(), Net(random_state=0))
     assert said(lambda: net.fit(*CANCER)) == [] and net.score(*CANCER) > 0.95
+
+
+# --- fits that end too soon -------------------------------------------------------------------------------------------
+def test_a_default_number_of_epochs_that_is_too_small_says_so():
+    slow = {"layers": (64,), "learning_rate": 2e-4, "random_state": 0, "device": "cpu"}
+    ((text, file),) = said(lambda: Net(**slow).fit(X, Y))
+    assert file == __file__ and re.match(
+        r"fit: the loss was still falling, from [\d.]+ to [\d.]+ in the last tenth of the \d+ ", text
+    )
+    for options in ({"epochs": 25}, {"callbacks": [lambda net, record: record["epoch"] == 20]}):
+        assert said(lambda: Net(**slow, **options).fit(X, Y)) == []
+
+
+@pytest.mark.parametrize(
+    "losses, falling",
+    [
+        ([2.0, 1.0, 0.9], True),
+        ([2.0, 1.0, 0.97], False),  # less than a fiftieth of 2.0
+        ([2.0, 1.0], False),  # too few to compare
+        ([1.0] * 10 + [0.9] * 5 + [0.87] * 2, False),
+        ([1.0] * 18 + [0.9, 0.9], True),
+        ([1.0] * 18 + [1.1, 1.1], False),
+    ],
+)
+def test_a_loss_is_still_falling_if_it_falls_by_a_fiftieth_of_the_first(losses, falling):
+    assert (unfinished(losses) is not None) == falling
 
 
 # --- parameters that do nothing ---------------------------------------------------------------------------------------

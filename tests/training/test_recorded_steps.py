@@ -92,6 +92,8 @@ PLANNED = {
     "tdp, adam": {"dropout": TileDropout(0.5, tile=4, dp_max=2), "optimizer": "adam"},
     "tdp of one tile, which is kept or not": {"dropout": TileDropout(0.5, tile=32, dp_max=2)},
     "batchwise": {"dropout": "batchwise", "dropout_rate": 0.5},
+    "window": {"dropout": "window", "dropout_rate": 0.5},
+    "large windows, which are views": {"dropout": "window", "dropout_rate": 0.5, "layers": (800, 800)},
     "rdp by the epoch": {"dropout": RowDropout((0.0, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4).__getitem__, dp_max=2)},
 }
 
@@ -276,7 +278,7 @@ def test_a_choice_of_another_kind_than_was_recorded_is_an_error():
 @pytest.mark.parametrize(
     "options, reason",
     [
-        ({"dropout": "window", "dropout_rate": 0.5, "layers": (1000, 1000)}, "a product with a window"),
+        ({"dropout": "window", "dropout_rate": 0.5, "layers": (1000, 1000)}, None),
         ({"dropout": DynamicSparseGraph(0.5, share="sample")}, "does not say that"),
         ({"dropout": "dsg", "dropout_rate": 0.5}, None),
         ({}, None),

@@ -135,9 +135,10 @@ class GroupLasso(Sparsity):
     gradient, so that weights converge to the minimum of the fused loss; for other optimisers it is the learning rate.
 
     The right strength depends on the number of steps that shrink: over these, the sum of step length times strength must be at
-    least the root mean square of the initial weights. With batches of 128, on 784-1024-1024-10, half of Fashion-MNIST and Adam
-    at 0.002, 0.06 left 7 % of the weights in four epochs; on LeNet-5, a fifth of MNIST and SGD at 0.03, 0.0015 for ("filters",
-    "rows") with cost_weight=0.02 left 7 % in three. `python -m bench papers-fssl` trains both on all images.
+    least the root mean square of the initial weights. With batches of 128 and He's initial weights, on 784-1024-1024-10, half
+    of Fashion-MNIST and Adam at 0.002, 0.06 left 7 % of the weights in four epochs; on LeNet-5, a fifth of MNIST and SGD at
+    0.03, 0.0015 for ("filters", "rows") with cost_weight=0.02 left 7 % in three. `python -m bench papers-fssl` trains both on
+    all images.
 
     Early stopping chooses among the epochs of fine-tuning.
     """
