@@ -20,8 +20,8 @@ from numba.extending import intrinsic
 from .declare import host_function
 
 LOOKS = 2_000  # reads before the first yield: about 10 us
-# Yields before the first sleep, about 1 ms: each is a system call. After a sleep some virtual machines run both threads on one core
-# for a while: with 200 yields instead, steps of 2.2 ms took 3 ms.
+# Yields before the first sleep, about 1 ms: each is a system call. After a sleep some virtual machines run both threads on one
+# core for a while: with 200 yields instead, steps of 2.2 ms took 3 ms.
 YIELDS = 2_000
 NAP = 50  # us: the length of a sleep
 
