@@ -47,7 +47,8 @@ def test_every_problem_has_all_kinds_and_can_be_trained():
         Net((chosen["hidden"],) * 2, epochs=chosen["epochs"], **measured.variant()).check()
         assert measured.variant()["init"] == "glorot" and measured.seeds == 3
         assert [search.settings["learning_rate"] for search in searches] == chosen["learning_rate"]
-        assert {(search.seeds, search.settings["held"]) for search in searches} == {(1, 0.1)}
+        seeds = 3 if chosen["samples"] in (1000, 5000) else 1
+        assert {(search.seeds, search.settings["held"]) for search in searches} == {(seeds, 0.1)}
         found.setdefault(case_of(chosen), []).append(measured.name)
     images = [
         "784-512-512-10, 20 epochs",
