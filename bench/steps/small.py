@@ -22,7 +22,7 @@ from ..machinery.results import Results
 from ..machinery.worker import Task, torch_on
 
 SUITE = "small"
-RECORDED = ("--json bench/results/small.json", "--only steps --json bench/results/small-width.json")
+RECORDED = ("--json bench/results/small.json",)
 RATES = {"adam": 0.001, "sgd": 0.05}
 WRONG = 0.4  # largest error rate on the training samples after a fit; random predictions have at least 0.5
 DIFFERENT = 1e-4  # largest difference of a probability
