@@ -1,4 +1,5 @@
-"""SVG drawings of the README: the speed-ups of training steps, from the files of results, and a step under row patterns.
+"""SVG drawings of the README: the speed-ups of training steps and their times by width, from the files of results, and a step
+under row patterns.
 
 SVG is text, so that git shows which figures changed. The colours differ in lightness, so that they differ in grey as well.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -123,19 +125,28 @@ MARKS = {"none": 5, "scikit-learn": 3, "torch": 3, "jax": 3}  # radius
 
 
 def _by_width(record: dict[str, Any]) -> dict[tuple[str, int], float]:
-    """{(implementation, width): microseconds per step of a whole fit}; ours is the fastest of those beside the peers."""
-    found: dict[tuple[str, int], float] = {}
+    """{(implementation, width): microseconds per step of a whole fit}.
+
+    Ours was measured beside each peer and is the median. A peer's time is ours times their ratio, which is that of turns that
+    follow each other.
+    """
+    ours: dict[int, list[float]] = {}
+    ratios: dict[tuple[str, int], float] = {}
     for row in record["rows"]:
-        if row["suite"] == "small" and (match := WIDTH.fullmatch(row["case"])):
-            key = row["implementation"], int(match[1])
-            found[key] = min(found.get(key, math.inf), 1e3 * row["median_ms"] / int(match[2]))
-    return found
+        if row["suite"] == "small" and row["implementation"] == "none" and (match := WIDTH.fullmatch(row["case"])):
+            ours.setdefault(int(match[1]), []).append(1e3 * row["median_ms"] / int(match[2]))
+            ratios[row["peer"], int(match[1])] = row["ratio"]
+    if len(ours) < 2:
+        return {}  # no line
+    found = {("none", width): statistics.median(times) for width, times in ours.items()}
+    return found | {(name, width): ratio * found["none", width] for (name, width), ratio in ratios.items()}
 
 
 def _lines(record: dict[str, Any], steps: dict[tuple[str, int], float]) -> str:
     """A line for each implementation, both axes logarithmic."""
     widths = sorted({width for _, width in steps})
-    low, high = math.floor(math.log10(min(steps.values()))), math.ceil(math.log10(max(steps.values())))
+    low = math.floor(math.log10(min(steps.values())))
+    high = max(math.ceil(math.log10(max(steps.values()))), low + 1)
 
     def x(width: int) -> float:
         return 90 + 560 * math.log(width / widths[0]) / math.log(widths[-1] / widths[0])
@@ -158,9 +169,10 @@ def _lines(record: dict[str, Any], steps: dict[tuple[str, int], float]) -> str:
         label = f"{10**power} µs" if power < 3 else f"{10 ** (power - 3)} ms"
         parts += [_line(90, y(10**power), 650, y(10**power), PALE), _text(82, y(10**power) + 4, label, "end", 12)]
     parts += [_text(x(width), 342, f"H = {width}") for width in widths]
-    ends = sorted((-steps[name, widths[-1]], name) for name in COLOURS if (name, widths[-1]) in steps)
-    for place, (_, name) in enumerate(ends):
-        points = [(x(width), y(steps[name, width])) for width in widths if (name, width) in steps]
+    lines = {name: [(x(width), y(steps[name, width])) for width in widths if (name, width) in steps] for name in COLOURS}
+    highest = sorted((points[-1][1], name) for name, points in lines.items() if points)
+    for place, (_, name) in enumerate(highest):
+        points = lines[name]
         path = "L".join(f"{across:.1f} {down:.1f}" for across, down in points)
         parts.append(f'<path d="M{path}" stroke="{COLOURS[name]}" stroke-width="{2 + (name == "none")}" fill="none"/>')
         parts += [

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import threadpoolctl
+
+from numbanet_kernels.host.blas import numpys
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -87,8 +88,8 @@ def _cpu() -> str:
 def _blas() -> str:
     """NumPy's BLAS with its version and the processor whose kernels it has chosen, which OPENBLAS_CORETYPE may prescribe."""
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    chosen = {pool.get("architecture") for pool in threadpoolctl.threadpool_info() if "numpy" in pool["filepath"]}
-    return " ".join([blas["name"], blas["version"], *(f"for {name}" for name in chosen if name)])
+    kernels = [name for pool in numpys() if (name := pool.info().get("architecture"))]
+    return " ".join([blas["name"], blas["version"], *(f"for {name}" for name in kernels[:1])])
 
 
 def _version(package: str) -> str | None:

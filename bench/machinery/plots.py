@@ -207,7 +207,7 @@ def plot_papers(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:
 
 def plot_seconds(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:
     """Plot the test accuracy by seconds of training, a panel for each case: the mean over seeds, and the band between minimum
-    and maximum; dotted, the target. The first epochs, in which all kinds learn fast, are cut off."""
+    and maximum; dashed, `early` dropout; dotted, the target. The first epochs, in which all kinds learn fast, are cut off."""
     cases = list(dict.fromkeys(row["case"] for row in rows))
     if not cases:
         raise ValueError("--plot: there are no training runs to draw")

@@ -1,5 +1,6 @@
-"""Whole fits of small networks, whose steps are mostly overhead: against scikit-learn, PyTorch and, if installed, JAX. And
-predictions of few samples, against scikit-learn and the bare products in NumPy.
+"""Whole fits of small networks, and of some by width, against scikit-learn, PyTorch and, if installed, JAX; few predictions.
+
+Predictions of few samples are compared with scikit-learn and with the bare products in NumPy.
 
 Each library is used in its usual way: an estimator in numbanet and scikit-learn, a loop over shuffled batches in PyTorch, a
 jitted step in JAX. The check is that all of them learn: at most 40 % of the training samples are classified wrongly. The

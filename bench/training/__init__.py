@@ -181,14 +181,13 @@ def _epochs(chosen: dict[str, Any], variant: dict[str, Any], seed: int, data: Da
     from numbanet import Net
 
     X, y, X_test, y_test = data
-    variant = dict(variant)
+    variant = {"init": "he", **variant}  # the papers' and older records' initial weights, unless a variant has others
     layers = variant.pop("layers", None)
     if share := chosen.get("held"):
         X, X_held, y, y_held = train_test_split(X, y, test_size=share, random_state=seed, stratify=y)
         variant["callbacks"] = [lambda net, record: record.update(held=net.score(X_held, y_held))]
     net = Net(
         layers(seed) if layers else chosen.get("network") or both(chosen["hidden"]),
-        init="he",  # that of the papers' time, and of all records
         epochs=chosen["epochs"],
         batch_size=chosen["batch"],
         learning_rate=chosen["learning_rate"],

@@ -33,7 +33,8 @@ SUITE = "time-to-accuracy"
 DROPOUTS = ("bernoulli", "rdp", "tdp", "batchwise", "window")
 RATE, UNTIL = 0.5, 0.75
 HELD = 0.1  # share of the samples that choose a learning rate
-CHOOSING_SEEDS, FEW_SAMPLES = (1, 3), 5000  # n of the runs that choose, for each learning rate; and for at most so many samples
+CHOOSING_SEEDS = 1, 3  # number of seeds of the runs that choose a learning rate; the second, of at most FEW_SAMPLES samples
+FEW_SAMPLES = 5000
 BELOW = 0.002  # the target is below the accuracy of `none` by this
 TABLE, FEATURES, CLASSES = "generated table", 54, 7
 WARM_UP_EPOCHS, QUICK_SAMPLES = 4, 300  # EarlyDropout changes the rate after the third of four epochs
@@ -168,10 +169,13 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
     pairs = list(experiments(options))
     others = [dataclasses.replace(one, seeds=0) for measured, searches in pairs for one in (measured, *searches)]
     results.resume([one.settings for one in others])  # before `finally` writes the file
+    key = lambda one: (one.name, repr(one.settings))  # noqa: E731
 
     def train(experiments: Sequence[Experiment], alone: int) -> None:
         """Train these; the file may hold runs of the others."""
-        training.run(dataclasses.replace(options, only=""), results, say, SUITE, [*experiments, *others], (), alone)
+        these = {key(one) for one in experiments}
+        listed = [*experiments, *(one for one in others if key(one) not in these)]
+        training.run(dataclasses.replace(options, only=""), results, say, SUITE, listed, (), alone)
 
     try:
         for case in dict.fromkeys(case_of(measured.settings) for measured, _ in pairs):

@@ -65,7 +65,8 @@ class Supervised(Estimator):
     ):
         """Train from new weights, or from the existing ones with `warm_start`.
 
-        Warns if the network is no better than always predicting the most frequent class, or the mean.
+        Warns if the network is no better than always predicting the most frequent class, or the mean, and if `epochs` was not
+        given and the loss was still falling clearly in the last epochs.
 
         Ctrl-C ends training after the current step and raises KeyboardInterrupt, so that a caller, such as a grid search, stops
         as well. If at least one epoch is complete, the Net keeps it: it predicts, scores and can be saved, and `partial_fit`
@@ -105,7 +106,9 @@ class Supervised(Estimator):
         run, data = self._begun(X, y, sample_weight, dropout, dropout_rate, validation)
         train(run, data)
         message = verdict(run.stepper, data, self.history_[-1])
-        if message is None and self.epochs is None and self.n_iter_ == len(run.epochs):
+        policy = run.stepper.policy
+        constant = self.sparsity is None and policy.at(0) is policy  # otherwise the loss may fall because less is dropped
+        if message is None and self.epochs is None and self.n_iter_ == len(run.epochs) and constant:
             message = unfinished([record["loss"] for record in self.history_])
         if message:
             warn(message)

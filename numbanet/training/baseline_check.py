@@ -44,12 +44,10 @@ def verdict(stepper: Stepper, data: Data, record: dict) -> str | None:
 
 
 def unfinished(losses: list[float]) -> str | None:
-    """The text of a warning if the loss of the epochs was still falling clearly in the last tenth of them; else None."""
-    last = max(len(losses) // 10, 1)
-    if len(losses) < 2 * last + 1:
-        return None
+    """The text of a warning if the loss of the epochs, 10 or more, was still falling clearly in the last tenth; else None."""
+    last = len(losses) // 10
     before, after = np.mean(losses[-2 * last : -last]), np.mean(losses[-last:])
-    if not (before - after) > FALLING * losses[0]:
+    if not before - after > FALLING * max(abs(losses[0]), float(losses[0] - after)):  # a user's loss may be negative
         return None
     return (
         f"fit: the loss was still falling, from {before:.3g} to {after:.3g} in the last tenth of the {len(losses)} epochs, the "

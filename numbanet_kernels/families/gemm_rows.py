@@ -21,7 +21,7 @@ from numba import float32
 from ..blocks import gemm_block
 from ..host.gather import copy_rows, gather, gather_entries, gather_rows, gathered
 from ..host.gathered_gemm import multiply_listed
-from ..host.window_gemm import multiply_window, multiply_window_back
+from ..host.window_gemm import check_runs, multiply_window, multiply_window_back
 from ..layouts.rows import Period, Window
 from ..runtime.arrays import device_cache, to_device
 from ..runtime.declare import cuda, kernel, kernels, tape
@@ -140,11 +140,14 @@ def _view(array, given):
     return writer.moving(view, array, [index and index.indices for index in given])
 
 
-def _windows(given):
+def _windows(op, w, given):
     """True if each axis has a window or None, and one has a window; one or two views per axis are then multiplied. If the other
     axis has a list, the window is used as a list, too.
     """
-    return {type(index) for index in given if index is not None} == {Window}
+    windows = {type(index) for index in given if index is not None} == {Window}
+    for index, n in zip(given, w.shape, strict=True) if windows else ():
+        index is None or check_runs(op, _numbered(op, index, n))
+    return windows
 
 
 def _weight_of(op, w, rows, cols, given):
@@ -170,33 +173,31 @@ def _weight_of(op, w, rows, cols, given):
     return rows_of
 
 
+def _entries(bias, indices):
+    """bias[indices], by a loop that can be recorded; the bias itself if it or the indices are None"""
+    if bias is None or indices is None:
+        return bias
+    out = empty_cpu(indices.shape)
+    gather_entries(bias, indices, out)
+    return out
+
+
 def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
     """y[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]])"""
     op, given = "gemm_rows (cpu)", (rows, cols)
     (rows, _), (cols, _), out = _arguments(op, empty_cpu, x, w, rows, cols, bias, out=out)
     if (lists := _lists(op, w, *given)) is not None:
-        weight, kept_bias = gathered(w, *lists), bias
-        if bias is not None:
-            kept_bias = empty_cpu(lists[0].shape)
-            gather_entries(bias, lists[0], kept_bias)
-        return multiply_forward(x, lambda part: weight[part.of(weight.shape[0])], out, kept_bias, relu, scale)
-    if _windows(given):
-        kept_bias = bias
-        if bias is not None and given[0] is not None:
-            kept_bias = empty_cpu((given[0].count,))
-            gather_entries(bias, given[0].indices, kept_bias)
-        return multiply_window(x, w, *given, out, kept_bias, relu, scale)
+        weight = gathered(w, *lists)
+        return multiply_forward(x, lambda part: weight[part.of(weight.shape[0])], out, _entries(bias, lists[0]), relu, scale)
+    if _windows(op, w, given):
+        return multiply_window(x, w, *given, out, _entries(bias, given[0] and given[0].indices), relu, scale)
     sliced, whole = isinstance(rows, slice) and isinstance(cols, slice), isinstance(cols, slice) and cols == ALL
     if not sliced:
         rows, cols = _numbered(op, rows, w.shape[0]), None if whole else _numbered(op, cols, w.shape[1])
-    kept_bias = bias
-    if bias is not None and given[0] is not None:
-        kept = given[0].indices if isinstance(given[0], Period) else _numbered(op, rows, w.shape[0])
-        kept_bias = empty_cpu(kept.shape)
-        gather_entries(bias, kept, kept_bias)
+    kept = None if given[0] is None else given[0].indices if isinstance(given[0], Period) else _numbered(op, rows, w.shape[0])
     if sliced:
-        return multiply_forward(x, _weight_of(op, w, rows, cols, given), out, kept_bias, relu, scale)
-    return multiply_listed(x, w, rows, cols, out, kept_bias, relu, scale)
+        return multiply_forward(x, _weight_of(op, w, rows, cols, given), out, _entries(bias, kept), relu, scale)
+    return multiply_listed(x, w, rows, cols, out, _entries(bias, kept), relu, scale)
 
 
 def gemm_rows_dx_cpu(dy, w, rows, cols, where=None, scale=1.0, out=None):
@@ -207,7 +208,7 @@ def gemm_rows_dx_cpu(dy, w, rows, cols, where=None, scale=1.0, out=None):
         copy = gathered(w, *lists)
         weight = lambda part: copy[part.of(copy.shape[0])]  # noqa: E731
     else:
-        if _windows(given):
+        if _windows(op, w, given):
             dx = multiply_window_back(dy, w, *given, out, scale)
             return dx if where is None else relu_grad_cpu(dx, where, 1.0, out=out)
         weight = _weight_of(op, w, rows, cols, given)

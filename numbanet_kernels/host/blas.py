@@ -214,7 +214,8 @@ def _sgemm(typing_context, address, ta, tb, m, n, k, a, a_row, b, b_row, beta, c
 def multiply(entry, a, b, c, ta=False, tb=False, beta=0.0):
     """c = A B + beta c, with A = a.T if `ta`, else a, and B = b.T if `tb`, else b.
 
-    The rows of a, b and c are contiguous; `entry` is the address of SGEMM. If beta is 0, c is not read. Shapes are not checked.
+    The rows of a, b and c are contiguous, and a single row may have any stride. `entry` is the address of SGEMM. If beta is 0,
+    c is not read. Shapes are not checked.
     """
     m, n = c.shape
     depth = a.shape[0] if ta else a.shape[1]
@@ -233,12 +234,12 @@ def multiply(entry, a, b, c, ta=False, tb=False, beta=0.0):
         n,
         depth,
         a,
-        max(a.strides[0] // 4, 1),
+        max(a.strides[0] // 4, a.shape[1]),
         b,
-        max(b.strides[0] // 4, 1),
+        max(b.strides[0] // 4, b.shape[1]),
         np.float32(beta),
         c,
-        max(c.strides[0] // 4, 1),
+        max(c.strides[0] // 4, n),
     )
 
 

@@ -21,6 +21,12 @@ from .transpose import transpose_back
 ALL = np.zeros(0, np.int32)  # in place of a list of all indices
 
 
+def check_runs(op, indices):
+    """ValueError if the indices have more than two runs of adjacent integers."""
+    if np.count_nonzero(np.diff(indices) != 1) > 1:
+        raise ValueError(f"{op}: {indices} are not a window: they have more than two runs of adjacent integers")
+
+
 @host_function
 def _runs(indices, everything, first, stop):
     """The positions, from `first` to stop - 1, of the two runs of increasing indices; the second one may be empty, and so may

@@ -104,19 +104,23 @@ def test_the_chart_has_a_bar_for_each_kind_width_and_rate(results):
 
 
 def test_a_line_for_each_library_by_width(results):
-    """Each is the time of a fit divided by its steps; the peer's time of 2 ms in 4 steps lies above 1 ms in 4."""
+    """Ours is the median over the peers of a fit's time divided by its steps; a peer's is ours times the ratio beside it."""
     rows = [
         {
             **ROW,
             "suite": "small",
-            "case": f"64-{w}-{w}-2, batch 128, adam, 4 steps, against torch",
-            "implementation": name,
-            **ms,
+            "case": f"64-{w}-{w}-2, batch 128, adam, 4 steps, against {peer}",
+            "implementation": "none",
+            "peer": peer,
+            "median_ms": milliseconds,
+            "ratio": ratio,
         }
         for w in (16, 64)
-        for name, ms in (("none", {"median_ms": 1.0}), ("torch", {}))
+        for peer, milliseconds, ratio in (("torch", 1.0, 2.0), ("jax", 9.0, 0.5), ("other", 2.0, 1.0))
     ]
-    chart = drawings.charts([{**results.facts, "rows": [*rows, {**rows[0], "median_ms": 9.0}]}])["width.svg"]
+    record = {**results.facts, "rows": [*rows, {**rows[0], "implementation": "torch", "peer": None, "ratio": None}]}
+    chart = drawings.charts([record])["width.svg"]
+    assert "width.svg" not in drawings.charts([{**record, "rows": rows[:3]}])  # one width is no line
     ours, theirs = (
         [float(down) for down in re.findall(rf'cy="([\d.]+)" r="\d" fill="{drawings.COLOURS[name]}"', chart)]
         for name in ("none", "torch")

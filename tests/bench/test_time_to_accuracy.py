@@ -189,3 +189,10 @@ def test_a_run_has_the_learning_rate_of_its_experiment(rng):
     experiment = training.Experiment(chosen, "none", lambda: {"dropout": "none"}, learning_rate=0.01, warm_up=3)
     found = training.train(experiment, 0, data)
     assert training.whole(found) and found["learning_rate"] == 0.01 and found["settings"] == chosen
+
+
+def test_an_experiment_trains_from_its_own_initial_weights(rng):
+    ((measured, searches), *_) = time_to_accuracy.experiments(Options(quick=True))
+    data = (rng.random((60, 8), np.float32), np.arange(60) % 2) * 2
+    found = training.train(dataclasses.replace(measured, learning_rate=0.01), 0, data)
+    assert training.whole(found) and "held" in training.train(searches[0], 0, data)["epochs"][-1]

@@ -111,16 +111,19 @@ def test_a_default_number_of_epochs_that_is_too_small_says_so():
     assert file == __file__ and re.match(
         r"fit: the loss was still falling, from [\d.]+ to [\d.]+ in the last tenth of the \d+ ", text
     )
-    for options in ({"epochs": 25}, {"callbacks": [lambda net, record: record["epoch"] == 20]}):
+    falling = {"dropout": "bernoulli", "dropout_rate": lambda epoch: 0.5 / (epoch + 1)}
+    for options in ({"epochs": 25}, {"callbacks": [lambda net, record: record["epoch"] == 20]}, falling):
         assert said(lambda: Net(**slow, **options).fit(X, Y)) == []
 
 
 @pytest.mark.parametrize(
     "losses, falling",
     [
-        ([2.0, 1.0, 0.9], True),
-        ([2.0, 1.0, 0.97], False),  # less than a fiftieth of 2.0
-        ([2.0, 1.0], False),  # too few to compare
+        ([2.0] * 8 + [1.0, 0.9], True),
+        ([2.0] * 8 + [1.0, 0.97], False),  # less than a fiftieth of 2.0
+        ([-1.0] * 18 + [-0.99, -0.99], False),
+        ([-1.0] * 18 + [-1.1, -1.1], True),
+        ([0.1] * 2 + [-5.0] * 16 + [-5.05] * 2, False),  # less than a fiftieth of 5.1
         ([1.0] * 10 + [0.9] * 5 + [0.87] * 2, False),
         ([1.0] * 18 + [0.9, 0.9], True),
         ([1.0] * 18 + [1.1, 1.1], False),

@@ -93,7 +93,7 @@ PLANNED = {
     "tdp of one tile, which is kept or not": {"dropout": TileDropout(0.5, tile=32, dp_max=2)},
     "batchwise": {"dropout": "batchwise", "dropout_rate": 0.5},
     "window": {"dropout": "window", "dropout_rate": 0.5},
-    "large windows, which are views": {"dropout": "window", "dropout_rate": 0.5, "layers": (800, 800)},
+    "large windows, which are not copied": {"dropout": "window", "dropout_rate": 0.5, "layers": (800, 800)},
     "rdp by the epoch": {"dropout": RowDropout((0.0, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4).__getitem__, dp_max=2)},
 }
 

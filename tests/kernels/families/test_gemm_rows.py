@@ -101,6 +101,35 @@ def test_a_window_of_another_axis_is_refused(suffix, put):
         getattr(gemm_rows, f"gemm_rows_{suffix}")(x, w, Window(put(np.array([1, 2], np.int32)), 2, 6), None)
 
 
+@pytest.mark.parametrize(
+    "indices, said",
+    [
+        (np.arange(300, 700), "outside an axis of length 600"),
+        (np.arange(0, 600, 2), "are not a window"),
+        (np.r_[0:200, 201:400, 500:600], "are not a window"),
+    ],
+)
+def test_large_windows_of_other_indices_are_refused(indices, said):
+    w, window = np.ones((600, 600), np.float32), Window(np.int32(indices), indices.size, 600)
+    x, dy = np.ones((2, 600), np.float32), np.ones((2, indices.size), np.float32)
+    for call in (
+        lambda: gemm_rows.gemm_rows_cpu(x, w, window, None),
+        lambda: gemm_rows.gemm_rows_cpu(dy, w, None, window),
+        lambda: gemm_rows.gemm_rows_dx_cpu(dy, w, window, None),
+    ):
+        with pytest.raises(ValueError, match=said):
+            call()
+
+
+def test_a_window_multiplies_one_sample_whose_axis_was_added(rng):
+    """v[None] may have a stride of 0."""
+    w, v, window = rng.standard_normal((600, 700), np.float32), rng.standard_normal(700, np.float32), np.arange(100, 500)
+    rows = Window(np.int32(window), window.size, 600)
+    np.testing.assert_allclose(gemm_rows.gemm_rows_cpu(v[None], w, rows, None), v[None] @ w[window].T, rtol=1e-4, atol=1e-3)
+    dy = v[: window.size]
+    np.testing.assert_allclose(gemm_rows.gemm_rows_dx_cpu(dy[None], w, rows, None), dy[None] @ w[window], rtol=1e-4, atol=1e-3)
+
+
 def test_columns_in_any_order_are_not_taken_for_all(suffix, put, get, rng):
     rows, cols, w = np.array([0, 2, 5], np.int32), np.array([1, 0, 3, 2], np.int32), rng.standard_normal((6, 4))
     for op, width in (("gemm_rows", 4), ("gemm_rows_dx", 3)):
