@@ -30,6 +30,7 @@ from . import SEEDS, Data, Experiment
 from .rows import summary
 
 SUITE = "time-to-accuracy"
+RECORDED = ("--json bench/results/time-to-accuracy.json --plot time-to-accuracy.png",)
 DROPOUTS = ("bernoulli", "rdp", "tdp", "batchwise", "window")
 RATE, UNTIL = 0.5, 0.75
 HELD = 0.1  # share of the samples that choose a learning rate
