@@ -5,7 +5,8 @@ the contents of the arrays differ: the batch, and the lists of indices that the 
 buffers, which only it knows. A device computes a small step faster than Python issues its launches; a CUDA graph
 (`numbanet_kernels.runtime.graph`) or a tape of the CPU (`numbanet_kernels.runtime.tape`) needs one call for all of them.
 
-A kind of step is recorded when it occurs for the second time. There are few kinds, so nearly all steps of a fit are replayed.
+A kind of step is recorded when it occurs for the second time, or at once if it differs only in sizes from one that was recorded
+(`_forms`). There are few kinds, so nearly all steps of a fit are replayed.
 All recorded steps share one memory, so the results of a replay are copied before the next one.
 
     hold    copy the batch to the fixed buffers
@@ -32,6 +33,7 @@ from ..device import Device
 from ..layers import Layer, walk
 from ..layers.tree import same, settings
 from ..plans import DevicePlan, Plan, Plans, Site
+from ..plans.buffers import ListBuffers
 from ..plans.on_device import upload_plan
 from ..tensor import Tensor
 from .data import Batch
@@ -54,7 +56,7 @@ class Recorder:
 
     MOST = 1 << 30  # bytes of the memory that all recordings share; a step that needs more is not recorded
     RECORDED = 1 << 11  # largest number of recordings: a driver allocates some memory for each
-    MET = 1 << 14  # largest number of cached kinds of steps, recorded or not, and of cached plans
+    MET = 1 << 14  # largest number of cached kinds of steps, recorded or not
     TRIED = 4  # failed recordings after which recording is given up, if none has succeeded
 
     def __init__(self, dev: Device, model: Layer) -> None:
@@ -64,10 +66,10 @@ class Recorder:
         self._failed, self._replayed, self._told = 0, None, False
         self._met: dict[Hashable, _Pass | tuple[()] | None] = {}  # None after one step, () if not recordable
         self._plans = Plans(dev)  # of the current step
+        self._forms: set[Hashable] = set()  # what recorded steps that differ only in sizes have in common
         self._chosen: dict[Hashable, dict[str, Plan | None]] = {}  # by key, the plans that the policy chose in the first step
         self._inputs: dict[tuple, Any] = {}
-        self._lists: dict[tuple, Any] = {}
-        self._kept: dict[tuple, DevicePlan] = {}
+        self._lists = ListBuffers(dev)
         self._ready: dict[Hashable, Ready] = {}
         self._fetches: dict[tuple, tuple[Any, Any]] = {}  # by samples and size of a batch: the samples, and what takes a batch
         self._samples: Any = None  # of the batch that is held
@@ -123,26 +125,6 @@ class Recorder:
         """True if an array is the fixed buffer of an input of this name, or None."""
         return array is None or array is self._inputs.get((name, tuple(array.shape), array.dtype))
 
-    def put_plans(self, plans: Plans) -> None:
-        """Copy the lists of plans to fixed buffers; all plans of a kind share one at each site."""
-        for site, plan in plans.assigned.items():
-            whole = plans.on_device(site).buffer
-            self._lists[site, plan.kind] = self.dev.copy(whole, out=self._lists.get((site, plan.kind)))
-
-    def place_plans(self, plans: Plans) -> dict[str, DevicePlan]:
-        """Let the passes read the lists from the fixed buffers; return, by site, the plans with their original lists."""
-        own = {site: plans.on_device(site) for site in plans.assigned}
-        for site, plan in plans.assigned.items():
-            here = self._kept.get((site, plan))
-            if here is None:
-                here = own[site].copied_to(self._lists[site, plan.kind])
-                if len(self._kept) == self.MET:
-                    self._kept.clear()
-                if plan.cacheable:
-                    self._kept[site, plan] = here
-            plans.here[site] = here
-        return own
-
     # --- steps --------------------------------------------------------------------------------------------------------
     def forget(self) -> None:
         """Forget the steps that are ready, because the model has changed; their recordings are found again by their key."""
@@ -170,8 +152,7 @@ class Recorder:
     def again(self, ready: Ready, numbers: Any, batch: Batch, plans: Plans) -> list[Any]:
         """Add a step that is ready to the queue; return the arrays that hold its results after `finish`."""
         self._plans = plans  # `_choose` reads them during the replay
-        lists = [(plans.on_device(site).buffer, self._lists[site, plan.kind]) for site, plan in plans.assigned.items()]
-        results = self.queue.put(ready, numbers, batch, lists)
+        results = self.queue.put(ready, numbers, batch, self._lists.copies(plans))
         if plans.choose is not None:  # during the replay, not that of a later step
             self.finish()
         return results
@@ -230,7 +211,7 @@ class Recorder:
             ready.update(optimizer.launch(numbers))  # last: if something fails before, the weights are unchanged
             return results
 
-        results = self((key, update), work, states + optimizer.arrays, plans)
+        results = self(key + (update,), work, states + optimizer.arrays, plans)
         if self._replayed is not None and self._samples is not None and not states and not optimizer.foresees:
             self._make_ready(self._replayed, plans, batch, optimizer, update)
         return results, ready if self._replayed is None else {}
@@ -288,16 +269,20 @@ class Recorder:
 
         return run
 
-    def _key(self, plans: Plans, batch: Batch) -> Hashable | None:
-        """All that decides which launches the passes issue; None if an input is not in its buffer, or if a plan has no kind."""
+    def _key(self, plans: Plans, batch: Batch) -> tuple | None:
+        """All that decides which launches the passes issue, first the kinds of the plans; None if an input is not in its
+        buffer, or if a plan has no kind.
+        """
         inputs = (("x", batch.inputs), ("y", batch.targets), ("weights", batch.weights))
         kinds = tuple((path, plan.kind) for path, plan in plans.assigned.items())
         if not all(self._holds(*given) for given in inputs) or any(kind is None for _, kind in kinds):
             return None
         layers = tuple((layer, *settings(layer)) for _, layer in walk(self.model))  # a hook may replace or change layers
-        return layers, kinds, batch.inputs.shape, batch.weights is None, plans.decides
+        return kinds, layers, batch.inputs.shape, batch.weights is None, plans.decides
 
-    def __call__(self, key: Hashable, work: Callable[[], Sequence[Any]], arrays: Sequence[Any], plans: Plans) -> Sequence[Any]:
+    def __call__(
+        self, key: tuple | None, work: Callable[[], Sequence[Any]], arrays: Sequence[Any], plans: Plans
+    ) -> Sequence[Any]:
         """The arrays that work() returns, computed or, if a step with this key was recorded, replayed; sets the gradients.
 
         The key, `arrays` and the model's arrays together decide which launches work() issues; if the key is None, work() is
@@ -307,19 +292,23 @@ class Recorder:
         if not self.possible or key is None:
             return work()
         tensors = [tensor for _, tensor, _ in self.model.named()]
-        key = key, tuple(map(id, arrays)), *((id(t.data), t.requires_grad) for t in tensors)
-        new, found, own = key not in self._met, self._met.get(key), {}
+        key = *key, tuple(map(id, arrays)), *((id(t.data), t.requires_grad) for t in tensors)
+        form = key[1:], tuple((path, type(plan), plan.density < 1) for path, plan in plans.assigned.items())
+        known = form in self._forms
+        new, found, own = key not in self._met and not known, self._met.get(key), {}
         if self.dev.rehearses() or not (new or found == ()):
-            self.put_plans(plans)
-            own = self.place_plans(plans)
+            self._lists.put(plans)
+            own = self._lists.place(plans)
         if new:
             results = work()
             if len(self._met) < self.MET:
                 self._met[key], self._chosen[key] = None, plans.chosen
             return results
         if found is None:
-            with self._standing_in(plans, self._chosen.pop(key)):
-                found = self._met[key] = self._record(work, [*arrays, *(t.data for t in tensors)])
+            with self._standing_in(plans, self._chosen.pop(key, {})):
+                found = self._met[key] = self._record(work, [*arrays, *(t.data for t in tensors)], known)
+            if found and plans.choose is None and not self.dev.rehearses():
+                self._forms.add(form)
         if not found:
             if not self.dev.rehearses():
                 plans.here.update(own)  # compute with the original lists
@@ -341,7 +330,7 @@ class Recorder:
         plan at this point, and copies its lists to the fixed buffers.
         """
         there = ((path, plan) for path, plan in like.items() if plan is not None)
-        here = {path: upload_plan(plan, self.dev, self._list_of(path, plan)) for path, plan in there}
+        here = {path: upload_plan(plan, self.dev, self._lists.of(path, plan)) for path, plan in there}
 
         def stand_in(site: Site, flow: Any, layer: Layer, shape: tuple[int, ...] | None) -> DevicePlan | None:
             plan, flow = like[site.path], flow._replace(x=Tensor.wrap(flow.x.data, self.dev))
@@ -351,13 +340,6 @@ class Recorder:
         with plans.standing_in(stand_in):
             yield
 
-    def _list_of(self, path: str, plan: Plan) -> Any:
-        """The fixed buffer for the lists of plans of this kind at a site; it holds those of `plan` if it is new."""
-        key = path, plan.kind
-        if key not in self._lists:
-            self._lists[key] = self.dev.copy(upload_plan(plan, self.dev).buffer)
-        return self._lists[key]
-
     def _choose(self, site: Site, flow: Any, layer: Layer, shape: tuple[int, ...] | None, kind: Hashable) -> None:
         """Choose a plan for the current step, of the recorded kind, and copy its lists to their buffer."""
         with no_grad():
@@ -365,13 +347,13 @@ class Recorder:
         if (plan and plan.kind) != kind:
             raise RuntimeError(f"{plan} was chosen for {site.path} where plans of the kind {kind} were recorded")
         if plan is not None:
-            self.dev.copy(upload_plan(plan, self.dev).buffer, out=self._lists[site.path, kind])
+            self._lists.put_one(site.path, kind, upload_plan(plan, self.dev).buffer)
 
-    def _record(self, work: Callable[[], Sequence[Any]], arrays: list[Any]) -> _Pass | tuple[()]:
+    def _record(self, work: Callable[[], Sequence[Any]], arrays: list[Any], known: bool) -> _Pass | tuple[()]:
         if len(self._recorded) == self.RECORDED:
             return ()
         parameters: list[Tensor] = list(self.model.parameters())
-        graph = self._graph(self._from_no_gradients(work))
+        graph = self._graph(self._from_no_gradients(work), known)
         if graph is None:
             for parameter in parameters:
                 parameter.zero_grad()  # nothing was computed
@@ -381,14 +363,15 @@ class Recorder:
         self._recorded.append(graph)
         return _Pass(graph, [p.gradient for p in parameters], arrays)
 
-    def _graph(self, work: Callable[[], Any]) -> Any:
-        """The recording of work(); None if it cannot be recorded."""
+    def _graph(self, work: Callable[[], Any], known: bool = False) -> Any:
+        """The recording of work(); None if it cannot be recorded. `known`: one of the same form was recorded."""
         try:
-            return self.dev.record(work, next(iter(self._recorded), None), self.MOST)
+            return self.dev.record(work, next(iter(self._recorded), None), self.MOST, known=known)
         except Exception as error:  # any error of a driver, or too little memory: training continues op by op
             warnings.warn(f"passes are not replayed: {type(error).__name__}: {error}", stacklevel=2)
             self.possible = False
             self._met.clear()
             self._ready.clear()
+            self._forms.clear()
             self._recorded.clear()
             return None

@@ -100,10 +100,11 @@ def _drop(key, counter2, counter3, threshold, scale, x, y):
     zero, key0, key1 = float32(0), uint64(uint32(key[0])), uint64(uint32(key[1]))
     for j in range(x.size // 4):
         c0, c1, c2, c3 = _philox(j, counter2, counter3, key0, key1)
-        y[4 * j] = x[4 * j] * scale if c0 >= threshold else zero
-        y[4 * j + 1] = x[4 * j + 1] * scale if c1 >= threshold else zero
-        y[4 * j + 2] = x[4 * j + 2] * scale if c2 >= threshold else zero
-        y[4 * j + 3] = x[4 * j + 3] * scale if c3 >= threshold else zero
+        x0, x1, x2, x3 = x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]  # before any branch, so that LLVM vectorises
+        y[4 * j] = x0 * scale if c0 >= threshold else zero
+        y[4 * j + 1] = x1 * scale if c1 >= threshold else zero
+        y[4 * j + 2] = x2 * scale if c2 >= threshold else zero
+        y[4 * j + 3] = x3 * scale if c3 >= threshold else zero
     last = x.size // 4
     if 4 * last < x.size:
         c0, c1, c2, _ = _philox(last, counter2, counter3, key0, key1)

@@ -110,11 +110,11 @@ def rehearses_cuda():
     return True  # so that its kernels are compiled
 
 
-def record_cuda(work, beside=None, most=1 << 30, refused=None):
+def record_cuda(work, beside=None, most=1 << 30, refused=None, known=False):
     """A `Graph` of the launches of work(), which are not executed; None if work does more than launch kernels, or needs more
     memory than `most` bytes, or than those of the graph `beside`. The two share their memory, so each may be replayed only
     after the results of the other have been used. Run work() once before, so that its caches are filled. If nothing is
-    recorded, the reason is appended to the list `refused`.
+    recorded, the reason is appended to the list `refused`. `known` changes nothing: a graph is recorded by one run.
     """
     try:
         return Graph(work, Arena(most) if beside is None else beside.arena)

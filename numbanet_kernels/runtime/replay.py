@@ -143,7 +143,8 @@ class _Copies(Stretch):
 
 def _copied(x: Any, y: Any) -> tuple[int, int, int, int]:
     """The entry that copies x to y."""
-    x, y = (array if array.__class__ is _Place else place_cpu(array) for array in (x, y))
+    x = x if x.__class__ is _Place else place_cpu(x)
+    y = y if y.__class__ is _Place else place_cpu(y)
     if x.size != y.size:
         raise ValueError(f"replay: {x.array.dtype} {x.array.shape} is not of the size of {y.array.dtype} {y.array.shape}")
     return callees.COPY, x.address, y.address, x.size

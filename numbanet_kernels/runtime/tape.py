@@ -5,7 +5,8 @@ A CPU computes a small step faster than Python calls its operations. `record` ru
 `replay` calls the loops in the same order by their addresses, without the GIL. To replay with other values, write them into the
 arrays that the tape reads; scalar arguments, shapes and addresses stay those of the recording.
 
-A recording that would leave something out is refused. First, an operation is refused if its CPU function does anything but call
+A recording that would leave something out is refused, unless the caller knows that the same function was recorded with arrays
+of other sizes. First, an operation is refused if its CPU function does anything but call
 compiled loops (`OPERATIONS` lists the others). Second, the function is run twice. The first run, the trial, allocates separate
 arrays that are filled with random bytes. A call of NumPy is noticed because it changes these bytes, or because it makes an
 array or a number that differs between the two runs. Then nothing is recorded.
@@ -125,6 +126,10 @@ class _Writer:
         self.held.setdefault(place, array)
         return place
 
+    def places(self, arrays: Iterable[np.ndarray]) -> list[int]:
+        """`known` of each array."""
+        return [self.known(array, array.__array_interface__["data"][0]) for array in arrays]
+
 
 class _Moving:
     """The base of a view whose first row and column are read from lists in each replay."""
@@ -185,8 +190,9 @@ def _random() -> np.ndarray:
 class Tape:
     """The result of a recorded function, and the compiled loops that it called: work() is run without computing anything.
 
-    New arrays are allocated in the arena. Tapes that share an arena overwrite each other's arrays: those of `result` are valid
-    from a `replay` until another tape of the arena is replayed.
+    If `known`, the function is run once: it is known to be recordable. New arrays are allocated in the arena. Tapes that share
+    an arena overwrite each other's arrays: those of `result` are valid from a `replay` until another tape of the arena is
+    replayed.
 
     Raises
     ------
@@ -194,17 +200,15 @@ class Tape:
         If work() does more than call compiled loops, or calls other ones in its second run, or if the arena is full.
     """
 
-    def __init__(self, work: Callable[[], Any], arena: Arena) -> None:
-        self.arena, trial = arena, _Trial()
-        with tape.within(trial):
-            first = list(_arrays(work()))
+    def __init__(self, work: Callable[[], Any], arena: Arena, known: bool = False) -> None:
+        self.arena, trial = arena, None if known else _Trial()
+        if trial is not None:
+            with tape.within(trial):
+                first = list(_arrays(work()))
         with arena.lending() as pool, tape.within(_Writer(pool)) as writer:
             self.result = work()
-        facts = [
-            [writer.known(array, array.__array_interface__["data"][0]) for array in found]
-            for writer, found in ((trial, first), (writer, list(_arrays(self.result))))
-        ]
-        if not trial.untouched() or facts[0] != facts[1] or trial.facts != writer.facts:
+        places = writer.places(_arrays(self.result))
+        if trial is not None and not (trial.untouched() and trial.places(first) == places and trial.facts == writer.facts):
             raise NotRecorded("the function did more than call compiled loops, or did not do the same each time")
         self.held = list(writer.held.values())
         numbers = [next(_numbers) for _ in writer.calls]
@@ -278,14 +282,15 @@ def rehearses_cpu():
     return False
 
 
-def record_cpu(work, beside=None, most=1 << 30, refused=None):
+def record_cpu(work, beside=None, most=1 << 30, refused=None, known=False):
     """A `Tape` of the compiled loops that work() calls, which do not compute yet; None if work does more than call compiled
     loops, or needs more memory than `most` bytes, or than those of the tape `beside`. The two tapes share their memory, so each
     may be replayed only after the results of the other have been used. Run work() once before, so that its caches are filled;
-    it is run twice here. If nothing is recorded, the reason is appended to the list `refused`.
+    it is run twice here. If it is `known` that the same function was recorded with other sizes, it is run once, and need not
+    have run before. If nothing is recorded, the reason is appended to the list `refused`.
     """
     try:
-        return Tape(work, Arena(most, pages) if beside is None else beside.arena)
+        return Tape(work, Arena(most, pages) if beside is None else beside.arena, known)
     except NotRecorded as reason:
         if refused is not None:
             refused.append(str(reason))

@@ -8,6 +8,7 @@ import pytest
 from numbanet import LSTM, Embedding, LanguageModel, LastStep, Linear, Net, NetRegressor, RowDropout, TimePlan
 from numbanet.device import problem
 from numbanet.dropout import Together, recurrent
+from numbanet.plans.buffers import ListBuffers
 from numbanet.training.recorder import Recorder
 from numbanet.training.stepper import Stepper
 from numbanet_kernels.families import embedding
@@ -87,17 +88,24 @@ def test_replayed_passes_train_the_same(where, replays, name):
 
 def test_steps_of_every_period_are_replayed_with_lists_that_are_made_once(where, monkeypatch, replays):
     """At the default rate, where most steps have a layer that keeps all units, multiplied by a number."""
-    passes, listed, plans = [], [], set()
+    recorders, passes, listed, plans = set(), [], [], set()
 
-    def put_plans(self, drawn, original=Recorder.put_plans):
+    def step(self, *given, original=Recorder.step):
+        recorders.add(self)
+        return original(self, *given)
+
+    def put(self, drawn, original=ListBuffers.put):
         passes.append(self)
         plans.update(drawn.assigned.values())
         original(self, drawn)
 
-    monkeypatch.setattr(Recorder, "put_plans", put_plans)
+    monkeypatch.setattr(Recorder, "step", step)
+    monkeypatch.setattr(ListBuffers, "put", put)
     monkeypatch.setattr(TimePlan, "lists", lambda plan, original=TimePlan.lists: listed.append(plan) or original(plan))
     language(where, pieces=3, hidden=(4, 4), recurrent_dropout="rdp", recurrent_sampling="step", epochs=4)
-    assert len(replays) == len(passes) - len(passes[0]._met) > 4 and len(listed) == 2 * len(passes)
+    assert len(replays) == len(passes) - sum(len(recorder._met) for recorder in recorders) > 4 and len(listed) == 2 * len(
+        passes
+    )
     assert {plan.density == 1 for plan in plans} == {True, False}
 
 

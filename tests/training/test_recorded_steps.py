@@ -164,8 +164,8 @@ def test_two_fits_at_the_same_time_do_not_wait_for_each_other(replays):
 def test_a_step_that_cannot_be_recorded_leaves_the_weights_to_the_next(monkeypatch):
     """An error while recording: one warning, and training goes on op by op."""
 
-    def broken(self, work, arena, original=tape.Tape.__init__):
-        original(self, work, arena)
+    def broken(self, *given, original=tape.Tape.__init__):
+        original(self, *given)
         raise OSError("no tape today")
 
     with monkeypatch.context() as patch:
@@ -174,6 +174,22 @@ def test_a_step_that_cannot_be_recorded_leaves_the_weights_to_the_next(monkeypat
             ours = fit()
     assert sum("no tape today" in str(warning.message) for warning in found) == 1
     equal(ours, alone(monkeypatch))
+
+
+def test_kinds_that_differ_only_in_sizes_are_recorded_at_once(monkeypatch):
+    """Only the first kind runs op by op and has a trial; results are those of steps that are not recorded."""
+    trials, recorded, options = [], [], {"dropout": RowDropout(0.6, dp_max=3), "layers": (24, 36), "epochs": 5}
+
+    def record(self, work, arena, known=False, original=tape.Tape.__init__):
+        recorded.append(known)
+        original(self, work, arena, known)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tape.Tape, "__init__", record)
+        patch.setattr(tape, "_Trial", lambda original=tape._Trial: trials.append(1) or original())
+        ours = fit(**options)
+    assert len(trials) == recorded.count(False) < recorded.count(True)
+    equal(ours, alone(monkeypatch, **options))
 
 
 def test_what_a_callback_changes_is_trained(monkeypatch, replays):
