@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
         "--data", default="digits", choices=datasets.IMAGES, help="data set; each image becomes a row of numbers"
     )
     parser.add_argument("--layers", default="256,256", type=list_of(int), help="widths of the hidden layers")
-    parser.add_argument("--dropout", default="rdp", help=f"{', '.join(names[:-1])} or {names[-1]}")
+    parser.add_argument("--dropout", default="rdp", help=f"{', '.join(names)} or auto, which chooses")
     parser.add_argument("--rate", default="0.5", type=list_of(float), help="dropout rate, or one per hidden layer")
     parser.add_argument("--epochs", default=20, type=int)
     parser.add_argument("--batch-size", default=128, type=int)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import registry
+from .auto import automatic
 from .base import Dropout, Style
 from .gates import GateSparsity
 from .registry import *  # noqa: F403
@@ -23,6 +24,7 @@ __all__ = [
     "SkewNormalSchedule",
     "Style",
     "Together",
+    "automatic",
     "policy",
     "recurrent",
 ]

@@ -46,8 +46,10 @@ class Dropout(abc.ABC):
     drops: ClassVar[str] = ""  # what a step drops, for the README's table
     computes: ClassVar[str] = "all"  # share of the FLOPs that is computed at rate p, for the README's table
     style: ClassVar[Style] = Style()
-    set_on_copies: ClassVar[tuple[str, ...]] = ("kind", "answer")  # attributes that only `changed` sets, not the constructor
+    # attributes that only `changed` sets, not the constructor
+    set_on_copies: ClassVar[tuple[str, ...]] = ("kind", "answer", "reason")
     kind: str = "output"  # kind of the sites that it makes plans for (`Site`)
+    reason: str | None = None  # why dropout="auto" chose it
     answer: bool = False  # whether it also makes plans for the last layer, which computes the answer
     by_sample: ClassVar[bool] = False  # whether samples of a batch drop different units
     data_dependent: bool = False  # whether plans depend on a layer's input (`choose`)

@@ -175,6 +175,8 @@ class Estimator(Settings):
     def _hook(self, run: Run, settings: FitSettings, data: Data, validation: Validation | None, *others: Hook) -> None:
         """Insert the built-in hooks, in order, before the user's hooks."""
         chosen = settings.policy
+        if self.verbose and chosen.reason:
+            print(f"dropout: {chosen.reason}", flush=True)
         self._warn_of(chosen, run.epochs)
         self.policy_ = chosen
         hooks = [

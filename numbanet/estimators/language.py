@@ -255,7 +255,7 @@ class LanguageModel(Estimator):
             return settings
         return dataclasses.replace(settings, policy=Together(*policies).over(self.epochs))
 
-    def _policy(self, dropout, dropout_rate):
+    def _policy(self, dropout, dropout_rate, samples=None):
         named = isinstance(self.dropout if dropout is None else dropout, str)
         chosen = super()._policy(dropout, dropout_rate)
         if named and isinstance(chosen, (RowDropout, TileDropout)):

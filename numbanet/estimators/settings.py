@@ -112,7 +112,7 @@ class Settings(BaseEstimator):
             raise ValueError(f"sparsity must be None or a Sparsity, such as GroupLasso(1e-4), got {self.sparsity!r}")
         self._make_optimizer([])
         epochs = self._epochs(samples)
-        chosen = self._policy(dropout, dropout_rate).over(epochs)
+        chosen = self._policy(dropout, dropout_rate, samples).over(epochs)
         if (sites := self._site_count(chosen)) is not None:
             chosen.check(sites)
         return FitSettings(
@@ -139,8 +139,8 @@ class Settings(BaseEstimator):
             return self.batch_size
         return BATCH if samples is None else min(BATCH, max(LEAST_BATCH, samples // BATCHES))
 
-    def _policy(self, dropout, dropout_rate) -> Dropout:
-        """The policy of a call; its arguments override the parameters."""
+    def _policy(self, dropout, dropout_rate, samples: int | None = None) -> Dropout:
+        """The policy of a call with n samples; its arguments override the parameters."""
         dropout = self.dropout if dropout is None else dropout
         if dropout_rate is not None and isinstance(dropout, Dropout):
             raise ValueError("dropout_rate cannot change a policy object; give its rate to the policy")

@@ -21,7 +21,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from numbanet_kernels.runtime.interrupt import deferred
 
 from ..arguments import is_integer
-from ..dropout import Dropout, Rate
+from ..dropout import Dropout, Rate, automatic
 from ..layers import ACTIVATIONS, INITS, ActivationSpec, Layer, Sequential
 from ..losses import Loss, loss_named
 from ..plans import Plans
@@ -207,6 +207,14 @@ class Supervised(Estimator):
         self._criterion()
         return super()._settings(dropout, dropout_rate, samples)
 
+    def _policy(self, dropout, dropout_rate, samples=None):
+        wanted = self.dropout if dropout is None else dropout
+        if not isinstance(wanted, str) or wanted != "auto":
+            return super()._policy(dropout, dropout_rate, samples)
+        plain = samples is not None and not isinstance(self.layers, str) and not self._given_layers()
+        widths = (*self.input_shape_, *self._widths(), self._outputs()) if plain else None
+        return automatic(widths, self.dropout_rate if dropout_rate is None else dropout_rate)
+
     def _site_count(self, chosen: Dropout) -> int | None:
         """Number of sites that a policy has rates for; None: known only when the layers are built."""
         if not isinstance(self.layers, str):
@@ -234,10 +242,8 @@ class Supervised(Estimator):
 
     # --- building -----------------------------------------------------------------------------------------------------
     def _architecture(self):
-        if isinstance(self.layers, str):
-            return {"layers": self.layers}
-        if self._given_layers():
-            return {"layers": tuple(self.layers)}
+        if (given := self._given_layers()) or isinstance(self.layers, str):
+            return {"layers": tuple(self.layers) if given else self.layers}
         return {"layers": self._widths(), "activation": self.activation}
 
     def _sample(self):
@@ -284,13 +290,12 @@ class Supervised(Estimator):
     # --- training -----------------------------------------------------------------------------------------------------
     def _begun(self, X, y, sample_weight, dropout, dropout_rate, validation) -> tuple[Run, Data]:
         """The arguments of `train` for `fit`."""
-        settings = self._settings(dropout, dropout_rate)
+        self._settings(dropout, dropout_rate)  # errors come before the data are checked
         trained = bool(self.warm_start) and self._goes_on("warm_start")
         X, y, weights = self._check_data(X, y, sample_weight, reset=not trained)
         if trained:
             self._check_same(y)
-        if None in (self.epochs, self.batch_size):
-            settings = self._settings(dropout, dropout_rate, len(X))
+        settings = self._settings(dropout, dropout_rate, len(X))
         self._start(X, weights, settings, self.model_ if trained else None)
         return self._prepare(X, y, weights, settings, settings.epochs, trained, validation)
 

@@ -99,7 +99,8 @@ class DropoutRates(Hook):
         stepper.enter(epoch, policy)
 
     def epoch_end(self, run, record):
-        return {"dropout_rate": run.stepper.rate(), **run.stepper.report()}
+        reason = run.stepper.policy.reason
+        return {"dropout_rate": run.stepper.rate(), **({} if reason is None else {"dropout": reason}), **run.stepper.report()}
 
 
 class ReduceLROnPlateau(Hook):
