@@ -3,8 +3,8 @@
 #
 # Patterns skip work (walkthrough 3) and are drawn so that every neuron is dropped with probability p (walkthrough 4). With
 # patterns, a network learns nearly as well as with conventional dropout ("bernoulli"), but not quite. Three choices decide how
-# well: the scale of the kept values, the variance of the initial weights, and the largest period. The last section compares
-# the figures of the papers with ours.
+# well: the scale of the kept values, the variance of the initial weights, and the largest period. A section looks at windows,
+# and the last one compares the figures of the papers with ours.
 #
 # Sources: Song, Wang, Ru, Peng, Huang, Zhao, Liang, Jiang, "Approximate Random Dropout for DNN training acceleration in
 # GPGPU" (2018); Song, Xu, Li, Jing, Liang, Jiang, "DNN Training Acceleration via Exploring GPGPU Friendly Sparsity";
@@ -21,8 +21,9 @@ matplotlib.use("Agg")  # pictures go to files: no display needed
 import matplotlib.pyplot as plt
 import numpy as np
 
-from numbanet import Linear, RowDropout
+from numbanet import BatchwiseDropout, Linear, RowDropout, WindowDropout
 from numbanet.dropout.search import default_dp_max, pattern_distribution
+from numbanet.plans import AxisPlan, Site
 
 PICTURES = Path(os.environ.get("NUMBANET_PICTURES", "pictures"))
 PICTURES.mkdir(parents=True, exist_ok=True)
@@ -260,6 +261,67 @@ save("why_periods.png")
 # scales of rows differ little. For tiles, "pattern" is better by half a point on Fashion-MNIST: every neuron is computed in
 # each step and uses the same share of its inputs, so the noise is common to all neurons, and "pattern" removes it. The search
 # for the distribution hardly matters: the rows with "search" use the papers' Algorithm 1, whose rate is slightly off.
+#
+# ## Why windows work
+#
+# `"window"` keeps adjacent neurons, from a random one on, around the end of the layer. So its sets are very few: a layer of n
+# neurons has n windows of each size, where "batchwise" has n over K sets, and rdp's periods have about dp of them each. Three
+# properties of such sets can be compared: how often each neuron is dropped, how often two neurons are dropped together, and how
+# many different sets there are.
+
+# %%
+WIDE, DRAWS = 64, 20_000
+site = Site("0.output", "output", (WIDE, WIDE), (AxisPlan,))
+kept = {}
+for policy in (RowDropout(P), BatchwiseDropout(P), WindowDropout(P)):
+    kept[policy.name] = np.array([policy.plan(site, rng).mask() for _ in range(DRAWS)])
+kept["bernoulli"] = rng.random((DRAWS, WIDE)) >= P  # one sample's
+
+
+def correlations(masks):
+    """The correlation of two neurons at each distance around the circle, averaged over all such pairs, (WIDE // 2 + 1,)."""
+    centred = masks - masks.mean(0)
+    return np.array([np.mean(centred * np.roll(centred, shift, 1)) for shift in range(WIDE // 2 + 1)]) / centred.var()
+
+
+found = {name: correlations(masks) for name, masks in kept.items()}
+print(f"{WIDE} neurons, p = {P}, {DRAWS} draws")
+print("             dropped, of all neurons    correlation of neighbours   of opposite neurons   different sets drawn")
+for name, masks in kept.items():
+    dropped, sets = 1 - masks.mean(0), len(np.unique(np.packbits(masks, axis=1), axis=0))
+    ends = f"{found[name][1]:+25.2f} {found[name][-1]:+21.2f} {sets:22d}"
+    print(f"{name:12s} {dropped.min():.3f} to {dropped.max():.3f}  {ends}")
+    assert abs(dropped - P).max() < 5 * 0.5 / np.sqrt(DRAWS)  # every neuron is dropped with probability p
+
+# %%
+fig, ax = plt.subplots(figsize=(7.4, 3.9), layout="constrained")
+lines = {"window": ("-", BLUE), "rdp": ("--", ORANGE), "batchwise": (":", GREY)}
+for name, (style, colour) in lines.items():
+    ax.plot(found[name], style, color=colour, linewidth=2.2, label=name)
+ax.axhline(0, color=PALE, linewidth=1, zorder=0)
+ax.set(xlabel="distance of two neurons in the layer", ylabel="correlation of being kept", xlim=(0, WIDE // 2))
+ax.legend(frameon=False)
+ax.set_title(f"Which neurons are kept together: {WIDE} neurons, p = {P}", loc="left", fontsize=11)
+save("why_windows.png")
+
+# %% [markdown]
+# In a window, neighbours are nearly always kept together, and opposite neurons never: the correlation falls in a straight line
+# from 1 to -1. This is no worse for learning, for two reasons. First, dropout acts against neurons that rely on each other
+# (co-adaptation). Before training, which neurons are adjacent is arbitrary, and every neuron must still be useful without half
+# of the others, in every half that a window can leave out. Second, the window of the next layer is drawn independently, so
+# that the pairs of a weight's row and column are kept together as rarely as with any other sets. What is lost is independence
+# of neighbours, which may rely on each other. Recorded runs (`python -m bench time-to-accuracy`) show what this costs:
+
+# %%
+learned = {(row["case"], row["implementation"]): row for row in recorded("time-to-accuracy.json")}
+KINDS = ("none", "bernoulli", "rdp", "window")
+print(f"{'test accuracy, p = 0.5':58s}", *(f"{name:>10s}" for name in KINDS))
+for case in dict.fromkeys(case for case, _ in learned):
+    print(f"{case:58s}", *(f"{learned[case, name]['accuracy']:10.4f}" for name in KINDS))
+
+# %% [markdown]
+# The differences between windows and conventional dropout are of the size of those between seeds. What windows gain is time:
+# the kept part of a weight is a slice, which products read where it is.
 #
 # ## The papers' figures and ours
 #
