@@ -194,13 +194,14 @@ class Recorder:
         packed : dict of Tensor to blocks
             The blocks of weights that the update packed for the next step; empty after a replay.
         """
-        if profile.ENABLED and not self._told:
-            self._tell(passes, repeatable, plans)
         key = self._key(plans, batch) if repeatable and self.possible else None
         if key is None or not optimizer.records or any(p.device is not self.dev for p in optimizer.parameters):
             results = self(key, passes, states, plans)
             optimizer.reduce()
-            return results, optimizer.launch()
+            packed = optimizer.launch()
+            if profile.ENABLED and not self._told:  # now: the first step allocates states, which must not be those of a tape
+                self._tell(passes, repeatable, plans)
+            return results, packed
         ready: dict[Tensor, Any] = {}
         places, values = optimizer.changing()
         numbers, update = self.put_numbers(values), (optimizer.constants, places)
@@ -255,6 +256,8 @@ class Recorder:
         elif self.dev.records():
             with self._standing_in(plans, self._plans.chosen):
                 self.dev.record(self._from_no_gradients(passes), most=self.MOST, refused=reasons)
+            for parameter in self.model.parameters():
+                parameter.zero_grad()  # nothing was computed
         for reason in reasons:
             print(f"not recorded: {reason}", file=sys.stderr)
 

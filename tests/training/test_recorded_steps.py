@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from numbanet import GELU, Hook, Net, NetRegressor, Optimizer, RowDropout, profile
+from numbanet import GELU, Hook, LanguageModel, Net, NetRegressor, Optimizer, RowDropout, profile
 from numbanet.dropout import Dropout, DynamicSparseGraph, TileDropout
 from numbanet.plans import IndexPlan
 from numbanet.training.recorder import Recorder
@@ -306,3 +306,15 @@ def test_profiling_says_why_steps_are_not_recorded(monkeypatch, capsys, options,
     fit(**options, epochs=2)
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not recorded: ")]
     assert len(said) == (reason is not None) and (reason is None or reason in said[0])
+
+
+def test_profiling_changes_nothing(monkeypatch):
+    """The step whose recording is tried must not see what the trial allocates, such as states of recurrent layers."""
+    words = list("abcdefgh" * 20)
+
+    def train():
+        return LanguageModel((8,), epochs=2, random_state=0, batch_size=4, steps=8).fit(words)
+
+    ours = train()
+    monkeypatch.setattr(profile, "ENABLED", True)
+    equal(train(), ours)
