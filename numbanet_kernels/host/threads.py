@@ -88,20 +88,25 @@ def _cores() -> int:
 
 
 # --- handing over -----------------------------------------------------------------------------------------------------
-@host_kernel("void(i8[::1], i8, i8, i8)")
-def _spin(counter, seen, turns, pause):
-    """Spin without the GIL until counter[0] differs from `seen`, at most `turns` turns of 0.3 ns; then `pause` more turns."""
-    for _ in range(turns):
-        if atomic.load(counter, 0) != seen:
-            for _ in range(pause):
-                atomic.load(counter, 0)
-            break
+@host_kernel("void(i8[::1], i8, i8, i8, i8, i8[::1])")
+def _spin(counter, seen, turns, yields, pause, pauses):
+    """Wait without the GIL until counter[0] differs from `seen`: at most `turns` turns of 0.3 ns, and then at most `yields`
+    times after yielding the core. Then `pause` more turns.
+    """
+    turn = 0
+    while turn < turns + yields and atomic.load(counter, 0) == seen:
+        turn += 1
+        if turn > turns:
+            atomic.let_others(pauses)
+    if atomic.load(counter, 0) != seen:
+        for _ in range(pause):
+            atomic.load(counter, 0)
 
 
 class _Mailbox:
-    """A queue whose reader spins for a while before it sleeps: waking a core takes longer than many tasks."""
+    """A queue whose reader spins and yields for a while before it sleeps: waking a core takes longer than many tasks."""
 
-    TURNS = 200_000  # about 60 us: more gains nothing, and doubles the time if another process needs the core
+    TURNS = 200_000  # about 60 us: more would double the time if another process needs the core
     PAUSE = 20_000  # about 8 us, in which the sender releases the GIL; a reader that finds it taken sleeps, which takes longer
 
     def __init__(self) -> None:
@@ -116,7 +121,7 @@ class _Mailbox:
     def get(self, timeout: float | None = None) -> Any:
         """The next letter; queue.Empty if none comes within `timeout` seconds."""
         if not numba.config.DISABLE_JIT:
-            _spin(self.posted, self.taken, self.TURNS, self.PAUSE)
+            _spin(self.posted, self.taken, self.TURNS, atomic.YIELDS, self.PAUSE, atomic.pauses())
         letter = self.letters.get(timeout=timeout)
         self.taken += 1
         return letter

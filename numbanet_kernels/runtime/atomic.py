@@ -75,6 +75,12 @@ def pauses() -> np.ndarray:
 
 
 @host_function
+def let_others(pauses):
+    """Yield the core to other threads; `pauses` is the array of `pauses()`."""
+    _pause(pauses[0], 0)
+
+
+@host_function
 def wait(counters, i, least, pauses):
     """Wait until counters[i] >= least; `pauses` is the array of `pauses()`."""
     turn = 0
