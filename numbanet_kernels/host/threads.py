@@ -96,8 +96,8 @@ def _spin(counter, seen, turns, yields, pause, pauses):
     turn = 0
     while turn < turns + yields and atomic.load(counter, 0) == seen:
         turn += 1
-        if turn > turns:
-            atomic.let_others(pauses)
+        if turn > turns and not atomic.yields(pauses):
+            break
     if atomic.load(counter, 0) != seen:
         for _ in range(pause):
             atomic.load(counter, 0)

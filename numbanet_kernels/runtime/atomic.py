@@ -10,11 +10,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import time
 
 import numba
 import numpy as np
 from llvmlite import ir
 from numba import int64
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .declare import host_function
@@ -24,6 +26,9 @@ LOOKS = 2_000  # reads before the first yield: about 10 us
 # core for a while: with 200 yields instead, steps of 2.2 ms took 3 ms.
 YIELDS = 2_000
 NAP = 50  # us: the length of a sleep
+TAKEN = (
+    20_000  # ns: a yield that takes longer gave the core to a thread that needs it, and the waiting thread sleeps from then on
+)
 
 
 def _place(context, builder, signature, arguments):
@@ -64,20 +69,40 @@ def _pause(typing_context, function, number):
     return numba.void(int64, int64), generate
 
 
+@intrinsic
+def _now(typing_context, function, clock):
+    """Return the nanoseconds of a clock, given the address of clock_gettime; 0 if the address is 0."""
+
+    def generate(context, builder, signature, arguments):
+        number, status = ir.IntType(64), ir.IntType(32)
+        parts = cgutils.alloca_once_value(builder, ir.Constant(ir.ArrayType(number, 2), [0, 0]))
+        builder.store(ir.Constant(ir.ArrayType(number, 2), [0, 0]), parts)
+        with builder.if_then(builder.icmp_signed("!=", arguments[0], ir.Constant(number, 0))):
+            kind = ir.FunctionType(status, [status, parts.type]).as_pointer()
+            builder.call(builder.inttoptr(arguments[0], kind), [builder.trunc(arguments[1], status), parts])
+        seconds, rest = (builder.extract_value(builder.load(parts), i) for i in (0, 1))
+        return builder.add(builder.mul(seconds, ir.Constant(number, 1_000_000_000)), rest)
+
+    return int64(int64, int64), generate
+
+
 @functools.cache
 def pauses() -> np.ndarray:
-    """Two addresses, (2,) int64: the function that yields the core to other threads, and the function that sleeps. Its argument
-    is in us, on Windows in ms.
+    """(4,) int64: the addresses of the functions that yield the core to other threads, that sleep (the argument is in us, on
+    Windows in ms), and that read a clock (0 on Windows); the number of the clock.
     """
     library = ctypes.windll.kernel32 if os.name == "nt" else ctypes.CDLL(None)
-    names = ("SwitchToThread", "Sleep") if os.name == "nt" else ("sched_yield", "usleep")
-    return np.array([ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in names], np.int64)
+    names = ("SwitchToThread", "Sleep") if os.name == "nt" else ("sched_yield", "usleep", "clock_gettime")
+    found = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in names]
+    return np.array([*found, *[0] * (3 - len(found)), getattr(time, "CLOCK_MONOTONIC", 0)], np.int64)
 
 
 @host_function
-def let_others(pauses):
-    """Yield the core to other threads; `pauses` is the array of `pauses()`."""
+def yields(pauses):
+    """Yield the core to other threads. Return False if one of them used it for long; `pauses` is the array of `pauses()`."""
+    before = _now(pauses[2], pauses[3])
     _pause(pauses[0], 0)
+    return _now(pauses[2], pauses[3]) - before < TAKEN
 
 
 @host_function
@@ -88,5 +113,5 @@ def wait(counters, i, least, pauses):
         turn += 1
         if turn > LOOKS + YIELDS:
             _pause(pauses[1], NAP)
-        elif turn > LOOKS:
-            _pause(pauses[0], 0)
+        elif turn > LOOKS and not yields(pauses):
+            turn = LOOKS + YIELDS
