@@ -270,14 +270,14 @@ def _against(options: Options, name: str, common: Mapping[str, Any]) -> Iterator
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """Every network with every optimiser against every installed peer; rdp against no dropout; and networks by width."""
+    """Every network with every optimiser against every installed peer; patterns against no dropout; and networks by width."""
     problems = (Problem((20, 16, 2), 640, 32, 6),) if options.quick else PROBLEMS
     for problem, optimizer in itertools.product(problems, RATES):
         common = {"device": options.device, "problem": problem, "optimizer": optimizer}
         yield from _against(options, f"{problem}, {optimizer}", common)
         dense = Implementation("none", numbanet_task, {**common, "dropout": "none"})
-        rdp = Implementation("rdp", numbanet_task, {**common, "dropout": "rdp"}, "none")
-        yield Case(SUITE, f"{problem}, {optimizer}, rdp p=0.5", (rdp, dense), _error, WRONG)
+        patterns = [Implementation(name, numbanet_task, {**common, "dropout": name}, "none") for name in ("rdp", "window")]
+        yield Case(SUITE, f"{problem}, {optimizer}, p=0.5", (*patterns, dense), _error, WRONG)
     for problem in () if options.quick else BY_WIDTH:
         common = {"device": options.device, "problem": problem, "optimizer": "adam"}
         yield from _against(options, f"{problem}, adam, {problem.samples // problem.batch} steps", common)
