@@ -157,8 +157,7 @@ class SparseGates(GatePlan):
 
 
 class _Choice(GateChoice):
-    """Chooses what one backward pass through one LSTM layer keeps; if `probed`, it compares the result with the dense gradient.
-    """
+    """Chooses what one backward pass of one LSTM layer keeps; if `probed`, it compares the result with the dense gradient."""
 
     def __init__(self, policy: GateSparsity, layer: Any, probed: bool) -> None:
         self.policy, self.layer, self.probed, self.dense = policy, layer, probed, None

@@ -101,8 +101,7 @@ def drop_rates(dp_max: int) -> np.ndarray:
 
 
 def _softmax(v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return d = softmax(v) and log d. The logarithm is computed from v, so it stays finite if an element of d underflows to 0.
-    """
+    """Return d = softmax(v) and log d. The logarithm is computed from v, so it stays finite where d underflows to 0."""
     shifted = v - v.max()
     e = np.exp(shifted)
     total = e.sum()

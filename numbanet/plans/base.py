@@ -5,8 +5,8 @@ plan.mask(), every op that takes a plan satisfies on every device
 
     planned(x, W, plan) == dense(x, W * M)            for y, dx and dW.
 
-A plan also has a factor, `scale`: y = scale * (the part of y that the plan keeps). Random policies choose it so that the mean of
-y over the plans that they draw is the dense y.
+A plan also has a factor, `scale`: y = scale * (the part of y that the plan keeps). Random policies choose it so that the mean
+of y over the plans that they draw is the dense y.
 """
 
 from __future__ import annotations
