@@ -11,9 +11,12 @@ LAYERS, RATE, EPOCHS = (1024, 1024), 0.5, 30
 def run(
     path: str | os.PathLike = "demo.png", device: str = "auto", layers: tuple[int, ...] = LAYERS, epochs: int = EPOCHS
 ) -> int:
-    """Train with none, bernoulli, rdp and tdp; print a table of scores and costs, and plot the learning curves if matplotlib is
-    installed. Returns the exit status: 0, or 130 if training was interrupted; then the table has the finished runs and nothing
-    is plotted."""
+    """Train without dropout and with the policies bernoulli, rdp and tdp. Print a table of scores and costs, and plot the
+    learning curves if matplotlib is installed.
+
+    Return the exit status: 0, or 130 if training was interrupted. After an interrupt, the table has the finished runs, and
+    nothing is plotted.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -61,7 +64,7 @@ def run(
 
 
 def _promise(histories: dict[str, list[dict]]) -> str:
-    """The title of the plot: the median time of an epoch relative to conventional dropout (bernoulli)."""
+    """Return the title of the plot, which states the median time of an epoch relative to conventional dropout (bernoulli)."""
     warm = {name: sorted(record["seconds"] for record in history)[len(history) // 2] for name, history in histories.items()}
     said = ", ".join(f"{name} {seconds / warm['bernoulli']:.2f}" for name, seconds in warm.items() if name != "bernoulli")
     return f"Digits, dropout rate {RATE}. Time of an epoch relative to bernoulli, which computes what it drops: {said}"
