@@ -147,7 +147,7 @@ class Stepper:
         change : callable, optional
             A function that gets the batch with its inputs on the device and returns the batch to train on.
         waits : bool, default False
-            True if the step may be computed later, at the latest in `finish`; until then the values of the result are undefined.
+            True if the step may be computed later, at the latest in `finish`; until then the result's values are undefined.
         """
         with self.dev.session(**self.session_options):
             plans, self.upcoming = self.draw() if self.upcoming is None else self.upcoming, None
