@@ -1,8 +1,10 @@
-"""Atomic: counters in shared memory, by which threads that run compiled loops at the same time wait for each other.
+"""Atomic counters, with which CPU threads that run compiled loops at the same time wait for each other.
 
-load(counters, i)                   counters[i], read from memory in each call; the compiler may keep a plain read in a register
-add(counters, i, n)                 counters[i] += n as one atomic operation; returns the value before
-wait(counters, i, least, pauses)    wait until counters[i] >= least: spin, then yield the core to other threads, then sleep
+load(counters, i)                   returns counters[i], read from memory in each call; the compiler may keep the result of a
+                                    plain read in a register
+add(counters, i, n)                 adds n to counters[i] as one atomic operation, and returns the value before
+wait(counters, i, least, pauses)    waits until counters[i] >= least: it spins, then yields the core to other threads, then
+                                    sleeps
 """
 
 from __future__ import annotations
@@ -66,8 +68,8 @@ def _pause(typing_context, function, number):
 
 @functools.cache
 def pauses() -> np.ndarray:
-    """Two addresses, (2,) int64: the function that yields the core to other threads, and the function that sleeps. Its argument
-    is in us, on Windows in ms.
+    """Return the addresses of two functions, an int64 array (2,): the function that yields the core to other threads, and the
+    function that sleeps. The latter takes a time in us, on Windows in ms.
     """
     library = ctypes.windll.kernel32 if os.name == "nt" else ctypes.CDLL(None)
     names = ("SwitchToThread", "Sleep") if os.name == "nt" else ("sched_yield", "usleep")
