@@ -9,12 +9,12 @@ from typing import Any, TypeGuard
 
 
 def is_real(value: Any) -> TypeGuard[float]:
-    """True if the value is a real number and not a bool."""
+    """Return True if `value` is a real number and not a bool."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def is_integer(value: Any) -> TypeGuard[int]:
-    """True if the value is an integer and not a bool."""
+    """Return True if `value` is an integer and not a bool."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 

@@ -362,7 +362,7 @@ class Tensor:
 
 
 def _comparable(other: Any) -> bool:
-    """True if `==` and `<` compare element by element with `other`; False for objects that hold no numbers, such as None."""
+    """Return True if `==` and `<` compare element by element with `other`, so not for objects without numbers, like None."""
     return isinstance(other, (Tensor, numbers.Real, np.ndarray, np.generic, list, tuple))
 
 

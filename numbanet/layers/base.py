@@ -113,7 +113,7 @@ class Layer:
         return {}
 
     def commutes(self, plan: Plan) -> bool:
-        """True if the layer may be applied before the factors that this plan leaves pending (`Flow.pending`)."""
+        """Return True if the layer may be applied before the factors that `plan` leaves pending (`Flow.pending`)."""
         return False
 
     def fuse_with(self, following: Layer) -> Callable[[Flow, Context], Flow] | None:
@@ -133,8 +133,8 @@ class Layer:
         return bool(vars(type(self)).get("recordable", False))
 
     def acts_as(self, *kinds: type[Layer]) -> bool:
-        """True if the layer computes the same function as one of the classes `kinds`: it is an instance, and no subclass
-        overrides `forward` or `__call__`.
+        """Return True if the layer computes the same function as one of the classes `kinds`: it is an instance of the class,
+        and no subclass overrides `forward` or `__call__`.
         """
         own = type(self)
         return any(isinstance(self, kind) and own.forward is kind.forward and own.__call__ is kind.__call__ for kind in kinds)
@@ -282,7 +282,7 @@ class Layer:
             tensor.assign(tensor.device.upload(arrays[name]))
 
     def check_state(self, arrays: Mapping[Tensor, np.ndarray]) -> None:
-        """ValueError unless these arrays, which have the right shapes, are valid values of the layer's tensors."""
+        """Raise ValueError unless `arrays`, which have the right shapes, are valid values of the layer's tensors."""
         for _, child in self.children():
             child.check_state(arrays)
 

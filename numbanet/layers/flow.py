@@ -196,7 +196,7 @@ class Cost(NamedTuple):
         return self.forward + self.backward
 
     def plus(self, other: Cost) -> Cost:
-        """The sum of both costs."""
+        """Return the sum of both costs."""
         return Cost(*(a + b for a, b in zip(self, other)))
 
 

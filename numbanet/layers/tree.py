@@ -132,7 +132,7 @@ class _Parts:
                 self._look(value)
 
     def same(self) -> bool:
-        """True if the model consists of the same objects as when this was made."""
+        """Return True if the model consists of the same objects as when `self` was made."""
         for container, skipped, then in self._held:
             now = _values(container, skipped)
             if not same(now, then):
@@ -148,7 +148,7 @@ def _values(container: list | tuple | dict, skipped: tuple[str, ...]) -> list:
 
 
 def same(these: Sequence[Any], those: Sequence[Any]) -> bool:
-    """True if two sequences hold the same objects."""
+    """Return True if two sequences hold the same objects."""
     return len(these) == len(those) and all(map(operator.is_, these, those))
 
 

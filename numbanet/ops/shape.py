@@ -91,7 +91,7 @@ def _index(key: Any) -> Any:
 
 
 def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """The tensors joined along one axis; the other axes must agree."""
+    """y = the tensors joined along `axis`; their lengths along all other axes must be equal."""
     if not tensors:
         raise ValueError("concatenate: needs at least one tensor")
     return _concatenate(*tensors, axis=axis)

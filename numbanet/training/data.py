@@ -53,7 +53,7 @@ def on_device(X: np.ndarray, dev: Device) -> Any:
 
 
 def on_host(X: Any) -> bool:
-    """True if inputs are integers, which stay on the host."""
+    """Return True if the inputs X are integers, which stay on the host."""
     return isinstance(X, np.ndarray) and X.dtype.kind in "iu"
 
 

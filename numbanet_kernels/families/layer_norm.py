@@ -100,7 +100,7 @@ def _add_up(sums, dgamma, dbeta):
 
 
 def layer_norm_cpu(x, gamma, beta, eps):
-    """y = gamma h + beta, and mean and inverse of each row"""
+    """y = gamma (x - mean) inverse + beta; returns (y, mean, inverse), where inverse is 1 / sqrt(variance + eps) of each row"""
     n, _ = expect("layer_norm (cpu)", x=(x, ROWS), gamma=(gamma, ROW), beta=(beta, ROW)).values()
     y, mean, inverse = empty_cpu(x.shape), empty_cpu((n,)), empty_cpu((n,))
 
@@ -196,7 +196,7 @@ def _layer_norm_kernels():
 
 
 def layer_norm_cuda(x, gamma, beta, eps):
-    """y = gamma h + beta, and mean and inverse of each row"""
+    """y = gamma (x - mean) inverse + beta; returns (y, mean, inverse), where inverse is 1 / sqrt(variance + eps) of each row"""
     n, _ = expect("layer_norm (cuda)", x=(x, ROWS), gamma=(gamma, ROW), beta=(beta, ROW)).values()
     y, mean, inverse = empty_cuda(x.shape), empty_cuda((n,)), empty_cuda((n,))
     launch(_layer_norm_kernels()[0], n, LANES, x, gamma, beta, eps, y, mean, inverse)

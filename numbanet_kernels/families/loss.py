@@ -305,7 +305,7 @@ def _as_rows(losses, *arrays):
 
 
 def _error(op, formula, which):
-    """(op_cpu, op_cuda)"""
+    """Return the functions (op_cpu, op_cuda) of the loss `op`."""
 
     def error_cpu(prediction, target, weights=None, out=None):
         losses, gradient, *w = _results(f"{op} (cpu)", empty_cpu, weights, out, prediction=prediction, target=target)

@@ -150,7 +150,7 @@ def multiply_add(builder, a, b, c):
 
 
 def sum_of_lanes(builder, value):
-    """The sum of a vector's lanes, always in the same order: of the two halves, of their halves, …"""
+    """Return the sum of the lanes of a vector, always in the same order: the halves are added, then the halves of the sum, …"""
     width = WIDTH
     while width > 1:
         width //= 2
@@ -163,7 +163,7 @@ def sum_of_lanes(builder, value):
 
 
 def below(builder, count):
-    """A mask of the lanes 0 … count - 1, for `load` and `store`."""
+    """Return a mask of the lanes 0 … count - 1, for `load` and `store`."""
     numbers = ir.VectorType(NUMBER, WIDTH)
     alone = builder.insert_element(ir.Constant(numbers, ir.Undefined), count, ir.IntType(32)(0))
     counts = builder.shuffle_vector(alone, ir.Constant(numbers, ir.Undefined), BITS([0] * WIDTH))
@@ -196,7 +196,7 @@ def _call(builder, name, result, arguments):
 
 
 def vector_at(builder, data, at, kind=FLOATS):
-    """The address of the vector that begins at data[at]."""
+    """Return the address of the vector that begins at data[at]."""
     return builder.bitcast(builder.gep(data, [at]), kind.as_pointer())
 
 

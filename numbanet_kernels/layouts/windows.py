@@ -58,7 +58,7 @@ class Bins(NamedTuple):
 
 
 def check_pooling(name: str, window: Window | Bins) -> None:
-    """ValueError unless images can be pooled by this window: lengths are positive, and padding is at most half the kernel."""
+    """Raise ValueError unless the window can pool images: its lengths are positive, and padding is at most half the kernel."""
     if isinstance(window, Bins):
         if min(window) < 1:
             raise ValueError(f"{name}: output_size {tuple(window)} must be positive")

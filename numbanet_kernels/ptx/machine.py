@@ -168,7 +168,7 @@ class Wave:
         return self.who if lanes.size == self.count else self.who.of(lanes)
 
     def pass_barrier(self, threads: np.ndarray, of: str) -> None:
-        """All threads of a block or warp have met at a barrier: their earlier accesses are ordered before their later ones."""
+        """Record that all threads of a block or warp have met at a barrier, which orders earlier accesses before later ones."""
         name = "epochs" if of == "block" else "warp_epochs"
         self.who = self.who._replace(**{name: getattr(self.who, name) + threads})
 

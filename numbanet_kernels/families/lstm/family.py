@@ -120,7 +120,7 @@ def check(op, gates, w, units=None, lengths=None, columns=None, **states):
 
 
 def check_seen(op, h, units):
-    """ValueError unless each step of h (T, N, H) has a list of at most H units."""
+    """Raise ValueError unless each time step of h (T, N, H) has a list of at most H units."""
     found = expect(op, h=(h, AFTER), units=(units, ("T", "K"), INT32))
     if found["K"] > found["H"]:
         raise ValueError(f"{op}: units {units.shape} must have at most {found['H']} units a row")
@@ -130,7 +130,7 @@ STATE, AFTER = ("N", "H"), ("T", "N", "H")
 
 
 def started(empty, copy, first, steps):
-    """A state of all steps, (T + 1, N, H), that begins with `first`."""
+    """Return an array (T + 1, N, H) for a state at all time steps, which begins with `first`."""
     states = empty((steps + 1, *first.shape))
     copy(first, out=states[0])
     return states
