@@ -67,7 +67,7 @@ class Loss(abc.ABC):
         target : array
             As for `__call__`; a device array.
         weights : array of shape (N,) or None
-            One weight per sample, on the device, with sum 1; None: 1/N each.
+            One weight per sample, on the device; the weights sum to 1. None stands for 1/N for each sample.
 
         Raises
         ------

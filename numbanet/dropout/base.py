@@ -275,7 +275,7 @@ class NoDropout(Dropout):
 class BernoulliDropout(Dropout):
     """Conventional (inverted) dropout: activations of each sample are zeroed independently, the others scaled by 1 / (1 - p).
 
-    p is the rate. This policy skips no work, and is the baseline for the other policies (Srivastava et al. 2014).
+    p is the rate. This policy skips no work, and is the baseline for all policies that do (Srivastava et al. 2014).
     """
 
     name, drops = "bernoulli", "activations, independently for each sample (conventional)"

@@ -117,7 +117,7 @@ def _where(dev: Device, a, b, *, unset):
 
 @op
 def clip(dev: Device, x, *, low: float | None = None, high: float | None = None):
-    """y = min(max(x, low), high); None: no bound. The gradient is dy if low <= x <= high, else 0.
+    """y = min(max(x, low), high). A bound that is None is left out. The gradient is dy if low <= x <= high, else 0.
 
     NaN stays NaN; if low > high, y is high. For bounds that are tensors use `maximum` and `minimum`.
 

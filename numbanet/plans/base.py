@@ -32,7 +32,7 @@ class Region(NamedTuple):
 
 
 class Plan(abc.ABC):
-    """Base of the plans: the protocol that policies, layers and optimisers rely on.
+    """Base class of the plans. It defines the protocol that policies, layers and optimisers rely on.
 
     Subclasses are frozen dataclasses. A layer refuses a plan that it does not support. So a user's plan either subclasses
     `AxisPlan`, which every layer with neurons supports, or comes with a layer that supports it.

@@ -319,13 +319,13 @@ def launch_block(
     span=None,
     padding=4,
 ):
-    """c[m, n] = scale * act(alpha * sum_k A[m, k] B[k, n] + bias[n]), shape (M, N, K); a_at and b_at are the strides (am, ak)
-    and (bk, bn). `where` and `a_sums` as above.
+    """c[m, n] = scale * act(alpha * sum_k A[m, k] B[k, n] + bias[n]); `shape` is (M, N, K), a_at and b_at are the strides
+    (am, ak) and (bk, bn). The module's docstring describes `where` and `a_sums`.
 
     If b is a submatrix of a weight, pass the whole weight as b and indices = (kept rows, kept columns, row length, step of the
-    rows in bias): non-empty device arrays, and no a_sums. `passes` of TF32, in tiles of 128: 3, with the error of float32, or
-    1; None: `way_for`. For tests: `tile` 64 or 128, `span`, the k of a block, a multiple of 16, `padding` a multiple of 4.
-    """
+    rows in bias); the kept rows and columns are non-empty device arrays, and a_sums is None. `passes` of TF32, in tiles of 128:
+    3, with the error of float32, or 1; if None, `way_for` chooses. Tests also set `tile` (64 or 128), `span` (the k of a block,
+    a multiple of 16) and `padding` (a multiple of 4)."""
     (rows, cols, depth), (am, ak), (bk, bn) = shape, a_at, b_at
     if passes is None:
         tile, passes = way_for(rows, cols) if tile is None else (tile, 0)

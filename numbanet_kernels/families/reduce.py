@@ -171,7 +171,7 @@ def _sum(x, outer, n, inner, scale, out):
 
 
 def sum_cpu(x, axis=None, keepdims=False, out=None):
-    """y = the sum of x over the axes `axis`; None: all axes"""
+    """y = the sum of x over the axes `axis`; None stands for all axes"""
     axes = _axes("sum", "cpu", x, axis)
     out = output("sum (cpu)", empty_cpu, out, _reduced_shape(x, axes, keepdims), x=x)
     if not x.size or not axes:
@@ -188,7 +188,7 @@ def sum_cpu(x, axis=None, keepdims=False, out=None):
 
 
 def max_cpu(x, axis=None, keepdims=False, out=None):
-    """y = the maximum of x over the axes `axis`; None: all axes"""
+    """y = the maximum of x over the axes `axis`; None stands for all axes"""
     axes = _axes("max", "cpu", x, axis)
     out = output("max (cpu)", empty_cpu, out, _reduced_shape(x, axes, keepdims), x=x)
     return np.maximum.reduce(x, axis=axes, keepdims=keepdims, out=out)

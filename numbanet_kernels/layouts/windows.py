@@ -46,7 +46,7 @@ class Positions(NamedTuple):
 
 class Bins(NamedTuple):
     """Windows of adaptive pooling: of `height` outputs along an axis of H pixels, output i reads the pixels from floor(i H /
-    height) to ceil((i + 1) H / height) - 1; along the width likewise.
+    height) to ceil((i + 1) H / height) - 1, and the same along the width.
     """
 
     height: int

@@ -24,9 +24,10 @@ Values = Callable[[Wave], Any]
 class Step:
     """One decoded instruction.
 
-    `plain` runs it for the running threads; without it, `kind` is "branch" to `target` if `condition` holds (None: always),
-    "exit", "call" of the function at `target` after `run`, "return" to the call after its `back`, or "barrier" and "warp",
-    which wait until `complete`; a "warp" step then runs `run`.
+    If `plain` is given, it runs the instruction for the running threads. Otherwise `kind` says what the instruction does:
+    "branch" jumps to `target` if `condition` holds (always if it is None); "exit" ends threads; "call" runs `run` and then
+    calls the function at `target`; "return" returns to the call after its `back`; "barrier" and "warp" wait until `complete`,
+    and "warp" then runs `run`.
     """
 
     plain: Callable[[Wave], None] | None = None

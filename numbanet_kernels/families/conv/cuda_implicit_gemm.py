@@ -73,7 +73,7 @@ def _sums():
 
     @kernel("void(f4[:, ::1], f4[::1], f4)")
     def conv_added(parts, out, scale):
-        """out = scale times the sum of the parts, one after the other."""
+        """out = scale times the sum of the parts, which are added one after the other."""
         i = cuda.grid(1)
         if i < out.size:
             total = float32(0)

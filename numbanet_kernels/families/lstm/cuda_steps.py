@@ -305,7 +305,7 @@ def sequence_back():
 def ordered():
     @kernel("void(i4[:, ::1], i4[:, ::1])")
     def lstm_order(units, order):
-        """For each row, the listed units, then the others: a thread searches the list for its unit."""
+        """Write, for each row, first the listed units and then all other units. Each thread searches the list for its unit."""
         i, hidden, kept = int32(cuda.grid(1)), int32(order.shape[1]), int32(units.shape[1])
         if i < order.size:
             row, unit, low, high = i // hidden, i % hidden, int32(0), kept
