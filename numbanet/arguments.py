@@ -1,5 +1,5 @@
-"""Checks of number arguments: numbers of Python and NumPy are accepted. A bool is refused, because it is more likely an
-argument in the wrong position.
+"""Checks of arguments that must be numbers. Numbers of Python and NumPy are accepted. A bool is refused, because it is more
+likely an argument in the wrong position.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ from typing import Any, TypeGuard
 
 
 def is_real(value: Any) -> TypeGuard[float]:
-    """True if the value is a real number and not a bool."""
+    """Return True if `value` is a real number and not a bool."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def is_integer(value: Any) -> TypeGuard[int]:
-    """True if the value is an integer and not a bool."""
+    """Return True if `value` is an integer and not a bool."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def check_count(name: str, value: Any, most: int | None = None, least: int = 1) -> int:
-    """The value as an int; ValueError unless it is an integer of at least `least`, and at most `most` if that is given."""
+    """Return `value` as an int. Raise ValueError, whose message begins with `name`, unless it is an integer of at least `least`
+    and, if `most` is given, of at most `most`.
+    """
     if not is_integer(value) or value < least or (most is not None and value > most):
         wanted = "a positive integer" if least == 1 else f"an integer of at least {least}"
         raise ValueError(f"{name} must be {wanted}{'' if most is None else f' of at most {most}'}, got {value!r}")

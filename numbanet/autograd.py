@@ -1,9 +1,10 @@
-"""op: makes functions of arrays differentiable; backward: computes gradients along the graph that ops recorded.
+"""`op` makes a function of arrays differentiable; `backward` computes gradients along the graph that ops have recorded.
 
-    y = f(x_1, …, x_n)   ->   dx_i = vjp_i(dy),   one vector-Jacobian product per input, called only if its gradient is needed.
+    y = f(x_1, …, x_n)   ->   dx_i = vjp_i(dy)
 
-`op` turns `fn(dev, *arrays, **static) -> (array, vjps)` into a function of tensors. Every differentiable operation is defined
-with it.
+vjp_i is the vector-Jacobian product (vjp) for input i. It is called only if the gradient of x_i is needed. `op` turns a
+function `fn(dev, *arrays, **static)`, which returns (array, vjps), into a function of tensors. Every differentiable operation
+is defined with `op`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _recording = Scoped("recording", True)
 
 
 class Node:
-    """How a tensor was computed: the op's name, its inputs, one vjp per input, its keyword arguments, and `fuses`, which is
-    True if the vjps accept a `Gradient` (see `op`).
+    """A node of the graph: it holds how a tensor was computed. `op` is the name of the op, `inputs` its inputs, `vjps` one vjp
+    per input, and `static` its keyword arguments. `fuses` is True if the vjps accept a `Gradient` (see `op`).
     """
 
     __slots__ = ("fuses", "inputs", "op", "static", "vjps")
@@ -87,7 +88,9 @@ def op(fn: Callable[..., tuple[Any, Sequence[Callable]]] | None = None, *, fuses
 
 
 def common_device(name: str, inputs: Sequence[Any]) -> Device:
-    """The device of the tensors among the inputs, or the CPU if there are none; ValueError if they are on several devices."""
+    """Return the device of the tensors among `inputs`, or the CPU if there are no tensors; raise ValueError if they are on
+    several devices.
+    """
     devices = {t.device for t in inputs if isinstance(t, Tensor)}
     if len(devices) > 1:
         raise ValueError(
@@ -98,7 +101,7 @@ def common_device(name: str, inputs: Sequence[Any]) -> Device:
 
 
 def no_grad() -> contextlib.AbstractContextManager[bool]:
-    """A context in which this thread records no graph: results require no gradient and keep no activations alive."""
+    """Return a context in which this thread records no graph: results require no gradient and keep no activations alive."""
     return _recording.within(False)
 
 
@@ -125,7 +128,7 @@ def backward(root: Tensor, dy: Any = None) -> None:
 
 
 def accumulate(x: Tensor, dx: Any, name: str) -> None:
-    """Add a gradient, an array or a `Gradient`, to that of a tensor; `name` is the op that computed it."""
+    """Add dx, an array or a `Gradient`, to the gradient of the tensor x; `name` is the op that computed dx, for messages."""
     if not isinstance(dx, Gradient):
         if not hasattr(dx, "shape"):
             raise TypeError(f"{name}: a vjp gives {type(dx).__name__}, not an array or a Gradient")
@@ -136,7 +139,7 @@ def accumulate(x: Tensor, dx: Any, name: str) -> None:
 
 
 def _given(root: Tensor, dy: Any) -> Any:
-    """A copy of the user's gradient, on the tensor's device."""
+    """Return a copy of dy, which the user gave as the gradient of `root`, on the device of `root`."""
     if isinstance(dy, Tensor):
         common_device("backward", (root, dy))
     dy = root.device.copy(dy.data if isinstance(dy, Tensor) else root.device.upload(np.asarray(dy, np.float32)))
@@ -146,7 +149,9 @@ def _given(root: Tensor, dy: Any) -> Any:
 
 
 def _topological(root: Tensor) -> list[Tensor]:
-    """The tensors between `root` and the leaves, inputs before outputs; iterative, so that no recursion limit applies."""
+    """Return the tensors between `root` and the leaves, sorted so that the inputs of an op come before its result. The search
+    is iterative, so that no recursion limit applies.
+    """
     order, seen, stack = [], set(), [(root, False)]
     while stack:
         tensor, expanded = stack.pop()

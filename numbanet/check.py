@@ -1,6 +1,9 @@
-"""check_grad: checks the gradient of a function: <v, J u> = <Jᵀ v, u> for random u and v, with J u by central differences.
+"""`check_grad` checks the gradient of a function. J is the Jacobian of the function; for random u and v it tests
 
-Two random projections check every entry of every vjp at once, at any size; the package autograd has the same test.
+    <v, J u> = <Jᵀ v, u>
+
+where central differences compute J u, and the vjps of the function compute Jᵀ v. Two random projections check every entry of
+every vjp at once, at any size. The Python package autograd has the same test.
 """
 
 from __future__ import annotations
@@ -25,10 +28,11 @@ def check_grad(
     inputs : sequence of Tensor
         The point at which to check; inputs that require a gradient are checked one after another.
     step : float, default=1e-2
-        Length of the difference. Float32 has 7 digits: 1e-2 leaves about 4 digits for the difference, whose truncation error is
-        O(step²).
+        The largest change of an element of the input. Float32 has 7 digits: with a step of 1e-2, the difference of two outputs
+        has about 4 correct digits. Its truncation error is O(step²).
     tolerance : float, default=2e-2
-        Largest accepted error, relative to the largest of: the two derivatives, and 1e-2 of |J u| |v|.
+        Largest accepted difference between the two sides of the equation, divided by the largest of three numbers: the
+        magnitudes of both sides, and 0.01 |J u| |v|.
     seed : int, default=0
         Seed of the directions.
 
@@ -75,7 +79,9 @@ def check_grad(
 
 
 def _along(function: Callable[..., Tensor], inputs: Sequence[Tensor], i: int, u: np.ndarray, step: float) -> np.ndarray:
-    """(f(x + h u) - f(x - h u)) / 2h, h such that the largest change of an entry is `step`."""
+    """Return (f(x + h u) - f(x - h u)) / 2h, where x is input i of the function f, and h is chosen so that `step` is the
+    largest change of an element of x.
+    """
     h = step / max(float(np.max(np.abs(u), initial=0.0)), 1e-30)
     sides = []
     with no_grad():

@@ -45,14 +45,14 @@ TEXTS = ("wikitext2", "ptb")
 
 
 def load(name: str, **options: Any) -> tuple:
-    """Load the data set of a name in IMAGES or TEXTS.
+    """Load the data set `name`, which must be listed in IMAGES or TEXTS.
 
     Parameters
     ----------
     name : str
         "mnist" for `load_mnist`, "fashion-mnist" for `load_fashion_mnist`.
     options
-        Arguments of that loader.
+        Arguments of the loader.
 
     Raises
     ------

@@ -19,9 +19,12 @@ WRONG = 0.2  # share of the training labels that are replaced by random ones
 def run(
     path: str | os.PathLike = "demo.png", device: str = "auto", layers: tuple[int, ...] = LAYERS, epochs: int = EPOCHS
 ) -> int:
-    """Train with each kind of dropout; print a table of scores and costs, and plot the learning curves if matplotlib is
-    installed. Returns the exit status: 0, or 130 if training was interrupted; then the table has the finished runs and nothing
-    is plotted."""
+    """Train with each kind of dropout. Print a table of scores and costs, and plot the
+    learning curves if matplotlib is installed.
+
+    Return the exit status: 0, or 130 if training was interrupted. After an interrupt, the table has the finished runs, and
+    nothing is plotted.
+    """
     from rich.console import Console
     from rich.table import Column, Table
 
@@ -89,7 +92,7 @@ def _digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _promise(histories: dict[str, list[dict]]) -> str:
-    """The title of the plot: the median time of an epoch relative to conventional dropout (bernoulli)."""
+    """Return the title of the plot, which states the median time of an epoch relative to conventional dropout (bernoulli)."""
     warm = {name: sorted(record["seconds"] for record in history)[len(history) // 2] for name, history in histories.items()}
     said = ", ".join(f"{name} {seconds / warm['bernoulli']:.2f}" for name, seconds in warm.items() if name != "bernoulli")
     return (

@@ -22,9 +22,9 @@ NAMES = ("cpu", "cuda", "emulated")
 
 
 class Device(Operations):
-    """A backend: `name`, and one attribute for each operation of its table.
+    """A device that computes: it has a `name`, and one attribute, a function, for each operation of its table.
 
-    `device` makes one object per name, so devices compare by identity; they pickle by name.
+    The function `device` makes one object per name, so devices can be compared by identity. A device is pickled as its name.
     """
 
     def __init__(self, name: str) -> None:
@@ -45,12 +45,12 @@ class Device(Operations):
 
 
 def operations(table: ModuleType) -> dict[str, Any]:
-    """The operations of a table module: name -> function."""
+    """Return the operations that a table module defines, as a dict from name to function."""
     return {name: f for name, f in vars(table).items() if callable(f) and not name.startswith("_")}
 
 
 def problem(name: str) -> str | None:
-    """None if the device can be used; otherwise a sentence that says what is missing and how to get it."""
+    """Return None if the device with this name can be used, else a sentence that says what is missing and how to get it."""
     if name == "cpu":
         return None
     from numbanet_kernels.runtime import availability  # not before a device is used: numba.cuda takes long to import
@@ -70,7 +70,7 @@ def _made(name: str) -> Device:
 
 
 def device(name: str | Device = "auto") -> Device:
-    """The device with this name: "cpu", "cuda", "emulated", or "auto" for CUDA if a GPU is available, else the CPU.
+    """Return the device with this name: "cpu", "cuda" or "emulated"; "auto" means "cuda" if a GPU is available, else "cpu".
 
     The emulated device runs the compiled CUDA kernels on the CPU (`numbanet_kernels.ptx`): slowly, and with checks.
 

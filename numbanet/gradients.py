@@ -1,10 +1,12 @@
-"""Gradient: the object that `backward` stores at a tensor; its form is the one that is cheapest to compute and to use.
+"""A `Gradient` is the object that `backward` stores at a tensor. There are several forms; a vjp returns the one that is
+cheapest to compute and to use:
 
 Dense     an array of the tensor's shape
-Packed    values of the rows x columns or tiles of a weight that a plan kept, or of rows of an embedding; zero elsewhere
-Columns   some columns of a matrix; zero elsewhere
-Pending   a product that is not computed yet, so that a ReLU mask or a scale can be fused into its epilogue
-One       ones: the gradient that `backward` starts with, at a tensor of one value
+Packed    the values at the rows and columns, or the tiles, of a weight that a plan kept, or at some rows of an embedding; all
+          other elements are zero
+Columns   the values of some columns of a matrix; all other columns are zero
+Pending   a matrix product that is not computed yet, so that a ReLU mask or a scale can be fused into its epilogue
+One       the gradient 1 of a tensor of one value, with which `backward` starts
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from .device import Device
 
 
 class Gradient:
-    """Base of the forms. `values` is the array that processes exchange if several train one model; `shape` is that of the dense
-    gradient.
+    """Base class of the forms. `shape` is the shape of the dense gradient. `values` is the array of its stored values; if
+    several processes train one model, they exchange this array.
     """
 
     values: Any
@@ -33,30 +35,32 @@ class Gradient:
             """The shape of the dense gradient."""
 
     def dense(self, dev: Device) -> Any:
-        """The gradient as an array of the tensor's shape."""
+        """Return the gradient as an array of shape `shape`."""
         raise NotImplementedError
 
     def through(self, dev: Device, where: Any = None, scale: float = 1.0) -> Any:
-        """scale * gradient as an array; given `where`, 0 unless where > 0: the gradient before a ReLU with output `where`."""
+        """Return scale * gradient as an array. If `where` is given, elements are 0 unless where > 0: this is the gradient of
+        the input of a ReLU whose output is `where`.
+        """
         array = self.dense(dev)
         if where is not None:
             return dev.relu_grad(array, where, scale)
         return array if scale == 1.0 else dev.affine(array, mul=scale)
 
     def add(self, other: Gradient, dev: Device) -> Gradient:
-        """The sum; compact if both are compact in the same way."""
+        """Return the sum of two gradients. It is packed if both are packed in the same way, else dense."""
         return Dense(dev.add(self.dense(dev), other.dense(dev)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Dense(Gradient):
-    """An array of the tensor's shape."""
+    """A gradient that is stored as an array of the shape of its tensor."""
 
     values: Any
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the array."""
+        """The shape of the gradient."""
         return tuple(self.values.shape)
 
     def dense(self, dev):
@@ -65,7 +69,9 @@ class Dense(Gradient):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Packed(Gradient):
-    """Gradient of the part of a weight that a plan kept: `packing` locates `values` in it; zero elsewhere."""
+    """A gradient of shape `shape` that is zero except for the part that a plan kept. `values` holds this part, and `packing`
+    says where each value belongs.
+    """
 
     values: Any
     packing: Packing
@@ -82,8 +88,9 @@ class Packed(Gradient):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Columns(Gradient):
-    """Gradient of a matrix that is zero except in some columns: `values` (N, K) are the columns that `axis`, a `DeviceAxis`,
-    lists."""
+    """A gradient of a matrix that is zero except in K columns. `axis`, a `DeviceAxis`, lists these columns, and `values` (N, K)
+    holds them.
+    """
 
     values: Any
     axis: Any
@@ -95,7 +102,9 @@ class Columns(Gradient):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Pending(Gradient):
-    """product(where=None, scale=1.0) -> array computes the product; `through` fuses the mask and the scale into it."""
+    """A gradient that product(where=None, scale=1.0) computes and returns as an array. So `through` fuses the ReLU mask `where`
+    and the scale into the product.
+    """
 
     product: Callable[..., Any]
     shape: tuple[int, ...]
@@ -109,7 +118,7 @@ class Pending(Gradient):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class One(Gradient):
-    """dy/dy = 1, for a tensor y of one value."""
+    """The gradient dy/dy = 1 of a tensor y of one value."""
 
     shape: tuple[int, ...]
 

@@ -1,4 +1,5 @@
-"""Losses: the function that training minimises, how outputs become predictions, and how predictions are scored.
+"""Losses. A loss defines the function that training minimises, how outputs of a network become predictions, and how
+predictions are scored.
 
 loss = Huber(delta=0.5)
 loss(output, target).backward()             # in a training loop: tensors, the mean over the samples
@@ -20,8 +21,9 @@ from .tensor import Tensor
 
 
 class Loss(abc.ABC):
-    """Base of the losses. A subclass defines `__call__`, and `inverse_link` if the outputs are not themselves the
-    predictions."""
+    """Base class of the losses. A subclass defines `__call__`, and also `inverse_link` if the outputs of the network are not
+    themselves the predictions.
+    """
 
     recordable: ClassVar[bool] = False  # see `records`
     standardised: ClassVar[bool] = False  # True if a regressor may train on (y - mean) / deviation instead of y
@@ -33,7 +35,7 @@ class Loss(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        """The loss of a batch.
+        """Return the loss of a batch.
 
         Parameters
         ----------
@@ -49,12 +51,14 @@ class Loss(abc.ABC):
         """
 
     def inverse_link(self, output: Tensor) -> Tensor | None:
-        """The prediction for an output, of the same shape: class probabilities, or values. None (default): softmax(output) for
-        a classifier, the output itself for a regressor."""
+        """Return the predictions for `output`, which have the same shape: class probabilities of a classifier, or values of a
+        regressor. If the method returns None, as it does by default, the predictions are softmax(output) of a classifier and
+        the output itself of a regressor.
+        """
         return None
 
     def mean(self, output: Tensor, target: Any, weights: Any) -> Tensor:
-        """The loss of a batch as one number: the mean over samples.
+        """Return the loss of a batch as a tensor of one number: the weighted mean over the samples.
 
         Parameters
         ----------
@@ -63,7 +67,7 @@ class Loss(abc.ABC):
         target : array
             As for `__call__`; a device array.
         weights : array of shape (N,) or None
-            One weight per sample, on the device, with sum 1; None: 1/N each.
+            One weight per sample, on the device; the weights sum to 1. None stands for 1/N for each sample.
 
         Raises
         ------
@@ -88,45 +92,55 @@ class Loss(abc.ABC):
 
     @property
     def records(self) -> bool:
-        """True if outputs of the same shape always lead to the same kernel launches, so that training steps may be recorded.
-        Not inherited: each class opts in (`recordable = True`), because a subclass may compute something else."""
+        """Return True if outputs of the same shape always lead to the same kernel launches, so that training steps may be
+        recorded. Each class must itself set `recordable = True`; a subclass does not inherit it, because it may compute
+        something else.
+        """
         return bool(vars(type(self)).get("recordable", False))
 
     @property
     def weighs(self) -> bool:
-        """True if `mean` accepts weights for any input, so that equal samples may be merged into one with a larger weight."""
+        """Return True if `mean` accepts weights for any input. Then equal samples may be merged into one sample with a larger
+        weight.
+        """
         return type(self).mean is not Loss.mean
 
     def score(self, targets: np.ndarray, predictions: np.ndarray, weights: np.ndarray | None) -> float:
-        """Score of a regressor's predictions: 1 for perfect, 0 for the best constant; R² by default. NaN for n < 2 samples."""
+        """Return the score of a regressor's predictions, by default R²: 1 for perfect predictions, 0 for the best constant
+        prediction, NaN for fewer than 2 samples.
+        """
         from sklearn.metrics import r2_score
 
         return float(r2_score(targets, predictions, sample_weight=weights)) if len(targets) > 1 else float("nan")
 
     def best_constant(self, targets: np.ndarray, weights: np.ndarray | None) -> tuple[str, float] | None:
-        """(name of the best constant prediction, its loss); None if it is not known."""
+        """Return (name, loss) of the constant prediction with the least loss, such as ("the mean", 0.2); None if it is not
+        known.
+        """
         return None
 
 
 class RegressionLoss(Loss):
-    """Base of regression losses that are the mean of a function of (prediction - target)."""
+    """Base class of the regression losses that are the mean of a function of the error, prediction - target."""
 
     standardised = True
     named_constant: ClassVar[str]  # the name of the best constant prediction, for messages
 
     @abc.abstractmethod
     def values(self, d: np.ndarray) -> np.ndarray:
-        """The function itself, in float64."""
+        """Return the function of the errors d, element by element, in float64."""
 
     @abc.abstractmethod
     def constant(self, targets: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
-        """(O,): for each column of targets (N, O), the constant prediction with the least loss."""
+        """Return an array (O,) that holds, for each column of targets (N, O), the constant prediction with the least loss."""
 
     def __call__(self, output, target):
         return self.mean(output, target, None)
 
     def score(self, targets, predictions, weights):
-        """D² = 1 - loss / (loss of the best constant prediction), averaged over outputs; for the squared error it is R²."""
+        """Return D² = 1 - loss / (loss of the best constant prediction), averaged over the outputs. For the squared error, D²
+        is R².
+        """
         if len(targets) < 2:
             return float("nan")
         losses, least = (
@@ -144,7 +158,9 @@ class RegressionLoss(Loss):
 
 @dataclasses.dataclass(frozen=True)
 class SquaredError(RegressionLoss):
-    """(prediction - target)², the mean over outputs. The mean minimises it, so outliers weigh heavily."""
+    """(prediction - target)², averaged over the outputs. Of all constant predictions the mean of the targets minimises this
+    loss, so outliers weigh heavily.
+    """
 
     recordable = True
     named_constant = "the mean"
@@ -164,7 +180,9 @@ class SquaredError(RegressionLoss):
 
 @dataclasses.dataclass(frozen=True)
 class AbsoluteError(RegressionLoss):
-    """|prediction - target|, the mean over outputs. The median minimises it, so outliers hardly matter."""
+    """|prediction - target|, averaged over the outputs. Of all constant predictions the median of the targets minimises this
+    loss, so outliers hardly matter.
+    """
 
     recordable = True
     named_constant = "the median"
@@ -181,13 +199,13 @@ class AbsoluteError(RegressionLoss):
 
 @dataclasses.dataclass(frozen=True)
 class Huber(RegressionLoss):
-    """d²/2 for d = prediction - target up to delta, delta (|d| - delta/2) beyond it (Huber 1964), the mean over outputs.
+    """d²/2 if |d| <= delta, else delta (|d| - delta/2), where d = prediction - target; averaged over the outputs (Huber 1964).
 
     Parameters
     ----------
     delta : float, default=1.0
-        Errors above delta count as outliers; above 0, default 1 as in PyTorch. `NetRegressor` trains on standardised targets,
-        so there delta is in standard deviations of y.
+        An error with |d| > delta counts as an outlier. delta must be above 0; the default is that of PyTorch. `NetRegressor`
+        trains on standardised targets, so there the unit of delta is the standard deviation of y.
 
     Raises
     ------
@@ -211,7 +229,7 @@ class Huber(RegressionLoss):
         return least * (np.abs(d) - least / 2)
 
     def constant(self, targets, weights):
-        """The constant at which the derivative of the loss is 0; it is found by bisection, because the derivative increases."""
+        """Return the constant at which the derivative of the loss is 0. The derivative increases, so bisection finds it."""
         low, high = np.min(targets, axis=0).astype(np.float64), np.max(targets, axis=0).astype(np.float64)
         for _ in range(40):
             middle = (low + high) / 2
@@ -222,12 +240,12 @@ class Huber(RegressionLoss):
 
 @dataclasses.dataclass(frozen=True)
 class Quantile(RegressionLoss):
-    """max(level e, (level - 1) e) for e = target - prediction (Koenker & Bassett 1978), the mean over outputs.
+    """max(level e, (level - 1) e), where e = target - prediction; averaged over the outputs (Koenker & Bassett 1978).
 
     Parameters
     ----------
     level : float, default=0.5
-        In (0, 1): predictions estimate the quantile: a share `level` of the targets is below it. 0.5 is the median.
+        In (0, 1). Predictions estimate the quantile below which a share `level` of the targets lies; level 0.5 is the median.
 
     Raises
     ------
@@ -255,13 +273,13 @@ class Quantile(RegressionLoss):
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy(Loss):
-    """-log of the predicted probability, softmax(output), of the true class.
+    """-log p, where p is the probability that softmax(output) gives to the true class.
 
     Parameters
     ----------
     label_smoothing : float, default=0.0
-        In [0, 1): share of each label that is spread over all classes (Szegedy et al. 2016, section 7), which keeps outputs
-        bounded and probabilities less extreme.
+        In [0, 1): the share of each label that is spread over all classes (Szegedy et al. 2016, section 7). This keeps the
+        outputs bounded and makes the probabilities less extreme.
 
     Raises
     ------
@@ -284,7 +302,7 @@ class CrossEntropy(Loss):
         return ops.softmax_cross_entropy(output, labels=target, weights=weights, label_smoothing=self.label_smoothing)
 
     def best_constant(self, targets, weights):
-        """For class indices: the entropy of their distribution."""
+        """Return the best constant prediction for class indices, and its loss: the entropy of the distribution of classes."""
         counts = np.bincount(targets, weights)
         counts = counts[counts > 0]
         shares = (1 - self.label_smoothing) * counts / counts.sum() + self.label_smoothing / counts.size
@@ -293,7 +311,7 @@ class CrossEntropy(Loss):
 
 @dataclasses.dataclass(frozen=True)
 class FunctionLoss(Loss):
-    """A function of tensors as a loss.
+    """A loss that is defined by a function of tensors.
 
     Parameters
     ----------
@@ -324,14 +342,14 @@ OF_CLASSES: dict[str, type[Loss]] = {"cross_entropy": CrossEntropy}
 
 
 def loss_named(loss: Any, known: Mapping[str, type[Loss]] = OF_NUMBERS) -> Loss:
-    """The loss with a given name; a `Loss` is returned unchanged, and a function of tensors becomes a `FunctionLoss`.
+    """Return the loss with the name `loss`. A `Loss` is returned unchanged, and a function of tensors becomes a `FunctionLoss`.
 
     Parameters
     ----------
     loss : str, Loss or callable
         The name, or the loss itself.
     known : dict of str to class
-        The losses that are accepted: `OF_NUMBERS` or `OF_CLASSES`. User-defined losses always are.
+        The accepted losses by name: `OF_NUMBERS` or `OF_CLASSES`. User-defined losses are always accepted.
 
     Raises
     ------
@@ -356,7 +374,9 @@ def _check(name: str, value: Any, high: float) -> None:
 
 
 def _quantiles(targets: np.ndarray, weights: np.ndarray | None, level: float) -> np.ndarray:
-    """(O,): for each column of targets (N, O), the smallest target whose cumulative share of the weights reaches `level`."""
+    """Return an array (O,) that holds, for each column of targets (N, O), the smallest target at which the cumulative share of
+    the weights reaches `level`.
+    """
     order = np.argsort(targets, axis=0)
     shares = np.ones(len(targets)) if weights is None else np.asarray(weights, np.float64)
     reached = np.cumsum(shares[order], axis=0) >= level * shares.sum() * (1 - 1e-12)

@@ -16,8 +16,8 @@ from .dropout import POLICIES, Style
 
 
 def check_target(path: str | os.PathLike) -> Path:
-    """Return the path if a picture can be written there; RuntimeError if matplotlib is missing, otherwise ValueError. Call it
-    before long work, so that errors are raised early.
+    """Return `path` if a picture can be written there. Raise RuntimeError if matplotlib is missing, and ValueError if the path
+    is not that of a picture. Call this before long work, so that errors are raised early.
     """
     path = Path(path)
     if importlib.util.find_spec("matplotlib") is None:
@@ -32,9 +32,11 @@ def check_target(path: str | os.PathLike) -> Path:
 
 
 def learning_curves(histories: Mapping[str, Sequence[Mapping[str, float]]], path: str | os.PathLike, title: str = "") -> Path:
-    """Plot the score by epoch and by seconds of training, and the training loss by epoch, to a file: one line per history
-    (`history_` of fitted nets, keyed by the label to show). The score is `validation_score` if the history has it. Seconds
-    count from the end of the first epoch, which may include compilation."""
+    """Write a picture with three plots to `path`: the score by epoch, the score by seconds of training, and the training loss
+    by epoch. `histories` maps a label to the `history_` of a fitted net; each history is one line of a plot. The score is
+    `validation_score` if the history has it. Seconds are counted from the end of the first epoch, because the first epoch may
+    include compilation.
+    """
     path = check_target(path)
     from matplotlib.figure import Figure
 
@@ -87,8 +89,10 @@ ROOFS = {  # (float32 FLOP/s without tensor cores, bytes/s) from the data sheets
 
 
 def rooflines(intensities: Mapping[str, float], path: str | os.PathLike) -> Path:
-    """Plot the rooflines of two cards to a file, and below them a row per kernel: its name and a dot at its FLOPs per byte of
-    memory traffic. Left of a card's ridge a kernel is limited by memory. Kernels without FLOPs are left out."""
+    """Write a picture to `path`: the rooflines of two GPUs, and below them one row per kernel, with its name and a dot at its
+    FLOPs per byte of memory traffic. The ridge of a GPU is the bend of its roofline; the memory limits a kernel whose dot is
+    left of the ridge. `intensities` maps a kernel's name to its FLOPs per byte; kernels without FLOPs are left out.
+    """
     path = check_target(path)
     import numpy as np
     from matplotlib.figure import Figure
@@ -125,7 +129,7 @@ def rooflines(intensities: Mapping[str, float], path: str | os.PathLike) -> Path
 
 
 def _named_rows(axes: Any, shown: Mapping[str, float], middle: float) -> None:
-    """A row per name: a dot at its value, and the name on the side with more room."""
+    """Draw one row for each name in `shown`: a dot at its value, and the name on the side of the dot that has more room."""
     for row, (name, x) in enumerate(shown.items()):
         side = 1 if x < middle else -1
         axes.plot(x, row, "o", color="black", markersize=4)

@@ -1,4 +1,4 @@
-"""Tensor: an array on a device and the graph node that computed it (`autograd`); its methods are the operations of `ops`."""
+"""`Tensor`: an array on a device, and the graph node that computed it (`autograd`). Its methods call the functions of `ops`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .gradients import Dense, Gradient, One, Pending
 class Tensor:
     """A float32 array on a device; results that are computed from it can be differentiated.
 
-    Comparisons work by element, as in NumPy and PyTorch, and give masks: tensors of 1 and 0 without a gradient. So `a == b` is
-    not a bool. Tensors hash by identity, so dicts and sets hold them safely, but `t in [a, b]`, `[a, b].index(t)` and weak
-    references call `==`: use `is`, a set, or `id` instead. A comparison with an object that holds no numbers, such as None, is
-    not element by element: `==` is False.
+    Comparisons work element by element, as in NumPy and PyTorch. They return masks, which are tensors of 1 and 0 without a
+    gradient. So `a == b` is not a bool. Tensors hash by identity, so dicts and sets hold them safely. But `t in [a, b]`,
+    `[a, b].index(t)` and weak references call `==`: use `is`, a set or `id` instead. If one of the two objects holds no
+    numbers, such as None, the comparison is not made element by element: `==` returns False.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class Tensor:
     device : str or Device, default="cpu"
         The device of the array: "cpu", "cuda", "emulated" or "auto".
     requires_grad : bool, default=False
-        Whether `backward` stores a gradient here.
+        Whether `backward` stores a gradient at this tensor.
 
     Raises
     ------
@@ -107,14 +107,14 @@ class Tensor:
         return self.item()
 
     def item(self) -> float:
-        """The one value of a tensor of size 1."""
+        """Return the value of a tensor of size 1 as a float."""
         if self.size != 1:
             raise ValueError(f"item: a tensor of shape {self.shape} has not one value but {self.size}")
         return float(self.numpy().reshape(()))
 
     # --- in and out ---------------------------------------------------------------------------------------------------
     def numpy(self) -> np.ndarray:
-        """The values as a NumPy array; on the CPU a view of the same memory."""
+        """Return the values as a NumPy array; on the CPU it is a view of the same memory."""
         return self.device.download(self.data)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -134,8 +134,8 @@ class Tensor:
         return self.device.dlpack_device(self.data)
 
     def to(self, other: str | Device) -> Tensor:
-        """A copy of this tensor on another device, detached from the graph; the tensor itself if it is already on this
-        device.
+        """Return a copy of this tensor on the device `other`, detached from the graph. If the tensor is already there, return
+        the tensor itself.
         """
         other = named(other)
         return self if other is self.device else Tensor(self.numpy(), other, self.requires_grad)
@@ -155,7 +155,7 @@ class Tensor:
             self._set(self.device, self.device.copy(values), self.requires_grad)
 
     def detach(self) -> Tensor:
-        """A tensor on the same memory, detached from the graph."""
+        """Return a tensor that uses the same memory and is detached from the graph."""
         return Tensor.wrap(self.data, self.device)
 
     def __reduce__(self) -> tuple:
@@ -164,7 +164,7 @@ class Tensor:
     # --- gradients ----------------------------------------------------------------------------------------------------
     @property
     def grad(self) -> Tensor | None:
-        """The gradient that `backward` computed, dense; None if there is none."""
+        """The gradient that `backward` computed, as a dense tensor; None if there is none."""
         if self.gradient is None:
             return None
         return Tensor.wrap(self.gradient.dense(self.device), self.device)
@@ -174,7 +174,7 @@ class Tensor:
         self.gradient = None
 
     def receive(self, gradient: Gradient) -> None:
-        """Add to the gradient (called by `backward`)."""
+        """Add `gradient` to the gradient of this tensor; `backward` calls this."""
         if self.gradient is not None:
             self.gradient = self.gradient.add(gradient, self.device)
         elif self.node is None and isinstance(gradient, (Pending, One)):  # a leaf: nothing later can fuse with the product
@@ -194,7 +194,7 @@ class Tensor:
         Parameters
         ----------
         dy : array_like or Tensor, optional
-            The gradient of the loss with respect to this tensor, of its shape; 1 by default, for a tensor of size 1 only.
+            The gradient of the loss with respect to this tensor, of its shape; by default 1, which requires a tensor of size 1.
 
         Raises
         ------
@@ -277,15 +277,15 @@ class Tensor:
 
     @property
     def T(self) -> Tensor:
-        """The axes reversed."""
+        """The tensor with its axes in reversed order."""
         return ops.transpose(self)
 
     def reshape(self, *shape: int | Sequence[int]) -> Tensor:
-        """The values under another shape, as given or as one tuple (`ops.reshape`)."""
+        """Return the values in another shape, which is given as several integers or as one tuple (`ops.reshape`)."""
         return ops.reshape(self, shape=shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
 
     def transpose(self, *axes: int) -> Tensor:
-        """The axes in another order, by default reversed (`ops.transpose`)."""
+        """Return the tensor with its axes in another order, by default reversed (`ops.transpose`)."""
         return ops.transpose(self, axes=axes or None)
 
     def sum(self, axis=None, keepdims: bool = False) -> Tensor:
@@ -317,7 +317,7 @@ class Tensor:
         return ops.std(self, axis=axis, correction=correction, keepdims=keepdims)
 
     def clip(self, low: float | None = None, high: float | None = None) -> Tensor:
-        """The values, not below `low` and not above `high` (`ops.clip`)."""
+        """Return the values limited to the range from `low` to `high` (`ops.clip`)."""
         return ops.clip(self, low=low, high=high)
 
     def exp(self) -> Tensor:
@@ -362,12 +362,12 @@ class Tensor:
 
 
 def _comparable(other: Any) -> bool:
-    """True if `==` and `<` compare element by element with `other`; False for objects that hold no numbers, such as None."""
+    """Return True if `==` and `<` compare element by element with `other`, so not for objects without numbers, like None."""
     return isinstance(other, (Tensor, numbers.Real, np.ndarray, np.generic, list, tuple))
 
 
 def _restored(values: np.ndarray, name: str, requires_grad: bool) -> Tensor:
-    """Unpickle a tensor on its device, or on the CPU if that device is not available."""
+    """Return an unpickled tensor on the device `name`, or on the CPU if that device is not available."""
     missing = problem(name)
     if missing:
         warnings.warn(f"a tensor of device {name!r} was loaded to the CPU: {missing}", stacklevel=2)

@@ -1,8 +1,8 @@
-"""Kernels, arrays in and arrays out: each family has a formula, a float64 reference, a CPU and a CUDA version.
+"""Kernels, functions that take and return arrays. Kernels are grouped in families; each family has a formula, a float64
+reference, a CPU version and a CUDA version.
 
-The package is independent of tensors, plans and layers. `cpu`, `cuda` and `emulated` are the tables of operations, with the
-same
-names and signatures.
+The package is independent of tensors, plans and layers. The modules `cpu`, `cuda` and `emulated` are the tables of operations,
+with the same names and signatures.
 
     families    the operations: formula, reference, CPU, CUDA
     blocks      building blocks of fast CUDA kernels

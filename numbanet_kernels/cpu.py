@@ -1,4 +1,4 @@
-"""The operations of the CPU: a flat table, the same names and signatures on every device."""
+"""The table of the operations of the CPU; names and signatures are the same on every device."""
 
 from .runtime.tape import recordable as _recordable
 from .tables import collected as _collected

@@ -1,4 +1,4 @@
-"""The operations of the CUDA device: a flat table, the same names and signatures on every device."""
+"""The table of the operations of CUDA devices; names and signatures are the same on every device."""
 
 from .tables import collected as _collected
 

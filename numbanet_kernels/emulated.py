@@ -1,4 +1,5 @@
-"""The operations of the emulated device: those of CUDA, whose compiled kernels an interpreter of PTX (`ptx`) runs on the CPU.
+"""The operations of the emulated device. They are those of CUDA, but an interpreter of PTX (`ptx`) runs their compiled kernels
+on the CPU.
 
 Arrays are in host memory, so exchange with other libraries works as on the CPU.
 """
@@ -15,5 +16,5 @@ globals().update({name: getattr(_cpu, name) for name in _OF_THE_HOST})
 
 @_emulated()
 def from_foreign(array):
-    """A copy of an array of another library."""
+    """Return a copy of an array of another library."""
     return _to_device(_cpu.from_foreign(array))

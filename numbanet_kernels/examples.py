@@ -1,10 +1,11 @@
 """Examples: small calls of the operations, for tests on the emulated device, for counting instructions, and for benchmarks.
 
-    example("sum, rows")        an operation and its arguments, host arrays
-    counted("sum")              {kernel: Counters} of all its examples, on the emulated device
+    example("sum, rows")        returns an operation and its arguments, arrays on the host
+    counted("sum")              runs all examples of an operation on the emulated device, and returns a dict from each kernel
+                                to its Counters
 
-The function `examples(dev, a, N, I, O)` of a family returns them by name; a name is the operation, and may have a comma and a
-special case.
+The function `examples(dev, a, N, I, O)` of a family returns a dict of its examples. The name of an example is that of the
+operation, to which a comma and a special case may be added.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class Example(NamedTuple):
     options: dict[str, Any]
 
     def on(self, dev: Any) -> Example:
-        """The same call with its arrays on the device `dev`."""
+        """Return the same call with its arrays on the device `dev`."""
         return _uploaded(self, dev)
 
     def run(self, dev: Any) -> Any:
-        """The result of the operation, with arguments that are on that device."""
+        """Return the result of the operation on the device `dev`, where the arguments must be."""
         return getattr(dev, self.op)(*self.arguments, **self.options)
 
 
@@ -74,19 +75,19 @@ class _Arrays:
 
 @functools.cache
 def families() -> dict[str, ModuleType]:
-    """{name of an example: its module}"""
+    """Return a dict that maps the name of each example to the module that defines it."""
     return {name: module for module in modules() if hasattr(module, "examples") for name in module.examples(None, None, *SIZES)}
 
 
 def example(name: str, sizes: tuple[int, int, int] = SIZES) -> Example:
-    """The example with this name, for `sizes`: N samples, I inputs and O outputs."""
+    """Return the example with this name; `sizes` are N samples, I inputs and O outputs."""
     return families()[name].examples(_Calls(), _Arrays(), *sizes)[name]()
 
 
 def counted(op: str, sizes: tuple[int, int, int] = SIZES) -> dict[declare.Kernel, Any]:
-    """The counters of the kernels that an operation, or a family, launches in its examples for N samples, I inputs and O
-    outputs; for "path/to/file.py:function", the counters of the kernels that this function launches. ValueError if there are
-    none.
+    """Return the counters of the kernels that the examples of an operation or of a family launch, as a dict; `sizes` are N
+    samples, I inputs and O outputs. If `op` is "path/to/file.py:function", return the counters of the kernels that this
+    function launches. Raise ValueError if no kernel is launched.
     """
     from . import emulated
 

@@ -1,4 +1,5 @@
-"""The table of operations of a device: a public function foo_cpu is the CPU's operation foo, foo_cuda that of CUDA."""
+"""Makes the table of operations of a device: a public function foo_cpu is the operation foo of the CPU, and foo_cuda is that of
+CUDA."""
 
 from __future__ import annotations
 
@@ -13,22 +14,22 @@ from . import families, host, runtime
 
 
 def modules() -> Iterator[ModuleType]:
-    """Every module that may define operations."""
+    """Yield every module that may define operations."""
     for folder in (families, host, runtime):
         for module in pkgutil.walk_packages(folder.__path__, f"{folder.__name__}."):
             yield importlib.import_module(module.name)
 
 
 def family_of(module: ModuleType) -> str:
-    """The family of a module, such as "conv" for numbanet_kernels.families.conv.cpu; for a module outside of families, its
-    name.
+    """Return the family of a module, such as "conv" for numbanet_kernels.families.conv.cpu. If the module is outside of
+    `families`, return its name.
     """
     return module.__name__.split(".")[2]
 
 
 def collected(device: str) -> dict[str, Callable[..., Any]]:
-    """{name: function} of the functions whose names end in this device's; attributes of the CPU's functions hold for all
-    devices.
+    """Return a dict that maps the name of each operation to its function: the functions whose names end in "_cpu" or "_cuda",
+    according to `device`. Attributes of the function of the CPU are copied to those of other devices.
     """
     functions = {name: function for module in modules() for name, function in vars(module).items() if not name.startswith("_")}
     operations = {}
@@ -41,7 +42,7 @@ def collected(device: str) -> dict[str, Callable[..., Any]]:
 
 
 def stub() -> str:
-    """The text of `numbanet/operations.pyi`: the operations of the CPU as methods, for type checkers (`make types`)."""
+    """Return the text of `numbanet/operations.pyi`: the operations of the CPU as methods, for type checkers (`make types`)."""
 
     def shown(p: inspect.Parameter) -> str:
         plain = p.default is p.empty or isinstance(p.default, (bool, int, float, str, type(None)))

@@ -1,10 +1,11 @@
-"""The files of the Sparse Deep Neural Network Graph Challenge: read, checked, and cached as one binary file.
+"""The files of the Sparse Deep Neural Network Graph Challenge are read, checked, and cached as one binary file:
 
-    sparse-images-1024.tsv             row, column, value: image, pixel, 1
-    neuron1024-l1-l120.tar             n1024-l1.tsv ...: input, neuron, weight; or a folder neuron1024 of these files
-    neuron1024-l120-categories.tsv     images that are not 0 at the end
+    sparse-images-1024.tsv             lines (image, pixel, 1)
+    neuron1024-l1-l120.tar             an archive of files n1024-l1.tsv ... with lines (input, neuron, weight); or a folder
+                                       neuron1024 of these files
+    neuron1024-l120-categories.tsv     the numbers of the images that are not 0 after the last layer
 
-Each may be compressed (.xz, .gz), except for files of layers in a folder.
+Each file may be compressed (.xz, .gz), except for files of layers in a folder.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ ENDINGS = ("", ".xz", ".gz")
 
 
 class ChallengeData(NamedTuple):
-    """Images, network and expected result of the Challenge.
+    """The images, the network and the expected result of the Challenge.
 
     Attributes
     ----------
@@ -46,7 +47,7 @@ class ChallengeData(NamedTuple):
         Image n has the values (float32) at pixels columns[starts[n]:starts[n + 1]] (int32).
     network : sequence of EllLayer
     truth : ndarray or None
-        Indices of the images with an output that is not 0 after the last layer; None if unknown.
+        Indices of the images of which an output is not 0 after the last layer; None if they are unknown.
     """
 
     starts: np.ndarray
@@ -80,7 +81,9 @@ def _find(folders, neurons, layers):
 
 @contextlib.contextmanager
 def _opened(path: Path, tell: Callable[[BinaryIO], Any]) -> Iterator[tuple[BinaryIO, Callable[[], Any]]]:
-    """(the opened file, decompressed while it is read; a function that reports the progress: call it regularly)"""
+    """Open a file, and yield (file, tick). The file is decompressed while it is read; tick() reports the progress and should be
+    called regularly.
+    """
     with path.open("rb") as raw:
         open_as: Any = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix)
         with open_as(raw) if open_as else contextlib.nullcontext(raw) as file:
@@ -89,7 +92,7 @@ def _opened(path: Path, tell: Callable[[BinaryIO], Any]) -> Iterator[tuple[Binar
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 def _images(path, neurons, tell):
-    """Read the images: (starts, columns, values), as in `ChallengeData`."""
+    """Read the images, and return (starts, columns, values), as in `ChallengeData`."""
     with _opened(path, tell) as (file, tick):
         entries = read_entries(file, path, (IMAGES, neurons), tick)
     if len(entries.rows) != NONZEROS.get(neurons, len(entries.rows)):
@@ -100,7 +103,7 @@ def _images(path, neurons, tell):
 
 
 def _layer(file, source, neurons):
-    """Read a layer: (indices, values), as in `EllLayer`."""
+    """Read a layer, and return (indices, values), as in `EllLayer`."""
     inputs, outputs, values = read_entries(file, source, (neurons, neurons))
     depth, rest = divmod(len(inputs), neurons)
     counts = np.bincount(outputs, minlength=neurons)
@@ -114,7 +117,7 @@ def _layer(file, source, neurons):
 
 
 def _members(path, neurons, layers, tell):
-    """(layer, file, source) of the requested files of an archive or a folder."""
+    """Yield (number of the layer, file, source for messages) for each requested layer of an archive or a folder."""
     if isinstance(path, list):
         for part in path:
             with _opened(part, tell) as (file, _):
@@ -135,7 +138,7 @@ def _members(path, neurons, layers, tell):
 
 
 def _layers(path, neurons, layers, tell):
-    """(indices (layers, neurons, K), values)"""
+    """Read all layers, and return indices and values, both (layers, neurons, K)."""
     parts = {}
     for layer, file, source in _members(path, neurons, layers, tell):
         if layer in parts:
@@ -162,8 +165,8 @@ def _truth(path, tell):
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], Callable[[BinaryIO], Any]]]:
-    """A progress bar over the bytes of all files, shown on a terminal: a function that maps the size of a file to its
-    callback.
+    """A context with a progress bar over the bytes of all files, which is shown on a terminal. It yields a function that maps
+    the size of a file to the callback that reports the progress of this file.
     """
     from rich import console, progress
 
@@ -181,7 +184,7 @@ def _progress(total: int) -> Iterator[Callable[[int], Callable[[BinaryIO], Any]]
 
 
 def _read(images, weights, categories, neurons, layers):
-    """Read all files: the arrays, by name."""
+    """Read all files, and return a dict of the arrays."""
     sizes = [path.stat().st_size for path in (images, *(weights if isinstance(weights, list) else [weights]))]
     with _progress(sum(sizes)) as of:
         arrays = dict(zip(("starts", "columns", "values"), _images(images, neurons, of(sizes[0]))))
@@ -192,7 +195,7 @@ def _read(images, weights, categories, neurons, layers):
 
 # --- the binary file --------------------------------------------------------------------------------------------------
 def _packed(sources, arrays):
-    """The cache file: a digest of the rest, the sources, and the arrays in NumPy's format."""
+    """Return the bytes of the cache file: a digest of the rest, then the sources and the arrays in NumPy's format."""
     content = io.BytesIO()
     np.savez(content, sources=np.array(sources), **arrays)
     return hashlib.sha256(content.getbuffer()).hexdigest().encode() + b"\n" + content.getbuffer()
@@ -200,7 +203,7 @@ def _packed(sources, arrays):
 
 @deferred  # because a time-out may be raised as OSError
 def _unpacked(path, sources):
-    """The arrays; None if the file is missing, damaged, or made from other sources."""
+    """Return the arrays of the cache file; None if the file is missing, damaged, or was made from other sources."""
     try:
         digest, _, content = path.read_bytes().partition(b"\n")
         if hashlib.sha256(content).hexdigest().encode() != digest:
@@ -214,13 +217,13 @@ def _unpacked(path, sources):
 def load_challenge(neurons: int = 1024, layers: int = 120, folder: str | os.PathLike[str] | None = None) -> ChallengeData:
     """Load the Challenge's images, layers and, if known, categories from its files.
 
-    They are read and checked once, and cached as one binary file in numbanet's folder of the user's cache. Later calls use that
-    file if its SHA-256 is right and the original files have the same sizes and dates.
+    The files are read and checked once, and cached as one binary file in numbanet's folder of the user's cache. Later calls use
+    the cached file if its SHA-256 is right and the original files have the same sizes and dates.
 
     Parameters
     ----------
     neurons, layers : int
-        The size; files of other sizes are ignored.
+        The numbers of neurons per layer and of layers; files for other numbers are ignored.
     folder : path, optional
         Folder of the files. By default `$NUMBANET_DATA/graphchallenge`, else `graphchallenge` in numbanet's folder of the
         user's cache.

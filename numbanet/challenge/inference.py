@@ -1,5 +1,5 @@
-"""Inference through the Challenge's layers, in several ways, which differ in the inputs that a layer computes and in the arrays
-that it writes.
+"""Inference through the layers of the Challenge. There are several ways, which differ in the inputs (images) for which a layer
+is computed, and in the arrays that it writes. An input is live before a layer if its activations there are not all 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MARGIN = 1.01  # factor by which sums must exceed the ceiling, so that the order
 
 # --- memory -----------------------------------------------------------------------------------------------------------
 def free_memory() -> int:
-    """Bytes of free memory on this machine; 4 GB if unknown."""
+    """Return the number of bytes of free memory on this machine; 4 GB if it is unknown."""
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
@@ -32,8 +32,8 @@ def free_memory() -> int:
 
 
 class _Uploaded:
-    """The layers of a network on a device: (arrays of a layer, its rows in groups). Layers stay on the device as long as they
-    fit into `room` bytes; the others are uploaded in each pass.
+    """The layers of a network on a device. An element is (arrays of a layer, groups of its rows). As many layers as fit into
+    `room` bytes stay on the device; the other layers are uploaded in each pass.
     """
 
     def __init__(self, dev: Device, network: Sequence[EllLayer], room: int) -> None:
@@ -43,7 +43,9 @@ class _Uploaded:
         self.resident = [self._made(layer) for layer in range(min(len(network), max(room // each, 1)))]
 
     def _once(self, host):
-        """(the array on the device, the host array). The cache is keyed by the id of the host array, so it must stay alive."""
+        """Return the array `host` on the device: for the same host array always the same device array. The key of the cache is
+        the id of `host`, so the cache also holds `host`, to keep it alive.
+        """
         return self.shared.setdefault(id(host), (host, self.dev.upload(host)))[1]
 
     def _made(self, layer):
@@ -57,15 +59,15 @@ class _Uploaded:
 
 
 def _within(name, numbers, limit):
-    """ValueError unless all numbers are in 0 … limit - 1; kernels do not check this."""
+    """Raise ValueError unless all numbers are in 0 … limit - 1; kernels do not check this."""
     if numbers.size and not (0 <= numbers.min() and numbers.max() < limit):
         raise ValueError(f"challenge: {name} must be from 0 to {limit - 1}, not {numbers.min()} to {numbers.max()}")
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
 class Prepared:
-    """The Challenge with its layers on a device and its buffers allocated and written once, so that timings do not include page
-    faults. `run` may be called repeatedly.
+    """The Challenge, ready to be timed: the layers are on a device, and the buffers are allocated and have been written once,
+    so that timings do not include page faults. `run` may be called repeatedly.
 
     Parameters
     ----------
@@ -119,8 +121,8 @@ class Prepared:
         )
 
     def _piece(self, first, live, done, seconds):
-        """Process some inputs: the indices of those that are not 0 at the end; adds each layer's times and counts to the
-        totals.
+        """Process one piece of the inputs, and return the indices of the inputs that are not 0 after the last layer. Add the
+        numbers and the times of each layer to the totals `live`, `done` and `seconds`.
         """
         before = time.perf_counter()
         x = self._dense(first, min(first + self.piece, self.count))
@@ -143,8 +145,8 @@ class Prepared:
         return numbers[alive[: len(numbers)] != 0]
 
     def _saturated(self, x, samples, layer):
-        """True if every activation of the first `samples` samples is at the ceiling, and stays there in this layer and all
-        later ones.
+        """Return True if every activation of the first `samples` samples is at the ceiling, and stays there in layer `layer`
+        and all later layers.
         """
         if (self.dev.download(x).min(axis=1).ravel()[:samples] < CEILING).any():
             return False
@@ -154,7 +156,7 @@ class Prepared:
         )
 
     def _dense(self, first, stop):
-        """The inputs first … stop - 1 as dense slabs."""
+        """Return the inputs first … stop - 1 in dense form, as slabs (`numbanet_kernels.layouts.slabs`)."""
         starts = self.data.starts[first : stop + 1]
         part = slice(starts[0], starts[-1])
         given = map(self.dev.upload, (starts - starts[0], self.data.columns[part], self.data.values[part]))
@@ -162,7 +164,7 @@ class Prepared:
 
 
 def _distinct(parts):
-    """The tuples of arrays, without those that equal the previous one."""
+    """Yield those tuples of arrays in `parts` whose arrays are not the same objects as those of the previous tuple."""
     last = None
     for part in parts:
         if last is None or any(a is not b for a, b in zip(part, last)):

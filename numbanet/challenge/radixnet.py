@@ -1,13 +1,14 @@
-"""RadiX-Net: sparse networks in which each input reaches each output after d layers, with one path per pair of nodes.
+"""RadiX-Net: sparse networks in which, after d layers, there is exactly one path from each input node to each output node.
 
-Mixed-radix layers: with radices r_0 ... r_(d-1) and N = r_0 r_1 ... nodes, layer i leads to node j from the nodes j + n r_0 ...
-r_(i-1) (mod N), n = 0 ... r_i - 1: each node of layer 0 has exactly one path to each node after layer d - 1. Every node then
-stands for `width` neurons, all of them connected with those of a connected node (the Kronecker product with ones).
+A group of d mixed-radix layers is defined by radices r_0 ... r_(d-1). Each layer has N = r_0 r_1 ... r_(d-1) nodes. In layer i,
+the inputs of node j are the nodes j + n r_0 r_1 ... r_(i-1) (mod N) for n = 0 ... r_i - 1. So each node before layer 0 has
+exactly one path to each node after layer d - 1. Every node then stands for `width` neurons, and all neurons of two connected
+nodes are connected (the Kronecker product with ones).
 
-The Challenge's networks have radices of 2 and 16 neurons per node, so that a neuron has 32 inputs and 32 outputs, in groups of
-d = log2(neurons / 16) layers. Layers 1 to 6 of the official 1024 neurons equal the unpermuted ones here, entry by entry. In
-later groups of the official networks, one permutation per group is applied to the inputs, none to the outputs. This is done
-here, too, but with other permutations, because the rule of the official ones is not published.
+The networks of the Challenge have radices of 2 and 16 neurons per node, so that a neuron has 32 inputs and 32 outputs, and
+groups of d = log2(neurons / 16) layers. Layers 1 to 6 of the official network of 1024 neurons equal the unpermuted layers here,
+entry by entry. In later groups of the official networks, one permutation per group is applied to the inputs, and none to the
+outputs. This is done here, too, but with other permutations, because the rule of the official ones is not published.
 
 J. Kepner, R. Robinett, "RadiX-Net: Structured Sparse Matrices for Deep Neural Networks", IPDPS Workshops 2019; the sizes are
 those of J. Kepner et al., "Sparse Deep Neural Network Graph Challenge", HPEC 2019.
@@ -31,15 +32,15 @@ NEURONS, LAYERS = (1024, 4096, 16384, 65536), (120, 480, 1920)  # the Challenge'
 
 
 class EllLayer(NamedTuple):
-    """A layer for the op `ell`: K weights for each of its O neurons: indices of inputs (O, K) int32, in any order and without
-    padding, values (O, K) and bias (O,) float32. `to_ell` gives the weights as a sparse matrix."""
+    """A layer for the operation `ell`, in which each of the O neurons has K weights: `indices` (O, K), int32, are the inputs of
+    each neuron, in any order and without padding; `values` (O, K) are the weights, and `bias` (O,) the biases, float32."""
 
     indices: np.ndarray
     values: np.ndarray
     bias: np.ndarray
 
     def to_ell(self, inputs: int | None = None) -> ELL:
-        """The weights (O, inputs), without the bias, as a `SparseLinear` takes them.
+        """Return the weights, without the bias, as a sparse matrix (O, inputs), which `SparseLinear` takes.
 
         Parameters
         ----------
@@ -49,7 +50,7 @@ class EllLayer(NamedTuple):
         Raises
         ------
         ValueError
-            If a neuron has an input twice, or one out of range.
+            If a neuron has an input twice, or if an index is out of range.
         """
         order = np.argsort(self.indices, axis=1)
         indices, values = (np.take_along_axis(part, order, axis=1) for part in (self.indices, self.values))
@@ -59,12 +60,12 @@ class EllLayer(NamedTuple):
 
 
 def challenge_bias(neurons: int) -> float:
-    """The Challenge's bias: -0.3 for 1024 neurons, and 0.05 less for each factor of four."""
+    """Return the bias of the Challenge: -0.3 for 1024 neurons, and 0.05 less for each factor of four."""
     return -0.3 - 0.05 * math.log(neurons / 1024, 4)
 
 
 def mixed_radix(radices: Sequence[int], width: int = 1) -> list[np.ndarray]:
-    """Indices (neurons, radix * width) int32 of the inputs of each neuron, sorted, for each layer.
+    """Return, for each layer, an int32 array (neurons, radix * width): the sorted indices of the inputs of each neuron.
 
     Raises
     ------
@@ -85,14 +86,15 @@ def mixed_radix(radices: Sequence[int], width: int = 1) -> list[np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class RadixNet(Sequence):
-    """A network of the Challenge's structure: a sequence of `EllLayer`, made on access, deterministically.
+    """A network with the structure of the Challenge, as a sequence of `EllLayer`. A layer is made when it is accessed; equal
+    arguments give equal layers.
 
     Parameters
     ----------
     neurons : int, default 1024
-        16 times a power of 2, at least 32; the Challenge has 1024, 4096, 16384 and 65536.
+        Number of neurons of a layer: 16 times a power of 2, at least 32. The Challenge has 1024, 4096, 16384 and 65536.
     layers : int, default 120
-        The Challenge has 120, 480 and 1920.
+        Number of layers. The Challenge has 120, 480 and 1920.
     seed : int, default 0
         Seed of the permutations.
 
@@ -115,7 +117,7 @@ class RadixNet(Sequence):
 
     @property
     def depth(self) -> int:
-        """Number of layers of a group: after this many layers each input reaches each output."""
+        """d, the number of layers of a group: after d layers each input reaches each output."""
         return (self.neurons // WIDTH).bit_length() - 1
 
     def __len__(self) -> int:
@@ -139,7 +141,7 @@ def _pure(neurons):
 
 @functools.lru_cache(maxsize=1)
 def _weights(neurons, inputs):
-    """(values, bias) of each layer; all layers have the same."""
+    """Return (values, bias) of a layer with `inputs` weights per neuron; they are the same for all layers."""
     return np.full((neurons, inputs), 2 / inputs, np.float32), np.full(neurons, challenge_bias(neurons), np.float32)
 
 
@@ -149,10 +151,11 @@ THRESHOLD = 0.71  # share of the largest grey value; agrees best with the offici
 
 
 def enlarged(images: np.ndarray, side: int, threshold: float = THRESHOLD) -> np.ndarray:
-    """Images (N, H, W) with grey values from 0 to 1, enlarged to side x side pixels and thresholded: (N, side * side) bool.
+    """Enlarge images (N, H, W) with grey values from 0 to 1 to side x side pixels, and return an array (N, side * side) of bool
+    that is True where the grey value is above the threshold.
 
-    Cubic interpolation; pixels column by column. The official images were made from MNIST in a similar, undocumented way: of
-    their 1024 pixels per image, 99.3 % are equal.
+    Enlarging uses cubic interpolation. The pixels of an image are sorted column by column. The official images were made from
+    MNIST in a similar, undocumented way: of their 1024 pixels per image, 99.3 % are equal to those made here.
     """
     high, wide = (_cubic(length, side).T for length in images.shape[1:])
     pixels = np.empty((len(images), side, side), bool)
@@ -163,7 +166,9 @@ def enlarged(images: np.ndarray, side: int, threshold: float = THRESHOLD) -> np.
 
 
 def _cubic(length, side):
-    """(side, length): the matrix that enlarges a line of pixels by cubic convolution (Keys 1981), with repeated end pixels."""
+    """Return the matrix (side, length) that enlarges a line of `length` pixels to `side` pixels by cubic convolution (Keys
+    1981); pixels beyond the ends equal the end pixels.
+    """
     at = (np.arange(side) + 0.5) * length / side - 0.5
     matrix = np.zeros((side, length), np.float32)
     for step in range(-1, 3):

@@ -18,9 +18,10 @@ class ChallengeResult:
     correct : bool or None
         True if `categories` are those of the Challenge; None if these are unknown.
     seconds : float
-        Time from sparse inputs and layers in memory to the categories; buffers are allocated and written before.
+        Time of the computation. It starts when the sparse inputs and the layers are in memory and buffers are allocated and
+        written, and ends with the categories.
     by_layer : ndarray
-        Seconds of each layer; the first includes the time to make inputs dense.
+        Seconds of each layer; those of the first layer include the time to make the inputs dense.
     live : ndarray
         For each layer, the number of inputs that were not 0 before it.
     multiplications : ndarray
@@ -45,10 +46,12 @@ class ChallengeResult:
 
     @property
     def rate(self) -> float:
-        """Edges per second as the Challenge defines them: inputs x connections / seconds, computed or not."""
+        """Edges per second, as the Challenge defines them: inputs x connections / seconds. Products that are not computed also
+        count.
+        """
         return self.inputs * self.connections / self.seconds
 
     @property
     def share_done(self) -> float:
-        """Share of inputs x connections that was multiplied."""
+        """The number of multiplications divided by inputs x connections."""
         return float(self.multiplications.sum()) / max(self.inputs * self.connections, 1)

@@ -1,7 +1,8 @@
 """The Sparse Deep Neural Network Graph Challenge: y <- min(max(W y + b, 0), 32) through many sparse layers, in several ways.
 
-The Challenge's rate, inputs x connections / time, counts products that are never computed: most inputs are 0 after a few
-layers. The number of multiplications is therefore reported as well.
+W is the weight of a layer, b its bias, and y the activations of an image. The rate that the Challenge asks for, inputs x
+connections / time, also counts products that are never computed: most inputs are 0 after a few layers. So the number of
+multiplications is reported as well.
 """
 
 from __future__ import annotations
@@ -44,20 +45,21 @@ def challenge(
         The folder of the official files, by default as for `load_challenge`; "generated" is a `RadixNet` with enlarged and
         thresholded images of MNIST.
     way : str, default "compact"
-        "compact": live inputs (not all 0) are packed together before each layer. "filter": a layer skips groups of inputs
-        without a live one, which stay in place. "buffer": all inputs pass all layers, in two alternating arrays. "plain": all
-        inputs, each layer in a new array. The latter three are named in the FSSL paper (section IV) without further details.
-        "saturated" is a shortcut, not plain execution: "compact" until all live inputs are at the ceiling everywhere and no
-        later layer changes that; the check counts in the time.
+        How inputs pass the layers; an input is live if its activations are not all 0. "compact": live inputs are packed
+        together before each layer. "filter": inputs stay in place, and a layer skips groups of inputs without a live one.
+        "buffer": all inputs pass all layers, which write to two alternating arrays. "plain": all inputs pass all layers, and
+        each layer writes to a new array. The latter three are named in the FSSL paper (section IV) without further details.
+        "saturated": "compact" until all activations of the live inputs are at the ceiling and no later layer changes that;
+        then the rest is skipped. The check for this is included in the time.
     device : str, default "cpu"
         The device of the inference.
     inputs : int, optional
-        Use only the first n images; all by default.
+        If it is given, only the first `inputs` images are used.
     memory : int, optional
-        Maximal bytes for activations: inputs are processed in the number of pieces that this requires. By default half of the
-        free memory.
+        The largest number of bytes for activations; the inputs are processed in as many pieces as this requires. By default,
+        half of the free memory.
     say : callable, optional
-        Called with a line of text: the memory that is needed, and the number of pieces.
+        A function that is called with a line of text, which states the memory that is needed, and the number of pieces.
 
     Returns
     -------
@@ -85,7 +87,7 @@ def challenge(
 
 # --- data -------------------------------------------------------------------------------------------------------------
 def _data(neurons, layers, data, inputs):
-    """The given, generated or loaded data."""
+    """Return the given, generated or loaded data."""
     if not isinstance(data, ChallengeData):
         size = 1024 if neurons is None else neurons, 120 if layers is None else layers
         return generated(*size, inputs) if data == "generated" else load_challenge(*size, data)
@@ -104,7 +106,7 @@ def _data(neurons, layers, data, inputs):
 
 
 def first_inputs(data: ChallengeData, count: int | None) -> ChallengeData:
-    """The same data with only the first `count` inputs; None: all."""
+    """Return the same data with only the first `count` inputs; if it is None, with all inputs."""
     if count is None or count >= len(data.starts) - 1:
         return data
     end = data.starts[count]
@@ -113,7 +115,7 @@ def first_inputs(data: ChallengeData, count: int | None) -> ChallengeData:
 
 
 def generated(neurons: int, layers: int, inputs: int | None = None, seed: int = 0) -> ChallengeData:
-    """A `RadixNet` with the training images of MNIST, enlarged and thresholded."""
+    """Return a `RadixNet` and the training images of MNIST, enlarged and thresholded, as `ChallengeData`."""
     from numbanet.datasets import load_mnist
 
     network, side = RadixNet(neurons, layers, seed), int(np.sqrt(neurons))
@@ -130,7 +132,7 @@ def generated(neurons: int, layers: int, inputs: int | None = None, seed: int = 
 
 
 def _plan(data, memory, say):
-    """The number of inputs per piece, so that two arrays of activations fit into memory."""
+    """Return the number of inputs of a piece, so that two arrays of activations fit into memory."""
     count, layer = len(data.starts) - 1, data.network[0]
     each = 2 * 4 * len(layer.indices)  # bytes per input
     room = int(SHARE * free_memory()) if memory is None else memory

@@ -1,7 +1,8 @@
-"""Sparse matrices as text: a line `row<TAB>column<TAB>value` for each entry, numbers from 1, sorted by column and then by row.
+"""Sparse matrices as text: each entry is a line `row<TAB>column<TAB>value`. Rows and columns are counted from 1, and lines are
+sorted by column and then by row.
 
-Large pieces of a file are parsed at once with NumPy: separators give the positions of all fields, and digits are summed by
-position.
+Large pieces of a file are parsed at once with NumPy: the positions of the separators give the fields of all lines, and one
+operation adds the digits at the same place of all fields.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ DECIMAL = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\r?")  # a value
 
 
 class Triples(NamedTuple):
-    """Entries of a sparse matrix: rows and columns from 0 (int32), values (float32)."""
+    """The entries of a sparse matrix: their rows and columns, counted from 0 (int32), and their values (float32)."""
 
     rows: np.ndarray
     columns: np.ndarray
@@ -31,7 +32,7 @@ class Triples(NamedTuple):
 
 
 def read_entries(file: BinaryIO, source: object, shape: tuple[int, int], tick: Callable[[], Any] = lambda: None) -> Triples:
-    """The entries of a matrix of this shape, sorted by column and then by row.
+    """Read the entries of a matrix of shape `shape`; in the file they must be sorted by column and then by row.
 
     Raises
     ------
@@ -57,7 +58,7 @@ def read_entries(file: BinaryIO, source: object, shape: tuple[int, int], tick: C
 
 
 def read_numbers(file: BinaryIO, source: object, limit: int) -> np.ndarray:
-    """The numbers of a file with one number per line, which must increase and be in 1 … limit; minus 1, int64."""
+    """Read a file with one number per line; the numbers must increase and be in 1 … limit. Return them minus 1, int64."""
     parts, line = [np.zeros(0, np.int64)], 1
     for piece in pieces(file, source):
         ends = np.flatnonzero(piece == END)
@@ -71,7 +72,7 @@ def read_numbers(file: BinaryIO, source: object, limit: int) -> np.ndarray:
 
 
 def pieces(file: BinaryIO, source: object):
-    """The bytes of a file in pieces of whole lines."""
+    """Yield the bytes of a file in pieces of whole lines."""
     rest = b""
     while True:
         with deferred:  # because a time-out may be raised as OSError
@@ -95,7 +96,7 @@ def pieces(file: BinaryIO, source: object):
 
 # --- fields -----------------------------------------------------------------------------------------------------------
 def _parse(piece, source, line, shape):
-    """Parse a piece of whole lines: (rows, columns, values); `line` is the number of its first line, for errors."""
+    """Parse a piece of whole lines, and return (rows, columns, values); `line` is the number of its first line, for errors."""
     ends, tabs = np.flatnonzero(piece == END), np.flatnonzero(piece == TAB)
     starts = np.concatenate([[0], ends[:-1] + 1])
     inside = np.searchsorted(tabs, ends) - np.searchsorted(tabs, starts) if len(tabs) != 2 * len(ends) else 2
@@ -113,8 +114,8 @@ def _parse(piece, source, line, shape):
 
 
 def _numbers(piece, starts, ends, source, line, limit, name):
-    """Parse integers from 1 to limit, given their positions in the piece, and subtract 1: int64. ValueError names `name` and
-    the line.
+    """Parse the integers at positions starts … ends - 1 of the piece, and return them minus 1, int64. Raise a ValueError that
+    names `name` and the line if an integer is not in 1 … limit.
     """
     lengths = ends - starts
     total, wrong = np.zeros(len(ends), np.int64), (lengths < 1) | (lengths > DIGITS)
@@ -154,6 +155,6 @@ def _values(piece, starts, ends, source, line):
 
 
 def _value(text):
-    """The value of a text; NaN if it is not a float32 number."""
+    """Return the value of a text; NaN if it is not a float32 number."""
     value = float(text) if DECIMAL.fullmatch(text) else np.nan
     return value if abs(value) <= float(np.finfo(np.float32).max) else np.nan

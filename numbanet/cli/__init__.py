@@ -22,7 +22,9 @@ COMMANDS = (train, predict, demo, challenge, devices, kernels, bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0 done, 2 bad input (stderr has one line that says what), 130 interrupted."""
+    """Run one command, and return the exit status: 0 if it is done, 2 if the input is bad (one line on stderr says what), 130
+    if it was interrupted.
+    """
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given[:1] == ["bench"]:
         return bench.run(given[1:])  # it parses its own arguments
@@ -44,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def reader_has_gone() -> int:
-    """Exit status if the reader of stdout, such as `head`, has closed the pipe; further output is discarded."""
+    """Return the exit status for the case that the reader of stdout, such as `head`, has closed the pipe. Further output is
+    discarded.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 

@@ -1,4 +1,4 @@
-"""What commands share in declaring their arguments."""
+"""Functions with which several commands declare their arguments."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports errors in one line; `--help` has the rest."""
+    """A parser that reports errors in one line."""
 
     def error(self, message: str):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def list_of(kind: type) -> Callable[[str], tuple]:
-    """A parser of comma-separated values."""
+    """Return a function that parses comma-separated values of the type `kind`."""
 
     def parse(text: str):
         return tuple(kind(part) for part in text.split(","))

@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the time of each layer, and whether the result is the Challenge's; returns 1 if it is not."""
+    """Print the time of each layer, and whether the result is that of the Challenge; return 1 if it is not, else 0."""
     from ..challenge import challenge
 
     found = challenge(

@@ -43,7 +43,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _samples(source: str, shape: tuple[int, ...]):
-    """(X, y) of a data set's test samples, reshaped to the network's input if the sizes match; or (X, None) of a file."""
+    """Return (X, y), the test samples of a data set, reshaped to the input of the network if the sizes match; or (X, None) if
+    `source` is a file.
+    """
     import numpy as np
 
     if source in datasets.IMAGES:

@@ -27,7 +27,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def short(n: float) -> str:
-    """A count in three digits, in thousands, millions or billions."""
+    """Return a count with three digits, in thousands, millions or billions."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if n >= size:
             return f"{n / size:.3g}{unit}"

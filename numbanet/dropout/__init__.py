@@ -1,4 +1,5 @@
-"""Dropout policies: for each step and each site of a model, a policy draws a plan: which part of a product is computed."""
+"""Dropout policies. A site is a part of a model that dropout may drop. For each step and each site, a policy draws a plan,
+which says which part of a product is computed."""
 
 from __future__ import annotations
 
@@ -32,8 +33,9 @@ __all__ += registry.__all__
 
 
 def policy(dropout: str | Dropout | None, rate: Rate = 0.5) -> Dropout:
-    """The policy with this name and rate; ValueError if it is unknown. None means "none". A policy object is returned
-    unchanged."""
+    """Return the policy with the name `dropout` and the given rate; raise ValueError if the name is unknown. None means "none".
+    A policy object is returned unchanged.
+    """
     dropout = "none" if dropout is None else dropout
     if isinstance(dropout, Dropout):
         return dropout

@@ -1,4 +1,4 @@
-"""Dropout: the base of policies; and the two policies that skip no work."""
+"""`Dropout`, the base class of policies, and the two policies that skip no work."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Policy = TypeVar("Policy", bound="Dropout")
 
 
 class Style(NamedTuple):
-    """How plots draw a policy: dashes and marks distinguish policies in prints without colour. If `colour` is None,
-    matplotlib's next colour is used.
+    """How plots draw a policy. Dashes and marks distinguish policies in prints without colour. If `colour` is None, the next
+    colour of matplotlib is used.
     """
 
     colour: str | None = None
@@ -28,13 +28,13 @@ class Style(NamedTuple):
 
 
 class Dropout(abc.ABC):
-    """Base of the policies: a rate for each droppable layer, and `plan`, which subclasses define.
+    """Base class of the policies. A policy has a rate for each droppable layer. Subclasses define `plan`.
 
     Parameters
     ----------
     rate : float, callable, or sequence of these, default=0.5
-        Probability to drop, in [0, 1), or a function that gives it for an epoch, counted from 0 (`SkewNormalSchedule`); a
-        sequence gives one for each droppable layer, in order.
+        Probability to drop, in [0, 1), or a function that maps an epoch, counted from 0, to this probability
+        (`SkewNormalSchedule`). A sequence holds one rate or function for each droppable layer, in order.
 
     Raises
     ------
@@ -72,10 +72,11 @@ class Dropout(abc.ABC):
         self.rate = rates if several else rates[0]
 
     def at(self, epoch: int) -> Dropout:
-        """The policy of an epoch, counted from 0: itself if its rates are numbers, else a copy with the rates of the epoch.
+        """Return the policy for `epoch`, which is counted from 0: this policy if its rates are numbers, else a copy with the
+        rates of the epoch.
 
-        The copy is shallow. So if a policy collects state during training, the state must be in an object that is an attribute,
-        which all copies share.
+        The copy is shallow. So if a policy collects state during training, it must keep the state in an object that is an
+        attribute: all copies share this object.
 
         Raises
         ------
@@ -85,13 +86,13 @@ class Dropout(abc.ABC):
         return self._changed_rates(callable, lambda rate: rate_at(rate, epoch))
 
     def over(self, epochs: int) -> Dropout:
-        """The policy of a fit of n epochs: a schedule that is defined by a share of the fit, such as `EarlyDropout`, gets the
-        number n.
+        """Return the policy for a fit of `epochs` epochs: a schedule that is defined by a share of the fit, such as
+        `EarlyDropout`, is told the number of epochs.
         """
         return self._changed_rates(lambda rate: hasattr(rate, "over"), lambda rate: rate.over(epochs))
 
     def at_mean_rate(self, epochs: int) -> Dropout:
-        """The policy with its rates averaged over n epochs, for which initial weights are made."""
+        """Return the policy with each rate averaged over `epochs` epochs; initial weights are made for these rates."""
         if self.at(0) is self:
             return self
         rates: list[Any] = [self.at(epoch).rate for epoch in range(epochs)]
@@ -100,7 +101,9 @@ class Dropout(abc.ABC):
         return self._with(tuple(map(mean, zip(*rates, strict=True))))
 
     def _changed_rates(self, concerned: Callable[[Any], bool], change: Callable[[Any], Any]) -> Dropout:
-        """A copy in which change(rate) replaces each rate with concerned(rate); itself if there are none."""
+        """Return a copy in which change(rate) replaces each rate for which concerned(rate) is true; this policy if there is no
+        such rate.
+        """
         several = isinstance(self.rate, tuple)
         rates = self.rate if several else (self.rate,)
         if not any(map(concerned, rates)):
@@ -109,17 +112,19 @@ class Dropout(abc.ABC):
         return self._with(changed if several else changed[0])
 
     def _with(self, rate: Any) -> Dropout:
-        """A copy with other rates."""
+        """Return a copy with other rates."""
         return self.changed(rate=rate)
 
     def changed(self: Policy, **attributes: Any) -> Policy:
-        """A shallow copy with other attributes."""
+        """Return a shallow copy with the given attributes."""
         policy = copy.copy(self)
         vars(policy).update(attributes)
         return policy
 
     def rate_of(self, site: Site | int) -> float:
-        """The rate of a site, or of the site with this number; ValueError if it depends on the epoch (`at`)."""
+        """Return the rate of a site, which may be given by its number; raise ValueError if the rate depends on the epoch
+        (`at`).
+        """
         number = site.number if isinstance(site, Site) else site
         rate = self.rate[number] if isinstance(self.rate, tuple) else self.rate
         if callable(rate):
@@ -127,8 +132,8 @@ class Dropout(abc.ABC):
         return rate
 
     def check(self, layers: int) -> None:
-        """ValueError unless `rate` is one rate or has one for each of the `layers` droppable layers, and if the policy is for
-        convolutions and there are none.
+        """Raise ValueError if `rate` is a sequence without exactly one rate for each of the `layers` droppable layers, or if
+        the policy is for convolutions and there are none.
         """
         if self.kind == "patches" and not layers:
             raise ValueError(f"{self.name}: it is for convolutions, and there are none")
@@ -136,24 +141,24 @@ class Dropout(abc.ABC):
             raise ValueError(f"dropout_rate has {len(self.rate)} entries for {layers} hidden layers")
 
     def of(self, site: Site) -> Dropout:
-        """The policy that makes plans for a site: itself, or a part of a combined policy."""
+        """Return the policy that makes the plans for a site: this policy, or a part of it if it combines several policies."""
         return self
 
     def sites(self, model: Sequential | Tree) -> tuple[Site, ...]:
-        """The sites of a model for which this policy makes plans."""
+        """Return the sites of a model for which this policy makes plans."""
         return model.droppable(self.kind, self.answer)
 
     def rates(self, model: Sequential | Tree) -> list[float]:
-        """The rate of each site in `sites(model)`."""
+        """Return the rate of each site in `sites(model)`."""
         return list(map(self.rate_of, self.sites(model)))
 
     def caution(self, site: Site) -> str | None:
-        """A warning if dropping parts of a site is likely to hurt; None if not."""
+        """Return the text of a warning if dropping parts of a site is likely to hurt; else None."""
         return None
 
     def cautions(self, model: Sequential) -> list[str]:
-        """Warnings about its use in a model: by default the `caution` of each site, a warning that names layers with weights
-        but no site, and one if there is no site at all.
+        """Return warnings about the use of the policy in a model. By default these are the `caution` of each site, a warning
+        that names layers with weights but without a site, and a warning if there is no site at all.
         """
         tree = Tree(model)
         sites, rates = self.sites(tree), self.rate if isinstance(self.rate, tuple) else (self.rate,)
@@ -165,7 +170,9 @@ class Dropout(abc.ABC):
         return [*filter(None, map(self.caution, sites)), *(self._passed_over(tree) if sites else ())]
 
     def _passed_over(self, tree: Tree) -> list[str]:
-        """A list with one warning, which names the layers with weights but no site; [] if there are none."""
+        """Return a list with one warning, which names the layers with weights but without a site; an empty list if there are
+        no such layers.
+        """
         some = {layer for layer, _ in tree.sites}
         names = [
             f"{path} ({type(layer).__name__})"
@@ -186,22 +193,22 @@ class Dropout(abc.ABC):
         )
 
     def variance_factors(self, layers: int) -> list[float]:
-        """For each `Linear` layer, the last one included, the factor of the variance of its initial weights.
+        """Return, for each `Linear` layer including the last one, the factor of the variance of its initial weights.
 
-        All 1 by default. A policy that drops terms of sums overrides it (see `variance_factor` of `Linear`).
+        By default, all factors are 1. A policy that drops terms of sums overrides this (see `variance_factor` of `Linear`).
         """
         return [1.0] * (layers + 1)
 
     @abc.abstractmethod
     def plan(self, site: Site, rng: np.random.Generator) -> Plan | None:
-        """The plan of a site for one step, drawn before the step.
+        """Draw the plan of a site for one step, before the step.
 
         Parameters
         ----------
         site : Site
             The site, with the shape of its weight.
         rng : numpy.random.Generator
-            Source of randomness: the same seed gives the same plans on every device.
+            Source of random numbers: the same seed gives the same plans on every device.
 
         Returns
         -------
@@ -210,20 +217,20 @@ class Dropout(abc.ABC):
         """
 
     def choose(self, site: Site, x: Tensor, w: Tensor, rng: np.random.Generator) -> Plan | None:
-        """Choose the plan of a site during the pass, from the layer's input (images have channels last) and weight. It is
-        called if the policy is `data_dependent` and drew no plan for the site.
+        """Choose the plan of a site during the pass, from the input x of the layer (images have channels last) and its weight
+        w. This is called if the policy is `data_dependent` and `plan` returned None for the site.
         """
         return None
 
     def choose_from_flow(self, site: Site, flow: Flow, layer: Any, rng: np.random.Generator) -> Plan | None:
-        """Like `choose`, but from the layer and its input flow, which may be compact. By default it calls `choose` with the
-        dense input.
+        """Choose a plan like `choose`, but from the layer and its input flow, which may be compact. By default this calls
+        `choose` with the dense input.
         """
         return self.choose(site, flow.expanded(), layer.weight, rng)
 
     def choosing(self, model: Sequential | Tree, rng: np.random.Generator) -> Callable[..., Plan | None] | None:
-        """The function (site, flow, layer) -> Plan or None that `Plans` calls during a pass; None if all plans are drawn
-        before.
+        """Return the function choose(site, flow, layer) that `Plans` calls during a pass, and that returns a plan or None.
+        Return None if all plans are drawn before the pass.
         """
         if not self.data_dependent:
             return None
@@ -231,21 +238,21 @@ class Dropout(abc.ABC):
         return lambda site, flow, layer: self.choose_from_flow(site, flow, layer, rng) if site in sites else None
 
     def inference_policy(self, epoch: int) -> Dropout | None:
-        """The policy to apply at inference after this epoch; None (default): inference is dense."""
+        """Return the policy to apply at inference after this epoch; None, the default, if inference is dense."""
         return None
 
     def pop_flops(self) -> float:
-        """FLOPs spent on choosing plans since the last call."""
+        """Return the number of FLOPs that were spent on choosing plans since the last call."""
         return 0.0
 
     def calibrated(self, model: Sequential, x: Tensor) -> Dropout:
-        """The policy, prepared for a model and its data: x are some training samples, a tensor on the model's device. It is
-        called before each epoch if the policy is `data_dependent`.
+        """Return the policy prepared for a model and its data; x holds some training samples, a tensor on the device of the
+        model. If the policy is `data_dependent`, this is called before each epoch.
         """
         return self
 
     def report(self) -> dict[str, list[float]]:
-        """Figures about the steps since the last call, by name: entries for the record of an epoch."""
+        """Return a dict of figures about the steps since the last call; its entries are added to the record of an epoch."""
         return {}
 
     def __repr__(self) -> str:
@@ -270,7 +277,7 @@ class NoDropout(Dropout):
 class BernoulliDropout(Dropout):
     """Conventional (inverted) dropout: activations of each sample are zeroed independently, the others scaled by 1 / (1 - p).
 
-    It skips no work, and is the baseline for the other policies (Srivastava et al. 2014).
+    p is the rate. This policy skips no work, and is the baseline for all policies that do (Srivastava et al. 2014).
     """
 
     name, drops = "bernoulli", "activations, independently for each sample (conventional)"

@@ -1,16 +1,16 @@
 """batchwise: each step drops a random set of neurons, of a fixed size, for the whole batch.
 
-m = round((1 - p) n) of n neurons are kept and scaled by n / m; every set of m neurons has the same probability. A neuron is
-dropped with probability 1 - m / n, as in conventional dropout. All samples of a batch drop the same neurons, so activations and
-weight gradients are compact: a layer between two such layers computes (m / n)^2 of its products.
+At a rate p, m = round((1 - p) n) of n neurons are kept and scaled by n / m; every set of m neurons has the same probability. A
+neuron is dropped with probability 1 - m / n. All samples of a batch drop the same neurons, so activations and weight gradients
+are compact: if the inputs and the outputs of a layer are dropped in this way, it computes (m / n)^2 of its products.
 
 A row pattern (`rdp`) computes as many products on average, E[1 / dp_1] E[1 / dp_2] = (1 - p)^2, because layers draw their
-periods independently. But the number varies: one step may compute all products and another one a ninth. And there are only few
-sets of neurons, which are trained repeatedly. `rdp` reads its rows with a stride, batchwise by an index list, which takes a
-tenth more time (`python -m bench mlp`). The suites `mlp-accuracy` and `papers-lstm` measure accuracy: on text and on few images
-of MNIST it is higher than with `rdp`, and nearly that of conventional dropout. At a rate of 0.7 on Fashion-MNIST it is lower
-than with both, and with 2048 neurons training diverged. A reason is that all samples of a batch have the same noise, which does
-not average out.
+periods dp_1 and dp_2 independently. But with `rdp` the number varies: one step may compute all products and another one a
+ninth. And `rdp` has only few sets of neurons, which are trained repeatedly. `rdp` reads its rows with a stride; batchwise reads
+them by an index list, which takes a tenth more time (`python -m bench mlp`). The suites `mlp-accuracy` and `papers-lstm`
+measure the accuracy of batchwise: on text and on few images of MNIST it is higher than with `rdp`, and nearly that of
+conventional dropout. At a rate of 0.7 on Fashion-MNIST it is lower than with both, and with 2048 neurons training diverged. A
+reason is that all samples of a batch have the same noise, which does not average out.
 
 Source: Graham, Reizenstein, Robinson, "Efficient batchwise dropout training using submatrices" (2015), with a fixed instead of
 a random number of neurons.
@@ -30,8 +30,8 @@ class BatchwiseDropout(Dropout):
     Parameters
     ----------
     rate : float, callable, or sequence of these, default=0.5
-        Share of the neurons that is dropped, in [0, 1), or a function that gives it for an epoch; a sequence gives one for each
-        droppable layer.
+        Share of the neurons that is dropped, in [0, 1), or a function that maps an epoch to this share. A sequence holds one
+        rate or function for each droppable layer.
 
     Raises
     ------

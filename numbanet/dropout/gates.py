@@ -1,11 +1,12 @@
 """Sparse gate gradients: the backward pass of an LSTM computes only part of the gradients of its gates.
 
-    threshold   elements with a magnitude up to a threshold become 0: shows the loss of accuracy, saves no time
-    columns     of the 4H gate columns those with the largest L1 norm over the mini-batch are kept, an `IndexPlan` for the whole
-                sequence: dx, dh, dW_ih and dW_hh are products of the kept columns
+    threshold   elements of the gate gradients with a magnitude up to a threshold become 0. This shows the loss of accuracy, but
+                saves no time.
+    columns     an LSTM with H units has 4H gate columns. Those with the largest L1 norms over the mini-batch are kept, the same
+                ones for the whole sequence (an `IndexPlan`), and dx, dh, dW_ih and dW_hh are products of the kept columns.
 
 The norms are those of gradients without the part that flows back through time (`lstm_scores`), because the columns must be
-known before the backward pass through time starts. Training with some dense steps restores the accuracy.
+known before the backward pass through time starts. If some steps of the training are dense, the accuracy is restored.
 
 Source: the abstract on structured sparse gate gradients in LSTMs: sparse gate gradients have little effect on training,
 structured ones make the backward pass faster, and mixed training reaches the accuracy of dense training.
@@ -31,7 +32,7 @@ SAMPLES = 1 << 16  # elements from which a quantile is estimated
 
 
 def _of_the_first(count: float, epoch: int) -> float:
-    """The share of an epoch's steps that belong to the first `count` epochs (a real number)."""
+    """Return the share of the steps of an epoch that belong to the first `count` epochs; `count` is a real number."""
     return float(np.clip(count - epoch, 0, 1))
 
 
@@ -77,30 +78,34 @@ class GateSparsity(Dropout):
         self._seen: list[tuple[float, float]] = []
 
     def over(self, epochs: int) -> GateSparsity:
-        """The policy for a fit of n epochs: its schedule as a function of the epoch."""
+        """Return the policy for a fit of `epochs` epochs, in which `schedule` is a function of the epoch: a share of the steps
+        of the fit becomes the share of each epoch's steps.
+        """
         share = self.schedule
         return self if callable(share) else self.changed(schedule=functools.partial(_of_the_first, share * epochs))
 
     def share(self, epoch: int) -> float:
-        """The share of sparse steps in an epoch, counted from 0; ValueError if the function returns an invalid one."""
+        """Return the share of sparse steps in `epoch`, which is counted from 0; raise ValueError if `schedule` is a function
+        and returns no share.
+        """
         share = self.schedule(epoch) if callable(self.schedule) else self.schedule
         if isinstance(share, bool) or not isinstance(share, (int, float, np.floating)) or not 0 <= share <= 1:
             raise ValueError(f"gate_schedule must give a share of the steps, from 0 to 1, for epoch {epoch}, not {share!r}")
         return float(share)
 
     def at(self, epoch):
-        """The policy of an epoch: this object, which stores the epoch."""
+        """Return a copy of the policy for `epoch`."""
         return self.changed(_epoch=epoch, _met=collections.Counter(), _thresholds={})
 
     def at_mean_rate(self, epochs):
         return self
 
     def rates(self, model):
-        """Empty: no units are dropped."""
+        """Return an empty list, because no units are dropped."""
         return []
 
     def check(self, layers):
-        """Every model is accepted."""
+        """Accept every model."""
 
     def cautions(self, model):
         return []
@@ -113,17 +118,19 @@ class GateSparsity(Dropout):
 
     @property
     def computed(self) -> float:
-        """The share of FLOPs of a sparse backward pass relative to a dense one."""
+        """The FLOPs of a sparse backward pass divided by those of a dense one."""
         return 1 - self.sparsity if self.mode == "columns" else 1.0
 
     def choice(self, layer: Any) -> GateChoice:
-        """The choice for one LSTM layer in one step."""
+        """Return the object that chooses the kept part of the gate gradients of one LSTM layer in one step."""
         self._met[layer] += 1
         return _Choice(self, layer, self._met[layer] % self.probe == 1 or self.probe == 1)
 
     def report(self):
-        """{"gates_kept", "gates_cosine"}: the share of gate gradients kept since the last call, and the cosine between the
-        sparse and the dense gradient, averaged over the probed layers and steps; {} if none was probed."""
+        """Return a dict with two entries, means over the layers and steps that were probed since the last call: "gates_kept" is
+        the share of the gate gradients that was kept, "gates_cosine" the cosine between the sparse and the dense gradient. The
+        dict is empty if no step was probed.
+        """
         if not self._seen:
             return {}
         share, cosine = np.mean(self._seen, axis=0)
@@ -136,7 +143,7 @@ class GateSparsity(Dropout):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SparseGates(GatePlan):
-    """The plan of an LSTM layer: a sparse backward pass according to a policy."""
+    """The plan with which an LSTM layer makes a sparse backward pass; its policy decides what is kept."""
 
     policy: GateSparsity
     path: str
@@ -150,7 +157,7 @@ class SparseGates(GatePlan):
 
 
 class _Choice(GateChoice):
-    """The choice for one backward pass through one LSTM layer; if `probed`, it is compared with the dense gradient."""
+    """Chooses what one backward pass of one LSTM layer keeps; if `probed`, it compares the result with the dense gradient."""
 
     def __init__(self, policy: GateSparsity, layer: Any, probed: bool) -> None:
         self.policy, self.layer, self.probed, self.dense = policy, layer, probed, None

@@ -1,19 +1,21 @@
-"""Dynamic sparse graphs: predict which neurons of a layer will be large before it is computed, and compute only these.
+"""Dynamic sparse graphs: before a layer is computed, this policy predicts which of its neurons will have large outputs, and
+then only these neurons are computed.
 
-A random projection f to k numbers nearly preserves inner products, so that f(x) . f(w) estimates the output x . w; the largest
-share 1 - rate is computed (*Dynamic Sparse Graph for Efficient Deep Learning*, ICLR 2019: dimension-reduction search and
-double-mask selection). It is a selection, not dropout, so nothing is scaled. f(w) is recomputed at the start of an epoch, and
-then every `refresh` steps, for a part of the rows of w at a time. It applies to hidden Linear and Conv2d layers; a layer that
-pruning has made sparse is computed completely from then on.
+x is the input of a layer, and w is the row of its weight for one neuron. A random projection f to k numbers nearly preserves
+inner products, so that f(x) . f(w) estimates the output x . w. The share 1 - rate of the neurons with the largest estimates is
+computed (*Dynamic Sparse Graph for Efficient Deep Learning*, ICLR 2019: dimension-reduction search and double-mask selection).
+This is a selection, not dropout, so nothing is scaled. f(w) is recomputed at the start of an epoch, and then every `refresh`
+steps, for some rows of the weight at a time. The policy applies to hidden Linear and Conv2d layers. A layer that pruning has
+made sparse is computed completely from then on. A set of neurons may be shared by
 
-    batch    one set of neurons for a whole batch, predicted from some of its samples: a dense product with the kept neurons,
+    batch    a whole batch: the set is predicted from some of its samples. The layer is a dense product with the kept neurons,
              whose compact output, input gradient and weight gradient are all smaller
-    tile     a set for each group of samples, predicted from some of them: dense products with the kept neurons by group
-    sample   a set for each sample, as in the paper: products of single pairs of samples and neurons
+    tile     a group of samples: the set is predicted from some samples of the group. Each group is a dense product with its set
+    sample   nothing: each sample has its own set, as in the paper. Single pairs of samples and neurons are multiplied
 
-Its cost, with N samples, I inputs, O outputs and S projected samples (all of them for "sample"): S I k / 3 additions and
-2 S k O FLOPs per step, and O I k / 3 additions in the first step of an epoch and every `refresh` steps, beside the
-2 N I O (1 - rate) FLOPs of the product.
+With N samples, I inputs, O outputs and S projected samples (S = N for "sample"), the choice costs S I k / 3 additions and
+2 S k O FLOPs per step, and O I k / 3 additions in the first step of an epoch and every `refresh` steps. The product itself
+costs 2 N I O (1 - rate) FLOPs.
 """
 
 from __future__ import annotations
@@ -45,8 +47,9 @@ ROWS = 256  # rows of a weight that are projected together: with fewer, calls wo
 
 
 def johnson_lindenstrauss(outputs: int, epsilon: float) -> int:
-    """k = floor(4 ln n / (epsilon² / 2 - epsilon³ / 3)): the dimension that preserves the distances of n points to 1 ± epsilon
-    (Dasgupta & Gupta 2003, theorem 2.1)."""
+    """Return k = floor(4 ln n / (epsilon² / 2 - epsilon³ / 3)) for n = outputs. A projection to k dimensions can preserve the
+    distances of n points up to a factor of 1 ± epsilon (Dasgupta & Gupta 2003, theorem 2.1).
+    """
     return max(int(4 * math.log(outputs) / (epsilon**2 / 2 - epsilon**3 / 3)), 1)
 
 
@@ -56,31 +59,34 @@ class DynamicSparseGraph(Dropout):
     Parameters
     ----------
     rate : float, callable, or sequence of these, default=0.5
-        Share of the neurons that is not computed, in [0, 1); a function of the epoch, or a sequence with one rate per layer.
+        Share of the neurons that is not computed, in [0, 1), or a function that maps an epoch to this share. A sequence holds
+        one rate or function for each layer.
     epsilon : float, default=0.5
         Relative error of distances, in (0, 1), which determines the dimension k of the projection (`johnson_lindenstrauss`).
         The default is the paper's.
     share : {"batch", "tile", "sample"}, default="batch"
-        Which samples share a set of neurons: all of a batch, each group of `group` consecutive samples, or none, as in the
-        paper: each sample has a separate set. "batch" is fastest; for convolutions it chooses channels, and is the only option.
+        Which samples share a set of neurons: all samples of a batch, each group of `group` consecutive samples, or no samples,
+        as in the paper; then each sample has its own set. "batch" is fastest. For convolutions "batch" is the only option; a
+        set then consists of channels.
     refresh : int, default=50
         Number of steps after which each row of a weight is projected again; projecting all rows takes as long as a product with
-        k / 6 samples. Rows are projected in turns of multiples of 256, all at once if there are fewer. The first step of an
-        epoch projects all rows of every layer, so that an epoch depends only on the weights at its start. The default is the
-        paper's.
+        k / 6 samples. A step projects a multiple of 256 rows, or all rows if there are fewer. The first step of an epoch
+        projects all rows of every layer, so that an epoch depends only on the weights at its start. The default is the paper's.
     threshold : {"exact", "shared"}, default="exact"
-        Whether each set has exactly its share of the neurons, or all neurons above the threshold of the first few sets (the
-        paper's inter-sample sharing).
+        If "exact", each set has exactly its share of the neurons. If "shared", a set has all neurons whose score is above a
+        threshold, which is determined from the first few sets (the paper's inter-sample sharing).
     group : int, default=64
-        Samples per tile: smaller groups choose better, but their products are smaller.
+        Number of samples of a group for "tile". Smaller groups choose better, but their products are smaller.
     samples : int, optional
-        Number of projected samples of a set, evenly spaced: by default 16 of a batch or a tile. A neuron's score is the sum of
-        their ReLU(f(x) . f(w) + b), the estimated outputs: magnitudes would keep neurons that are far below 0.
+        Number of samples, evenly spaced, from which a set is predicted; by default 16 of a batch or a group. The score of a
+        neuron is the sum of its estimated outputs ReLU(f(x) . f(w) + b) over these samples. (Magnitudes instead of ReLU would
+        keep neurons that are far below 0.)
     double : bool, default=True
         Whether dropped entries are also 0 after batch normalisation (double-mask selection). With "batch" they always are.
     select_in_prediction : bool, optional
-        Whether predictions select as well; otherwise they use all neurons. By default only "sample" selects, because it was not
-        trained to sum all neurons; with the others, the prediction for a sample would depend on the samples beside it.
+        Whether predictions select neurons, too; otherwise they use all neurons. By default only "sample" selects in
+        predictions, because its networks were not trained to sum all neurons. With "batch" and "tile", the prediction for a
+        sample would depend on the samples beside it.
     seed : int, default=0
         Seed of the projection, which is fixed for a run.
 
@@ -89,14 +95,16 @@ class DynamicSparseGraph(Dropout):
     ValueError
         If an argument is out of range.
 
-    Notes ----- Neurons that are not computed are not trained, so accuracy after a few epochs is below that of dense training.
-    On Fashion-MNIST at a rate of .6 it is lower by .6 ("tile") to .9 points ("sample"). With a random choice it is lower by 4
-    to 6 points, and with a choice by the true outputs of each sample it is the same, so the loss is due to errors of the
-    estimates (`python -m bench papers-dsg`, three seeds). With a rate of 0 in the last epoch (a function of the epoch), so that
-    predictions with all neurons match training, the loss was .5 ("tile", "sample") and .6 ("batch"). In single runs with
-    `share="batch"` a larger learning rate reduced it, and 64 samples reduced it further. Selecting in predictions helped in
-    most runs; it requires samples in random order, as in training. Projecting weights more often, a smaller epsilon, a first
-    epoch without selection, and scores averaged over steps gained nothing.
+    Notes
+    -----
+    Neurons that are not computed are not trained, so the accuracy after a few epochs is below that of dense training. On
+    Fashion-MNIST at a rate of .6 it is lower by .6 ("tile") to .9 points ("sample"). With a random choice it is lower by 4 to 6
+    points. With a choice by the true outputs of each sample it is the same, so the lower accuracy is due to errors of the
+    estimates (`python -m bench papers-dsg`, three seeds). If the rate is 0 in the last epoch, so that predictions with all
+    neurons match training, the accuracy was lower by .5 ("tile", "sample") and .6 points ("batch"). In single runs with
+    `share="batch"` a larger learning rate reduced the difference, and 64 samples reduced it further. Selecting in predictions
+    helped in most runs; it requires samples in random order, as in training. Four changes gained nothing: projecting weights
+    more often, a smaller epsilon, a first epoch without selection, and scores averaged over steps.
     """
 
     name, data_dependent, style = "dsg", True, Style("#7aa874", (0, (5, 1, 1, 1, 1, 1)), "D")
@@ -135,15 +143,15 @@ class DynamicSparseGraph(Dropout):
         self._guesses = Guesses(epsilon, refresh, seed)
 
     def sites(self, model):
-        """The sites of Linear and Conv2d layers. A sequence of rates also has one for each other hidden layer, so that it stays
-        valid if pruning makes some layers sparse.
+        """Return the sites of Linear and Conv2d layers. A sequence of rates also has a rate for each other hidden layer, so
+        that it stays valid if pruning makes some layers sparse.
         """
         sites = super().sites(model)
         super().check(len(sites))
         return tuple(site for site in sites if site.chosen)
 
     def check(self, layers):
-        """ValueError unless there are layers whose neurons it can choose; `sites` checks the number of rates."""
+        """Raise ValueError unless there are layers whose neurons can be chosen; `sites` checks the number of rates."""
         if not layers:
             raise ValueError(
                 "dsg: it chooses neurons of hidden Linear and Conv2d layers, and there are none; choose another "
@@ -161,7 +169,7 @@ class DynamicSparseGraph(Dropout):
         return self._with(self.rate)
 
     def _with(self, rate):
-        """A copy with other rates, which projects all weights again, so that an epoch depends only on the weights at its
+        """Return a copy with other rates, which projects all weights again, so that an epoch depends only on the weights at its
         start.
         """
         return self.changed(rate=rate, _guesses=Guesses(self.epsilon, self.refresh, self.seed))
@@ -181,7 +189,7 @@ class DynamicSparseGraph(Dropout):
         return None
 
     def cautions(self, model):
-        """Also warns about a batch norm between a product and its ReLU."""
+        """Return the warnings of the base class, and one if there is a batch norm between a product and its ReLU."""
         tree = Tree(model)
         chosen = {tree.owners[site.path] for site in self.sites(tree) if self.rate_of(site)}
         early = [
@@ -218,12 +226,14 @@ class DynamicSparseGraph(Dropout):
             return SamplePlan(x.shape[0], w.shape[0], group, self._chosen(w.device, scores, count), self.double)
 
     def _of_groups(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
-        """(groups, O): the scores of each group of samples."""
+        """Return the scores (groups, O) of the O neurons for each group of samples."""
         groups = (Flow(x[first : first + self.group]) for first in range(0, x.shape[0], self.group))
         return self._guesses.scores([_evenly(flow, self.samples).x.data for flow in groups], w, bias)
 
     def _chosen(self, dev: Device, scores: Any, count: int) -> np.ndarray:
-        """The bit mask of the `count` largest scores in each row, according to `threshold`."""
+        """Return a bit mask of the neurons that each row of `scores` keeps: the `count` largest scores, or, if `threshold` is
+        "shared", those above the shared threshold.
+        """
         if self.threshold == "exact":
             return largest(dev, scores, count)
         few = np.asarray(dev.download(dev.getitem(scores, slice(0, SHARING))))
@@ -236,17 +246,17 @@ class DynamicSparseGraph(Dropout):
 
 
 def kept_of(n: int, rate: float) -> int:
-    """The number of kept neurons out of n, at least one."""
+    """Return the number of neurons out of n that are kept; it is at least 1."""
     return max(round((1 - rate) * n), 1)
 
 
 def largest(dev: Device, scores: Any, count: int) -> np.ndarray:
-    """The bit mask of the `count` largest scores in each row; of equal scores, the first ones."""
+    """Return a bit mask of the `count` largest scores in each row; of equal scores, the first ones are taken."""
     return np.asarray(dev.download(dev.top_k(scores, count)))
 
 
 def _evenly(flow: Flow, count: int) -> Flow:
-    """`count` samples of a batch, evenly spaced."""
+    """Return a flow with `count` samples of a batch, evenly spaced; with all samples if there are fewer."""
     flow = flow if flow.layout.plan is None else flow.with_(flow.dense())
     n, dev = flow.x.shape[0], flow.x.device
     if n <= count:
@@ -256,8 +266,8 @@ def _evenly(flow: Flow, count: int) -> Flow:
 
 
 def _windows(x: Tensor, layer: Conv2d) -> Any:
-    """(samples x WINDOWS, C KH KW): windows of images (N, H, W, C), evenly spaced over the inside, laid out like a weight's
-    rows; images smaller than the kernel give partial windows."""
+    """Return an array (N WINDOWS, C KH KW): WINDOWS windows of each image of x (N, H, W, C), evenly spaced over the inside of
+    the image. Their values are in the order of a row of the weight. Images smaller than the kernel give partial windows."""
     n, height, width, channels = x.shape
     window, axes = layer.window, []
     for axis, length in enumerate((height, width)):
@@ -278,8 +288,8 @@ def _windows(x: Tensor, layer: Conv2d) -> Any:
 
 
 class Guesses:
-    """Estimated outputs f(x) . f(w) + b, and the cached projections f(w). A row of f(w) is recomputed after at most `refresh`
-    uses; if `refresh` is None, it is computed once.
+    """Computes estimated outputs f(x) . f(w) + b, and caches the projections f(w). A row of f(w) is recomputed after at most
+    `refresh` uses; if `refresh` is None, it is computed once.
     """
 
     def __init__(self, epsilon: float, refresh: int | None, seed: int) -> None:
@@ -287,7 +297,9 @@ class Guesses:
         self._projected: dict[int, tuple[Any, int]] = {}  # by id of the weight, deleted with the weight
 
     def scores(self, sets: Sequence[Any], w: Tensor, bias: Tensor | None) -> Any:
-        """(sets, O): the scores: sums of ReLU outputs over the samples (S, I) of each set; w (O, …)."""
+        """Return the scores (number of sets, O) for w (O, …): for each set of samples (S, I), the sum of the estimated outputs
+        of each neuron, after ReLU, over the samples.
+        """
         dev, stops = w.device, list(itertools.accumulate((part.shape[0] for part in sets), initial=0))
         x, weights, packed = self._before(sets[0] if len(sets) == 1 else dev.concatenate(sets, 0), w)
         parts = [
@@ -298,12 +310,14 @@ class Guesses:
         return parts[0] if len(sets) == 1 else dev.concatenate(parts, 0)
 
     def outputs(self, x: Any, w: Tensor, bias: Tensor | None) -> Any:
-        """Estimated outputs (N, O) of samples x (N, I)."""
+        """Return the estimated outputs (N, O) for samples x (N, I)."""
         x, weights, _ = self._before(x, w)
         return w.device.gemm(x, weights, tb=True, bias=None if bias is None else bias.data)
 
     def _before(self, x: Any, w: Tensor) -> tuple[Any, Any, Any]:
-        """f(x), f(w), and f(w) packed for the device's `scores`; x and w themselves if that is less work."""
+        """Return f(x), f(w), and f(w) packed for the operation `scores` of the device. If it is less work to multiply x and w
+        themselves, return x and w instead of f(x) and f(w).
+        """
         dev, (outputs, inputs) = w.device, (w.shape[0], math.prod(w.shape[1:]))
         k, weights, packed = johnson_lindenstrauss(outputs, self.epsilon), dev.reshape(w.data, (outputs, inputs)), None
         if k < inputs:
@@ -326,7 +340,7 @@ class Guesses:
         return projected
 
     def _due(self, uses: int, outputs: int) -> slice:
-        """The rows to project again in this use, so that each row is projected once in `refresh` uses."""
+        """Return the rows to project again in use number `uses`, so that each row is projected once in `refresh` uses."""
         if self.refresh is None:
             return slice(0)
         together = math.ceil(outputs / self.refresh / ROWS) * ROWS
@@ -334,7 +348,7 @@ class Guesses:
         return slice(first, first + together)
 
     def pop_flops(self) -> float:
-        """FLOPs since the last call; an addition counts as one."""
+        """Return the number of FLOPs since the last call; an addition counts as one."""
         flops, self._flops = self._flops, 0.0
         return flops
 
@@ -343,7 +357,9 @@ class Guesses:
 
 
 def _anew(dev: Device, before: tuple[Any, Any] | None, matrix: Any, rows: slice, lists: Ternary, k: int) -> tuple[Any, Any]:
-    """f(w) and its packed form, with some rows projected again; `before` holds the previous values."""
+    """Return f(w) and its packed form, in which the rows `rows` are projected again; `before` holds the previous values of
+    both, or is None.
+    """
     if before is None:
         projected = dev.project(matrix, lists, k)
         return projected, dev.scores_packed(projected)
@@ -357,5 +373,5 @@ def _anew(dev: Device, before: tuple[Any, Any] | None, matrix: Any, rows: slice,
 
 @functools.lru_cache(maxsize=64)
 def _lists(k: int, inputs: int, seed: int, dev: Device) -> Ternary:
-    """The index lists of the random matrix R, on the device."""
+    """Return the index lists of the random matrix R of the projection, on the device."""
     return Ternary(*map(dev.upload, ternary(k, inputs, seed)))

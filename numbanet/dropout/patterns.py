@@ -1,17 +1,16 @@
-"""Row and tile dropout patterns, beside the policies that skip no work.
+"""Policies with dropout patterns of rows (`rdp`) and of tiles (`tdp`).
 
-    none        nothing is dropped
-    bernoulli   conventional dropout: each activation of a sample is zeroed with probability p; saves no work
-    rdp         row dropout pattern: the neurons bias, bias + dp, … are kept, the others are not computed
-    tdp         tile dropout pattern: one tile in dp of the weight is kept, the others are not computed
+    rdp         row dropout pattern: the neurons bias, bias + dp, … are kept; the other neurons are not computed
+    tdp         tile dropout pattern: one tile in dp of the weight is kept; the other tiles are not computed
 
-rdp and tdp draw dp from the distribution that `search` computes for the rate p, and bias uniformly from 0 … dp - 1: every
-neuron (every weight) is dropped with probability exactly p, as in conventional dropout, but neurons (weights) of a pattern are
-dropped together (*Approximate Random Dropout for DNN training acceleration in GPGPU*, sections 3 and 4).
+dp is the period of a pattern. Both policies draw dp from the distribution that `search` computes for the rate p, and bias
+uniformly from 0 … dp - 1. Every neuron (or weight) is then dropped with probability exactly p, as in conventional dropout. But
+the neurons (or weights) of a pattern are dropped together (*Approximate Random Dropout for DNN training acceleration in GPGPU*,
+sections 3 and 4).
 
-The largest period affects accuracy most, then the scale; the search hardly matters. So the defaults are the smallest period
-that drops more than the rate, but at least 3, "root" for rows and "pattern" for tiles, and "exact". examples/12_why_it_works.py
-explains why, and shows the recorded figures.
+The largest period affects the accuracy most, then the scale; the search hardly matters. So by default the largest period is the
+smallest one that drops more than the rate, but at least 3; the scale is "root" for rows and "pattern" for tiles; and the search
+is "exact". examples/12_why_it_works.py explains why, and shows the recorded figures.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ SCALES = {"rate": 0.0, "root": 0.5, "pattern": 1.0}
 
 
 class _Periods(NamedTuple):
-    """Distribution and scales of the periods for one rate."""
+    """The distribution of the periods for one rate, and the scale for each period."""
 
     cumulative: list[float]  # cumulative probability of the periods 1 … dp
     scales: list[float]  # factor of the kept values under each dp
@@ -42,7 +41,9 @@ class _Periods(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _periods(rate: float, dp_max: int | None, search: str, scale: str) -> _Periods:
-    """scale(dp) = dp^a / E[dp^(a - 1)]: since a share 1 / dp is kept, E[scale / dp] = 1 for every a."""
+    """Return the distribution of dp and the scales scale(dp) = dp^a / E[dp^(a - 1)], where a is SCALES[scale]. A pattern keeps
+    the share 1 / dp, and E[scale / dp] = 1 for every a, so the mean of sums is preserved.
+    """
     distribution = pattern_distribution(rate, dp_max, search)
     dp, a = np.arange(1, len(distribution) + 1.0), SCALES[scale]
     scales = dp**a / (distribution @ dp ** (a - 1))
@@ -53,7 +54,7 @@ _row_plan, _tile_plan = (functools.lru_cache(maxsize=4096)(kind) for kind in (Ro
 
 
 class _PatternDropout(Dropout):
-    """Base of rdp and tdp: draws the period dp and the bias of a pattern."""
+    """Base class of rdp and tdp. It draws the period dp and the bias of a pattern."""
 
     def __init__(self, rate: Rate = 0.5, dp_max: int | None = None, search: str = "exact", scale: str = "root") -> None:
         super().__init__(rate)
@@ -63,7 +64,7 @@ class _PatternDropout(Dropout):
         self._check_reach(self)
 
     def _check_reach(self, policy: Dropout) -> None:
-        """ValueError if no mixture of the periods reaches a rate of a policy."""
+        """Raise ValueError if no distribution over the periods reaches a rate of `policy`."""
         for rate in policy.rate if isinstance(policy.rate, tuple) else (policy.rate,):
             if not callable(rate):  # `at` checks those
                 pattern_distribution(rate, self.dp_max, self.search)
@@ -77,17 +78,17 @@ class _PatternDropout(Dropout):
         return _periods(self.rate_of(site), self.dp_max, self.search, self.scale)
 
     def periods(self, site: Site | int) -> int:
-        """The largest dp that can be drawn for a site."""
+        """Return the largest dp that can be drawn for a site."""
         return len(self._of(site).scales)
 
     def variance_factor(self, site: Site | int) -> float:
-        """The factor of the initial variance of weights, if dropout at this site drops some of their products
+        """Return the factor of the initial variance of weights of which dropout at `site` drops some products
         (`variance_factor` of `Linear`).
         """
         return self._of(site).variance_factor
 
     def draw(self, site: Site | int, rng: np.random.Generator) -> tuple[int, int, float]:
-        """(dp, bias, scale) for one step."""
+        """Draw (dp, bias, scale) of the pattern for one step."""
         cumulative, scales, _ = self._of(site)
         dp = 1 + min(bisect.bisect_right(cumulative, rng.random()), len(cumulative) - 1)
         bias = int(dp * rng.random())  # three times faster than rng.integers(dp)
@@ -100,19 +101,22 @@ class RowDropout(_PatternDropout):
     Parameters
     ----------
     rate : float, callable, or sequence of these, default=0.5
-        Probability to drop, in [0, 1), or a function that gives it for an epoch; a sequence gives one for each droppable layer.
+        Probability p to drop, in [0, 1), or a function that maps an epoch to it. A sequence holds one rate or function for each
+        droppable layer.
     dp_max : int, optional
         Largest period. The default is the smallest period that drops more than p, but at least 3; with a larger dp_max,
         patterns that keep very few neurons are drawn (`numbanet.dropout.search`). If the rate depends on the epoch, so does the
-        default; a number holds for all epochs. With search="sgd" the papers' 8, or more if the rate is above 0.8.
+        default, while a number holds for all epochs. If `search` is "sgd", the default is 8, as in the papers, or more if the
+        rate is above 0.8.
     search : {"exact", "sgd"}, default="exact"
-        How the distribution of dp is computed: maximal entropy at exactly this rate, or by the papers' Algorithm 1, which
-        misses the rate slightly (0.6963 for 0.7 with dp_max=8, 0.133 for 0.1), and whose larger periods cost accuracy.
+        How the distribution of dp is computed. "exact" takes the distribution with the largest entropy at exactly this rate.
+        "sgd" is Algorithm 1 of the papers, which misses the rate slightly (0.6963 for 0.7 with dp_max=8, 0.133 for 0.1), and
+        whose larger periods cost accuracy.
     scale : {"rate", "root", "pattern"}, default="root"
-        Kept values are multiplied by dp^a / E[dp^(a - 1)], which preserves the mean, with a = 0 ("rate"), 1/2 ("root") or 1
-        ("pattern"). With "rate" this is 1 / (1 - p), the inverse of the mean kept share; with "pattern" it is dp, the inverse
-        of the kept share of this step; "root" is in between. "rate" minimises the noise of a single product, "pattern" the
-        noise that all products of a step share.
+        Kept values are multiplied by dp^a / E[dp^(a - 1)], which preserves the mean; a is 0 for "rate", 1/2 for "root" and 1
+        for "pattern". For "rate" this factor is 1 / (1 - p), the inverse of the mean kept share; for "pattern" it is dp, the
+        inverse of the kept share of the step; "root" is in between. "rate" minimises the noise of a single product, "pattern"
+        the noise that all products of a step share.
 
     Raises
     ------
@@ -146,9 +150,9 @@ class TileDropout(_PatternDropout):
     """Tile dropout pattern: one tile of the weight in dp is kept, the others are not computed.
 
     Kept tiles shift by one from tile row to tile row, in one of several orders of the rows and columns (`TilePlan`). A neuron
-    reads only the inputs in the kept tiles of its row. So `Net` inserts a `Shuffle` before the first layer. Without it, a tile
-    would hold adjacent features, such as a stripe of an image, and dropping it would remove this part of a sample; and sums
-    would change by the mean of the dropped features.
+    reads only the inputs in the kept tiles of its row. So `Net` inserts a `Shuffle` before the first layer. Without a
+    `Shuffle`, a tile would hold adjacent features, such as a stripe of an image, and dropping the tile would remove this part
+    of a sample. Sums would also change by the mean of the dropped features.
 
     In the first hidden layer the dropped inputs are features, which dropout of neurons never drops. So at equal rates, tiles
     cost accuracy in this layer, and the other layers can have higher rates (`papers-mlp`, 4096x4096 at (0.7, 0.7) and (0,
@@ -159,18 +163,18 @@ class TileDropout(_PatternDropout):
     rate, dp_max, search
         As for `RowDropout`.
     scale : {"rate", "root", "pattern"}, default="pattern"
-        As for `RowDropout`. All sums of a step lose the same share of their terms. With another scale, all of them are too
-        small or too large together, which does not average out over neurons. On Fashion-MNIST "pattern" gains half a point
+        As for `RowDropout`. All sums of a step lose the same share of their terms. With another scale, all sums of a step are
+        too small, or all are too large, which does not average out over neurons. On Fashion-MNIST "pattern" gains half a point
         (`mlp-settings`).
     tile : int, default=32
-        Side of a tile: 32 as in the papers.
+        Side of a tile; 32 as in the papers.
     mixes : int, default=4
-        Number of orders of tile rows and tile columns, of which each step draws one. With 1, as in the papers, there is one
-        pattern for each pair of dp and bias; networks overfit to these few patterns. More than a few orders gain nothing, and
-        each needs separate index arrays.
-
+        Number of orders of tile rows and tile columns; each step draws one of them. If it is 1, as in the papers, there is one
+        pattern for each pair of dp and bias, and networks overfit to these few patterns. More than a few orders gain nothing,
+        and each needs separate index arrays.
     answer : bool, default=False
-        If True, the last layer has tiles, too, which drops some of its inputs, as row dropout of the previous layer does.
+        If True, the weight of the last layer also has a tile pattern. It drops some inputs of the last layer, as row dropout
+        of the previous layer does.
 
     Raises
     ------
@@ -199,7 +203,7 @@ class TileDropout(_PatternDropout):
         self.tile, self.mixes, self.answer = tile, mixes, bool(answer)
 
     def rate_of(self, site):
-        """The rate of a site; 0 if the layer does not support tile plans, such as a sparse layer."""
+        """Return the rate of a site; 0 if its layer does not support tile plans, as a sparse layer does not."""
         none = isinstance(site, Site) and site.takes is not None and TilePlan not in site.takes
         return 0.0 if none else super().rate_of(site)
 

@@ -1,5 +1,5 @@
-"""Registry of the named policies: one import and one name in `__all__` per policy. Their order in `__all__` is that of choices,
-tables and plots; `numbanet` exports the classes.
+"""Registry of the named policies: one import and one name in `__all__` per policy. The order of the names in `__all__` is the
+order in choices, tables and plots; `numbanet` exports the classes.
 """
 
 from .base import BernoulliDropout, NoDropout

@@ -22,7 +22,7 @@ Rate = float | Schedule | Sequence[float | Schedule]
 
 
 def is_rate(value: Any) -> bool:
-    """True if a value is a number in [0, 1)."""
+    """Return True if `value` is a number in [0, 1)."""
     return is_real(value) and 0 <= value < 1
 
 
@@ -31,7 +31,9 @@ def _is_finite(value: Any) -> bool:
 
 
 def rate_at(rate: float | Schedule, epoch: int) -> float:
-    """The rate of an epoch; ValueError if the function returns an invalid one."""
+    """Return the rate of an epoch. `rate` is a number or a function of the epoch; raise ValueError if the function returns an
+    invalid rate.
+    """
     if not callable(rate):
         return rate
     value = rate(epoch)
@@ -41,8 +43,8 @@ def rate_at(rate: float | Schedule, epoch: int) -> float:
 
 
 def mean(rates: Sequence[float]) -> float:
-    """The mean of rates. If all are equal, it is exactly this number, without rounding, so that training is the same as with
-    the number.
+    """Return the mean of rates. If all rates are equal, it is exactly this rate, without rounding, so that training is the same
+    as with a constant rate.
     """
     return rates[0] + math.fsum(rate - rates[0] for rate in rates) / len(rates)
 
@@ -74,7 +76,9 @@ class ConstantSchedule:
 
 
 class _PartOfFit:
-    """Base of `EarlyDropout` and `LateDropout`: the rate changes after a share of the epochs (the attribute named `change`)."""
+    """Base class of `EarlyDropout` and `LateDropout`: the rate changes after a share of the epochs. The class attribute
+    `change` is the name of the attribute that holds this share.
+    """
 
     rate: float
     epochs: int | None
@@ -90,12 +94,12 @@ class _PartOfFit:
             raise ValueError(f"{kind}: epochs must be None or an integer of at least 1; got {self.epochs!r}")
 
     def over(self: Part, epochs: int) -> Part:
-        """The schedule for a fit of n epochs; itself if its parameter `epochs` is set."""
+        """Return the schedule for a fit of `epochs` epochs; this schedule itself if its parameter `epochs` is set."""
         return self if self.epochs is not None else dataclasses.replace(self, epochs=epochs)  # type: ignore[type-var]
 
     def _before(self, epoch: int) -> bool:
-        """True if an epoch comes before the change of the rate. Epochs after the fit, as in `partial_fit`, are treated like its
-        last one.
+        """Return True if an epoch comes before the change of the rate. Epochs after the end of the fit, as in `partial_fit`,
+        are treated like the last epoch of the fit.
         """
         if self.epochs is None:
             raise ValueError(f"{self!r} is a share of the epochs of a fit: give epochs=, or take schedule.over(epochs)")
@@ -104,7 +108,8 @@ class _PartOfFit:
 
 @dataclasses.dataclass(frozen=True)
 class EarlyDropout(_PartOfFit):
-    """A rate in the first part of a fit, and no dropout after it: the end of the fit trains the whole network.
+    """Dropout with a constant rate in the first part of a fit, and no dropout after it: the end of the fit trains the whole
+    network.
 
     Steps with a high rate cost few FLOPs, and noisy gradients suffice at the beginning of training. So the fit does fewer FLOPs
     than with a constant lower rate, in the same number of epochs (Liu et al. 2023, "Dropout Reduces Underfitting", drop early
@@ -117,12 +122,12 @@ class EarlyDropout(_PartOfFit):
     until : float, default=0.75
         The share of the epochs of a fit that come before the change, in [0, 1].
     epochs : int, optional
-        The number of epochs of which it is a share; by default those of the fit.
+        The number of epochs of which `until` is a share; by default the number of epochs of the fit.
 
     Raises
     ------
     ValueError
-        If an argument is out of range, or if it is called without `epochs` outside a fit.
+        If an argument is out of range, or if the schedule is called without `epochs` outside a fit.
     """
 
     rate: float
@@ -137,7 +142,8 @@ class EarlyDropout(_PartOfFit):
 
 @dataclasses.dataclass(frozen=True)
 class LateDropout(_PartOfFit):
-    """No dropout in the first part of a fit, and a rate after it (Liu et al. 2023, "Dropout Reduces Underfitting", section 4).
+    """No dropout in the first part of a fit, and dropout with a constant rate after it (Liu et al. 2023, "Dropout Reduces
+    Underfitting", section 4).
 
     Parameters
     ----------
@@ -146,12 +152,12 @@ class LateDropout(_PartOfFit):
     since : float, default=0.25
         The share of the epochs of a fit that come before the change, in [0, 1].
     epochs : int, optional
-        The number of epochs of which it is a share; by default those of the fit.
+        The number of epochs of which `since` is a share; by default the number of epochs of the fit.
 
     Raises
     ------
     ValueError
-        If an argument is out of range, or if it is called without `epochs` outside a fit.
+        If an argument is out of range, or if the schedule is called without `epochs` outside a fit.
     """
 
     rate: float
@@ -175,9 +181,10 @@ class SkewNormalSchedule:
         centre = μ + m σ         with   m = sqrt(2 / π) λ / sqrt(1 + λ²)                (eq. 5)
         spread² = (1 - m²) σ²                                                           (eq. 6)
 
-    at the middle of each epoch: rate(epoch) = min(c f, ceiling), where the factor c makes the mean of the rates over the epochs
-    equal to the given rate, up to rounding. If rates are limited by the ceiling, the rates of the other epochs are higher in
-    proportion. After its epochs, as in `partial_fit`, a schedule keeps its last rate.
+    where φ and Φ are the density and the cumulative distribution function of the standard normal. The rate of an epoch is
+    min(c f, ceiling), where f is the density at the middle of the epoch. The factor c makes the mean of the rates over the
+    epochs equal to the given rate, up to rounding. If the ceiling limits some rates, the rates of the other epochs are higher
+    in proportion. After the last of its epochs, as in `partial_fit`, a schedule keeps its last rate.
 
     Parameters
     ----------
@@ -186,16 +193,16 @@ class SkewNormalSchedule:
     epochs : int
         Number of epochs, which should be that of the fit: otherwise the mean differs.
     skew : float, default=-2.0
-        λ: if it is below 0, the rate rises slowly and falls fast, as described in the paper; 0 is the normal distribution.
+        λ. If it is below 0, the rate rises slowly and falls fast, as described in the paper; 0 gives the normal distribution.
     centre : float, default=0.5
         Expectation of the distribution, as a share of the training, in [0, 1].
     spread : float, default=0.25
-        Its standard deviation, as a share of the training. With the defaults, for ten epochs or more and a mean up to 0.6, the
-        first and the last rate are less than half the mean.
+        Standard deviation of the distribution, as a share of the training. With the defaults, for ten epochs or more and a mean
+        up to 0.6, the first and the last rate are less than half the mean.
     ceiling : float, optional
-        Largest rate, from `rate` to below 1. Default: (1 + rate) / 2, so that every epoch keeps at least half of the average
-        kept share: the largest period of a pattern, which determines the cost in accuracy (`numbanet.dropout`), at most
-        doubles.
+        Largest rate, at least `rate` and below 1. The default is (1 + rate) / 2, so that the kept share of every epoch is at
+        least half of the average kept share. Then the largest period of a pattern, which determines the cost in accuracy
+        (`numbanet.dropout`), at most doubles.
 
     Attributes
     ----------
@@ -254,7 +261,7 @@ class SkewNormalSchedule:
         return tuple(rates.tolist())
 
     def _density(self) -> np.ndarray:
-        """f (epochs,) at the middle of each epoch: eqs. 4 to 6."""
+        """Return f (epochs,), the density at the middle of each epoch: eqs. 4 to 6."""
         from scipy.stats import skewnorm
 
         m = math.sqrt(2 / math.pi) * self.skew / math.hypot(1, self.skew)
@@ -267,10 +274,11 @@ class SkewNormalSchedule:
 
 
 def _scaled(density: np.ndarray, mean: float, ceiling: float) -> np.ndarray | None:
-    """min(c density, ceiling) with the factor c that gives it this mean; None if no factor does.
+    """Return min(c density, ceiling) for the factor c with which the mean of the result is `mean`; None if there is no such
+    factor.
 
-    If the k largest values are limited by the ceiling, c = (n mean - k ceiling) / (sum of the others). k is the smallest number
-    with which none of the other values exceeds the ceiling.
+    If the ceiling limits the k largest of the n values, c = (n mean - k ceiling) / (sum of the other values). k is the smallest
+    number with which none of the other values exceeds the ceiling.
     """
     count, falling = len(density), np.sort(density)[::-1]
     others = np.cumsum(falling[::-1])[::-1]

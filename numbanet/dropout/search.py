@@ -1,18 +1,20 @@
-"""d (N,): how often each pattern period dp = 1..N is drawn, so that the mean drop rate is p.   d >= 0, sum(d) = 1
+"""Search of the distribution d (N,) of pattern periods: d[dp] is the probability to draw the period dp = 1..N, chosen so that
+the mean drop rate is p.   d >= 0, sum(d) = 1
 
-A pattern with period dp and bias b in 0..dp-1 keeps the indices b, b + dp, b + 2 dp, ... and drops the rest, a share
+A pattern with period dp and bias b in 0..dp-1 keeps the indices b, b + dp, b + 2 dp, ... and drops all others. So it drops the
+share
 
     p_u[dp] = (dp - 1) / dp                                  p_u (N,)
 
-With one period, only these rates are possible, and the same neurons are always dropped together. So approximate random dropout
-draws dp ~ d in each step, and b uniformly: every neuron is then dropped with probability d . p_u = p, as in conventional
-dropout, and a d of high entropy gives many different sub-networks.
+of the neurons. With a single period, only these rates are possible, and the same neurons are always dropped together. So
+approximate random dropout draws dp from d in each step, and b uniformly: every neuron is then dropped with probability
+d . p_u = p, as in conventional dropout. If d has a high entropy, many different sub-networks are drawn.
 
-``sgd``    Algorithm 1 of the paper, d = softmax(v) with v (N,), starting from v = 0:
+``sgd``    Algorithm 1 of the paper: d = softmax(v) for the v (N,) that minimises, from v = 0 on,
 
                loss(v) = lambda1 (d . p_u - p)^2 + lambda2 (1/N) sum_i d_i log d_i
 
-``exact``  the same goal without the compromise: the largest entropy of all d that meet d . p_u = p exactly.
+``exact``  the same goal without a compromise: of all d with d . p_u = p, the one with the largest entropy.
 
 Both solutions have one form. The loss is strictly convex in d on the simplex, so its only stationary point is where
 dloss/dd_i = 2 lambda1 (d . p_u - p) p_u,i + (lambda2/N) (log d_i + 1) is the same for all i, that is
@@ -57,7 +59,7 @@ LAMBDA1, LAMBDA2 = 0.9, 0.1  # weights of the squared rate error and of the nega
 
 
 def _check_rate(rate) -> float:
-    """The rate as a float, or ValueError."""
+    """Return the rate as a float; raise ValueError if it is not in [0, 1)."""
     # bool is a Real for Python: rate=True is far more likely a misplaced flag than a rate of 1
     real = isinstance(rate, numbers.Real) and not isinstance(rate, (bool, np.bool_))
     if not real or not 0 <= rate < 1:
@@ -66,14 +68,16 @@ def _check_rate(rate) -> float:
 
 
 def _check_dp_max(dp_max) -> int:
-    """The largest period as an int, or ValueError."""
+    """Return the largest period as an int; raise ValueError if it is not an integer of at least 1."""
     if isinstance(dp_max, (bool, np.bool_)) or not isinstance(dp_max, numbers.Integral) or dp_max < 1:
         raise ValueError(f"search: dp_max must be an integer of at least 1, got {dp_max!r}")
     return int(dp_max)
 
 
 def _check_reach(rate, dp_max) -> tuple[float, np.ndarray]:
-    """The checked rate and p_u (dp_max,); ValueError if no mixture of these periods reaches the rate."""
+    """Return the checked rate, and the drop rates p_u (dp_max,) of the periods; raise ValueError if no distribution over the
+    periods 1..dp_max reaches the rate.
+    """
     rate, p_u = _check_rate(rate), drop_rates(dp_max)
     if rate > p_u[-1]:
         # 1/(1 - rate) rounds to either side of an integer (rate 0.9: 10.000000000000002): start below and count up
@@ -91,13 +95,13 @@ def _check_reach(rate, dp_max) -> tuple[float, np.ndarray]:
 
 
 def drop_rates(dp_max: int) -> np.ndarray:
-    """p_u[dp] = (dp - 1)/dp for dp = 1..dp_max, the share that each period drops: (N,), float64, ascending."""
+    """Return p_u (N,), float64: the share (dp - 1)/dp of the neurons that each period dp = 1..N drops, where N = dp_max."""
     dp = np.arange(1, _check_dp_max(dp_max) + 1)
     return (dp - 1) / dp
 
 
 def _softmax(v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """d = softmax(v) and log d. The log is computed from v, so it stays finite if d underflows to 0."""
+    """Return d = softmax(v) and log d. The logarithm is computed from v, so it stays finite where d underflows to 0."""
     shifted = v - v.max()
     e = np.exp(shifted)
     total = e.sum()
@@ -105,7 +109,7 @@ def _softmax(v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _centred_slope(d, log_d, rate, p_u, lambda1, lambda2) -> np.ndarray:
-    """dloss/dd minus its mean under d, (N,): zero exactly if loss(softmax(v)) is stationary."""
+    """Return dloss/dd (N,) minus its mean under d; it is zero if and only if loss(softmax(v)) is stationary."""
     slope = 2 * lambda1 * (d @ p_u - rate) * p_u + lambda2 / len(d) * (log_d + 1)
     return slope - d @ slope
 
@@ -117,8 +121,13 @@ def search_loss(
     lambda1: float = LAMBDA1,
     lambda2: float = LAMBDA2,
 ) -> tuple[float, np.ndarray]:
-    """loss(v) = lambda1 (d . p_u - rate)^2 + lambda2 (1/N) sum_i d_i log d_i with d = softmax(v), and dloss/dv (N,):
-    dloss/dv_j = d_j (g_j - d . g) with g = dloss/dd."""
+    """Return the loss of the search ``sgd`` and its gradient dloss/dv (N,), where d = softmax(v):
+
+        loss = lambda1 (d . p_u - rate)^2 + lambda2 (1/N) sum_i d_i log d_i
+        dloss/dv_j = d_j (g_j - d . g),  where g = dloss/dd
+
+    p_u (N,) holds the drop rates of the periods 1..N (`drop_rates`).
+    """
     rate, p_u = _check_rate(rate), drop_rates(len(v))
     d, log_d = _softmax(np.asarray(v, dtype=np.float64))
     loss = lambda1 * (d @ p_u - rate) ** 2 + lambda2 / len(d) * (d @ log_d)
@@ -135,13 +144,13 @@ def search_sgd(
     tolerance: float = 1e-13,  # of slopes, times lambda1 + lambda2: just above rounding, log d is linear in p_u to 1e-11
     max_steps: int = 200_000,  # before giving up with a RuntimeError: N = 8 needs under 400 at any rate
 ) -> np.ndarray:
-    """d = softmax(v) at the minimum of `search_loss`, by gradient descent from v = 0 (Algorithm 1 of the paper).
+    """Return d (N,) = softmax(v) at the minimum of `search_loss`, by gradient descent from v = 0 (Algorithm 1 of the paper).
 
-    The step is v <- v - learning_rate dloss/dv / d, the gradient with the softmax's own factor d_j divided out (the natural
-    gradient). It has the same zeros as the plain gradient, and the minimum is unique, so the result is that of the paper's
-    descent. But it also changes periods with a small probability, for which the plain gradient is nearly 0: N = 8 and rate 0
-    take it 9456 steps with learning rate 64, against 123. The search is deterministic: the same arguments give bitwise equal
-    results.
+    The step is v <- v - learning_rate dloss/dv / d: the factor d_j that softmax gives the gradient is divided out (the natural
+    gradient). This direction has the same zeros as the plain gradient, and the minimum is unique, so the result is that of the
+    paper's descent. But it also changes the logits of periods with a small probability, for which the plain gradient is nearly
+    0: for N = 8 and rate 0, the plain gradient needs 9456 steps with learning rate 64, the natural gradient 123. The search is
+    deterministic: the same arguments give bitwise equal results.
 
     The default learning rate is 1.5 / (lambda1/2 + lambda2/N). The curvature along a step is lambda2/N +
     2 lambda1 Var_d(p_u), and rates in [0, 1) have a variance below 1/4: 2 / (...) is the limit of stability, and 1.5
@@ -170,10 +179,11 @@ def search_sgd(
 
 
 def search_exact(rate: float, dp_max: int = DP_MAX) -> np.ndarray:
-    """d_i = exp(c p_u,i) / sum_j exp(c p_u,j) with d . p_u = rate: the largest entropy at exactly this rate.
+    """Return the d (N,) with the largest entropy among those with d . p_u = rate: d_i = exp(c p_u,i) / sum_j exp(c p_u,j).
 
-    d . p_u rises strictly with c (its derivative is the variance of p_u under d), from 0 to (N - 1)/N, so there is exactly one
-    c. For rate 0 all probability is on dp = 1, and for the largest rate on dp = N.
+    p_u holds the drop rates of the periods (`drop_rates`). d . p_u rises strictly with c, from 0 to (N - 1)/N, because its
+    derivative is the variance of p_u under d. So exactly one c meets the rate. For rate 0, dp = 1 has probability 1; for the
+    largest rate, dp = N has.
     """
     from scipy.optimize import brentq
 
@@ -202,17 +212,18 @@ _SEARCHES = {"exact": search_exact, "sgd": search_sgd}
 
 
 def default_dp_max(rate: float, search: str = "exact") -> int:
-    """max(3, floor(1/(1 - rate)) + 1): the smallest period that drops more than the rate; at least 3, so that patterns vary.
-    For "sgd" max(8, ceil(1.6/(1 - rate))): see "Why N is small" above.
+    """Return the default of N: for "exact", the smallest period that drops more than the rate, but at least 3, so that patterns
+    vary, which is max(3, floor(1/(1 - rate)) + 1). For "sgd", max(8, ceil(1.6/(1 - rate))): see "Why N is small" above.
     """
     odds = round(1 / (1 - _check_rate(rate)), 9)  # 1/(1 - 0.8) is 4.999999999999999
     return max(DP_MAX, math.ceil(1.6 * odds)) if search == "sgd" else max(3, math.floor(odds) + 1)
 
 
 def pattern_distribution(rate: float, dp_max: int | None = None, search: str = "exact") -> np.ndarray:
-    """d (N,), the probability of each period dp = 1..N at this drop rate; cached, and therefore read-only.
+    """Return d (N,), the probability of each period dp = 1..N for a drop rate. The array is cached, and therefore read-only.
 
-    N is `default_dp_max(rate, search)` unless given; search is "exact", which meets the rate, or "sgd", the papers' algorithm.
+    N is `dp_max`, by default `default_dp_max(rate, search)`. `search` is "exact", which meets the rate, or "sgd", the algorithm
+    of the papers.
     """
     rate = _check_rate(rate)
     if not isinstance(search, str) or search not in _SEARCHES:
@@ -222,7 +233,7 @@ def pattern_distribution(rate: float, dp_max: int | None = None, search: str = "
 
 @lru_cache(maxsize=256)
 def _remembered(rate: float, dp_max: int, search: str) -> np.ndarray:
-    """The searched distribution, read-only because every caller shares it."""
+    """Return the searched distribution; it is read-only, because all callers share the array."""
     d = _SEARCHES[search](rate, dp_max)
     d.flags.writeable = False
     return d

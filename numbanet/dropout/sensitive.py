@@ -1,12 +1,12 @@
 """Sensitivity-aware dropout for convolutions (*DNN Training Acceleration via Exploring GPGPU Friendly Sparsity*, section 5).
 
-    rsdp    rows of the im2col matrix, that is output positions: each is kept or dropped by its rate (5.2.1)
-    bsdp    blocks of it, the same number kept in every block row, sensitive ones preferred (5.2.2)
+    rsdp    drops rows of the im2col matrix, which are output positions; each row is dropped at its rate (5.2.1)
+    bsdp    drops blocks of the im2col matrix; every block row keeps the same number, preferably sensitive ones (5.2.2)
 
 The im2col matrix is divided into regions, and some values of each region are sampled. A region is sensitive if more than a
-given share of these values exceed a threshold. Sensitive regions are dropped at a rate m, which is lower than the rate n of the
-other regions (5.1). Both rates follow from the requested rate p and the share s of sensitive regions in the step: m = (1 -
-contrast) p, and s m + (1 - s) n = p.
+given share of the sampled values exceed a threshold. Sensitive regions are dropped at a rate m, which is lower than the rate n
+of the other regions (5.1). Both rates follow from the requested rate p and the share s of sensitive regions in the step:
+m = (1 - contrast) p, and s m + (1 - s) n = p.
 
 Results of `papers-cnn` for LeNet-5: on MNIST the accuracy of `rsdp` equals that without dropout up to p = 0.6 with rates that
 rise and fall (`SkewNormalSchedule`), and is somewhat lower with a constant rate; on 10000 images of CIFAR-10 it is some points
@@ -41,29 +41,29 @@ ROWS = 512  # approximate rows of a block: with fewer, gathering its rows of the
 
 
 class SensitiveDropout(Dropout):
-    """Base of rsdp and bsdp: it determines which regions are sensitive, and the rates of sensitive and other regions.
+    """Base class of rsdp and bsdp. It determines which regions are sensitive, and the rates of sensitive and other regions.
 
     Parameters
     ----------
     rate : float, sequence of float, or function of the epoch, default=0.5
-        Share of the im2col matrix that is dropped, in [0, 1), for all convolutions or one for each.
+        Share of the im2col matrix that is dropped, in [0, 1): one number for all convolutions, or one for each.
     sample : float, default=0.3
-        Share k of a region's values that is sampled, in (0, 1] (the paper's example).
+        Share of the values of a region that is sampled, in (0, 1] (k in the paper, whose example is 0.3).
     most : int, default=16
-        Maximal number of sampled values per region. The paper has no bound, but a share of 4608 values is no better than a few
-        of them, and reading them would cost more than the product saves.
+        Largest number of sampled values per region. The paper has no such bound. But if a region has 4608 values, reading a
+        share of them is no better than reading a few, and would cost more time than the product saves.
     votes : float, default=0.5
-        A region is sensitive if more than this share t of the sampled values is large (the paper's example).
+        A region is sensitive if more than this share of the sampled values is large (t in the paper, whose example is 0.5).
     sensitive : float, default=0.3
         Share of the regions that are sensitive with the thresholds of `calibrated`.
     contrast : float, default=0.5
-        How much the rate of sensitive regions is reduced, in [0, 1]: it is (1 - contrast) p. With 0 all regions have the same
-        rate.
+        How much the rate of sensitive regions is reduced, in [0, 1]: it is (1 - contrast) p, where p is `rate`. If contrast is
+        0, all regions have the same rate.
     scale : {"none", "rate"}, default="none"
         Kept values are multiplied by 1, or by 1 / (1 - p), so that sums have the same mean as without dropout.
     thresholds : dict of int to float, optional
-        By index of the convolution, the magnitude that counts as large, in units of the input's mean magnitude. `fit` computes
-        missing ones from some of the training data (`calibrated`).
+        Maps the index of a convolution to the magnitude from which a value counts as large, divided by the mean magnitude of
+        the convolution's input. `fit` computes missing thresholds from some of the training data (`calibrated`).
 
     Raises
     ------
@@ -108,16 +108,18 @@ class SensitiveDropout(Dropout):
     # --- for subclasses -----------------------------------------------------------------------------------------------
     @abc.abstractmethod
     def region(self, images: int, positions: int, window: Any, channels: int) -> tuple[int, int]:
-        """The size of a region, in rows and columns of the im2col matrix, for `images` images with `positions` output positions
-        each.
+        """Return the numbers of rows and columns of the im2col matrix that form a region, for `images` images with `positions`
+        output positions each.
         """
 
     def watched(self, x: Tensor) -> Tensor:
-        """The images of a batch whose values are sampled."""
+        """Return the images of a batch whose values are sampled."""
         return x
 
     def offsets(self, size: tuple[int, int], count: int, rng: np.random.Generator) -> np.ndarray:
-        """(count, 2): the sampled values of each region, as offsets from its first row and column."""
+        """Return an array (count, 2): the position of each sampled value of a region, as (row, column) from the first row and
+        column of the region.
+        """
         return np.stack([rng.integers(max(side, 1), size=count) for side in size], 1)
 
     @abc.abstractmethod
@@ -131,9 +133,9 @@ class SensitiveDropout(Dropout):
         scale: float,
         rng: np.random.Generator,
     ) -> Plan:
-        """Draw the plan for an im2col matrix of this shape, given a flag for each region that is True if it is sensitive.
-        `images` is the number of images, `rates` are those of sensitive and of other regions, and `scale` multiplies kept
-        values.
+        """Draw the plan for an im2col matrix of shape `shape`. `sensitive` holds a flag for each region, which is True if the
+        region is sensitive. `images` is the number of images, `region` the shape of a region, `rates` are the rates of
+        sensitive and of other regions, and `scale` multiplies kept values.
         """
 
     # --- sensitivity --------------------------------------------------------------------------------------------------
@@ -161,8 +163,8 @@ class SensitiveDropout(Dropout):
         return plan
 
     def _count(self, layer: Conv2d, x: Tensor, rng: np.random.Generator, threshold: float) -> tuple:
-        """(shape of the im2col matrix, shape of a region, number of large values in each region, number of sampled values per
-        region)
+        """Return (shape of the im2col matrix, shape of a region, number of large values in each region, number of sampled
+        values per region).
         """
         dev = x.device
         n, height, width, channels = x.shape
@@ -176,9 +178,10 @@ class SensitiveDropout(Dropout):
         return (n * positions, depth), region, counts, looked
 
     def calibrated(self, model, x):
-        """This policy with the missing thresholds, computed from the convolutions' inputs for samples x so that the share
-        `sensitive` of the regions is sensitive. Thresholds are relative to the mean magnitude of an input, which changes in
-        training. Its distribution changes too, so `fit` recomputes them before each epoch.
+        """Return this policy with the missing thresholds. They are computed from the inputs of the convolutions for the samples
+        x, so that the share `sensitive` of the regions is sensitive. A threshold is relative to the mean magnitude of an input,
+        which changes during training. The distribution of an input changes, too, so `fit` recomputes the thresholds before each
+        epoch.
         """
         tree = Tree(model)
         thresholds, sites = dict(self._given), set(self.sites(tree))
@@ -201,15 +204,15 @@ class SensitiveDropout(Dropout):
         return (low + high) / 2
 
     def report(self):
-        """{"dropped", "sensitive"}: for each convolution, the share of the im2col matrix that was dropped and the share of
-        sensitive regions, averaged over the steps since the last call."""
+        """Return a dict with two lists, each with one entry per convolution, averaged over the steps since the last call:
+        "dropped" is the share of the im2col matrix that was dropped, "sensitive" the share of sensitive regions."""
         means = {number: np.mean(seen, axis=0) for number, seen in sorted(self._seen.items())}
         self._seen.clear()
         return {name: [float(mean[i]) for mean in means.values()] for i, name in enumerate(("dropped", "sensitive"))}
 
 
 def scale_of(x: Tensor) -> float:
-    """The mean magnitude of some values of a tensor."""
+    """Return the mean magnitude of some values of a tensor."""
     every = max(x.size // SCALED_BY, 1) | 1  # odd, because channels are often a power of two
     index = np.arange(0, x.size, every, dtype=np.int32)
     values = x.device.take_rows(x.device.reshape(x.data, (x.size, 1)), x.device.upload(index))
@@ -217,7 +220,9 @@ def scale_of(x: Tensor) -> float:
 
 
 def rates_of(rate: float, share: float, contrast: float) -> tuple[float, float]:
-    """(m, n): the rate of sensitive regions, which are a share `share` of all, and that of the others; their mean is `rate`."""
+    """Return (m, n): the rate m of sensitive regions, which are a share `share` of all regions, and the rate n of the other
+    regions. Their mean, weighted by these shares, is `rate`.
+    """
     low = (1 - contrast) * rate
     high = low if share >= 1 else min((rate - share * low) / (1 - share), max(MOST, rate))
     return (rate if share >= 1 else low if share == 0 else (rate - (1 - share) * high) / share), high
@@ -231,12 +236,12 @@ class RowSensitiveDropout(SensitiveDropout):
     rate, sample, most, votes, sensitive, contrast, scale, thresholds
         As for `SensitiveDropout`.
     rows : int, default=8
-        Number of adjacent rows in a region: they read nearly the same pixels, so they are sensitive together. Each row is drawn
-        independently.
+        Number of adjacent rows in a region. Adjacent rows read nearly the same pixels, so they are sensitive together. But
+        whether a row is dropped is drawn independently for each row.
     together : int, default=16
-        Number of consecutive images of the batch that drop the same positions; only the first one is sampled, and its
-        sensitivity counts for all. On the CPU a multiple of 16 is fastest, because vectors hold 16 images. The accuracy of
-        LeNet-5 is the same as with 1, rows drawn for each image (`papers-cnn`, `each`).
+        Number of consecutive images of the batch that drop the same positions. Only the first image is sampled, and its
+        sensitive regions are used for all. On the CPU a multiple of 16 is fastest, because vectors hold 16 images. The accuracy
+        of LeNet-5 is the same as with 1, where rows are drawn for each image (`papers-cnn`, `each`).
     """
 
     name, computes = "rsdp", "1 − p of the convolutions"
@@ -293,8 +298,9 @@ class BlockSensitiveDropout(SensitiveDropout):
     rate, sample, most, votes, sensitive, contrast, scale, thresholds
         As for `SensitiveDropout`; each block is a region.
     rows, columns : int, optional
-        Size of a block. By default as many output positions as divide an image, or as whole images have, up to 512 and to half
-        of all positions, so that two threads have work; and the channels of a kernel tap, up to 64.
+        Size of a block. By default, `rows` is a divisor of the number of output positions of an image, or a multiple of it; it
+        is at most 512 and at most half of all positions, so that two threads have work. By default, `columns` is the number of
+        channels of a kernel tap, up to 64.
     """
 
     name, computes = "bsdp", "1 − p of the convolutions"
@@ -335,6 +341,6 @@ class BlockSensitiveDropout(SensitiveDropout):
 
 
 def _divisor(n: int, most: int) -> int:
-    """The largest divisor of n that is at most `most`, or `most` itself if that divisor is much smaller."""
+    """Return the largest divisor of n that is at most `most`, or min(n, most) if that divisor is less than half of it."""
     best = max(d for d in range(1, min(n, most) + 1) if n % d == 0)
     return best if 2 * best >= min(n, most) else min(n, most)

@@ -8,12 +8,13 @@ from .patterns import RowDropout
 
 
 class Together(Dropout):
-    """Policies for different kinds of sites, for example for outputs of an LSTM and for its recurrent input.
+    """Combines policies for different kinds of sites, for example for the outputs of an LSTM and for its recurrent input.
 
     Parameters
     ----------
     policies : sequence of Dropout
-        The first one determines the rates by index (`rate_of`) and the variance of initial weights.
+        The policies. The first one determines the rate of a site that is given by its number (`rate_of`), and the variance of
+        initial weights.
 
     Raises
     ------
@@ -36,7 +37,7 @@ class Together(Dropout):
         return next(policy for policy in self.policies if policy.kind == site.kind)
 
     def _each(self, method, *given):
-        """A copy in which the result of method(policy) replaces each policy."""
+        """Return a copy in which each policy is replaced by the result of its method `method`."""
         policies = tuple(getattr(policy, method)(*given) for policy in self.policies)
         return self.changed(policies=policies, rate=policies[0].rate)
 
@@ -62,7 +63,7 @@ class Together(Dropout):
         return [rate for policy in self.policies for rate in policy.rates(model)]
 
     def check(self, layers):
-        """ValueError if a policy that needs sites has none; rates are checked when they are used."""
+        """Raise ValueError if a policy that needs sites has none; rates are checked when they are used."""
         for policy in self.policies if not layers else ():
             if policy.data_dependent:
                 policy.check(layers)
@@ -94,16 +95,17 @@ class Together(Dropout):
 
 
 def recurrent(policy: Dropout, steps: int | None = None) -> Dropout:
-    """The same policy for the recurrent input of layers instead of their outputs.
+    """Return the same policy for the recurrent input of layers instead of their outputs.
 
     Parameters
     ----------
     policy : Dropout
         It must drop the same units for a whole batch, as `RowDropout` does.
     steps : int, optional
-        Units are drawn at each time step, for sequences of at most n steps; by default once per sequence (Semeniuta et al.
-        2016, "Recurrent dropout without memory loss": per-step and per-sequence sampling). The period is drawn once per
-        sequence, and its bias at each step, so that a unit is dropped with the rate's probability at each step.
+        If it is given, units are drawn at each time step, for sequences of at most `steps` time steps; by default they are
+        drawn once per sequence (Semeniuta et al. 2016, "Recurrent dropout without memory loss": per-step and per-sequence
+        sampling). The period is drawn once per sequence, and the bias at each time step, so that at each time step a unit is
+        dropped with the probability that the rate gives.
 
     Raises
     ------

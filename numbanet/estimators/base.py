@@ -1,4 +1,4 @@
-"""Estimator: the base of all estimators: training runs, saving and loading."""
+"""`Estimator`: the base class of all estimators. It makes training runs, and saves and loads estimators."""
 
 from __future__ import annotations
 
@@ -30,18 +30,20 @@ from .settings import FitSettings, Settings
 
 
 class Estimator(Settings):
-    """Base of the estimators. A subclass builds network and data, and names the parameters that determine the network."""
+    """Base class of the estimators. A subclass builds the network and the data, and names the parameters that determine the
+    network.
+    """
 
     # --- files --------------------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike) -> None:
-        """Write the trained estimator to one safetensors file: parameters and buffers by the names of `model_.state_dict()`,
-        everything else in the metadata.
+        """Write the trained estimator to one safetensors file. Parameters and buffers have the names of `model_.state_dict()`;
+        everything else is in the metadata.
 
-        Not saved: the optimiser's state, random streams, and the progress of `sparsity`. So `partial_fit` of a loaded estimator
-        starts with a new optimiser and new streams, does not preserve sparsity, and warns about that; `fit` starts `sparsity`
-        again. Layers that the user passed (`layers`) are saved with their trained weights, and frozen tensors (`requires_grad`)
-        stay frozen. Callbacks are not saved, because files hold no functions; an exception are numbanet's hooks that consist of
-        numbers and names, such as `ReduceLROnPlateau`. A callback may save the estimator.
+        The state of the optimiser, the random streams and the progress of `sparsity` are not saved. So `partial_fit` of a
+        loaded estimator starts with a new optimiser and new streams, does not preserve sparsity, and warns about that; `fit`
+        starts `sparsity` again. Layers that the user passed (`layers`) are saved with their trained weights, and frozen tensors
+        (`requires_grad`) stay frozen. Callbacks are not saved, because files hold no functions, except for hooks of numbanet
+        that consist of numbers and names, such as `ReduceLROnPlateau`. A callback may save the estimator.
 
         Parameters
         ----------
@@ -68,7 +70,8 @@ class Estimator(Settings):
         path : str or path
             A file that `save` wrote.
         device : str or Device, optional
-            Replaces the estimator's `device`, for example "cpu" for a network trained on a GPU.
+            The device of the loaded estimator, for example "cpu" for a network that was trained on a GPU. By default it is the
+            saved `device`.
 
         Raises
         ------
@@ -87,19 +90,21 @@ class Estimator(Settings):
     # --- for subclasses -----------------------------------------------------------------------------------------------
     @abc.abstractmethod
     def _task(self) -> Task:
-        """The task: the loss, the score, and the batches of an epoch."""
+        """Return the task, which defines the loss, the score, and the batches of an epoch."""
 
     @abc.abstractmethod
     def _architecture(self) -> dict[str, Any]:
-        """The parameters that determine the network, by name."""
+        """Return a dict of the parameters that determine the network."""
 
     @abc.abstractmethod
     def _sample(self) -> tuple[int, ...]:
-        """The input shape of one sample (for a language model, of one word), for the table of `print(model)`."""
+        """Return the input shape of one sample (for a language model, of one word) for the table of `print(model)`."""
 
     # --- before training ----------------------------------------------------------------------------------------------
     def _goes_on(self, call: str) -> bool:
-        """True if there is a network to continue from; ValueError if the parameters now describe a different one."""
+        """Return True if there is a network to continue from; raise ValueError if the parameters now describe a different
+        network.
+        """
         if not hasattr(self, "model_"):
             return False
         for name, value in self._architecture().items():
@@ -111,7 +116,7 @@ class Estimator(Settings):
         return True
 
     def _adopt(self, model: Sequential, settings: FitSettings, shape: tuple[int, ...], fresh: bool) -> None:
-        """Start a fit of a model, new or trained, with a new optimiser; `shape` is that of a batch of inputs."""
+        """Start a fit of a new or a trained model with a new optimiser; `shape` is the shape of a batch of inputs."""
         if fresh:
             to(model, settings.device)
             self._undo.forget()
@@ -138,14 +143,14 @@ class Estimator(Settings):
         return Streams.from_seed(check_random_state(self.random_state).randint(2**31))
 
     def _new_optimizer(self, model: Sequential) -> Optimizer:
-        """An optimiser of all parameters, frozen ones included, so that they can be unfrozen later."""
+        """Return an optimiser of all parameters, including frozen ones, so that they can be unfrozen later."""
         parameters = list(model.parameters())
         optimizer = self._make_optimizer([tensor for tensor in parameters if tensor.requires_grad])
         optimizer.parameters[:] = parameters
         return optimizer
 
     def _warn_of_sparsity(self) -> None:
-        """Warn if `partial_fit` continues with other sparsity than the parameter says."""
+        """Warn if `partial_fit` continues with another sparsity than the parameter `sparsity`."""
         if self.sparsity != self._sparsity:
             warn(
                 f"partial_fit: the network continues with sparsity={self._sparsity!r}, with which it was started or loaded; "
@@ -154,7 +159,7 @@ class Estimator(Settings):
 
     # --- training -----------------------------------------------------------------------------------------------------
     def _run(self, settings: FitSettings, epochs: int, trained: bool) -> Run:
-        """A run on the settings' device; a run that continues from trained weights can be undone."""
+        """Return a run on the device of `settings`; a run that continues from trained weights can be undone."""
         stepper = Stepper(
             self.model_,
             self.optimizer_,
@@ -200,7 +205,7 @@ class Estimator(Settings):
             warn(message)
 
     def _learned(self, run: Run, epochs: int) -> None:
-        """Set the fitted attributes after n epochs, such as `history_`, and the policy of the last epoch."""
+        """Set the fitted attributes after `epochs` epochs, such as `history_`, and the policy of the last epoch."""
         self.policy_, self.n_iter_ = run.stepper.policy, epochs
         stopping = next((hook for hook in run.hooks if isinstance(hook, EarlyStopping)), None)
         scores = {
@@ -227,10 +232,10 @@ class Fitted(Hook):
 
 
 def _named(chosen: Dropout) -> str:
-    """The name of a policy, for messages."""
+    """Return the name of a policy, for messages."""
     return "+".join(part.name for part in _parts(chosen))
 
 
 def _parts(chosen: Dropout) -> tuple[Dropout, ...]:
-    """The policies that a policy combines, or the policy itself."""
+    """Return the policies that a policy combines, or the policy itself if it combines none."""
     return chosen.policies if isinstance(chosen, Together) else (chosen,)

@@ -1,5 +1,5 @@
-"""Building: make layers from widths, with initial weights for their dropout; convert samples to the form that training
-takes.
+"""Functions that make layers of given widths, with initial weights for their dropout, and that convert samples to the form that
+training takes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ def build(
     rng: np.random.Generator,
     dev: Device,
 ) -> Sequential:
-    """Linear layers of these widths, from features to outputs, with an activation between them.
+    """Return `Linear` layers with an activation between them; `widths` are the numbers of features, of hidden neurons and of
+    outputs.
 
-    With init="he", layers before other activations than ReLU and GELU, and the last one, have Glorot's weights, and biases are
-    0; else biases are uniform. Initial weights have less variance if dropout drops terms of sums. Before a layer with tile
-    dropout, features are shuffled and most of their mean is subtracted.
+    If init is "he", biases are 0, and the last layer and layers before other activations than ReLU and GELU have Glorot's
+    initial weights. Else biases are uniformly distributed. If dropout drops terms of sums, initial weights have less variance.
+    Before a layer with tile dropout, features are shuffled, and most of their mean is subtracted.
     """
     layers: list[Layer] = []
     variance_factors = dropout.variance_factors(len(widths) - 2)
@@ -52,7 +53,7 @@ def build(
 
 
 def as_images(X: np.ndarray, shape: Sequence[int] | None) -> np.ndarray:
-    """Flat samples as images (N, C, H, W); other samples, or all if `shape` is None, unchanged."""
+    """Return flat samples X as images (N, C, H, W), where `shape` is (C, H, W); return X if it is not flat or shape is None."""
     if shape is None or X.ndim != 2:
         return X
     lengths = tuple(shape) if isinstance(shape, (Sequence, np.ndarray)) else ()
@@ -63,7 +64,7 @@ def as_images(X: np.ndarray, shape: Sequence[int] | None) -> np.ndarray:
 
 
 def some(data: Data, dev: Device, policy: Dropout) -> Tensor | None:
-    """Evenly spaced samples of the data on the device, for a data-dependent policy; None for other policies."""
+    """Return evenly spaced samples of the data on the device if the policy is data-dependent; else None."""
     if not policy.data_dependent or on_host(data.X):
         return None
     rows = data.at(np.linspace(0, len(data) - 1, min(CALIBRATION, len(data))).astype(np.int32)).astype(np.int32)
@@ -71,11 +72,12 @@ def some(data: Data, dev: Device, policy: Dropout) -> Tensor | None:
 
 
 def centre(X, weights):
-    """The shift that `Shuffle` subtracts from each feature: most of its mean, estimated from samples spread over X.
+    """Return the number that `Shuffle` subtracts from each feature: most of the mean of the feature, which is estimated from
+    samples spread over X.
 
-    Leaving out a tile of x adds noise of mean square |x - centre|², which is the variance v if the centre is the mean. A
-    slightly larger noise, v (1 + COMMON_NOISE), is chosen if the mean is large enough: networks then train as fast and predict
-    better.
+    Leaving out a tile of x adds noise with the mean square |x - centre|², which is the variance v of x if the centre is the
+    mean. If the mean is large enough, the centre is chosen so that the noise is slightly larger, v (1 + COMMON_NOISE): networks
+    then train as fast and predict better.
     """
     every = -(-len(X) // MEAN_SAMPLES)
     some = X[::every]
@@ -89,10 +91,11 @@ def centre(X, weights):
 
 
 def merged(X, y, weights):
-    """The distinct samples in a fixed order, weighted by their multiplicity; samples with weight 0 are left out.
+    """Return the distinct samples in a fixed order, with weights that count how often each occurs; samples with weight 0 are
+    left out.
 
-    It is used if all samples fit into one batch. Gradient descent then depends only on the set of samples and their
-    multiplicities; with a fixed order, the result is also bitwise independent of the order in which they are passed.
+    This is used if all samples fit into one batch. Gradient descent then depends only on which samples occur and how often. As
+    their order is fixed, the result is equal to the last bit for every order in which the user passes the samples.
     """
     weights = np.ones(len(y), np.float32) if weights is None else weights
     known = y if y.dtype != object else np.unique(y, return_inverse=True)[1].reshape(y.shape)  # object rows cannot be sorted

@@ -1,4 +1,4 @@
-"""LanguageModel: an LSTM that predicts the next word of a text, trained with dropout that saves time.
+"""`LanguageModel`: an LSTM that predicts the next word of a text, and is trained with dropout that saves time.
 
 model = LanguageModel((650, 650), dropout="rdp").fit(words)
 model.perplexity(other_words); model.generate(["the"], 20)
@@ -42,12 +42,12 @@ from .whole import whole
 class LanguageModel(Estimator):
     __doc__ = f"""Predicts the next word of a text: an embedding, LSTM layers, and a linear layer over the vocabulary.
 
-    It is trained by truncated back-propagation through time: the text is cut into `batch_size` segments, which are read in
-    parallel, `steps` words at a time; the LSTM states of a step are the initial states of the next one. Dropout acts as in
-    Zaremba et al. 2014 ("Recurrent neural network regularization"): on the outputs of the embedding and of each LSTM layer
-    ("tdp": on the tiles of each LSTM layer's W_ih and of the last layer's weight). Clipping is similar to theirs: their 5.0 is
-    for a loss summed over 35 time steps, which is 0.14 for the mean. Their step size 1.0 would be 35 here, with which training
-    on smaller texts is less reliable.
+    The model is trained by truncated back-propagation through time: the text is cut into `batch_size` segments, which are read
+    in parallel, `steps` words at a time. The final LSTM states of a step are the initial states of the next step. Dropout acts
+    as in Zaremba et al. 2014 ("Recurrent neural network regularization"), on the outputs of the embedding and of each LSTM
+    layer; "tdp" acts on the tiles of the W_ih of each LSTM layer and of the weight of the last layer. The paper clips gradients
+    to a norm of 5.0 for a loss summed over 35 time steps, which is 0.14 for the mean; the default here is similar. The paper's
+    step size of 1.0 would be 35 here; with it, training on smaller texts is less reliable.
 
     {documented(PARAMETERS.values())}
 
@@ -57,14 +57,14 @@ class LanguageModel(Estimator):
     model_ : Sequential
         Embedding, LSTM layers, Linear.
     history_ : list of dict
-        One record per epoch: epoch, loss, score (the share of words predicted correctly), perplexity, tokens_per_second,
-        seconds, flops_share, learning_rate, dropout_rate; with sparse gate gradients gates_kept and gates_cosine
-        (`GateSparsity.report`); with a validation text validation_loss (its mean cross-entropy), validation_score (minus that,
-        unless `scoring` is set) and validation_perplexity.
+        One record per epoch, with the keys epoch, loss, score (the share of words predicted correctly), perplexity,
+        tokens_per_second, seconds, flops_share, learning_rate and dropout_rate. With sparse gate gradients it also has
+        gates_kept and gates_cosine (`GateSparsity.report`). With a validation text it also has validation_loss (its mean
+        cross-entropy), validation_score (the negative validation_loss, unless `scoring` is set) and validation_perplexity.
     n_iter_ : int
-        Epochs trained.
+        Number of epochs trained.
     best_epoch_ : int or None
-        The epoch with the best validation_score, with early stopping the one whose weights stayed; None without validation.
+        The epoch with the best validation_score, whose weights early stopping keeps; None without validation.
     policy_ : Dropout
         The policy that trained.
 
@@ -91,9 +91,9 @@ class LanguageModel(Estimator):
         dropout: str | Dropout | None = None,
         dropout_rate: Rate | None = None,
     ) -> LanguageModel:
-        """Train on a text from new weights, or from the existing ones with `warm_start`.
+        """Train on a text, from new weights; if `warm_start` is True, from the existing weights.
 
-        Ctrl-C ends training: the model keeps the complete epochs, and KeyboardInterrupt is raised, as for `Net`. `partial_fit`
+        Ctrl-C ends training: the model keeps the complete epochs, and KeyboardInterrupt is raised, as by `Net`. `partial_fit`
         then continues the training.
 
         Parameters
@@ -103,7 +103,7 @@ class LanguageModel(Estimator):
         validation : the same, optional
             Another text, whose loss and perplexity are computed after every epoch.
         dropout, dropout_rate : optional
-            Override the model's parameters for this call.
+            If given, they replace the parameters of the model in this call.
 
         Raises
         ------
@@ -128,10 +128,11 @@ class LanguageModel(Estimator):
     def partial_fit(
         self, tokens: Iterable[Any], *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None
     ) -> LanguageModel:
-        """Train for one epoch on a text, from the current weights and optimiser state and zero LSTM states; parameters and
-        errors as for `fit`.
+        """Train for one epoch on a text, from the current weights, the current state of the optimiser, and LSTM states of zero.
+        Parameters and errors are those of `fit`.
 
-        The first call makes the vocabulary from its text. Words of later texts that are not in it become the unknown word.
+        The first call makes the vocabulary from its text. Words of later texts that are not in the vocabulary become the
+        unknown word.
         """
         settings = dataclasses.replace(self._settings(dropout, dropout_rate), patience=None)
         trained = self._goes_on("partial_fit")
@@ -146,15 +147,16 @@ class LanguageModel(Estimator):
     # --- answers ------------------------------------------------------------------------------------------------------
     @deferred
     def perplexity(self, tokens: Iterable[Any]) -> float:
-        """exp(mean cross-entropy) of a text: 1 for perfect predictions, n for a model that gives n words the same probability.
+        """Return exp(mean cross-entropy) of a text. It is 1 for perfect predictions, and n for a model that gives n words the
+        same probability.
 
-        The text is read as in training, in `batch_size` segments (fewer if it is short), each from zero states.
+        The text is read as in training, in `batch_size` segments (fewer if it is short), each from states of zero.
         """
         return math.exp(-self.score(tokens))
 
     @deferred
     def score(self, tokens: Iterable[Any]) -> float:
-        """Minus the mean cross-entropy of a text, that is -log(perplexity): larger is better, 0 is best."""
+        """Return the negative mean cross-entropy of a text, which is -log(perplexity). Larger is better, and 0 is best."""
         check_is_fitted(self, "model_")
         symbols = self._encoded("text", tokens)
         stepper = Stepper(
@@ -171,13 +173,13 @@ class LanguageModel(Estimator):
 
     @deferred
     def predict_proba(self, prompt: Iterable[Any]) -> np.ndarray:
-        """Probability of each word to follow a prompt, (words,) float32, in the order of the vocabulary."""
+        """Return the probability of each word to follow a prompt, an array (words,), float32, in the vocabulary's order."""
         check_is_fitted(self, "model_")
         return device("cpu").softmax(self._read(self._encoded("prompt", prompt, 1), {})[None])[0]
 
     @deferred
     def predict_next(self, prompt: Iterable[Any], n: int = 1) -> list[Any]:
-        """The n most probable words to follow a prompt, the most probable first."""
+        """Return the n most probable words to follow a prompt, the most probable first."""
         check_is_fitted(self, "model_")
         n = check_count("n", n, len(self.vocabulary_))
         logits = self._read(self._encoded("prompt", prompt, 1), {})
@@ -200,8 +202,8 @@ class LanguageModel(Estimator):
         n : int, default=20
             Number of words to generate.
         temperature : float, default=1.0
-            Logits are divided by it: below 1, probable words are sampled more often; at 0, the most probable word is always
-            chosen. The unknown word is never sampled.
+            Logits are divided by the temperature. If it is below 1, probable words are sampled more often; if it is 0, the most
+            probable word is always chosen. The unknown word is never sampled.
         random_state : int, RandomState or None
             Seed of the sampling.
 
@@ -277,14 +279,14 @@ class LanguageModel(Estimator):
         return (len(self._hidden()) + 1) * (chosen.kind != "patches" and not chosen.data_dependent)
 
     def _encoded(self, name: str, tokens: Iterable[Any], least: int = 2) -> np.ndarray:
-        """The symbols of a text of at least `least` tokens; error messages start with `name`."""
+        """Return the symbols of a text of at least `least` tokens; error messages start with `name`."""
         try:
             return self.vocabulary_.encode(checked_tokens(tokens, least))
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: {error}") from error
 
     def _symbols(self, tokens: Iterable[Any], new: bool) -> np.ndarray:
-        """The symbols of a training text; if `new`, with a vocabulary that is made from it."""
+        """Return the symbols of a training text; if `new`, make the vocabulary from this text."""
         text = checked_tokens(tokens, least=self.batch_size + 1)
         if new:
             self.vocabulary_ = Vocabulary.of(text, self.vocabulary_size, self.unknown)
@@ -304,7 +306,7 @@ class LanguageModel(Estimator):
 
     # --- building -----------------------------------------------------------------------------------------------------
     def _start(self, settings: FitSettings, model: Sequential | None = None) -> None:
-        """Start with a new model, unless one is given."""
+        """Start with `model`; if it is None, with a new model."""
         fresh, self._streams = model is None, self._new_streams()
         self._adopt(self._layers() if model is None else model, settings, (self.steps, self.batch_size), fresh)
         if self.recurrent_sampling != "sequence" and policy(self.recurrent_dropout).name == "none":
@@ -313,7 +315,7 @@ class LanguageModel(Estimator):
     def _prepare(
         self, symbols: np.ndarray, settings: FitSettings, epochs: int, trained: bool, validation: Iterable[Any] | None = None
     ) -> tuple[Run, Data]:
-        """The run and the data: the arguments of `train`."""
+        """Return the run and the data, the arguments of `train`."""
         run, watched = self._run(settings, epochs, trained), None
         if validation is not None:
             validation = validation if isinstance(validation, (Sequence, np.ndarray)) else list(validation)
@@ -332,12 +334,12 @@ class LanguageModel(Estimator):
         return run, data
 
     def _watched(self, symbols: np.ndarray, tokens: Any, settings: FitSettings) -> Validation:
-        """The hook that validates on a text; a user's scorer gets `tokens`, the text as the user passed it."""
+        """Return the hook that validates on a text; a scorer of the user gets `tokens`, the text as the user passed it."""
         scorer = settings.scorer
         return Validation(Data(symbols, symbols), None if scorer is None else lambda: scorer(self, tokens))
 
     def _layers(self) -> Sequential:
-        """New layers, with small uniform weights as in Zaremba et al."""
+        """Return new layers with small, uniformly distributed weights, as in Zaremba et al."""
         hidden, rng, words = self._hidden(), self._streams.weights, len(self.vocabulary_)
         width = hidden[-1] if self.tied else self.embedding or hidden[0]
         first, last = Embedding(words, width, rng=rng), Linear(hidden[-1], words, init="glorot", rng=rng)
@@ -356,7 +358,7 @@ class LanguageModel(Estimator):
         return next(self.model_.parameters()).device
 
     def _read(self, symbols: np.ndarray, state: dict) -> np.ndarray:
-        """Logits (V,) after some symbols; overwrites the given state with the layers' final one."""
+        """Return the logits (V,) after some symbols; overwrite `state` with the final states of the layers."""
         dev = self._device()
         with no_grad(), dev.session(**self._session_options()):
             for start in range(0, len(symbols), self.steps):

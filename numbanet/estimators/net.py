@@ -78,21 +78,21 @@ class Net(ClassifierMixin, Supervised):
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-        The labels, sorted; if a sample may have several labels, 0, 1, … for the columns of y.
+        The labels, sorted. If a sample may have several labels, the numbers 0, 1, … of the columns of y.
     loss_ : Loss
         The loss used in training.
     n_features_in_ : int
     model_ : Sequential
         The trained layers.
     history_ : list of dict
-        One record per epoch: epoch, loss (by default cross-entropy; for several labels its sum over them), score (of the
-        predictions made during training), seconds, flops_share (FLOPs relative to dense training), learning_rate, dropout_rate
-        (the mean over layers). "rsdp" and "bsdp" add dropped and sensitive (shares per convolution). With validation there are
-        validation_loss and validation_score (accuracy, or the value of `scoring`). `GroupLasso` adds weights_kept (share of
-        nonzero weights), and sparsity_loss and time_loss, the parts of its penalty without the adaptive weights of norms; the
-        fused loss is their sum plus loss (with the default adaptive=True, training minimises the penalty of weighted norms).
-        `Rewire` adds rewired (share of the entries). Hooks may add more. flops_share is relative to a dense network of the
-        initial size.
+        One record per epoch, with the keys epoch, loss (by default cross-entropy; for several labels the sum over labels),
+        score (of the predictions made during training), seconds, flops_share (FLOPs divided by those of dense training of the
+        initial network), learning_rate and dropout_rate (the mean over layers). "rsdp" and "bsdp" add dropped and sensitive
+        (shares for each convolution). With validation there are validation_loss and validation_score (accuracy, or the value of
+        `scoring`). `GroupLasso` adds weights_kept (the share of nonzero weights), sparsity_loss and time_loss. The latter two
+        are the parts of its penalty without the adaptive weights of norms; their sum plus loss is the fused loss. (With the
+        default adaptive=True, training minimises the penalty of weighted norms.) `Rewire` adds rewired (the share of entries
+        that it moved). Hooks may add more.
     n_iter_ : int
         Number of epochs trained.
     best_epoch_ : int or None
@@ -119,7 +119,7 @@ class Net(ClassifierMixin, Supervised):
     def partial_fit(
         self, X, y, classes=None, sample_weight=None, *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None
     ):
-        """Train for one epoch, from the current weights and optimiser state.
+        """Train for one epoch, from the current weights and the current state of the optimiser.
 
         Parameters
         ----------
@@ -137,8 +137,8 @@ class Net(ClassifierMixin, Supervised):
         return self
 
     def score(self, X, y, sample_weight=None) -> float:
-        """Accuracy. If there are labels per time step, it is that of all steps of all sequences, without padding. If a sample
-        may have several labels, it is the share of samples with all labels right.
+        """Return the accuracy. If there are labels for each time step, it is that of all time steps of all sequences, without
+        padding. If a sample may have several labels, it is the share of samples of which all labels are predicted correctly.
         """
         if not self._by_step:
             return super().score(X, y, sample_weight)
@@ -148,14 +148,15 @@ class Net(ClassifierMixin, Supervised):
         return float(np.average((y == self.predict(X))[counted], weights=weights))
 
     def predict_proba(self, X) -> np.ndarray:
-        """Class probabilities, (n_samples, n_classes) float32, with columns in the order of `classes_`. If a sample may have
-        several labels, the probability of each label. For labels per time step, (n_samples, n_steps, n_classes).
+        """Return class probabilities (n_samples, n_classes), float32, with columns in the order of `classes_`. If a sample may
+        have several labels, return the probability of each label. If there are labels for each time step, the shape is
+        (n_samples, n_steps, n_classes).
         """
         output, cpu = self._output(X), device("cpu")
         return cpu.sigmoid(output) if self._several else self._task().probabilities(cpu, output)
 
     def predict_log_proba(self, X) -> np.ndarray:
-        """log(predict_proba(X)), float32 of the same shape; finite even if the probability underflows."""
+        """Return log(predict_proba(X)), float32, in the same shape; it is finite even if the probability underflows."""
         output = self._output(X)
         if self._several:
             return log_expit(output)
@@ -163,15 +164,15 @@ class Net(ClassifierMixin, Supervised):
         return log_softmax(output, axis=-1) if linked is None else np.log(linked)
 
     def predict(self, X) -> np.ndarray:
-        """The most probable label of each sample, (n_samples,); for labels per time step (n_samples, n_steps), where values
-        after a sequence's end are meaningless. If a sample may have several labels: 1 for labels with a probability above 1/2,
-        else 0, (n_samples, n_classes)."""
+        """Return the most probable label of each sample (n_samples,). If there are labels for each time step, the shape is
+        (n_samples, n_steps), and values after the end of a sequence are meaningless. If a sample may have several labels, the
+        result (n_samples, n_classes) is 1 for labels with a probability above 1/2, else 0."""
         output = self._output(X)
         return (output > 0).astype(np.int64) if self._several else self.classes_[self._task().answer(device("cpu"), output)]
 
     # --- for the base class -------------------------------------------------------------------------------------------
     def _check_target(self, X, y, weights, reset, classes=None):
-        """Labels as indices into `classes_`, int32, and the sample weights times the class weights."""
+        """Return the labels as indices into `classes_`, int32, and the sample weights times the class weights."""
         if reset:
             self._by_step = self._given_layers() and steps.given(self.layers, X, y, self._batch(len(X)))
         if self._by_step:
@@ -197,8 +198,8 @@ class Net(ClassifierMixin, Supervised):
         return index, self._weighted(index, weights)
 
     def _check_steps(self, X, y, weights, reset, classes):
-        """As `_check_target`, for labels per time step: (labels (n, T), weights (n, T)). Padding steps get an arbitrary label
-        and weight 0.
+        """Do the same as `_check_target` for labels per time step, and return labels (n, T) and weights (n, T). Padding gets an
+        arbitrary label and weight 0.
         """
         y, counted = steps.labels(X, y), steps.counted(X, Sequential(self.layers) if reset else self.model_)
         check_classification_targets(y[counted])
@@ -212,7 +213,7 @@ class Net(ClassifierMixin, Supervised):
         return index, None if weights is None else weights.reshape(index.shape)
 
     def _positions(self, y, reset, classes):
-        """Labels (n,) as indices into `classes_`, int32."""
+        """Return labels (n,) as indices into `classes_`, int32."""
         if classes is not None and not reset and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(
                 f"partial_fit: classes={np.unique(classes).tolist()} differ from those of the first call, "
@@ -249,7 +250,7 @@ class Net(ClassifierMixin, Supervised):
         return X, column_or_1d(y, warn=True) if y.ndim == 2 and y.shape[1] == 1 else y
 
     def _indicated(self, y, reset, classes):
-        """Indicators (n, labels) float32: 1 if the sample has the label, else 0."""
+        """Return an array (n, labels), float32, that is 1 if the sample has the label, else 0."""
         y = np.float32(y != 0)
         if reset:
             self.classes_ = np.arange(y.shape[1])
@@ -274,7 +275,7 @@ class Net(ClassifierMixin, Supervised):
         return tags
 
     def _weighted(self, y, weights):
-        """The sample weights times the class weights; "balanced" gives every class the same total weight."""
+        """Return the sample weights times the class weights; "balanced" gives every class the same total weight."""
         if self.class_weight is None:
             return weights
         weights = np.ones(len(y), np.float32) if weights is None else weights
@@ -305,7 +306,7 @@ class Net(ClassifierMixin, Supervised):
         return len(self.classes_)
 
     def _strata(self, y):
-        """The classes, for stratification; None, with a warning, if a class cannot be in both parts."""
+        """Return the classes for a stratified split. If a class cannot be in both parts, warn and return None."""
         alone = [] if y.ndim > 1 else np.flatnonzero(np.bincount(y) == 1)
         if len(alone):
             warn(
@@ -318,8 +319,9 @@ class Net(ClassifierMixin, Supervised):
 class NetRegressor(RegressorMixin, Supervised):
     __doc__ = f"""A neural network regressor, for least squares and other losses, trained with dropout that saves time.
 
-    Targets are standardised for training and predictions scaled back, so that learning rates do not depend on the unit; mean
-    and scale are those of the first call of `fit` or `partial_fit`. For user-defined losses targets are not standardised.
+    Targets are standardised for training, and predictions are scaled back, so that learning rates do not depend on the unit of
+    y. The mean and the scale are those of the first call of `fit` or `partial_fit`. For user-defined losses, targets are not
+    standardised.
 
     {documented(REGRESSOR.values())}
 
@@ -350,7 +352,7 @@ class NetRegressor(RegressorMixin, Supervised):
     least_to_score = 2  # R² is undefined for one sample
 
     def predict(self, X) -> np.ndarray:
-        """The predicted values, (n_samples,), or (n_samples, n_outputs) if y had several columns."""
+        """Return the predicted values (n_samples,), or (n_samples, n_outputs) if y had several columns."""
         return self._as_given(self._task().answer(device("cpu"), self._output(X)))
 
     def __sklearn_tags__(self):
@@ -366,7 +368,7 @@ class NetRegressor(RegressorMixin, Supervised):
         return {"multi_output": True, "y_numeric": True}
 
     def _check_target(self, X, y, weights, reset):
-        """Standardised targets, (n, outputs) float32, and the weights of the samples."""
+        """Return the standardised targets (n, outputs), float32, and the weights of the samples."""
         flat, y = y.ndim == 1, np.asarray(y, np.float64).reshape(len(y), -1)
         if reset:
             self._flat_target, self.n_outputs_ = flat, y.shape[1]

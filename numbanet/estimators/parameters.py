@@ -21,17 +21,17 @@ class Parameter(NamedTuple):
 
 
 def by_name(*parameters: Parameter) -> dict[str, Parameter]:
-    """The parameters, keyed by name."""
+    """Return a dict from the name of each parameter to the parameter."""
     return {parameter.name: parameter for parameter in parameters}
 
 
 def changed(parameters: Mapping[str, Parameter], **defaults: Any) -> dict[str, Parameter]:
-    """A copy of the parameters in which some have other defaults or texts."""
+    """Return a copy of the parameters in which some have other defaults."""
     return {**parameters, **{name: parameters[name]._replace(default=value) for name, value in defaults.items()}}
 
 
 def documented(parameters: Iterable[Parameter]) -> str:
-    """The "Parameters" section of a class's docstring."""
+    """Return the "Parameters" section of the docstring of a class with these parameters."""
     lines = ["Parameters", "----------"]
     for parameter in parameters:
         default = json.dumps(parameter.default) if isinstance(parameter.default, str) else repr(parameter.default)
@@ -43,7 +43,7 @@ def documented(parameters: Iterable[Parameter]) -> str:
 
 
 def choices(names: Iterable[str]) -> str:
-    """The allowed values of a parameter in docstring notation, such as {"a", "b"}."""
+    """Return the allowed values of a parameter in the notation of docstrings, such as {"a", "b"}."""
     return f"{{{', '.join(map(json.dumps, names))}}}"
 
 
@@ -296,13 +296,13 @@ ELSEWHERE = {  # scikit-learn's name of a parameter: (the name here, further exp
 
 
 def hint(name: str, known: Mapping[str, Any]) -> str:
-    """For an error message: the name here of a parameter of scikit-learn's networks; "" for other names."""
+    """Return, for an error message, what the parameter `name` of scikit-learn's networks is called here; "" for other names."""
     here, more = ELSEWHERE.get(name, ("", ""))
     return f": here it is {here!r}{more}" if here in known and name not in known else ""
 
 
 def storing(parameters: Mapping[str, Parameter]) -> Callable[..., None]:
-    """An `__init__` that only stores these parameters, as scikit-learn requires; all but the first are keyword-only."""
+    """Return an `__init__` that only stores these parameters, as scikit-learn requires; all but the first are keyword-only."""
     kinds = inspect.Parameter
     (first, *_), passing = parameters, (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
     signature = inspect.Signature(

@@ -1,8 +1,8 @@
-"""Saving: write a fitted estimator to one safetensors file, and load it.
+"""Functions that write a fitted estimator to one safetensors file, and load it. A file consists of
 
-    arrays      parameters and buffers, by the names of `model_.state_dict()`; an array that layers share is stored once
-    metadata    one entry, "numbanet", JSON: format version, class, parameters, layers, learned attributes, names of shared and
-                of frozen tensors, and the SHA-256 of these and the arrays
+    arrays      the parameters and buffers, with the names of `model_.state_dict()`; an array that layers share is stored once
+    metadata    one entry, "numbanet", in JSON: the format version, the class, the parameters, the layers, the learned
+                attributes, the names of shared and of frozen tensors, and the SHA-256 of all this and the arrays
 
 Any safetensors reader can read the arrays. Loading executes no code from the file, and makes only objects of the classes that
 `serialization` lists.
@@ -59,7 +59,7 @@ def save(net: Any, path: str | os.PathLike) -> None:
 
 
 def check_target(path: str | os.PathLike) -> Path:
-    """Return the path if a network can be saved there; otherwise raise an error before long work starts."""
+    """Return `path` if a network can be saved there, else raise an error. Call this before long work starts."""
     path = Path(path)
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(f"cannot save to {str(path)!r}: there is no folder {str(path.absolute().parent)!r}")
@@ -71,7 +71,9 @@ def check_target(path: str | os.PathLike) -> Path:
 
 
 def _told(net: Any) -> dict[str, Any]:
-    """The metadata. If JSON cannot hold a setting, layer or attribute, a TypeError names it and says what to do instead."""
+    """Return the metadata of an estimator. If JSON cannot hold a setting, layer or attribute, raise a TypeError that names it
+    and says what to do instead.
+    """
     metadata: dict[str, Any] = {"layers": [], "given": False, "parameters": {}, "fitted": {}}
     for layer in net.model_.layers:
         try:
@@ -107,7 +109,7 @@ def _told(net: Any) -> dict[str, Any]:
 
 
 def _nameable(callbacks: Sequence[Any] | None) -> list[Any] | None:
-    """The callbacks that can be saved; None if there are none."""
+    """Return the callbacks that can be saved; None if there are none."""
     saved = []
     for callback in callbacks or ():
         with contextlib.suppress(TypeError):
@@ -131,8 +133,8 @@ def _digest(metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> st
 
 # --- loading ----------------------------------------------------------------------------------------------------------
 def load(kinds: Sequence[type], path: str | os.PathLike, device: str | Device | None) -> Any:
-    """Load the estimator in a file, of one of the classes `kinds`, to its saved device or to `device`; `Estimator.load` lists
-    the errors.
+    """Load an estimator, which must be of one of the classes `kinds`, from a file. Its device is the saved one, or `device` if
+    that is given. `Estimator.load` lists the errors.
     """
     name, (metadata, arrays) = os.fspath(path), _read(path)
     saved = metadata.get("class")
@@ -166,8 +168,8 @@ def load(kinds: Sequence[type], path: str | os.PathLike, device: str | Device | 
 
 
 def _read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Read a file: (metadata, arrays). ValueError that names the file if it is damaged, not written by numbanet, or of a newer
-    version.
+    """Read a file, and return (metadata, arrays). Raise a ValueError that names the file if it is damaged, was not written by
+    numbanet, or is of a newer version.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -195,7 +197,7 @@ def _read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray
 
 
 def _is_whole(metadata: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> bool:
-    """Remove the SHA-256 from the metadata; True if it matches the rest of the metadata and the arrays."""
+    """Remove the SHA-256 from the metadata. Return True if it is that of the rest of the metadata and the arrays."""
     try:
         return metadata.pop("sha256", None) == _digest(metadata, arrays)
     except RecursionError:  # numbanet never saves such deep nesting
@@ -203,7 +205,7 @@ def _is_whole(metadata: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> boo
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """The JSON of a file as a dict; empty if it is invalid."""
+    """Return the JSON of a file as a dict; it is empty if the JSON is invalid."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -212,7 +214,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _share(model: Sequential, name: str, first: str) -> None:
-    """Make the tensor of one name the same object as the tensor named `first`."""
+    """Replace the tensor with the name `name` in a model by the tensor with the name `first`, so that both are one object."""
     tree = Tree(model)
     (here, attribute), (holder, source) = tree.holder(name), tree.holder(first)
     if not isinstance(tensor := getattr(holder, source), Tensor):

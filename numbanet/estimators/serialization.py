@@ -1,5 +1,5 @@
-"""Convert settings and layers to JSON values, and back. Only plain values and objects of the classes listed here can be made
-from JSON.
+"""Functions that convert settings and layers to JSON values, and back. Only plain values and objects of the classes that are
+listed here can be made from JSON.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SETTINGS = {
 
 # --- values -----------------------------------------------------------------------------------------------------------
 def described(value: Any) -> Any:
-    """Convert a value to JSON; a TypeError names a value of a class that is not listed here."""
+    """Convert a value to JSON; raise a TypeError that names the value if its class is not listed here."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, np.generic):
@@ -105,11 +105,11 @@ def made(value: Any) -> Any:
 
 # --- layers -----------------------------------------------------------------------------------------------------------
 def described_layer(layer: Layer) -> dict[str, Any]:
-    """Convert a layer to JSON, without the values of its tensors (`Layer.config`); TypeError if JSON cannot hold an argument of
-    its constructor, or if its class cannot be found by name.
+    """Convert a layer to JSON, without the values of its tensors (`Layer.config`). Raise TypeError if JSON cannot hold an
+    argument of its constructor, or if its class cannot be found by name.
 
-    If training has changed shapes that the constructor makes (`GroupLasso`), the entry "holds" has the layers of each changed
-    `Sequential`, by its path. A changed subclass of `Linear` or `Conv2d` is saved as its base class.
+    If training has changed the shapes that the constructor makes (`GroupLasso`), the entry "holds" maps the path of each
+    changed `Sequential` to its layers. A changed subclass of `Linear` or `Conv2d` is saved as its base class.
     """
     kind, config = type(layer), _config(layer)
     _known(kind.__name__, kind)
@@ -128,7 +128,9 @@ def _shapes_of(layer: Layer) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _changed(layer: Layer, fresh: Layer, path: str = "") -> Iterator[tuple[str, Sequential]]:
-    """(path, chain) of each `Sequential` that has other layers or shapes than in a newly made layer."""
+    """Yield (path, chain) for each `Sequential` in `layer` that has other layers or shapes than in the newly made layer
+    `fresh`.
+    """
     if isinstance(layer, Sequential) and _shapes_of(layer) != _shapes_of(fresh):
         yield path, layer
         return
@@ -139,8 +141,8 @@ def _changed(layer: Layer, fresh: Layer, path: str = "") -> Iterator[tuple[str, 
 
 
 def _config(layer: Layer) -> dict[str, Any]:
-    """The arguments of a layer's constructor, from `config`; if `config` is inherited and returns other names, the attributes
-    with the names of the arguments.
+    """Return the arguments of the constructor of a layer, which `Layer.config` returns. If `config` is inherited and returns
+    other names, return the attributes with the names of the arguments.
     """
     config = layer.config()
     try:
@@ -160,7 +162,7 @@ def _argument(value: Any) -> Any:
 
 
 def _known(name: str, asked: type[Layer] | None = None) -> type[Layer]:
-    """The layer class with this name, numbanet's or a user's; TypeError if there is none or more than one."""
+    """Return the layer class with the name `name`, of numbanet or of a user; raise TypeError unless there is exactly one."""
     matches, kinds = [], [Layer]
     while kinds:
         kinds += (children := kinds.pop().__subclasses__())
@@ -177,8 +179,9 @@ def _known(name: str, asked: type[Layer] | None = None) -> type[Layer]:
 
 
 def made_layer(value: Mapping[str, Any], arrays: Mapping[str, np.ndarray], prefix: str | None) -> Layer:
-    """Make a layer from JSON; `prefix` begins the names of its arrays, if known. Of the arrays, only shapes are used here, and
-    the values of those that define its structure. ValueError if a weight is missing or has another shape.
+    """Make a layer from JSON. The names of its arrays begin with `prefix`; None means that this is not known. Only the shapes
+    of the arrays are used here, and the values of arrays that define the structure of the layer. Raise ValueError if a weight
+    is missing or has another shape.
     """
     kind = _known(value["layer"])
     given = {name: _made_argument(kind, name, part, arrays, prefix) for name, part in value["with"].items()}
@@ -208,7 +211,7 @@ def made_layer(value: Mapping[str, Any], arrays: Mapping[str, np.ndarray], prefi
 
 
 def _shapes(kind: type[Layer], given: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """The names and shapes of the tensors of a layer with these arguments."""
+    """Return (name, shape) of each tensor of a layer of the class `kind` with the arguments `given`."""
     try:
         return kind.shapes(given)
     except KeyError:  # the class has other arguments than its parent, whose `shapes` this is
@@ -216,8 +219,8 @@ def _shapes(kind: type[Layer], given: Mapping[str, Any]) -> tuple[tuple[str, tup
 
 
 def _made_argument(kind: type[Layer], name: str, value: Any, arrays: Mapping[str, np.ndarray], prefix: str | None) -> Any:
-    """Make an argument of a layer's constructor from JSON. If it is a layer, the names of its arrays begin with the argument's
-    name, because it usually is the attribute with this name.
+    """Make an argument of a layer's constructor from JSON. If the argument is a layer, the names of its arrays begin with the
+    name of the argument, because the layer usually is the attribute with this name.
     """
     if not (isinstance(value, dict) and ("layer" in value or "layers" in value)):
         return made(value)
@@ -230,5 +233,5 @@ def _made_argument(kind: type[Layer], name: str, value: Any, arrays: Mapping[str
 
 
 def _made_part(value: Mapping[str, Any], arrays: Mapping[str, np.ndarray], prefix: str | None, i: int) -> Layer:
-    """Make layer i of a list of layers; `prefix` begins the names of the list's arrays."""
+    """Make layer i of a list of layers; the names of all arrays of the list begin with `prefix`."""
     return made_layer(value, arrays, None if prefix is None else f"{prefix}{i}.")

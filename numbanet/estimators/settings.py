@@ -1,4 +1,4 @@
-"""Settings: the parameters of an estimator and their checks."""
+"""`Settings`: the parameters of an estimator, and their checks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FitSettings:
     ----------
     policy : Dropout
     at_mean_rate : Dropout
-        The policy with its rates averaged over the epochs; it determines the variance of initial weights.
+        The policy with each rate averaged over the epochs; it determines the variance of initial weights.
     epochs : int
         Number of epochs of a fit.
     batch_size : int
@@ -46,11 +46,11 @@ class FitSettings:
     session : dict
         Options of the device's sessions (`Stepper`).
     learning_rate_schedule : callable or None
-        Factor on the learning rate by epoch.
+        A function that maps an epoch to the factor of the learning rate.
     patience : int or None
-        Number of epochs without improvement before early stopping; None if it is off.
+        Number of epochs without improvement before early stopping; None if there is no early stopping.
     scorer : callable or None
-        scorer(estimator, X, y); None for the estimator's `score`.
+        A function scorer(estimator, X, y) that returns the score; None stands for the estimator's method `score`.
     """
 
     policy: Dropout
@@ -65,10 +65,10 @@ class FitSettings:
 
 
 class Settings(BaseEstimator):
-    """Base of the estimators: parameters are stored unchanged, and checked when they are used.
+    """Base class of the estimators. Parameters are stored unchanged, and checked when they are used.
 
-    A subclass defines `rates`, the default learning rates by optimiser name; `flags`, the boolean parameters; and
-    `_site_count`, the number of sites of its network that a dropout policy has rates for.
+    A subclass defines `rates`, which maps the name of an optimiser to its default learning rate; `flags`, the names of the
+    boolean parameters; and `_site_count`, the number of sites of its network for which a dropout policy has rates.
     """
 
     rates: ClassVar[Mapping[str, float]]
@@ -76,8 +76,8 @@ class Settings(BaseEstimator):
     flags: ClassVar[tuple[str, ...]] = ("nesterov", "early_stopping", "warm_start")
 
     def set_params(self, **parameters):
-        """Set parameters by name, as scikit-learn does. For a parameter name of scikit-learn's networks, the ValueError gives
-        the name here.
+        """Set parameters by name, as scikit-learn does. If a name is that of a parameter of scikit-learn's networks, the
+        ValueError says what the parameter is called here.
         """
         for name in parameters:
             if other := hint(name, self.get_params(deep=False)):
@@ -89,7 +89,7 @@ class Settings(BaseEstimator):
         self._settings(None, None)
 
     def _settings(self, dropout, dropout_rate, samples: int | None = None) -> FitSettings:
-        """The checked parameters of one fit on n samples; it is called before the estimator is changed."""
+        """Return the checked parameters of one fit on `samples` samples; this is called before the estimator is changed."""
         for name, low in (("epochs", 1), ("batch_size", 1), ("patience", 1)):
             value = getattr(self, name)
             if not (is_integer(value) and value >= low or (value is None and name in self.by_samples)):
@@ -128,26 +128,26 @@ class Settings(BaseEstimator):
         )
 
     def _epochs(self, samples: int | None) -> int:
-        """The number of epochs of a fit on n samples: the parameter, or a default that depends on n."""
+        """Return the number of epochs of a fit: the parameter `epochs`, or a default that depends on the number of samples."""
         if self.epochs is not None:
             return self.epochs
         return EPOCHS if samples is None else max(EPOCHS, math.ceil(STEPS / math.ceil(samples / self._batch(samples))))
 
     def _batch(self, samples: int | None) -> int:
-        """The batch size of a fit on n samples: the parameter, or a default that depends on n."""
+        """Return the batch size of a fit: the parameter, or a default that depends on the number of samples."""
         if self.batch_size is not None:
             return self.batch_size
         return BATCH if samples is None else min(BATCH, max(LEAST_BATCH, samples // BATCHES))
 
     def _policy(self, dropout, dropout_rate, samples: int | None = None) -> Dropout:
-        """The policy of a call with n samples; its arguments override the parameters."""
+        """Return the policy of a fit of n samples; the arguments of the call replace the parameters of the estimator."""
         dropout = self.dropout if dropout is None else dropout
         if dropout_rate is not None and isinstance(dropout, Dropout):
             raise ValueError("dropout_rate cannot change a policy object; give its rate to the policy")
         return policy(dropout, self.dropout_rate if dropout_rate is None else dropout_rate)
 
     def _scorer(self) -> Callable[..., float] | None:
-        """scorer(estimator, X, y), or None for the estimator's `score`."""
+        """Return the function scorer(estimator, X, y) of the parameter `scoring`; None stands for the method `score`."""
         if self.scoring is None:
             return None
         try:
@@ -161,7 +161,7 @@ class Settings(BaseEstimator):
             ) from error
 
     def _session_options(self) -> dict:
-        """Options of the device's sessions (`Stepper`); ValueError if they are invalid."""
+        """Return the options of the sessions of the device (`Stepper`); raise ValueError if they are invalid."""
         if not isinstance(self.precision, str) or self.precision not in PRECISIONS:
             raise ValueError(f"precision must be {' or '.join(map(repr, PRECISIONS))}, got {self.precision!r}")
         if self.n_jobs is None:

@@ -1,4 +1,4 @@
-"""Labels for each time step of sequences, (n, T)."""
+"""Functions for labels (n, T), one for each of the T time steps of n sequences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from ..plans import Plans
 
 
 def given(layers: Sequence[Layer], X: np.ndarray, y: np.ndarray, batch: int) -> bool:
-    """True if labels y are per time step: the layers return outputs for each step of X (n, T, …)."""
+    """Return True if y has a label for each time step: this is so if the layers return outputs for each time step of X
+    (n, T, …).
+    """
     if X.ndim < 2 or (y.ndim < 2 and X.shape[1] != 1):
         return False
     shape = Sequential(layers).cost(ActivationSpec((batch, *X.shape[1:])), Plans())[1].shape
@@ -19,7 +21,7 @@ def given(layers: Sequence[Layer], X: np.ndarray, y: np.ndarray, batch: int) -> 
 
 
 def labels(X: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """y as (n, T); ValueError if it has another shape."""
+    """Return y as an array (n, T); raise ValueError if it has another shape."""
     if y.ndim == 1 and X.shape[1] == 1:
         return y.reshape(-1, 1)
     if y.shape != X.shape[:2]:
@@ -31,8 +33,8 @@ def labels(X: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def counted(X: np.ndarray, model: Sequential) -> np.ndarray:
-    """(n, T) bool: True for steps before the end of a sequence; all True unless the first layer defines padding (`padding_idx`
-    of `Embedding`).
+    """Return an array (n, T) of bool that is True for time steps before the end of a sequence. All elements are True unless the
+    first layer defines padding (`padding_idx` of `Embedding`).
     """
     steps = np.arange(X.shape[1])
     if model.padding is None or X.ndim != 2:

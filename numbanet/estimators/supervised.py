@@ -1,4 +1,4 @@
-"""Supervised: estimators of samples and targets: checking data, building networks, training them."""
+"""`Supervised`: the base class of estimators that learn from samples and targets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PREDICTORS: weakref.WeakKeyDictionary[Supervised, Predictor] = weakref.WeakKeyDi
 
 
 class Supervised(Estimator):
-    """Base of classifier and regressor: checking data, building, training."""
+    """Base class of the classifier and the regressor. It checks the data, builds the network, and trains it."""
 
     least_to_score = 1  # samples
     by_samples = ("epochs", "batch_size")
@@ -63,18 +63,18 @@ class Supervised(Estimator):
         dropout_rate: Rate | None = None,
         validation: tuple | None = None,
     ):
-        """Train from new weights, or from the existing ones with `warm_start`.
+        """Train from new weights; if `warm_start` is True, from the existing weights.
 
-        Warns if the network is no better than always predicting the most frequent class, or the mean, and if `epochs` was not
-        given and the loss was still falling clearly in the last epochs.
+        A warning is issued if the network is no better than always predicting the most frequent class, or the mean; and if
+        `epochs` was not given and the loss was still falling clearly in the last epochs.
 
         Ctrl-C ends training after the current step and raises KeyboardInterrupt, so that a caller, such as a grid search, stops
-        as well. If at least one epoch is complete, the Net keeps it: it predicts, scores and can be saved, and `partial_fit`
-        continues; `n_iter_` and `history_` count the complete epochs, and with early stopping the weights are the best ones. If
-        the interrupted epoch made weights non-finite, the Net returns to the last copy, which may be some epochs old. Before
-        the first complete epoch, or without such a copy, the Net is unchanged. It is also unchanged if the handler of any other
-        signal raises an exception, for example for a time-out: Python handlers run between training steps, and immediately
-        during callbacks; other user functions, such as schedules, are not interrupted.
+        as well. If at least one epoch is complete, the Net keeps the complete epochs: it predicts, scores and can be saved, and
+        `partial_fit` continues. `n_iter_` and `history_` count the complete epochs; with early stopping the weights are the
+        best ones. If the interrupted epoch made weights non-finite, the Net returns to the last copy, which may be some epochs
+        old. Before the first complete epoch, or without such a copy, the Net is unchanged. It is also unchanged if the handler
+        of another signal raises an exception, for example for a time-out. Python handlers run between training steps, and
+        immediately during callbacks; other user functions, such as schedules, are not interrupted.
 
         Parameters
         ----------
@@ -86,9 +86,9 @@ class Supervised(Estimator):
         sample_weight : array_like of shape (n_samples,), optional
             Weight of each sample, not negative.
         dropout, dropout_rate : optional
-            Override the Net's parameters for this call.
+            If given, they replace the parameters of the Net in this call.
         validation : tuple (X, y), optional
-            Evaluated after every epoch: validation_loss, and validation_score, which early stopping monitors (`scoring`).
+            Samples that are scored after every epoch: validation_loss, and validation_score, which early stopping monitors.
 
         Returns
         -------
@@ -116,9 +116,9 @@ class Supervised(Estimator):
 
     @whole
     def partial_fit(self, X, y, sample_weight=None, *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None):
-        """Train for one epoch, from the current weights and optimiser state; parameters as for `fit`.
+        """Train for one epoch, from the current weights and the current state of the optimiser; parameters are as for `fit`.
 
-        The device keeps a second copy of weights and optimiser state between calls, to which a failing call returns.
+        Between calls the device keeps a second copy of the weights and the state, to which a failing call returns.
         """
         train(*self._continued(X, y, sample_weight, dropout, dropout_rate))
         return self
@@ -136,10 +136,11 @@ class Supervised(Estimator):
         return X, *self._check_target(X, y, weights, reset, **target_options)
 
     def _check_same(self, y) -> None:
-        """ValueError unless `warm_start` can continue with these targets; numbers always can."""
+        """Raise ValueError unless `warm_start` can continue with the targets y; it can always continue with numbers."""
 
     def _checked(self, X, *y, reset=False, **options):
-        """X, or (X, y), validated and in training form; given layers may take samples of any shape, and integers."""
+        """Return X, or (X, y), validated and in the form for training. If the user has passed layers, samples may have any
+        shape, and may be integers."""
         any_shape = self._given_layers() or isinstance(self.layers, str)
         symbols = Sequential(self.layers).symbols if self._given_layers() else None
         given = not reset and self._given_layers()  # given layers check shapes themselves (`_takes`)
@@ -173,7 +174,7 @@ class Supervised(Estimator):
         return (X, *y) if y else X
 
     def _takes(self, shape: tuple[int, ...]) -> bool:
-        """True if the trained layers take samples of this shape, such as longer sequences."""
+        """Return True if the trained layers take samples of this shape, for example longer sequences."""
         try:
             out = self.model_.cost(ActivationSpec(shape), Plans())[1].shape
         except ValueError:
@@ -185,11 +186,11 @@ class Supervised(Estimator):
         return {}
 
     def _criterion(self) -> Loss:
-        """The loss that the parameter `loss` stands for; ValueError if it is invalid."""
+        """Return the loss that the parameter `loss` stands for; raise ValueError if it is invalid."""
         return loss_named(self.loss, self.losses)
 
     def _loss(self) -> Loss:
-        """The loss used in training, if the estimator is fitted and has stored it; else that of the parameter."""
+        """Return the loss of the training if the estimator is fitted and has stored it; else the loss of the parameter."""
         return getattr(self, "loss_", None) or self._criterion()
 
     def __sklearn_tags__(self):
@@ -216,7 +217,7 @@ class Supervised(Estimator):
         return automatic(widths, self.dropout_rate if dropout_rate is None else dropout_rate)
 
     def _site_count(self, chosen: Dropout) -> int | None:
-        """Number of sites that a policy has rates for; None: known only when the layers are built."""
+        """Return the number of sites for which a policy has rates; None if it is known only when the layers are built."""
         if not isinstance(self.layers, str):
             given = self._given_layers()
             return len(chosen.sites(Sequential(self.layers)) if given else self._widths() * (chosen.kind != "patches"))
@@ -228,7 +229,7 @@ class Supervised(Estimator):
         return isinstance(self.layers, Sequence) and len(self.layers) > 0 and all(isinstance(x, Layer) for x in self.layers)
 
     def _widths(self) -> tuple[int, ...]:
-        """Widths of the hidden layers; ValueError if they are invalid."""
+        """Return the widths of the hidden layers; raise ValueError if they are invalid."""
         widths = (self.layers,) if isinstance(self.layers, numbers.Integral) else self.layers
         if (
             isinstance(widths, (str, bytes))
@@ -250,7 +251,7 @@ class Supervised(Estimator):
         return self.input_shape_
 
     def _start(self, X, weights, settings: FitSettings, model: Sequential | None = None) -> None:
-        """Start with a new model, unless one is given."""
+        """Start with `model`; if it is None, with a new model."""
         fresh, self._streams = model is None, self._new_streams()
         model = self._new_model(X, weights, settings) if model is None else model
         self._check_layers(model)
@@ -279,7 +280,7 @@ class Supervised(Estimator):
         )
 
     def _check_layers(self, model: Sequential) -> None:
-        """ValueError unless the layers take the samples and have the right output shape."""
+        """Raise ValueError unless the layers take the samples and have the right output shape."""
         if not any(tensor.requires_grad for tensor in model.parameters()):
             raise ValueError(f"layers: there is nothing to train in {model!r}")
         shape = model.cost(ActivationSpec((self._batch(None), *self.input_shape_)), Plans())[1].shape
@@ -289,7 +290,7 @@ class Supervised(Estimator):
 
     # --- training -----------------------------------------------------------------------------------------------------
     def _begun(self, X, y, sample_weight, dropout, dropout_rate, validation) -> tuple[Run, Data]:
-        """The arguments of `train` for `fit`."""
+        """Return the arguments of `train` for `fit`."""
         self._settings(dropout, dropout_rate)  # errors come before the data are checked
         trained = bool(self.warm_start) and self._goes_on("warm_start")
         X, y, weights = self._check_data(X, y, sample_weight, reset=not trained)
@@ -300,7 +301,7 @@ class Supervised(Estimator):
         return self._prepare(X, y, weights, settings, settings.epochs, trained, validation)
 
     def _continued(self, X, y, sample_weight, dropout, dropout_rate, **target_options) -> tuple[Run, Data]:
-        """The arguments of `train` for `partial_fit`."""
+        """Return the arguments of `train` for `partial_fit`."""
         settings = dataclasses.replace(self._settings(dropout, dropout_rate), patience=None)
         trained = self._goes_on("partial_fit")
         X, y, weights = self._check_data(X, y, sample_weight, reset=not trained, **target_options)
@@ -315,7 +316,7 @@ class Supervised(Estimator):
     def _prepare(
         self, X, y, weights, settings: FitSettings, epochs: int, trained: bool, validation: tuple | None = None
     ) -> tuple[Run, Data]:
-        """The arguments of `train`."""
+        """Return the arguments of `train`."""
         run, scorer, watched = self._run(settings, epochs, trained), settings.scorer, None
         data = Data(on_device(X, run.dev), y, weights)
         if validation is not None:
@@ -329,7 +330,7 @@ class Supervised(Estimator):
         return run, data
 
     def _scored(self, scorer, X, y) -> float:
-        """The value of a scorer for samples in training form, which are converted back to the user's form."""
+        """Return the value of a scorer for samples in the form for training; they are converted back to the user's form."""
         X = X if X.shape[1] == self.n_features_in_ else X.reshape(len(X), -1)  # given flat, with image_shape
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "X does not have valid feature names")
@@ -337,7 +338,7 @@ class Supervised(Estimator):
 
     @abc.abstractmethod
     def _as_given(self, y: np.ndarray) -> np.ndarray:
-        """Targets in the user's form."""
+        """Return targets in the user's form."""
 
     def _check_validation(self, validation):
         try:
@@ -348,7 +349,7 @@ class Supervised(Estimator):
         return X, *self._check_target(X, y, None, reset=False)
 
     def _split(self, y):
-        """Indices of the training samples, and of the held-out validation samples."""
+        """Return the indices of the training samples, and those of the held-out validation samples."""
         seed = int(self._streams.rows.integers(2**31))
         try:
             rows, held = train_test_split(
@@ -365,7 +366,7 @@ class Supervised(Estimator):
 
     @deferred  # signals wait, also while X is checked
     def _output(self, X) -> np.ndarray:
-        """The model's output for samples X on the host."""
+        """Return the output of the model for samples X on the host."""
         if "model_" not in vars(self):
             check_is_fitted(self)
         X = self._checked(X) if (plain := self._plain(X)) is None else plain
@@ -373,7 +374,7 @@ class Supervised(Estimator):
         return predictor(on_device(X, predictor.dev))
 
     def _plain(self, X) -> np.ndarray | None:
-        """X as `_checked` gives it, in a tenth of the time, if it is a usual array without any problem; otherwise None."""
+        """Return what `_checked` returns for X, in a tenth of the time, if X is a usual array without problems; else None."""
         if (
             type(X) is not np.ndarray
             or X.dtype not in PLAIN
@@ -391,7 +392,7 @@ class Supervised(Estimator):
             return X if math.isfinite(X.sum()) else None
 
     def _predictor(self) -> Predictor:
-        """The predictor of the last call, unless anything else has changed than the values of weights."""
+        """Return the predictor of the last call if at most the values of weights have changed since; else a new one."""
         arguments = self.model_, self._session_options(), self.policy_.inference_policy(self.n_iter_ - 1)
         found = PREDICTORS.get(self)
         if found is None or not found.fits(*arguments):

@@ -1,4 +1,4 @@
-"""Vocabulary: converts words to symbols 0, 1, 2, … and back."""
+"""`Vocabulary` converts words to symbols 0, 1, 2, … and back."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _MOST = np.iinfo(np.int32).max  # symbols are int32
 
 @dataclass(frozen=True, repr=False)
 class Vocabulary:
-    """The words of a language model, or the integers 0 … n - 1; word i is symbol i.
+    """The words of a language model, or the integers 0 … n - 1. The symbol of a word is its index.
 
     Parameters
     ----------
     words : sequence of str, or range
         Distinct words; or range(n), if texts are integers already.
     unknown : str, optional
-        The element of `words` that replaces words not in the vocabulary; None if texts are integers.
+        The element of `words` that replaces words that are not in the vocabulary; None if texts are integers.
 
     Raises
     ------
@@ -50,18 +50,19 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokens: Iterable[Any], size: int | None = None, unknown: str = "<unk>") -> Vocabulary:
-        """The vocabulary of a text: its most frequent words first, or the integers up to its largest one.
+        """Make the vocabulary of a text: its words, the most frequent ones first, or the integers up to its largest integer.
 
         Parameters
         ----------
         tokens : list of str, or integers (T,)
             The text.
         size : int, optional
-            For words: the largest size, including `unknown`; of equally frequent words, those that occur first are included.
-            For integers: the number of symbols, which may exceed those in the text. By default all words or integers of the
-            text are included.
+            If the text consists of words, the largest size of the vocabulary, including `unknown`; of equally frequent words,
+            those that occur first are included. If it consists of integers, the number of symbols, which may be larger than the
+            text requires. By default all words or integers of the text are included.
         unknown : str, default "<unk>", as in WikiText-2 and Penn Treebank
-            Replaces words outside the vocabulary. A vocabulary of words always contains it; one of integers has none.
+            The word that replaces words outside the vocabulary. A vocabulary of words always contains it; a vocabulary of
+            integers has no such word.
 
         Raises
         ------
@@ -94,7 +95,7 @@ class Vocabulary:
         Raises
         ------
         TypeError
-            If tokens are a string, or not of the vocabulary's kind: words or integers.
+            If tokens are a string, or if they are words and the vocabulary consists of integers, or the reverse.
         ValueError
             If tokens are empty or not one sequence, or if an integer is outside the vocabulary.
         """
@@ -117,7 +118,7 @@ class Vocabulary:
         TypeError
             If symbols are not integers.
         ValueError
-            If one is outside the vocabulary, or if they are not one sequence.
+            If a symbol is outside the vocabulary, or if the symbols are not one sequence.
         """
         symbols = checked_tokens(ids, least=0)
         if len(symbols) == 0:
@@ -142,8 +143,8 @@ class Vocabulary:
 
 # --- checks of text ---------------------------------------------------------------------------------------------------
 def checked_tokens(tokens: Iterable[Any], least: int = 1) -> list[str] | np.ndarray:
-    """Check a text of at least `least` tokens, and return it as a list of str or an integer array (T,); otherwise TypeError or
-    ValueError.
+    """Check a text, which must have at least `least` tokens, and return it as a list of str or an integer array (T,). Raise
+    TypeError or ValueError if it is invalid.
     """
     if isinstance(tokens, (str, bytes)):
         raise TypeError(
@@ -175,7 +176,9 @@ def checked_tokens(tokens: Iterable[Any], least: int = 1) -> list[str] | np.ndar
 
 
 def _mixed(tokens: list[Any]) -> Exception:
-    """The TypeError for the first token that is neither a word nor an integer, or is of another kind than the first token."""
+    """Return the TypeError for the first token that is neither a word nor an integer, or that is a word while the first token
+    is an integer, or the reverse.
+    """
     wanted = str if isinstance(tokens[0], str) else (int, np.integer)
     at = next(i for i, token in enumerate(tokens) if not isinstance(token, wanted) or isinstance(token, bool))
     many = isinstance(tokens[at], (Sequence, np.ndarray)) and not isinstance(tokens[at], (str, bytes))
@@ -186,7 +189,7 @@ def _mixed(tokens: list[Any]) -> Exception:
 
 
 def _refuse_outside(symbols: np.ndarray, size: int, way_out: str) -> None:
-    """ValueError that names the first symbol outside 0 … size - 1."""
+    """Raise a ValueError that names the first symbol outside 0 … size - 1, if there is one."""
     if symbols.min() < 0 or symbols.max() >= size:
         at = int(np.flatnonzero((symbols < 0) | (symbols >= size))[0])
         raise ValueError(f"text: token {at} is {symbols[at]}, outside 0 to {size - 1}: {way_out}")

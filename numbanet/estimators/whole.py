@@ -1,4 +1,4 @@
-"""whole: a training call is completed, or has no effect."""
+"""The decorator `whole`: a training call is completed, or has no effect."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from ..training.run import Run, Snapshot
 
 
 def whole(train: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a training method: if it raises, the estimator is unchanged, unless an interrupted fit keeps complete epochs.
+    """Decorate a training method. If the method raises an exception, the estimator is unchanged, unless an interrupted fit
+    keeps complete epochs.
 
-    The method calls `self._undo.copy(run)` before it changes a trained network. While it runs, signals are handled only when
-    the training loop polls for them, and in callbacks. At the end of the call, an exception of a signal handler undoes it like
-    any other error; Ctrl-C at this point does not, and the trained estimator stays.
+    The method calls `self._undo.copy(run)` before it changes a trained network. While the method runs, signals are handled only
+    when the training loop polls for them, and in callbacks. If a signal handler raises an exception at the end of the call, the
+    call is undone, as for any other error. Ctrl-C at this point does not undo it: the trained estimator stays.
     """
 
     @functools.wraps(train)
@@ -41,9 +42,9 @@ def whole(train: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Undo:
-    """Undoes the changes of a call to the objects that an estimator's attributes refer to.
+    """Undoes the changes that a call has made to the objects to which the attributes of an estimator refer.
 
-    The copies are on the network's device, and reuse the memory of the previous call's copies.
+    The copies of these objects are on the device of the network, and reuse the memory of the copies of the previous call.
     """
 
     def __init__(self, last: Undo | None) -> None:
@@ -52,7 +53,7 @@ class Undo:
         self.copied = False
 
     def copy(self, run: Run) -> None:
-        """Copy the run, which is about to continue from trained weights."""
+        """Copy the state of `run`, which is about to continue from trained weights."""
         self.saved, self.copied = run.snapshot(into=self.saved), True
 
     def forget(self) -> None:

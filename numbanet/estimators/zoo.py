@@ -1,7 +1,8 @@
-"""Convolutional networks by name: lenet5, alexnet, vgg19, as lists of layers, or as `Net("lenet5")`.
+"""The convolutional networks LeNet-5, AlexNet and VGG19. The functions `lenet5`, `alexnet` and `vgg19` return lists of layers;
+estimators take their names, as in `Net("lenet5")`.
 
 All networks are adapted to small images, (1, 28, 28) or (3, 32, 32), as in *DNN Training Acceleration via Exploring GPGPU
-Friendly Sparsity*, section 7. With batch_norm each convolution is followed by a `BatchNorm2d`, and has no bias.
+Friendly Sparsity*, section 7. If `batch_norm` is True, a `BatchNorm2d` follows each convolution, which then has no bias.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def _convolution(inputs: int, outputs: int, kernel: int, padding: int, batch_nor
 
 
 def _classifier(layers: list[Layer], shape: Shape, widths: Sequence[int], **options) -> list[Layer]:
-    """Append `Linear` layers of these widths, with a ReLU after each but the last."""
+    """Append `Linear` layers of the given widths, with a ReLU after each layer but the last, and return the layers."""
     shape_ = Sequential(layers).cost(ActivationSpec((1, *shape)), Plans())[1].shape
     widths = [math.prod(shape_[1:]), *widths]
     for i, (inputs, outputs) in enumerate(zip(widths, widths[1:])):
@@ -50,8 +51,8 @@ def lenet5(
 ) -> list[Layer]:
     """LeNet-5 (LeCun et al. 1998): 5x5 convolutions of 6 and 16 filters, linear layers of 120, 84 and `classes`.
 
-    Images of 28 x 28 are padded by 2, to the original's 32 x 32. Its scaled tanh, trained subsampling and partly connected
-    second layer are replaced by ReLU, max pooling and full connections, as is usual now.
+    Images of 28 x 28 are padded by 2, to the 32 x 32 of the original. The original has a scaled tanh, trained subsampling and a
+    partly connected second layer; here they are replaced by ReLU, max pooling and full connections, as is usual now.
 
     Parameters
     ----------
@@ -93,8 +94,8 @@ def alexnet(
 
     The original takes images of 224 x 224, with a first convolution of 11 x 11 with stride 4, a second one of 5 x 5,
     overlapping pooling, and linear layers of 4096. Here all convolutions are 3 x 3 with stride 1, pooling is 2 x 2 after the
-    first, second and fifth, and the linear layers have 1024, 1024 and `classes` outputs. Parameters and errors as for `lenet5`,
-    from 8 x 8.
+    first, second and fifth convolution, and the linear layers have 1024, 1024 and `classes` outputs. Parameters and errors are
+    those of `lenet5`, but images may be as small as 8 x 8.
     """
     shape, rng = _images("alexnet", image_shape, 8), np.random.default_rng(rng)
     options, layers = {"rng": rng, "device": device}, []
@@ -113,8 +114,8 @@ def vgg19(
     """VGG19 (Simonyan & Zisserman 2015, configuration E): sixteen 3x3 convolutions of 64 to 512 filters in five groups.
 
     Each group ends with 2x2 pooling if its images are larger than one pixel. The original takes images of 224 x 224 and has
-    linear layers of 4096, 4096 and 1000; here a single one of `classes` follows, as is usual for small images. Parameters and
-    errors as for `lenet5`, from 8 x 8.
+    linear layers of 4096, 4096 and 1000 outputs; here a single linear layer of `classes` outputs follows, as is usual for small
+    images. Parameters and errors are those of `lenet5`, but images may be as small as 8 x 8.
     """
     shape, rng = _images("vgg19", image_shape, 8), np.random.default_rng(rng)
     options, layers, before, side = {"rng": rng, "device": device}, [], shape[0], min(shape[1:])
@@ -129,7 +130,7 @@ def vgg19(
 
 
 def network(name: str, shape: tuple[int, ...], classes: int, rng: np.random.Generator) -> list[Layer]:
-    """The layers of a named network for samples of a shape; ValueError if the samples are not images."""
+    """Return the layers of the network `name` for samples of shape `shape`; raise ValueError if samples are not images."""
     if len(shape) != 3:
         raise ValueError(
             f"{name} takes images (C, H, W), but X has samples of shape {shape}; for flat samples set image_shape=(C, H, W)"

@@ -1,4 +1,4 @@
-"""Activations: elementwise functions; they work on compact activations directly."""
+"""Activation functions, element by element; they work on compact activations directly."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Sigmoid(Activation):
 
 
 class GELU(Activation):
-    """y = x Phi(x), Phi the distribution function of the standard normal"""
+    """y = x Phi(x), where Phi is the cumulative distribution function of the standard normal"""
 
     recordable = True
     function = ops.gelu

@@ -4,15 +4,18 @@ A subclass needs only `__call__`, which maps a tensor to a tensor. Tensors and l
 list that is an attribute, are trained, moved between devices, saved under PyTorch's names, and can have dropout. It may also
 define:
 
-    forward(flow, context)  for compact activations; by default `__call__` gets the dense activation
-    sites()                 the tensors that dropout may sparsify
-    cost(spec, plans)       output shape, FLOPs and bytes; refuses input shapes before training starts. By default one batch is
-                            run through the layer, to learn its output shape and which layers it calls
-    reads(plans, symbols)   the part of its weights that a pass reads, so that the update of the rest may be deferred
-    config()                the arguments of its constructor, by which it is saved; by default the attributes of the same names
-    commutes(plan)          True if the layer may be applied before the pending factors of a plan
-    fuse_with(following)    fusion with the next layer
-    unitwise                True if each neuron or channel is processed by itself, so that some may be removed
+    forward(flow, context)  maps a `Flow` to a `Flow`, so that the layer can take compact activations; by default `__call__` is
+                            called with the dense activation
+    sites()                 returns the tensors that dropout may sparsify
+    cost(spec, plans)       returns the output shape, FLOPs and bytes of a pass, and refuses wrong input shapes before training
+                            starts. By default one batch is run through the layer, to learn its output shape and which layers
+                            it calls
+    reads(plans, symbols)   returns the part of each weight that a pass reads, so that the update of the rest may be deferred
+    config()                returns the arguments of the constructor, from which a saved layer is made again; by default these
+                            are the attributes of the same names
+    commutes(plan)          returns True if the layer may be applied before the pending factors of a plan
+    fuse_with(following)    returns a function that computes this layer and the next one together
+    unitwise                is True if each neuron or channel is processed by itself, so that some may be removed
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ NOT_SAVED = ("rng", "device")  # arguments that are not part of a saved layer: s
 
 
 class Layer:
-    """Base of the layers. A subclass defines `__call__` or `forward`; everything else has a default."""
+    """Base class of the layers. A subclass defines `__call__` or `forward`; everything else has a default."""
 
     buffers: ClassVar[tuple[str, ...]] = ()  # names of tensors that are saved and moved, but not trained
     units: ClassVar[tuple[str, ...]] = ()  # names of tensors with one entry per unit, or per unit and pixel
@@ -64,7 +67,7 @@ class Layer:
 
     @property
     def symbols(self) -> int | None:
-        """If the layer takes integers, they must be below this number; None if it takes floats."""
+        """If the layer takes integers, the number of different ones: they must be below it. None if the layer takes floats."""
         return None
 
     @property
@@ -73,23 +76,26 @@ class Layer:
         return None
 
     def __call__(self, x: Tensor, context: Context | Mapping[Any, Plan] | None = None) -> Tensor:
-        """The dense output for a tensor; `context`, or a mapping of plans, determines which parts are computed."""
+        """Return the dense output for the tensor x; `context`, or a mapping of plans, determines which parts are computed."""
         return (self._parents or self.forward)(*entering(self, x, context)).dense()
 
     def forward(self, flow: Flow, context: Context) -> Flow:
-        """The output flow for an input flow; by default, `__call__` is called with the dense activation."""
+        """Return the output flow for an input flow; by default, `__call__` is called with the dense activation."""
         with around.within(Around(context, flow.tags)):
             return flow.with_(self(flow.dense()))
 
     def sites(self) -> tuple[Site, ...]:
-        """The tensors of this layer, children excluded, that dropout may sparsify; a site's path is its name in the layer."""
+        """Return the sites of this layer, without those of its children. A site is a tensor that dropout may sparsify; its path
+        is its name in the layer.
+        """
         return ()
 
     def cost(self, spec: ActivationSpec, plans: Plans) -> tuple[Cost, ActivationSpec]:
-        """(cost of a pass under these plans, specification of the output); ValueError if the layer cannot take the input.
+        """Return the cost of a pass under `plans`, and the specification of the output; raise ValueError if the layer cannot
+        take an input with the specification `spec`.
 
-        By default it is the sum over the layers that this one calls. One batch of zeros is passed through the layer to find
-        these layers and the output shape.
+        By default the cost is the sum of the costs of the layers that this layer calls. One batch of zeros is passed through
+        the layer to find the called layers and the output shape.
         """
         if None in spec.shape[1:]:
             return Cost(), ActivationSpec((spec.shape[0], None), None, True)
@@ -101,18 +107,18 @@ class Layer:
         )
 
     def reads(self, plans: Plans, symbols: np.ndarray | None = None) -> dict[Tensor, DevicePlan]:
-        """Map each weight of which a pass reads only a part to that part. `symbols` are the integer inputs of the layer, if
-        they are known. By default it is empty, because `__call__` may read every weight completely.
+        """Return a dict that maps each weight of which a pass reads only a part to that part. `symbols` are the integer inputs
+        of the layer, if they are known. By default the dict is empty, because `__call__` may read every weight completely.
         """
         return {}
 
     def commutes(self, plan: Plan) -> bool:
-        """True if the layer may be applied before the factors that this plan leaves pending (`Flow.pending`)."""
+        """Return True if the layer may be applied before the factors that `plan` leaves pending (`Flow.pending`)."""
         return False
 
     def fuse_with(self, following: Layer) -> Callable[[Flow, Context], Flow] | None:
-        """A function that computes this layer and the following one together, in place of both `forward`; None if they are not
-        fused.
+        """Return a function that computes this layer and the following one together and replaces the `forward` of both; None if
+        the two layers are not fused.
         """
         return None
 
@@ -127,8 +133,8 @@ class Layer:
         return bool(vars(type(self)).get("recordable", False))
 
     def acts_as(self, *kinds: type[Layer]) -> bool:
-        """True if the layer computes the same function as one of the classes `kinds`: it is an instance, and no subclass
-        overrides `forward` or `__call__`.
+        """Return True if the layer computes the same function as one of the classes `kinds`: it is an instance of the class,
+        and no subclass overrides `forward` or `__call__`.
         """
         own = type(self)
         return any(isinstance(self, kind) and own.forward is kind.forward and own.__call__ is kind.__call__ for kind in kinds)
@@ -147,14 +153,14 @@ class Layer:
 
     # --- initial weights ----------------------------------------------------------------------------------------------
     def generator(self, rng: np.random.Generator | int | None) -> np.random.Generator:
-        """The generator for initial weights: from `rng`, or from a seed that the layer stores for `redraw`."""
+        """Return the generator for initial weights. If `rng` is None, a seed is drawn and stored in the layer for `redraw`."""
         if rng is None:
             drawn: Any = np.random.SeedSequence().entropy
             rng = self.seed = drawn
         return np.random.default_rng(rng)
 
     def initial(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Initial values of the randomly initialised tensors, by attribute."""
+        """Return a dict that maps the name of each attribute with random initial values to new initial values."""
         return {}
 
     def redraw(self, rng: np.random.Generator) -> None:
@@ -177,13 +183,13 @@ class Layer:
 
     # --- contents -----------------------------------------------------------------------------------------------------
     def children(self) -> Iterator[tuple[str, Layer]]:
-        """(name, layer) of each child: attributes that are layers, or lists, tuples or dicts of layers."""
+        """Yield (name, layer) for each child; children are attributes that are layers, or lists, tuples or dicts of layers."""
         for name, value in vars(self).items():
             yield from _among(Layer, name, value)
 
     def named(self) -> Iterator[tuple[str, Tensor, bool]]:
-        """(name, tensor, whether it is trained) of each parameter and buffer; those of this layer first, then its
-        children's."""
+        """Yield (name, tensor, whether it is trained) for each parameter and buffer of this layer, then for those of its
+        children."""
         for attribute, value in vars(self).items():
             for name, tensor in _among(Tensor, attribute, value):
                 yield name, tensor, attribute not in self.buffers
@@ -192,12 +198,12 @@ class Layer:
                 yield f"{path}.{name}", tensor, trained
 
     def parameters(self) -> Iterator[Tensor]:
-        """The trainable tensors, each once."""
+        """Return an iterator over the trainable tensors, each of them once."""
         return iter({id(tensor): tensor for _, tensor, trained in self.named() if trained}.values())
 
     def config(self) -> dict[str, Any]:
-        """The constructor's arguments that make a layer like this one, except for the values of its tensors. By default the
-        attributes of the same names.
+        """Return the arguments with which the constructor makes a layer like this one, except for the values of its tensors. By
+        default they are the attributes of the same names.
 
         Raises
         ------
@@ -220,20 +226,20 @@ class Layer:
 
     @classmethod
     def shapes(cls, config: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """(name, shape) of the tensors of a layer with this config, so that a damaged file is refused before they are
-        allocated."""
+        """Return (name, shape) of each tensor of a layer with the arguments `config`, so that a damaged file is refused before
+        its tensors are allocated."""
         return ()
 
     def requires_grad_(self, requires_grad: bool = True) -> Layer:
-        """Train all parameters of the layer, or freeze them: no gradient, weight decay or momentum changes a frozen parameter.
-        As in PyTorch; freezing drops a gradient that exists.
+        """Train all parameters of the layer, or freeze them, as in PyTorch. No gradient, weight decay or momentum changes a
+        frozen parameter. Freezing drops the gradient of a parameter, if it has one.
 
-        Saving and loading preserve it. Buffers, such as the running means of `BatchNorm1d`, still change.
+        Saving and loading preserve the setting. Buffers, such as the running means of `BatchNorm1d`, still change.
 
         Returns
         -------
         Layer
-            Itself.
+            This layer.
         """
         for parameter in self.parameters():
             parameter.requires_grad = bool(requires_grad)
@@ -242,7 +248,7 @@ class Layer:
         return self
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Copies of all parameters and buffers, by PyTorch's names."""
+        """Return a dict that maps PyTorch's names of all parameters and buffers to copies of their values."""
         return {name: np.array(tensor.numpy()) for name, tensor, _ in self.named()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -276,7 +282,7 @@ class Layer:
             tensor.assign(tensor.device.upload(arrays[name]))
 
     def check_state(self, arrays: Mapping[Tensor, np.ndarray]) -> None:
-        """ValueError unless these arrays, which have the right shapes, are valid values of the layer's tensors."""
+        """Raise ValueError unless `arrays`, which have the right shapes, are valid values of the layer's tensors."""
         for _, child in self.children():
             child.check_state(arrays)
 
@@ -285,8 +291,8 @@ class Layer:
 
 
 def _among(kind: type, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """(name, object) for each object of class `kind`: the value itself, or the elements of a list, tuple or dict, named by
-    index or key.
+    """Yield (name, object) for each object of class `kind`: `value` itself, or the elements of a list, tuple or dict, whose
+    names end in their index or key.
     """
     if isinstance(value, kind):
         yield name, value
@@ -299,8 +305,8 @@ def _among(kind: type, name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def only(layer: str, out: str, **given: tuple[Any, Any]) -> None:
-    """ValueError if an argument of PyTorch has an unsupported value. Arguments are given as name=(value, supported value);
-    `out` says in the message what to do instead.
+    """Raise ValueError if an argument of PyTorch has an unsupported value. Arguments are given as name=(value, supported
+    value); the message ends with `out`, which says what to do instead.
     """
     for name, (value, supported) in given.items():
         if value != supported:
@@ -317,8 +323,9 @@ _trials: weakref.WeakKeyDictionary[Layer, dict[tuple, tuple]] = weakref.WeakKeyD
 
 
 def trial(layer: Layer, shape: tuple[int | None, ...]) -> tuple[list[tuple[Layer, tuple[int, ...]]], tuple[int, ...]]:
-    """Pass a batch of zeros through a layer: ([(a layer that it calls, the shape of this layer's input), …], the shape of the
-    output). ValueError if the layer raises. The result is cached for the input shape and the shapes of the layer's tensors.
+    """Pass a batch of zeros of shape `shape` through a layer. Return (calls, output shape); `calls` lists (called layer, shape
+    of its input) for each layer that this layer calls. Raise ValueError if the layer raises an exception. The result is cached
+    for the input shape and the shapes of the layer's tensors.
     """
     tensors = [tensor for _, tensor, _ in layer.named()]
     key, known = (shape, tuple(tensor.shape for tensor in tensors)), _trials.setdefault(layer, {})

@@ -1,4 +1,4 @@
-"""Context: the settings of one pass through a model, which its layers read."""
+"""`Context`: the settings of one pass through a model. The layers of the model read them."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Context:
     dev : str or Device, default="cpu"
         The device of the pass.
     plans : Plans or mapping of Site or Layer to Plan, optional
-        The plans, by site; if a layer has one site, the layer may be the key. Without a plan, everything is computed.
+        The plan of each site; if a layer has one site, the layer may be the key. If a site has no plan, everything is computed.
     training : bool, default=False
-        If True, layers behave as in training, like `BatchNorm1d`.
+        If True, layers behave as in training: for example, `BatchNorm1d` uses the statistics of the batch.
     model : Layer, optional
         The model whose sites the mapping names; required if it names sites.
     state : dict, optional
         Initial states of recurrent layers, by layer and number of samples; a pass overwrites them with the final states. By
         default, layers start from zeros.
     packed : mapping of Tensor to array, optional
-        By weight, the blocks that the previous update packed for this pass (`Optimizer.step`).
+        For each weight, the blocks that the previous update packed for this pass (`Optimizer.step`).
     few : bool, default=False
-        Whether `Linear` uses a product for few samples, which gives a sample the same result for any number of samples.
+        If True, `Linear` uses a product for few samples. Its result for a sample is the same for any number of samples.
 
     Raises
     ------
@@ -76,7 +76,7 @@ class Context:
 
 
 def _assigned(dev: Device, given: Mapping[Any, Plan], model: Any) -> Plans:
-    """The plans of a mapping keyed by site or layer."""
+    """Return the `Plans` of a mapping whose keys are sites or layers."""
     if not given and model is None:
         return Plans(dev)
     sites: dict[tuple[Any, str], Site] = {} if model is None else Tree(model).sites
@@ -110,7 +110,8 @@ around = Scoped("around", None)
 
 
 def entering(layer: Any, x: Tensor, context: Context | Mapping[Any, Plan] | None) -> tuple[Flow, Context]:
-    """A flow and a context for a layer that is called with a tensor; by default the context of the calling layer.
+    """Return a flow and a context for a layer that is called with the tensor x. If `context` is None, it is the context of the
+    layer that makes the call.
 
     Raises
     ------

@@ -22,8 +22,8 @@ from .pooling import Pair, pair
 
 
 def positions_of(layer: Layer, spec: ActivationSpec, window: Window, channels: int) -> tuple[int, int]:
-    """The number of output positions (OH, OW) of a window on images with specification `spec`; ValueError if the layer cannot
-    take the images.
+    """Return the numbers (OH, OW) of output positions of a window along images with the specification `spec`; raise ValueError
+    if the layer cannot take the images.
     """
     if len(spec.shape) != 4 or spec.shape[1] not in (None, channels) or None in spec.shape[2:]:
         raise ValueError(f"{layer!r}: it takes images ({channels}, H, W), and its input is of shape {spec.shape[1:]} a sample")
@@ -36,21 +36,22 @@ def positions_of(layer: Layer, spec: ActivationSpec, window: Window, channels: i
 class Conv2d(Layer):
     """y[n, o, oh, ow] = sum x[n, c, oh sh - ph + kh dh, ow sw - pw + kw dw] w[o, c, kh, kw] + b[o].   x (N, C, H, W)
 
-    Internally, images have their channels last, and the sum is a product with the im2col matrix (N OH OW, KH KW C), which is
-    never built (`numbanet_kernels.families.conv`). An `AxisPlan` at the site "output" keeps some filters: y holds only their
-    channels. At the site "input" an `AxisPlan` keeps rows of the im2col matrix, that is output positions, and a `BlockPlan`
-    blocks of it. Positional arguments, names and shapes are PyTorch's.
+    The sum is over kh, kw and the channels c of the group of o; (sh, sw) is the stride, (ph, pw) the padding, (dh, dw) the
+    dilation. Internally, images have their channels last, and the sum is a product with the im2col matrix (N OH OW, KH KW C),
+    which is never built (`numbanet_kernels.families.conv`). At the site "output" an `AxisPlan` keeps some filters: y then holds
+    only the channels of these filters. At the site "input" an `AxisPlan` keeps rows of the im2col matrix, which are output
+    positions, and a `BlockPlan` keeps blocks of the im2col matrix. Positional arguments, names and shapes are PyTorch's.
 
     Parameters
     ----------
     in_channels, out_channels : int
         Number of channels of the input, C, and of the output, O.
     kernel_size : int or pair
-        Along the height and the width.
+        KH and KW, the size of the kernel along the height and the width.
     stride, padding, dilation : int or pair, default=1, 0, 1
         Distance between windows, zeros added at each edge, and distance between the pixels of a window.
     groups : int, default=1
-        The channels are split into n groups; each output channel sees only the inputs of its group.
+        The channels are split into this number of groups; each output channel reads only the input channels of its group.
     bias : bool, default=True
         Whether to add b.
     padding_mode : str, default="zeros"
@@ -115,12 +116,12 @@ class Conv2d(Layer):
 
     @property
     def out_channels(self) -> int:
-        """Number of output channels (filters)."""
+        """O, the number of output channels (filters)."""
         return self.weight.shape[0]
 
     @property
     def in_channels(self) -> int:
-        """Number of input channels."""
+        """C, the number of input channels."""
         return self.weight.shape[1] * self.groups
 
     def sites(self):
@@ -131,7 +132,9 @@ class Conv2d(Layer):
         )
 
     def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
-        """act(conv(x) + b) with act = ReLU if `relu`, else the identity; only the parts that the plans keep are computed."""
+        """Return act(conv(x) + b), where act is ReLU if `relu`, else the identity; only the parts that the plans keep are
+        computed.
+        """
         flow, channels_last = flow.applied(), isinstance(flow.layout, ChannelsLast)
         if flow.x.ndim != 4 or (flow.indices is None and flow.x.shape[3 if channels_last else 1] != self.in_channels):
             raise ValueError(f"{self!r}: x {flow.x.shape} is not a batch of images ({self.in_channels}, H, W)")

@@ -13,7 +13,7 @@ from .flow import DENSE, ActivationSpec, Columns, Cost, Symbols, Tags
 
 
 def sequence_lengths(ids: np.ndarray, padding: int) -> np.ndarray:
-    """Lengths (N,) of symbol sequences (N, T) without the padding at their ends, at least 1."""
+    """Return the lengths (N,) of the symbol sequences ids (N, T) without the padding at their ends; they are at least 1."""
     real = ids != padding
     return np.where(real.any(axis=1), ids.shape[1] - np.argmax(real[:, ::-1], axis=1), 1)
 
@@ -21,9 +21,9 @@ def sequence_lengths(ids: np.ndarray, padding: int) -> np.ndarray:
 class Embedding(Layer):
     """y[…, d] = weight[x[…], d].   x (…) integers -> y (…, D)
 
-    The gradient holds only the rows that were looked up; updates of the others are deferred (`SGD`). Under an `AxisPlan` y
-    holds only the kept components, the same for all symbols of the batch; under a `BernoulliPlan` it holds all components, and
-    a random mask is pending (`Flow.pending`). Names, shapes and positional arguments are PyTorch's.
+    The gradient holds only the rows of the weight that were looked up; `SGD` defers the updates of the other rows. Under an
+    `AxisPlan` y holds only the kept components, the same for all symbols of the batch. Under a `BernoulliPlan` y holds all
+    components, and a random mask is pending (`Flow.pending`). Names, shapes and positional arguments are PyTorch's.
 
     Parameters
     ----------
@@ -32,12 +32,12 @@ class Embedding(Layer):
     embedding_dim : int
         Length of a vector, D.
     padding_idx : int, optional
-        The symbol that pads sequences; negative values count from the end. Its vector is 0 and is not trained. The symbols of a
-        row of x (N, T) before the padding at its end are the sequence; later layers use its length, which is at least 1.
+        The symbol that pads sequences; negative values count from the end. Its vector is 0 and is not trained. A row of x
+        (N, T) without the padding at its end is a sequence; later layers use the length of the sequence, which is at least 1.
     max_norm, norm_type, scale_grad_by_freq, sparse
-        PyTorch's; only their defaults are supported.
+        Arguments of PyTorch; only their defaults are supported.
     rng : numpy.random.Generator or int, optional
-        Source of the initial weights, standard normal as in PyTorch.
+        Source of the initial weights, which have a standard normal distribution, as in PyTorch.
     device : str or Device, default="cpu"
         Device of the weight.
 
@@ -83,7 +83,7 @@ class Embedding(Layer):
 
     @property
     def records(self) -> bool:
-        """False with padding: sequence lengths are computed on the host in each step."""
+        """False if there is a padding symbol, because the host then computes the lengths of the sequences in each step."""
         return super().records and self.padding_idx is None
 
     @property
@@ -107,7 +107,7 @@ class Embedding(Layer):
         return flow.with_(y, DENSE if indices is None else Columns(indices), (plan.pending,) if pending else ())
 
     def _tags(self, flow, host):
-        """Tags with the lengths of the symbol sequences (N, T), without the padding at their ends."""
+        """Return `Tags` with the lengths of the symbol sequences (N, T), without the padding at their ends."""
         if self.padding_idx is None or flow.x.ndim != 2:
             return flow.tags
         ids = np.asarray(flow.x.device.download(flow.x.data)) if host is None else host

@@ -1,5 +1,6 @@
-"""Flow: the activation that one layer passes to the next; Layout: how its array represents it; ActivationSpec: its shape before
-it is computed; Cost: FLOPs and bytes.
+"""Four classes: a `Flow` is the activation that one layer passes to the next. Its `Layout` says how the array x of the flow
+represents the activation. An `ActivationSpec` holds the shape of an activation that is not computed yet. A `Cost` holds FLOPs
+and bytes. The layouts are:
 
     Dense           x is the activation
     Symbols         x holds integers, of which the host has a copy
@@ -27,8 +28,9 @@ from ..tensor import Tensor
 
 # --- layouts ----------------------------------------------------------------------------------------------------------
 class Layout:
-    """How x represents the activation. `indices` are the entries of an axis that x holds; None: all. `plan` is the plan that
-    dropped the others: a layer may work on x directly if it commutes with this plan (`Layer.commutes`).
+    """How the array x represents the activation. `indices` are the entries of an axis that x holds; None stands for all.
+    `plan` is the plan that dropped the other entries; a layer may work on x directly if it commutes with this plan
+    (`Layer.commutes`).
     """
 
     __slots__ = ()
@@ -36,7 +38,7 @@ class Layout:
     plan: Plan | None = None
 
     def dense(self, x: Tensor) -> Tensor:
-        """The dense activation."""
+        """Return the dense activation that x represents."""
         return x
 
 
@@ -68,7 +70,7 @@ class Columns(Layout):
 
 
 class ChannelsLast(Layout):
-    """x (N, H, W, C) stands for (N, C, H, W) and holds the channels `indices`; None: all."""
+    """x (N, H, W, C) stands for (N, C, H, W). x holds only the channels `indices`; None stands for all channels."""
 
     __slots__ = ("indices",)
 
@@ -114,15 +116,15 @@ class Flow(NamedTuple):
 
     @property
     def indices(self) -> DeviceAxis | None:
-        """The entries of an axis that x holds; None for all."""
+        """The entries of an axis that x holds; None stands for all."""
         return self.layout.indices
 
     def with_(self, x: Tensor, layout: Layout = DENSE, pending: tuple[Plan, ...] = ()) -> Flow:
-        """A flow with other values for the same samples: it has the same tags."""
+        """Return a flow with other values for the same samples, and therefore with the same tags."""
         return Flow(x, layout, pending, self.tags)
 
     def applied(self) -> Flow:
-        """The flow with all pending factors multiplied in."""
+        """Return the flow in which x is multiplied by all pending factors."""
         x = self.x
         for plan in self.pending:
             if isinstance(plan, (BernoulliPlan, DeviceBits)):
@@ -134,29 +136,31 @@ class Flow(NamedTuple):
         return Flow(x, self.layout, (), self.tags) if self.pending else self
 
     def before(self, commutes: Callable[[Plan], bool]) -> Flow:
-        """The flow for a layer that commutes with some plans: pending factors of the other plans are applied."""
+        """Return the flow for a layer that commutes only with some plans: if the layer does not commute with the plan of a
+        pending factor, all pending factors are applied.
+        """
         plans = [plan.plan if isinstance(plan, DeviceBits) else plan for plan in self.pending]
         flow = self if all(map(commutes, plans)) else self.applied()
         return flow if flow.layout.plan is None or commutes(flow.layout.plan) else flow.with_(flow.dense())
 
     def dense(self) -> Tensor:
-        """The dense activation: pending factors applied, 0 for dropped entries, channels on the second axis."""
+        """Return the dense activation: pending factors are applied, dropped entries are 0, channels are on the second axis."""
         flow = self.applied()
         return flow.layout.dense(flow.x)
 
     def features(self) -> Flow:
-        """The flow as `Dense`, `Columns` or `PerSample`, with nothing pending."""
+        """Return the flow with a layout other than `ChannelsLast`, and with nothing pending."""
         flow = self.applied()
         return flow.with_(flow.dense()) if isinstance(flow.layout, ChannelsLast) else flow
 
     def images(self) -> Flow:
-        """The flow with channels last, as image layers take it. If it already has channels last, its pending factors stay
-        pending.
+        """Return the flow with the layout `ChannelsLast`, which image layers take. If it already has this layout, its pending
+        factors stay pending.
         """
         return self if isinstance(self.layout, ChannelsLast) else self.with_(self.dense().transpose(0, 2, 3, 1), CHANNELS_LAST)
 
     def expanded(self) -> Tensor:
-        """The values with zeros for dropped entries; images keep their channels last."""
+        """Return the values, with zeros for dropped entries; images keep their channels on the last axis."""
         if isinstance(self.layout, ChannelsLast):
             return self.x if self.indices is None else ops.expand(self.x, plan=self.indices)
         return self.dense()
@@ -172,13 +176,13 @@ class ActivationSpec(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Number of rows of the activation: samples times positions."""
+        """The number of rows of the activation: the product of the lengths of all axes but the last."""
         return math.prod(n or 1 for n in self.shape[:-1])
 
 
 class Cost(NamedTuple):
-    """FLOPs and bytes of a pass, forward and backward: FLOPs of matrix products, and bytes if each operand is read or written
-    once.
+    """The FLOPs of the matrix products of a forward and a backward pass, and the bytes that the passes move if each operand is
+    read or written once.
     """
 
     forward: float = 0.0
@@ -192,13 +196,13 @@ class Cost(NamedTuple):
         return self.forward + self.backward
 
     def plus(self, other: Cost) -> Cost:
-        """The sum of both costs."""
+        """Return the sum of both costs."""
         return Cost(*(a + b for a, b in zip(self, other)))
 
 
 def product_cost(samples: int, inner: int, outer: int, size: float, spec: ActivationSpec) -> Cost:
-    """Cost of y = x w.T if `size` elements of w are used: forward, dw, and dx if the input requires a gradient; 4 bytes per
-    number.
+    """Return the cost of y = x w.T for x (samples, inner) and y (samples, outer) if `size` elements of w are used. The backward
+    pass computes dw and, if the input requires a gradient, dx. A number has 4 bytes.
     """
     flops, ends = 2.0 * samples * size, 4.0 * samples * (inner + outer)
     others = 2 if spec.differentiable else 1

@@ -11,13 +11,13 @@ from .recurrent import Recurrent
 
 
 class GRU(Recurrent):
-    """r, u = sigmoid of W_ih x[t] + b_ih + W_hh h[t-1] + b_hh, m = tanh(W_ih x[t] + b_ih + r (W_hh h[t-1] + b_hh));
-    y[t] = h[t] = m + u (h[t-1] - m)
+    """y[t] = h[t] = m + u (h[t-1] - m), where r and u are the sigmoid of W_ih x[t] + b_ih + W_hh h[t-1] + b_hh, and
+    m = tanh(W_ih x[t] + b_ih + r (W_hh h[t-1] + b_hh)). Each of r, u and m has its own rows of W_ih, W_hh, b_ih and b_hh.
 
-    Called as in PyTorch, `y, h = gru(x, h0)`, with its names and shapes; r, u and m are its r, z and n (Cho et al. 2014,
-    "Learning phrase representations using RNN encoder-decoder"). It has three gates and one state, while an `LSTM` has four
-    gates and two states, so its products cost three quarters of the FLOPs. `numbanet.layers.Recurrent` describes which parts
-    plans drop.
+    A GRU is called as in PyTorch, `y, h = gru(x, h0)`, and has PyTorch's names and shapes; PyTorch calls r, u and m r, z and n
+    (Cho et al. 2014, "Learning phrase representations using RNN encoder-decoder"). A GRU has three gates and one state, while
+    an `LSTM` has four gates and two states, so the products of a GRU cost three quarters of the FLOPs.
+    `numbanet.layers.Recurrent` describes which parts plans drop.
 
     Parameters
     ----------
@@ -26,11 +26,11 @@ class GRU(Recurrent):
     num_layers : int, default=1
         Number of layers; each takes the outputs of the previous one.
     bias : bool, default=True
-        If True, there are two biases b_ih and b_hh, as in PyTorch; two are needed, because r multiplies only b_hh in m.
+        If True, there are two biases b_ih and b_hh, as in PyTorch; two are needed, because in m, r multiplies only b_hh.
     batch_first : bool, default=False
-        Whether x and y are (N, T, …); else (T, N, …). States are (num_layers, N, H) either way.
+        If True, x and y are (N, T, …), else (T, N, …). In both cases states are (num_layers, N, H).
     dropout : float, default=0.0
-        PyTorch's; only 0 is supported.
+        An argument of PyTorch; only 0 is supported.
     bidirectional : bool, default=False
         Whether a second cell reads the input backwards, as in `LSTM`.
     rng : numpy.random.Generator or int, optional

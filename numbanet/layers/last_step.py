@@ -11,15 +11,16 @@ from .flow import Cost
 
 
 class LastStep(Layer):
-    """y[n] = x[n, T - 1], or x[n, length[n] - 1] if the flow carries sequence lengths.   x (N, T, H) -> y (N, H)
+    """y[n] = x[n, length[n] - 1], where length[n] is the number of time steps of sequence n, T by default.   x (N, T, H) -> y
+    (N, H)
 
-    Put it between an `LSTM` or `GRU` and a `Linear` to classify sequences.
+    Put this layer between an `LSTM` or `GRU` and a `Linear` to classify sequences.
 
     Parameters
     ----------
     bidirectional : bool, default=False
-        If True, the second half of the features comes from x[n, 0], where the backward direction ends. Set it after a layer
-        with `bidirectional`: at the last step, its backward direction has read only one element.
+        If True, the second half of the features comes from x[n, 0], where the backward direction ends. Set this after a
+        bidirectional layer: at the last time step, the backward direction of that layer has read only one element.
     """
 
     recordable = True

@@ -21,15 +21,15 @@ class LayerNorm(Layer):
 
     Each sample, and each time step, is normalised separately. So training and prediction compute the same, a batch may have one
     sample, and there are no running values (Ba, Kiros & Hinton 2016, "Layer normalization", eq. 3). Names, shapes, values and
-    positional arguments are PyTorch's. Mean and variance are those of all features: compact activations are expanded, and
-    dropped entries count as 0.
+    positional arguments are PyTorch's. The mean and the variance are those of all features: compact activations are expanded,
+    and dropped entries count as 0.
 
     Parameters
     ----------
     normalized_shape : int or sequence of int
         The last axes of x; an integer stands for the last axis alone.
     eps : float, default=1e-5
-        Added to the variance, which is the biased one (1/n).
+        A number that is added to the variance; the variance is the sum of squares divided by n, the number of features.
     elementwise_affine : bool, default=True
         Whether there are a weight and a bias, of shape `normalized_shape`; they start at 1 and 0.
     bias : bool, default=True

@@ -1,4 +1,4 @@
-"""Linear: a product with a weight; a plan may drop neurons or tiles of the weight."""
+"""`Linear`: a product with a weight, of which a plan may drop neurons or tiles."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ INITS = {  # variance of the initial weights
 class Linear(Layer):
     """y = x wᵀ + b.   x (…, in) -> y (…, out)
 
-    Under an `AxisPlan` only the kept neurons are computed, and y holds only these. Under a `TilePlan` only the kept tiles of
-    the weight are multiplied. Under a `BernoulliPlan` everything is computed, and a random mask is pending (`Flow.pending`).
-    Names, shapes and positional arguments are PyTorch's.
+    Under an `AxisPlan` only the kept neurons are computed, and y holds only the kept neurons. Under a `TilePlan` only the kept
+    tiles of the weight are multiplied. Under a `BernoulliPlan` everything is computed, and a random mask is pending
+    (`Flow.pending`). Names, shapes and positional arguments are PyTorch's.
 
     Parameters
     ----------
@@ -37,15 +37,15 @@ class Linear(Layer):
     bias : bool, default=True
         Whether to add b.
     init : {"he", "glorot", "fan_in"}, default="he"
-        Uniform initial weights, of variance 2 / in (He et al. 2015, eq. 10), 2 / (in + out) (Glorot & Bengio 2010, eq. 16), or
-        1 / (3 in), as PyTorch's `nn.Linear` has them.
+        The variance of the initial weights, which are uniformly distributed: 2 / in for "he" (He et al. 2015, eq. 10),
+        2 / (in + out) for "glorot" (Glorot & Bengio 2010, eq. 16), 1 / (3 in) for "fan_in", as in PyTorch's `nn.Linear`.
     bias_init : {"zeros", "uniform"}, default="zeros"
-        Initial b: 0, or uniform between -1 / sqrt(in) and 1 / sqrt(in) as in PyTorch, so that the neurons' ReLUs change slope
-        at different inputs.
+        Initial values of b: 0, or uniformly distributed between -1 / sqrt(in) and 1 / sqrt(in) as in PyTorch, so that the
+        neurons' ReLUs change slope at different inputs.
     variance_factor : float, default=1.0
-        Factor of the variance of initial weights. It compensates for dropout of the inputs, which multiplies the mean square of
-        y by 1 / variance_factor. If a share 1 - p of the products is kept and scaled by 1 / (1 - p), it is 1 - p (Hendrycks &
-        Gimpel 2016, "Adjusting for dropout variance in batch normalization and weight initialization").
+        Factor of the variance of the initial weights. It compensates for dropout of the inputs, which multiplies the mean
+        square of y by 1 / variance_factor. If a share 1 - p of the products is kept and multiplied by 1 / (1 - p), the factor
+        is 1 - p (Hendrycks & Gimpel 2016, "Adjusting for dropout variance in batch normalization and weight initialization").
     rng : numpy.random.Generator or int, optional
         Source of the initial weights; by default an estimator's `random_state` determines them.
     device : str or Device, default="cpu"
@@ -94,12 +94,12 @@ class Linear(Layer):
 
     @property
     def out_features(self) -> int:
-        """Number of outputs, O."""
+        """O, the number of outputs."""
         return self.weight.shape[0]
 
     @property
     def in_features(self) -> int:
-        """Number of inputs, I."""
+        """I, the number of inputs."""
         return self.weight.shape[1]
 
     def sites(self):
@@ -110,10 +110,10 @@ class Linear(Layer):
         )
 
     def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
-        """act(x wᵀ + b) with act = ReLU if `relu`, else the identity; only the part that the plan keeps is computed.
+        """Return act(x wᵀ + b), where act is ReLU if `relu`, else the identity; only the part that the plan keeps is computed.
 
-        With ReLU, the scale of a `RowPlan` is applied in the product's epilogue; otherwise it stays pending. Under a `TilePlan`
-        the input is expanded first, with zeros for dropped entries.
+        If `relu`, the scale of a `RowPlan` is applied in the product's epilogue; otherwise it stays pending. Under a `TilePlan`
+        the input is first expanded, with zeros for dropped entries.
         """
         flow = flow.features()
         width = self.in_features if flow.indices is None else flow.indices.plan.count

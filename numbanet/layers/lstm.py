@@ -12,13 +12,15 @@ from .recurrent import Recurrent
 
 
 class LSTM(Recurrent):
-    """i, f, o = sigmoid, g = tanh of W_ih x[t] + b_ih + W_hh h[t-1] + b_hh;   c[t] = f c[t-1] + i g, y[t] = h[t] = o tanh c[t]
+    """y[t] = h[t] = o tanh c[t], where c[t] = f c[t-1] + i g. Gates are computed from W_ih x[t] + b_ih + W_hh h[t-1] + b_hh:
+    i, f and o are the sigmoid, g is the tanh; each gate has its own rows of W_ih, W_hh, b_ih and b_hh.
 
-    Called as in PyTorch, `y, (h, c) = lstm(x, (h0, c0))`, with its names and shapes (Hochreiter & Schmidhuber 1997, with forget
-    gates). `numbanet.layers.Recurrent` describes which parts plans drop. In addition:
+    An LSTM is called as in PyTorch, `y, (h, c) = lstm(x, (h0, c0))`, and has PyTorch's names and shapes (Hochreiter &
+    Schmidhuber 1997, with forget gates). `numbanet.layers.Recurrent` describes which parts plans drop. In addition:
 
-    recurrent_l0, …  also takes a `TimePlan`, which drops a different set at each time step
-    gates            kind "gates": a `GatePlan` that selects which gate gradients the backward pass computes, in all layers
+    recurrent_l0, …  these sites also take a `TimePlan`, which drops a different set of units at each time step
+    gates            this site, of the kind "gates", takes a `GatePlan`, which selects the gate gradients that the backward pass
+                     of all layers computes
 
     Parameters
     ----------
@@ -29,15 +31,15 @@ class LSTM(Recurrent):
     bias : bool, default=True
         If True, there are two biases b_ih and b_hh, as in PyTorch, although only their sum matters.
     batch_first : bool, default=False
-        Whether x and y are (N, T, …); else (T, N, …). States are (num_layers, N, H) either way.
+        If True, x and y are (N, T, …), else (T, N, …). In both cases states are (num_layers, N, H).
     dropout : float, default=0.0
-        PyTorch's; only 0 is supported.
+        An argument of PyTorch; only 0 is supported.
     bidirectional : bool, default=False
         If True, a second cell per layer, with separate weights (`weight_ih_l0_reverse`, …), reads the input backwards (Schuster
-        & Paliwal 1997, "Bidirectional recurrent neural networks"): y is then (…, 2H), states (2 num_layers, N, H). Each
-        sequence is read from its end, also if lengths differ. States cannot be carried over to the next batch.
+        & Paliwal 1997, "Bidirectional recurrent neural networks"). Then y is (…, 2H), and states are (2 num_layers, N, H). Each
+        sequence is read from its own end, also if lengths differ. States cannot be carried over to the next batch.
     proj_size : int, default=0
-        PyTorch's; only 0 is supported.
+        An argument of PyTorch; only 0 is supported.
     rng : numpy.random.Generator or int, optional
         Source of the initial weights: uniform in ±1 / sqrt(H), as in PyTorch.
     device : str or Device, default="cpu"

@@ -18,7 +18,7 @@ from .flow import Cost, PerSample
 
 
 class BatchNorm(Layer):
-    """Base: y = weight (x - mean) / sqrt(variance + eps) + bias, per channel of x (N, C) or (N, C, …)."""
+    """Base class: y = weight (x - mean) / sqrt(variance + eps) + bias, for each channel of x (N, C) or (N, C, …)."""
 
     buffers = ("running_mean", "running_var", "num_batches_tracked")
     units = ("weight", "bias", "running_mean", "running_var")
@@ -50,12 +50,12 @@ class BatchNorm(Layer):
 
     @property
     def num_features(self) -> int:
-        """Number of channels, C."""
+        """C, the number of channels."""
         return self.weight.shape[0]
 
     def normed(self, x: Tensor, channels: DeviceAxis | None, context: Context, sampled: DeviceSamples | None = None) -> Tensor:
-        """y for x (N, C); for x (N, K) that holds the channels `channels`; or for the values that each sample keeps
-        (`sampled`).
+        """Return y for x (N, C). If `channels` is given, x (N, K) holds only these channels. If `sampled` is given, x holds
+        only the values that each sample keeps.
         """
         samples = x.shape[0] if sampled is None else sampled.plan.samples
         if not context.training:
@@ -92,8 +92,9 @@ class BatchNorm(Layer):
         return ops.batch_norm(x, self.weight, self.bias, seen=follow, eps=self.eps, channels=channels)
 
     def _follow(self, running, batch, factor, channels):
-        """r <- r + momentum (factor b - r) for the computed channels. If momentum is None, 1 / number of batches takes its
-        place; it is read from device memory, because a recorded step must not contain it as a constant.
+        """Update running values r by the values b of a batch: r <- r + momentum (factor b - r) for the computed channels. If
+        `self.momentum` is None, 1 / (number of batches) is used instead. This number is read from device memory, because a
+        recorded step must not contain it as a constant.
         """
         dev, m = running.device, self.momentum
         if m is None:
@@ -131,21 +132,22 @@ class BatchNorm(Layer):
 class BatchNorm1d(BatchNorm):
     """y = weight (x - mean) / sqrt(variance + eps) + bias, for each channel.   x, y (N, C) or (N, C, L)
 
-    In training, mean and variance are those of the batch, b, and the running values are updated: r <- (1 - momentum) r +
-    momentum b, where the variance is the one with 1 / (N - 1). Predictions use the running values (Ioffe & Szegedy 2015,
-    algorithms 1 and 2). Names, shapes, values and positional arguments are PyTorch's. Compact activations stay compact;
-    channels that a step drops keep their running values. Pending scales and random masks are applied after the next activation,
-    so that the statistics are those of prediction.
+    In training, the mean and the variance are those of the batch. They also update the running mean and the running variance:
+    r <- (1 - momentum) r + momentum b, where r is a running value and b the value of the batch; for this update the sum of
+    squares of the variance is divided by N - 1. Predictions use the running values (Ioffe & Szegedy 2015, algorithms 1 and 2).
+    Names, shapes, values and positional arguments are PyTorch's. Compact activations stay compact; channels that a step drops
+    keep their running values. Pending scales and random masks are applied after the next activation, so that the statistics are
+    those of prediction.
 
     Parameters
     ----------
     num_features : int
         Number of channels, C.
     eps : float, default=1e-5
-        Added to the variance.
+        A number that is added to the variance.
     momentum : float or None, default=0.1
-        Weight of a batch in the running values, in [0, 1]. None: the running values are means over all batches, which is
-        allowed if no channels are dropped.
+        Weight of a batch in the running values, in [0, 1]. If it is None, the running values are means over all batches; this
+        is allowed only if no channels are dropped.
     affine, track_running_stats : bool, default=True
         Only True is supported.
     device : str or Device, default="cpu"
@@ -173,13 +175,13 @@ class BatchNorm1d(BatchNorm):
 class BatchNorm2d(BatchNorm):
     """y = weight (x - mean) / sqrt(variance + eps) + bias, for each channel of images.   x, y (N, C, H, W)
 
-    As `BatchNorm1d`, with mean and variance over all N H W values of a channel. Names, shapes and values are PyTorch's. Compact
-    channels stay compact, and channels that a step drops keep their running values.
+    This layer is like `BatchNorm1d`, but the mean and the variance are those of all N H W values of a channel. Names, shapes
+    and values are PyTorch's. Compact channels stay compact, and channels that a step drops keep their running values.
 
     Parameters
     ----------
     num_features, eps, momentum, affine, track_running_stats, device
-        As for `BatchNorm1d`, with the same errors; x that is not a batch of images is refused when the layer is called.
+        As for `BatchNorm1d`, with the same errors. When the layer is called, it refuses an x that is not a batch of images.
     """
 
     recordable = True

@@ -1,4 +1,4 @@
-"""Normalize: shifts and scales inputs by given constants, to mean 0 and standard deviation 1."""
+"""`Normalize` shifts and scales inputs by given constants, so that they have mean 0 and standard deviation 1."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .flow import Cost
 class Normalize(Layer):
     """y[n, c, …] = (x[n, c, …] - mean[c]) / std[c].   x, y (N, C, …): images, or rows of features
 
-    Use it as the first layer of a network: predictions are then normalised like training samples, and the constants are saved
-    with the network. They are not trained; in `state_dict` they are `mean` and `std`.
+    Use this as the first layer of a network: samples are then normalised in the same way for training and prediction, and the
+    constants are saved with the network. The constants are not trained; in `state_dict` they are `mean` and `std`.
 
     Parameters
     ----------
     mean, std : array_like of shape (C,), or float
-        Per channel or feature, over the training samples, such as X.mean((0, 2, 3)) and X.std((0, 2, 3)) for images; a single
-        number applies to all.
+        The mean and the standard deviation of each channel or feature over the training samples, such as X.mean((0, 2, 3)) and
+        X.std((0, 2, 3)) for images. A single number is used for all channels.
     device : str or Device, default="cpu"
         Device of the tensors.
 
@@ -50,7 +50,9 @@ class Normalize(Layer):
         return (x - self.mean.reshape(*shape)) / self.std.reshape(*shape)
 
     def _check(self, shape):
-        """ValueError unless a batch of this shape has the right number of channels; None in the shape is an unknown length."""
+        """Raise ValueError unless a batch of shape `shape` has the right number of channels; None in the shape stands for an
+        unknown length.
+        """
         if len(shape) < 2 or self.mean.shape[0] != 1 and shape[1] not in (None, self.mean.shape[0]):
             raise ValueError(f"{self!r}: x {shape} must be (N, C, …) with C = {self.mean.shape[0]} on its second axis")
 

@@ -15,7 +15,7 @@ Pair = int | tuple[int, int]
 
 
 def pair(name: str, value: Pair) -> tuple[int, int]:
-    """(value, value) of an int, or a pair of ints unchanged; TypeError otherwise."""
+    """Return (value, value) if `value` is an int, and `value` itself if it is a pair of ints; else raise TypeError."""
     both = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(both) != 2 or not all(is_integer(n) for n in both):
         raise TypeError(f"{name} must be an int or a pair of ints, got {value!r}")
@@ -23,13 +23,13 @@ def pair(name: str, value: Pair) -> tuple[int, int]:
 
 
 class Pooling(Layer):
-    """Base: pooling of each channel separately. Compact channels stay compact."""
+    """Base class: pooling of each channel separately. Compact channels stay compact."""
 
     window: Window | Bins
     unitwise = True
 
     def pool(self, x: Tensor) -> Tensor:
-        """x (N, H, W, C) -> y (N, OH, OW, C)."""
+        """Pool images with channels last: x (N, H, W, C) -> y (N, OH, OW, C)."""
         raise NotImplementedError
 
     def forward(self, flow, context):
@@ -61,8 +61,8 @@ class Pooling(Layer):
 class MaxPool2d(Pooling):
     """y = the largest value in each window.   x (N, C, H, W) -> y (N, C, OH, OW)
 
-    Arguments, values and gradients are PyTorch's. Padding is never the maximum. Of equal maxima the first one gets the
-    gradient, of several NaNs the last one.
+    Arguments, values and gradients are PyTorch's. Padding is never the maximum. If a window has equal maxima, the first one
+    gets the gradient; if it has several NaNs, the last NaN does.
 
     Parameters
     ----------
@@ -133,9 +133,9 @@ class AvgPool2d(Pooling):
     Parameters
     ----------
     kernel_size, stride, padding, ceil_mode
-        As for `MaxPool2d`, with the same errors; the padding is zeros.
+        As for `MaxPool2d`, with the same errors; but the padding consists of zeros.
     count_include_pad : bool, default=True
-        Whether the padding's zeros count in the mean.
+        Whether the zeros of the padding count in the mean.
     divisor_override : None
         Only None is supported.
     """
@@ -180,9 +180,10 @@ class AvgPool2d(Pooling):
 
 
 class AdaptiveAvgPool2d(Pooling):
-    """y = the mean of each of OH x OW regions of an image of any size.   x (N, C, H, W) -> y (N, C, OH, OW)
+    """y[n, c, i, j] = the mean of region (i, j) of an image of any size.   x (N, C, H, W) -> y (N, C, OH, OW)
 
-    Region i of OH spans the pixels from floor(i H / OH) to before ceil((i + 1) H / OH), as in PyTorch.
+    An image is divided into OH x OW regions. Region (i, j) has the pixels (h, w) with floor(i H / OH) <= h <
+    ceil((i + 1) H / OH) and floor(j W / OW) <= w < ceil((j + 1) W / OW), as in PyTorch.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Recurrent: the common base of LSTM and GRU."""
+"""`Recurrent`: the common base class of `LSTM` and `GRU`."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ WEIGHTS, BIASES = ("weight_ih", "weight_hh"), ("bias_ih", "bias_hh")
 
 
 class Recurrent(Layer, abc.ABC):
-    """Base of recurrent layers, stacked: each takes the outputs y of the previous one.
+    """Base class of stacked recurrent layers: each layer of the stack takes the outputs y of the previous one.
 
-    If `bidirectional`, a layer has two cells, and y concatenates their outputs, (…, 2H). One cell runs forwards in time. The
-    other one, with parameter names that end in `_reverse`, runs backwards from the end of each sequence. The input products of
-    all time steps are one product per cell. Plans at these sites drop part of the computation:
+    A layer has one cell, which runs forwards in time. If `bidirectional`, it has a second cell, which runs backwards from the
+    end of each sequence, and y (…, 2H) concatenates the outputs of both; the parameter names of the second cell end in
+    `_reverse`. The input products of all time steps are one matrix product per cell. A site has a name and a kind; plans at
+    these sites drop part of the computation:
 
-    output_l0, …     kind "output": an `AxisPlan` keeps some units of a layer's y, the same at all time steps; y is compact, and
-                     the next layer's products read only its columns. The layer itself computes all units, because they are its
-                     memory (Zaremba et al. 2014, "Recurrent neural network regularization": dropout on non-recurrent
-                     connections). A `BernoulliPlan` drops a different set at each time step
-    input_l0, …      kind "tiles": a `TilePlan` of a cell's W_ih
-    recurrent_l0, …  kind "recurrent": an `AxisPlan` of a cell's h[t-1], the same for a whole sequence. Dropped units keep their
-                     state, are computed, and appear in y; only the product with W_hh leaves them out, and multiplies the others
-                     by the plan's scale. So the state is what it is in prediction, which reads all units, and the expected sum
-                     is the same. (Dropping the state itself would erase the cell's memory at each step.)
+    output_l0, …     kind "output": an `AxisPlan` keeps some units of the y of a layer, the same ones at all time steps. y is
+                     then compact, and the products of the next layer read only the kept columns. The layer itself computes all
+                     units, because they are its memory (Zaremba et al. 2014, "Recurrent neural network regularization": dropout
+                     on non-recurrent connections). A `BernoulliPlan` drops a different set at each time step
+    input_l0, …      kind "tiles": a `TilePlan` keeps tiles of the W_ih of a cell
+    recurrent_l0, …  kind "recurrent": an `AxisPlan` keeps units of the h[t-1] of a cell, the same for a whole sequence. Dropped
+                     units are computed, keep their state and appear in y; only the product with W_hh leaves them out, and is
+                     multiplied by the plan's scale. So the states are those of prediction, where the product reads all units,
+                     and the expected product is the same. (Dropping the state itself would erase the memory of the cell.)
 
     A subclass defines the numbers of gates and states per unit, and the recurrence of its cells (`act`).
     """
@@ -64,7 +65,7 @@ class Recurrent(Layer, abc.ABC):
             setattr(self, name, Tensor(values, device, requires_grad=True))
 
     def initial(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Initial values of the parameters, by name."""
+        """Return a dict that maps the name of each parameter to initial values."""
         bound, sizes = 1 / math.sqrt(self.hidden_size), (self.input_size, self.hidden_size, self.num_layers)
         return {
             name: rng.uniform(-bound, bound, shape) for name, shape in self._shapes(*sizes, self.bidirectional, self.has_bias)
@@ -74,7 +75,7 @@ class Recurrent(Layer, abc.ABC):
     def _shapes(
         cls, inputs: int, hidden: int, layers: int, bidirectional: bool, bias: bool
     ) -> list[tuple[str, tuple[int, ...]]]:
-        """(name, shape) of the parameters, in the order in which they are drawn."""
+        """Return (name, shape) of each parameter, in the order in which the initial values are drawn."""
         shapes, rows = [], cls.gates * hidden
         for layer in range(layers):
             width = hidden * (1 + bidirectional) if layer else inputs
@@ -89,17 +90,17 @@ class Recurrent(Layer, abc.ABC):
         return self.hidden_size * (1 + self.bidirectional)
 
     def _layers(self) -> list[tuple[str, ...]]:
-        """By layer, the suffixes of its cells' parameter names."""
+        """Return, for each layer, the suffixes of the parameter names of its cells."""
         return [_cells(layer, self.bidirectional) for layer in range(self.num_layers)]
 
     def _of(self, kind: str, cell: str) -> Any:
-        """A parameter of a cell; None if it has none."""
+        """Return the parameter `kind`, such as "weight_ih", of a cell; None if the cell does not have it."""
         return getattr(self, f"{kind}_{cell}", None)
 
     # --- cells --------------------------------------------------------------------------------------------------------
     @abc.abstractmethod
     def act(self, z: Tensor, cell: str, first: list[Tensor], plans: Plans, ends: bool, **options: Any) -> tuple[Tensor, ...]:
-        """Run one cell: (y (T, N, H),), and if `ends` the states after the last step, except h.
+        """Run one cell. Return a tuple of y (T, N, H) and, if `ends`, the states after the last time step, except h.
 
         Parameters
         ----------
@@ -118,14 +119,14 @@ class Recurrent(Layer, abc.ABC):
         """
 
     def input_bias(self, cell: str) -> Tensor | None:
-        """The bias added to the input products of a cell."""
+        """Return the bias that is added to the input products of a cell."""
         return self._of("bias_ih", cell)
 
     # --- calls --------------------------------------------------------------------------------------------------------
     def __call__(  # type: ignore[override]  # called as in PyTorch, with more arguments than other layers
         self, x: Tensor, state: Any = None, lengths: Any = None, context: Context | None = None
     ) -> tuple[Tensor, Any]:
-        """(y, states): the outputs of the last layer, and the states of all cells after their last steps.
+        """Return (y, states): the outputs of the last layer, and the states of all cells after their last time steps.
 
         Parameters
         ----------
@@ -134,10 +135,10 @@ class Recurrent(Layer, abc.ABC):
         state : (h0, c0) of an LSTM, h0 of a GRU, each of shape (cells, N, hidden_size), optional
             Initial states of all cells, layer by layer; zeros by default.
         lengths : array_like of int of shape (N,), optional
-            Number of steps of each sample, 1 to T: y is 0 after them, and final states are those after a sample's last step. By
-            default the lengths that the enclosing pass knows, else T.
+            Number of time steps of each sample, 1 to T. y is 0 after the last time step of a sample, and the final states are
+            those after this time step. By default the lengths that the enclosing pass knows, else T.
         context : Context, optional
-            The pass, with its plans.
+            The settings of the pass, with its plans.
 
         Raises
         ------
@@ -164,8 +165,8 @@ class Recurrent(Layer, abc.ABC):
         return y.transpose(1, 0, 2) if self.batch_first else y, final if self.states > 1 else final[0]
 
     def forward(self, flow: Flow, context: Context) -> Flow:
-        """The flow with y, which is compact if units of the last layer are dropped. If the context has states, the layers start
-        from them and overwrite them with the final states.
+        """Return the flow with y, which is compact if a plan drops units of the last layer. If the context has states, the
+        cells start from them and overwrite them with the final states.
 
         Raises
         ------
@@ -184,7 +185,9 @@ class Recurrent(Layer, abc.ABC):
         return flow._replace(x=flow.x.transpose(1, 0, 2) if self.batch_first else flow.x)
 
     def _remembered(self, state: dict[Any, Any], cell: str, n: int) -> list[Any]:
-        """The stored states of a cell for n samples, zeros if there are none yet; ValueError if the layer is bidirectional."""
+        """Return the stored states of a cell for n samples; they are zeros at first. Raise ValueError if the layer is
+        bidirectional.
+        """
         if self.bidirectional:
             raise ValueError(
                 f"{self!r}: states are carried over from one segment of a text to the next, but the backward direction"
@@ -196,7 +199,7 @@ class Recurrent(Layer, abc.ABC):
         return state[self, cell, n]
 
     def _time_major(self, flow: Flow) -> Flow:
-        """x as (T, N, …); ValueError if its shape does not match."""
+        """Return the flow with x as (T, N, …); raise ValueError if the shape of x does not match."""
         indices, name = flow.indices, type(self).__name__
         width = self.input_size if indices is None else indices.plan.count
         if flow.x.ndim != 3 or flow.x.shape[2] != width or (indices and indices.plan.n != self.input_size):
@@ -225,7 +228,9 @@ class Recurrent(Layer, abc.ABC):
         left: dict[str, list[Any]] | None = None,
         ends: bool = False,
     ) -> tuple[Flow, list[list[Tensor]]]:
-        """Run all layers: (y (T, N, …) of the last layer, compact or not; the final states of each cell if `ends`)."""
+        """Run all layers. Return the flow with the y (T, N, …) of the last layer, compact or not, and, if `ends`, the final
+        states of each cell.
+        """
         steps, n, _ = flow.x.shape
         last, final = np.full(n, steps - 1) if lengths is None else lengths - 1, []
         for layer, cells in enumerate(self._layers()):
@@ -250,7 +255,7 @@ class Recurrent(Layer, abc.ABC):
         ends: bool,
         left: list[Any] | None,
     ) -> tuple[Tensor, ...]:
-        """The result of `act` for one cell and x (T, N, I), compact or not."""
+        """Return the result of `act` for one cell and the x (T, N, I) of `flow`, which may be compact."""
         w, b, dev, plans = self._of("weight_ih", cell), self.input_bias(cell), flow.x.device, context.plans
         steps, n, width = flow.x.shape
         flow = flow._replace(x=flow.x.reshape(steps * n, width))
@@ -275,7 +280,7 @@ class Recurrent(Layer, abc.ABC):
         )
 
     def _thinned(self, layer: int, flow: Flow, context: Context) -> Flow:
-        """The flow to the next layer: y with the layer's output plan applied."""
+        """Return the flow to the next layer: y, to which the plan at the site "output" of the layer is applied."""
         indices = context.plans.at(self, f"output_l{layer}")
         if indices is None:
             return flow
@@ -323,8 +328,8 @@ class Recurrent(Layer, abc.ABC):
         return total, ActivationSpec((*spec.shape[:2], self.output_size), axis, True)
 
     def _recurrent_cost(self, n: int, plan: Any) -> Cost:
-        """Cost of the products with W_hh for n positions. A `TimePlan` reduces only the forward product: dw is one product over
-        all time steps, and dh uses the dense packed weight on the CPU."""
+        """Return the cost of the products with W_hh for n positions. A `TimePlan` reduces only the forward product: dw is one
+        product over all time steps, and dh uses the dense packed weight on the CPU."""
 
         def products(seen: int) -> Cost:
             rows = self.gates * self.hidden_size
@@ -368,5 +373,7 @@ class Recurrent(Layer, abc.ABC):
 
 
 def _cells(layer: int, bidirectional: bool) -> tuple[str, ...]:
-    """The suffixes of a layer's parameter names: forwards, and backwards if it is bidirectional."""
+    """Return the suffixes of the parameter names of the cells of a layer: first the forward cell, then, if `bidirectional`, the
+    backward cell.
+    """
     return (f"l{layer}", f"l{layer}_reverse")[: 1 + bidirectional]

@@ -15,12 +15,12 @@ from .tree import Tree
 
 
 class Sequential(Layer):
-    """Layers applied one after the other; activations stay compact between layers that support it.
+    """Applies layers one after the other. Activations stay compact between layers that support it.
 
     Parameters
     ----------
     layers : sequence of Layer
-        Each maps a tensor to a tensor. The list may be changed later.
+        The layers; each maps a tensor to a tensor. The list `layers` may be changed later.
 
     Raises
     ------
@@ -44,7 +44,7 @@ class Sequential(Layer):
         return len(self.layers)
 
     def __getitem__(self, index: int | slice) -> Layer:
-        """A layer, or a slice as a `Sequential` of the same layer objects."""
+        """Return a layer; if the index is a slice, return a `Sequential` of the chosen layer objects."""
         return Sequential(self.layers[index]) if isinstance(index, slice) else self.layers[index]
 
     @property
@@ -60,7 +60,7 @@ class Sequential(Layer):
         return super().records and all(layer.records for layer in self.layers)
 
     def _stages(self) -> Iterator[tuple[Layer, Callable[[Flow, Context], Flow]]]:
-        """(layer, function that applies it); a fused pair is one stage."""
+        """Yield (layer, function that applies it) for each stage; two layers that are fused are one stage."""
         i = 0
         while i < len(self.layers):
             layer = self.layers[i]
@@ -80,8 +80,8 @@ class Sequential(Layer):
         return flow
 
     def before_last(self, flow: Flow, context: Context) -> tuple[Flow, Callable[[Flow], Flow]]:
-        """Apply all layers but the last: (the input of the last layer, a function that applies the last layer to it or to some
-        of its samples).
+        """Apply all layers but the last one. Return the input of the last layer, and a function that applies the last layer to
+        this input or to some of its samples.
         """
         *stages, (last, act) = self._stages() if self.layers else [(self, lambda flow, context: flow)]
         flow = self._pass(stages, flow, context)
@@ -91,7 +91,7 @@ class Sequential(Layer):
         return ((str(i), layer) for i, layer in enumerate(self.layers))
 
     def droppable(self, kind: str = "output", answer: bool = False) -> tuple[Site, ...]:
-        """The sites of a kind for which a policy makes plans (`Tree.droppable`)."""
+        """Return the sites of the kind `kind` for which a policy makes plans (`Tree.droppable`)."""
         return Tree(self).droppable(kind, answer)
 
     def cost(self, spec, plans):
@@ -115,7 +115,7 @@ class Sequential(Layer):
         self._expected = tuple(shape), policy
 
     def __str__(self) -> str:
-        """A table of the layers (`summary`)."""
+        """Return a table of the layers (`summary`)."""
         return summary(self, *self._expected)
 
     def __repr__(self) -> str:

@@ -16,8 +16,8 @@ from .flow import ActivationSpec, ChannelsLast, Columns, Cost
 
 
 class Flatten(Layer):
-    """y = x reshaped to (N, product of the other axes); the features of an image are in the order (C, H, W). If only some
-    channels are kept, y holds only their features.
+    """y = x reshaped to (N, F), where F is the product of the lengths of the other axes. The features of an image are in the
+    order (C, H, W). If only some channels are kept, y holds only the features of these channels.
     """
 
     recordable = True
@@ -44,11 +44,11 @@ class Flatten(Layer):
 
 
 class Shuffle(Layer):
-    """y[n, j] = (x - mean)[n, order[j]]: the features centred and permuted, the same for all samples.   x, y (N, I)
+    """y[n, j] = x[n, order[j]] - mean[order[j]]: the features are centred and permuted, in the same way for all samples.
 
-    It is for a layer under a tile pattern, which drops some of a neuron's inputs. Adjacent features are often correlated; after
-    the permutation, a tile holds features that were far apart. Subtracting the mean reduces the noise of dropped inputs, if the
-    mean of features is not 0 already. `Net` subtracts most of the mean (`estimators.build.centre`).
+    x, y (N, I). Put this layer before one whose weight has a tile pattern, which drops some inputs of a neuron. Adjacent
+    features are often correlated; after the permutation, a tile holds features that were far apart. If the mean of the features
+    is not 0, subtracting it reduces the noise of dropped inputs. `Net` subtracts most of the mean (`estimators.build.centre`).
 
     Parameters
     ----------
@@ -77,14 +77,15 @@ class Shuffle(Layer):
 
 
 class Select(Layer):
-    """y[n, k] = x[n, index[k]]: some of the features.   x (N, I) -> y (N, K)
+    """y[n, k] = x[n, index[k]]: y holds some of the features.   x (N, I) -> y (N, K)
 
-    If training has made all weights of some features zero (`GroupLasso`), it removes these features before the next layer.
+    If training with `GroupLasso` has made all weights of some features zero, this layer removes these features before the next
+    layer.
 
     Parameters
     ----------
     features : int
-        I.
+        I, the number of features.
     index : array_like of int
         The features that are passed on, increasing, in 0 … I - 1.
 

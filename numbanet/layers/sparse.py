@@ -1,4 +1,4 @@
-"""SparseLinear: a product with a sparse weight, of single entries or tiles."""
+"""`SparseLinear`: a product with a sparse weight, of which single entries or tiles are stored."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ BREAK_EVEN = 0.3
 class SparseLinear(Layer):
     """y = x wᵀ + b with a sparse weight w.   x (…, in) -> y (…, out)
 
-    Training changes the values of the stored entries, a tensor with one axis; no mask and no dense weight is stored. Their
-    positions are fixed, unless the network's `sparsity` is a `Rewire`.
+    Training changes the values of the stored entries, which are a tensor with one axis; no mask and no dense weight is stored.
+    The positions of the entries are fixed, unless the `sparsity` of the network is a `Rewire`.
 
     Under an `AxisPlan` of its neurons or of its inputs, the entries of dropped neurons or inputs are skipped. The state has the
     names of PyTorch's sparse tensors: crow_indices, col_indices, values.
@@ -40,16 +40,18 @@ class SparseLinear(Layer):
     in_features, out_features : int
         Widths of the input and the output.
     density : float, default=0.1
-        Share of the weight that is stored, in (0, 1]: each neuron has other random inputs, and the numbers of inputs differ by
-        at most one. The default is 0.1, because sparse products are clearly faster at this density (`bench csr`).
+        Share of the weight that is stored, in (0, 1]. Each neuron has other random inputs, and the numbers of inputs of two
+        neurons differ by at most one. The default is 0.1, because sparse products are clearly faster at this density
+        (`bench csr`).
     weight : CSR, ELL or BSR, optional
-        The weight, instead of a density. With a BSR, whole tiles are stored and trained, values (tiles, T, T).
+        The initial weight; it replaces `density`. If it is a BSR, whole tiles are stored and trained; the values are
+        (tiles, T, T).
     bias : bool, default=True
         Whether to add b.
     init : {"he", "glorot"}, default="he"
-        Initial values if a density is given: as for `Linear`, but only the inputs of a neuron that have entries count (He et
-        al. 2015, eq. 10, which is derived for the number of connections). Evci et al. 2022, "Gradient flow in sparse neural
-        networks and how lottery tickets win", find that sparse networks need it.
+        The variance of the initial values if `weight` is None. It is that of `Linear`, but only the inputs of a neuron that
+        have entries count (He et al. 2015, eq. 10, which is derived for the number of connections). Evci et al. 2022, "Gradient
+        flow in sparse neural networks and how lottery tickets win", find that sparse networks need this.
     variance_factor : float, default=1.0
         Factor of the initial variance, as for `Linear`.
     rng : numpy.random.Generator or int, optional
@@ -120,7 +122,7 @@ class SparseLinear(Layer):
 
     @property
     def tile(self) -> int | None:
-        """The side of a tile; None for single entries."""
+        """The side of a tile; None if single entries are stored."""
         return self.values.shape[1] if self.values.ndim == 3 else None
 
     @property
@@ -134,14 +136,15 @@ class SparseLinear(Layer):
         self._structure(arrays[self.crow_indices], arrays[self.col_indices])
 
     def _structure(self, crow: np.ndarray, col: np.ndarray) -> CSR | BSR:
-        """A weight of zeros with this structure; ValueError if it is invalid."""
+        """Return a weight of zeros with the indices `crow` and `col`; raise ValueError if they form no valid structure."""
         kind = CSR if self.tile is None else BSR
         zeros = np.zeros(self.values.shape, np.float32)
         return kind(np.array(crow), np.array(col), zeros, (self.out_features, self.in_features))
 
     @property
     def layout(self) -> ops.Layout:
-        """The structure on the device. Cached until `crow_indices` or `col_indices` get other values (`Tensor.assign`).
+        """Return the structure on the device. It is cached until `crow_indices` or `col_indices` get other values
+        (`Tensor.assign`).
 
         Raises
         ------
@@ -159,12 +162,13 @@ class SparseLinear(Layer):
         self.trace = [] if keep else None
 
     def rewire(self, count: int) -> np.ndarray:
-        """Remove the n = count entries of smallest magnitude and add n where the last gradient's magnitude is largest.
+        """Remove the `count` entries of smallest magnitude, and add as many where the magnitude of the last gradient is
+        largest.
 
-        It is the step of RigL (Evci et al. 2020, "Rigging the lottery: making all tickets winners", algorithm 1). SET (Mocanu
-        et al. 2018) adds entries at random and needs no gradient; the RigL paper finds it less accurate at equal FLOPs. New
-        values are 0. Call `keep_trace(True)` before the backward pass, so that it stores dz and x; the dense gradient is
-        computed from them.
+        This is the step of RigL (Evci et al. 2020, "Rigging the lottery: making all tickets winners", algorithm 1). The method
+        SET (Mocanu et al. 2018) adds entries at random and needs no gradient; the RigL paper finds it less accurate at equal
+        FLOPs. New entries have the value 0. Call `keep_trace(True)` before the backward pass: it then stores dz and x, from
+        which the dense gradient is computed.
 
         Parameters
         ----------
@@ -174,7 +178,7 @@ class SparseLinear(Layer):
         Returns
         -------
         ndarray of int
-            (entries,): the previous index of each entry, -1 if it is new. Optimiser state that belongs to the values must be
+            For each entry its previous index, or -1 if the entry is new. The state of the optimiser for the values must be
             reordered in the same way.
 
         Raises
@@ -201,13 +205,15 @@ class SparseLinear(Layer):
         return super().records and self.trace is None
 
     def sites(self):
-        """The sites of a `Linear`, so that site numbers do not change if a model becomes sparse; "tiles" takes no plan."""
+        """Return the same sites as `Linear`, so that site numbers do not change if a model becomes sparse; the site "tiles"
+        takes no plan.
+        """
         shape = self.out_features, self.in_features
         return Site("output", "output", shape, (AxisPlan, BernoulliPlan)), Site("tiles", "tiles", shape, ())
 
     def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
-        """act(x wᵀ + b) with act = ReLU if `relu`, else the identity, for the neurons that the plan keeps; its scale is pending
-        (`Flow.pending`).
+        """Return act(x wᵀ + b) for the neurons that the plan keeps, where act is ReLU if `relu`, else the identity. The scale
+        of the plan is pending (`Flow.pending`).
         """
         flow = flow.with_(flow.dense()) if self.tile or flow.layout.plan is not None else flow.features()
         width = self.in_features if flow.indices is None else flow.indices.plan.count
@@ -240,7 +246,7 @@ class SparseLinear(Layer):
         return functools.partial(self.forward, relu=True) if type(following) is ReLU else None
 
     def cost(self, spec, plans):
-        """Counts the stored entries, times the plans' shares of neurons and inputs."""
+        """Return the cost of products with the stored entries, times the shares of neurons and of inputs that plans keep."""
         if not spec.shape or spec.shape[-1] not in (None, self.in_features):
             raise ValueError(f"{self!r}: it takes {self.in_features} features, and its input has {spec.shape[-1:]}")
         plan = plans.of(self)
@@ -266,7 +272,7 @@ class SparseLinear(Layer):
 
 
 def drawn(shape: tuple[int, int], density: float, init: str, variance_factor: float, rng: np.random.Generator) -> CSR:
-    """A random weight (O, I) with round(density O I) entries, spread evenly over the neurons, with initial values."""
+    """Return a random weight (O, I) with initial values: round(density O I) entries, spread evenly over the neurons."""
     outputs, inputs = shape
     if outputs < 1 or inputs < 1:
         raise ValueError(f"SparseLinear: widths must be positive, got in_features={inputs}, out_features={outputs}")
@@ -286,8 +292,8 @@ def drawn(shape: tuple[int, int], density: float, init: str, variance_factor: fl
 
 
 def rewired(weight: CSR, gradient: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Remove the `count` smallest entries and add as many at the positions without an entry at which |gradient| (O, I) is
-    largest: (crow_indices, col_indices, previous index of each entry or -1).
+    """Remove the `count` smallest entries of a weight (O, I), and add as many at the positions without an entry at which
+    |gradient| is largest. Return (crow_indices, col_indices, previous index of each entry, which is -1 for new ones).
     """
     (outputs, inputs), nnz = weight.shape, weight.nnz
     if not 0 <= count <= nnz:

@@ -25,7 +25,9 @@ class Line(NamedTuple):
 
 
 def lines(model: Layer, spec: ActivationSpec | None, path: str = "", inner: bool = False) -> Iterator[Line]:
-    """A line for each layer except `Sequential`, front to back; the layers inside a layer follow it."""
+    """Yield a `Line` for each layer except `Sequential`, from the first to the last one; the lines of the layers inside a layer
+    follow its line.
+    """
     for name, layer in model.children():
         here, before = f"{path}.{name}" if path else name, spec
         flops, shape = None, None
@@ -42,8 +44,8 @@ def lines(model: Layer, spec: ActivationSpec | None, path: str = "", inner: bool
 
 
 def summary(model: Layer, shape: tuple[int | None, ...] | None = None, policy: Any = None) -> str:
-    """A table of the layers: path, name, output shape, parameters, FLOPs of a training step for one sample, and the dropout
-    rate.
+    """Return a table of the layers of a model as a string. Its columns are the path, the name, the output shape, the number of
+    parameters, the FLOPs of a training step for one sample, and the dropout rate.
 
     Parameters
     ----------
@@ -96,7 +98,7 @@ def _shape(shape: tuple[int | None, ...] | None) -> str:
 
 
 def _figure(flops: float | None) -> str:
-    """A count with 3 digits and a unit, such as "1.23 M"; "" for none."""
+    """Return a count with 3 digits and a unit, such as "1.23 M"; "" if the count is None or 0."""
     if not flops:
         return ""
     power = min(int(math.log10(flops)) // 3, 4)

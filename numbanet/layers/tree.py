@@ -1,4 +1,4 @@
-"""Tree: the layers of a model by path; policies, costs, saving and summaries use it."""
+"""`Tree`: the layers of a model by their paths. Policies, costs, saving and summaries use it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..tensor import Tensor
 
 
 def walk(root: Any, path: str = "", above: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """(path, layer) of a layer and all its descendants, parents first; a layer that is used in two places appears twice.
+    """Yield (path, layer) for `root` and all layers inside it, parents first; a layer that is used in two places appears twice.
 
     Raises
     ------
@@ -28,15 +28,16 @@ def walk(root: Any, path: str = "", above: tuple[Any, ...] = ()) -> Iterator[tup
 
 
 class Tree:
-    """The layers and sites of a model at the time of construction; make a new one if it is no longer `current`.
+    """The layers and sites that a model has when the tree is made. If `current` becomes False, make a new tree.
 
     Attributes
     ----------
     root : Layer
+        The model.
     layers : dict of str to Layer
-        By path; the root's is "".
+        The layer at each path; the path of `root` is "".
     sites : dict of (Layer, str) to Site
-        By layer and name; a layer that is used in several places has the sites of its first path.
+        The site with each name of each layer; a layer that is used in several places has the sites of its first path.
     """
 
     def __init__(self, root: Any) -> None:
@@ -58,13 +59,13 @@ class Tree:
 
     @functools.cached_property
     def owners(self) -> dict[str, Any]:
-        """A dict that maps the path of a site to its layer."""
+        """Return a dict that maps the path of each site to its layer."""
         return {site.path: layer for (layer, _), site in self.sites.items()}
 
     @functools.cached_property
     def feeds(self) -> dict[Any, Any]:
-        """For each layer of a `Sequential`, the earlier layer whose outputs are its inputs, neuron by neuron: the layers
-        between them process each neuron independently.
+        """Return a dict that maps a layer of a `Sequential` to the earlier layer whose outputs are its inputs. The layers
+        between the two process each neuron independently.
         """
         found: dict[Any, Any] = {}
         for chain in self.layers.values():
@@ -86,8 +87,8 @@ class Tree:
         return {kind: tuple(sites) for kind, sites in kinds.items()}
 
     def droppable(self, kind: str = "output", answer: bool = False) -> tuple[Site, ...]:
-        """The sites of a kind for which a policy makes plans. Unless `answer`, the last site of the kinds "output" and "tiles"
-        is excluded, because it computes the model's output.
+        """Return the sites of the kind `kind` for which a policy makes plans. For the kinds "output" and "tiles", the last site
+        is left out unless `answer` is True, because it computes the output of the model.
         """
         sites = self._by_kind.get(kind, ())
         return sites if answer or kind not in ("output", "tiles") else sites[:-1]
@@ -99,19 +100,23 @@ class Tree:
         return frozenset(tensor for tensor, count in uses.items() if count > 1)
 
     def reads(self, plans: Plans, symbols: Any = None) -> dict[Tensor, DevicePlan]:
-        """Map each weight of which a pass reads only a part to that part (`Layer.reads`). Tied weights are excluded: they are
-        read completely.
+        """Return a dict that maps each weight of which a pass reads only a part to that part (`Layer.reads`). Tied weights are
+        left out, because they are read completely.
         """
         return {weight: part for weight, part in self.root.reads(plans, symbols).items() if weight not in self.shared}
 
     def holder(self, name: str) -> tuple[Any, str]:
-        """(layer, attribute) of a tensor's name, such as "0.body.1.weight"; LookupError if there is none."""
+        """Return (layer, attribute) of the tensor with the name `name`, such as "0.body.1.weight"; raise LookupError if there
+        is no such layer.
+        """
         path, _, attribute = name.rpartition(".")
         return self.layers[path], attribute
 
 
 class _Parts:
-    """The objects that a model consists of: attributes of its layers, without transient ones, and arrays of its tensors."""
+    """The objects that a model consists of: the attributes of its layers, except for transient ones, and the arrays of its
+    tensors.
+    """
 
     def __init__(self, model: Any) -> None:
         self._held: list[tuple[Any, tuple[str, ...], list]] = []  # (container, keys to skip, the values in it)
@@ -127,7 +132,7 @@ class _Parts:
                 self._look(value)
 
     def same(self) -> bool:
-        """True if the model consists of the same objects as when this was made."""
+        """Return True if the model consists of the same objects as when `self` was made."""
         for container, skipped, then in self._held:
             now = _values(container, skipped)
             if not same(now, then):
@@ -136,17 +141,19 @@ class _Parts:
 
 
 def _values(container: list | tuple | dict, skipped: tuple[str, ...]) -> list:
-    """The values in a container; of a dict, without those of the keys `skipped`."""
+    """Return the values in a container; if it is a dict, without the values of the keys `skipped`."""
     if not isinstance(container, dict):
         return list(container)
     return [value for key, value in container.items() if key not in skipped] if skipped else list(container.values())
 
 
 def same(these: Sequence[Any], those: Sequence[Any]) -> bool:
-    """True if two sequences hold the same objects."""
+    """Return True if two sequences hold the same objects."""
     return len(these) == len(those) and all(map(operator.is_, these, those))
 
 
 def settings(layer: Any) -> list[Any]:
-    """The numbers and strings among a layer's attributes, by name: they may decide what a pass computes."""
+    """Return (name, value) of each attribute of a layer that is a number, a string or None: such attributes may decide what a
+    pass computes.
+    """
     return [(name, value) for name, value in vars(layer).items() if isinstance(value, (bool, int, float, str, type(None)))]

@@ -1,6 +1,7 @@
-"""The operations on tensors: each computes its formula on the device, and returns one vjp per input.
+"""The operations on tensors. Each computes its formula on the device, and has one vjp (vector-Jacobian product) per input.
 
-x, y, a, b, w are tensors; dy is the gradient of the result. Shapes are in the docstrings: N batch, I in, O out, K kept.
+In the docstrings x, a, b and w are input tensors, y is the result, and dy is its gradient. In shapes, N is the batch size, I
+the number of inputs, O the number of outputs, and K the number of kept ones.
 """
 
 # ruff: noqa: F403  every public name of these modules is exported

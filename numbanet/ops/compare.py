@@ -1,7 +1,7 @@
 """Comparisons, and selection by masks, with broadcasting.
 
-All tensors are float32, masks too: 1 if the comparison holds, else 0. Masks have no gradient. As in IEEE arithmetic,
-comparisons with NaN are false, except !=. dy is the gradient of the result.
+A comparison returns a mask: a float32 tensor that is 1 where the comparison holds, else 0. Masks have no gradient. As in IEEE
+arithmetic, a comparison with NaN does not hold, except !=. dy is the gradient of the result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .shape import broadcast_shape, broadcast_to
 
 
 def _taken(name: str, *inputs: Any) -> tuple[Device, list[Tensor | float], tuple[int, ...]]:
-    """(the device, the inputs as tensors or numbers, the common shape to which they broadcast)"""
+    """Return (the device of the inputs, the inputs as tensors or numbers, the shape to which they broadcast)."""
     dev = common_device(name, inputs)
     given = [float(x) if isinstance(x, numbers.Real) else x if isinstance(x, Tensor) else Tensor(x, dev) for x in inputs]
     shapes = [x.shape if isinstance(x, Tensor) else () for x in given]
@@ -27,7 +27,7 @@ def _taken(name: str, *inputs: Any) -> tuple[Device, list[Tensor | float], tuple
 
 
 def _spread(x: Tensor | float, dev: Device, shape: tuple[int, ...]) -> Any:
-    """The values of x as a float32 array of that shape; integers are converted on the host."""
+    """Return the values of x, broadcast to a float32 array of shape `shape`; integers are converted on the host."""
     if not isinstance(x, Tensor):
         return dev.full(shape, x)
     array = x.data if x.dtype == np.float32 else dev.upload(x.numpy(), np.float32)
@@ -35,7 +35,9 @@ def _spread(x: Tensor | float, dev: Device, shape: tuple[int, ...]) -> Any:
 
 
 def _compared(name: str, a: Any, b: Any, swapped: bool = False, negated: bool = False) -> Tensor:
-    """The mask of a device operation, optionally with its arguments swapped or its result negated."""
+    """Return the mask that the device operation `name` computes for (a, b); for (b, a) if `swapped`. If `negated`, return its
+    negation.
+    """
     dev, given, shape = _taken(name, a, b)
     a, b = (_spread(x, dev, shape) for x in given)
     mask = getattr(dev, name)(b, a) if swapped else getattr(dev, name)(a, b)
@@ -115,7 +117,7 @@ def _where(dev: Device, a, b, *, unset):
 
 @op
 def clip(dev: Device, x, *, low: float | None = None, high: float | None = None):
-    """y = min(max(x, low), high); None: no bound. The gradient is dy if low <= x <= high, else 0.
+    """y = min(max(x, low), high). A bound that is None is left out. The gradient is dy if low <= x <= high, else 0.
 
     NaN stays NaN; if low > high, y is high. For bounds that are tensors use `maximum` and `minimum`.
 

@@ -17,7 +17,9 @@ from .linear import vector_gradient
 
 
 def _selected(dev: Device, w: Any, rows: DeviceAxis, cols: DeviceAxis) -> tuple[Any, DeviceAxis]:
-    """(the weight w restricted to the kept filters and channels, w itself if all are kept; the kept columns of its matrix)."""
+    """Return (selected, columns). `selected` is the weight w restricted to the filters that `rows` keeps and the channels that
+    `cols` keeps; it is w itself if all are kept. `columns` are the kept columns of w as a matrix (O, C KH KW).
+    """
     outs, channels, *kernel = w.shape
     taps = math.prod(kernel)
     columns = full_axis(channels * taps, dev) if cols.plan.count == channels else cols.repeated(taps)
@@ -31,7 +33,9 @@ def _selected(dev: Device, w: Any, rows: DeviceAxis, cols: DeviceAxis) -> tuple[
 def _parts(
     dev: Device, x: Any, window: Window, positions: AxisPlan | DevicePlan | None, blocks: BlockPlan | DevicePlan | None
 ) -> tuple[dict[str, Any], float, float]:
-    """(the device's lists of what is computed of the im2col matrix of x, the scale of y, the further scale of its sums)."""
+    """Return (lists, scale, sums_scale). `lists` are the keyword arguments that tell the device which part of the im2col matrix
+    of x to compute; y is multiplied by `scale`, and the sums of products by `sums_scale`.
+    """
     lists, scale, sums_scale = {}, 1.0, 1.0
     if positions is not None:
         size = x.shape[0] * math.prod(window.positions(*x.shape[1:3]))
@@ -44,7 +48,7 @@ def _parts(
 
 
 def _vjps(dev: Device, x: Any, w: Any, db_scale: float, **options: Any) -> tuple[Callable, Callable, Callable]:
-    """The vjps of a convolution of x with w; the call that computes dx computes dw and db as well."""
+    """Return the vjps of a convolution of x with w. The call that computes dx also computes dw and db."""
     computed: dict[str, Any] = {}  # dw and db, until they are asked for
 
     def gradients(dy, wants_dx):
@@ -64,7 +68,9 @@ def _vjps(dev: Device, x: Any, w: Any, db_scale: float, **options: Any) -> tuple
 
 
 def _packed(vjps: tuple[Callable, Callable, Callable], rows: DeviceAxis, columns: DeviceAxis, shape: tuple[int, ...]) -> tuple:
-    """The vjps for a weight of that shape and its bias, from those for the rows and columns of its matrix that are kept."""
+    """Return vjps whose dw and db are packed gradients of a weight of shape `shape` and its bias. `vjps` compute dw and db of
+    the kept part: the rows `rows` and the columns `columns` of the weight's matrix.
+    """
     dx, dw, db = vjps
 
     def packed_dw(dy):
@@ -89,16 +95,17 @@ def conv2d(
     positions: AxisPlan | DevicePlan | None = None,
     blocks: BlockPlan | DevicePlan | None = None,
 ):
-    """y[n, oh, ow, o] = act(sum x[n, oh sh - ph + kh dh, ow sw - pw + kw dw, c] w[o, c, kh, kw] + b[o]), x 0 outside the image.
+    """y[n, oh, ow, o] = act(sum x[n, oh sh - ph + kh dh, ow sw - pw + kw dw, c] w[o, c, kh, kw] + b[o])
 
-    The sum is over kh, kw and the channels c of o's group; `window` holds kernel, stride, padding and dilation. Plans leave out
-    part of the work:
+    The sum is over kh, kw and the channels c of the group of o; x is 0 outside the image. `window` holds the kernel (KH, KW),
+    the stride (sh, sw), the padding (ph, pw) and the dilation (dh, dw). act is ReLU if `relu`, else the identity. Plans leave
+    out part of the work:
 
-    rows, cols   filters and input channels: x and y are compact and hold only the kept channels
-    positions    rows of the im2col matrix (N OH OW, KH KW C): y is 0 at all other positions
-    blocks       blocks of the im2col matrix
+    rows, cols   keep filters and input channels: y and x are compact and hold only the kept channels
+    positions    keeps rows of the im2col matrix (N OH OW, KH KW C): y is 0 at all other positions
+    blocks       keeps blocks of the im2col matrix
 
-    With rows or positions, y is multiplied by the plan's scale; with blocks, the sum is.
+    If `rows` or `positions` is given, y is multiplied by the scale of the plan; if `blocks` is given, the sum is.
 
     Parameters
     ----------

@@ -15,7 +15,7 @@ from .shape import broadcast_shape, broadcast_to
 
 
 def _binary(equal_shapes: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:
-    """Extend an op on two tensors of equal shapes by broadcasting; its derivative is written for equal shapes only."""
+    """Return an op with broadcasting, made from the op `equal_shapes` on two tensors of equal shapes."""
 
     @functools.wraps(equal_shapes, ("__name__", "__doc__"), ())
     def run(a: Any, b: Any) -> Tensor:
@@ -87,7 +87,7 @@ def div(a: Any, b: Any) -> Tensor:
 @_binary
 @op
 def maximum(dev: Device, a, b):
-    """y = max(a, b), with broadcasting; if they are equal the gradient goes to b."""
+    """y = max(a, b), with broadcasting. If a = b, the gradient goes to b."""
     larger = dev.greater(a, b)
     return dev.maximum(a, b), (lambda dy: dev.mul(dy, larger), lambda dy: dev.mul(dy, dev.affine(larger, mul=-1.0, add=1.0)))
 
@@ -95,7 +95,7 @@ def maximum(dev: Device, a, b):
 @_binary
 @op
 def minimum(dev: Device, a, b):
-    """y = min(a, b), with broadcasting; if they are equal the gradient goes to a."""
+    """y = min(a, b), with broadcasting. If a = b, the gradient goes to a."""
     larger = dev.greater(a, b)
     return dev.minimum(a, b), (lambda dy: dev.mul(dy, dev.affine(larger, mul=-1.0, add=1.0)), lambda dy: dev.mul(dy, larger))
 
@@ -163,13 +163,14 @@ def relu(dev: Device, x):
 
 @op
 def gelu(dev: Device, x):
-    """y = x Phi(x), Phi the distribution function of the standard normal (Hendrycks & Gimpel 2016, eq. 1)"""
+    """y = x Phi(x); Phi is the cumulative distribution function of the standard normal (Hendrycks & Gimpel 2016, eq. 1)"""
     return dev.gelu(x), (lambda dy: dev.gelu_grad(dy, x),)
 
 
 @op
 def dropout(dev: Device, x, *, plan: BernoulliPlan | DeviceBits):
-    """y = scale x if the plan's random bit keeps it, else 0. The backward pass draws the same bits again, so no mask is stored.
+    """y = scale x for elements that the plan's random bits keep, else 0. The backward pass draws the same bits again, so no
+    mask is stored. `scale` is plan.scale.
 
     Raises
     ------

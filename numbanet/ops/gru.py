@@ -13,7 +13,7 @@ from .linear import memoize
 
 
 class _Product:
-    """s = scale h w.T + b, the recurrent product, which reads only the units of h that a plan keeps."""
+    """The recurrent product s = scale h w.T + b, which reads only the units of h that a plan keeps."""
 
     def __init__(self, dev: Device, w: Any, units: AxisPlan | DevicePlan | None) -> None:
         self.dev, self.shape, self.weight, self.scale, self.axis = dev, tuple(w.shape), w, 1.0, None
@@ -25,16 +25,16 @@ class _Product:
         return h if self.axis is None else self.dev.compact(h, self.axis.indices)
 
     def compute(self, h, b, s) -> None:
-        """Write the product of h (N, H) to s."""
+        """Write scale h w.T + b to s, for h (N, H)."""
         self.dev.gemm(self._read(h), self.weight, tb=True, bias=b, scale=self.scale, out=s)
 
     def dh(self, ds):
-        """The gradient of h (N, H)."""
+        """Return dh (N, H), given ds, the gradient of s."""
         dh = self.dev.gemm(ds, self.weight, scale=self.scale)
         return dh if self.axis is None else self.dev.expand(dh, self.axis.inverse)
 
     def dw(self, ds, h):
-        """The gradient of w, from the ds and h of all time steps."""
+        """Return the gradient of w, given ds and h of all time steps."""
         product = self.dev.gemm(ds, self._read(h), ta=True, scale=self.scale)
         if self.axis is None:
             return product
@@ -47,7 +47,9 @@ def _at(dev: Device, a: Any, t: int) -> Any:
 
 
 def _forward(dev: Device, product: _Product, gates: Any, b: Any, h0: Any, lengths: Any) -> tuple[Any, Any]:
-    """(s (T, N, 3H), h (T + 1, N, H)); `gates` (T, N, 3H) holds the input products, which the gates overwrite."""
+    """Run all time steps, and return s (T, N, 3H) and h (T + 1, N, H). `gates` (T, N, 3H) holds the input products; the gates
+    overwrite them.
+    """
     s, h = dev.empty(gates.shape), dev.empty((gates.shape[0] + 1, *h0.shape))
     dev.copy(h0, out=_at(dev, h, 0))
     for t in range(gates.shape[0]):
@@ -57,7 +59,7 @@ def _forward(dev: Device, product: _Product, gates: Any, b: Any, h0: Any, length
 
 
 def _backward(dev: Device, product: _Product, dy: Any, gates: Any, s: Any, h: Any, lengths: Any) -> Any:
-    """dh0; overwrites the gates by dz, and s by its gradient."""
+    """Return dh0. Overwrite `gates` by dz, the gradient of the input products, and s by ds."""
     dh, carried = dev.full(dy.shape[1:], 0.0), dev.full(dy.shape[1:], 0.0)
     for t in reversed(range(gates.shape[0])):
         dev.gru_cell_grad(dy, dh, carried, gates, s, h, t, lengths)
@@ -78,21 +80,23 @@ def gru(
     lengths: Any = None,
     left: list[Any] | None = None,
 ):
-    """s[t] = h[t-1] w.T + b;   r, u = sigmoid of z[t] + s[t], m = tanh(z_m[t] + r s_m[t]);   y[t] = h[t] = m + u (h[t-1] - m)
+    """y[t] = h[t] = m + u (h[t-1] - m), where r, u = sigmoid(z[t] + s[t]), m = tanh(z_m[t] + r s_m[t]), s[t] = h[t-1] w.T + b
 
-    z (T N, 3H) are the input products of all time steps, with biases; w (3H, H), b (3H,) or None, h0 (N, H) -> y (T, N, H).
-    z and s are overwritten, by the gates and then by their gradients, so the op needs only two arrays (T, N, 3H).
+    The 3H columns of z and s belong to the gates r and u and to the candidate m; z_m and s_m are the columns of m. z (T N, 3H)
+    holds the input products of all time steps, with biases; w (3H, H), b (3H,) or None, h0 (N, H) -> y (T, N, H). The gates
+    overwrite z, and later the gradients overwrite z and s. So the op needs only two arrays (T, N, 3H).
 
     Parameters
     ----------
     steps : int
-        T.
+        T, the number of time steps.
     units : AxisPlan, optional
-        The units of h[t - 1] that the recurrent product reads, times the plan's scale; all units have a state.
+        The units of h[t - 1] that the recurrent product reads. The product is multiplied by the plan's scale. Dropped units
+        have a state, too.
     lengths : (N,) int32 array of the device, optional
-        Lengths of the sequences: y is 0 from there on.
-    left : list of an array (N, H), optional
-        Receives h[T], without a gradient; it may be h0.
+        The number of time steps of each sequence; y is 0 after its last one.
+    left : list of one array (N, H), optional
+        h[T] is copied to this array, without a gradient; the array may be h0.
 
     Raises
     ------
@@ -115,7 +119,7 @@ def gru(
 
     @memoize
     def back(dy):
-        """(dz, ds, dh0)"""
+        """Return (dz, ds, dh0): the gradients of z, s and h0."""
         dh0 = _backward(dev, product, dy.dense(dev), gates, s, h, lengths)
         return dev.reshape(gates, z.shape), dev.reshape(s, z.shape), dh0
 

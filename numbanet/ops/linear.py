@@ -1,7 +1,7 @@
-"""Matrix products, with a dense weight or with the part of a weight that a plan keeps; dy is the gradient of the result.
+"""Matrix products with a dense weight, or with the part of a weight that a plan keeps.
 
-Their vjps take a gradient in any form: if dy is a product that is not computed yet (`Pending`), a ReLU mask and a scale are
-fused into it.
+The vjps of these ops take the gradient dy of the result in any form. If dy is a product that is not computed yet (`Pending`),
+the vjp fuses a ReLU mask and a scale into that product.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .shape import reshape
 
 
 def memoize(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A function that calls f() once and caches its result, for work that several vjps of one op share."""
+    """Return a function that calls f(dy) once and caches the result; several vjps of one op share it."""
     memory: list[Any] = []
 
     def shared(dy: Any) -> Any:
@@ -33,7 +33,9 @@ def memoize(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _weight_vjps(dev: Device, x: Any, b: Any, dz: Callable[[Any], Any], db_scale: float = 1.0) -> tuple[Callable, Callable]:
-    """(dy -> dw, dy -> db) of z = x w.T + b: the product for dw also sums db; db is summed alone if w is frozen."""
+    """Return the two functions dy -> dw and dy -> db for z = x w.T + b, where dz(dy) is the gradient of z. The product for dw
+    also computes db; if w is frozen, no such product is made, and db is summed alone.
+    """
     pending: list[Any] = []
 
     def dw(dy):
@@ -47,7 +49,7 @@ def _weight_vjps(dev: Device, x: Any, b: Any, dz: Callable[[Any], Any], db_scale
 
 
 def _check(name: str, x: Any, w: Any, b: Any, width: int | None = None) -> None:
-    """ValueError unless the shapes of x (N, width), w (O, I) and b (O,) match; the width is I by default."""
+    """Raise ValueError unless the shapes x (N, width), w (O, I) and b (O,) match; if `width` is None, it is I."""
     fits = len(x.shape) == len(w.shape) == 2 and (b is None or tuple(b.shape) == (w.shape[0],))
     if not (fits and x.shape[1] == (w.shape[1] if width is None else width)):
         extra = ("" if b is None else f" and b {tuple(b.shape)}") + ("" if width is None else f" with {width} inputs kept")
@@ -61,7 +63,7 @@ def _matmul(dev: Device, a, b):
 
 
 def matmul(a: Any, b: Any) -> Tensor:
-    """y[…, m, n] = sum_k a[…, m, k] b[k, n]; vectors as in NumPy, b with at most two axes.
+    """y[…, m, n] = sum_k a[…, m, k] b[k, n]. Vectors are treated as by NumPy's matmul; b has one or two axes.
 
     Raises
     ------
@@ -81,9 +83,9 @@ def matmul(a: Any, b: Any) -> Tensor:
 def linear(dev: Device, x, w, b=None, *, relu: bool = False, scale: float = 1.0, columns: bool = False, few: bool = False):
     """y[n, o] = act(scale sum_i x[n, i] w[o, i] + b[o]).   x (N, I), w (O, I), b (O,) or None -> y (N, O), scale > 0
 
-    If `few`, a sample's y on the CPU is the same to the last bit for any N, and a product of few samples is fast.
-    If `columns`, dy may be a `Columns` gradient: dx, dw and db are then products of its columns only. This requires relu=False
-    and scale=1.
+    act is ReLU if `relu`, else the identity. If `few`, the y of a sample on the CPU does not depend on N, to the last bit, and
+    a product of few samples is fast. If `columns`, the gradient dy may be a `Columns`, which holds only some columns; dx, dw
+    and db are then products of these columns. This requires relu=False and scale=1.
     """
     _check("linear", x, w, b)
     y = dev.gemm_few(x, w, b, relu, scale) if few else dev.gemm(x, w, tb=True, bias=b, relu=relu, scale=scale)
@@ -95,7 +97,7 @@ def linear(dev: Device, x, w, b=None, *, relu: bool = False, scale: float = 1.0,
 
 # --- planned ----------------------------------------------------------------------------------------------------------
 def _listed_vjps(dev: Device, x: Any, w: Any, b: Any, dz: Callable[[Any], Any], rows: DeviceAxis, cols: DeviceAxis) -> tuple:
-    """The vjps of y = x w[rows, cols].T + b[rows]; dz maps dy to the gradient of the product."""
+    """Return the vjps of y = x w[rows, cols].T + b[rows]; dz(dy) is the gradient of this product without act and scale."""
     shape, at = tuple(w.shape), (rows.index, cols.index)
     dw, sums = _weight_vjps(dev, x, b, dz)
     return (
@@ -106,7 +108,7 @@ def _listed_vjps(dev: Device, x: Any, w: Any, b: Any, dz: Callable[[Any], Any], 
 
 
 def _of_columns(dev: Device, x: Any, w: Any, b: Any, cols: DeviceAxis | None, vjps: tuple) -> tuple:
-    """Extend the vjps for a dense dy to a `Columns` dy, of which only the stored columns are used."""
+    """Return vjps that take a dense dy as `vjps` do, and also a `Columns` dy, of which they use only the stored columns."""
     listed = memoize(lambda dy: _listed_vjps(dev, x, w, b, lambda dy: dy.values, dy.axis, cols or full_axis(w.shape[1], dev)))
     return tuple(
         (lambda dy, i=i, vjp=vjp: listed(dy)[i](dy) if isinstance(dy, Columns) else vjp(dy)) for i, vjp in enumerate(vjps)
@@ -130,10 +132,12 @@ def linear_rows(
     scale: float | None = None,
     columns: bool = False,
 ):
-    """y[n, k] = scale act(sum_j x[n, j] w[rows_k, cols_j] + b[rows_k]), x and y compact; the scale is that of `rows`.
+    """y[n, k] = scale act(sum_j x[n, j] w[r[k], c[j]] + b[r[k]]), where r = rows.indices() and c = cols.indices().
 
-    x (N, J) holds the J kept inputs, w (O, I), b (O,) or None -> y (N, K) holds the K kept outputs. If a plan is None,
-    everything is kept. `columns` as for `linear`; then `rows` must be None.
+    The plan `rows` keeps K outputs, and `cols` keeps J inputs: x (N, J), w (O, I), b (O,) or None -> y (N, K). x and y are
+    compact: x holds only the kept inputs, y only the kept outputs. If a plan is None, the whole axis is kept. act is ReLU if
+    `relu`, else the identity. `scale` is rows.scale by default. If `columns`, dy may be a `Columns` gradient, as in `linear`;
+    `rows` must then be None.
 
     Raises
     ------
@@ -151,7 +155,7 @@ def linear_rows(
 
 
 def vector_gradient(values: Any, axis: DeviceAxis) -> Packed:
-    """The gradient of a vector, such as a bias, from the values (K,) at the entries `axis`."""
+    """Return the gradient of a vector, such as a bias, from its values (K,) at the K indices that `axis` keeps."""
     dev = axis.device
     return Packed(dev.reshape(values, (1, axis.plan.count)), packing(full_axis(1, dev), axis), axis.plan.shape)
 
@@ -190,10 +194,11 @@ def _linear_tiles(dev: Device, x, w, b=None, *, plan: DeviceTiles, relu: bool, b
 def linear_tiles(
     x: Any, w: Any, b: Any = None, *, plan: TilePlan | DevicePlan, relu: bool = False, blocks: Any = None
 ) -> Tensor:
-    """y[n, o] = act(scale sum_i x[n, i] (w * M)[o, i] + b[o]), M = plan.mask().   x (N, I) -> y (N, O), scale = plan.scale
+    """y[n, o] = act(scale sum_i x[n, i] (w * M)[o, i] + b[o]), where M = plan.mask() and scale = plan.scale.
 
-    With dp = 1 all tiles are kept, and this is `linear`. `blocks`: the kept tiles, if an update has packed them
-    (`Optimizer.launch`).
+    x (N, I), w (O, I), b (O,) or None -> y (N, O). act is ReLU if `relu`, else the identity. If plan.dp is 1, all tiles are
+    kept, and this op is `linear`. `blocks` holds the kept tiles if an update has packed them (`Optimizer.launch`); if it is
+    None, this op packs them.
 
     Raises
     ------

@@ -1,6 +1,6 @@
-"""Losses: operations whose result is one number, sum_n weights[n] loss[n]; the sample weights sum to 1.
+"""Losses: operations whose result is one number, sum_n weights[n] loss[n] over the samples n. The weights sum to 1.
 
-Each is one fused kernel that computes the loss of every sample and the gradient; label smoothing takes a few more passes.
+Each loss is one fused kernel that computes the loss of every sample and the gradient. Label smoothing takes a few more passes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..tensor import Tensor
 
 
 def _given(name: str, dev: Device, x: Any, dtype: type = np.float32) -> Any:
-    """A loss argument on the device: device arrays are used directly, host data is uploaded."""
+    """Return an argument x of a loss as an array on the device: a device array is used directly, host data is uploaded."""
     if isinstance(x, Tensor):
         if x.dtype != dtype:
             raise ValueError(f"{name}: labels in a Tensor are float32, not integers; give them as a NumPy array")
@@ -44,11 +44,12 @@ def _mean_loss(dev: Device, losses_and_gradient):
 
 @op(fuses=True)
 def softmax_cross_entropy(dev: Device, logits, *, labels, weights=None, label_smoothing: float = 0.0):
-    """y = -sum_n weights[n] sum_c t[n, c] log softmax(logits[n])[c].   logits (N, C), labels (N,) integers, weights None: 1/N
+    """y = -sum_n weights[n] sum_c t[n, c] log softmax(logits[n])[c]
 
-    t[n, c] = (1 - label_smoothing) [c = labels[n]] + label_smoothing / C (Szegedy et al. 2016, section 7): with 0 the loss is
-    -log of the label's probability. A label outside 0 … C - 1 makes the loss NaN: labels on a device are not checked
-    beforehand.
+    logits (N, C), labels (N,) integers, weights (N,) or None; None stands for weights 1/N. The target t[n, c] is
+    label_smoothing / C, plus 1 - label_smoothing if c = labels[n] (Szegedy et al. 2016, section 7). If label_smoothing is 0,
+    the loss of a sample is -log of the probability of its label. Labels on a device are not checked beforehand; a label outside
+    0 … C - 1 makes the loss NaN.
 
     Raises
     ------
@@ -65,8 +66,10 @@ def softmax_cross_entropy(dev: Device, logits, *, labels, weights=None, label_sm
 
 
 def _smoothed(dev: Device, logits, weights, losses, gradient, share):
-    """(losses, gradient) with smoothed labels, from those with hard labels: the share `share` of both is replaced by that of
-    the uniform target, -mean_c log softmax(logits)[c] and softmax(logits) - 1/C.
+    """Return (losses, gradient) for smoothed labels, given the losses and the gradient for hard labels.
+
+    Both are weighted means: hard labels have weight 1 - share, and the uniform target 1/C has weight `share`. The uniform
+    target has the loss -mean_c log softmax(logits)[c] and the gradient softmax(logits) - 1/C.
     """
     n, classes = logits.shape
     logarithms = dev.log_softmax(logits)
@@ -82,30 +85,39 @@ def _smoothed(dev: Device, logits, weights, losses, gradient, share):
 
 @op(fuses=True)
 def squared_error(dev: Device, prediction, *, target, weights=None):
-    """y = sum_n weights[n] mean_o (prediction[n, o] - target[n, o])².   (N, O), weights (N,) or None: 1/N"""
+    """y = sum_n weights[n] mean_o (prediction[n, o] - target[n, o])²
+
+    prediction and target (N, O), weights (N,) or None; None stands for weights 1/N.
+    """
     target, weights = (_given("squared_error", dev, x) for x in (target, weights))
     return _mean_loss(dev, dev.squared_error(prediction, target, weights))
 
 
 @op(fuses=True)
 def absolute_error(dev: Device, prediction, *, target, weights=None):
-    """y = sum_n weights[n] mean_o |prediction[n, o] - target[n, o]|.   (N, O), weights (N,) or None: 1/N"""
+    """y = sum_n weights[n] mean_o |prediction[n, o] - target[n, o]|
+
+    prediction and target (N, O), weights (N,) or None; None stands for weights 1/N.
+    """
     target, weights = (_given("absolute_error", dev, x) for x in (target, weights))
     return _mean_loss(dev, dev.absolute_error(prediction, target, weights))
 
 
 @op(fuses=True)
 def sigmoid_cross_entropy(dev: Device, logits, *, target, weights=None):
-    """y = -sum_n weights[n] mean_o (t log s + (1 - t) log(1 - s)), s = sigmoid(logits[n, o]), t = target[n, o]"""
+    """y = -sum_n weights[n] mean_o (t log s + (1 - t) log(1 - s)), where s = sigmoid(logits[n, o]) and t = target[n, o]
+
+    logits and target (N, O), weights (N,) or None; None stands for weights 1/N.
+    """
     target, weights = (_given("sigmoid_cross_entropy", dev, x) for x in (target, weights))
     return _mean_loss(dev, dev.sigmoid_cross_entropy(logits, target, weights))
 
 
 @op(fuses=True)
 def huber_error(dev: Device, prediction, *, target, delta: float = 1.0, weights=None):
-    """y = sum_n weights[n] mean_o (d²/2 if |d| <= delta, else delta (|d| - delta/2)), d = prediction - target (Huber 1964).
+    """y = sum_n weights[n] mean_o (d²/2 if |d| <= delta, else delta (|d| - delta/2)), where d = prediction[n, o] - target[n, o]
 
-    (N, O), weights (N,) or None: 1/N
+    prediction and target (N, O), weights (N,) or None; None stands for weights 1/N (Huber 1964).
 
     Raises
     ------
@@ -120,10 +132,11 @@ def huber_error(dev: Device, prediction, *, target, delta: float = 1.0, weights=
 
 @op(fuses=True)
 def quantile_error(dev: Device, prediction, *, target, level: float = 0.5, weights=None):
-    """y = sum_n weights[n] mean_o max(level e, (level - 1) e), e = target - prediction; the quantile of that level minimises
-    it.
+    """y = sum_n weights[n] mean_o max(level e, (level - 1) e), where e = target[n, o] - prediction[n, o]
 
-    (N, O), weights (N,) or None: 1/N (Koenker & Bassett 1978; the pinball loss). At level 0.5 it is half the absolute error.
+    prediction and target (N, O), weights (N,) or None; None stands for weights 1/N. This is the pinball loss (Koenker & Bassett
+    1978): of all constant predictions the quantile `level` of the targets minimises it. At level 0.5 it is half the absolute
+    error.
 
     Raises
     ------

@@ -13,7 +13,7 @@ from .linear import memoize, vector_gradient
 
 
 def _selected(name: str, dev: Device, x: Any, channels: DeviceAxis | None, vectors: tuple[Any, ...]) -> list[Any]:
-    """The entries `channels` of vectors (C,); ValueError unless x (N, K) has as many columns."""
+    """Return the entries of each of `vectors` (C,) at the K kept channels; raise ValueError unless x has the shape (N, K)."""
     n, count = vectors[0].shape[0], vectors[0].shape[0] if channels is None else channels.plan.count
     if not (
         len(x.shape) == 2
@@ -41,10 +41,11 @@ def batch_norm(
     channels: DeviceAxis | None = None,
     seen: Callable[[Any, Any], None] = lambda mean, variance: None,
 ):
-    """y[n, c] = gamma[c] (x[n, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c], mean and variance over n.
+    """y[n, c] = gamma[c] (x[n, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c], with the mean and the variance over n.
 
-    x (N, C), gamma and beta (C,) -> y (N, C). If `channels` is given, x and y (N, K) hold only these channels. seen(mean,
-    variance) is called with the batch statistics, the variance with 1/N (Ioffe & Szegedy 2015, algorithm 1).
+    x (N, C), gamma and beta (C,) -> y (N, C). If `channels` is given, x and y (N, K) hold only these K channels. The op calls
+    seen(mean, variance) with the statistics of the batch; the variance is the sum of squares divided by N (Ioffe & Szegedy
+    2015, algorithm 1).
     """
     gamma, beta = _selected("batch_norm", dev, x, channels, (gamma, beta))
     y, mean, variance = dev.batch_norm(x, gamma, beta, eps)
@@ -78,9 +79,10 @@ def batch_norm_apply(
 
 @op
 def layer_norm(dev: Device, x, gamma=None, beta=None, *, shape: Sequence[int], eps: float = 1e-5):
-    """y = gamma (x - mean) / sqrt(variance + eps) + beta, mean and variance over the last axes, which have this shape.
+    """y = gamma (x - mean) / sqrt(variance + eps) + beta, with the mean and the variance over the last len(shape) axes.
 
-    x, y (…, *shape), gamma and beta (*shape) or None for 1 and 0 (Ba, Kiros & Hinton 2016, "Layer normalization", eq. 3).
+    x and y (…, *shape); gamma and beta (*shape), or None, which stands for gamma = 1 and beta = 0 (Ba, Kiros & Hinton 2016,
+    "Layer normalization", eq. 3).
 
     Raises
     ------

@@ -11,7 +11,7 @@ from ..device import Device
 
 
 class Order:
-    """A fixed permutation and centring of features: y[n, j] = (x - mean)[n, order[j]].
+    """A fixed permutation and centring of I features: y[n, j] = x[n, order[j]] - mean[order[j]].
 
     Orders compare by identity, because the index arrays for kernels are cached for each object and device.
 
@@ -39,11 +39,11 @@ class Order:
 
     @property
     def size(self) -> int:
-        """Number of features, I."""
+        """I, the number of features."""
         return self.order.size
 
     def views(self, dev: Device) -> tuple:
-        """(order, its inverse, mean[order] or None) on the device."""
+        """Return (order, the inverse permutation, mean[order] or None) as arrays of the device."""
         return _order_views(self, dev)
 
 

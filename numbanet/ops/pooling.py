@@ -26,9 +26,10 @@ def max_pool2d(dev: Device, x, *, window: Window):
 
 @op
 def avg_pool2d(dev: Device, x, *, window: Window | Bins, count_include_pad: bool = True):
-    """y[n, oh, ow, c] = mean of x[n, h, w, c] over the pixels in the window; padding counts as 0, if it is included.
+    """y[n, oh, ow, c] = mean of x[n, h, w, c] over the pixels in the window.
 
-    x (N, H, W, C) -> y (N, OH, OW, C)
+    x (N, H, W, C) -> y (N, OH, OW, C). If `count_include_pad`, padding counts as pixels of value 0; else it is left out of the
+    mean.
 
     Raises
     ------
@@ -40,9 +41,10 @@ def avg_pool2d(dev: Device, x, *, window: Window | Bins, count_include_pad: bool
 
 
 def adaptive_avg_pool2d(x, *, size: tuple[int, int]):
-    """y[n, i, j, c] = mean of x[n, h, w, c], h from floor(i H / OH) to before ceil((i + 1) H / OH), w likewise.
+    """y[n, i, j, c] = mean of x[n, h, w, c] over floor(i H / OH) <= h < ceil((i + 1) H / OH) and, for the width, over
+    floor(j W / OW) <= w < ceil((j + 1) W / OW).
 
-    x (N, H, W, C) -> y (N, OH, OW, C), size (OH, OW)
+    x (N, H, W, C) -> y (N, OH, OW, C), where size = (OH, OW).
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""LSTM over all time steps as one operation; reversal of time steps. dy is the gradient of the result."""
+"""Operations on sequences: an LSTM over all time steps, and the reversal of time steps. dy is the gradient of the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Units(NamedTuple):
 
 
 def _units(dev: Device, plan: Any, hidden: int, steps: int) -> _Units:
-    """The units that a plan keeps; None as a plan keeps everything."""
+    """Return the units of h that `plan` keeps; if it is None, all units are kept."""
     if plan is None:
         return _Units(None)
     if not isinstance(plan.plan if isinstance(plan, DevicePlan) else plan, TimePlan):
@@ -37,7 +37,9 @@ def _units(dev: Device, plan: Any, hidden: int, steps: int) -> _Units:
 
 
 class _Pass(NamedTuple):
-    """A forward pass, as backward reads it: gates (T, N, 4H), states h and c (T + 1, N, H), and what it was computed with."""
+    """What the backward pass reads of a forward pass: its gates (T, N, 4H), its states h and c (T + 1, N, H), and its
+    arguments.
+    """
 
     dev: Device
     gates: Any
@@ -48,13 +50,15 @@ class _Pass(NamedTuple):
     lengths: Any
 
     def copy_last(self, left: list[Any]) -> None:
-        """Copy h[T] and c[T] to two arrays (N, H)."""
+        """Copy h[T] and c[T] to the two arrays (N, H) of `left`."""
         steps = self.gates.shape[0]
         for states, last in zip((self.h, self.c), left):
             self.dev.affine(self.dev.reshape(self.dev.part(states, steps, steps + 1), states.shape[1:]), out=last)
 
     def backward(self, dy: Any, choice: Any, cell: bool) -> tuple[Any, Any, Any]:
-        """(dz (T N, 4H), dh0, dc0); dz is a `Columns` gradient if the choice of gates is a plan, and overwrites the gates."""
+        """Return (dz (T N, 4H), dh0, dc0). dz overwrites the gates. If `choice` chooses a plan of gate columns, dz is a
+        `Columns` gradient.
+        """
         dev, (steps, n, width) = self.dev, self.gates.shape
         dc = dev.reshape(dev.copy(dev.part(dy, steps, steps + 1)), dy.shape[1:]) if cell else None
         dy = dev.part(dy, 0, steps)
@@ -72,7 +76,9 @@ class _Pass(NamedTuple):
         return dz if columns is None else Columns(dz, columns, (steps * n, width)), dh0, dc0
 
     def dw(self, dz: Any) -> Any:
-        """dz.T h[t - 1], of the columns that dz has, and of the units that the recurrent products read."""
+        """Return the gradient of w: the sum over t of dz[t].T h[t - 1], for the columns that dz holds and for the units that
+        the recurrent products read.
+        """
         dev, (width, hidden) = self.dev, self.w.shape
         rows, dz = (dz.axis, dz.values) if isinstance(dz, Columns) else (None, dz)
         cols = self.units.plan if isinstance(self.units.plan, DeviceAxis) else None
@@ -101,28 +107,30 @@ def lstm(
     cell: bool = False,
     left: list[Any] | None = None,
 ):
-    """i, f, g, o = sigmoid, sigmoid, tanh, sigmoid of z[t] + h[t-1] w.T;   c[t] = f c[t-1] + i g;   y[t] = h[t] = o tanh c[t]
+    """y[t] = h[t] = o tanh c[t], where c[t] = f c[t-1] + i g, and the gates i, f, g, o are computed from z[t] + h[t-1] w.T
 
-    z (T N, 4H) are the input products of all time steps, with biases; w (4H, H), h0 and c0 (N, H) -> y (T, N, H). z is
-    overwritten by the gates, so the backward pass needs no other copy of them.
+    Each gate has H columns; i, f and o are the sigmoid of theirs, g is the tanh. z (T N, 4H) holds the input products of all
+    time steps, with biases; w (4H, H), h0 and c0 (N, H) -> y (T, N, H). The gates overwrite z, so the backward pass needs no
+    other copy of them.
 
     Parameters
     ----------
     steps : int
-        T.
+        T, the number of time steps.
     units : AxisPlan or TimePlan, optional
-        The units of h[t - 1] that the recurrent product of step t reads, times the plan's scale; all units have a state. A
-        `TimePlan` of T steps or more selects different units at each step; dw is then a dense product.
+        The units of h[t - 1] that the recurrent product of time step t reads. The product is multiplied by the plan's scale.
+        Dropped units have a state, too. A `TimePlan` of at least T time steps selects different units at each time step; dw is
+        then a dense product.
     lengths : (N,) int32 array of the device, optional
-        Lengths of the sequences: from there on y is 0 and c does not change.
+        The number of time steps of each sequence. After its last one, y is 0 and c does not change.
     gates : GateChoice, optional
-        Its `choose(dev, dy, gates, c, lengths, dense)` returns an IndexPlan of the 4H columns of dz that the backward pass
-        computes, or a threshold on the elements of dz; `dense()` computes the full dz. `done(dev, dz, columns)` is called with
-        the result.
+        Chooses the part of dz (T N, 4H) that the backward pass computes. Its method choose(dev, dy, gates, c, lengths, dense)
+        returns an IndexPlan of the 4H columns of dz, or a threshold: elements of dz up to it become 0. dense() computes the
+        full dz. Afterwards done(dev, dz, columns) is called with the result.
     cell : bool, default=False
-        Whether y has one more step, which is c[T].
+        If True, y has one more time step, y[T] = c[T].
     left : list of two arrays (N, H), optional
-        Receive h[T] and c[T], without a gradient; they may be h0 and c0.
+        h[T] and c[T] are copied to these arrays, without a gradient; the arrays may be h0 and c0.
 
     Raises
     ------
@@ -147,14 +155,14 @@ def lstm(
 
 @op
 def reverse_steps(dev: Device, x, *, lengths: np.ndarray | None = None):
-    """y[t, n] = x[L - 1 - t, n] for t < L = lengths[n], x[t, n] otherwise.   x, y (T, N, W)
+    """y[t, n] = x[L - 1 - t, n] if t < L, where L = lengths[n]; else y[t, n] = x[t, n].   x, y (T, N, W)
 
-    Used by layers that read sequences backwards, each from its own end. It is its own inverse.
+    Layers use it that read each sequence backwards, from its own last time step. The operation is its own inverse.
 
     Parameters
     ----------
     lengths : (N,) integers of the host, optional
-        From 1 to T; T by default.
+        The number of time steps of each sequence, from 1 to T; by default T.
     """
     if lengths is None:
 

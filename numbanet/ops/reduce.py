@@ -19,21 +19,21 @@ def _with_ones(x: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
 
 @op
 def sum(dev: Device, x, *, axis: int | Sequence[int] | None = None, keepdims: bool = False):
-    """y = sum of x over the axes (all by default)."""
+    """y = the sum of x over the axes `axis`, by default over all axes."""
     axes, shape = axes_of("sum", x, axis), x.shape
     ones = _with_ones(x, axes)
     return (dev.sum(x, axis=axes, keepdims=keepdims), (lambda dy: dev.broadcast_to(dev.reshape(dy, ones), shape),))
 
 
 def mean(x: Tensor, *, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """y = mean of x over the axes (all by default)."""
+    """y = the mean of x over the axes `axis`, by default over all axes."""
     count = math.prod(x.shape[a] for a in axes_of("mean", x, axis))
     return affine(sum(x, axis=axis, keepdims=keepdims), mul=1.0 / count if count else math.nan)
 
 
 @op
 def max(dev: Device, x, *, axis: int | Sequence[int] | None = None, keepdims: bool = False):
-    """y = maximum of x over the axes (all by default); equal maxima share the gradient."""
+    """y = the maximum of x over the axes `axis`, by default over all axes. Equal maxima share the gradient."""
     axes, shape = axes_of("max", x, axis), x.shape
     ones = _with_ones(x, axes)
     y = dev.max(x, axis=axes, keepdims=True)
@@ -48,10 +48,10 @@ def max(dev: Device, x, *, axis: int | Sequence[int] | None = None, keepdims: bo
 
 
 def argmax(x: Tensor, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """y = the index of the maximum of x along an axis, by default of the flattened x; of equal maxima the first one; NaN counts
-    as the largest.
+    """y = the index of the maximum of x along an axis, by default in the flattened x.
 
-    The indices are int32 and have no gradient; they can be compared, and used as `x[indices]`.
+    If several elements are equal maxima, y is the index of the first one; NaN counts as the largest. The indices are int32 and
+    have no gradient; they can be compared, and used as `x[indices]`.
 
     Raises
     ------
@@ -72,10 +72,10 @@ def argmax(x: Tensor, *, axis: int | None = None, keepdims: bool = False) -> Ten
 
 @op
 def var(dev: Device, x, *, axis: int | Sequence[int] | None = None, correction: float = 1, keepdims: bool = False):
-    """y = sum of (x - mean)² over the axes (all by default) / max(0, n - correction), n the number of values.
+    """y = the sum of (x - mean)² over the axes `axis`, by default over all axes, divided by n - correction.
 
-    The default `correction` of 1 gives the unbiased estimate (Bessel), as in PyTorch; 0 the variance of the values themselves,
-    as in NumPy. It is NaN if n <= correction.
+    n is the number of values in the sum. A `correction` of 1, the default, gives the unbiased estimate (Bessel), as in PyTorch;
+    0 gives the variance of the values themselves, as in NumPy. If n <= correction, y is NaN.
     """
     y, slope = _variance("var", dev, x, axis, correction)
     return dev.reshape(y, y.shape if keepdims else _without("var", x, axis)), (lambda dy: slope(dev.reshape(dy, y.shape)),)
@@ -101,7 +101,7 @@ def _without(name: str, x: Any, axis: int | Sequence[int] | None) -> tuple[int, 
 
 
 def _variance(name: str, dev: Device, x: Any, axis: Any, correction: float) -> tuple[Any, Callable[[Any], Any]]:
-    """(the variance with keepdims, its vjp)"""
+    """Return (variance, vjp): the variance, with reduced axes of length 1, and the function that maps its gradient to dx."""
     axes, shape = axes_of(name, x, axis), tuple(x.shape)
     n = math.prod(shape[a] for a in axes)
     mean = dev.affine(dev.sum(x, axis=axes, keepdims=True), mul=1.0 / n if n else math.nan)
@@ -116,13 +116,13 @@ def _variance(name: str, dev: Device, x: Any, axis: Any, correction: float) -> t
 
 @op
 def softmax(dev: Device, x):
-    """y[…, c] = e^x[…, c] / sum_k e^x[…, k], over the last axis"""
+    """y[…, c] = e^x[…, c] / sum_k e^x[…, k]; c and k are indices of the last axis"""
     y = dev.softmax(x)
     return y, (lambda dy: dev.softmax_grad(dy, y),)
 
 
 @op
 def log_softmax(dev: Device, x):
-    """y[…, c] = x[…, c] - ln sum_k e^x[…, k], over the last axis"""
+    """y[…, c] = x[…, c] - ln sum_k e^x[…, k]; c and k are indices of the last axis"""
     y = dev.log_softmax(x)
     return y, (lambda dy: dev.log_softmax_grad(dy, y),)

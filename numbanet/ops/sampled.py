@@ -1,7 +1,6 @@
-"""Operations on activations if each sample keeps different entries: an activation is stored as the values of the kept entries,
-one sample after the other, in one axis (`SamplePlan`).
-
-The graph stores such an activation as its values and a bit mask; dense forms exist only during a product.
+"""Operations on activations (N, O) of which each sample keeps different entries (`SamplePlan`). Such an activation is stored as
+an array (K,) of the K values that are kept, one sample after the other, and a bit mask. A dense form exists only during a
+product.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ def _dense(dev: Device, x: Any, samples: DeviceSamples | None) -> Any:
 
 
 def _check(name: str, shape: tuple[int, ...], x: Any, samples: DeviceSamples | None) -> None:
-    """ValueError unless x is a dense activation of this shape or the kept values of one."""
+    """Raise ValueError unless x is a dense activation of shape `shape`, if `samples` is None, or the kept values of one."""
     if tuple(x.shape) != (shape if samples is None else (samples.plan.count,)) or (
         samples is not None and samples.plan.shape != shape
     ):
@@ -31,14 +30,14 @@ def _check(name: str, shape: tuple[int, ...], x: Any, samples: DeviceSamples | N
 
 @op
 def expand_samples(dev: Device, x, *, plan: DeviceSamples):
-    """y[n, o] = its value in x (K,) if (n, o) is kept, else 0: the dense form (N, O)."""
+    """y[n, o] = the kept value of (n, o) in x (K,); 0 if the entry is dropped. y (N, O) is the dense form of x."""
     _check("expand_samples", plan.plan.shape, x, plan)
     return _dense(dev, x, plan), (lambda dy: dev.compact_samples(dy, plan.lists, plan.plan.count),)
 
 
 @op
 def compact_samples(dev: Device, x, *, plan: DeviceSamples):
-    """The kept values (K,) of x (N, O)."""
+    """y (K,) = the values of x (N, O) that the plan keeps, one sample after the other."""
     _check("compact_samples", plan.plan.shape, x, None)
     return dev.compact_samples(x, plan.lists, plan.plan.count), (lambda dy: dev.expand_samples(dy, plan.lists),)
 
@@ -47,9 +46,10 @@ def compact_samples(dev: Device, x, *, plan: DeviceSamples):
 def linear_samples(
     dev: Device, x, w, b=None, *, inner: DeviceSamples | None = None, outer: DeviceSamples | None = None, relu: bool = False
 ):
-    """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]) with x restricted to `inner` and y to `outer`; None: everything.
+    """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]), where act is ReLU if `relu`, else the identity.
 
-    x (N, I) or (K_x,), w (O, I), b (O,) or None -> y (N, O) or (K_y,)
+    x (N, I), w (O, I), b (O,) or None -> y (N, O). If `inner` is given, x (K_x,) holds only the values that `inner` keeps; if
+    `outer` is given, only the values y (K_y,) that `outer` keeps are computed.
 
     Raises
     ------
@@ -92,8 +92,9 @@ def batch_norm_samples(
     eps: float = 1e-5,
     seen: Callable[[Any, Any], None] = lambda mean, variance: None,
 ):
-    """Batch normalisation of an activation with kept values x (K,) and zeros elsewhere; the result keeps the same entries
-    (double-mask selection). seen(mean, variance) as for `batch_norm`."""
+    """Batch normalisation of an activation (N, C) that is stored as its kept values x (K,); dropped values count as 0. The
+    result keeps the same entries (double-mask selection). `seen` is called as by `batch_norm`.
+    """
     _check("batch_norm_samples", (plan.plan.samples, gamma.shape[0]), x, plan)
     y, mean, variance = dev.batch_norm(_dense(dev, x, plan), gamma, beta, eps)
     seen(mean, variance)

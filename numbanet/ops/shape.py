@@ -21,7 +21,7 @@ from .order import Order
 
 
 def axes_of(name: str, x: Any, axis: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The axes as non-negative numbers, sorted; None stands for all."""
+    """Return `axis` as a sorted tuple of non-negative numbers of axes of x; None stands for all axes."""
     axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, (int, np.integer)) else axis
     if any(not -x.ndim <= a < x.ndim for a in axes):
         raise ValueError(f"{name}: axis {axis} is not among the {x.ndim} axes of {tuple(x.shape)}")
@@ -29,7 +29,7 @@ def axes_of(name: str, x: Any, axis: int | Sequence[int] | None) -> tuple[int, .
 
 
 def broadcast_shape(name: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    """The common shape to which a and b broadcast, or ValueError."""
+    """Return the shape to which arrays of the shapes a and b broadcast; raise ValueError if they do not."""
     width = max(len(a), len(b))
     pairs = list(zip((1,) * (width - len(a)) + a, (1,) * (width - len(b)) + b))
     if any(m != n and 1 not in (m, n) for m, n in pairs):
@@ -49,7 +49,7 @@ def reshape(dev: Device, x, *, shape: Sequence[int]):
 
 @op
 def transpose(dev: Device, x, *, axes: Sequence[int] | None = None):
-    """y[i_axes[0], i_axes[1], …] = x[i_0, i_1, …]; axes reversed by default."""
+    """y[i_axes[0], i_axes[1], …] = x[i_0, i_1, …]; by default y has the axes of x in reversed order."""
     axes = tuple(range(x.ndim))[::-1] if axes is None else tuple(a + x.ndim if a < 0 else a for a in axes)
     if sorted(axes) != list(range(x.ndim)):
         raise ValueError(f"transpose: axes {axes} are not a permutation of the {x.ndim} axes of {tuple(x.shape)}")
@@ -91,7 +91,7 @@ def _index(key: Any) -> Any:
 
 
 def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """The tensors joined along one axis; the other axes must agree."""
+    """y = the tensors joined along `axis`; their lengths along all other axes must be equal."""
     if not tensors:
         raise ValueError("concatenate: needs at least one tensor")
     return _concatenate(*tensors, axis=axis)
@@ -111,7 +111,9 @@ def _concatenate(dev: Device, *xs, axis):
 
 # --- compact and dense activations ------------------------------------------------------------------------------------
 def expand(x: Tensor, *, plan: AxisPlan | DevicePlan) -> Tensor:
-    """y[…, plan's k-th index] = x[…, k], 0 where dropped: the dense form of a compact activation.   (…, K) -> (…, n)
+    """y[…, i_k] = x[…, k], where i_k is the k-th index that the plan keeps; y is 0 at dropped indices.   (…, K) -> (…, n)
+
+    y is the dense form of the compact activation x.
 
     Raises
     ------
@@ -133,7 +135,9 @@ def _expand(dev: Device, x, *, plan):
 
 
 def compact(x: Tensor, *, plan: AxisPlan | DevicePlan) -> Tensor:
-    """y[…, k] = x[…, plan's k-th index]: the kept entries of a dense activation.   (…, n) -> (…, K)
+    """y[…, k] = x[…, i_k], where i_k is the k-th index that the plan keeps.   (…, n) -> (…, K)
+
+    y is the compact form of the dense activation x.
 
     Raises
     ------
@@ -169,7 +173,9 @@ def shuffle(dev: Device, x, *, order: Order):
 
 # --- rows of a table --------------------------------------------------------------------------------------------------
 def padding_row(name: str, padding: int | None, rows: int) -> int | None:
-    """The padding row of a table as a non-negative number; negative numbers count from the end. None for None."""
+    """Return the number `padding` of a row of a table as a non-negative number; a negative number counts from the end. If it is
+    None, return None.
+    """
     if padding is None:
         return None
     if not is_integer(padding):
@@ -183,18 +189,18 @@ def padding_row(name: str, padding: int | None, rows: int) -> int | None:
 def embedding(
     dev: Device, w, *, ids: Any, cols: AxisPlan | DevicePlan | None = None, padding: int | None = None, checked: bool = False
 ):
-    """y[…, k] = w[ids[…], cols_k].   w (V, D), ids (…) integers of the host or int32 of the device -> y (…, K)
+    """y[…, k] = w[ids[…], c_k], where c_k is the k-th column that `cols` keeps; by default all columns.
 
-    The gradient holds only the rows that were looked up, without the row `padding`: dw[v] = sum of dy[…] over all … with
-    ids[…] = v.
+    w (V, D), ids (…) integers of the host or int32 of the device -> y (…, K). The gradient holds only the rows of w that were
+    looked up, without the row `padding`: row v is the sum of dy[…] over all look-ups with ids[…] = v.
 
     Parameters
     ----------
     padding : int, optional
         A row of w; a negative one counts from the end.
     checked : bool, default=False
-        True if ids are int32 on the device and already checked. They are then not downloaded, so that the pass can be recorded;
-        an id that is out of range is clamped.
+        True if ids are int32 on the device and already checked. Then they are not downloaded, so that the pass can be recorded,
+        and an id that is out of range is clamped.
 
     Raises
     ------
@@ -225,7 +231,9 @@ def embedding(
 
 
 def _symbols(dev: Device, ids: Any, rows: int) -> np.ndarray:
-    """The ids on the host, int32; TypeError if they are not integers, ValueError if one is not in 0 … rows - 1."""
+    """Return the ids as an int32 array on the host; raise TypeError if they are not integers, and ValueError if one is not in
+    0 … rows - 1.
+    """
     host = np.asarray(ids if isinstance(ids, np.ndarray) else dev.download(ids))
     if host.dtype.kind not in "iu":
         raise TypeError(

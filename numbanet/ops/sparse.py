@@ -1,4 +1,4 @@
-"""Products with a sparse weight: its values are a tensor, and a Layout holds their positions."""
+"""Products with a sparse weight. A tensor holds the values of the weight, and a `Layout` holds their positions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .linear import memoize, vector_gradient
 
 
 class Layout:
-    """The positions of a sparse weight's entries, on a device; the values of the matrix that is passed are not used.
+    """The positions of the entries of a sparse weight, on a device.
 
     Parameters
     ----------
     of : CSR, ELL or BSR
-        A matrix (O, I) of this structure.
+        A matrix (O, I) that has this structure; its values are not used.
     dev : Device
         The device of the products.
 
@@ -30,7 +30,7 @@ class Layout:
     shape : tuple of int
         (O, I)
     values : tuple of int
-        The shape of values: (entries,), of an ELL (O K,), of a BSR (tiles, T, T).
+        The shape of the values: (entries,) for a CSR, (O K,) for an ELL with K entries a row, (tiles, T, T) for a BSR.
     nnz : int
         Number of stored elements of the weight.
     """
@@ -45,7 +45,7 @@ class Layout:
 
 
 def _whole(dev: Device, x: Any, axis: DeviceAxis | None) -> Any:
-    """The dense form of an activation."""
+    """Return the dense form of an activation x, which holds only the entries that `axis` keeps; x itself if `axis` is None."""
     return x if axis is None else dev.expand(x, axis.inverse)
 
 
@@ -92,7 +92,9 @@ def linear_sparse(
     cols: AxisPlan | DevicePlan | None = None,
     trace: list | None = None,
 ) -> Tensor:
-    """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]), w with `values` at the layout's positions.   x (N, I) -> y (N, O)
+    """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]), where w has `values` at the positions of `layout`, and is 0 elsewhere.
+
+    x (N, I), b (O,) or None -> y (N, O). act is ReLU if `relu`, else the identity.
 
     The gradient of w is computed only for its stored entries. If `rows` is given, y holds only the kept neurons; if `cols` is
     given, x holds only the kept inputs. Entries of dropped neurons and inputs are skipped. The backward pass stores dz and x in

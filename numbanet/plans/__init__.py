@@ -1,4 +1,5 @@
-"""Plans: immutable values that define which part of a product is computed, and their index arrays on a device."""
+"""Plans are immutable values that define which part of a product is computed. This package also makes their index arrays on a
+device."""
 
 from .assigned import Plans, Site
 from .base import AxisPlan, Plan, Region

@@ -1,7 +1,8 @@
-"""Site: a part of a model that dropout may drop; Plans: the plan of each site in one pass, and its index arrays.
+"""A `Site` is a part of a model that dropout may drop. `Plans` holds the plan of each site in one pass, and the index arrays of
+the plans.
 
-A policy draws a plan for each site before a pass, or chooses it during the pass from a layer's input. Layers call `Plans.at`,
-the only place where plans are looked up, checked and chosen.
+A policy draws a plan for each site before a pass, or chooses it during the pass from the input of a layer. Layers call
+`Plans.at`, the only place where plans are looked up, checked and chosen.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Site(NamedTuple):
     number: int = 0  # index among the model's sites of its kind; policies with one rate per site use it
 
     def check(self, plan: Plan, layer: Any, shape: tuple[int, ...] | None = None) -> None:
-        """TypeError unless the layer supports the plan here; ValueError unless it has the weight's shape, or the given one."""
+        """Raise TypeError unless the layer supports the plan at this site, and ValueError unless the plan fits `shape`, by
+        default the shape of the weight.
+        """
         if self.takes is not None and not isinstance(plan, self.takes):
             known = [kind.__name__ for kind in self.takes]
             raise TypeError(
@@ -45,20 +48,21 @@ class Site(NamedTuple):
 
 
 class Plans:
-    """The plans of one pass, by site.
+    """The plan of each site in one pass.
 
     Parameters
     ----------
     dev : str or Device, default="cpu"
         The device of the pass.
     sites : mapping of (layer, str) to Site, optional
-        The sites of the model, by layer and name.
+        Maps a layer and the name of a site in it to the site.
     assigned : mapping of str to Plan, optional
-        Plans by the path of their site; without a plan a site computes everything.
+        Maps the path of a site to its plan. If a site has no plan, everything is computed there.
     choose : callable, optional
-        (site, flow, layer) -> Plan or None: called during the pass for sites with `chosen` that have no plan.
+        choose(site, flow, layer) returns a plan or None. It is called during the pass for sites that have no plan and whose
+        `chosen` is True.
     feeds : mapping of layer to layer, optional
-        By layer, the one whose outputs are its inputs, in the same order (`Tree.feeds`).
+        Maps a layer to the layer whose outputs are its inputs, in the same order (`Tree.feeds`).
     """
 
     def __init__(
@@ -78,8 +82,8 @@ class Plans:
         self.here: dict[str, DevicePlan] = {}  # by the path of the site, the plans on the device that this pass has used
 
     def of(self, layer: Any, name: str = "output") -> Plan | None:
-        """The plan of a layer's site, if it is known before the pass; None if everything is computed, or if the plan is chosen
-        during the pass.
+        """Return the plan of a site of a layer if it is known before the pass; None if everything is computed, or if the plan
+        is chosen during the pass.
         """
         if not self.assigned or (site := self.sites.get((layer, name))) is None:
             return None
@@ -89,18 +93,18 @@ class Plans:
         return plan
 
     def at(self, layer: Any, name: str = "output", flow: Any = None, shape: tuple[int, ...] | None = None) -> DevicePlan | None:
-        """The plan of a layer's site on the device; None: everything is computed.
+        """Return the plan of a site of a layer, on the device; None if everything is computed.
 
         Parameters
         ----------
         layer : Layer
             The layer that has the site.
         name : str, default="output"
-            The site's name.
+            The name of the site in the layer.
         flow : Flow, optional
-            The layer's input; a policy may choose a plan from it if none was drawn.
+            The input of the layer; a policy may choose a plan from it if no plan was drawn.
         shape : tuple of int, optional
-            The shape that a plan must have, if not the site's.
+            The shape that the plan must fit; by default the shape of the site.
 
         Raises
         ------
@@ -131,7 +135,7 @@ class Plans:
         return here
 
     def choice(self, site: Site, flow: Any, layer: Any, shape: tuple[int, ...] | None = None) -> Plan | None:
-        """Let the policy choose the plan of a site, assign it and return it; None: everything is computed."""
+        """Let the policy choose the plan of a site, assign the plan and return it. None means that everything is computed."""
         assert self.choose is not None
         plan = self.choose(site, flow, layer)
         self.chosen[site.path] = plan = None if plan is None or plan.trivial else plan
@@ -142,7 +146,7 @@ class Plans:
 
     @contextlib.contextmanager
     def standing_in(self, give: Callable[..., DevicePlan | None]) -> Iterator[None]:
-        """A context for recording a step, in which give(site, flow, layer, shape) replaces the policy's choice."""
+        """Return a context for recording a step, in which give(site, flow, layer, shape) replaces the choice of the policy."""
         self.stand_in = give
         try:
             yield
@@ -150,14 +154,14 @@ class Plans:
             self.stand_in = None
 
     def on_device(self, path: str) -> DevicePlan:
-        """The plan assigned to a site, on the device."""
+        """Return the plan that is assigned to the site with this path, on the device."""
         if path not in self.here:
             self.here[path] = on_device(self.assigned[path], self.device)
         return self.here[path]
 
     def region(self, layer: Any, weight: Any, name: str = "output") -> dict[Any, DevicePlan]:
-        """{weight: the part that the pass reads}, from the plan at a layer's site and the plan of the layer's inputs; {} if the
-        pass reads the whole weight.
+        """Return a dict that maps `weight` to the part that the pass reads, which follows from the plan at a site of the layer
+        and the plan of the layer's inputs. The dict is empty if the pass reads the whole weight.
         """
         plan = self.of(layer, name) if self.assigned else None
         inputs = self.of(self.feeds[layer]) if self.assigned and layer in self.feeds and len(weight.shape) == 2 else None

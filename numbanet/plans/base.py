@@ -1,11 +1,12 @@
 """Plan: defines which part of a matrix product is computed in a step. A dropout policy draws it on the host, and ops use it.
 
-A plan is small, frozen and hashable, and independent of the device: `on_device` makes the index arrays that kernels read. Every
-planned op satisfies, with M = plan.mask() and on every device,
+A plan is small, frozen, hashable and independent of the device; `on_device` makes the index arrays that kernels read. If M is
+plan.mask(), every op that takes a plan satisfies on every device
 
     planned(x, W, plan) == dense(x, W * M)            for y, dx and dW.
 
-`scale` multiplies the kept part, so that a step has the right mean: y = scale * (the part of y that the plan keeps).
+A plan also has a factor, `scale`: y = scale * (the part of y that the plan keeps). Random policies choose it so that the mean
+of y over the plans that they draw is the dense y.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from numbanet_kernels.layouts.rows import RowLists
 
 
 class Region(NamedTuple):
-    """The part of a weight that a step reads, in blocks of `block` rows and columns."""
+    """The part of a weight that a step reads: the weight is divided into blocks of block[0] rows and block[1] columns, and
+    `wanted` says which blocks are read.
+    """
 
     block: tuple[int, int]
     wanted: np.ndarray  # (block rows, block columns) bool
 
 
 class Plan(abc.ABC):
-    """Base of the plans: the protocol that policies, layers and optimisers rely on.
+    """Base class of the plans. It defines the protocol that policies, layers and optimisers rely on.
 
     Subclasses are frozen dataclasses. A layer refuses a plan that it does not support. So a user's plan either subclasses
     `AxisPlan`, which every layer with neurons supports, or comes with a layer that supports it.
@@ -46,17 +49,17 @@ class Plan(abc.ABC):
 
     @abc.abstractmethod
     def mask(self) -> np.ndarray:
-        """Bool array, True where kept: the specification of the plan."""
+        """Return an array of bool that is True where the plan keeps an element. The mask specifies the plan."""
 
     @property
     def density(self) -> float:
-        """The kept share; 1.0 for size 0."""
+        """The share of elements that the plan keeps; 1.0 if there are none."""
         mask = self.mask()
         return float(mask.mean()) if mask.size else 1.0
 
     @property
     def covers(self) -> tuple[int, ...]:
-        """The first lengths that the shape of the site's weight must have; () if any weight is accepted."""
+        """The lengths with which the shape of the weight must begin; () if the plan fits a weight of any shape."""
         return ()
 
     @property
@@ -66,24 +69,26 @@ class Plan(abc.ABC):
 
     @property
     def kind(self) -> Hashable | None:
-        """A hashable value, equal for plans that lead to the same launches and differ only in their lists. None: steps with
-        this plan are not recorded.
+        """A hashable value that is equal for plans that lead to the same launches and differ only in their lists. If it is
+        None, steps with this plan are not recorded.
         """
         return None
 
     def lists(self) -> tuple:
-        """The integers that kernels read, as a tuple of NumPy arrays, which have the same shapes for all plans of one kind."""
+        """Return the index arrays that kernels read, as a tuple of NumPy arrays of integers. Plans with an equal `kind` have
+        arrays of equal shapes.
+        """
         return ()
 
     def region(self, shape: tuple[int, ...]) -> Region | None:
-        """The part of a weight of this shape that a step under the plan reads; None: all of it. If the plan has a region, its
-        `shape` is that of the weight, or the number of the weight's rows.
+        """Return the part of a weight of shape `shape` that a step with this plan reads; None if it reads the whole weight. If
+        a plan has a region, the plan's `shape` is the shape of the weight, or (number of rows,).
         """
         return None
 
 
 class AxisPlan(Plan):
-    """Keep some indices of an axis of length n: neurons, features, rows of a weight. Subclasses define `indices`."""
+    """Keep some indices of an axis of length n, such as neurons, features or rows of a weight. Subclasses define `indices`."""
 
     n: int
 
@@ -98,11 +103,11 @@ class AxisPlan(Plan):
 
     @abc.abstractmethod
     def indices(self) -> np.ndarray:
-        """(count,) integers in 0 … n - 1, increasing."""
+        """Return the kept indices: an array (count,) of increasing integers in 0 … n - 1."""
 
     @functools.cached_property
     def count(self) -> int:
-        """Number of kept indices."""
+        """The number of kept indices."""
         return len(self.indices())
 
     @property
@@ -114,13 +119,15 @@ class AxisPlan(Plan):
         return self.count == self.n and self.scale == 1.0
 
     def mask(self) -> np.ndarray:
-        """(n,) bool, True where kept."""
+        """Return an array (n,) of bool that is True for kept indices."""
         mask = np.zeros(self.n, bool)
         mask[self.indices()] = True
         return mask
 
     def lists(self) -> RowLists:
-        """The kept indices, and the inverse: the position of each index among them, -1 if dropped."""
+        """Return a `RowLists`, which holds the kept indices, and for each index of the axis its position among the kept ones,
+        or -1 if it is dropped. Raise ValueError if `indices` does not return increasing integers in 0 … n - 1.
+        """
         places, found = np.full(self.n, -1), np.asarray(self.indices())
         if not (
             found.shape == (self.count,)
@@ -140,5 +147,7 @@ class AxisPlan(Plan):
         return Region((1, max(math.prod(shape[1:]), 1)), self._rows) if self.count < self.n else None
 
     def index(self, kept: Any) -> Any:
-        """The argument of kernels for these indices, made from an int32 device array of them; None if all indices are kept."""
+        """Return what kernels take as the list of kept indices; `kept` holds these indices as an int32 array on the device.
+        Subclasses may return None if all indices are kept.
+        """
         return kept

@@ -1,4 +1,4 @@
-"""GatePlan: which gradients of an LSTM's gates a backward pass computes."""
+"""A `GatePlan` says which gradients of the gates of an LSTM a backward pass computes."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from .rows import IndexPlan
 
 
 class GateChoice(abc.ABC):
-    """The choice for one backward pass through one LSTM layer (`ops.lstm`, gates)."""
+    """Chooses which gate gradients one backward pass through one LSTM layer computes (the argument `gates` of `ops.lstm`)."""
 
     @abc.abstractmethod
     def choose(self, dev: Device, dy: Any, gates: Any, c: Any, lengths: Any, dense: Callable[[], Any]) -> IndexPlan | float:
-        """The columns to compute, or the threshold of elements."""
+        """Return a plan of the gate columns to compute, or a threshold: gate gradients up to this magnitude become 0."""
 
     @abc.abstractmethod
     def done(self, dev: Device, dz: Any, columns: IndexPlan | None) -> None:
-        """Called after the backward pass with dz of these columns, or of all."""
+        """Called after the backward pass with dz, which holds only the columns `columns`; all columns if that is None."""
 
 
 class GatePlan(Plan):
-    """Compute a share of the gates' gradients, chosen during the backward pass. Subclasses are immutable values that define the
-    choice.
+    """Compute a part of the gate gradients, which is chosen during the backward pass. Subclasses are immutable values that
+    define the choice.
 
-    The forward pass computes everything, so the mask keeps everything.
+    The forward pass computes everything, so the mask of the plan keeps everything.
     """
 
     def mask(self) -> np.ndarray:
@@ -37,4 +37,4 @@ class GatePlan(Plan):
 
     @abc.abstractmethod
     def of(self, cells: int) -> GateChoice:
-        """The choice for the LSTM layer with this index."""
+        """Return the `GateChoice` for the LSTM layer with this index."""

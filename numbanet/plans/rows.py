@@ -110,10 +110,10 @@ class WindowPlan(AxisPlan):
 
 @dataclasses.dataclass(frozen=True)
 class WindowProduct(Plan):
-    """The part of a weight (O, I) that a product reads if its outputs and its inputs each have a `WindowPlan`; None instead of
-    a plan keeps the whole axis.
+    """The part of a weight (O, I) that a product reads if the plan `rows` keeps a window of its outputs and the plan `cols` a
+    window of its inputs. If a plan is None, the whole axis is kept.
 
-    The blocks of its region are `WIDE` columns of one row, so that an update may defer columns as well as rows.
+    Each block of its region is `WIDE` columns of one row, so that an update may defer columns as well as rows.
     """
 
     WIDE = 64
@@ -128,7 +128,7 @@ class WindowProduct(Plan):
         return rows, cols
 
     def mask(self) -> np.ndarray:
-        """(O, I) bool, True where read."""
+        """Return an array (O, I) of bool that is True where the weight is read."""
         return np.logical_and.outer(*self._masks())
 
     @functools.cached_property
@@ -203,10 +203,11 @@ class DrawnPlan(IndexPlan):
 
 
 class PositionPlan(DrawnPlan):
-    """Keep some rows of a convolution's im2col matrix, that is output positions of its images; each group of `together`
+    """Keep some rows of a convolution's im2col matrix; each row is an output position of an image. Each group of `together`
     consecutive images keeps the same positions.
 
-    Plans of a kind may keep different numbers of rows, so lists are padded to length n with the numbers n, n + 1, ….
+    Plans with an equal `kind` may keep different numbers of rows. So the list of kept rows is padded to length n with the
+    numbers n, n + 1, ….
     """
 
     def __init__(self, n: int, chosen: np.ndarray, scale: float = 1.0, together: int = 1) -> None:
@@ -230,7 +231,7 @@ class PositionPlan(DrawnPlan):
 
 
 def repeat_indices(plan: AxisPlan, times: int) -> IndexPlan:
-    """The plan that keeps `times` consecutive indices for each kept index of `plan`, such as the pixels of a channel."""
+    """Return the plan that keeps `times` consecutive indices for each kept index of `plan`, such as the pixels of a channel."""
     return (_repeat_indices if plan.cacheable else _repeat_indices.__wrapped__)(plan, times)
 
 
@@ -242,10 +243,12 @@ def _repeat_indices(plan: AxisPlan, times: int) -> IndexPlan:
 
 @dataclasses.dataclass(frozen=True)
 class TimePlan(Plan):
-    """Keep different indices of an axis of length n at each time step: (start + k dp) mod n for k = 0 … count - 1.
+    """Keep different indices of an axis of length n at each time step: time step t keeps the `count` indices
+    (starts[t] + k dp) mod n for k = 0 … count - 1.
 
-    It drops units of the recurrent input of an `LSTM`. All steps keep the same number of indices, so that one launch computes
-    them. If dp divides n, a step keeps the same indices as a `RowPlan` with this period.
+    This plan drops units of the recurrent input of an `LSTM`. All time steps keep the same number of indices, so that one
+    launch computes all of them. If dp divides n and count is n / dp, a time step keeps the same indices as a `RowPlan` with the
+    period dp.
 
     Parameters
     ----------
@@ -256,7 +259,7 @@ class TimePlan(Plan):
     count : int
         Number of indices that each step keeps, at most ceil(n / dp).
     starts : tuple of int
-        For each time step, the first of its indices, 0 … n - 1. A shorter sequence uses the first steps.
+        For each of the T time steps, its first kept index, 0 … n - 1. A sequence of fewer time steps uses the first entries.
     scale : float, default=1.0
         Factor of the kept values.
 
@@ -282,7 +285,7 @@ class TimePlan(Plan):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(T, n): the shape of the plan's mask."""
+        """(T, n): the shape of the plan's mask; T is the number of time steps."""
         return len(self.starts), self.n
 
     @property
@@ -302,12 +305,12 @@ class TimePlan(Plan):
         return TimePlan, self.n, self.count, len(self.starts), self.scale
 
     def indices(self) -> np.ndarray:
-        """(T, count) int32, each row increasing."""
+        """Return an int32 array (T, count): the kept indices of each time step, increasing."""
         first = np.array(self.starts, np.int32).reshape(-1, 1)
         return np.sort((first + self.dp * np.arange(self.count, dtype=np.int32)) % np.int32(self.n), axis=1)
 
     def mask(self) -> np.ndarray:
-        """(T, n) bool, True where kept."""
+        """Return an array (T, n) of bool that is True for kept indices."""
         mask = np.zeros(self.shape, bool)
         np.put_along_axis(mask, self.indices(), True, axis=1)
         return mask

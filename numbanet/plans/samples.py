@@ -1,4 +1,4 @@
-"""Plans of single activations: each sample may keep different ones."""
+"""Plans that keep single activations; each sample may keep different ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BernoulliPlan(Plan):
     rate : float
         Probability to drop, in [0, 1).
     key : int
-        Key of the counter-based random bits, in [0, 2**64): the same bits on every device.
+        Key of the counter-based random bits, in [0, 2**64). A key gives the same bits on every device.
     scale : float, default=1.0
         Factor of the kept values.
     """
@@ -49,7 +49,7 @@ class BernoulliPlan(Plan):
         return (key_words(self.key),)
 
     def mask(self) -> np.ndarray:
-        """(n,) True: all products are computed. `ops.dropout` zeroes the activations."""
+        """Return an array (n,) of True, because all products are computed; `ops.dropout` sets activations to 0."""
         return np.ones(self.n, bool)
 
 
@@ -57,8 +57,8 @@ class BernoulliPlan(Plan):
 class SamplePlan(Plan):
     """Keep different outputs for each sample, or for each group of consecutive samples.
 
-    Only kept outputs are computed. They are stored as their values, one sample after the other, and a bit mask (*Dynamic Sparse
-    Graph*, zero-value compression).
+    Only kept outputs are computed. Stored are their values, one sample after the other, and a bit mask (*Dynamic Sparse Graph*,
+    zero-value compression).
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ class SamplePlan(Plan):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(samples, n)"""
+        """(samples, n): the shape of the plan's mask."""
         return self.samples, self.n
 
     @property
@@ -124,17 +124,17 @@ class SamplePlan(Plan):
         return bits[:, : self.n].astype(bool)
 
     def mask(self) -> np.ndarray:
-        """(samples, n) bool, True where kept."""
+        """Return an array (samples, n) of bool that is True for kept outputs."""
         return self._mask[np.arange(self.samples) // self.group]
 
     @functools.cached_property
     def counts(self) -> np.ndarray:
-        """(samples,) number of outputs that each keeps."""
+        """The number of outputs that each sample keeps, an array (samples,)."""
         return np.bitwise_count(self.bits.view(np.uint32)).sum(1, dtype=np.int64)[np.arange(self.samples) // self.group]
 
     @functools.cached_property
     def count(self) -> int:
-        """Number of kept values."""
+        """The number of kept values of all samples."""
         return int(self.counts.sum())
 
     @property
@@ -142,5 +142,5 @@ class SamplePlan(Plan):
         return self.count / (self.samples * self.n) if self.samples * self.n else 1.0
 
     def lists(self) -> SampleLists:
-        """The bits, and the start of each sample's values."""
+        """Return a `SampleLists`: the bits, and the position of the first value of each sample."""
         return SampleLists(self.bits, np.concatenate([[0], np.cumsum(self.counts)]), self.group, self.n)

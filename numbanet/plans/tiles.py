@@ -82,7 +82,7 @@ class TilePlan(Plan):
 
     @property
     def size(self) -> int:
-        """Number of kept elements of the weight."""
+        """The number of elements of the weight that are kept."""
         return _size(self.pattern)
 
     @property
@@ -91,11 +91,11 @@ class TilePlan(Plan):
         return self.size / total if total else 1.0
 
     def tile_mask(self) -> np.ndarray:
-        """(R, C) bool, True where the tile is kept."""
+        """Return an array (R, C) of bool that is True for kept tiles."""
         return tiles.kept_tiles(self.pattern)
 
     def mask(self) -> np.ndarray:
-        """(O, I) bool, True where kept."""
+        """Return an array (O, I) of bool that is True for kept elements."""
         return np.kron(self.tile_mask(), np.ones((self.tile, self.tile), bool))[: self.shape[0], : self.shape[1]]
 
     @functools.cached_property
@@ -106,7 +106,7 @@ class TilePlan(Plan):
         return Region((self.tile, self.tile), self._tiles) if self.dp > 1 else None
 
     def lists(self) -> tuple:
-        """The arrays of a `Packing`, which locates the gradient, and of a `TileLists` for kernels."""
+        """Return the arrays of a `Packing`, which says where the values of the gradient belong, and of a `TileLists`."""
         return (*tiles.tile_packing(self.pattern), *tiles.tile_lists(self.pattern))
 
 
@@ -120,15 +120,17 @@ def _size(pattern: tiles.Pattern) -> int:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockPlan(Plan):
-    """Keep the same number of blocks in every block row of a convolution's im2col matrix, (N OH OW, KH KW C) with the channels
-    fastest (*DNN Training Acceleration via Exploring GPGPU Friendly Sparsity*, 5.2.2: work is balanced by construction).
+    """Keep the same number of blocks in every block row of a convolution's im2col matrix (N OH OW, KH KW C), in which adjacent
+    columns are channels (*DNN Training Acceleration via Exploring GPGPU Friendly Sparsity*, 5.2.2). Because the numbers are
+    equal, every block row is the same amount of work.
 
     Parameters
     ----------
     shape : tuple of int
         Shape of the im2col matrix.
     height, width : int
-        Size of a block: output positions, and columns; blocks at the far edges may extend beyond the matrix.
+        Size of a block: `height` output positions (rows) and `width` columns. Blocks at the far edges may extend beyond the
+        matrix.
     chosen : array_like of int, (block rows, Q)
         The kept block columns of each block row, increasing.
     scale : float, default=1.0
@@ -199,7 +201,7 @@ class BlockPlan(Plan):
         return float(heights @ widths) / total
 
     def mask(self) -> np.ndarray:
-        """Bool array of the im2col matrix's shape, True where kept."""
+        """Return an array of bool with the shape of the im2col matrix that is True for kept elements."""
         mask = np.zeros(self.shape, bool)
         for row, columns in enumerate(self.chosen):
             for column in columns:
@@ -207,8 +209,9 @@ class BlockPlan(Plan):
         return mask
 
     def lists(self) -> tuple:
-        """The kept block columns of each block row, (block rows, block columns). Plans of a kind may keep different numbers, so
-        each row is padded to full length with the number of block columns, an index beyond the last.
+        """Return the kept block columns of each block row, as an array (block rows, block columns). Plans with an equal `kind`
+        may keep different numbers of blocks, so each row is padded to full length with the number of block columns, which is an
+        index beyond the last one.
         """
         columns = -(-self.shape[1] // self.width)
         found = np.full((len(self.chosen), columns), columns, np.int32)

@@ -1,1 +1,1 @@
-"""Training: the loop, optimisers, tasks and hooks by which an estimator trains a model on data under a dropout policy."""
+"""Training: the loop, the optimisers, the tasks and the hooks with which an estimator trains a model under a dropout policy."""

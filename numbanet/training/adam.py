@@ -1,8 +1,8 @@
 """Adam and AdamW.
 
-Adam   g += decay w;  m = b1 m + (1 - b1) g;  s = b2 s + (1 - b2) g²;  w -= lr m' / (sqrt(s') + eps), m', s' corrected for
-       their start at 0
-AdamW  w -= lr decay w, in place of g += decay w; then as Adam
+Adam   g += decay w;  m = b1 m + (1 - b1) g;  s = b2 s + (1 - b2) g²;  w -= lr m' / (sqrt(s') + eps)
+       where m' = m / (1 - b1^t) and s' = s / (1 - b2^t) correct for the start of m and s at 0; t is the number of the step
+AdamW  w -= lr decay w replaces g += decay w; the rest is Adam
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from .optim import Optimizer, check_number
 class Adam(Optimizer):
     """Adam (Kingma & Ba 2015, algorithm 1), as PyTorch defines it.
 
-    Its updates are never deferred: a step without a gradient is not linear (a square root, eps, and corrections that change in
-    every step), so several steps cannot be combined into one with the same result. The step number t is counted for each
-    parameter separately: if a parameter has no gradient in a step, its values, its means and its t do not change.
+    The updates of Adam are never deferred. A step without a gradient is not linear, because of the square root, eps, and the
+    corrections, which change in every step; so several steps cannot be combined into one with the same result. The step number
+    t is counted for each parameter separately: if a parameter has no gradient in a step, its values, its means and its t do
+    not change.
 
     Parameters
     ----------
@@ -31,7 +32,7 @@ class Adam(Optimizer):
     betas : tuple of float, default=(0.9, 0.999)
         Decay rates of the running means of g and g², each in [0, 1).
     eps : float, default=1e-8
-        Added to the denominator, so that it is not 0.
+        A number that is added to the denominator, so that the denominator is not 0.
     weight_decay : float, default=0.0
         L2 penalty: weight_decay * w is added to the gradient.
     clip_norm : float, optional
@@ -85,7 +86,7 @@ class AdamW(Adam):
     eps : float, default=1e-8
         As for `Adam`.
     weight_decay : float, default=0.01
-        Each step multiplies weights by 1 - learning_rate * weight_decay; 0.01 as in PyTorch.
+        Each step multiplies the weights by 1 - learning_rate * weight_decay. The default is that of PyTorch.
     clip_norm : float, optional
         As for `SGD`.
 

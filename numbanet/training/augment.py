@@ -15,16 +15,16 @@ from .hooks import Hook
 
 @dataclasses.dataclass(frozen=True)
 class FlipsAndCrops:
-    """Images shifted by up to `padding` pixels, and mirrored with probability 1/2; use `Net(augment=FlipsAndCrops())`.
+    """Shifts images by up to `padding` pixels, and mirrors them with probability 1/2; use `Net(augment=FlipsAndCrops())`.
 
-    It is a random crop of the zero-padded image, and a horizontal flip, as is usual for CIFAR-10 (He et al., "Deep residual
-    learning for image recognition", 2016, section 4.2). The zeros are black pixels if the first layer is a `Normalize`, and
-    mean pixels if X is normalised already.
+    The result is a random crop of the zero-padded image, which may be flipped horizontally, as is usual for CIFAR-10 (He et
+    al., "Deep residual learning for image recognition", 2016, section 4.2). The zeros are black pixels if the first layer is a
+    `Normalize`, and mean pixels if X is normalised already.
 
     Parameters
     ----------
     padding : int, default=4
-        Pixels, the same up, down, left and right; 4 is usual for images of 32 x 32.
+        The largest shift in pixels, up, down, left and right; 4 is usual for images of 32 x 32.
     flip : bool, default=True
         If True, images are mirrored at random; set it to False for digits and letters.
 
@@ -42,12 +42,14 @@ class FlipsAndCrops:
             raise ValueError(f"{self!r}: padding must be an integer of at least 0")
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """(count, 3) int32: for each image the vertical and horizontal offset of the crop, and 1 if it is mirrored, else 0."""
+        """Return an int32 array (count, 3): for each image the vertical and the horizontal offset of the crop, and 1 if the
+        image is mirrored, else 0.
+        """
         moves = rng.integers(-self.padding, self.padding, (count, 2), np.int32, endpoint=True)
         return np.hstack([moves, rng.integers(2 if self.flip else 1, size=(count, 1), dtype=np.int32)])
 
     def __call__(self, x: Any, rng: np.random.Generator, dev: Device) -> Any:
-        """The images x (n, C, H, W), a device array, randomly shifted and mirrored."""
+        """Return the images x (n, C, H, W), a device array, randomly shifted and mirrored."""
         if len(x.shape) != 4:
             raise ValueError(f"{self!r}: samples of shape (C, H, W) expected, got {tuple(x.shape[1:])}")
         return dev.crop_flip(x, dev.upload(self.draw(x.shape[0], rng)))
@@ -56,7 +58,7 @@ class FlipsAndCrops:
 class Augmentation(Hook):
     """The hook that changes the inputs of each step by a function augment(x, rng, dev).
 
-    Its random numbers come from the stream that shuffles the samples, so that plans are the same as without augmentation.
+    The random numbers come from the stream that shuffles the samples, so that plans are the same as without augmentation.
     """
 
     watches = False

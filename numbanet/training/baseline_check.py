@@ -21,10 +21,10 @@ MOST, NUMBERS = 1 << 13, 1 << 24  # maximal samples to predict, and numbers in t
 
 
 def verdict(stepper: Stepper, data: Data, record: dict) -> str | None:
-    """The text of a warning if a network is hardly better than the best constant prediction; else None.
+    """Return the text of a warning if a network is hardly better than the best constant prediction; else None.
 
-    The record of the last epoch is used if it is clear; its score was measured under dropout. Otherwise some samples are
-    predicted.
+    If the record of the last epoch, whose score was measured with dropout, is clearly better, there is no warning. Otherwise
+    some samples are predicted without dropout to decide.
     """
     count = min(len(data), MOST, max(NUMBERS // math.prod(data.X.shape[1:]), 1))
     rows = data.at(np.linspace(0, len(data) - 1, count).astype(np.int64))
@@ -44,7 +44,9 @@ def verdict(stepper: Stepper, data: Data, record: dict) -> str | None:
 
 
 def unfinished(losses: list[float]) -> str | None:
-    """The text of a warning if the loss of the epochs, 10 or more, was still falling clearly in the last tenth; else None."""
+    """Return the text of a warning if the loss was still falling clearly in the last tenth of the epochs; else None. `losses`
+    holds the loss of each epoch, at least 10.
+    """
     last = len(losses) // 10
     before, after = np.mean(losses[-2 * last : -last]), np.mean(losses[-last:])
     if not before - after > FALLING * max(abs(losses[0]), float(losses[0] - after)):  # a user's loss may be negative
@@ -56,7 +58,7 @@ def unfinished(losses: list[float]) -> str | None:
 
 
 def _advice(stepper: Stepper, data: Data, constant: Constant, size: float) -> list[str]:
-    """Advice for the warning, the most likely remedy first."""
+    """Return a list of advice for the warning, the most likely remedy first."""
     advice = []
     if not on_host(data.X):
         how = "make_pipeline(StandardScaler(), ...)" if len(data.X.shape) == 2 else "a Normalize layer"
@@ -70,8 +72,8 @@ def _advice(stepper: Stepper, data: Data, constant: Constant, size: float) -> li
 
 
 def _learned(score: float, loss: float, constant: Constant) -> float:
-    """Progress from the best constant prediction (0) to no errors (1): the larger of the progress of the score and of the loss;
-    0 if unknown.
+    """Return the progress from the best constant prediction (0) to no errors (1). It is the larger of the progress of the score
+    and the progress of the loss, or 0 if both are unknown.
     """
     shares = [(score - constant.score) / (1 - constant.score), 1 - loss / constant.loss if constant.loss else 0.0]
     return max((share for share in shares if math.isfinite(share)), default=0.0)
@@ -80,7 +82,7 @@ def _learned(score: float, loss: float, constant: Constant) -> float:
 def _predicted(
     stepper: Stepper, data: Data, rows: np.ndarray, targets: np.ndarray, weights: np.ndarray | None
 ) -> tuple[float, float]:
-    """(score, loss) of predictions, without dropout, for the samples `rows`."""
+    """Return (score, loss) of predictions without dropout for the samples `rows`."""
     policy = stepper.policy.inference_policy(stepper.epoch)
     with np.errstate(all="ignore"):
         output = Predictor(stepper.model, stepper.session_options, policy)(data.X, rows)
@@ -91,7 +93,9 @@ def _predicted(
 
 
 def _size(stepper: Stepper, data: Data, rows: np.ndarray) -> float:
-    """Root mean square of the inputs of the samples `rows`; 0 if inputs are integers, which are indices of table rows."""
+    """Return the root mean square of the inputs of the samples `rows`; 0 if inputs are integers, which are indices of rows of a
+    table.
+    """
     if on_host(data.X):
         return 0.0
     dev = stepper.dev

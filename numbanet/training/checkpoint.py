@@ -17,8 +17,8 @@ class ModelCheckpoint(Hook):
         The file, which is replaced atomically. Fields in braces are filled from the record: "epoch-{epoch:03d}.safetensors"
         writes a file per epoch.
     monitor : str or None, default=None
-        The figure of the record that defines the best epoch; names that end in "loss", "perplexity" or "seconds" are minimised,
-        others maximised. None: validation_score if there is validation, else loss.
+        The figure of the record that defines the best epoch. Figures whose names end in "loss", "perplexity" or "seconds" are
+        minimised, other figures are maximised. If it is None, the figure is validation_score if there is validation, else loss.
     save_best_only : bool, default=True
         If True, only epochs that are better than all earlier ones of this fit are saved, and epochs in which the network is
         still becoming sparse are skipped, because they cannot be the result.
@@ -32,7 +32,8 @@ class ModelCheckpoint(Hook):
 
     Notes
     -----
-    Saved files leave this hook out, because it writes files: a loaded estimator has none in its callbacks.
+    A saved file does not contain this hook, because the hook writes files: the callbacks of a loaded estimator do not include
+    it.
     """
 
     def __init__(self, path: str | os.PathLike, monitor: str | None = None, save_best_only: bool = True) -> None:

@@ -25,7 +25,7 @@ class Data:
         return len(self.y if self.rows is None else self.rows)
 
     def at(self, positions: np.ndarray) -> np.ndarray:
-        """The indices in X of the samples at these positions."""
+        """Return the indices in X of the samples at `positions` of this data."""
         return positions if self.rows is None else self.rows[positions]
 
 
@@ -41,25 +41,25 @@ class Batch(NamedTuple):
     resets_state: bool = True  # whether recurrent layers start from zero states
 
     def fetch(self, X: Any, dev: Device, out: Any = None) -> Batch:
-        """The batch with its inputs fetched from X; they are copied to `out` if it is given."""
+        """Return the batch with its inputs fetched from X; if `out` is given, they are copied to it."""
         if self.ids is not None:
             return self._replace(inputs=dev.upload(self.ids) if out is None else dev.copy(self.ids, out=out))
         return self._replace(inputs=dev.take_rows(X, self.inputs, out=out))
 
 
 def on_device(X: np.ndarray, dev: Device) -> Any:
-    """The inputs of all samples in the form of `Data.X`."""
+    """Return the inputs X of all samples in the form of `Data.X`: integers stay on the host, floats are uploaded."""
     return X if on_host(X) else dev.upload(X)
 
 
 def on_host(X: Any) -> bool:
-    """True if inputs are integers, which stay on the host."""
+    """Return True if the inputs X are integers, which stay on the host."""
     return isinstance(X, np.ndarray) and X.dtype.kind in "iu"
 
 
 def in_order(data: Data, order: np.ndarray, size: int, dev: Device) -> Iterator[Batch]:
-    """The batches of the samples with these indices, in order. Their inputs are not fetched yet; the targets and weights of all
-    batches are uploaded together.
+    """Yield the batches of the samples with the indices `order`, in this order. The inputs of a batch are not fetched yet; the
+    targets and the weights of all batches are uploaded together.
 
     Batches in which all weights are 0 are left out.
     """

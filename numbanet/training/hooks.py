@@ -30,10 +30,10 @@ LESS = ("loss", "perplexity", "seconds")  # figures with these endings are bette
 
 
 class Hook:
-    """Base of hooks, for `callbacks=[...]` of an estimator; by default every method does nothing.
+    """Base class of hooks, for `callbacks=[...]` of an estimator; by default every method does nothing.
 
-    A hook is given the `Run`: model, optimizer, history, hooks, estimator, and `stop()`. An exception in a hook undoes the call
-    of `fit` or `partial_fit`.
+    The methods of a hook get the `Run`, which has the attributes model, optimizer, history, hooks and estimator, and the method
+    `stop()`. An exception in a hook undoes the call of `fit` or `partial_fit`.
 
     Attributes
     ----------
@@ -71,11 +71,11 @@ class Hook:
         return self.defines("after_update")
 
     def defines(self, event: str) -> bool:
-        """True if its class overrides the method of this name."""
+        """Return True if the class of this hook overrides the method with the name `event`."""
         return getattr(type(self), event) is not getattr(Hook, event)
 
     def fit_start(self, run: Run) -> None:
-        """Called when training starts: `run.epochs` are the epochs of this call, which start at 0 in a new fit."""
+        """Called when training starts. `run.epochs` is the range of epochs of this call; it starts at 0 in a new fit."""
 
     def epoch_start(self, run: Run, epoch: int) -> None:
         """Called when an epoch, counted from 0, starts. The same epoch may be trained again (`recovery`)."""
@@ -85,11 +85,11 @@ class Hook:
         return batch
 
     def after_update(self, run: Run) -> None:
-        """Called after each update; in this epoch, `run.seen` samples have been used."""
+        """Called after each update. `run.seen` is the number of samples that were used so far in this epoch."""
 
     def epoch_end(self, run: Run, record: dict[str, Any]) -> dict[str, Any] | None:
-        """Called after the last update of an epoch; returns entries for its record. It must call `run.reshaped()` if it changes
-        layers or shapes of weights.
+        """Called after the last update of an epoch; it returns entries for the record of the epoch. If it changes layers or
+        shapes of weights, it must call `run.reshaped()`.
         """
 
     def epoch_recorded(self, run: Run, record: dict[str, Any]) -> None:
@@ -99,7 +99,7 @@ class Hook:
         """Called when training ends: regularly, by an interrupt or by an error, possibly within an epoch."""
 
     def state(self) -> Any:
-        """A copy of the state that must be restored if training returns to an earlier point; None if there is none."""
+        """Return a copy of the state that must be restored if training returns to an earlier point; None if there is none."""
         return None
 
     def restore(self, state: Any) -> None:
@@ -122,8 +122,8 @@ class Callback(Hook):
 
 
 def monitored(hook: str, record: dict[str, Any], name: str | None) -> float:
-    """The value of a figure in a record, negated if smaller values are better; -inf if it is NaN. If the name is None, the
-    figure is validation_score if it is recorded, else loss.
+    """Return the value of the figure `name` in a record, negated if smaller values are better; -inf if it is NaN. If `name` is
+    None, the figure is validation_score if the record has it, else loss. `hook` is a name for the error message.
 
     Raises
     ------

@@ -26,22 +26,24 @@ BY_SAMPLE = Linear, LayerNorm, Normalize, Select, Sequential, Shuffle  # and all
 
 
 class Predictor:
-    """The model's output for samples, without gradients.
+    """Computes the output of a model for samples, without gradients.
 
-    The prediction for a sample should not depend on how many others are predicted with it, but BLAS has other kernels for very
-    few rows. On the CPU, if all layers allow it, up to LEAST_ROWS samples are multiplied by `Device.gemm_few`, which gives each
-    the same result to the last bit for any number of samples; otherwise fewer than LEAST_ROWS are padded.
+    The prediction for a sample should not depend on how many other samples are predicted together with it, but BLAS uses other
+    kernels for very few rows. On the CPU, if all layers allow it, up to LEAST_ROWS samples are multiplied by `Device.gemm_few`:
+    its result for a sample is the same to the last bit for any number of samples. Otherwise a batch of fewer samples is padded
+    to LEAST_ROWS.
 
-    A pass of at most `ROWS` samples is recorded when it comes for the second time, and then replayed, with equal results to the
-    last bit. Python threads may share a predictor: one of them replays, the others compute op by op.
+    A pass of at most `ROWS` samples is recorded when the same shape comes for the second time, and is then replayed; the
+    results are equal to the last bit. Python threads may share a predictor: one of them replays, the others compute op by op.
 
     Parameters
     ----------
     model : Layer
+        The model.
     session_options : dict
         As for a `Stepper`.
     policy : Dropout, optional
-        It may select what is computed (`Dropout.inference_policy`); then nothing is recorded.
+        A policy that selects what is computed (`Dropout.inference_policy`). If it is given, nothing is recorded.
     """
 
     ROWS = 128  # the most samples of a recorded pass: for more, Python takes a negligible part of the time
@@ -65,13 +67,17 @@ class Predictor:
         self._free = threading.Lock()  # of the buffers
 
     def fits(self, model: Layer, session_options: dict[str, Any], policy: Dropout | None) -> bool:
-        """True if this is a predictor of such arguments, and the model is what it was, apart from values in arrays. A policy
-        may depend on these, and needs a new predictor."""
+        """Return True if this predictor can be used for these arguments: they are those of the constructor, the model has
+        changed at most the values in its arrays, and there is no policy. A policy may depend on these values, so it needs a new
+        predictor.
+        """
         same = self.model is model and self.session_options == session_options and policy is None is self.policy
         return same and self.tree.current
 
     def __call__(self, X: Any, rows: np.ndarray | None = None) -> np.ndarray:
-        """The output, a host array, for some rows of X (n, …), as in `Data`, or all; in chunks of PREDICT_ROWS."""
+        """Return the output, an array on the host, for the samples `rows` of X (n, …), by default for all samples. X is that of
+        `Data`. Samples are computed in chunks of PREDICT_ROWS.
+        """
         if rows is None and len(X) <= self.ROWS and self._records and not on_host(X) and self._free.acquire(blocking=False):
             try:
                 found = self._replayed(X)
@@ -93,7 +99,7 @@ class Predictor:
         return self.dev.download(self._output(x, symbols))[: len(rows)]
 
     def _filled(self, rows: np.ndarray) -> np.ndarray:
-        """Rows, padded where that is needed."""
+        """Return `rows`, padded to LEAST_ROWS if fewer samples could change the result of a sample."""
         return rows if self._by_sample else np.pad(rows, (0, max(LEAST_ROWS - len(rows), 0)), mode="edge")
 
     def _output(self, x: Any, symbols: np.ndarray | None = None) -> Any:
@@ -104,7 +110,7 @@ class Predictor:
 
     # --- recorded passes ----------------------------------------------------------------------------------------------
     def _replayed(self, X: Any) -> np.ndarray | None:
-        """The output for all rows of X, by a recorded pass; None if there is none."""
+        """Return the output for all rows of X from a recorded pass; None if no pass of this shape is recorded."""
         key = X.shape, self.dev.workers()
         if key not in self._passes:
             if key not in self._met:
@@ -121,7 +127,7 @@ class Predictor:
             return self.dev.download(self.dev.copy(found.graph.result))[: len(X)]
 
     def _record(self, X: Any) -> _Pass | None:
-        """A pass for samples of that shape; None if it cannot be recorded."""
+        """Record and return a pass for inputs of the shape of X; return None if it cannot be recorded."""
         rows = self._filled(np.arange(len(X), dtype=np.int32))
         if X.dtype.itemsize * self.ROWS * math.prod(X.shape[1:]) > self.MOST:
             return None

@@ -1,8 +1,8 @@
-"""Lazy updates: blocks of a weight that a step does not read skip its update, and make all skipped updates at once before they
-are read.
+"""Lazy updates: a block of a weight that is not read skips the updates of SGD, and makes all skipped updates at once before it
+is read.
 
-A step of SGD without a gradient is linear, (w, v) -> M (w, v), so that k skipped steps are one multiplication by M^k
-(`numbanet_kernels.families.update.lazy_sgd`).
+A step of SGD without a gradient is a linear map of a weight w and its velocity v, (w, v) -> M (w, v). So k skipped steps are
+one multiplication by M^k (`numbanet_kernels.families.update.lazy_sgd`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from ..plans import DevicePlan
 
 @functools.lru_cache(maxsize=64)
 def _every_block(blocks: tuple[int, int], dev: Device) -> tuple[Any, Any]:
-    """Two device arrays, cached: int32 zeros (no block has skipped a step), and bool ones (every block is wanted)."""
+    """Return two device arrays with one element per block: int32 zeros (no block has skipped a step), and bool ones (every
+    block is wanted). Both are cached.
+    """
     return dev.upload(np.zeros(blocks, np.int32)), dev.upload(np.ones(blocks, bool))
 
 
@@ -30,11 +32,11 @@ def _powers(dev: Device, count: int, numbers: tuple) -> Any:
 
 
 class LazyUpdates:
-    """The numbers of steps that the blocks of one weight have skipped. Its arrays are never replaced, because recorded updates
-    read them.
+    """Holds how many steps each block of one weight has skipped. The arrays of this object are never replaced, because recorded
+    updates read them.
 
-    `shape` and `block` are the numbers of rows and columns of the weight and of a block; `numbers` are learning rate, momentum,
-    nesterov and weight decay, which determine a step without a gradient.
+    `shape` is (rows, columns) of the weight, and `block` is (rows, columns) of a block. `numbers` are the learning rate, the
+    momentum, nesterov and the weight decay, which determine a step without a gradient.
     """
 
     LIMIT = 256  # after this many lazy steps, the whole weight is brought up to date
@@ -49,17 +51,17 @@ class LazyUpdates:
 
     @property
     def blocks(self) -> LazyBlocks:
-        """The argument of the update kernels."""
+        """The `LazyBlocks` that the update kernels take."""
         return LazyBlocks(self.lag, self.after, self.current, self.wanted, self.powers, self.block)
 
     def want(self, kept: DevicePlan | None) -> None:
-        """Set the part of the weight that is read before the next step; None: all of it."""
+        """Set the part of the weight that is read before the next step; None stands for the whole weight."""
         wanted = None if kept is None or self.count + 1 >= self.LIMIT else kept.wanted
         self.partly = wanted is not None
         self.dev.copy(self.every if wanted is None else wanted, out=self.wanted)
 
     def stepped(self) -> None:
-        """Called after a step: the arrays that it wrote become those that the next step reads."""
+        """Called after a step: the arrays that the step wrote become the arrays that the next step reads."""
         self.lag, self.after, self.current, self.wanted = self.after, self.lag, self.wanted, self.current
         self.count = self.count + 1 if self.partly else 0
 

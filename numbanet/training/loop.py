@@ -1,7 +1,7 @@
-"""The loop: fit -> train -> epoch -> `Stepper.step`.
+"""The training loop. `fit` of an estimator calls `train`, which calls `epoch`, which calls `Stepper.step`.
 
-train    epochs until done; calls hooks; returns to good weights after a non-finite loss; handles interrupts
-epoch    one pass over the samples, with one host synchronisation at its end
+train    trains epoch after epoch, calls hooks, returns to good weights after a non-finite loss, and handles interrupts
+epoch    makes one pass over the samples; the host waits for the device only once, at the end of the epoch
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ NOTHING = "fit was interrupted during the first epoch; the estimator is unchange
 
 
 class Interrupted(BaseException):
-    """Training was interrupted after at least one epoch, and keeps the weights of the complete epochs; estimators raise
-    KeyboardInterrupt.
+    """Raised if training was interrupted after at least one epoch. The model keeps the weights of the complete epochs;
+    estimators then raise KeyboardInterrupt.
     """
 
 
@@ -83,8 +83,10 @@ def _finish(run: Run, data: Data, record: dict[str, Any], recovery: Recovery) ->
 
 
 def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[str, Any], int | None]:
-    """One pass: ({"epoch", "loss", "score", "seconds", "flops_share", "learning_rate"}, the first step with a non-finite loss
-    or None). The score is that of the predictions made during training.
+    """Make one pass over the samples. Return its record, and the number of the first step with a non-finite loss, or None.
+
+    The record is a dict with the keys "epoch", "loss", "score", "seconds", "flops_share" and "learning_rate". The score is that
+    of the predictions made during training.
 
     Parameters
     ----------
@@ -95,7 +97,7 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
     whole : bool
         If True, all weights are up to date afterwards; otherwise updates may be deferred (`SGD`).
     change : callable, optional
-        batch -> batch, applied before each step.
+        change(batch) is called before each step and returns the batch to train on.
     """
     began, stepper, changing, done = time.perf_counter(), run.stepper, run.changing, []
     with run.session(), np.errstate(over="ignore", invalid="ignore"):  # `train` handles non-finite losses
@@ -116,7 +118,9 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
 
 
 def _record(run: Run, data: Data, done: Sequence[tuple[Batch, StepResult]]) -> tuple[dict[str, float], int | None]:
-    """(loss, score and share of the FLOPs of a pass, the first step with a non-finite loss or None)"""
+    """Return a dict with the loss, the score and the share of the FLOPs of a pass, and the number of the first step with a
+    non-finite loss, or None.
+    """
     rows = np.concatenate([batch.rows for batch, _ in done]) if done else np.zeros(0, int)
     predicted = np.concatenate([run.dev.download(step.answer) for _, step in done]) if done else data.y[:0]
     losses, totals = [step.loss.item() for _, step in done], [batch.total for batch, _ in done]

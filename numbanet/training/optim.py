@@ -1,11 +1,11 @@
-"""Optimisers: update parameters from their gradients. One fused kernel updates all parameters; packed gradients are not
+"""Optimisers update parameters from their gradients. One fused kernel updates all parameters; packed gradients are not
 expanded.
 
     SGD    g += decay w;  v = momentum v + g;  w -= lr v        (Nesterov: w -= lr (g + momentum v))        (`sgd`)
     Adam   m = b1 m + (1 - b1) g;  s = b2 s + (1 - b2) g²;  w -= lr m' / (sqrt(s') + eps)        (`adam`)
 
-A training step calls prepare, then the forward and backward pass, then reduce, launch and advance; `step` calls all of these
-except for the passes.
+A training step calls the method `prepare`, then makes the forward and the backward pass, then calls `reduce`, `launch` and
+`advance`. The method `step` calls all of these methods, but makes no pass.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from ..tensor import Tensor
 
 
 def check_number(name: str, value: Any, low: float, high: float = math.inf) -> float:
-    """The value as a float, or ValueError unless low <= value < high."""
+    """Return `value` as a float; raise ValueError unless low <= value < high."""
     if not is_real(value) or not low <= value < high:
         raise ValueError(f"{name} must be a number in [{low:g}, {high:g}), got {value!r}")
     return float(value)
 
 
 def matrix(tensor: Tensor, array: Any) -> Any:
-    """An array of a parameter's shape as a matrix (R, C), the argument of update kernels."""
+    """Return an array of the shape of the parameter `tensor` as a matrix (R, C), which the update kernels take."""
     rows = tensor.shape[0] if tensor.ndim > 1 else 1
     columns = math.prod(tensor.shape[1:]) if tensor.ndim > 1 else tensor.size  # also if there are no rows
     return array if tensor.ndim == 2 else tensor.device.reshape(array, (rows, columns))
 
 
 def on_host(dev: Device, array: Any) -> np.ndarray:
-    """A NumPy array with a copy of a device array."""
+    """Return a copy of a device array as a NumPy array."""
     return np.array(dev.download(array))
 
 
@@ -53,8 +53,8 @@ def _uploaded(dev: Device, numbers: tuple[float, ...]) -> Any:
 
 
 class Due(NamedTuple):
-    """A parameter that has a gradient: (the parameter, its values and its states as matrices (R, C), the gradient, the
-    `Packing` of the gradient or None).
+    """A parameter that has a gradient. `arrays` are its values and its states as matrices (R, C); g is the gradient, and
+    `packing` is the `Packing` of g, or None if g is dense.
     """
 
     parameter: Tensor
@@ -64,11 +64,11 @@ class Due(NamedTuple):
 
 
 class Optimizer(abc.ABC):
-    """Base of the optimisers: parameters, a learning rate, and a state for each parameter.
+    """Base class of the optimisers. An optimiser has parameters, a learning rate, and a state for each parameter.
 
     Subclasses define `update`; they override `numbers` if more than the learning rate changes between steps. For each
-    parameter, `state` has arrays of its shape, and `counts` the number of steps in which it had a gradient. Both are made at
-    the first step.
+    parameter, `state` holds arrays of the parameter's shape, and `counts` holds the number of steps in which the parameter had
+    a gradient. Both lists are made at the first step.
     """
 
     recordable: ClassVar[bool] = False  # see `records`
@@ -99,13 +99,14 @@ class Optimizer(abc.ABC):
     # --- a step, in order ---------------------------------------------------------------------------------------------
     @deferred
     def step(self, wanted: Mapping[Tensor, DevicePlan | Plan] | None = None) -> dict[Tensor, Any]:
-        """Update every parameter that has a gradient, and drop the gradients: prepare, reduce, launch and advance.
+        """Update every parameter that has a gradient, and drop the gradients. Calls prepare, reduce, launch and advance.
 
         Parameters
         ----------
         wanted : mapping of Tensor to Kept or Plan, optional
-            Weights of which only this part is read before the next step. If it saves time, the update of the rest is deferred
-            until a later step reads it or `settle` is called; the weights are then the same up to rounding (`SGD`).
+            For each weight that is not read completely before the next step, the part that is read. If it saves time, the
+            update of the rest is deferred until a later step reads it or `settle` is called. Deferring changes the weights only
+            by rounding (`SGD`).
 
         Returns
         -------
@@ -125,7 +126,7 @@ class Optimizer(abc.ABC):
         return ready
 
     def prepare(self, wanted: Mapping[Tensor, DevicePlan | Plan] | None = None) -> None:
-        """Prepare a step before its passes: `wanted` is the part of each weight that is read before the next step (`step`)."""
+        """Prepare a step before its passes; `wanted` maps a weight to the part that is read before the next step (`step`)."""
         self.wanted = {w: on_device(plan, w.device) if isinstance(plan, Plan) else plan for w, plan in (wanted or {}).items()}
         for w, part in self.wanted.items():
             region = part.plan.region(w.shape) if isinstance(part, DevicePlan) else None
@@ -136,13 +137,13 @@ class Optimizer(abc.ABC):
             self.counts = [0] * len(self.parameters)
 
     def numbers(self, count: int) -> tuple[float, ...]:
-        """The numbers that change between steps, such as the learning rate, for a parameter that had a gradient in `count`
-        steps; `update` gets them as a device array.
+        """Return the numbers that change between steps, such as the learning rate, for a parameter that had a gradient in
+        `count` steps. `update` gets them as a device array.
         """
         return (self.learning_rate,)
 
     def changing(self) -> tuple[tuple[int, ...], list[tuple[float, ...]]]:
-        """(for each parameter, an index into the list of numbers; the list of the distinct `numbers`)."""
+        """Return (indices, list): the list of the distinct results of `numbers`, and for each parameter an index into it."""
         counts = self.counts
         if counts and counts.count(counts[0]) == len(counts):
             return (0,) * len(counts), [self.numbers(counts[0])]
@@ -161,20 +162,20 @@ class Optimizer(abc.ABC):
 
     @property
     def constants(self) -> Hashable:
-        """The arguments of the update kernels that are not arrays; they seldom change between steps."""
+        """Return the arguments of the update kernels that are not arrays; they seldom change between steps."""
         return ()
 
     @property
     def arrays(self) -> list[Any]:
-        """The arrays that `update` changes, without the parameters."""
+        """Return the arrays that `update` changes, without those of the parameters."""
         return [array for state in self.state for array in state]
 
     def reduce(self) -> None:  # noqa: B027  in one process there is nothing to do
         """Called after the passes: if several processes train one model, sum their gradients."""
 
     def launch(self, numbers: Sequence[Any] | None = None) -> dict[Tensor, Any]:
-        """Update the weights; returns the same as `step`. If `numbers` is given, it has the numbers of `changing` as device
-        arrays.
+        """Update the weights, and return the same as `step`. If `numbers` is given, it holds the list of numbers that
+        `changing` returns, as device arrays.
         """
         if self.clip_norm is not None:
             self._clip()
@@ -199,8 +200,8 @@ class Optimizer(abc.ABC):
         return ready
 
     def _clip(self) -> None:
-        """g *= min(1, clip_norm / norm), in place, with the norm of all gradients as one vector (Pascanu et al. 2013, algorithm
-        1).
+        """Clip the gradients in place: g *= min(1, clip_norm / norm) for each gradient g, where `norm` is the norm of all
+        gradients as one vector (Pascanu et al. 2013, algorithm 1).
 
         If two parameters share the array of their gradient, as the two biases of an LSTM do, it is multiplied once.
         """
@@ -231,16 +232,15 @@ class Optimizer(abc.ABC):
     # --- methods that subclasses define -------------------------------------------------------------------------------
     @abc.abstractmethod
     def update(self, dev: Device, due: list[Due], numbers: Any) -> dict[Tensor, Any] | None:
-        """Update parameters on one device, and their states, in place; returns packed copies as `step` does, or None.
-
-        All parameters in `due` have the same `numbers`, which are in a device array here.
+        """Update the parameters `due`, which are on one device, and their states, in place. Return packed copies as `step`
+        does, or None. `numbers` is a device array with the result of the method `numbers`, equal for all parameters in `due`.
         """
 
     def settle(self, parameter: Tensor | None = None) -> None:  # noqa: B027  most optimisers defer nothing
-        """Make the deferred updates of a parameter, or of all."""
+        """Make the deferred updates of `parameter`; by default, of all parameters."""
 
     def resize(self, parameter: Tensor, change: Callable[[Any], Any]) -> None:
-        """Replace a parameter's array by change(array), which may have another shape, and each array of its state likewise."""
+        """Replace the array of a parameter and each array of its state by change(array), which may have another shape."""
         self.settle(parameter)
         parameter.zero_grad()
         parameter.assign(change(parameter.data))
@@ -249,15 +249,15 @@ class Optimizer(abc.ABC):
                 state[:] = map(change, state)
 
     def exchange(self, parameter: Tensor, other: Tensor, change: Callable[[Any], Any]) -> None:
-        """Train the tensor `other` in place of a parameter; its state is change(array) for each array of the parameter's
-        state.
+        """Train the tensor `other` in place of `parameter`. The state of `other` is change(array) for each array of the state
+        of `parameter`.
         """
         self.resize(parameter, change)
         self.parameters = [other if own is parameter else own for own in self.parameters]
 
     # --- state --------------------------------------------------------------------------------------------------------
     def adjust(self, learning_rate: float) -> float:
-        """Set the learning rate; returns the previous one."""
+        """Set the learning rate, and return the previous one."""
         before, self.learning_rate = self.learning_rate, learning_rate
         return before
 
@@ -271,7 +271,9 @@ class Optimizer(abc.ABC):
         self.steps, self.state, self.counts = 0, [], []
 
     def snapshot(self, copied: Callable[[Device, Any], Any] | None = None) -> dict[str, Any]:
-        """The learning rate, the steps and the state; copied(device, array) copies an array, by default to the host."""
+        """Return a dict with the learning rate, the number of steps and the state. copied(device, array) is called to copy an
+        array; by default arrays are copied to the host.
+        """
         self.settle()
         copied = copied or on_host
         return {

@@ -1,4 +1,4 @@
-"""Progress: shows the progress of a fit."""
+"""`Progress` shows the progress of a fit."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ BESIDE = 14  # columns for the bar itself, the remaining time, and spaces
 
 
 class Progress(Hook):
-    """A rich progress bar over the samples on a terminal; elsewhere, for example in a file or a notebook, a line per epoch.
+    """Shows a progress bar over the samples on a terminal. Elsewhere, for example in a file or a notebook, it prints one line
+    per epoch.
 
-    Both show the kind of dropout, loss and score, or perplexity, with their validation values, the share of FLOPs skipped, and
-    samples/s.
+    Both show the kind of dropout, the loss and the score, or the perplexity, with their validation values, the share of FLOPs
+    that were skipped, and the samples per second.
 
     Parameters
     ----------
@@ -60,7 +61,7 @@ class Progress(Hook):
         self.show(record)
 
     def tick(self, samples: int) -> None:
-        """Advance the bar by n samples."""
+        """Advance the bar by `samples` samples."""
         if self.bar:
             self.bar.advance(self.task, samples)
 
@@ -78,7 +79,7 @@ class Progress(Hook):
 
 
 def _figures(record: dict, samples: int) -> list[str]:
-    """The figures of an epoch as text, the most important first."""
+    """Return the figures of an epoch as text, the most important first."""
     shown = (
         {"perplexity": "perplexity .1f", "validation_perplexity": "validation .1f"}
         if "perplexity" in record

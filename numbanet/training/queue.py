@@ -1,7 +1,8 @@
-"""Queue: recorded steps that wait, so that one call of `Device.replay` computes several of them.
+"""A queue of recorded training steps that are not computed yet; one call of `Device.replay` then computes several steps.
 
-A CPU computes a small step faster than Python starts it. A step in the queue is not computed yet; what it needs is in separate
-arrays: indices of its samples, targets, numbers of the update, and lists of plans.
+On a CPU, the computation of a small step takes less time than the Python code that starts it. So steps wait in the queue until
+one call computes several. The steps differ in the indices of their samples, their targets, the numbers of the update (such as
+the learning rate) and the lists of their plans. Each waiting step has its own arrays of these.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from .data import Batch
 
 
 class Pages:
-    """Arrays for the results of many steps: the arrays of a recorded step itself are overwritten by the next replay."""
+    """Arrays for the results of many steps. A recorded step writes its results to arrays that the next replay overwrites, so
+    they are copied to the arrays of this object.
+    """
 
     MOST, BYTES = 64, 1 << 20  # steps for which arrays are allocated at once, and bytes unless one step needs more
 
@@ -29,7 +32,7 @@ class Pages:
         self.left: Iterator[Any] = iter(())
 
     def next(self) -> tuple[list[Any], list[tuple[Any, Any]]]:
-        """(arrays for the results of a step, the copies to them)"""
+        """Return the arrays for the results of one step, and the copies, (source, target), that fill them."""
         pair = next(self.left, None)
         if pair is None:
             self.left = self._allocated()
@@ -47,7 +50,9 @@ class Pages:
 
 
 class Ready(NamedTuple):
-    """A recorded step that can be replayed as long as only the batch, the plans and the numbers of the update change."""
+    """A recorded step. It can be replayed if only the batch, the lists of the plans and the numbers of the update have changed
+    since it was recorded.
+    """
 
     graph: Any
     fetch: Any  # a recording that copies the samples of the batch to the inputs
@@ -64,11 +69,12 @@ class Ready(NamedTuple):
 
 
 class Queue:
-    """The steps that wait.
+    """The steps that wait, in the order in which they will be replayed.
 
     Parameters
     ----------
     dev : Device
+        The device that computes the steps.
     """
 
     SECONDS = 0.005  # duration of the steps that are replayed by one call: an interrupt waits for its end
@@ -84,17 +90,19 @@ class Queue:
     def put(
         self, ready: Ready, numbers: Sequence[tuple[float, ...]], batch: Batch, lists: Sequence[tuple[Any, Any]]
     ) -> list[Any]:
-        """Add a step; return the arrays that hold its results after `finish`, which is called when enough steps wait.
+        """Add a step. Return the arrays that hold its results after the next call of `finish`; `put` itself calls `finish` if
+        enough steps wait.
 
         Parameters
         ----------
         ready : Ready
+            The recorded step.
         numbers : sequence of tuple of float
-            Of the update (`Optimizer.changing`).
+            The numbers of the update (`Optimizer.changing`), a tuple for each buffer.
         batch : Batch
-            Its inputs are not fetched yet.
+            The samples of the step; its inputs are not fetched yet.
         lists : sequence of (array, array)
-            Lists of plans, and the buffers from which the recorded step reads them.
+            Each list of a plan, and the buffer from which the recorded step reads it.
         """
         waiting = self.waiting
         waiting += [self._copy_of(place, own, ready) for place, own in self.new_numbers(numbers)]
@@ -111,14 +119,16 @@ class Queue:
         return results
 
     def new_numbers(self, numbers: Sequence[tuple[float, ...]]) -> Iterator[tuple[int, tuple[float, ...]]]:
-        """(buffer, its numbers) where they differ from those of the previous step; the caller copies them."""
+        """Yield (index of a buffer, numbers) for each buffer whose numbers differ from those of the previous step; the caller
+        copies the numbers to the buffer.
+        """
         for place, own in enumerate(numbers):
             if self.numbers.get(place) != own:
                 self.numbers[place] = own
                 yield place, own
 
     def _copy_of(self, place: int, own: tuple[float, ...], ready: Ready) -> tuple[Any, Any]:
-        """The copy of the next step's numbers to their buffer."""
+        """Return the copy, (source, target), of the numbers `own` of the next step to the buffer with index `place`."""
         key = place, len(own)
         if key not in self._pages:
             page = np.zeros((self.MOST, len(own)), np.float32)

@@ -1,4 +1,4 @@
-"""Recovery: returns to earlier weights if an epoch made them non-finite."""
+"""`Recovery` returns to earlier weights if an epoch made them non-finite."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ APART = 512  # steps between copies, which then take a few percent of the time a
 
 
 class Recovery:
-    """The last good state of a run, and how to return to it.
+    """Holds the last good state of a run, and returns to it if an epoch fails.
 
-    If a hook reads the weights after each epoch, they are copied then; otherwise after every `APART` steps. If an epoch fails,
-    training returns to the copy and repeats the epochs up to the failed one. The weights are then the same, because they depend
-    only on the copied state.
+    If a hook reads the weights after each epoch, they are copied after each epoch; otherwise after every `APART` steps. If an
+    epoch fails, training returns to the copy and repeats the epochs before the failed one. The repeated epochs give the same
+    weights, because these depend only on the copied state.
 
     Attributes
     ----------
     watched : bool
-        True if weights are copied after each epoch, without the optimiser's state: returning to them then ends training.
+        True if only the weights are copied, after each epoch, and not the state of the optimiser. A return to them then ends
+        training.
     good : Snapshot or None
         The state to return to.
     """
@@ -43,7 +44,9 @@ class Recovery:
         return self.watched or self.run.epoch + 1 == self.run.epochs.stop or self.run.changing
 
     def accepts(self, record: dict[str, Any], whole: bool) -> bool:
-        """True if an epoch left the weights finite; they are checked only if all are up to date (`whole`)."""
+        """Return True if the loss of an epoch is finite and the weights are. The weights are checked only if a copy of the
+        state is due, or if all weights are up to date (`whole`).
+        """
         known = None if self.good is None else self.good.state
         self._due = whole or known is None or self.run.optimizer.steps >= known["steps"] + APART
         if self._due:
@@ -57,7 +60,7 @@ class Recovery:
             self._copy(1)
 
     def recorded(self) -> None:
-        """Add the hooks' states, which changed when the epoch was recorded, to the copy."""
+        """Add the states of the hooks to the copy; they changed when the epoch was recorded."""
         if self.good is not None and self.good.epoch == self.run.epoch:
             self.good = dataclasses.replace(self.good, hooks=self.run.states())
 
@@ -66,13 +69,13 @@ class Recovery:
         self.good = dataclasses.replace(copied, epoch=copied.epoch + more)
 
     def go_back(self, step: int | None) -> None:
-        """Called after an epoch with a non-finite loss: restore the previous epoch's weights, or train up to them again from a
-        copy. `step` is the first step with a non-finite loss, if known.
+        """Called after an epoch with a non-finite loss: restore the weights of the previous epoch, or train from an earlier
+        copy up to this epoch again. `step` is the number of the first step with a non-finite loss, if it is known.
 
         Raises
         ------
         FloatingPointError
-            If it was the first epoch.
+            If the first epoch has failed.
         """
         run, number, good = self.run, self.run.epoch, self.good
         where = "" if step is None else f", from step {step} on"
@@ -89,7 +92,7 @@ class Recovery:
         self.watched = True
 
     def after_interrupt(self) -> bool:
-        """Called after an interrupt: if the weights are not finite, restore a copy; returns False if there is no complete epoch
+        """Called after an interrupt: restore a copy if the weights are not finite. Return False if there is no complete epoch
         to return to.
         """
         run = self.run

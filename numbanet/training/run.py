@@ -1,4 +1,4 @@
-"""Run: everything that training changes; Snapshot: a copy of it to return to."""
+"""A `Run` holds everything that training changes; a `Snapshot` is a copy of it to which training can return."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Snapshot:
     optimizer : Optimizer
     streams : Streams
     history : list of dict
-        The objects to restore, with their contents:
+        These four are the objects to restore. The other attributes are what they contained:
     layers : list of (Sequential, list of Layer)
-        Each `Sequential` of the model, with its layers.
+        Each `Sequential` of the model, and its layers.
     tensors : list of (Tensor, Device, array)
-        Parameters and buffers.
+        Each parameter and buffer, its device, and the copy of its values.
     parameters : list of Tensor
-        The optimiser's parameters.
+        The parameters of the optimiser.
     state : dict or None
         As `Optimizer.snapshot` returns it; None if only weights were copied.
     random : list
@@ -62,13 +62,13 @@ class Snapshot:
 
     @property
     def arrays(self) -> Iterable[Any]:
-        """The copies, in the order in which they are made."""
+        """Yield the copied arrays, in the order in which they were copied."""
         yield from (array for _, _, array in self.tensors)
         yield from (array for state in (self.state or {}).get("state", ()) for array in state)
 
     def restore(self) -> bool:
-        """Restore everything; or, if only weights were copied, the weights: the optimiser then starts with a new state, and
-        everything else is unchanged. Returns True if layers or shapes changed.
+        """Restore everything. If only weights were copied, restore only the weights; the optimiser then starts with a new
+        state. Return True if layers or shapes have changed.
         """
         changed = False
         for chain, layers in self.layers:
@@ -97,14 +97,14 @@ class Run:
     Attributes
     ----------
     stepper : Stepper
-        Makes the training steps: it has the model, the optimiser, the random streams, the policy, and the plans of the next
-        step.
+        The object that makes the training steps. It has the model, the optimiser, the random streams, the policy, and the plans
+        of the next step.
     history : list of dict
-        One record per epoch, including earlier calls.
+        One record per epoch, including the epochs of earlier calls.
     epochs : range
         The epochs of this call, counted from 0.
     hooks : sequence of Hook
-        In calling order (module `hooks`).
+        The hooks, in the order in which they are called (module `hooks`).
     estimator : object
         The estimator that is trained, for callbacks.
     seen : int
@@ -128,7 +128,7 @@ class Run:
 
     @property
     def optimizer(self) -> Optimizer:
-        """Its optimiser."""
+        """The optimiser of the model."""
         return self.stepper.optimizer
 
     @property
@@ -167,7 +167,7 @@ class Run:
         return all(hook.final for hook in self.hooks)
 
     def session(self) -> contextlib.AbstractContextManager:
-        """A session of the device, with the estimator's threads and precision."""
+        """Return a session of the device with the number of threads and the precision of the estimator."""
         return self.dev.session(**self.stepper.session_options)
 
     def add(self, *hooks: Any) -> None:
@@ -180,8 +180,8 @@ class Run:
 
     # --- steps --------------------------------------------------------------------------------------------------------
     def begin_epoch(self) -> Callable[[Batch], Batch] | None:
-        """Call the hooks' `epoch_start`; returns one function that applies the hooks' `before_step` to a batch, or None if no
-        hook defines it.
+        """Call `epoch_start` of each hook. Return a function that applies `before_step` of all hooks to a batch, or None if no
+        hook defines `before_step`.
         """
         self.seen = 0
         for hook in self.hooks:
@@ -198,7 +198,7 @@ class Run:
         return changed if change else None
 
     def updated(self, samples: int) -> None:
-        """Call the hooks after an update with n samples."""
+        """Call the hooks after an update with `samples` samples."""
         self.seen += samples
         if self._after:
             with self.session():
@@ -215,27 +215,27 @@ class Run:
         self.stepper.reshaped()
 
     def move(self) -> None:
-        """Move model and optimiser to the run's device."""
+        """Move the model and the state of the optimiser to the device of the run."""
         if any(tensor.device is not self.dev for tensor in self.model.parameters()):
             state = self.optimizer.snapshot()
             to(self.model, self.dev)
             self.optimizer.restore(state)
 
     def finite(self) -> bool:
-        """True if every parameter and buffer is finite. A step may make them non-finite although its loss was finite."""
+        """Return True if every parameter and buffer is finite. A step with a finite loss may make them non-finite."""
         floats = [tensor for _, tensor, _ in self.model.named() if tensor.dtype == np.float32]
         return all(math.isfinite(float(self.dev.download(self.dev.sum(tensor.data)))) for tensor in floats)
 
     # --- going back ---------------------------------------------------------------------------------------------------
     def snapshot(self, weights_only: bool = False, into: Snapshot | None = None) -> Snapshot:
-        """A copy of the run's state; call `settle` before, because no update may be deferred.
+        """Return a copy of the state of the run. Call `settle` before, because no update may be deferred.
 
         Parameters
         ----------
         weights_only : bool, default=False
-            If True, only parameters and buffers are copied: when they are restored, the optimiser starts with a new state.
+            If True, only parameters and buffers are copied; when they are restored, the optimiser starts with a new state.
         into : Snapshot, optional
-            A snapshot that is no longer needed: its memory is reused if shapes match.
+            A snapshot that is no longer needed. Its memory is used again if shapes match.
         """
         old = iter(into.arrays if into else ())
 
@@ -260,7 +260,7 @@ class Run:
         )
 
     def states(self) -> list[tuple[Any, Any]]:
-        """The states of the hooks."""
+        """Return (hook, its state) for each hook."""
         return [(hook, hook.state()) for hook in self.hooks]
 
     def restore(self, saved: Snapshot) -> None:
@@ -271,5 +271,5 @@ class Run:
 
 
 def _room(old: Any, array: Any) -> Any:
-    """The old array, if it has the new one's device, dtype and shape; else None."""
+    """Return the array `old` if it has the device, the dtype and the shape of `array`; else None."""
     return old if type(old) is type(array) and old.shape == array.shape and old.dtype == array.dtype else None

@@ -1,4 +1,5 @@
-"""Hooks that set rates by epoch: dropout rates, and learning rates by a schedule or reduced on a plateau."""
+"""Hooks that set rates at the start of an epoch: dropout rates, and learning rates, which follow a schedule or are reduced on a
+plateau."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from .hooks import Hook, monitored
 
 
 def named(schedule: Any, epochs: int) -> Callable[[int], float] | None:
-    """The function of the epoch that gives the factor of the learning rate, from a name ("cosine", "linear"), a function, or
-    None.
+    """Return the function that maps an epoch to the factor of the learning rate; None if there is no schedule. `schedule` is
+    the name "cosine" or "linear", a function, or None.
 
     Raises
     ------
@@ -39,7 +40,9 @@ def named(schedule: Any, epochs: int) -> Callable[[int], float] | None:
 
 
 def factor_of(schedule: Callable[[int], float] | None, epoch: int) -> float:
-    """The factor for an epoch, 1 without a schedule; ValueError if the function returns an invalid one."""
+    """Return the factor of the learning rate for `epoch`, which is 1 without a schedule; raise ValueError if the schedule
+    returns an invalid factor.
+    """
     factor = schedule(epoch) if schedule else 1.0
     if not (isinstance(factor, numbers.Real) and 0 <= factor < math.inf):
         raise ValueError(
@@ -49,9 +52,9 @@ def factor_of(schedule: Callable[[int], float] | None, epoch: int) -> float:
 
 
 class LearningRate(Hook):
-    """The hook that multiplies the optimiser's learning rate in each epoch by a schedule's factor.
+    """The hook that multiplies the learning rate of the optimiser in each epoch by the factor of a schedule.
 
-    Between epochs the optimiser has its rate without the factor, so a callback may change it permanently.
+    Between epochs the optimiser has its learning rate without the factor, so a callback may change this rate permanently.
     """
 
     watches = False
@@ -74,10 +77,10 @@ class LearningRate(Hook):
 
 
 class DropoutRates(Hook):
-    """The hook that gives the stepper the policy with the rates of each epoch, after calibrating it on some samples
-    (`Dropout.calibrated`).
+    """The hook that gives the stepper, for each epoch, the policy with the rates of this epoch. Before, it calibrates the
+    policy on some samples (`Dropout.calibrated`).
 
-    It adds the policy's figures (`Dropout.report`) to the record.
+    It adds the figures of the policy (`Dropout.report`) to the record of the epoch.
 
     Parameters
     ----------
@@ -104,24 +107,24 @@ class DropoutRates(Hook):
 
 
 class ReduceLROnPlateau(Hook):
-    """Reduces the learning rate if a figure stops improving; use `callbacks=[ReduceLROnPlateau()]`. A
-    `learning_rate_schedule` multiplies the reduced rate. Names and defaults are PyTorch's.
+    """Reduces the learning rate if a figure of the record stops improving; use `callbacks=[ReduceLROnPlateau()]`. If there is a
+    `learning_rate_schedule`, its factor multiplies the reduced rate. Names and defaults are PyTorch's.
 
     Parameters
     ----------
     factor : float, default=0.1
-        Factor of each reduction, in (0, 1).
+        Each reduction multiplies the learning rate by this factor, in (0, 1).
     patience : int, default=10
         Number of epochs without improvement that are tolerated: the rate is reduced after the next one.
     monitor : str or None, default=None
-        The figure of the record; names that end in "loss", "perplexity" or "seconds" are minimised, others maximised. None:
-        validation_score if there is validation, else loss.
+        The figure of the record. Figures whose names end in "loss", "perplexity" or "seconds" should fall, other figures should
+        rise. If it is None, the figure is validation_score if there is validation, else loss.
     threshold : float, default=1e-4
         By how much a figure must exceed the best one to count as an improvement.
     cooldown : int, default=0
-        Epochs after a reduction that do not count.
+        Number of epochs after a reduction that do not count as epochs without improvement.
     min_lr : float, default=0.0
-        Lower bound of the rate.
+        Lower bound of the learning rate.
 
     Raises
     ------

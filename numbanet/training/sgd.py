@@ -15,10 +15,10 @@ from .optim import Optimizer, check_number, matrix
 class SGD(Optimizer):
     """Stochastic gradient descent with momentum, as PyTorch defines it.
 
-    If `step(wanted)` names the parts of weights that are read before the next step, updates of the other parts are deferred. A
-    step without a gradient is a linear map of (w, v), so several such steps of a block are combined into one, which is made
-    before the block is read. The cost of an update is then proportional to the parts that two successive plans keep, not to the
-    size of the weight. The weights are those of the dense update up to rounding.
+    If `step(wanted)` names the parts of weights that are read before the next step, the updates of the other parts are
+    deferred. A step without a gradient is a linear map of (w, v), so several such steps of a block of a weight are combined
+    into one, which is made before the block is read. The cost of an update is then proportional to the parts that two
+    successive plans keep, not to the size of the weight. The weights are those of the dense update up to rounding.
 
     Parameters
     ----------
@@ -33,7 +33,8 @@ class SGD(Optimizer):
     weight_decay : float, default=0.0
         L2 penalty: weight_decay * w is added to the gradient.
     clip_norm : float, optional
-        If given, above 0: if the norm of all gradients as one vector is larger, they are scaled down to this norm.
+        A number above 0. If the norm of all gradients as one vector is larger, the gradients are scaled down to this norm. By
+        default, gradients are not clipped.
 
     Raises
     ------
@@ -106,8 +107,8 @@ class SGD(Optimizer):
         return ready
 
     def _arrange(self, parameter: Tensor, part: DevicePlan | None) -> None:
-        """Tell the `LazyUpdates` of a parameter which part is read before the next step. Make one if deferring pays, or settle
-        and replace it if the block shape or the numbers have changed.
+        """Tell the `LazyUpdates` of a parameter which part of it is read before the next step. If there is no `LazyUpdates` and
+        deferring saves time, make one. If the shape of its blocks or its numbers have changed, settle and replace it.
         """
         dev, lazy = parameter.device, self.lazy.get(parameter)
         part = part if part is not None and dev.lazy_pays(parameter.size) else None

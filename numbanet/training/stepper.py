@@ -1,4 +1,5 @@
-"""Stepper: one training step: draw plans, forward, loss, backward, update; it is recorded and replayed if possible."""
+"""`Stepper` makes training steps. A step draws plans, computes the forward pass, the loss and the backward pass, and updates
+the weights. If possible, a step is recorded, and later replayed."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ COUNTED = 4096  # kinds of steps whose FLOPs are cached
 
 
 class StepResult(NamedTuple):
-    """The result of a step: the loss, the predictions (`answer`), its FLOPs, and those of a dense step."""
+    """The result of a step: the loss, the predictions (`answer`), the FLOPs of the step, and those of a dense step."""
 
     loss: Tensor
     answer: Any
@@ -56,7 +57,7 @@ class Stepper:
         self._prepare_choice()
 
     def enter(self, epoch: int, policy: Dropout) -> None:
-        """Start an epoch, counted from 0; `policy` sets its dropout rates by `policy.at(epoch)`."""
+        """Start an epoch, which is counted from 0. policy.at(epoch) is the policy with the dropout rates of this epoch."""
         ready = self._ahead[0] == epoch and policy is self.policy
         self.epoch, self.policy, self.current = epoch, policy, self._ahead[1] if ready else policy.at(epoch)
         self._prepare_choice()
@@ -75,11 +76,11 @@ class Stepper:
 
     @property
     def drawn(self) -> dict[str, Plan] | None:
-        """The plans of the next step, if already drawn: the argument of `resume`."""
+        """Return the plans of the next step if they are already drawn, else None; `resume` takes the result."""
         return None if self.upcoming is None else dict(self.upcoming.assigned)
 
     def report(self) -> dict[str, Any]:
-        """The policy's figures for the record of an epoch, over the steps since the last call, by name."""
+        """Return a dict of the policy's figures for the record of an epoch, over the steps since the last call."""
         return self.current.report()
 
     def reshaped(self) -> None:
@@ -95,7 +96,9 @@ class Stepper:
         return mean(self.current.rates(self.tree) or [0.0])
 
     def draw(self, following: bool = False) -> Plans:
-        """Draw plans for a step of this epoch, or for the first one of the following epoch, with its rates."""
+        """Draw plans for a step of this epoch; if `following`, for the first step of the next epoch, with the rates of that
+        epoch.
+        """
         if following and self._ahead[0] != self.epoch + 1:
             self._ahead = self.epoch + 1, self.policy.at(self.epoch + 1)
         policy, rng = self._ahead[1] if following else self.current, self.streams.plans
@@ -108,11 +111,11 @@ class Stepper:
         return Plans(self.dev, self.tree.sites, assigned, choose, self.tree.feeds)
 
     def _chosen(self, *given: Any) -> Plan | None:
-        """The plan that the policy of the current epoch chooses from data."""
+        """Return the plan that the policy of the current epoch chooses from data."""
         return None if self._choose is None else self._choose(*given)
 
     def resume(self, plans: dict[str, Plan] | None) -> None:
-        """Set the plans of the next step; None: they will be drawn."""
+        """Set the plans of the next step; if they are None, the next step draws them."""
         self.upcoming, self.packed = None if plans is None else self._plans(plans), {}
 
     def step(
@@ -142,9 +145,9 @@ class Stepper:
         whole : bool, default False
             True if all weights must be up to date after this step; then no update is deferred.
         change : callable, optional
-            change(batch) gets the batch with its inputs on the device, and returns the batch to train on.
+            A function that gets the batch with its inputs on the device and returns the batch to train on.
         waits : bool, default False
-            True if the step may be computed later, at the latest in `finish`; until then the result's arrays hold nothing.
+            True if the step may be computed later, at the latest in `finish`; until then the result's values are undefined.
         """
         with self.dev.session(**self.session_options):
             plans, self.upcoming = self.draw() if self.upcoming is None else self.upcoming, None
@@ -177,14 +180,14 @@ class Stepper:
             return self._done(loss, answer, tuple(batch.inputs.shape), plans)
 
     def _states(self, resets: bool) -> list[Any]:
-        """The states of recurrent layers, set to zero if the batch `resets` them."""
+        """Return the states of the recurrent layers; if `resets`, set them to zero."""
         states = [state for arrays in (self.state or {}).values() for state in arrays]
         for state in states if resets else ():
             self.dev.full(state.shape, 0.0, out=state)
         return states
 
     def _queued(self, X: Any, batch: Batch, plans: Plans, following: Batch | None, last: bool) -> StepResult | None:
-        """The result of a step that was recorded, after adding it to the queue; None if it was not recorded."""
+        """Add a step to the queue if a recording of it exists, and return its result; else return None."""
         found = self.recorder.ready(X, plans, batch, self.optimizer)
         if found is None:
             return None
@@ -206,7 +209,7 @@ class Stepper:
         return StepResult(Tensor.wrap(loss, self.dev), answer, flops + self.current.pop_flops(), dense)
 
     def _flops(self, shape: tuple[int, ...], plans: Plans) -> float:
-        """FLOPs of a step with inputs of this shape; they are cached by the kinds and densities of the plans."""
+        """Return the FLOPs of a step with inputs of shape `shape`; they are cached by the kinds and densities of the plans."""
         key = shape, *[(path, type(plan), plan.kind, plan.density) for path, plan in plans.assigned.items()]
         if key not in self._counted:
             if len(self._counted) == COUNTED:

@@ -1,4 +1,4 @@
-"""Streams: independent random generators by purpose, so that one use does not affect another."""
+"""`Streams`: one random generator for each purpose. They are independent, so that one use does not affect another."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Streams(NamedTuple):
 
     @classmethod
     def from_seed(cls, seed: int) -> Streams:
-        """All four generators, from one seed."""
+        """Make all four generators from one seed."""
         return cls(*map(np.random.default_rng, np.random.SeedSequence(seed).spawn(len(cls._fields))))
 
     def state(self) -> list[Any]:
-        """The state of each generator."""
+        """Return the state of each generator."""
         return [rng.bit_generator.state for rng in self]
 
     def restore(self, state: list[Any]) -> None:

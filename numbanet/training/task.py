@@ -1,5 +1,5 @@
-"""Task: defines the batches, loss, predictions and score of a kind of learning: classification, regression, language
-modelling.
+"""A task defines the batches, the loss, the predictions and the score of one kind of learning, such as classification,
+regression or language modelling.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .inference import Predictor
 
 
 class Constant(NamedTuple):
-    """The best constant prediction, its score and its loss."""
+    """The best constant prediction (`answer`, such as "the mean"), its score and its loss."""
 
     answer: str
     score: float
@@ -32,7 +32,7 @@ class Constant(NamedTuple):
 
 
 class Task(abc.ABC):
-    """Base of the tasks: the batches of an epoch, the loss, the predictions and their score."""
+    """Base class of the tasks. A task defines the batches of an epoch, the loss, the predictions and their score."""
 
     recordable: ClassVar[bool] = False
     stateful: ClassVar[bool] = False  # True if layers start each step with the final states of the previous step
@@ -46,11 +46,11 @@ class Task(abc.ABC):
         return bool(vars(type(self)).get("recordable", False))
 
     def batches(self, data: Data, size: int, rng: np.random.Generator, dev: Device) -> Iterator[Batch]:
-        """The batches of one epoch; by default in random order."""
+        """Yield the batches of one epoch; by default the samples are in random order."""
         return in_order(data, data.at(rng.permutation(len(data))), size, dev)
 
     def validate(self, stepper: Any, data: Data) -> tuple[float, float]:
-        """(loss, score) on validation samples."""
+        """Return (loss, score) on validation samples."""
         rows = data.at(np.arange(len(data)))
         policy = stepper.policy.inference_policy(stepper.epoch)
         output = Predictor(stepper.model, stepper.session_options, policy)(data.X, rows)
@@ -59,7 +59,7 @@ class Task(abc.ABC):
     def judge(
         self, output: np.ndarray, targets: np.ndarray, weights: np.ndarray | None, session_options: dict[str, Any]
     ) -> tuple[float, float]:
-        """(loss, score) of a model's output, on the host."""
+        """Return (loss, score) of the output of a model, computed on the host."""
         host = device("cpu")
         with host.session(**session_options):
             shares = None if weights is None else np.float32(weights / weights.sum())
@@ -67,16 +67,16 @@ class Task(abc.ABC):
         return loss, self.score(targets, self.answer(host, output), weights)
 
     def constant(self, targets: np.ndarray, weights: np.ndarray | None) -> Constant | None:
-        """The best constant prediction for these targets, with which a trained model is compared; None if it is not known."""
+        """Return the best constant prediction for `targets`, with which a trained model is compared; None if it is unknown."""
         return None
 
     def figures(self, record: dict[str, Any], samples: int) -> dict[str, float]:
-        """Additional figures for the record of an epoch with n samples."""
+        """Return additional figures for the record of an epoch with `samples` samples."""
         return {}
 
     def learn(self, model: Sequential, flow: Flow, context: Context, batch: Batch) -> tuple[Any, Any]:
-        """Forward and backward pass of a batch. Stores gradients in the parameters; returns device arrays: the loss and the
-        predictions."""
+        """Make the forward and the backward pass of a batch, which stores gradients in the parameters. Return two device
+        arrays: the loss and the predictions."""
         output = model.forward(flow, context).dense()
         loss = self.loss(output, batch.targets, batch.weights)
         loss.backward()
@@ -84,19 +84,19 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def loss(self, output: Tensor, targets: Any, weights: Any) -> Tensor:
-        """The loss of a batch as one number; the weights sum to 1, and None is 1/N for each sample."""
+        """Return the loss of a batch as one number. The weights sum to 1; None stands for 1/N for each sample."""
 
     @abc.abstractmethod
     def answer(self, dev: Device, output: Any) -> Any:
-        """The predictions for the model's output; both are device arrays."""
+        """Return the predictions for the output of the model; both are device arrays."""
 
     @abc.abstractmethod
     def score(self, targets: np.ndarray, answers: np.ndarray, weights: np.ndarray | None) -> float:
-        """The score of predictions; larger is better."""
+        """Return the score of the predictions `answers`; larger is better."""
 
 
 class Supervised(Task):
-    """Base of the tasks with a selectable loss.
+    """Base class of the tasks whose loss can be chosen.
 
     Parameters
     ----------
@@ -117,7 +117,8 @@ class Supervised(Task):
         return self.criterion.mean(output, targets, weights)
 
     def linked(self, dev: Device, output: Any) -> Any:
-        """The predictions of the loss's inverse link for an output, a device array; None if the loss has none.
+        """Return the predictions that the inverse link of the loss computes for `output`, a device array; None if the loss has
+        no inverse link.
 
         Raises
         ------
@@ -155,7 +156,7 @@ class Classification(Supervised):
         super().__init__(loss)
 
     def probabilities(self, dev: Device, output: Any) -> Any:
-        """Probability of each class, a device array (N, C)."""
+        """Return the probability of each class, a device array (N, C)."""
         linked = self.linked(dev, output)
         return dev.softmax(output) if linked is None else linked
 
@@ -173,9 +174,9 @@ class Classification(Supervised):
 
 
 class StepClassification(Classification):
-    """Each time step has one of several classes: `Classification` with each step as a sample. The model returns (n, T,
-    classes); targets and weights are (n, T). Steps after the end of a sequence have weight 0; if weights are None, all steps
-    have equal weights.
+    """Each time step has one of several classes; this is `Classification` in which each time step is a sample. The model
+    returns (n, T, classes), for n sequences of T time steps; targets and weights are (n, T). Time steps after the end of a
+    sequence have weight 0. If weights are None, all time steps have equal weights.
 
     Parameters
     ----------
@@ -202,9 +203,9 @@ class StepClassification(Classification):
 
 
 class Labelling(Task):
-    """Several independent labels per sample: sigmoid cross-entropy, summed over labels as in scikit-learn, so that the gradient
-    of each label is as large as with one label. Labels with a probability above 1/2 are predicted; the score is the share of
-    samples with all labels right. Targets are 0 and 1, (n, labels).
+    """Each sample has several independent labels. Targets (n, labels) are 0 and 1. The loss is sigmoid cross-entropy, summed
+    over labels as in scikit-learn, so that the gradient of each label is as large as with one label. Labels with a probability
+    above 1/2 are predicted. The score is the share of samples of which all labels are predicted correctly.
     """
 
     recordable = True
@@ -228,8 +229,8 @@ class Labelling(Task):
 
 
 class Regression(Supervised):
-    """Targets are numbers: the loss is least squares or another `Loss`, and the score is that of the loss, R² for the squared
-    error.
+    """Targets are numbers. The loss is the squared error or another `Loss`. The loss defines the score, which is R² for the
+    squared error.
 
     Parameters
     ----------
@@ -256,21 +257,21 @@ class Regression(Supervised):
 
 
 class LanguageModelling(Task):
-    """The target at each position of a text is the next word: the loss is cross-entropy, the prediction is the most probable
+    """The target at each position of a text is the next word. The loss is cross-entropy, the prediction is the most probable
     word, and the score is accuracy.
 
-    The text is cut into `batch_size` segments, which are read in parallel, `steps` words at a time; states are carried over,
-    gradients are not (truncated back-propagation through time). Samples are positions in the text, inputs integers (T, N), and
-    the model returns (T, N, V).
+    The text is cut into `batch_size` segments, which are read in parallel, `steps` words at a time. States are carried over to
+    the next step, gradients are not (truncated back-propagation through time). Samples are positions in the text, inputs are
+    integers (T, N), and the model returns (T, N, V), for N segments and V words.
 
-    If a step has more than `MOST_LOGITS` logits, the last layer and the loss are computed in chunks of some time steps, forward
-    and backward, so that only one chunk's logits are in memory; the gradients of the last weight are summed. Such steps are not
-    recorded, because the number of chunks depends on the number of time steps.
+    If a step has more than `MOST_LOGITS` logits, the last layer and the loss are computed in chunks of some time steps. Forward
+    and backward pass of a chunk follow each other, so that only the logits of one chunk are in memory; the gradients of the
+    last weight are summed. Such steps are not recorded, because the number of chunks depends on the number of time steps.
 
     Parameters
     ----------
     steps : int
-        Number of time steps per training step, T.
+        T, the number of time steps per training step.
     """
 
     MOST_LOGITS = 1 << 24  # 64 MiB, plus 64 MiB for their gradients
@@ -282,7 +283,7 @@ class LanguageModelling(Task):
         self.steps = steps
 
     def batches(self, data, size, rng, dev):
-        """The batches of one pass over the text; the last words are left out if the segments would have unequal lengths."""
+        """Yield the batches of one pass over the text. Words at its end are left out if segments would have unequal lengths."""
         length = (len(data.y) - 1) // size
         first = np.arange(size) * length
         for start in range(0, length, self.steps):
@@ -309,11 +310,13 @@ class LanguageModelling(Task):
         return dev.sum(losses), answers
 
     def _most(self, model: Sequential, x: Tensor) -> int:
-        """The number of time steps with at most `MOST_LOGITS` logits."""
+        """Return the largest number of time steps that have at most `MOST_LOGITS` logits."""
         return max(1, self.MOST_LOGITS // max(1, x.shape[1] * (model.symbols or 1)))
 
     def _pieces(self, model: Sequential, x: Tensor) -> Iterator[tuple[Tensor, slice]]:
-        """Cut x (T, N, …) into chunks of time steps: (a chunk as the leaf of a new graph, its slice of the T N words)."""
+        """Cut x (T, N, …) into chunks of time steps. Yield (chunk, slice) for each: the chunk is the leaf of a new graph, and
+        the slice gives its words among the T N words.
+        """
         most, (steps, n) = self._most(model, x), x.shape[:2]
         for start in range(0, steps, most):
             stop = min(start + most, steps)
@@ -330,8 +333,8 @@ class LanguageModelling(Task):
         return float(np.mean(targets == answers)) if len(targets) else float("nan")
 
     def validate(self, stepper, data):
-        """(loss, score): the loss is log(perplexity), the mean over all words except the first of each segment; the score is
-        its negative.
+        """Return (loss, score). The loss is log(perplexity), the mean over all words except the first of each segment; the
+        score is the negative loss.
         """
         state, total, count, dev, model = {}, 0.0, 0, stepper.dev, stepper.model
         with no_grad(), dev.session(**stepper.session_options):

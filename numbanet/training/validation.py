@@ -1,4 +1,4 @@
-"""Validation: scores held-out samples after every epoch; EarlyStopping: keeps the best weights."""
+"""`Validation` scores held-out samples after every epoch; `EarlyStopping` keeps the best weights."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Validation(Hook):
     Parameters
     ----------
     data : Data
-        The held-out samples, in training form.
+        The held-out samples, in the form of training samples.
     score : callable, optional
-        score() returns the score, larger is better; by default the task's score.
+        A function without arguments that returns the score; larger is better. By default the score of the task is used.
 
     Raises
     ------
@@ -63,7 +63,7 @@ class EarlyStopping(Hook):
 
     @property
     def best_epoch(self) -> int | None:
-        """The epoch whose weights are kept, by its number in the history; None if no epoch could be the result."""
+        """The number, in the history, of the epoch whose weights are kept; None if no epoch could be the result."""
         return self.best and self.best[1]
 
     def epoch_recorded(self, run, record):

@@ -1,1 +1,1 @@
-"""Building blocks of fast CUDA kernels, and blocked products that several families launch."""
+"""Building blocks of fast CUDA kernels, and matrix products in blocks that several families launch."""

@@ -1,11 +1,12 @@
-"""The sums of a thread, as LLVM code: multiply tiles in shared memory, then store the results.
+"""LLVM code for the sums of a thread: it multiplies tiles of A and B in shared memory, and stores the results.
 
-    sums_of      8 x 8 (or 4 x 4) sums a thread: fused multiply-adds
-    fragments    4 x 4 fragments a warp: tensor cores, mma.sync.m16n8k8 in TF32
-    rows_of      the sums of A's rows, from the same tiles
+    sums_of      a thread computes 8 x 8 (or 4 x 4) sums with fused multiply-adds
+    fragments    a warp computes 4 x 4 fragments on tensor cores, with mma.sync.m16n8k8 in TF32
+    rows_of      the threads of a block sum the rows of A, from the same tiles
 
-The sums are one tuple, so that they stay in registers. Fragments of m16n8k8, g = lane // 4 and t = lane % 4 (PTX ISA, "Matrix
-fragments for mma.m16n8k8"):
+The sums of a thread are one tuple, so that they stay in registers. A fragment is the part of a small matrix that a warp holds
+in registers. For m16n8k8, lane l has these elements (row, column), where g = l // 4 and t = l % 4 (PTX ISA, "Matrix fragments
+for mma.m16n8k8"):
 
     A  (g, t) (g + 8, t) (g, t + 4) (g + 8, t + 4)      B  (t, g) (t + 4, g)
     C  (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
@@ -37,13 +38,13 @@ def _unpacked(builder, values, count):
 
 
 def _inside(builder, place, cols_at):
-    """A flag for each of the columns `cols_at`: True if it is inside the matrix."""
+    """Return a flag for each of the columns `cols_at`, which is True if the column is inside the matrix."""
     return [builder.icmp_signed("<", constant(j), builder.extract_value(place, 3)) for j in cols_at]
 
 
 def _rows(context, builder, signature, arguments, rows_at, index_of, inside, columns, bias_columns):
-    """For each row inside the matrix: (the indices of its columns in c, a function of j that gives scale act(alpha sums[i, j] +
-    bias[j])). If masked, the value is 0 unless `where` > 0 there. NaN stays NaN.
+    """Yield, for each row i inside the matrix, the indices of its columns in c, and a function of j that returns
+    scale act(alpha sums[i, j] + bias[j]). If masked, the value is 0 unless `where` > 0 at this element. NaN stays NaN.
     """
     sums, _, place, bias, where, biased, masked, relu, scales = arguments[:9]
     bias, where = (data_of(context, builder, signature.args[n], array) for n, array in ((3, bias), (4, where)))
@@ -64,7 +65,7 @@ def _rows(context, builder, signature, arguments, rows_at, index_of, inside, col
 
 
 def _store_together(builder, first, values):
-    """One store of adjacent values."""
+    """Store adjacent values by one instruction."""
     kind = ir.VectorType(F32, len(values))
     vector = ir.Constant(kind, ir.Undefined)
     for k, value in enumerate(values):
@@ -126,7 +127,7 @@ def _scatter_of(kind, rows_at, cols_at, index_of):
 
 
 def _writes(*of):
-    """(store, scatter)"""
+    """Return the intrinsics (store, scatter) for sums at the given rows and columns."""
     return store_of(*of), _scatter_of(*of[:-1])
 
 
@@ -149,19 +150,21 @@ CORNER = types.UniTuple(types.int32, 5)
 
 
 def _current(context, builder, kind, array, at, step, layout):
-    """The address of a thread's operands in the tile of the current step."""
+    """Return the address of a thread's operands in the tile of the current step."""
     stage = builder.mul(builder.and_(step, constant(1)), constant(layout.stage))
     return element(builder, data_of(context, builder, kind, array), builder.add(stage, at))
 
 
 @functools.cache
 def rows_of(tile, layout):
-    """(first, add, total): a block's threads sum the rows of A, each thread a part of one row of a tile."""
+    """Return the functions (first, add, total), with which the threads of a block sum the rows of A. Each thread sums a part of
+    one row of a tile.
+    """
     share = DEPTH * tile // THREADS
 
     @intrinsic(tile, layout)
     def first(typing_context, t):
-        """The offset of a thread's part in a tile; rows are adjacent."""
+        """Return the offset of a thread's part in a tile; the rows are adjacent."""
 
         def generate(context, builder, signature, arguments):
             (t,) = arguments
@@ -172,7 +175,7 @@ def rows_of(tile, layout):
 
     @intrinsic(tile, layout)
     def add(typing_context, total, a, at, step):
-        """total + the thread's elements in the tile of this step: add.f32, one k after the other."""
+        """Return total + the thread's elements in the tile of this step, added by add.f32, one k after the other."""
 
         def generate(context, builder, signature, arguments):
             total, a, at, step = arguments
@@ -185,7 +188,7 @@ def rows_of(tile, layout):
 
     @inlined
     def total(tiles, t, a_sum):
-        """The sum of row t % tile over all threads, computed in the memory of the tiles."""
+        """Return the sum of row t % tile over all threads, which is computed in the memory of the tiles."""
         tiles[t] = a_sum
         cuda.syncthreads()
         a_sum = float32(0)
@@ -198,7 +201,9 @@ def rows_of(tile, layout):
 
 @functools.cache
 def sums_of(side, layout):
-    """Sums of 8 x 8 (or 4 x 4) a thread, in rows and columns 0 … 3 and, if 8, 64 … 67; both tiles have this layout."""
+    """Return the `Sums` for side x side sums a thread, where side is 8 or 4. The rows and columns of a thread are 0 … 3 and, if
+    side is 8, also 64 … 67. Both tiles have the layout `layout`.
+    """
     pitch = layout.step
     kind, offsets = types.UniTuple(types.float32, side * side), [64 * half + i for half in range(side // 4) for i in range(4)]
 
@@ -288,7 +293,7 @@ def _fragment_corner(passes, of_a, of_b):
 
 @functools.cache
 def fragments(passes, of_a, of_b):
-    """Sums of a thread's part of 4 x 4 fragments of C, for tiles with these layouts."""
+    """Return the `Sums` for a thread's part of 4 x 4 fragments of C; `of_a` and `of_b` are the layouts of the tiles."""
     a_k, a_m, b_k, b_n = of_a.step, of_a.side, of_b.step, of_b.side
 
     @intrinsic(passes, of_a, of_b)
@@ -301,7 +306,7 @@ def fragments(passes, of_a, of_b):
         return FRAGMENTS(), generate
 
     def split(builder, x):
-        """(big, small) as bits of TF32: cvt.rna.tf32.f32 of x and of the remainder."""
+        """Return (big, small) as bits of TF32: cvt.rna.tf32.f32 of x, and of the remainder x - big."""
         convert = ir.InlineAsm(ir.FunctionType(I32, [F32]), "cvt.rna.tf32.f32 $0, $1;", "=r,f")
         big = builder.call(convert, [x])
         return big, builder.call(convert, [builder.fsub(x, builder.bitcast(big, F32))]) if passes == 3 else None

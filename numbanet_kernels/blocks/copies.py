@@ -1,8 +1,10 @@
-"""Copying a tile of an operand into shared memory by the threads of a block, as LLVM code.
+"""LLVM code with which the threads of a block copy a tile of an operand into shared memory.
 
-    cp.async.ca.shared.global [to], [source], 4, inside ? 4 : 0     one float, or 0, asynchronously; outside, nothing is read
+    cp.async.ca.shared.global [to], [source], 4, inside ? 4 : 0     copies one float asynchronously; if it is outside of the
+                                                                    operand, nothing is read and 0 is written
 
-Double buffering: while one tile is multiplied the next one is copied; step s is copied to tile s & 1.
+There are two tiles in shared memory (double buffering): while one is multiplied, the next one is copied. The tile of step s is
+copied to tile s & 1.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ THREADS = 256  # of a block
 
 
 class Layout(NamedTuple):
-    """How the threads of a block copy an operand's tiles, and the layout of these in shared memory."""
+    """How the threads of a block copy the tiles of an operand, and the layout of a tile in shared memory."""
 
     along_k: bool  # True: adjacent threads copy along k; False: across
     deep: int  # number of values of k that all threads copy at once
@@ -34,7 +36,7 @@ class Layout(NamedTuple):
 
 
 def layout(tile, along_k, passes=0, padding=4):
-    """The layout of tiles with `tile` rows or columns, for an operand that adjacent threads read along k if `along_k`, else
+    """Return the layout of tiles with `tile` rows or columns. Adjacent threads read the operand along k if `along_k`, else
     along the rows or columns.
     """
     walk = (True, 8, 32, tile) if along_k else (False, THREADS // tile, tile, tile)
@@ -45,10 +47,10 @@ def layout(tile, along_k, passes=0, padding=4):
 
 
 class Copies(NamedTuple):
-    """The intrinsics by which a thread copies its elements of a tile.
+    """The intrinsics with which a thread copies its elements of a tile.
 
-    first(t, line, tile) -> (k, row or column, address in shared memory) of the first element; `accumulate` computes line.
-    strided, listed: copy all elements of the thread for one tile.
+    first(t, line, tile) returns (k, row or column, address in shared memory) of the first element of thread t; `line` comes
+    from `accumulate`. strided and listed copy all elements of the thread for one tile.
     """
 
     first: Callable
@@ -58,7 +60,7 @@ class Copies(NamedTuple):
 
 @intrinsic()
 def address(typing_context, array, at):
-    """The address of array[at] in global memory, as an integer."""
+    """Return the address of array[at] in global memory, as an integer."""
 
     def generate(context, builder, signature, arguments):
         array, at = arguments
@@ -97,7 +99,7 @@ def _first_of(layout):
 
 @functools.cache
 def copies_of(layout, k_listed=False, side_listed=False):
-    """Copies of tiles with this layout; `k_listed` and `side_listed` gather k, or rows or columns, by index lists."""
+    """Return `Copies` of tiles; in `listed`, index lists give the k if `k_listed`, and rows or columns if `side_listed`."""
     parts = [(i, j) for i in range(0, DEPTH, layout.deep) for j in range(0, layout.count, layout.wide)]
 
     def copied(builder, to, step, sources, depth, sides):
@@ -133,8 +135,8 @@ def copies_of(layout, k_listed=False, side_listed=False):
 
     @intrinsic(layout, k_listed, side_listed)
     def listed(typing_context, to, step, array, k, side, k_step, side_step, depth, sides, k_list, k_at, side_list, side_at):
-        """array[K k_step + S side_step], K the k-th entry of a list that begins at k_at, or k itself, S likewise; `depth` and
-        `sides` count those inside. Lists must be readable up to the end of a tile.
+        """Copy array[K k_step + S side_step], where K is entry k of the list that begins at k_at, or k itself, and S is that of
+        the row or column. `depth` and `sides` count those inside. Lists must be readable up to the end of a tile.
         """
 
         def generate(context, builder, signature, arguments):

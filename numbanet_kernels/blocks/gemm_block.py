@@ -47,18 +47,18 @@ from .split_k import split_products
 
 
 def values_of(tile, summed):
-    """The number of sums of a thread."""
+    """Return the number of sums of a thread."""
     return (tile // 16) ** 2 + summed
 
 
 def sums_for(tile, a, b, passes):
-    """The operations on a thread's sums, for these layouts of the operands."""
+    """Return the `Sums` of a thread, for operands with the layouts a and b."""
     return fragments(passes, a, b) if passes else sums_of(tile // 16, a)
 
 
 # --- kernel -----------------------------------------------------------------------------------------------------------
 def _products_of(of_a, of_b, tile, passes, summed):
-    """A device function that multiplies a block's tiles; each factory makes its own (`inlined`)."""
+    """Return a device function that multiplies the tiles of a block; each factory makes its own (`inlined`)."""
     (first_a, copy_a, _), (first_b, copy_b, _) = copies_of(of_a), copies_of(of_b)
     corner, zeros, multiply, _, _ = sums_for(tile, of_a, of_b, passes)
     first_sum, add_rows, total = rows_of(tile, of_a)
@@ -158,13 +158,13 @@ def _cost(rows, cols, products, tile, each):
 
 
 def tile_for(rows, cols, products=1):
-    """The fastest block size for these products, by fused multiply-adds."""
+    """Return the fastest block size for `products` products (rows, cols) with fused multiply-adds."""
     return min(TILES, key=lambda tile: _cost(rows, cols, products, tile, TILES[tile]))
 
 
 def way_for(rows, cols, products=1, right=None):
-    """(block size, passes of TF32): one pass if the precision allows it, else three passes if they are faster for this size. If
-    the self-test `right` of these passes fails, or if they are slower: 0, fused multiply-adds.
+    """Return (block size, passes of TF32): one pass if the precision allows it, else three passes if they are faster for this
+    size. If the self-test `right` of these passes fails, or if they are slower, passes is 0: fused multiply-adds are used.
     """
     right, tile = right or _tensor_agrees, tile_for(rows, cols, products)
     if imprecise():
@@ -178,7 +178,7 @@ TICKETS = 1024
 
 
 def span_for(rows, cols, depth, tile):
-    """The length of k that a block multiplies: less than all if there are fewer blocks than multiprocessors."""
+    """Return the length of k that a block multiplies: less than `depth` if there are fewer blocks than multiprocessors."""
     blocks = ceil_div(rows, tile) * ceil_div(cols, tile)
     parts = min(multiprocessors() // max(blocks, 1), depth // LEAST_SPAN) if blocks <= TICKETS else 1
     return ceil_div(ceil_div(depth, max(parts, 1)), DEPTH) * DEPTH
@@ -186,18 +186,18 @@ def span_for(rows, cols, depth, tile):
 
 @device_cache(maxsize=1)
 def _tickets():
-    """The number of finished blocks of each product, a device array; all are 0 between launches."""
+    """Return a device array with the number of finished blocks of each product; all numbers are 0 between launches."""
     return to_device(np.zeros(TICKETS, np.int32))
 
 
 def available(*arrays):
-    """True if this device has the instructions and gives correct results, and 32-bit indices cover the arrays."""
+    """Return True if this device has the instructions and computes correct results, and 32-bit indices cover the arrays."""
     return capability() >= _block().least and all(array.size < 2**31 for array in arrays) and _agrees()
 
 
 def three_passes():
-    """The time of three passes on tensor cores divided by the time of fused multiply-adds, rounded up to quarters, so that
-    processes seldom differ; inf if it cannot be measured, and on the emulated device.
+    """Return the time of three passes on tensor cores divided by the time of fused multiply-adds, rounded up to quarters, so
+    that processes seldom differ; inf if it cannot be measured, and on the emulated device.
     """
     return math.inf if emulating() else _three_passes()
 
@@ -217,7 +217,7 @@ def _three_passes():
 
 
 def _milliseconds(passes, side=2048, times=4):
-    """The time of `times` square products of side `side` in milliseconds; each takes much longer than a launch."""
+    """Return the time of `times` products of square matrices in milliseconds; each takes much longer than a launch."""
     a, b = (to_device(np.random.default_rng(0).standard_normal(side * side, np.float32)) for _ in range(2))
     out, (start, stop) = device_array((side, side)), (cuda.event(), cuda.event())
     start.record()
@@ -230,7 +230,7 @@ def _milliseconds(passes, side=2048, times=4):
 
 @trusted
 def _agrees():
-    """Self-test: True if both tile sizes agree with NumPy on ragged operands."""
+    """Return the largest error of both tile sizes against NumPy; the decorator turns it into the result of a self-test."""
     return float(np.max([_error(tile, 0) for tile in TILES]))
 
 
@@ -238,7 +238,7 @@ DEEP = 4096  # length of a product whose sums reveal accumulation with fewer bit
 
 
 def exact_enough(error):
-    """The error of three passes; inf if, on a deep product, it exceeds four times that of fused multiply-adds."""
+    """Return the error of three passes; inf if, on a product with many k, it exceeds four times that of fused multiply-adds."""
     deep = [error(passes, DEEP) for passes in (3, 0)]
     return error(3) if deep[0] <= 4 * deep[1] else math.inf
 
@@ -319,13 +319,13 @@ def launch_block(
     span=None,
     padding=4,
 ):
-    """c[m, n] = scale * act(alpha * sum_k A[m, k] B[k, n] + bias[n]), shape (M, N, K); a_at and b_at are the strides (am, ak)
-    and (bk, bn). `where` and `a_sums` as above.
+    """c[m, n] = scale * act(alpha * sum_k A[m, k] B[k, n] + bias[n]); `shape` is (M, N, K), a_at and b_at are the strides
+    (am, ak) and (bk, bn). The module's docstring describes `where` and `a_sums`.
 
     If b is a submatrix of a weight, pass the whole weight as b and indices = (kept rows, kept columns, row length, step of the
-    rows in bias): non-empty device arrays, and no a_sums. `passes` of TF32, in tiles of 128: 3, with the error of float32, or
-    1; None: `way_for`. For tests: `tile` 64 or 128, `span`, the k of a block, a multiple of 16, `padding` a multiple of 4.
-    """
+    rows in bias); the kept rows and columns are non-empty device arrays, and a_sums is None. `passes` of TF32, in tiles of 128:
+    3, with the error of float32, or 1; if None, `way_for` chooses. Tests also set `tile` (64 or 128), `span` (the k of a block,
+    a multiple of 16) and `padding` (a multiple of 4)."""
     (rows, cols, depth), (am, ak), (bk, bn) = shape, a_at, b_at
     if passes is None:
         tile, passes = way_for(rows, cols) if tile is None else (tile, 0)

@@ -71,21 +71,25 @@ def _lists():
 
 
 def row_inverse(rows, total):
-    """The inverse (total,) int32 of an increasing list of rows."""
+    """Return an int32 array (total,): the position of each row in the increasing list `rows`, or -1 if it is dropped."""
     inverse = empty_cuda((total,), INT32)
     launch(_lists()[0], blocks_for(total), THREADS, rows, inverse)
     return inverse
 
 
 def block_inverse(blocks, depth):
-    """The inverse (block rows, block columns) int32 for a matrix with `depth` columns."""
+    """Return an int32 array (block rows, block columns) for a matrix with `depth` columns: the position of each block among
+    those that its block row keeps, or -1 if it is dropped.
+    """
     inverse = empty_cuda((blocks.kept.shape[0], ceil_div(depth, blocks.width)), INT32)
     launch(_lists()[1], blocks_for(inverse.size), THREADS, blocks.kept, inverse)
     return inverse
 
 
 def block_columns(blocks, depth):
-    """((block columns, block rows), (block columns,)) int32: the block rows that keep each block column, and their number."""
+    """Return two int32 arrays: columns (block columns, block rows) lists the block rows that keep each block column, and counts
+    (block columns,) holds how many they are.
+    """
     inverse = block_inverse(blocks, depth)
     columns, counts = empty_cuda(inverse.shape[::-1], INT32), empty_cuda((inverse.shape[1],), INT32)
     launch(_lists()[2], inverse.shape[1], THREADS, inverse, columns, counts)

@@ -1,9 +1,9 @@
 """Instructions that Numba does not offer, as LLVM code; updates, `copies` and `accumulate` use them.
 
-commit, wait_for_all_but_one    cp.async: groups of copies that overlap with computation
-parking, fence                  sums that other blocks add up: strong stores and loads
-chosen, owner                   select from groups of arrays or numbers passed as tuples, and the index of a range
-sigmoids                        the logistic function, inlined into kernels
+commit, wait_for_all_but_one    close a group of asynchronous copies (cp.async), and wait for all groups but the newest one
+parking, fence                  store sums so that other blocks can add them up, by strong stores and loads
+chosen, owner                   select from groups of arrays or numbers passed as tuples, and find the range of a number
+sigmoids                        returns the logistic function, which is inlined into kernels
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 
 
 def constant(value):
-    """An int32."""
+    """Return the number `value` as an int32 constant of LLVM."""
     return ir.Constant(I32, value)
 
 
 def data_of(context, builder, kind, array):
-    """The address of the first element of an array argument."""
+    """Return the address of the first element of an array argument."""
     return context.make_array(kind)(context, builder, array).data
 
 
 def element(builder, data, index):
-    """The address of element `index` of the array at `data`."""
+    """Return the address of element `index` of the array at `data`."""
     return builder.gep(data, [builder.sext(index, I64)])
 
 
 def numbers_of(context, builder, kind, array, at, numbers):
-    """array[at + n] for each n in numbers."""
+    """Return array[at + n] for each n in numbers."""
     data = data_of(context, builder, kind, array)
     return [builder.load(element(builder, data, builder.add(at, n))) for n in numbers]
 
 
 def loaded(builder, data, indices, wanted, some):
-    """The elements of an array at these indices, 0 if not wanted. If `some` is False, nothing is read; otherwise unwanted
-    elements read the first element and discard it, so that there is only one branch.
+    """Return the elements of an array at `indices`; an element that is not wanted is 0. If `some` is False, nothing is read. If
+    it is True, the first element is read and discarded for each unwanted element, so that there is only one branch.
     """
     zero, before = ir.Constant(data.type.pointee, 0), builder.block
     with builder.if_then(some):
@@ -59,8 +59,8 @@ def loaded(builder, data, indices, wanted, some):
 
 
 def gates_of(builder, data, masked, indices, wanted):
-    """A flag for each index: True if the element of `where` is wanted and above 0. If not masked, all are True, and `where` is
-    not read.
+    """Return a flag for each index, which is True if the element of `where` is wanted and above 0. If not masked, all flags are
+    True, and `where` is not read.
     """
     values = loaded(builder, data, indices, wanted, masked)
     return [builder.or_(builder.not_(masked), builder.fcmp_ordered(">", value, ir.Constant(F32, 0.0))) for value in values]
@@ -68,7 +68,7 @@ def gates_of(builder, data, masked, indices, wanted):
 
 @intrinsic()
 def chosen(typing_context, groups, number):
-    """group[number] of each group; the number is known only at run time, and selp is used instead of a branch."""
+    """Return group[number] for each group. `number` is known only at run time; selp is used instead of a branch."""
 
     def generate(context, builder, signature, arguments):
         values = []
@@ -85,7 +85,9 @@ def chosen(typing_context, groups, number):
 
 @intrinsic()
 def owner(typing_context, firsts, number):
-    """The index of the range that contains a number; firsts[k] is the start of range k, increasing from 0. Branch-free."""
+    """Return the index of the range that contains `number`, without branches; firsts[k] is the start of range k, increasing
+    from 0.
+    """
 
     def generate(context, builder, signature, arguments):
         firsts, number = arguments
@@ -96,7 +98,7 @@ def owner(typing_context, firsts, number):
 
 
 def _statement(text):
-    """An intrinsic for one instruction without operands."""
+    """Return an intrinsic for one instruction without operands."""
 
     @intrinsic(text)
     def run(typing_context):
@@ -115,7 +117,9 @@ commit, wait_for_all_but_one = _statement("cp.async.commit_group;"), _statement(
 
 @functools.cache
 def parking(every):
-    """(park, add): values that a thread stores in memory, `every` floats apart, and that another block adds up."""
+    """Return the intrinsics (park, add): `park` stores values of a thread in memory, `every` floats apart, and `add` adds up
+    such values in another block.
+    """
 
     @intrinsic(every)
     def park(typing_context, values, to, at):
@@ -151,7 +155,7 @@ def parking(every):
 
 
 def sigmoids():
-    """e^min(x, 0) / (1 + e^-|x|); each factory makes its own (`inlined`)."""
+    """Return a device function for the sigmoid, e^min(x, 0) / (1 + e^-|x|); each factory makes its own (`inlined`)."""
 
     @inlined
     def sigmoid(x):

@@ -10,12 +10,12 @@ from .intrinsics import fence, parking
 
 
 def split_products(zeros, each, summed):
-    """Device functions for blocks that divide one product along k; each factory makes its own (`inlined`)."""
+    """Return device functions for blocks that divide one product along k; each factory makes its own (`inlined`)."""
     park, add_parked = parking(THREADS)
 
     @inlined
     def last_to_park(sums, a_sum, parked, at, tickets, ticket, number, parts, t):
-        """Store a block's sums; True if all other blocks have stored theirs."""
+        """Store the sums of a block; return True if all other blocks have already stored theirs."""
         park(sums, parked, at)
         if summed:
             park((a_sum,), parked, at + (each - 1) * THREADS)
@@ -32,7 +32,7 @@ def split_products(zeros, each, summed):
 
     @inlined
     def all_parked(parked, at, further, parts):
-        """The sums of all parts, added in the order of k."""
+        """Return the sums of all parts, added in the order of k."""
         sums, a_sum = zeros(), float32(0)
         for _ in range(parts):
             sums = add_parked(sums, parked, at)
@@ -43,8 +43,8 @@ def split_products(zeros, each, summed):
 
     @inlined
     def add_parts(sums, a_sum, parked, tickets, ticket, t):
-        """Store a block's sums, or add up those of all parts: (True if this block is the last one of its product, the sums of
-        all parts).
+        """Store the sums of a block, or, if it is the last block of its product, add up those of all parts. Return (True if it
+        is the last block, the sums of all parts).
         """
         part, parts = int32(cuda.blockIdx.z), int32(cuda.gridDim.z)
         number, blocks = int32(cuda.blockIdx.y * cuda.gridDim.x + cuda.blockIdx.x), int32(cuda.gridDim.x * cuda.gridDim.y)

@@ -1,10 +1,10 @@
-"""Shift and mirror images for training, by random numbers for each image.
+"""Images are shifted and mirrored for training, by random numbers for each image.
 
     crop_flip   y[n, c, h, w] = x[n, c, h + down, w' + right], 0 outside x      x, y (N, C, H, W), moves (N, 3)
-                with (down, right, flipped) = moves[n] and w' = W - 1 - w if flipped is not 0, else w
+                where (down, right, flipped) = moves[n], and w' = W - 1 - w if flipped is not 0, else w
 
-This is a crop of the size of the image from the zero-padded image, optionally mirrored. On the CPU a loop over rows, and the
-threads share the images; on CUDA one thread per element.
+The result is a crop of the zero-padded image with the size of the image, which may be mirrored. On the CPU threads share the
+images, and a loop copies rows; on CUDA each thread copies one element.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def _output(op, empty, x, moves, out):
 # --- CPU --------------------------------------------------------------------------------------------------------------
 @host_kernel("void(f4[:, :, :, ::1], i4[:, ::1], f4[:, :, :, ::1], i8, i8)")
 def _crop_flip(x, moves, y, start, stop):
-    """The images start … stop - 1: zeros, and the part of each row inside x. Indices are unsigned, so that LLVM vectorises the
-    loops.
+    """Compute the images start … stop - 1: each row is set to zero, and then the part that is inside x is copied. Indices are
+    unsigned, so that LLVM vectorises the loops.
     """
     height, width = x.shape[2], x.shape[3]
     for n in range(start, stop):

@@ -1,14 +1,16 @@
-"""Matrix product with the stored tiles of a weight w (O, I), a BSR (`layouts.sparse`): values[k] (T, T) is the tile at block
-row
-r, block column ids[k]; `at` is an `Entries` of block rows and block columns:
+"""Matrix product with a weight w (O, I) of which only some tiles are stored, a BSR (`layouts.sparse`).
+
+values (tiles, T, T) holds the stored tiles. `at` is an `Entries` in which a row is a block row of w, a column is a block column
+of w, and an entry is a tile: values[k] is the tile at block column ids[k] of the block row r with starts[r] <= k < stops[r].
 
     bsr       y[n, o]  = act(sum_i x[n, i] w[o, i] + b[o])     x (N, I) -> y (N, O)
     bsr_dx    dx[n, i] = sum_o dy[n, o] w[o, i]                dy (N, O) -> dx (N, I)
     bsr_dw    dw[k]    = the tile k of dy.T x                  dy (N, O), x (N, I) -> (tiles, T, T)
 
-2 N T^2 FLOPs per tile and product; elements of tiles beyond the edges of w are never read, and their dw is 0. On the CPU each
-tile is one BLAS product that adds to columns of y and reads columns of x in place. On CUDA a block computes a tile of the
-result, in a loop over the tiles of one block row or block column, or over the samples.
+act is ReLU if `relu`, else the identity. Each product takes 2 N T^2 FLOPs per tile. Elements of tiles beyond the edges of w are
+never read, and their dw is 0. On the CPU each tile is one BLAS product, which reads columns of x in place and adds to columns
+of y. On CUDA a block of threads computes a tile of the result, in a loop over the tiles of one block row (bsr) or block column
+(bsr_dx), or over the samples (bsr_dw).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from ..runtime.memory import empty_cpu, empty_cuda
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def _dense_reference(values, at, shape):
-    """w (O, I) in float64"""
+    """Return the dense weight w of shape `shape`, (O, I), in float64."""
     tile = values.shape[1]
     w = np.zeros((at.starts.size * tile, at.col_starts.size * tile))
     for r, (start, stop) in enumerate(zip(at.starts, at.stops)):
@@ -59,8 +61,8 @@ def bsr_dw_reference(dy, x, at, tile):
 
 
 def _check(op, at, tile, outputs, inputs, **arrays):
-    """Check the arrays, and return the sizes by name; ValueError or TypeError unless they fit a weight (outputs, inputs) in
-    tiles of side `tile`.
+    """Check the arrays, and return a dict of the sizes by name; raise ValueError or TypeError unless they fit a weight
+    (outputs, inputs) in tiles of tile x tile.
     """
     if not isinstance(at, Entries):
         raise TypeError(f"{op}: at must be Entries, not {type(at).__name__}")
@@ -75,12 +77,12 @@ def _check(op, at, tile, outputs, inputs, **arrays):
 
 
 def _side(op, values):
-    """T, given values (tiles, T, T)"""
+    """Return T, the side of a tile, for values (tiles, T, T)."""
     return expect(op, values=(values, ("B", "T", "T")))["T"]
 
 
 def _width(op, **array):
-    """The number of columns of a matrix."""
+    """Return the number of columns of a matrix, which is given as a keyword argument under its name for error messages."""
     ((name, given),) = array.items()
     return expect(op, **{name: (given, ("N", "I"))})["I"]
 
@@ -88,7 +90,7 @@ def _width(op, **array):
 # --- CPU --------------------------------------------------------------------------------------------------------------
 @host_kernel("void(i8, f4[:, ::1], f4[:, :, ::1], i4[::1], i4[::1], i4[::1], i4[::1], b1, f4[::1], b1, b1, i8, i8, f4[:, ::1])")
 def _product(entry, x, values, starts, stops, ids, order, back, bias, biased, relu, first, stop, y):
-    """Block columns first … stop - 1 of y = x w.T + bias or, if `back`, of y = x w."""
+    """Compute the block columns first … stop - 1 of y = x w.T + bias or, if `back`, of y = x w."""
     tile, blocks = values.shape[1], -(-x.shape[1] // values.shape[1])
     transposed = np.empty((tile, tile), np.float32)  # BLAS is faster on a copy than with its transpose flag for small matrices
     for r in range(first, stop):
@@ -112,7 +114,7 @@ def _product(entry, x, values, starts, stops, ids, order, back, bias, biased, re
 
 @host_kernel("void(i8, f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], i4[::1], i8, i8, f4[:, :, ::1])")
 def _gradients(entry, dy, x, starts, stops, ids, first, stop, dw):
-    """The gradients of the tiles of the block rows first … stop - 1."""
+    """Compute the gradients of the stored tiles in the block rows first … stop - 1."""
     tile, blocks = dw.shape[1], -(-x.shape[1] // dw.shape[1])
     for r in range(first, stop):
         slopes = dy[:, r * tile : min((r + 1) * tile, dy.shape[1])]
@@ -125,7 +127,9 @@ def _gradients(entry, dy, x, starts, stops, ids, first, stop, dw):
 
 
 def _shared(loop, count, flops, *given):
-    """Run the loop over `count` block rows on all threads."""
+    """Call loop(entry of BLAS, *given but the last, first, stop, last of given) for ranges of `count` block rows on all
+    threads; return the last of `given`, the result array.
+    """
 
     def work(part):
         span = part.of(count)
@@ -167,7 +171,7 @@ def bsr_dx_cpu(dy, values, at, inputs):
 
 
 def bsr_dw_cpu(dy, x, at, tile):
-    """dw[k] = the tile k of dy.T x, 0 beyond the edges of w"""
+    """dw[k] = the elements of dy.T x in stored tile k, 0 beyond the edges of w"""
     _check(
         "bsr_dw (cpu)",
         at,
@@ -246,14 +250,14 @@ def _gradients_kernel(tile=16):
 
 
 def _block_side(op, tile):
-    """The number of threads along each axis of a block; ValueError if the tile is larger than a block."""
+    """Return the number of threads along each axis of a block; raise ValueError if the tile is larger than a block."""
     if not 1 <= tile <= 32:
         raise ValueError(f"{op}: tile {tile} must be from 1 to 32 on CUDA")
     return tile
 
 
 def _launch(x, values, starts, stops, ids, order, back, bias, relu, y):
-    """y = act(x w.T + bias) or, if `back`, x w."""
+    """Return y = act(x w.T + bias) or, if `back`, y = x w."""
     tile = values.shape[1]
     side = _block_side("bsr (cuda)", tile)
     launch(
@@ -320,7 +324,7 @@ def bsr_dw_cuda(dy, x, at, tile):
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O, tile=16):
     def structure():
-        """A random third of the tiles, sorted; the first block row is empty, the last one full."""
+        """Return the `Entries` of a random third of the tiles; the first block row is empty, and the last one is full."""
         mask = a.indices(3, -(-O // tile), -(-I // tile)) == 0
         mask[0], mask[-1] = False, True
         rows, columns = np.nonzero(mask)

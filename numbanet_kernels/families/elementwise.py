@@ -1,4 +1,4 @@
-"""Elementwise maps: y[i] = f(x[i]), y[i] = f(a[i], b[i]), and the backward maps dx[i] = dy[i] f'(.); equal shapes.
+"""Elementwise maps of arrays of equal shapes: y[i] = f(x[i]), y[i] = f(a[i], b[i]), and the gradients dx[i] = dy[i] f'(x[i]).
 
 unary     exp, log, sqrt, tanh, abs, sign; relu = max(x, 0); affine = x*mul + add; power = x^exponent;
           sigmoid = e^min(x, 0) / (1 + e^-|x|), which neither overflows nor cancels;
@@ -121,9 +121,8 @@ def _sigmoid_at(typing_context, x, out, at, count):
 
 @host_kernel("void(i4, f4[:, ::1], f4[:, ::1], f4, f4[:, ::1], i8, i8)")
 def _maps(formula, dense_a, dense_b, scale, dense_out, start, stop):
-    """The backward maps with a = dy, and relu, sigmoid and gelu (b is not read): maps that NumPy lacks or computes more slowly.
-
-    Columns start … stop - 1; loops run over slices of rows, so that LLVM vectorises them.
+    """Compute the columns start … stop - 1 of a map that NumPy lacks or computes more slowly: a gradient, where a is dy, or
+    relu, sigmoid or gelu, which do not read b. Loops run over slices of rows, so that LLVM vectorises them.
     """
     zero, half, one = float32(0), float32(0.5), float32(1)
     for n in range(dense_out.shape[0]):
@@ -201,8 +200,8 @@ def relu_grad_cpu(dy, y, scale=1.0, out=None):
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels("elementwise")
 def _unary_kernels():
-    """One kernel per formula, in the order of the constants; `formula` is a compile-time constant, so that one branch
-    remains.
+    """Return one kernel for each formula, in the order of the constants. `formula` is a compile-time constant, so the compiler
+    keeps only one branch.
     """
 
     def declared(formula):
@@ -238,7 +237,7 @@ def _unary_kernels():
 
 @kernels("elementwise")
 def _binary_kernels():
-    """One kernel per formula, in the order of the constants; the last three are backward maps with a = dy."""
+    """Return one kernel for each formula, in the order of the constants; in the last three, which are gradients, a is dy."""
 
     def declared(formula):
         @kernel("void(f4[::1], f4[::1], f4[::1])")
@@ -320,7 +319,7 @@ def relu_grad_cuda(dy, y, scale=1.0, out=None):
 
 # --- one line per operation -------------------------------------------------------------------------------------------
 def _unary(op, formula, ufunc, which):
-    """(op_cpu, op_cuda)"""
+    """Return the functions (op_cpu, op_cuda) of the operation `op`."""
     ufunc = functools.partial(apply, ufunc) if isinstance(ufunc, np.ufunc) else ufunc
 
     def unary_cpu(x, out=None):
@@ -335,7 +334,7 @@ def _unary(op, formula, ufunc, which):
 
 
 def _binary(op, formula, ufunc, which, names=("a", "b")):
-    """(op_cpu, op_cuda)"""
+    """Return the functions (op_cpu, op_cuda) of the operation `op`."""
     ufunc = functools.partial(apply, ufunc) if isinstance(ufunc, np.ufunc) else ufunc
 
     def binary_cpu(a, b, out=None):

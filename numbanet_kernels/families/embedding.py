@@ -1,15 +1,16 @@
 """The gradient of an embedding table; `indexing.take_rows` is the look-up.
 
-    group_rows   ids (N,) of the rows 0 … V - 1 -> order (N,), starts (U + 1,), ranks (V,), int32: look-ups order[k] with
-                 starts[u] <= k < starts[u + 1] read the u-th used row; ranks[v] is the u of row v, -1 if row v is unused.
-                 Look-ups of the same row keep their order; look-ups of `padding` come last and belong to no row
+    group_rows   groups N look-ups by the row that they read: ids (N,), in 0 … V - 1 -> order (N,), starts (U + 1,),
+                 ranks (V,), all int32. U rows are used by a look-up. The look-ups order[k] with starts[u] <= k < starts[u + 1]
+                 read the u-th used row. ranks[v] = u if row v is the u-th used row, and -1 if row v is unused.
+                 Look-ups of the same row keep their order. Look-ups of the row `padding` come last and belong to no group.
     sum_by_row   y[u, d] = sum_k dy[order[k], d] for starts[u] <= k < starts[u + 1]      dy (N, D), order (N,), starts (U + 1,)
 
 Sums over grouped look-ups have a fixed order, so results are bitwise reproducible. On CUDA U is unknown until the look-ups are
-counted, and a recorded step needs fixed sizes. So on CUDA and in recorded steps, the arrays have U = N, and the ranges of the
-last u are empty. A CUDA thread computes the rank of its look-up by reading all others, N^2 reads from cache: for the thousands
-of look-ups of a step this is cheaper than the launches of a sort. If there are more than `MOST` ids, they are copied to the
-host and grouped there, which cannot be recorded.
+counted, and a recorded step needs fixed sizes. So on CUDA and in recorded steps, `starts` has N + 1 elements, and the groups
+after the last used row are empty. A CUDA thread finds the place of its look-up by reading all other look-ups, N^2 reads from
+cache in total: for the thousands of look-ups of a step this is cheaper than the launches of a sort. If there are more than
+`MOST` ids, they are copied to the host and grouped there, which cannot be recorded.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def sum_by_row_reference(dy, order, starts):
 
 
 def group_rows_reference(ids, rows, padding=None):
-    """(order, starts, ranks); U is the number of used rows"""
+    """Return (order, starts, ranks) of group_rows, where U is the number of used rows."""
     keys = np.clip(ids, 0, rows - 1)
     keys = np.where(keys == padding, rows, keys)  # padding comes last and belongs to no row
     used, counts = np.unique(keys[keys < rows], return_counts=True)
@@ -54,8 +55,8 @@ def _check_ids(op, ids, rows):
 
 
 def _check(op, dy, order, starts):
-    """Check the arguments of `sum_by_row`, and return the number of rows of y; ValueError unless the arrays fit. Kernels clamp
-    entries of `order` that are outside dy.
+    """Check the arguments of `sum_by_row`, and return the shape of y, (U, D); raise ValueError unless the arrays fit. The
+    entries of `order` are not checked: kernels clamp those that are outside dy.
     """
     expect(op, dy=(dy, ("N", "D")), order=(order, ("N",), INT32), starts=(starts, ("U + 1",), INT32))
     if not starts.size:
@@ -76,8 +77,8 @@ def group_rows_cpu(ids, rows, padding=None):
 
 @host_kernel("void(i4[::1], i8, i4[::1], i4[::1], i4[::1])")
 def _group_rows(ids, padding, order, starts, places):
-    """Group the look-ups by row, as in `group_rows`; `places` is `ranks`. It first counts the look-ups of each row; then
-    ends[u] is the position in `order` of the next look-up of the u-th used row.
+    """Group the look-ups by row, as in `group_rows`; `places` is its result `ranks`. First `places` counts the look-ups of each
+    row. Then ends[u] is the position in `order` at which the next look-up of the u-th used row is written.
     """
     n, last = ids.size, places.size - 1
     ends, at, u = np.empty(n + 1, np.int32), int32(0), 0
@@ -105,7 +106,7 @@ def _group_rows(ids, padding, order, starts, places):
 
 @host_kernel("void(f4[:, ::1], i4[::1], i4[::1], f4[:, ::1], i8, i8)")
 def _sum_by_row(dy, order, starts, y, first, stop):
-    """The rows first … stop - 1."""
+    """Compute the rows y[first], …, y[stop - 1] of `sum_by_row`."""
     few, sums = np.empty(dy.shape[1], np.float32), np.empty(dy.shape[1], np.float64)
     for u in range(first, stop):
         begin, end = max(starts[u], 0), min(starts[u + 1], order.size)
@@ -143,8 +144,8 @@ def _grouping():
 
     @kernel("void(i4[::1], i4, i4, i4[::1], i4[::1], i4[::1])")
     def rank_lookups(ids, rows, padding, order, first, ranks):
-        """Each thread finds the position of one look-up in the order, and whether it is the first look-up of its row. All ranks
-        are set to -1.
+        """Each thread k finds the position of look-up k in `order`, and sets first[k] to 1 if no earlier look-up reads the same
+        row, else to 0. All elements of `ranks` are set to -1.
         """
         k = int32(cuda.grid(1))
         if k < rows:
@@ -162,7 +163,9 @@ def _grouping():
 
     @kernel("void(i4[::1], i4, i4, i4[::1], i4[::1], i4[::1])")
     def rank_rows(ids, rows, padding, first, starts, ranks):
-        """Each thread finds the start of one group of look-ups, which may be empty, and the rank of the row of one look-up."""
+        """Thread k writes starts[u] and ranks[v] = u if look-up k is the first one of the used row v; u is the number of used
+        rows below v. It also writes starts[k], the end of the last group, if there are at most k used rows.
+        """
         k, inside, groups, before, smaller = int32(cuda.grid(1)), int32(0), int32(0), int32(0), int32(0)
         if k < starts.size:
             row = row_of(ids, k, rows, padding) if k < ids.size else rows

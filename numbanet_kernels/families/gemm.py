@@ -1,8 +1,8 @@
 """Matrix product with a fused epilogue: c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n]), and its gradient.
 
-A is a (M, K), or a (K, M) read transposed with ta=True; B likewise with tb=True; act is the identity or ReLU. If an array
-`where` (M, N) is given, c is 0 unless where[m, n] > 0: this is the gradient of a ReLU with output `where`. The gradient of a
-weight is computed together with that of its bias:
+A (M, K) is a or, if `ta`, a.T; B (K, N) is b or, if `tb`, b.T. act is ReLU if `relu`, else the identity. If an array `where`
+(M, N) is given, c is 0 unless where[m, n] > 0: this is the gradient of a ReLU with output `where`. The gradient of a weight is
+computed together with that of its bias:
 
     gemm_dw     dw[o, i] = sum_n dy[n, o] x[n, i],   db[o] = db_scale * sum_n dy[n, o]
 
@@ -45,13 +45,13 @@ def gemm_reference(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, w
 
 
 def gemm_dw_reference(dy, x, db_scale=1.0):
-    """(dw, db) of gemm_dw, in float64."""
+    """Return (dw, db) of gemm_dw, in float64."""
     return np.float64(dy).T @ np.float64(x), db_scale * np.float64(dy).sum(0)
 
 
 def _checks(op):
-    """A table [ta][tb] of checks: each checks the shapes of a product with these transpositions, and returns (M, K, N), or (K,
-    M, N) if `ta`.
+    """Return a table of checks. The function at [ta][tb] checks the shapes of a product with these transpositions, and returns
+    (M, K, N), or (K, M, N) if `ta`.
     """
     return [
         [shapes(op, a="KM" if ta else "MK", b="NK" if tb else "KN", bias="N", where="MN", out="MN") for tb in (0, 1)]
@@ -116,7 +116,7 @@ def _by_columns(a, b, out, bias=None, relu=False, scale=1.0, alpha=1.0):
 
 
 def _few(rows):
-    """True if a weight with this many rows is too small to be divided by rows."""
+    """Return True if a weight with this number of rows is too small to be divided by rows among the threads."""
     return rows < LEAST_ROWS * threads.count()
 
 
@@ -183,7 +183,7 @@ def gemm_cpu(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=N
 
 
 def gemm_few_cpu(x, w, bias=None, relu=False, scale=1.0):
-    """y[n, o] = act(scale * sum_i x[n, i] w[o, i] + bias[o]), on the CPU the same to the last bit for any number of samples"""
+    """y[n, o] = act(scale * sum_i x[n, i] w[o, i] + bias[o]); on the CPU, y[n] is equal to the last bit for any N"""
     return multiply_few(x, w, bias, relu, scale)
 
 
@@ -206,7 +206,7 @@ SIGNATURE = "void(f4[::1], f4[::1], f4[::1], f4[:, ::1], i4, i4, i4, i4, i4, b1,
 def _naive():
     @kernel(SIGNATURE)
     def gemm_naive(a, b, bias, c, depth, am, ak, bk, bn, biased, relu, scale):
-        """Version 1: one thread per output."""
+        """Version 1: each thread computes one output."""
         col, row = cuda.grid(2)
         if row < c.shape[0] and col < c.shape[1]:
             acc = float32(0)
@@ -268,7 +268,7 @@ def _register(tile=64):
 
     @kernel(SIGNATURE)
     def gemm_register(a, b, bias, c, depth, am, ak, bk, bn, biased, relu, scale):
-        """Version 3: 4 x 4 outputs a thread, as four rows of four scalars so that they stay in registers."""
+        """Version 3: each thread computes 4 x 4 outputs, as four rows of four scalars, so that they stay in registers."""
         a_tile = cuda.shared.array((depth_tile, padded), float32)
         b_tile = cuda.shared.array((depth_tile, padded), float32)
         tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
@@ -322,8 +322,8 @@ PASSES = {"block": 0, "tensor": 3, "tf32": 1}
 
 
 def gemm_version(version, tile, a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=None, out=None):
-    """The product by one version of the ladder, the first four with a given tile size; "tf32" rounds operands to 10 bits. None:
-    the last version, in the precision of the session.
+    """Return the product, computed by the version with this name (see the module); the first four take a tile size, and "tf32"
+    rounds operands to 10 bits. If `version` is None, the last version is used, in the precision of the session.
     """
     out = _output(empty_cuda, a, b, ta, tb, bias, where, out)
     (m, n), k = out.shape, a.shape[0 if ta else 1]

@@ -1,4 +1,4 @@
-"""Matrix product with the kept rows and columns of a weight; w (O, I), rows (K,) of O, cols (J,) of I:
+"""Matrix product with the kept rows and columns of a weight w (O, I): rows (K,) and cols (J,) are the kept indices.
 
     forward   y[n, k]  = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]])      x (N, J) -> y (N, K)
     dx        dx[n, j] = scale * sum_k dy[n, k] w[rows[k], cols[j]]                          dy (N, K) -> dx (N, J)
@@ -34,7 +34,7 @@ from .gemm import multiply_back, multiply_forward
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def _submatrix(w, rows, cols):
-    """w[rows][:, cols]; rows and cols are index arrays, slices or None for all."""
+    """Return w[rows][:, cols]; rows and cols are index arrays or slices, or None, which stands for all."""
     w = w if rows is None else w[rows]
     return w if cols is None else w[:, cols]
 
@@ -57,7 +57,7 @@ ALL = slice(None)
 
 
 def _chosen(op, index, n):
-    """(kept indices of an axis of length n as a slice or an int32 array, their number)"""
+    """Return (the kept indices of an axis of length n, as a slice or an int32 array; the number of kept indices)."""
     if index is None:
         return ALL, n
     if isinstance(index, Window):
@@ -86,7 +86,7 @@ _CHECKS = {
 
 
 def _arguments(op, empty, x, w, rows, cols, bias=None, where=None, out=None):
-    """((rows, their number), (cols, their number), the output array), with rows and cols from `_chosen`."""
+    """Return ((rows, number of rows), (cols, number of cols), output array); `_chosen` returns the first two."""
     n, width, height, depth = _CHECKS[op](x, w, bias)
     rows, cols = _chosen(op, rows, height), _chosen(op, cols, depth)
     inner, outer = (rows[1], cols[1]) if "_dx" in op else (cols[1], rows[1])
@@ -102,8 +102,8 @@ _numbers = functools.lru_cache(maxsize=64)(lambda *indices: np.arange(*indices, 
 
 
 def _numbered(op, index, n):
-    """The indices as an array; ValueError if one is outside an axis of length n. They are not checked during a recording,
-    because plans have checked them.
+    """Return the indices as an array; raise ValueError if one is outside an axis of length n. During a recording they are not
+    checked, because plans have checked them.
     """
     if isinstance(index, slice):
         return _numbers(*index.indices(n))
@@ -117,7 +117,7 @@ LISTED = 1 << 17  # elements: smaller submatrices are gathered by index arrays, 
 
 
 def _lists(op, w, rows, cols):
-    """(rows, cols) as arrays (cols None for all) if neither is a slice and the submatrix is small, else None."""
+    """Return (rows, cols) as arrays if neither is a slice and the submatrix is small, else None; cols is None for all."""
     if isinstance(rows, slice) or isinstance(cols, slice) or (rows is None and cols is None):
         return None
     rows, cols = (index.indices if isinstance(index, (Period, Window)) else index for index in (rows, cols))
@@ -129,8 +129,8 @@ def _lists(op, w, rows, cols):
 
 
 def _view(array, given):
-    """The view of an array that slices, periods or None select. In a recorded step, each replay moves the beginning of the view
-    to the first indices of the periods, because another plan of the same kind selects another view.
+    """Return the view of an array that slices, periods or None select. In a recorded step, each replay moves the beginning of
+    the view to the first indices of the periods, because another plan of the same kind selects another view.
     """
     view = array[tuple(ALL if index is None else index.slice if isinstance(index, Period) else index for index in given)]
     if (writer := tape.get()) is None:
@@ -141,8 +141,8 @@ def _view(array, given):
 
 
 def _windows(op, w, given):
-    """True if each axis has a window or None, and one has a window; one or two views per axis are then multiplied. If the other
-    axis has a list, the window is used as a list, too.
+    """Return True if one axis has a window, and the other a window or None; one or two views per axis are then multiplied. If
+    the other axis has a list, the window is used as a list, too.
     """
     windows = {type(index) for index in given if index is not None} == {Window}
     for index, n in zip(given, w.shape, strict=True) if windows else ():
@@ -151,7 +151,7 @@ def _windows(op, w, given):
 
 
 def _weight_of(op, w, rows, cols, given):
-    """A function of a thread's part: its rows of w[rows][:, cols], contiguous; a view if only rows are dropped, else a copy."""
+    """Return a function that maps a thread's part to its rows of w[rows][:, cols], as a view if possible, else as a copy."""
     sliced, whole = isinstance(rows, slice) and isinstance(cols, slice), isinstance(cols, slice) and cols == ALL
     if not sliced:
         rows, cols = (_numbered(op, index, n) for index, n in zip((rows, cols), w.shape, strict=True))
@@ -174,7 +174,7 @@ def _weight_of(op, w, rows, cols, given):
 
 
 def _entries(bias, indices):
-    """bias[indices], by a loop that can be recorded; the bias itself if it or the indices are None"""
+    """Return bias[indices], from a loop that can be recorded; if one of both is None, return `bias`."""
     if bias is None or indices is None:
         return bias
     out = empty_cpu(indices.shape)
@@ -256,7 +256,7 @@ def _listed(backward=False, tile=32):
 
     @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], f4[::1], f4[:, ::1], b1, b1, f4)")
     def gemm_rows_listed(a, w, rows, cols, bias, c, biased, relu, scale):
-        """c[n, q] = sum_p a[n, p] W[q, p], W = w[rows][:, cols] or, backward, its transpose: 2 x 2 outputs a thread."""
+        """c[n, q] = sum_p a[n, p] W[q, p], where W is w[rows][:, cols], or for dx its transpose; 2 x 2 outputs a thread."""
         a_tile = cuda.shared.array((tile, padded), float32)
         w_tile = cuda.shared.array((tile, padded), float32)
         tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
@@ -307,15 +307,15 @@ def _array(start, stop, step):
 
 
 def _listed_indices(index, n):
-    """The indices as an array on the device."""
+    """Return the indices as an array on the device."""
     if isinstance(index, (Period, Window)):
         return index.indices
     return _array(*index.indices(n)) if isinstance(index, slice) else _array(0, n, 1) if index is None else index
 
 
 def _strided(w, rows, cols, *arrays):
-    """(stride between kept rows of flat w, stride between kept columns, `indices` for `launch_block`); None if the strides are
-    not constant or the device lacks the kernel.
+    """Return (stride between kept rows of flat w, stride between kept columns, `indices` for `launch_block`); None if the
+    strides are not constant or the device lacks the kernel.
     """
     both = [index.slice if isinstance(index, Period) else index for index in (rows, cols)]
     if not gemm_block.available(w, *arrays) or not all(index is None or isinstance(index, slice) for index in both):
@@ -376,7 +376,7 @@ def gemm_rows_dx_cuda(dy, w, rows, cols, where=None, scale=1.0, out=None):
 
 
 def gemm_rows_masked(x, w, mask, out=None):
-    """Teaching step: y = x (w * mask[:, None]).T with dense x and y; the grid covers every row, dropped ones too."""
+    """Teaching step: y = x (w * mask[:, None]).T with dense x and y; the grid covers every row, also dropped ones."""
     out = output(
         "gemm_rows_masked (cuda)", empty_cuda, out, ("N", "O"), x=(x, ("N", "I")), w=(w, ("O", "I")), mask=(mask, ("O",), BOOL)
     )

@@ -1,14 +1,15 @@
 """Shrinking groups of a weight towards zero: the proximal step of a group lasso (Yuan & Lin 2006, eq. 2.4; Wen et al. 2016).
 
-    shrink    w_g <- w_g max(0, 1 - t sqrt(n_g) / |w_g|),  norms[g] = |w_g| afterwards
+    shrink    w_g <- w_g max(0, 1 - t sqrt(n_g) / |w_g|),    then norms[g] = |w_g|
 
-With a reference r above 0, t is first multiplied by r sqrt(n_g) / |w_g|: groups whose root mean square is above r shrink less,
-and others more, as with a penalty on log |w_g| (Candès, Wakin & Boyd 2008, section 2.3).
+w (R, C) is cut into groups w_g of height x width values; groups at the edges may be smaller. n_g is the number of values of
+group g, and t is the threshold. Rows of w are groups of 1 x C, columns are groups of R x 1; in a convolution, filters are
+groups of 1 x (C KH KW), and input channels are groups of R x (KH KW). A group that is shrunk to zero is exactly zero.
 
-w (R, C) is cut into groups of height x width, n_g values each; those at the edges may be smaller. Rows are 1 x C, columns
-R x 1; in a convolution, filters are 1 x (C KH KW), input channels R x (KH KW). A group shrunk to zero is exactly zero.
+If a reference r > 0 is given, t is first multiplied by r sqrt(n_g) / |w_g|: groups whose root mean square is above r shrink
+less, and other groups more, as with a penalty on log |w_g| (Candès, Wakin & Boyd 2008, section 2.3).
 
-A group is read twice, for its norm and to shrink it; the second time from the L1 cache, if it fits.
+A group is read twice, for its norm and to shrink it; if it fits into the L1 cache, the second read is from there.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ TINY = 1e-30  # a group whose sum of squares is below this is zero: the reciproc
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def shrink_reference(w, height, width, threshold, reference=0.0):
-    """(w, norms) afterwards, in float64"""
+    """Return (w, norms) after shrinking, in float64."""
     w = np.array(w, np.float64)
     norms = np.zeros(_groups(w, height, width))
     for u, b in np.ndindex(*norms.shape):
@@ -44,7 +45,7 @@ def shrink_reference(w, height, width, threshold, reference=0.0):
 
 
 def _groups(w, height, width):
-    """The number of groups along the rows and along the columns."""
+    """Return the numbers of groups along the rows and along the columns of w."""
     return ceil_div(w.shape[0], height), ceil_div(w.shape[1], width)
 
 
@@ -60,7 +61,7 @@ def _checked(op, w, height, width, threshold, reference):
 # --- CPU --------------------------------------------------------------------------------------------------------------
 @host_kernel("void(f4[:, ::1], i8, i8, f4, f4, f4[:, ::1], i8, i8, i8, i8)")
 def _shrink(w, height, width, threshold, reference, norms, first, stop, left, right):
-    """Groups of the block rows first … stop - 1 and the block columns left … right - 1."""
+    """Shrink the groups in the block rows first … stop - 1 and the block columns left … right - 1."""
     sums = np.empty(right - left, np.float32)
     begin, end = left * width, min(right * width, w.shape[1])
     for u in range(first, stop):
@@ -99,7 +100,7 @@ def _shrink(w, height, width, threshold, reference, norms, first, stop, left, ri
 
 
 def shrink_cpu(w, height, width, threshold, reference=0.0):
-    """w_g <- w_g max(0, 1 - threshold sqrt(n_g) / |w_g|) for each group of height x width, in place; (w, norms)"""
+    """w_g <- w_g max(0, 1 - threshold sqrt(n_g) / |w_g|) for each group of height x width, in place; returns (w, norms)"""
     down, across = _checked("shrink (cpu)", w, height, width, threshold, reference)
     norms = empty_cpu((down, across))
 
@@ -155,7 +156,7 @@ def _groups_kernel():
 def _columns_kernel():
     @kernel("void(f4[:, ::1], i4, f4, f4, f4[:, ::1])")
     def columns(w, height, threshold, reference, norms):
-        """Each block shrinks ACROSS groups of one column each; the columns are adjacent, so that loads are coalesced."""
+        """Each block shrinks 32 groups (ACROSS) of one column each; the columns are adjacent, so that loads are coalesced."""
         shared = cuda.shared.array(BLOCK, float32)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         blocks = (w.shape[1] + ACROSS - 1) // ACROSS

@@ -1,15 +1,18 @@
-"""The elementwise part of a GRU step (Cho et al. 2014), with gates r, u, m (PyTorch: r, z, n):
+"""The elementwise part of a time step of a GRU (Cho et al. 2014). The gates are r, u and m (in PyTorch: r, z and n).
 
-    gru_cell       with a = z[t], the product with x, and s = s[t], the product with h[t], both with biases:
-                   r, u = sigmoid(a_r + s_r, a_u + s_u),   m = tanh(a_m + r s_m)      written over z[t]
+    gru_cell       a = z[t] is the product with x, and s = s[t] is the product with h[t], both with biases. Computes
+                   r = sigmoid(a_r + s_r),   u = sigmoid(a_u + s_u),   m = tanh(a_m + r s_m),   which overwrite z[t]
                    h[t + 1] = m + u (h[t] - m)
-    gru_cell_grad  with dh = dy[t] + back + carried, where back is the gradient from ds[t + 1]:
-                   dz_m = dh (1 - u) (1 - m^2),   dz_u = dh (h[t] - m) u (1 - u),   dz_r = dz_m s_m r (1 - r)   over the gates
-                   ds_r = dz_r,   ds_u = dz_u,   ds_m = dz_m r     over s[t],           carried = dh u
+    gru_cell_grad  dh = dy[t] + back + carried, where back is the gradient from ds[t + 1]. Computes
+                   dz_m = dh (1 - u) (1 - m^2),   dz_u = dh (h[t] - m) u (1 - u),   dz_r = dz_m s_m r (1 - r),
+                   which overwrite the gates
+                   ds_r = dz_r,   ds_u = dz_u,   ds_m = dz_m r,   which overwrite s[t]
+                   carried = dh u
 
-z, s, gates (T, N, 3H); h (T + 1, N, H); dy (T, N, H); back, carried (N, H). The products are `gemm`: s[t] = h[t] w.T + b before
-a step, back = ds[t + 1] w after it; dw = sum_t ds[t].T h[t] is one product for all steps. If `lengths` (N,), the numbers of
-steps of the samples, is given, h is 0 after the end of a sample, and no gradient flows back from there.
+z, s, gates (T, N, 3H); h (T + 1, N, H); dy (T, N, H); back, carried (N, H). The matrix products are computed by `gemm`:
+s[t] = h[t] w.T + b before a time step, and back = ds[t + 1] w after it; dw = sum_t ds[t].T h[t] is one product for all time
+steps. `lengths` (N,) are the numbers of time steps of the samples; if they are given, h is 0 after the end of a sample, and no
+gradient flows back from there.
 """
 
 from __future__ import annotations
@@ -35,19 +38,19 @@ from .elementwise import sigmoid_reference
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def _alive(lengths, t, samples):
-    """(N, 1) bool: True for the samples that have a step t"""
+    """Return an array (N, 1) of bool that is True for the samples that have a time step t."""
     return np.ones((samples, 1), bool) if lengths is None else (t < np.asarray(lengths))[:, None]
 
 
 def gru_cell_reference(z, s, h, t, lengths=None):
-    """(gates of step t, h[t + 1]) of gru_cell, in float64"""
+    """Return (gates of time step t, h[t + 1]) of gru_cell, in float64."""
     (a_r, a_u, a_m), (s_r, s_u, s_m) = (np.split(np.float64(x[t]), 3, axis=1) for x in (z, s))
     r, u, m = sigmoid_reference(a_r + s_r), sigmoid_reference(a_u + s_u), np.tanh(a_m + sigmoid_reference(a_r + s_r) * s_m)
     return np.concatenate([r, u, m], 1), np.where(_alive(lengths, t, len(m)), m + u * (np.float64(h[t]) - m), 0)
 
 
 def gru_cell_grad_reference(dy, back, carried, gates, s, h, t, lengths=None):
-    """(dz[t], ds[t], carried) of gru_cell_grad, in float64"""
+    """Return (dz[t], ds[t], carried) of gru_cell_grad, in float64."""
     r, u, m = np.split(np.float64(gates[t]), 3, axis=1)
     dh = np.where(_alive(lengths, t, len(m)), np.float64(dy[t]) + back + carried, 0)
     dz_m, dz_u = dh * (1 - u) * (1 - m * m), dh * (h[t] - m) * u * (1 - u)
@@ -57,7 +60,7 @@ def gru_cell_grad_reference(dy, back, carried, gates, s, h, t, lengths=None):
 
 # --- checks, for CPU and CUDA -----------------------------------------------------------------------------------------
 def _check(op, gates, s, h, t, lengths, **states):
-    """Check the arguments, and return (N, H); ValueError if they do not fit."""
+    """Check the arguments, and return (N, H); raise ValueError if they do not fit."""
     found = expect(
         op,
         gates=(gates, ("T", "N", "3H")),
@@ -79,7 +82,7 @@ INTEGER = numba.int64
 
 
 def _three(builder, data, at, step, some):
-    """The vectors of the three gates, `step` floats apart."""
+    """Load and return the vectors of the three gates, which are `step` floats apart."""
     return [load(builder, data, builder.add(at, builder.mul(step, NUMBER(g))), some) for g in range(3)]
 
 
@@ -138,7 +141,7 @@ def _cell_grad(typing_context, dy, dy_at, back, carried, state_at, gates, s, at,
 
 @host_kernel("void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], i4[::1], i8, i8, i8)")
 def _forward(z, s, h, lengths, t, first, stop):
-    """Step t of the samples first … stop - 1."""
+    """Compute time step t of the samples first … stop - 1."""
     n, hidden = h.shape[1], h.shape[2]
     for sample in range(first, stop):
         for j in range(0, hidden, WIDTH):
@@ -150,7 +153,7 @@ def _forward(z, s, h, lengths, t, first, stop):
 
 @host_kernel("void(f4[:, :, ::1], f4[:, ::1], f4[:, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], i4[::1], i8, i8, i8)")
 def _backward(dy, back, carried, gates, s, h, lengths, t, first, stop):
-    """The backward pass of step t for the samples first … stop - 1."""
+    """Compute the backward pass of time step t for the samples first … stop - 1."""
     n, hidden = h.shape[1], h.shape[2]
     for sample in range(first, stop):
         for j in range(0, hidden, WIDTH):
@@ -173,7 +176,7 @@ def _backward(dy, back, carried, gates, s, h, lengths, t, first, stop):
 
 
 def gru_cell_cpu(z, s, h, t, lengths=None):
-    """z[t] becomes the gates r, u, m of step t; h[t + 1] = m + u (h[t] - m)"""
+    """h[t + 1] = m + u (h[t] - m); the gates r, u, m of time step t overwrite z[t]"""
     n, hidden = _check("gru_cell (cpu)", z, s, h, t, lengths)
 
     def work(part):
@@ -184,7 +187,7 @@ def gru_cell_cpu(z, s, h, t, lengths=None):
 
 
 def gru_cell_grad_cpu(dy, back, carried, gates, s, h, t, lengths=None):
-    """gates[t] becomes dz[t], s[t] becomes ds[t], carried = dh u with dh = dy[t] + back + carried"""
+    """carried = dh u, where dh = dy[t] + back + carried; dz[t] overwrites gates[t], ds[t] overwrites s[t]"""
     n, hidden = _check("gru_cell_grad (cpu)", gates, s, h, t, lengths, **_slopes(dy, back, carried))
 
     def work(part):
@@ -248,7 +251,7 @@ def gru_cell_grad_cuda(dy, back, carried, gates, s, h, t, lengths=None):
 
 
 def _ends(lengths):
-    """The lengths as the argument of kernels; an empty array if no sample ends before the last step."""
+    """Return the argument of kernels for `lengths`: an empty array if they are None, because all samples have T time steps."""
     return empty_cuda(0, INT32) if lengths is None else lengths
 
 

@@ -1,14 +1,15 @@
-"""Layer normalisation of x (N, C) over its last axis, eps above 0:
+"""Layer normalisation of x (N, C): each row is normalised over its C columns; eps > 0:
 
     mean[n] = 1/C sum_c x[n, c]           inverse[n] = 1 / sqrt(1/C sum_c (x[n, c] - mean[n])² + eps)
     h[n, c] = (x[n, c] - mean[n]) inverse[n]
 
-    layer_norm        y = gamma h + beta, mean, inverse
-    layer_norm_grad   dgamma[c] = sum_n dy[n, c] h[n, c],   dbeta[c] = sum_n dy[n, c],   and with g = gamma dy
-                      dx[n, c] = inverse[n] (g[n, c] - 1/C sum_c g[n, c] - h[n, c] 1/C sum_c g[n, c] h[n, c])
+    layer_norm        returns (y, mean, inverse), where y[n, c] = gamma[c] h[n, c] + beta[c]
+    layer_norm_grad   dgamma[c] = sum_n dy[n, c] h[n, c],   dbeta[c] = sum_n dy[n, c]
+                      dx[n, c] = inverse[n] (g[n, c] - 1/C sum_c g[n, c] - h[n, c] 1/C sum_c g[n, c] h[n, c]),
+                      where g[n, c] = gamma[c] dy[n, c]
 
 On the CPU threads divide the rows, and each row stays in cache for its two passes; sums over rows are float64. On CUDA a block
-computes a row. For dgamma and dbeta, a block computes ACROSS columns.
+of threads computes a row of y or dx, or dgamma and dbeta of 32 columns (ACROSS).
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ ROWS, ROW, COLUMN = ("N", "C"), ("C",), ("N",)
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def layer_norm_reference(x, gamma, beta, eps):
-    """(y, mean, inverse) of layer_norm, in float64"""
+    """Return (y, mean, inverse) of layer_norm, in float64."""
     x = np.float64(x)
     mean, inverse = x.mean(1), 1 / np.sqrt(x.var(1) + eps)
     return gamma * (x - mean[:, None]) * inverse[:, None] + beta, mean, inverse
 
 
 def layer_norm_grad_reference(dy, x, gamma, mean, inverse):
-    """(dx, dgamma, dbeta) of layer_norm, in float64"""
+    """Return (dx, dgamma, dbeta) of layer_norm, in float64."""
     dy, x, gamma, mean, inverse = map(np.float64, (dy, x, gamma, mean, inverse))
     h, g = (x - mean[:, None]) * inverse[:, None], gamma * dy
     dx = inverse[:, None] * (g - g.mean(1, keepdims=True) - h * (g * h).mean(1, keepdims=True))
@@ -50,7 +51,7 @@ def layer_norm_grad_reference(dy, x, gamma, mean, inverse):
 # --- CPU --------------------------------------------------------------------------------------------------------------
 @host_kernel("void(f4[:, ::1], f4[::1], f4[::1], f4, f4[:, ::1], f4[::1], f4[::1], i8, i8)")
 def _forward(x, gamma, beta, eps, y, mean, inverse, start, stop):
-    """y, mean and inverse of the rows start … stop - 1."""
+    """Compute y, mean and inverse of the rows start … stop - 1."""
     share = 1 / float64(max(x.shape[1], 1))
     for n in range(start, stop):
         row, out, total = x[n], y[n], float64(0)
@@ -68,7 +69,7 @@ def _forward(x, gamma, beta, eps, y, mean, inverse, start, stop):
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4[:, ::1], f8[:, ::1], i8, i8)")
 def _backward(dy, x, gamma, mean, inverse, dx, sums, start, stop):
-    """dx of the rows start … stop - 1; sums[0] = dy h, sums[1] = dy, summed over these rows."""
+    """Compute dx of the rows start … stop - 1, and sums[0] = sum_n dy[n] h[n] and sums[1] = sum_n dy[n] over these rows n."""
     of_gamma, of_beta, share = sums[0], sums[1], 1 / float64(max(x.shape[1], 1))
     of_gamma[:], of_beta[:] = 0, 0
     for n in range(start, stop):
@@ -89,7 +90,7 @@ def _backward(dy, x, gamma, mean, inverse, dx, sums, start, stop):
 
 @host_kernel("void(f8[:, :, ::1], f4[::1], f4[::1])")
 def _add_up(sums, dgamma, dbeta):
-    """dgamma and dbeta from the sums of all threads, in a fixed order."""
+    """Compute dgamma and dbeta: add up the sums of all threads, in a fixed order."""
     for c in range(dgamma.size):
         first, second = 0.0, 0.0
         for t in range(sums.shape[0]):
@@ -99,7 +100,7 @@ def _add_up(sums, dgamma, dbeta):
 
 
 def layer_norm_cpu(x, gamma, beta, eps):
-    """y = gamma h + beta, and mean and inverse of each row"""
+    """y = gamma (x - mean) inverse + beta; returns (y, mean, inverse), where inverse is 1 / sqrt(variance + eps) of each row"""
     n, _ = expect("layer_norm (cpu)", x=(x, ROWS), gamma=(gamma, ROW), beta=(beta, ROW)).values()
     y, mean, inverse = empty_cpu(x.shape), empty_cpu((n,)), empty_cpu((n,))
 
@@ -157,7 +158,7 @@ def _layer_norm_kernels():
 
     @kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4[:, ::1])")
     def backward(dy, x, gamma, mean, inverse, dx):
-        """Each block computes both sums of one row, then dx."""
+        """Each block computes the two sums over c of one row, and then dx of this row."""
         shared = cuda.shared.array(LANES, float32)
         lane, row, width = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x), int32(x.shape[1])
         centre, factor, first, second = mean[row], inverse[row], float32(0), float32(0)
@@ -173,7 +174,7 @@ def _layer_norm_kernels():
 
     @kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4[::1])")
     def vectors(dy, x, mean, inverse, dgamma, dbeta):
-        """Each block computes both sums of ACROSS columns."""
+        """Each block computes dgamma and dbeta of 32 columns (ACROSS)."""
         of_gamma, of_beta = cuda.shared.array((DOWN, ACROSS), float32), cuda.shared.array((DOWN, ACROSS), float32)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         c, first, second = int32(cuda.blockIdx.x * ACROSS) + tx, float32(0), float32(0)
@@ -195,7 +196,7 @@ def _layer_norm_kernels():
 
 
 def layer_norm_cuda(x, gamma, beta, eps):
-    """y = gamma h + beta, and mean and inverse of each row"""
+    """y = gamma (x - mean) inverse + beta; returns (y, mean, inverse), where inverse is 1 / sqrt(variance + eps) of each row"""
     n, _ = expect("layer_norm (cuda)", x=(x, ROWS), gamma=(gamma, ROW), beta=(beta, ROW)).values()
     y, mean, inverse = empty_cuda(x.shape), empty_cuda((n,)), empty_cuda((n,))
     launch(_layer_norm_kernels()[0], n, LANES, x, gamma, beta, eps, y, mean, inverse)

@@ -1,12 +1,13 @@
 """Losses with their gradients: forward and backward in one pass, without intermediate arrays.
 
-With w[n] = weights[n] (sum 1: the caller normalises), or 1/N if `weights` is None, sum_n losses[n] is the weighted
-mean loss and the second result its gradient. Classes c < C, outputs o < O (all axes after the first).
+A loss returns losses (N,), whose sum is the weighted mean loss of the batch, and the gradient of this sum. w[n] is weights[n],
+or 1/N if `weights` is None; the caller makes sure that the weights sum to 1. c < C is a class, o < O an output (the index of
+all axes after the first).
 
-softmax_cross_entropy  losses[n] = w[n] (log sum_c exp(x[n, c]) - x[n, label[n]]),
-                       dlogits[n, c] = w[n] (softmax(x[n])[c] - [c = label[n]]).
+softmax_cross_entropy  losses[n] = w[n] (log sum_c exp(x[n, c]) - x[n, label[n]])
+                       dlogits[n, c] = w[n] (softmax(x[n])[c] - t), where t = 1 if c = label[n], else 0
                        The loss of a label outside 0 .. C-1 is NaN
-the others             losses[n] = w[n]/O sum_o v[n, o],   dprediction[n, o] = w[n]/O s[n, o],  d = prediction - target:
+all other losses       losses[n] = w[n]/O sum_o v[n, o],   dprediction[n, o] = w[n]/O s[n, o],  where d = prediction - target:
 squared_error          v = d^2, s = 2 d
 absolute_error         v = |d|, s = sign(d)
 sigmoid_cross_entropy  v = max(x, 0) - x t + log(1 + exp(-|x|)), s = sigmoid(x) - t: logits x, targets t in [0, 1]
@@ -36,7 +37,9 @@ LOG2_E, LOG_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
 
 
 def _results(op, empty, weights, out, **arrays):
-    """(losses, gradient, weights, uniform weight); if the uniform weight is 0, the kernel reads `weights`, else never."""
+    """Return (losses, gradient, weights, uniform weight). If the uniform weight is 0, the kernel reads `weights`; else every
+    sample has the uniform weight, and `weights` are not read.
+    """
     shape, (losses, gradient) = next(iter(arrays.values())).shape, pair(op, "out", out)
     if not shape or "labels" in arrays and not shape[-1]:
         raise ValueError(f"{op}: {', '.join(arrays)} of shape {shape} have no samples along a first axis, or no classes")
@@ -99,7 +102,9 @@ def quantile_error_reference(prediction, target, weights=None, level=0.5):
 # --- CPU --------------------------------------------------------------------------------------------------------------
 @host_kernel("void(f4[:, ::1], i4[::1], f4[::1], f4, f4[::1], f4[:, ::1])")
 def _cross_entropy(logits, labels, weights, uniform, losses, dlogits):
-    """exp(z) = 2^k p(z - k log 2) is written out, because a call to the C library would prevent vectorisation."""
+    """Compute the losses and dlogits. The exponential is written out as exp(z) = 2^k p(z - k log 2) with a polynomial p,
+    because a call to the C library would prevent vectorisation.
+    """
     width = logits.shape[1]
     for n in range(logits.shape[0]):
         top = LOWEST
@@ -188,7 +193,7 @@ def softmax_cross_entropy_cpu(logits, labels, weights=None, out=None):
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels("loss")
 def _cross_entropy_kernels():
-    """With NARROW and with WIDE threads per row; one block per row."""
+    """Return two kernels, with NARROW and with WIDE threads per row; each block computes one row."""
 
     def declared(lanes):
         _, exponentials = row_sums(lanes)
@@ -216,7 +221,7 @@ def _cross_entropy_kernels():
 
 @kernels("loss")
 def _error_kernels():
-    """SQUARED, ABSOLUTE, SIGMOID: `formula` is a compile-time constant, so that one branch remains."""
+    """Return the kernels for SQUARED, ABSOLUTE and SIGMOID; `formula` is a compile-time constant, so one branch remains."""
     tree, _ = row_sums(NARROW)
 
     def declared(formula):
@@ -254,7 +259,7 @@ def _error_kernels():
 
 @kernels("loss")
 def _bent_error_kernels():
-    """HUBER, QUANTILE."""
+    """Return the kernels for HUBER and QUANTILE."""
     tree, _ = row_sums(NARROW)
 
     def declared(formula):
@@ -300,7 +305,7 @@ def _as_rows(losses, *arrays):
 
 
 def _error(op, formula, which):
-    """(op_cpu, op_cuda)"""
+    """Return the functions (op_cpu, op_cuda) of the loss `op`."""
 
     def error_cpu(prediction, target, weights=None, out=None):
         losses, gradient, *w = _results(f"{op} (cpu)", empty_cpu, weights, out, prediction=prediction, target=target)

@@ -1,16 +1,16 @@
-"""Batch normalisation of x (N, C) over its first axis, C channels, eps above 0:
+"""Batch normalisation of x (N, C), N samples of C channels. Each channel is normalised over the samples; eps > 0:
 
     mean[c] = 1/N sum_n x[n, c]           variance[c] = 1/N sum_n (x[n, c] - mean[c])²
     h[n, c] = (x[n, c] - mean[c]) / sqrt(variance[c] + eps)
 
-    batch_norm        y = gamma h + beta, mean, variance
-    batch_norm_apply  y = gamma h + beta for a given mean and variance
+    batch_norm        returns (y, mean, variance), where y[n, c] = gamma[c] h[n, c] + beta[c]
+    batch_norm_apply  y[n, c] = gamma[c] h[n, c] + beta[c], where mean and variance in h are arguments
     batch_norm_grad   dbeta[c] = sum_n dy[n, c],  dgamma[c] = sum_n dy[n, c] h[n, c],
                       dx[n, c] = gamma[c] / sqrt(variance[c] + eps) (dy[n, c] - dbeta[c] / N - h[n, c] dgamma[c] / N)
 
-On the CPU threads divide the rows. Sums are float64 and of the differences to the first row, so that one pass gives both mean
-and variance without cancellation if the mean is large. On CUDA the variance needs a second pass after the mean; a block
-computes ACROSS channels, and adjacent threads read adjacent channels.
+On the CPU threads divide the rows. They sum, in float64, the differences x[n] - x[0] and the squares of these differences. So
+one pass gives both the mean and the variance, without cancellation if the mean is large. On CUDA the variance needs a second
+pass after the mean; a block of threads computes 32 channels (ACROSS), and adjacent threads read adjacent channels.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def batch_norm_apply_reference(x, gamma, beta, mean, variance, eps):
 
 
 def batch_norm_reference(x, gamma, beta, eps):
-    """(y, mean, variance) of batch_norm, in float64"""
+    """Return (y, mean, variance) of batch_norm, in float64."""
     mean, variance = np.float64(x).mean(0), np.float64(x).var(0)
     return batch_norm_apply_reference(x, gamma, beta, mean, variance, eps), mean, variance
 
 
 def batch_norm_grad_reference(dy, x, gamma, mean, variance, eps):
-    """(dx, dgamma, dbeta) of batch_norm, in float64"""
+    """Return (dx, dgamma, dbeta) of batch_norm, in float64."""
     dy, x, gamma, mean, variance = map(np.float64, (dy, x, gamma, mean, variance))
     inverse = 1 / np.sqrt(variance + eps)
     h = (x - mean) * inverse
@@ -65,8 +65,8 @@ def _repeat(x, y):
 
 @host_kernel("void(f4[::1], f4[::1], f8[:, ::1])")
 def _moments(x, shift, sums):
-    """sums[0, j] = the sum of x - shift, sums[1, j] = the sum of (x - shift)²; j is the position in a group of shift.size
-    values.
+    """For x in groups of shift.size values, j being the position in a group: sums[0, j] = the sum of x - shift[j] over the
+    groups, and sums[1, j] = the sum of (x - shift[j])².
     """
     first, second = sums[0], sums[1]
     first[:], second[:] = 0, 0
@@ -89,7 +89,9 @@ def _apply(x, centre, factor, offset, y):
 
 @host_kernel("void(f4[::1], f4[::1], f4[::1], f8[:, ::1])")
 def _slopes(dy, x, centre, sums):
-    """sums[0, j] = the sum of dy, sums[1, j] = the sum of dy (x - centre)"""
+    """For x and dy in groups of centre.size values, j being the position in a group: sums[0, j] = the sum of dy over the
+    groups, and sums[1, j] = the sum of dy (x - centre[j]).
+    """
     first, second = sums[0], sums[1]
     first[:], second[:] = 0, 0
     for begin in range(0, x.size, centre.size):
@@ -110,7 +112,7 @@ def _backward(dy, x, centre, factor, less, tilt, dx):
 
 @host_function
 def _total(sums, which, c, channels):
-    """The sum over all threads and all positions of a channel in a group, in a fixed order."""
+    """Return the sum of sums[t, which, j] over all threads t and all positions j of channel c in a group, in a fixed order."""
     total = 0.0
     for t in range(sums.shape[0]):
         for j in range(c, sums.shape[2], channels):
@@ -134,7 +136,9 @@ def _factors(gamma, variance, eps, factor):
 
 @host_kernel("void(f8[:, :, ::1], f4[::1], f4[::1], f8, i8, f4[:, ::1], f4[::1], f4[::1])")
 def _gradients(sums, gamma, variance, eps, n, numbers, dgamma, dbeta):
-    """Write factor, less and tilt of `_backward` to `numbers`."""
+    """Write the arguments factor, less and tilt of `_backward` to the rows of `numbers`, and the gradients to dgamma and dbeta.
+    `sums` are those of `_slopes`, of all threads.
+    """
     for c in range(dgamma.size):
         inverse = 1.0 / math.sqrt(np.float64(variance[c]) + eps)
         of_beta, of_gamma = _total(sums, 0, c, dgamma.size), _total(sums, 1, c, dgamma.size) * inverse
@@ -143,8 +147,8 @@ def _gradients(sums, gamma, variance, eps, n, numbers, dgamma, dbeta):
 
 
 def _repeated(vector):
-    """A copy of the vector, repeated for a group of rows. Loops then run over whole groups, so that they are vectorised even if
-    there are few channels.
+    """Return `vector` repeated to about GROUP elements, or `vector` itself if it has at least GROUP. A loop then handles
+    several rows of few channels as one group, so that it is vectorised.
     """
     if vector.size >= GROUP:
         return vector
@@ -168,7 +172,9 @@ def _each(loop, rows, vectors, *out):
 
 
 def _sums(loop, rows, vector):
-    """(threads, 2, positions) float64: the two sums of `loop` over each thread's rows."""
+    """Return the sums (threads, 2, positions), float64: each thread t calls loop(its rows, vector, sums[t]). A position is
+    that of a value in a group of rows (`_repeated`).
+    """
     n, channels = rows[0].shape
     vector = _repeated(vector)
     sums = empty_cpu((threads.parts(n * channels), 2, vector.size), np.float64)
@@ -182,7 +188,7 @@ def _sums(loop, rows, vector):
 
 
 def batch_norm_cpu(x, gamma, beta, eps):
-    """y = gamma h + beta, and mean and variance of each channel"""
+    """y = gamma (x - mean) / sqrt(variance + eps) + beta; returns (y, mean, variance), the latter two of each channel"""
     expect("batch_norm (cpu)", x=(x, ("N", "C")), gamma=(gamma, CHANNELS), beta=(beta, CHANNELS))
     mean, variance = empty_cpu(gamma.shape), empty_cpu(gamma.shape)
     if gamma.size:
@@ -223,7 +229,7 @@ def _forward_kernels():
 
     @kernel("void(f4[:, ::1], f4[::1], f4[::1])")
     def moments(x, mean, variance):
-        """Each block computes the means of ACROSS channels, then their variances."""
+        """Each block computes the means of 32 channels (ACROSS), then their variances."""
         shared = cuda.shared.array(BLOCK, float32)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         c, samples = int32(cuda.blockIdx.x * ACROSS) + tx, float32(max(x.shape[0], 1))
@@ -265,7 +271,7 @@ def _backward_kernel():
 
     @kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4, f4[:, ::1], f4[::1], f4[::1])")
     def backward(dy, x, gamma, mean, variance, eps, dx, dgamma, dbeta):
-        """Each block computes both sums of ACROSS channels, then dx."""
+        """Each block computes dbeta and dgamma of 32 channels (ACROSS), then their dx."""
         of_gamma, of_beta = cuda.shared.array(BLOCK, float32), cuda.shared.array(BLOCK, float32)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         c, inside = int32(cuda.blockIdx.x * ACROSS) + tx, int32(cuda.blockIdx.x * ACROSS) + tx < gamma.size
@@ -294,7 +300,7 @@ def _backward_kernel():
 
 
 def batch_norm_cuda(x, gamma, beta, eps):
-    """y = gamma h + beta, and mean and variance of each channel"""
+    """y = gamma (x - mean) / sqrt(variance + eps) + beta; returns (y, mean, variance), the latter two of each channel"""
     expect("batch_norm (cuda)", x=(x, ("N", "C")), gamma=(gamma, CHANNELS), beta=(beta, CHANNELS))
     mean, variance = empty_cuda(gamma.shape), empty_cuda(gamma.shape)
     launch(_forward_kernels()[0], ceil_div(gamma.size, ACROSS), (ACROSS, DOWN), x, mean, variance)

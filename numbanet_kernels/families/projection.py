@@ -1,11 +1,12 @@
-"""Random projection to fewer dimensions, which nearly preserves inner products and needs only additions; R (k, d) of -1, 0 and
-1 (`layouts.ternary`):
+"""Random projection to fewer dimensions, which nearly preserves inner products and needs only additions. R (k, d) is a random
+matrix of -1, 0 and 1 (`layouts.ternary`):
 
     project    f[n, j] = sqrt(3 / k) sum_i R[j, i] v[n, i]      v (N, d) -> f (N, k)
 
-so that E[f(x) . f(w)] = x . w (Achlioptas 2003, theorem 1.1; *Dynamic Sparse Graph for Efficient Deep Learning*). A third of R
-is not 0: N k d / 3 additions instead of the 2 N k d FLOPs of a dense product. A piece of v with some columns and samples is
-transposed into cache, features first; each sum then adds and subtracts whole rows of it.
+If f(x) and f(w) are the projections of vectors x and w, E[f(x) . f(w)] = x . w (Achlioptas 2003, theorem 1.1; *Dynamic Sparse
+Graph for Efficient Deep Learning*). A third of R is not 0, so a projection takes N k d / 3 additions instead of the 2 N k d
+FLOPs of a dense product. A piece of v, some columns of some samples, is transposed into the cache, features first; each sum
+then adds and subtracts whole rows of this piece.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from ..runtime.memory import empty_cpu, empty_cuda, flat
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def project_reference(v, lists, outputs):
-    """f = sqrt(3 / k) v R.T in float64"""
+    """Return f = sqrt(3 / k) v R.T in float64; k is `outputs`."""
     return math.sqrt(3 / max(outputs, 1)) * (np.float64(v) @ dense(lists, outputs, v.shape[1]).T)
 
 
 def _check(op, v, lists, outputs):
-    """sqrt(3 / k); ValueError unless the lists describe an R (k, d)."""
+    """Return sqrt(3 / k), where k is `outputs`; raise ValueError unless the lists describe a matrix R (k, d)."""
     pieces = ceil_div(expect(op, v=(v, ("N", "d")))["d"], PIECE)
     expect(op, starts=(lists.starts, (2 * outputs * pieces + 1,), INT32), columns=(lists.columns, ("R's",), INT32))
     return math.sqrt(3 / max(outputs, 1))
@@ -105,7 +106,9 @@ def _add_rows(typing_context, room, columns, first, middle, stop, sums, at):
 
 @host_kernel("void(f4[:, ::1], i4[::1], i4[::1], f4, f4[:, ::1], i8, i8, i8, f4[:, ::1], f4[:, ::1])")
 def _project(v, columns, starts, scale, f, n_first, n_stop, j_first, room, sums):
-    """f[n, j_first + j] for n_first <= n < n_stop, T samples at a time; room (PIECE, T) and sums (j, T) are buffers."""
+    """Compute f[n, j_first + j] for n_first <= n < n_stop and all rows j of `sums`, T samples at a time. room (PIECE, T) and
+    sums (…, T) are buffers.
+    """
     outputs, together = f.shape[1], room.shape[1]
     for n0 in range(n_first, n_stop, together):
         n1 = min(n0 + together, n_stop)

@@ -1,15 +1,15 @@
 """Reductions over chosen axes.
 
-sum       y = the sum of x over axes (None: all)
-max       y = the maximum of x over axes (None: all); NaN if one of them is NaN
+sum       y = the sum of x over some axes; None stands for all axes
+max       y = the maximum of x over some axes; None stands for all axes; NaN if one of the values is NaN
 squares   y = the sum of x * x over all axes
 sum_rows  y[o] = scale * sum_n x[n, o]                     x (N, O) -> y (O,)
 argmax    y[n] = the first c with x[n, c] = max_c x[n, c]  x (..., C) -> y (...) int32; NaN counts as the largest
 
-On CUDA adjacent axes are merged, so that x is (outer, n, inner) and y (outer, inner). The x threads of a block lie along inner,
-where memory is contiguous, the y threads along n; a tree in shared memory adds up their sums. With inner = 1 there is one x
-thread, and the y threads read adjacent elements. The order of additions depends only on the shape: results are bitwise
-reproducible.
+On CUDA adjacent axes are merged, so that x is (outer, n, inner) and y is (outer, inner). In a block of threads, threadIdx.x
+runs along the axis inner, where memory is contiguous, and threadIdx.y along n; a tree in shared memory adds up their sums.
+If inner = 1, threadIdx.x is 0, and threads with adjacent threadIdx.y read adjacent elements. The order of additions depends
+only on the shape, so results are bitwise reproducible.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOWEST = np.float32(-np.inf)
 
 
 def _axes(op, device, x, axis):
-    """The sorted, non-negative axes in `axis` (None, an int or a tuple)."""
+    """Return the axes in `axis`, which is None, an int or a tuple, as sorted, non-negative numbers."""
     axes = range(x.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
     if any(not -x.ndim <= a < x.ndim for a in axes) or len({a % x.ndim for a in axes}) < len(axes):
         raise ValueError(f"{op} ({device}): axis {axis} does not fit x {x.shape}")
@@ -48,7 +48,9 @@ def _reduced_shape(x, axes, keepdims):
 
 
 def _groups(shape, axes):
-    """(outer, n, inner) for each group of adjacent axes, the last group first; the array (outer, n, inner) is summed over n."""
+    """Yield (outer, n, inner) for each group of adjacent axes, the last group first; the array, as (outer, n, inner), is summed
+    over n.
+    """
     shape, left = list(shape), list(axes)
     while left:
         stop = left.pop() + 1
@@ -94,8 +96,9 @@ PIECE = 1 << 14  # squares that BLAS sums in float32
 
 @host_kernel("void(f4[::1], i8, i8, f4, f4[:, ::1], i8, i8)")
 def _sum_lines(x, size, wide, scale, y, start, stop):
-    """y[o, c] = scale * the sum of x[o * size + c + k * inner] over k, y (O, inner), in lines of `wide` floats, a multiple of
-    inner; columns start … stop - 1 of each line. Few lines are summed in float32, their sums in float64.
+    """y[o, c] = scale * sum_k x[o * size + c + k * inner], for y (O, inner). The `size` floats of o are read as lines of `wide`
+    floats, a multiple of inner; only the columns start … stop - 1 of each line are used. A few lines at a time are summed in
+    float32, and their sums in float64.
     """
     inner, width = y.shape[1], stop - start
     few, sums = np.empty(width, np.float32), np.empty(width, np.float64)
@@ -129,7 +132,7 @@ def _sum_lines(x, size, wide, scale, y, start, stop):
 
 @host_kernel("void(f4[:, ::1], f4[::1], i8, i8)")
 def _sum_each(x, y, start, stop):
-    """y[o] = the sum of x[o], for start <= o < stop; LINE numbers are summed in float32, their sums in float64."""
+    """y[o] = sum_k x[o, k] for start <= o < stop. LINE numbers at a time are summed in float32, and their sums in float64."""
     for o in range(start, stop):
         row, total = x[o], np.float64(0)
         for first in range(0, row.size, LINE):
@@ -168,7 +171,7 @@ def _sum(x, outer, n, inner, scale, out):
 
 
 def sum_cpu(x, axis=None, keepdims=False, out=None):
-    """y = the sum of x over the axes `axis`; None: all axes"""
+    """y = the sum of x over the axes `axis`; None stands for all axes"""
     axes = _axes("sum", "cpu", x, axis)
     out = output("sum (cpu)", empty_cpu, out, _reduced_shape(x, axes, keepdims), x=x)
     if not x.size or not axes:
@@ -185,7 +188,7 @@ def sum_cpu(x, axis=None, keepdims=False, out=None):
 
 
 def max_cpu(x, axis=None, keepdims=False, out=None):
-    """y = the maximum of x over the axes `axis`; None: all axes"""
+    """y = the maximum of x over the axes `axis`; None stands for all axes"""
     axes = _axes("max", "cpu", x, axis)
     out = output("max (cpu)", empty_cpu, out, _reduced_shape(x, axes, keepdims), x=x)
     return np.maximum.reduce(x, axis=axes, keepdims=keepdims, out=out)
@@ -232,8 +235,9 @@ def argmax_cpu(x, out=None):
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels("reduce")
 def _reduce_kernels():
-    """One kernel for each of BLOCKS for SUM, then for MAX, and one for SQUARES, the last. A group of n elements is cut into
-    `parts` of `chunk`, each for its own block; a second pass reduces their results.
+    """Return the kernels: one for each shape in BLOCKS for SUM, then the same for MAX, and last one for SQUARES. The n elements
+    to reduce are cut into `parts` parts of `chunk` elements. Each block of threads reduces one part; a second pass reduces the
+    results of the parts.
     """
 
     def declared(formula, block):
@@ -314,7 +318,7 @@ def _argmax_kernel():
 
 
 def _reduce(formula, x, outer, n, inner, out):
-    """out[o, i] = the reduction of x[o, :, i]; long groups take two or more passes, so that all multiprocessors work."""
+    """out[o, i] = the reduction of x[o, :, i]. If n is large, it takes two or more passes, so all multiprocessors work."""
     chunk = 4096 if inner == 1 else 1024
     parts = max(1, ceil_div(n, chunk))
     y = flat(out) if parts == 1 else empty_cuda(outer * parts * inner)

@@ -5,7 +5,8 @@ log_softmax       y[n, c] = x[n, c] - m[n] - log sum_c exp(x[n, c] - m[n])
 softmax_grad      dx[n, c] = y[n, c] (dy[n, c] - sum_c dy[n, c] y[n, c])
 log_softmax_grad  dx[n, c] = dy[n, c] - exp(y[n, c]) sum_c dy[n, c]
 
-On CUDA a block does one row: each pass over it ends in a tree in shared memory; later passes read from cache.
+On CUDA a block of threads computes one row. Each pass over the row ends with a reduction by a tree in shared memory; later
+passes read the row from cache.
 """
 
 from __future__ import annotations
@@ -148,11 +149,13 @@ def log_softmax_grad_cpu(dy, y, out=None):
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @functools.cache
 def row_sums(lanes):
-    """(tree, exponentials) for kernels with `lanes` threads per row; `shared` has one element per thread."""
+    """Return the device functions `tree` and `exponentials` for kernels with `lanes` threads per row. Their argument `shared`
+    is an array in shared memory with one element per thread.
+    """
 
     @inlined
     def tree(shared, lane, value, largest):
-        """The sum of all lanes' values or, if `largest`, their maximum, for every lane."""
+        """Return, to every lane, the sum of the values of all lanes or, if `largest`, their maximum."""
         shared[lane] = value
         cuda.syncthreads()
         half = lanes // 2
@@ -168,7 +171,7 @@ def row_sums(lanes):
 
     @inlined
     def exponentials(shared, lane, x, row):
-        """top = max_c x[row, c] and sum_c exp(x[row, c] - top), for every lane."""
+        """Return, to every lane, top = max_c x[row, c] and sum_c exp(x[row, c] - top)."""
         top = LOWEST
         for c in range(lane, x.shape[1], lanes):
             top = x[row, c] if x[row, c] > top else top  # NaN is skipped here; the sum is then NaN
@@ -184,7 +187,7 @@ def row_sums(lanes):
 
 @kernels("softmax")
 def _softmax_kernels():
-    """softmax and log_softmax with NARROW threads a row, then with WIDE."""
+    """Return the kernels of softmax and log_softmax, with NARROW and with WIDE threads per row."""
 
     def declared(formula, lanes):
         _, exponentials = row_sums(lanes)
@@ -211,7 +214,7 @@ def _softmax_kernels():
 
 @kernels("softmax")
 def _softmax_grad_kernels():
-    """softmax_grad and log_softmax_grad with NARROW threads a row, then with WIDE."""
+    """Return the kernels of softmax_grad and log_softmax_grad, with NARROW and with WIDE threads per row."""
 
     def declared(formula, lanes):
         tree, _ = row_sums(lanes)
@@ -237,7 +240,7 @@ def _softmax_grad_kernels():
 
 
 def _launch_rows(pair, out, *arrays):
-    """Launch the narrow or wide version of a row kernel on arrays reshaped to (rows, last axis)."""
+    """Launch the narrow or the wide kernel of `pair` on arrays that are reshaped to (rows, last axis)."""
     width = out.shape[out.ndim - 1]
     if out.size == 0:
         return out

@@ -1,12 +1,13 @@
-"""Select the outputs to compute, from estimates of their values:
+"""Operations that select the outputs to compute from estimates of their values:
 
     scores     s[o] = sum_n max(0, x[n] . w[o] + bias[o])      x (N, I), w (O, I), bias (O,) or None -> s (O,)
-    top_k      bits of the k largest of each row, of equal values the first      v (N, O) -> (N, words of 32 bits)
-    above      bits of the values that are not below a threshold
+    top_k      sets bit o of row n if v[n, o] is one of the k largest values of row n; of equal values, the first ones are taken
+               v (N, O) -> bits (N, words of 32 bits)
+    above      sets bit o of row n if v[n, o] is not below a threshold      v (N, O) -> bits (N, words of 32 bits)
 
 Scores are the outputs after ReLU, summed over samples. The CPU never stores the product (N, O); CUDA stores it until it is
-summed. The k-th largest value is found by bisection on integers: the bits of a float, with all but the sign bit inverted for
-negative values, sort like the floats.
+summed. The k-th largest value is found by bisection on integers: if all bits but the sign bit of negative floats are inverted,
+the bits of floats, read as integers, sort like the floats.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from .gemm import gemm_cuda
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def scores_reference(x, w, bias=None):
-    """s = sum of max(0, x w.T + bias) over samples, in float64"""
+    """Return s = the sum of max(0, x w.T + bias) over samples, in float64."""
     return np.maximum(np.float64(x) @ np.float64(w).T + (0 if bias is None else np.float64(bias)), 0).sum(0)
 
 
 def _bits(mask):
-    """The mask as words of 32 bits, int32."""
+    """Return the mask as words of 32 bits, int32."""
     return sample_lists(mask, len(mask), 1).bits
 
 
@@ -51,7 +52,7 @@ def above_reference(v, threshold):
 
 
 def _words(op, empty, v, k=0):
-    """An array for the bits of v (N, O); ValueError unless rows have at least k values."""
+    """Return an array for the bits of v (N, O); raise ValueError unless rows have at least k values."""
     n, outputs = expect(op, v=(v, ("N", "O"))) and v.shape
     if not 0 <= k <= outputs:
         raise ValueError(f"{op}: cannot take the {k} largest of rows of {outputs}")
@@ -66,7 +67,7 @@ _CHECKS = {op: shapes(op, x="NI", w="OI", bias="O") for op in ("scores (cpu)", "
 # product.
 @host_kernel("void(f4[:, :, ::1], i8, f4[:, :, :, ::1], i4[::1], f4[::1], b1, f4[::1], i8, i8)")
 def _scores(x, samples, panels, rows, bias, biased, sums, first, stop):
-    """The sums of the panels first … stop - 1; x (tiles, depth, samples of a tile)."""
+    """Compute the scores of the panels first … stop - 1, of WIDTH rows of w each; x (tiles, depth, samples of a tile)."""
     size = x.shape[2]
     values = np.empty((size, WIDTH), np.float32)
     for b in range(first, stop):
@@ -81,8 +82,10 @@ def _scores(x, samples, panels, rows, bias, biased, sums, first, stop):
 
 
 def scores_packed_cpu(w, out=None, first=0):
-    """w in the packed form that `scores` reads; it can be reused as long as w does not change. If only the rows from `first` on
-    (a multiple of WIDTH) have changed, pass these as w, and the packed form of all rows as `out`.
+    """packed = w in the form that `scores` reads; it can be used again as long as w does not change.
+
+    If only some rows have changed, w may hold only the changed rows, which begin at row `first`, a multiple of WIDTH; `out` is
+    then the packed form of all rows.
     """
     op = "scores_packed (cpu)"
     expect(op, w=(w, ("O", "I")))
@@ -122,13 +125,13 @@ def scores_cpu(x, w, bias=None, packed=None):
 
 @host_function
 def _order(v):
-    """Integers that sort like the floats whose bits are v."""
+    """Return integers that sort like the floats whose bits are v."""
     return v ^ ((v >> int32(31)) & int32(0x7FFFFFFF))
 
 
 @host_kernel("void(i4[:, ::1], i8, i4[:, ::1], i8, i8)")
 def _top_k(v, k, bits, first, stop):
-    """The rows first … stop - 1; v holds the bits of floats."""
+    """Compute the bits of the rows first … stop - 1 of `top_k`; v holds the bits of floats."""
     keys = np.empty(v.shape[1], np.int32)
     for n in range(first, stop):
         bits[n] = 0
@@ -169,15 +172,16 @@ def _by_rows(loop, v, given, bits):
 
 
 def top_k_cpu(v, k):
-    """Bits of the k largest of each row, of equal values the first; NaN counts as the largest or, with its sign bit set, as the
-    smallest
+    """bit o of row n = 1 if v[n, o] is one of the k largest values of row n, else 0
+
+    Of equal values, the first ones are taken. NaN counts as the largest value or, if its sign bit is set, as the smallest.
     """
     bits = _words("top_k (cpu)", empty_cpu, v, k)
     return _by_rows(_top_k, v.view(np.int32), k, bits)
 
 
 def above_cpu(v, threshold):
-    """Bits of the values that are not below a threshold"""
+    """bit o of row n = 1 if v[n, o] is not below the threshold, else 0"""
     return _by_rows(_above, v, threshold, _words("above (cpu)", empty_cpu, v))
 
 
@@ -270,7 +274,7 @@ def above_cuda(v, threshold):
 
 
 def scores_packed_cuda(w, out=None, first=0):
-    """w itself: CUDA packs nothing. Changed rows are copied into `out`."""
+    """packed = w itself, because CUDA packs nothing; if `out` is given, the changed rows w are copied into it."""
     if out is None:
         return w
     sizes = expect("scores_packed (cuda)", w=(w, ("O", "I")), out=(out, ("all", "I")))

@@ -1,13 +1,15 @@
-"""BLAS: the library that computes matrix products on the CPU, NumPy's or MKL, and its number of threads.
+"""BLAS is the library that computes matrix products on the CPU, that of NumPy or MKL. This module calls it and sets its number
+of threads.
 
-    matmul(a, b, out=c)      c = a b for float32 of any strides, on the calling thread and the library's threads
-    threads()                the number of threads of each thread pool of the library
-    set_threads(counts)      set these numbers
-    OWN_FLOPS                the library computes products of fewer FLOPs on one thread, whatever its number of threads
-    multiply(entry(), …)     the same product inside a compiled loop, without the GIL
+    matmul(a, b, out=c)      computes c = a b for float32 matrices of any strides, on the threads of the library
+    multiply(entry(), …)     computes the same product inside a compiled loop, without the GIL
+    threads()                returns the number of threads of each thread pool of the library
+    set_threads(counts)      sets these numbers
+    OWN_FLOPS                the library computes products of fewer FLOPs on one thread, for any number of threads
 
-NUMBANET_BLAS names the library: "openblas" is NumPy's, "mkl" is Intel's (`pip install numbanet[mkl]`). "auto", the default, is
-the one that `numbanet devices --calibrate` found faster on this machine; NumPy's if this was never measured.
+The environment variable NUMBANET_BLAS chooses the library: "openblas" is NumPy's, "mkl" is Intel's
+(`pip install numbanet[mkl]`). "auto", the default, is the library that `numbanet devices --calibrate` found faster on this
+machine, or NumPy's if this was never measured.
 
 A recorded step calls SGEMM by its address, as compiled loops do. An unrecorded step calls NumPy, which calls the same function
 with the same arguments, so that results are bitwise equal. If an axis has length 1, NumPy calls another function of BLAS; such
@@ -40,7 +42,7 @@ LIBRARIES = "auto", "openblas", "mkl"
 
 @functools.cache
 def library() -> str:
-    """The chosen library: "mkl", or "openblas" for NumPy's, whichever that is.
+    """Return the chosen library: "mkl", or "openblas", which stands for the library of NumPy, whichever that is.
 
     Raises
     ------
@@ -94,7 +96,7 @@ def matmul(a, b, out=None):
 
 @functools.cache
 def _is_numpys():
-    """True if NumPy calls the SGEMM of `entry`: four products of both are bitwise equal."""
+    """Return True if NumPy calls the SGEMM of `entry`, which is assumed if four products of both are bitwise equal."""
     if library() == "mkl":
         return False
     rng = np.random.default_rng(0)
@@ -107,17 +109,17 @@ def _is_numpys():
 
 
 def _in_rows(matrix):
-    """True if the entries of a row are contiguous."""
+    """Return True if the elements of each row are contiguous and the stride between rows is one that NumPy passes to BLAS."""
     (rows, columns), (across, along) = matrix.shape, matrix.strides
     return (along == 4 or columns == 1) and (across % 4 == 0 and across >= 4 * columns or rows == 1)
 
 
 @functools.cache
 def numpys() -> list[Any]:
-    """The thread pools of NumPy's BLAS; found once, and cached.
+    """Return the thread pools of NumPy's BLAS; they are found once, and cached.
 
     Pools of other libraries, such as SciPy's, are left out: they compute no products here, and setting their threads takes
-    time. If no library's path contains "numpy", the pools of all libraries are returned.
+    time. If the path of no library contains "numpy", the pools of all libraries are returned.
     """
     controllers = threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers
     return [pool for pool in controllers if "numpy" in pool.filepath] or controllers
@@ -125,12 +127,12 @@ def numpys() -> list[Any]:
 
 @functools.cache
 def _pools() -> list[Any]:
-    """The thread pools of the chosen library."""
+    """Return the thread pools of the chosen library."""
     return mkl() if library() == "mkl" else numpys()
 
 
 def threads() -> list[int]:
-    """The number of threads of each pool."""
+    """Return the number of threads of each pool of the library."""
     return [pool.get_num_threads() for pool in _pools()]
 
 
@@ -157,8 +159,8 @@ NAMES = ("scipy_sgemm_64_", "sgemm_64_", "scipy_sgemm_", "sgemm_", "sgemm")
 
 @functools.cache
 def entry(library: str | None = None) -> int:
-    """The address of SGEMM in a library, by default in the chosen one, whose threads `set_threads` sets. If the library does
-    not export SGEMM, the address of SciPy's.
+    """Return the address of SGEMM in a library, by default in the chosen one, whose threads `set_threads` sets. If the library
+    does not export SGEMM, return the address of SciPy's.
     """
     for pool in {None: _pools, "mkl": mkl, "openblas": numpys}[library]():
         for name in NAMES:
@@ -212,10 +214,10 @@ def _sgemm(typing_context, address, ta, tb, m, n, k, a, a_row, b, b_row, beta, c
 
 @host_function
 def multiply(entry, a, b, c, ta=False, tb=False, beta=0.0):
-    """c = A B + beta c, with A = a.T if `ta`, else a, and B = b.T if `tb`, else b.
+    """c = A B + beta c, where A is a.T if `ta`, else a, and B is b.T if `tb`, else b.
 
-    The rows of a, b and c are contiguous, and a single row may have any stride. `entry` is the address of SGEMM. If beta is 0,
-    c is not read. Shapes are not checked.
+    The elements of each row of a, b and c must be contiguous. `entry` is the address of SGEMM. If beta is 0, c is not read.
+    Shapes are not checked.
     """
     m, n = c.shape
     depth = a.shape[0] if ta else a.shape[1]
@@ -245,14 +247,14 @@ def multiply(entry, a, b, c, ta=False, tb=False, beta=0.0):
 
 @host_function
 def _rows_lie(matrix):
-    """True if the entries of a row are contiguous and the rows do not overlap."""
+    """Return True if the elements of each row are contiguous and the rows do not overlap."""
     (rows, columns), (across, along) = matrix.shape, matrix.strides
     return (along == 4 or columns == 1) and (across >= 4 * columns or rows == 1)
 
 
 @host_kernel("void(i8, f4[:, :], f4[:, :], f4[:, :])")
 def product(entry, a, b, c):
-    """c = a b; the rows of c are contiguous, and so are the rows or the columns of a and of b."""
+    """c = a b. The elements of each row of c must be contiguous, and those of each row or of each column of a and of b."""
     ta, tb, depth = not _rows_lie(a), not _rows_lie(b), a.shape[1]
     a_row, b_row = a.strides[1] if ta else a.strides[0], b.strides[1] if tb else b.strides[0]
     _sgemm(

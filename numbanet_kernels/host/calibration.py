@@ -1,6 +1,5 @@
-"""Calibration: measure the `thresholds` of this machine, the sizes from which the second of two implementations is faster.
-
-Two implementations of the same work are timed alternately, A B A B …, at increasing sizes.
+"""Calibration measures the `thresholds` of this machine: the sizes of work from which the second of two implementations is
+faster. Both implementations of the same work are timed alternately, A B A B …, at increasing sizes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,9 @@ Works = Iterator[tuple[int, Work, Work]]  # (size, first implementation, second 
 
 
 def crossing(sizes: Sequence[int], first: Sequence[float], second: Sequence[float]) -> int:
-    """The smallest size from which the second implementation is always faster; twice the largest size if there is none."""
+    """Return the smallest size from which the second implementation is always faster; twice the largest size if there is none.
+    `first` and `second` hold the times of both implementations for each size.
+    """
     found = 2 * sizes[-1]
     for size, a, b in sorted(zip(sizes, first, second, strict=True), reverse=True):
         if b >= a:
@@ -36,7 +37,7 @@ def crossing(sizes: Sequence[int], first: Sequence[float], second: Sequence[floa
 
 
 def compare(first: Work, second: Work) -> tuple[float, float]:
-    """(seconds of first(), seconds of second()): medians of alternating timings."""
+    """Return (seconds of first(), seconds of second()), medians of alternating timings."""
 
     def seconds(work: Work, count: int) -> float:
         start = time.perf_counter()
@@ -52,7 +53,7 @@ def compare(first: Work, second: Work) -> tuple[float, float]:
 
 
 def measured(works: Works) -> int:
-    """The `crossing` of the sizes and times of `works`."""
+    """Time both implementations of `works` at each size, and return the `crossing`."""
     sizes, times = [], []
     for size, first, second in works:
         sizes.append(size)
@@ -61,12 +62,14 @@ def measured(works: Works) -> int:
 
 
 def calibrate(dev: Any) -> Thresholds:
-    """Measure this machine's thresholds, in one or two seconds; `dev` has the operations of the CPU."""
+    """Measure the thresholds of this machine, which takes one or two seconds; `dev` has the operations of the CPU."""
     return Thresholds(*(measured(works(dev)) for works in (_passes, _products, _updates)))  # in the order of the fields
 
 
 def faster_library() -> str:
-    """The faster library of matrix products: "mkl" if MKL is installed and measured faster, else "openblas", NumPy's."""
+    """Return the faster library of matrix products: "mkl" if MKL is installed and was measured faster, else "openblas", which
+    stands for NumPy's library.
+    """
     if not blas.mkl():
         return "openblas"
     given = [(_random(m, k), _random(k, n), _random(m, n)) for m, k, n in ((512, 512, 128), (128, 1024, 1024))]
@@ -80,7 +83,7 @@ def faster_library() -> str:
 
 
 def _alone_and_shared(work: Work) -> tuple[Work, Work]:
-    """Two implementations: the work on one thread, and on all threads."""
+    """Return two implementations of `work`: on one thread, and on all threads."""
 
     def under(chosen: Thresholds) -> None:
         with thresholds.using(chosen):
@@ -94,25 +97,25 @@ def _random(*shape: int) -> np.ndarray:
 
 
 def _passes(dev: Any) -> Works:
-    """SGD updates of a weight, on one thread and on all; the size is its number of elements."""
+    """Yield SGD updates of a weight, on one thread and on all threads; the size is the number of elements of the weight."""
     for side in SIDES:
         whole = SGDUpdate(*(_random(side, side) for _ in range(3)))
         yield side * side, *_alone_and_shared(functools.partial(dev.sgd, [whole], 0.01, 0.9))
 
 
 def _products(dev: Any) -> Works:
-    """Products x w.T with a batch of 64, on one thread and on all; the size is their number of FLOPs."""
+    """Yield products x w.T with a batch of 64, on one thread and on all threads; the size is the number of FLOPs."""
     for side in SIDES:
         product = functools.partial(dev.gemm, _random(64, side), _random(side, side), tb=True)
         yield 2 * 64 * side * side, *_alone_and_shared(product)
 
 
 def _updates(dev: Any) -> Works:
-    """SGD updates of a weight: of the whole weight, and lazily; the size is its number of elements.
+    """Yield SGD updates of a weight, not lazy and lazy; the size is the number of elements of the weight.
 
-    The lazy update covers only the rows that have a gradient, one half, and those that the next step reads, another half; the
-    two halves share half of their rows. Several weights are updated in turn, because in a training step other data displaces a
-    weight from the caches between two updates.
+    The lazy update covers only rows that have a gradient, which are half of the rows, and rows that the next step reads, which
+    are another half; the two halves share half of their rows. Several weights are updated in turn, because in a training step
+    other data displaces a weight from the caches between two updates.
     """
     powers = dev.sgd_powers(4, 0.01, 0.9)
     for side in (*SIDES, 2 * SIDES[-1]):

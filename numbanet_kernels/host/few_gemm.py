@@ -24,7 +24,9 @@ OUTPUTS, SAMPLES = 4, 4 if WIDTH == 16 else 2  # of a block, whose sums stay in 
 
 
 def _block(builder, x_rows, w_rows, depth):
-    """[output][sample] -> the sum of the products of two rows of that depth: WIDTH sums, which are added at the end."""
+    """Generate the dot products of all pairs of the given rows of x and of w, which have `depth` elements. Return them as
+    [output][sample]. Each dot product has WIDTH partial sums, which are added at the end.
+    """
     sums = [[cgutils.alloca_once_value(builder, FLOATS([REAL(0.0)] * WIDTH)) for _ in x_rows] for _ in w_rows]
 
     def add(at, some=None):
@@ -79,7 +81,7 @@ def _multiply_block(typing_context, x, w, y, samples, first, stop):
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], b1, b1, f4, f4[:, ::1], i8, i8)")
 def _multiply(x, w, bias, biased, relu, scale, y, first, stop):
-    """The outputs first … stop - 1."""
+    """Compute the outputs first … stop - 1."""
     for o in range(first, stop, OUTPUTS):
         _multiply_block(x, w, y, x.shape[0], o, stop)
     for n in range(y.shape[0]):
@@ -96,7 +98,7 @@ _CHECK = shapes("gemm_few (cpu)", x="NI", w="OI", bias="O")
 
 
 def multiply_few(x, w, bias=None, relu=False, scale=1.0):
-    """act(scale * x w.T + bias)"""
+    """Return act(scale * x w.T + bias), where act is ReLU if `relu`, else the identity."""
     samples, depth, outputs = _CHECK(x, w, bias)
     y = empty_cpu((samples, outputs))
 

@@ -1,4 +1,4 @@
-"""Gather: copy the kept rows and columns of a weight, on the calling thread. The caller has checked all indices."""
+"""Loops that copy the kept rows and columns of a weight, on the calling thread. The caller has checked all indices."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def gather_entries(x, indices, out):
 
 
 def gathered(w, rows, cols):
-    """A copy of w[rows][:, cols], (len(rows), len(cols)); rows and cols are int32 arrays. If cols is None, all columns."""
+    """Return a copy of w[rows][:, cols]; rows and cols are int32 arrays. If cols is None, all columns are copied."""
     out = empty_cpu((rows.size, w.shape[1] if cols is None else cols.size))
     if cols is None:
         gather_rows(w, rows, out)

@@ -1,10 +1,10 @@
-"""Gathered GEMM: products with listed rows and columns of a weight, without a copy of all of them.
+"""Gathered GEMM: products with listed rows and columns of a weight. They need no copy of the whole kept part of the weight.
 
     out[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]])
 
-BLAS would need a copy of the listed rows, and would then copy them once more into its packed format. Here the lanes of a
-register hold one feature of WIDTH samples, and an element of w is broadcast to all lanes. A block of ROWS rows and BLOCK
-columns is copied to the L1 cache and multiplied there with all samples, while the next rows are prefetched.
+BLAS would need a copy of the listed rows, and would then copy them once more into its packed format. Here a register holds one
+feature of WIDTH samples, one in each lane, and an element of w is broadcast to all lanes. A block of ROWS rows and BLOCK
+columns of w is copied to the L1 cache and multiplied there with all samples, while the next rows are prefetched.
 """
 
 from __future__ import annotations
@@ -172,12 +172,12 @@ def _multiply_squares(x, w, rows, cols, listed, bias, relu, scale, out, across, 
 
 
 def multiply_listed(x, w, rows, cols, out, bias=None, relu=False, scale=1.0, alone=False):
-    """out[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[k]), with act = ReLU if `relu`.
+    """out[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[k]), where act is ReLU if `relu`, else the identity.
 
     rows and cols are int32 arrays, which are not checked; if cols is None, all columns are used. If `alone`, the calling thread
-    does all the work. Else each thread computes the same number of blocks. It transposes the samples that it needs itself,
+    does all the work. Else each thread computes the same number of blocks. Each thread transposes the samples that it needs,
     because waiting for other threads to transpose them takes as long. Each thread makes one compiled call, so that it needs the
-    GIL once.
+    GIL only once.
     """
     (n, depth), flops, added = x.shape, 2 * out.size * x.shape[1], EMPTY if bias is None else bias
     blocks, count = -(-rows.size // ROWS), -(-n // WIDTH)

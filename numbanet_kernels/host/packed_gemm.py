@@ -38,16 +38,17 @@ def tile_of(samples, parts=1):
 
 
 def tiles(samples, size, depth):
-    """Two packed inputs of zeros, (2, tiles, depth, size): one is read while the other one is written."""
+    """Return two packed inputs of zeros, as an array (2, tiles, depth, size): one is read while the other one is written."""
     x = aligned(2, -(-samples // size), depth, size)
     return full_cpu(x.shape, 0.0, out=x)
 
 
 def rows_of(lists, total):
-    """(rows (S, depth + AHEAD) int32, depth) for `multiply_panel`, from lists (S, K) of indices below `total`.
+    """Return (rows, depth) for `multiply_panel`: rows (S, depth + AHEAD), int32, are made from lists (S, K) of indices below
+    `total`.
 
-    Each list is padded to `depth`, a multiple of DEPTH, with the index of the row of zeros, and followed by the rows of the
-    next panels, which are only prefetched.
+    Each list is padded to `depth`, a multiple of DEPTH, with the index of the row of zeros. AHEAD rows of the next panels
+    follow, which are only prefetched.
     """
     depth = max(-(-lists.shape[1] // DEPTH), 1) * DEPTH
     rows = empty_cpu((len(lists), depth + AHEAD), np.int32)
@@ -64,13 +65,13 @@ def _list_rows(lists, total, depth, rows):
 
 
 def all_rows(total):
-    """`rows_of` one list of all `total` rows."""
+    """Return the result of `rows_of` for one list, which contains all `total` rows."""
     return rows_of(all_of(total)[None], total)
 
 
 @functools.lru_cache(maxsize=64)
 def all_of(count):
-    """The int32 array 0 … count - 1; do not write to it, it is cached."""
+    """Return the int32 array 0 … count - 1. It is cached, so do not write to it."""
     return np.arange(count, dtype=np.int32)
 
 
@@ -137,14 +138,16 @@ def _packed(loop, run, panels, *given):
 
 
 def packed_outputs(w, cols, groups, run):
-    """Panels (groups, blocks, K + 1, WIDTH) for x w[:, cols].T; each of `groups` equal groups of rows of w has separate panels.
-    run(work) calls work(part) for each part, such as `threads.share`.
+    """Return panels (groups, blocks, K + 1, WIDTH) for the product x w[:, cols].T. The rows of w are divided into `groups`
+    equal groups, each of which has its own panels. run(work) calls work(part) for each part, as `threads.share` does.
     """
     return _packed(_pack_outputs, run, aligned(groups, -(-(len(w) // groups) // WIDTH), len(cols) + 1, WIDTH), w, cols)
 
 
 def packed_inputs(w, rows, outs, run):
-    """Panels (1, blocks, K + 1, WIDTH) for x w[rows][:, outs], at least one block; run(work) calls work(part) for each part."""
+    """Return panels (1, blocks, K + 1, WIDTH) for the product x w[rows][:, outs]; there is at least one block. run(work) calls
+    work(part) for each part.
+    """
     return _packed(_pack_inputs, run, aligned(1, max(-(-len(outs) // WIDTH), 1), len(rows) + 1, WIDTH), w, rows, outs)
 
 

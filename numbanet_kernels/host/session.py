@@ -1,4 +1,5 @@
-"""Session: a context for work on a device. It sets up BLAS or the precision once, and signals are handled at its end."""
+"""Sessions: a session is a context for work on a device. It sets up BLAS or the precision once, and signals are handled at its
+end."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from . import threads
 
 
 def session_cpu(limit=None, precision="float32"):
-    """A context for work on the CPU with at most `limit` threads, by default those of BLAS: BLAS is set up once, and signals
-    are handled at the end. `precision` is ignored: products are always float32.
+    """context = a session on the CPU, with at most `limit` threads; by default with as many as BLAS has
+
+    BLAS is set up once, and signals are handled at the end. `precision` is ignored: products are always float32.
     """
     return threads.session(limit)
 
@@ -23,17 +25,17 @@ def _imprecise():
 
 
 def session_cuda(limit=None, precision="float32"):
-    """A context for work on the GPU: signals are handled at its end. If `precision` is "tf32", GPUs with tensor cores round the
-    operands of products to 10 bits of mantissa. `limit` is ignored: it applies to the CPU.
+    """Return a session on the GPU: signals are handled at its end. If `precision` is "tf32", GPUs with tensor cores round the
+    operands of products to 10 bits of mantissa. `limit` is ignored, because it applies to the CPU.
     """
     return _imprecise() if precision == "tf32" else deferred
 
 
 def workers_cpu():
-    """The number of threads that share work."""
+    """count = the number of threads that share work"""
     return threads.count()
 
 
 def workers_cuda():
-    """1: threads of the CPU share nothing."""
+    """Return 1, because threads of the CPU share nothing."""
     return 1

@@ -19,7 +19,7 @@ from ..runtime.memory import empty_cpu
 
 
 def _width():
-    """The number of floats of a register on this machine."""
+    """Return the number of floats of a vector register of this machine."""
     try:
         features = binding.get_host_cpu_features()
     except RuntimeError:  # the target is unknown to LLVM
@@ -79,13 +79,15 @@ class Lanes:
     __radd__, __rmul__ = __add__, __mul__
 
     def where(self, relation, other, then):
-        """In each lane: `then` if the comparison of x with `other`, such as "<", is true, else x. It is false for NaN."""
+        """Return, in each lane, `then` if the comparison of x with `other` is true, else x; x is this vector, and `relation` a
+        comparison such as "<". A comparison with NaN is false.
+        """
         other, then = self.of(other), self.of(then)
         chosen = self.builder.fcmp_ordered(relation, self.value, other.value)
         return Lanes(self.builder, self.builder.select(chosen, then.value, self.value))
 
     def where_not(self, flag, then):
-        """In each lane: x if `flag` is set, else `then`."""
+        """Return, in each lane, the value of this vector if `flag` is set, else `then`."""
         return Lanes(self.builder, self.builder.select(flag, self.value, self.of(then).value))
 
     def size(self):
@@ -110,7 +112,7 @@ class Lanes:
         return p * self._power(half) * self._power(self.builder.sub(k, half))
 
     def reduced(self):
-        """(p(r), k) with e^x = 2^k p(r), r = x - k log 2; x is clamped to 88."""
+        """Return (p(r), k) such that e^x = 2^k p(r), where r = x - k log 2; x is at most 88."""
         x = self.where(">", 88.0, 88.0)
         shifted = x * (1 / math.log(2)) + ROUND
         k = shifted - ROUND
@@ -137,7 +139,7 @@ class Lanes:
 
 
 def spread(builder, value):
-    """A float in a register, broadcast to all lanes."""
+    """Return a vector with the float `value`, which is in a register, in all lanes."""
     alone = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), value, ir.IntType(32)(0))
     return Lanes(builder, builder.shuffle_vector(alone, ir.Constant(FLOATS, ir.Undefined), BITS([0] * WIDTH)))
 
@@ -148,7 +150,7 @@ def multiply_add(builder, a, b, c):
 
 
 def sum_of_lanes(builder, value):
-    """The sum of a vector's lanes, always in the same order: of the two halves, of their halves, …"""
+    """Return the sum of the lanes of a vector, always in the same order: the halves are added, then the halves of the sum, …"""
     width = WIDTH
     while width > 1:
         width //= 2
@@ -161,7 +163,7 @@ def sum_of_lanes(builder, value):
 
 
 def below(builder, count):
-    """A mask of the lanes 0 … count - 1, for `load` and `store`."""
+    """Return a mask of the lanes 0 … count - 1, for `load` and `store`."""
     numbers = ir.VectorType(NUMBER, WIDTH)
     alone = builder.insert_element(ir.Constant(numbers, ir.Undefined), count, ir.IntType(32)(0))
     counts = builder.shuffle_vector(alone, ir.Constant(numbers, ir.Undefined), BITS([0] * WIDTH))
@@ -180,7 +182,7 @@ def for_lanes(builder, count, code):
 
 
 def data_of(context, builder, signature, arguments):
-    """The arguments of an intrinsic, with pointers to the data in place of arrays."""
+    """Return the arguments of an intrinsic, in which each array is replaced by a pointer to its data."""
     return [
         context.make_array(kind)(context, builder, value).data if isinstance(kind, types.Array) else value
         for kind, value in zip(signature.args, arguments)
@@ -194,7 +196,7 @@ def _call(builder, name, result, arguments):
 
 
 def vector_at(builder, data, at, kind=FLOATS):
-    """The address of the vector that begins at data[at]."""
+    """Return the address of the vector that begins at data[at]."""
     return builder.bitcast(builder.gep(data, [at]), kind.as_pointer())
 
 
@@ -223,7 +225,7 @@ def fetch(builder, address):
 
 # --- copies -----------------------------------------------------------------------------------------------------------
 def aligned(*shape):
-    """An uninitialised array that begins at a cache line."""
+    """Return an uninitialised array of the given shape that begins at a cache line."""
     size = math.prod(shape)
     room = empty_cpu(size + LINE)
     first = -room.ctypes.data // 4 % LINE
@@ -265,8 +267,8 @@ def copy_vector(typing_context, source, start, target, at):
 
 @host_function
 def copy_vectors(source, start, target, at, count):
-    """target[at:at + count] = source[start:start + count]. It copies whole vectors, so it may write up to VECTOR - 1 elements
-    more.
+    """target[at:at + count] = source[start:start + count]. Whole vectors are copied, so up to VECTOR - 1 elements after the
+    target may be overwritten.
     """
     copy_vector(source, start, target, at)
     for j in range(VECTOR, count, VECTOR):

@@ -1,12 +1,13 @@
-"""Threads: a pool of CPU threads, in which thread t always does the work on the t-th part of a weight's rows.
+"""A pool of CPU threads, in which thread t always does the work on the t-th part of a weight's rows.
 
-    share(work)     call work(part) for every part, concurrently; part.of(n) is the slice of range(n) of a part
+    share(work)     calls work(part) for every part, concurrently; part.of(n) is the slice of range(n) that belongs to the part
 
-BLAS divides each product differently, so that two cores read a row and one of them updates it. If cores have separate caches,
-writing to a line that another core has read is 13 times slower than writing to one that no other core has read (1.7 ms instead
-of 0.13 ms for 4 MB, on a processor with its two cores on different chiplets). Here the same core reads a row in the forward
-pass and for dx, computes its gradient and updates it: for a weight of 1024 x 1024 and a batch of 128 that took 5.4 ms instead
-of 9.0. Inside work(part), BLAS runs on one thread, so that its threads and these do not compete for the cores.
+BLAS divides the rows of each product differently, so a row may be read by two cores and then updated by one of them. If the
+cores have separate caches, writing to a cache line that another core has read is 13 times slower than writing to one that no
+other core has read (1.7 ms instead of 0.13 ms for 4 MB, on a processor with its two cores on different chiplets). With this
+pool, the same core reads a row in the forward pass and for dx, computes its gradient and updates it: for a weight of 1024 x
+1024 and a batch of 128 that took 5.4 ms instead of 9.0. Inside work(part), BLAS runs on one thread, so that the threads of BLAS
+and those of the pool do not compete for the cores.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from . import blas, thresholds
 
 
 class Part(NamedTuple):
-    """Part `number`, from 0 on, of `count` equal parts."""
+    """Part `number` of `count` equal parts; numbers begin at 0."""
 
     number: int
     count: int
 
     def of(self, n: int) -> slice:
-        """The slice of range(n) of this part."""
+        """Return the slice of range(n) that belongs to this part."""
         return slice(n * self.number // self.count, n * (self.number + 1) // self.count)
 
 
@@ -44,9 +45,11 @@ WHOLE = Part(0, 1)
 
 
 class _Blas:
-    """A context in which BLAS runs on one thread; `with` gives the number of threads it had before.
+    """A context manager: inside the context BLAS runs on one thread. `with … as n` sets n to the number of threads of BLAS
+    outside the context.
 
-    Several threads may be inside; the last one that leaves restores the number. Signals are handled when the context is left.
+    Several Python threads may be inside; the last one that leaves restores the number of threads of BLAS. Signals that arrive
+    inside are handled when the context is left.
     """
 
     def __init__(self) -> None:
@@ -64,7 +67,7 @@ class _Blas:
             return max(self.before or [_cores()])
 
     def count(self) -> int:
-        """The number of threads of BLAS outside of all such contexts."""
+        """Return the number of threads that BLAS has outside of all such contexts."""
         with self.lock:
             return max((self.before if self.inside else blas.threads()) or [_cores()])
 
@@ -119,7 +122,7 @@ class _Mailbox:
         self.posted[0] += 1
 
     def get(self, timeout: float | None = None) -> Any:
-        """The next letter; queue.Empty if none comes within `timeout` seconds."""
+        """Remove and return the next letter; raise queue.Empty if none comes within `timeout` seconds."""
         if not numba.config.DISABLE_JIT:
             _spin(self.posted, self.taken, self.TURNS, atomic.YIELDS, self.PAUSE, atomic.pauses())
         letter = self.letters.get(timeout=timeout)
@@ -194,7 +197,7 @@ class _Crew:
 
 
 def _share_recorded(size: int, work: Callable[[Part], Any], alone: Callable[[], Any]) -> None:
-    """Share on the pool of the current process: after a fork, the child process makes a new one."""
+    """Replay recorded work on the pool of the current process: after a fork, the child process makes its own pool."""
     _crew(size).share(work, alone)
 
 
@@ -216,10 +219,11 @@ _size: contextvars.ContextVar[int | None] = contextvars.ContextVar("size", defau
 
 
 class session:
-    """A context in which BLAS runs on one thread, so that `share` need not set it; signals are handled at its end.
+    """A context manager: inside the session BLAS runs on one thread, so that calls of `share` need not change the number of its
+    threads. Signals that arrive inside are handled at the end of the session.
 
-    Inside, `share` makes at most `limit` parts; by default, as many as BLAS had threads. An inner session without a limit
-    changes nothing.
+    Inside, `share` divides work into at most `limit` parts. If `limit` is None, it makes as many parts as BLAS had threads
+    before the session. A session without a limit inside another session changes nothing.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -243,36 +247,37 @@ deferred.whole |= {method.__code__ for kind in (_Blas, session) for method in (k
 
 
 def count() -> int:
-    """The number of parts in which `share` divides work: the limit of the session if it has one, else the number of threads of
-    BLAS, which its environment variables or threadpoolctl set.
+    """Return the number of parts into which `share` divides work: that of the current `session`, or, outside of sessions, the
+    number of threads of BLAS, which the environment variables of BLAS or threadpoolctl set.
     """
     return _size.get() or _blas.count()
 
 
 def worthwhile(elements: int = 0, flops: int = 0) -> bool:
-    """True if a pass over `elements` elements, or a matrix product of `flops` FLOPs, is faster on all threads: handing it over
-    takes 10 to 20 microseconds.
+    """Return True if a pass over `elements` elements, or a matrix product of `flops` FLOPs, is faster on all threads than on
+    one. Handing work to the other threads takes 10 to 20 microseconds.
     """
     return elements >= thresholds.current.shared_elements or flops >= thresholds.current.shared_flops
 
 
 def parts(elements: int = 0, flops: int = 0) -> int:
-    """The number of parts in which `share` divides work of this size."""
+    """Return the number of parts into which `share` divides a pass over `elements` elements or a product of `flops` FLOPs."""
     return count() if worthwhile(elements, flops) else 1
 
 
 def held(flops: int) -> contextlib.AbstractContextManager[None]:
-    """A context for products of `flops` FLOPs in which BLAS runs on one thread, whether they are shared or not."""
+    """Return a context for matrix products of `flops` FLOPs: inside, BLAS runs on one thread, whether `share` divides the
+    products or not.
+    """
     return contextlib.nullcontext() if _size.get() or (flops < blas.OWN_FLOPS and not worthwhile(flops=flops)) else session()
 
 
 def share(work: Callable[[Part], Any], elements: int | None = None, flops: int | None = None) -> None:
-    """Call work(part) for every part, concurrently, with BLAS on one thread each; returns when all are done.
+    """Call work(part) for every part, concurrently, and return when all calls have returned; in each, BLAS runs on one thread.
 
-    If `elements` or `flops` is given, the size of the pass or product, work is shared only if it is `worthwhile`; else the
-    calling thread calls work(WHOLE).
-    `work` must release the GIL for most of its time, as NumPy and `host_kernel` do, and different parts must write to different
-    memory.
+    `elements` is the number of elements that a pass handles, `flops` the number of FLOPs of a matrix product. If one of them is
+    given and the work is not `worthwhile`, the calling thread calls work(WHOLE) instead. `work` must release the GIL for most
+    of its time, as NumPy and `host_kernel` do, and different parts must write to different memory.
     """
     size = _size.get()
     if (elements is not None or flops is not None) and not worthwhile(elements or 0, flops or 0):

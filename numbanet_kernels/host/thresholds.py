@@ -1,12 +1,13 @@
-"""Thresholds: sizes from which one implementation is faster than another on the CPU. Results agree up to rounding.
+"""Thresholds: sizes from which one of two implementations is faster on the CPU. The results of both agree up to rounding.
 
     shared_elements    a pass over fewer elements is faster on one thread
     shared_flops       a matrix product of fewer FLOPs is faster on one thread
-    lazy_elements      a weight of fewer elements is updated faster as a whole than lazily, only the parts in use
+    lazy_elements      the update of a weight of fewer elements is faster if it is not lazy (`families.update.lazy_sgd`)
 
-Masks have no threshold: a product with a masked weight was slower than one with the plan's kept part at every size, even for
-one tile. The defaults are those of two cores of an AMD EPYC. `numbanet devices --calibrate` measures this machine once, while
-it is idle, and writes the results to `path()`, where later processes read them; NUMBANET_COSTS names another file.
+There is no threshold below which a plan is applied as a mask: a product with a masked weight was slower than the product with
+the kept part at every size, even for one tile. The defaults were measured on two cores of an AMD EPYC.
+`numbanet devices --calibrate` measures this machine once, while it is idle, and writes the results to `path()`, where later
+processes read them. The environment variable NUMBANET_COSTS names another file.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..runtime.files import cache_folder, write
 
 
 class Thresholds(NamedTuple):
-    """The sizes from which shared work and lazy updates are faster; the module describes the fields."""
+    """The sizes from which shared work and lazy updates are faster; the docstring of the module describes the fields."""
 
     shared_elements: int = 1 << 17
     shared_flops: int = 1 << 23
@@ -31,13 +32,15 @@ class Thresholds(NamedTuple):
 
 
 def path() -> Path:
-    """The file of this machine's thresholds."""
+    """Return the path of the file that holds this machine's thresholds."""
     chosen = os.environ.get("NUMBANET_COSTS")
     return Path(chosen).expanduser() if chosen else cache_folder() / "costs.json"
 
 
 def load() -> Thresholds:
-    """The thresholds in this machine's file; the defaults if there is no file. If it is invalid, a warning and the defaults."""
+    """Return the thresholds in this machine's file, or the defaults if there is no file. If the file is invalid, warn and
+    return the defaults.
+    """
     try:
         content = path().read_bytes()
     except (OSError, RuntimeError):  # no such file, no home folder
@@ -55,14 +58,18 @@ def load() -> Thresholds:
 
 
 def save(found: Thresholds, library: str = "openblas") -> Path:
-    """Write this machine's file: the thresholds, and the faster library of matrix products (`blas`); returns its path."""
+    """Write the thresholds `found`, and the name of the library whose matrix products are faster, to this machine's file;
+    return the path of the file.
+    """
     target = path()
     write(target, json.dumps({**found._asdict(), "blas": library}, indent=1).encode())
     return target
 
 
 def faster_library() -> str | None:
-    """The library of matrix products that was measured faster on this machine; None if it was never measured."""
+    """Return the name of the library whose matrix products were measured faster on this machine; None if that was never
+    measured.
+    """
     try:
         found = json.loads(path().read_bytes())["blas"]
     except (OSError, RuntimeError, ValueError, KeyError, TypeError):  # `load` warns of an invalid file
@@ -75,7 +82,7 @@ current = load()
 
 @contextlib.contextmanager
 def using(chosen: Thresholds) -> Iterator[None]:
-    """Use other thresholds inside, for calibration and tests."""
+    """Return a context in which the thresholds are `chosen`; calibration and tests use it."""
     global current
     before, current = current, chosen
     try:

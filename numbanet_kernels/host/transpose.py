@@ -1,4 +1,4 @@
-"""Transpose: activations (N, K) to features first, (K, N), and back, for the GEMM families of rows and tiles on the CPU.
+"""Transposition of activations (N, K) to features first, (K, N), and back, for products with rows and tiles on the CPU.
 
 BLAS is faster if features come first. If they are also sorted by the classes of a tile pattern, each class is one dense block.
 Bias, ReLU and their gradients are computed in the same pass.
@@ -113,10 +113,11 @@ def _transpose_in(x, y, gated, positions, scale, first, stop, transposed, sums):
 
 
 def transpose_in(x, rows, positions, scale=1.0, y=None, sums=EMPTY):
-    """A new array (rows, N) with [positions[i], n] = scale * z[n, i]; features with positions[i] = -1 are left out.
+    """Return a new array (rows, N) whose element [positions[i], n] is scale * z[n, i]; features with positions[i] = -1 are left
+    out.
 
-    z = x if y is None, else x * (y > 0): the gradient through a ReLU with output y. If `sums` is given, sums[i] += sum_n z[n,
-    i]: the gradient of the bias. `share` divides the work among threads.
+    z is x if y is None, else x * (y > 0), the gradient through a ReLU with output y. If `sums` is given, sums[i] +=
+    sum_n z[n, i], which is the gradient of the bias. The threads share the work.
     """
     transposed = empty_cpu((rows, x.shape[0]))
 

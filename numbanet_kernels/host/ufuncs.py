@@ -1,6 +1,7 @@
-"""Ufuncs: NumPy's elementwise functions in a form that a tape can record.
+"""NumPy's elementwise functions (ufuncs) in a form that a tape can record.
 
-    apply(np.exp, x, out=y)         y = exp(x), by NumPy; during a recording, a call of NumPy's compiled loop by its address
+    apply(np.exp, x, out=y)         computes y = exp(x) by NumPy; during a recording, it records a call of NumPy's compiled loop
+                                    by its address
 
 A ufunc has a compiled loop for each type, which NumPy chooses for this processor, and stores its address in the function object
 (`PyUFuncObject`, part of NumPy's C interface). NumPy calls this loop once for contiguous arrays, and so does a tape, so that

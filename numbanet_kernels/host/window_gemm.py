@@ -22,7 +22,7 @@ ALL = np.zeros(0, np.int32)  # in place of a list of all indices
 
 
 def check_runs(op, indices):
-    """ValueError if the indices have more than two runs of adjacent integers."""
+    """Raise ValueError if the indices have more than two runs of adjacent integers."""
     if np.count_nonzero(np.diff(indices) != 1) > 1:
         raise ValueError(f"{op}: {indices} are not a window: they have more than two runs of adjacent integers")
 
@@ -70,7 +70,7 @@ def _back(entry, dy, w, rows, cols, all_rows, all_cols, out, first, stop):
 
 
 def _lists(rows, cols):
-    """The arguments of the loops for a `Window` of each axis, or None for all."""
+    """Return the arguments of the loops for a `Window` of each axis; None instead of a window stands for the whole axis."""
     return [ALL if window is None else window.indices for window in (rows, cols)] + [rows is None, cols is None]
 
 

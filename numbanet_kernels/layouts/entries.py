@@ -9,8 +9,8 @@ import numpy as np
 
 # --- for kernels ------------------------------------------------------------------------------------------------------
 class Entries(NamedTuple):
-    """The entries of a sparse matrix (O, I), by row and by column: int32 arrays. For a BSR, rows and columns are block rows and
-    block columns, and an entry is a tile.
+    """The structure of a sparse matrix (O, I), by row and by column, as int32 arrays. It has V values, of which nnz are
+    entries and the others padding. For a BSR, a row is a block row, a column is a block column, and an entry is a tile.
     """
 
     starts: Any  # (O,) first value of each row
@@ -23,7 +23,9 @@ class Entries(NamedTuple):
 
 
 def entries(starts: np.ndarray, stops: np.ndarray, ids: np.ndarray, columns: int) -> Entries:
-    """The `Entries` of a matrix whose row o has entries starts[o] … stops[o] - 1, with column indices `ids`."""
+    """Return the `Entries` of a matrix with `columns` columns. The entries of row o are the values starts[o] … stops[o] - 1;
+    value k is in column ids[k].
+    """
     counts = stops - starts
     k = np.arange(counts.sum()) + np.repeat(starts - (np.cumsum(counts) - counts), counts)  # indices of the values, row by row
     of_entries = ids[k]
@@ -36,7 +38,9 @@ def entries(starts: np.ndarray, stops: np.ndarray, ids: np.ndarray, columns: int
 
 # --- checks -----------------------------------------------------------------------------------------------------------
 def frozen(name: str, what: str, array: Any, dtype: type, axes: int) -> np.ndarray:
-    """A read-only copy of the array with this type; its values must be representable."""
+    """Return a read-only copy of `array` with type `dtype`. Raise TypeError or ValueError, which say that it is `what` of the
+    class `name`, if it does not have `axes` axes or if the type cannot represent its values.
+    """
     try:
         given = np.asarray(array)
         if np.iscomplexobj(given):
@@ -65,7 +69,9 @@ def sides(name: str, shape: Any) -> tuple[int, int]:
 def check_rows(
     name: str, indptr: np.ndarray, indices: np.ndarray, grid: tuple[int, int], line: str = "row", column: str = "column"
 ) -> None:
-    """ValueError, with the position, unless indptr and indices describe rows whose indices increase and are below grid[1]."""
+    """Raise ValueError unless indptr and indices describe grid[0] rows, in each of which the indices increase and are below
+    grid[1]; the message names the first wrong row.
+    """
     rows, columns = grid
     if indptr.size != rows + 1:
         raise ValueError(f"{name}: indptr {indptr.shape} must have one more element than there are {line}s ({rows})")
@@ -105,5 +111,5 @@ def assign(value: Any, **fields: Any) -> None:
 
 
 def ends(counts: np.ndarray) -> np.ndarray:
-    """The indptr of rows with these numbers of entries: 0 and the cumulative sums."""
+    """Return the indptr of a sparse matrix whose row i has counts[i] entries: 0, followed by the cumulative sums of counts."""
     return np.concatenate([[0], np.cumsum(counts)])

@@ -26,7 +26,7 @@ class LazyBlocks(NamedTuple):
 
 
 class Into(NamedTuple):
-    """The target of an update's second copy of the wanted blocks of a weight."""
+    """Where an update also writes a packed copy of the wanted blocks of a weight (`families.update.family`)."""
 
     packed: Any  # float32
     rows: Any  # (R,) int64, the row of `packed` for each row of the weight
@@ -46,8 +46,8 @@ class SGDUpdate(NamedTuple):
 def adam_numbers(
     lr: float, beta1: float, beta2: float, eps: float, step: int, decay: float = 0.0, decoupled: bool = False
 ) -> tuple[float, ...]:
-    """The numbers that `adam` reads in step t: lr, b1, b2, eps, 1 / (1 - b1^t), 1 / (1 - b2^t), the factor of w that is added
-    to g, and the factor by which w is multiplied.
+    """Return the numbers that `adam` reads in step t: lr, b1, b2, eps, 1 / (1 - b1^t), 1 / (1 - b2^t), the factor of w that is
+    added to g, and the factor by which w is multiplied.
     """
     of_g, left = (0.0, 1 - lr * decay) if decoupled else (decay, 1.0)
     return lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), of_g, left

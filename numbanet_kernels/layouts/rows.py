@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 
 class Period(NamedTuple):
-    """Indices with a constant step, in two forms. On CUDA a recorded launch has the step fixed and reads the first of
-    `indices`; on the CPU the slice is a view.
+    """Indices with a constant step, in two forms. CUDA reads the first of `indices` and the step; in a recorded launch the step
+    is fixed. The CPU uses the slice to make a view.
     """
 
     indices: Any  # (K,) int32

@@ -10,8 +10,8 @@ WORD = 32  # bits of a word
 
 
 class SampleLists(NamedTuple):
-    """Bits of (groups of samples x outputs), and the offset of each sample's values: the values of a sample are in the order of
-    the outputs, one sample after another.
+    """Which outputs each sample keeps: a bit for each group of samples and each output. The kept values are stored one sample
+    after another, and those of a sample in the order of its outputs; starts[n] is the offset of the values of sample n.
     """
 
     bits: Any  # (groups, words) int32: group g keeps output o if bit o % 32 of bits[g, o // 32] is set
@@ -21,7 +21,7 @@ class SampleLists(NamedTuple):
 
 
 def sample_lists(mask: np.ndarray, samples: int, group: int) -> SampleLists:
-    """The lists of a mask (groups, outputs) for `samples` samples, on the host."""
+    """Return the `SampleLists` of a mask (groups, outputs) for `samples` samples, on the host."""
     groups, width = mask.shape
     padded = np.zeros((groups, -(-width // WORD) * WORD), bool)
     padded[:, :width] = mask
@@ -36,5 +36,5 @@ def sample_lists(mask: np.ndarray, samples: int, group: int) -> SampleLists:
 
 
 def key_words(key: int) -> np.ndarray:
-    """(2,) int32: the lower and the upper word of the key of random bits, 0 … 2**64 - 1."""
+    """Return an int32 array (2,) with the lower and the upper word of `key`, the key of random bits, 0 … 2**64 - 1."""
     return np.array([key & 0xFFFFFFFF, key >> 32], np.uint32).view(np.int32)

@@ -1,6 +1,5 @@
-"""Activations of sparse layers: slabs of LANES samples, (slabs, neurons, LANES).
-
-Sample n is in slab n // LANES at lane n % LANES.
+"""Activations of sparse layers are stored in slabs of LANES samples, as an array (slabs, neurons, LANES). A lane is the place
+of a sample in a slab: sample n is in slab n // LANES at lane n % LANES.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ ROWS = 4  # rows of a weight with the same inputs that are multiplied at the sam
 
 
 class Grouped(NamedTuple):
-    """An order of rows (O,), int32, that begins with `count` groups of ROWS rows with the same inputs."""
+    """An order (O,), int32, of the rows of a weight: first come `count` groups of ROWS rows that read the same inputs."""
 
     order: Any
     count: int
 
 
 def grouped(indices):
-    """The order that groups rows with the same inputs; indices (O, K) on the host."""
+    """Return the order that groups rows with the same inputs; indices (O, K), on the host, holds the inputs of each row."""
     if not len(indices):
         return Grouped(np.zeros(0, np.int32), 0)
     keys = indices @ np.random.default_rng(0).integers(1, 1 << 62, indices.shape[1])  # wraps; equal rows have equal keys

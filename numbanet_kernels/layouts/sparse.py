@@ -2,11 +2,11 @@
 
     CSR   row o has values[k] at column indices[k] for indptr[o] <= k < indptr[o + 1]
     ELL   row o has values[o, k] at column indices[o, k], up to the first negative index; the rest of the row is padding
-    BSR   block row r has the tile values[k] at block column indices[k], k as in CSR; tiles at the far edges may be cut off
+    BSR   block row r has the tile values[k] at block column indices[k] for indptr[r] <= k < indptr[r + 1]; tiles at the far
+          edges may extend beyond the matrix
 
-All three are immutable values, checked when they are made. Indices increase within a row. Kernels take the arrays of a
-structure
-as `Entries`, which also sort the values by column, for products with the transpose.
+All three are immutable values, which are checked when they are made. Indices increase within a row. Kernels take the structure
+as `Entries`, which also lists the entries sorted by column, for products with the transpose.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CSR:
     Parameters
     ----------
     indptr : array_like of int
-        (rows + 1,) first entry of each row, and the end of the last one.
+        (rows + 1,) the first entry of each row, and the end of the last row.
     indices : array_like of int
         (nnz,) the column of each entry, increasing within a row.
     values : array_like of float
@@ -72,11 +72,11 @@ class CSR:
 
     @property
     def rows(self) -> np.ndarray:
-        """(nnz,) the row of each entry."""
+        """The row of each entry, an array (nnz,)."""
         return np.repeat(np.arange(self.shape[0], dtype=np.int32), np.diff(self.indptr))
 
     def entries(self) -> Entries:
-        """The structure as kernels take it, for `values`."""
+        """Return the structure as kernels take it, for `values`."""
         return entries(self.indptr[:-1], self.indptr[1:], self.indices, self.shape[1])
 
     def dense(self) -> np.ndarray:
@@ -87,7 +87,9 @@ class CSR:
 
     @classmethod
     def from_dense(cls, matrix: Any, mask: Any = None) -> CSR:
-        """The entries of a matrix selected by a mask of its shape; by default those that are not zero."""
+        """Return a CSR with the entries of a matrix that `mask`, of the same shape, selects; by default those that are not
+        zero.
+        """
         matrix = np.asarray(matrix, np.float32)
         mask = matrix != 0 if mask is None else np.asarray(mask, bool)
         if matrix.ndim != 2 or mask.shape != matrix.shape:
@@ -96,7 +98,7 @@ class CSR:
         return cls(ends(np.bincount(rows, minlength=len(matrix))), columns, matrix[mask], matrix.shape)
 
     def to_ell(self) -> ELL:
-        """The same matrix, each row padded to the longest one."""
+        """Return the same matrix as an ELL, in which each row is padded to the length of the longest row."""
         counts = np.diff(self.indptr)
         shape = self.shape[0], int(counts.max(initial=0))
         present = np.arange(shape[1]) < counts[:, None]
@@ -105,7 +107,9 @@ class CSR:
         return ELL(indices, values, self.shape)
 
     def to_bsr(self, tile: int) -> BSR:
-        """All tiles with at least one entry; their other elements become explicit zeros."""
+        """Return the same matrix as a BSR of all tiles with at least one entry; other elements of these tiles become explicit
+        zeros.
+        """
         if tile < 1:
             raise ValueError(f"CSR.to_bsr: tile must be at least 1, got {tile}")
         grid = tuple(-(-n // tile) for n in self.shape)
@@ -118,7 +122,9 @@ class CSR:
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> CSR:
-        """From any `scipy.sparse` array or matrix; duplicate entries are added up, as in SciPy. TypeError for anything else."""
+        """Make a CSR from any `scipy.sparse` array or matrix; duplicate entries are added up, as in SciPy. Raise TypeError for
+        anything else.
+        """
         import scipy.sparse
 
         if not scipy.sparse.issparse(matrix):
@@ -131,18 +137,18 @@ class CSR:
         return cls(matrix.indptr, matrix.indices, matrix.data, matrix.shape)
 
     def to_scipy(self) -> Any:
-        """A copy as a `scipy.sparse.csr_array`."""
+        """Return a copy as a `scipy.sparse.csr_array`."""
         import scipy.sparse
 
         return scipy.sparse.csr_array((np.array(self.values), np.array(self.indices), np.array(self.indptr)), self.shape)
 
     @classmethod
     def from_torch(cls, tensor: Any) -> CSR:
-        """From a `torch.sparse_csr` tensor."""
+        """Make a CSR from a `torch.sparse_csr` tensor."""
         return cls(*_of_torch("CSR.from_torch", tensor, "sparse_csr"), tuple(tensor.shape))
 
     def to_torch(self) -> Any:
-        """A `torch.sparse_csr` tensor of the same values."""
+        """Return a `torch.sparse_csr` tensor of the same values."""
         return _to_torch("sparse_csr_tensor", self)
 
 
@@ -192,7 +198,7 @@ class ELL:
 
     @property
     def present(self) -> np.ndarray:
-        """(rows, K) bool: False in padding."""
+        """An array (rows, K) of bool that is False in padding."""
         return self.indices >= 0
 
     @property
@@ -201,12 +207,12 @@ class ELL:
         return int(self.present.sum())
 
     def entries(self) -> Entries:
-        """The structure as kernels take it, for flat `values`; the gradient of padding is 0."""
+        """Return the structure as kernels take it, for flat `values`; the gradient of padding is 0."""
         starts = np.arange(self.shape[0]) * self.indices.shape[1]
         return entries(starts, starts + self.present.sum(1), self.indices.ravel(), self.shape[1])
 
     def to_csr(self) -> CSR:
-        """The same matrix without padding."""
+        """Return the same matrix as a CSR, without padding."""
         present = self.present
         return CSR(ends(present.sum(1)), self.indices[present], self.values[present], self.shape)
 
@@ -217,12 +223,12 @@ class ELL:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BSR:
-    """A sparse matrix of dense square tiles, by block rows; pruning tiles of a weight gives one.
+    """A sparse matrix of dense square tiles, sorted by block rows. Pruning tiles of a weight gives such a matrix.
 
     Parameters
     ----------
     indptr : array_like of int
-        (block rows + 1,) first tile of each block row, and the end of the last one.
+        (block rows + 1,) the first tile of each block row, and the end of the last block row.
     indices : array_like of int
         (tiles,) the block column of each tile, increasing within a block row.
     values : array_like of float
@@ -265,31 +271,31 @@ class BSR:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """(block rows, block columns)"""
+        """(block rows, block columns): the numbers of tile rows and tile columns that cover the matrix."""
         return -(-self.shape[0] // self.tile), -(-self.shape[1] // self.tile)
 
     @property
     def nnz(self) -> int:
-        """The number of elements of the matrix in tiles."""
+        """The number of elements of the matrix that are in stored tiles."""
         return int(self.inside().sum())
 
     @property
     def density(self) -> float:
-        """The share of the matrix that is in tiles."""
+        """The share of the matrix that is in stored tiles."""
         return self.nnz / max(self.shape[0] * self.shape[1], 1)
 
     def inside(self) -> np.ndarray:
-        """(tiles, T, T) bool: True for elements inside the matrix."""
+        """Return an array (tiles, T, T) of bool that is True for elements inside the matrix."""
         rows, columns = self._elements()
         return (rows < self.shape[0])[:, :, None] & (columns < self.shape[1])[:, None, :]
 
     def _elements(self) -> tuple[np.ndarray, np.ndarray]:
-        """(tiles, T) and (tiles, T): the rows and columns of the matrix that each tile covers."""
+        """Return two arrays (tiles, T): the rows and the columns of the matrix that each tile covers."""
         block_rows, across = np.repeat(np.arange(self.grid[0]), np.diff(self.indptr)), np.arange(self.tile)
         return block_rows[:, None] * self.tile + across, self.indices[:, None] * self.tile + across
 
     def entries(self) -> Entries:
-        """The structure as kernels take it; an entry is a tile."""
+        """Return the structure as kernels take it; an entry is a tile."""
         return entries(self.indptr[:-1], self.indptr[1:], self.indices, self.grid[1])
 
     def dense(self) -> np.ndarray:
@@ -300,7 +306,9 @@ class BSR:
 
     @classmethod
     def from_dense(cls, matrix: Any, tile: int, mask: Any = None) -> BSR:
-        """The tiles of a matrix selected by a mask (block rows, block columns); by default those that are not all zero."""
+        """Return a BSR with the tiles of a matrix that `mask` (block rows, block columns) selects; by default those that are
+        not all zero.
+        """
         matrix = np.asarray(matrix, np.float32)
         if tile < 1 or matrix.ndim != 2:
             raise ValueError(f"BSR.from_dense: tile {tile} must be at least 1, and matrix {matrix.shape} have two axes")
@@ -313,7 +321,7 @@ class BSR:
         return cls(ends(mask.sum(1)), np.nonzero(mask)[1], tiles[mask], matrix.shape)
 
     def to_csr(self) -> CSR:
-        """All elements of the tiles inside the matrix, zeros too, as entries."""
+        """Return the same matrix as a CSR; all elements of tiles that are inside the matrix become entries, also zeros."""
         inside, (rows, columns) = self.inside(), self._elements()
         mask = np.zeros(self.shape, bool)
         mask[tuple(np.broadcast_to(part, inside.shape)[inside] for part in (rows[:, :, None], columns[:, None, :]))] = True
@@ -321,7 +329,7 @@ class BSR:
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> BSR:
-        """From a `scipy.sparse` array or matrix of format bsr with square tiles."""
+        """Make a BSR from a `scipy.sparse` array or matrix of the format bsr with square tiles."""
         if getattr(matrix, "format", None) != "bsr":
             raise TypeError(
                 f"BSR.from_scipy: expected a scipy.sparse matrix of format bsr, got a {type(matrix).__name__}; "
@@ -332,7 +340,9 @@ class BSR:
         return cls(matrix.indptr, matrix.indices, matrix.data, matrix.shape)
 
     def to_scipy(self) -> Any:
-        """A `scipy.sparse.bsr_array` of the same values; ValueError if tiles are cut off, which SciPy does not support."""
+        """Return a `scipy.sparse.bsr_array` of the same values. Raise ValueError if tiles extend beyond the matrix, which SciPy
+        does not support.
+        """
         import scipy.sparse
 
         self._whole("to_scipy")
@@ -340,11 +350,13 @@ class BSR:
 
     @classmethod
     def from_torch(cls, tensor: Any) -> BSR:
-        """From a `torch.sparse_bsr` tensor with square tiles."""
+        """Make a BSR from a `torch.sparse_bsr` tensor with square tiles."""
         return cls(*_of_torch("BSR.from_torch", tensor, "sparse_bsr"), tuple(tensor.shape))
 
     def to_torch(self) -> Any:
-        """A `torch.sparse_bsr` tensor of the same values; ValueError if tiles are cut off, which PyTorch does not support."""
+        """Return a `torch.sparse_bsr` tensor of the same values. Raise ValueError if tiles extend beyond the matrix, which
+        PyTorch does not support.
+        """
         self._whole("to_torch")
         return _to_torch("sparse_bsr_tensor", self)
 
@@ -354,7 +366,7 @@ class BSR:
 
 
 def _of_torch(name: str, tensor: Any, layout: str) -> tuple[np.ndarray, ...]:
-    """(indptr, indices, values) of a sparse tensor."""
+    """Return (indptr, indices, values) of a sparse tensor of PyTorch."""
     if str(getattr(tensor, "layout", "")) != f"torch.{layout}":
         raise TypeError(
             f"{name}: expected a tensor of layout {layout}, got "

@@ -11,10 +11,10 @@ PIECE = 128  # columns of a piece, a power of 2: 32 samples of them are 16 KiB, 
 
 
 class Ternary(NamedTuple):
-    """The index lists of R (k, d), for pieces of PIECE columns: for each row of a piece, the columns with 1, then those with
-    -1.
+    """The index lists of a matrix R (k, d) of -1, 0 and 1. The columns of R are divided into pieces of PIECE columns. For each
+    row of a piece there are two lists: the columns with 1 (s = 0), then the columns with -1 (s = 1).
 
-    The list of sign s of row j in piece p is columns[starts[l]:starts[l + 1]] with l = 2 (p k + j) + s.
+    List s of row j in piece p is columns[starts[l]:starts[l + 1]], where l = 2 (p k + j) + s.
     """
 
     columns: Any  # (ones and minus ones,) int32, increasing within a list
@@ -23,7 +23,9 @@ class Ternary(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def ternary(rows: int, width: int, seed: int) -> Ternary:
-    """R (rows, width) with 1 and -1 of probability 1/6 each, on the host; determined by the seed."""
+    """Return the lists of a random R (rows, width), on the host. An element is 1 with probability 1/6 and -1 with probability
+    1/6. Equal seeds give equal matrices.
+    """
     signs = np.random.default_rng((seed, rows, width)).integers(6, size=(rows, width), dtype=np.int8)
     row, column = np.nonzero(signs < 2)
     lists = 2 * (column // PIECE * rows + row) + signs[row, column]
@@ -33,7 +35,7 @@ def ternary(rows: int, width: int, seed: int) -> Ternary:
 
 
 def dense(lists: Ternary, rows: int, width: int) -> np.ndarray:
-    """R itself, (rows, width) of -1, 0 and 1."""
+    """Return the matrix R (rows, width) of -1, 0 and 1 that the lists describe."""
     matrix = np.zeros((rows, width))
     numbers = np.repeat(np.arange(lists.starts.size - 1), np.diff(lists.starts))
     matrix[numbers // 2 % max(rows, 1), lists.columns] = np.where(numbers % 2, -1.0, 1.0)

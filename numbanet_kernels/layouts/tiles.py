@@ -1,11 +1,12 @@
 """The tiles of a weight that a pattern keeps, and the order in which they are packed.
 
 A weight (O, I) in tiles of T x T has R = ceil(O / T) tile rows and C = ceil(I / T) tile columns. `mix` is the seed of
-permutations a of 0 … R - 1 and b of 0 … C - 1 (0: identity); the tile at (r, c) is kept if
+two permutations, a of 0 … R - 1 and b of 0 … C - 1; if mix = 0, both are the identity. The tile at (r, c) is kept if
 
     (a[r] + b[c]) mod dp = bias
 
-Tile rows with the same a[r] mod dp keep the same tile columns: they form a class, and no two classes share a column.
+where dp is the period of the pattern. Tile rows with the same a[r] mod dp keep the same tile columns. Such tile rows form a
+class; no tile column is kept by two classes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .packed import Packing
 
 
 class Pattern(NamedTuple):
-    """The kept tiles of a weight."""
+    """The numbers that define which tiles of a weight are kept: `shape` is (O, I), `tile` is T, the others are those above."""
 
     shape: tuple[int, int]
     tile: int
@@ -30,26 +31,28 @@ class Pattern(NamedTuple):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """(R, C)"""
+        """(R, C): the numbers of tile rows and of tile columns."""
         return -(-self.shape[0] // self.tile), -(-self.shape[1] // self.tile)
 
     @property
     def most(self) -> tuple[int, int]:
-        """The largest number of tile rows of a class, and of tile columns that a class keeps: the same for every bias and
-        mix.
+        """(rows, cols): the largest number of tile rows of a class, and the largest number of tile columns that a class keeps.
+        They do not depend on `bias` and `mix`.
         """
         rows, cols = self.grid
         return -(-rows // self.dp), -(-cols // self.dp)
 
     @property
     def packed_shape(self) -> tuple[int, int]:
-        """Shape of the packed kept tiles: each row has room for the largest class."""
+        """The shape of the array into which the kept tiles are packed: each of its rows has room for as many columns as any
+        class keeps.
+        """
         return self.grid[0] * self.tile, self.most[1] * self.tile
 
 
 @functools.lru_cache(maxsize=256)
 def arrangement(grid: tuple[int, int], mix: int) -> tuple[np.ndarray, np.ndarray]:
-    """(a, b) for this `mix`."""
+    """Return the permutations (a, b) of the tile rows and tile columns for the seed `mix`."""
     if not mix:
         return np.arange(grid[0]), np.arange(grid[1])
     rng = np.random.default_rng((mix, *grid))
@@ -57,22 +60,22 @@ def arrangement(grid: tuple[int, int], mix: int) -> tuple[np.ndarray, np.ndarray
 
 
 def kept_tiles(pattern: Pattern) -> np.ndarray:
-    """(R, C) bool, True where (a[r] + b[c]) mod dp = bias."""
+    """Return an array (R, C) of bool that is True where the tile is kept: where (a[r] + b[c]) mod dp = bias."""
     a, b = arrangement(pattern.grid, pattern.mix)
     return (a[:, None] + b) % pattern.dp == pattern.bias
 
 
 class Packed(NamedTuple):
-    """The classes, and the packed order of tile rows: class after class, within a class in the order of the weight."""
+    """The classes, and the packed order of the tile rows: they are sorted by class, and within a class by their number."""
 
     rows: np.ndarray  # (classes, most rows) the tile rows of each class, increasing, then -1
     cols: np.ndarray  # (classes, most columns) the tile columns that each class keeps, increasing, then -1
-    row_class: np.ndarray  # (R,)
-    row_position: np.ndarray  # (R,)
+    row_class: np.ndarray  # (R,) the class of each tile row
+    row_position: np.ndarray  # (R,) the position of each tile row in the packed order
 
 
 def packed_tiles(pattern: Pattern) -> Packed:
-    """The packed order of the kept tiles; there are min(dp, R) classes."""
+    """Return the classes of a pattern and the packed order of its tile rows; there are min(dp, R) classes."""
     (a, b), dp, rows = arrangement(pattern.grid, pattern.mix), pattern.dp, pattern.grid[0]
     classes = range(min(dp, rows))
     row_position = np.empty(rows, np.int64)
@@ -87,7 +90,7 @@ def packed_tiles(pattern: Pattern) -> Packed:
 
 
 def _padded(lists: Sequence[np.ndarray], most: int, fill: int = -1) -> np.ndarray:
-    """Lists of numbers as the rows of one array, padded with `fill`."""
+    """Return an array whose rows are the given lists, padded with `fill` to length `most`."""
     array = np.full((len(lists), most), fill)
     for row, numbers in zip(array, lists, strict=True):
         row[: len(numbers)] = numbers
@@ -95,19 +98,19 @@ def _padded(lists: Sequence[np.ndarray], most: int, fill: int = -1) -> np.ndarra
 
 
 class TileLists(NamedTuple):
-    """Index lists for kernels: int32 arrays, whose shapes are the same for every bias and every mix."""
+    """Index lists for kernels: int32 arrays, whose shapes do not depend on the pattern's `bias` and `mix`."""
 
-    rows: np.ndarray  # (classes, room) the rows of a weight in each class, then 0
-    row_counts: np.ndarray  # (classes,) their number
-    cols: np.ndarray  # (classes, room) the columns that they keep, then 0
-    col_counts: np.ndarray  # (classes,)
-    starts: np.ndarray  # (classes,) first packed row of the class
-    tile_rows: np.ndarray  # the same by tiles, as in `Packed`
+    rows: np.ndarray  # (classes, room) the rows of the weight in each class, then 0
+    row_counts: np.ndarray  # (classes,) the number of rows in each class
+    cols: np.ndarray  # (classes, room) the columns of the weight that each class keeps, then 0
+    col_counts: np.ndarray  # (classes,) the number of columns that each class keeps
+    starts: np.ndarray  # (classes,) the first packed row of each class
+    tile_rows: np.ndarray  # this and the next three: the fields of `Packed`
     tile_cols: np.ndarray
     row_class: np.ndarray
     row_position: np.ndarray
-    row_positions: np.ndarray  # (O,) position of each row of the weight, sorted by class as in a packed gradient
-    col_positions: np.ndarray  # (I,) position of each column, sorted by class; -1 if no row keeps it
+    row_positions: np.ndarray  # (O,) the row of the packed gradient that holds each row of the weight
+    col_positions: np.ndarray  # (I,) the position of each column if columns are sorted by class; -1 if no class keeps it
 
 
 ROOM = 128  # padding of lists, the size of the largest blocks: kernels read them without bounds checks
@@ -115,7 +118,7 @@ ROOM = 128  # padding of lists, the size of the largest blocks: kernels read the
 
 @functools.lru_cache(maxsize=1024)
 def list_shapes(pattern: Pattern) -> TileLists:
-    """The shapes of `tile_lists`."""
+    """Return the shapes of the arrays that `tile_lists` returns, as the fields of a `TileLists`."""
     (rows, _), (most_rows, most_cols) = pattern.grid, pattern.most
     classes = min(pattern.dp, rows)
     of_rows, of_cols = ((classes, -(-max(n * pattern.tile, 1) // ROOM) * ROOM) for n in (most_rows, most_cols))
@@ -124,7 +127,7 @@ def list_shapes(pattern: Pattern) -> TileLists:
 
 
 def tile_lists(pattern: Pattern) -> TileLists:
-    """The kept tiles as lists of tiles, and of their rows and columns."""
+    """Return the `TileLists` of a pattern: which tiles, rows and columns each class keeps."""
     packed, shapes = packed_tiles(pattern), list_shapes(pattern)
 
     def listed(numbers: np.ndarray, shape: tuple[int, int], length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -152,7 +155,9 @@ def tile_lists(pattern: Pattern) -> TileLists:
 
 
 def tile_packing(pattern: Pattern) -> Packing:
-    """The packing of the gradient of the kept tiles: tile rows by class, in each row its kept columns."""
+    """Return the `Packing` of the gradient of the kept tiles: rows are sorted by class, and a row holds the columns that its
+    class keeps.
+    """
     packed, (length, width), tile = packed_tiles(pattern), pattern.shape, pattern.tile
     columns_of = [elements(some, tile, width) for some in packed.cols]
     col_pos = np.full((len(columns_of), width), -1)
@@ -168,14 +173,14 @@ def tile_packing(pattern: Pattern) -> Packing:
 
 
 def elements(numbers: np.ndarray, tile: int, length: int) -> np.ndarray:
-    """The indices of the elements of these tiles of an axis, tile by tile. Tile numbers of -1 are padding and skipped; so are
-    elements beyond the end of the axis.
+    """Return the indices of an axis of length `length` that lie in the tiles `numbers`, tile after tile; tile t covers the
+    indices t tile … (t + 1) tile - 1. Numbers of -1 are padding and are skipped, and indices beyond the end of the axis too.
     """
     inside = (numbers[numbers >= 0, None] * tile + np.arange(tile)).ravel()
     return inside[inside < length]
 
 
 def row_positions(pattern: Pattern) -> np.ndarray:
-    """(O,) packed position of each row of the weight."""
+    """Return an array (O,): the row of the packed tiles that holds each row of the weight."""
     o = np.arange(pattern.shape[0])
     return packed_tiles(pattern).row_position[o // pattern.tile] * pattern.tile + o % pattern.tile

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 
 class Window(NamedTuple):
-    """Output (oh, ow) reads the pixel (oh stride - padding + kh dilation, ow stride - padding + kw dilation) for each tap (kh,
-    kw); pairs are (along the height, along the width).
+    """A window that slides over images. Output (oh, ow) reads the pixel (oh stride - padding + kh dilation, ow stride - padding
+    + kw dilation) for each tap (kh, kw) of the kernel. Each field is a pair (along the height, along the width).
     """
 
     kernel: tuple[int, int]
@@ -16,8 +16,8 @@ class Window(NamedTuple):
     dilation: tuple[int, int] = (1, 1)
 
     def positions(self, height: int, width: int) -> tuple[int, int]:
-        """The number of output positions along the height and along the width of an image; it is below 1 if the window does not
-        fit.
+        """Return the numbers of output positions along the height and along the width of an image; a number is below 1 if the
+        window does not fit.
         """
         return tuple(
             (n + 2 * p - d * (k - 1) - 1) // s + 1 if n + 2 * p >= d * (k - 1) + 1 else 0
@@ -46,7 +46,7 @@ class Positions(NamedTuple):
 
 class Bins(NamedTuple):
     """Windows of adaptive pooling: of `height` outputs along an axis of H pixels, output i reads the pixels from floor(i H /
-    height) to ceil((i + 1) H / height) - 1; along the width likewise.
+    height) to ceil((i + 1) H / height) - 1, and the same along the width.
     """
 
     height: int
@@ -58,7 +58,7 @@ class Bins(NamedTuple):
 
 
 def check_pooling(name: str, window: Window | Bins) -> None:
-    """ValueError unless images can be pooled by this window: lengths are positive, and padding is at most half the kernel."""
+    """Raise ValueError unless the window can pool images: its lengths are positive, and padding is at most half the kernel."""
     if isinstance(window, Bins):
         if min(window) < 1:
             raise ValueError(f"{name}: output_size {tuple(window)} must be positive")

@@ -1,10 +1,10 @@
-"""An interpreter that runs the PTX of a kernel on the CPU, and counts its operations; it needs no GPU and no driver.
+"""An interpreter that runs the PTX of a kernel on the CPU and counts its operations. It needs no GPU and no driver.
 
     program = parse(kernel.ptx((8, 0)), kernel.arguments)
     run(program, grid, block, arguments)        # arguments: numbers, and NumPy arrays that represent device memory
 
-It is for tests and explanations of kernels; it is too slow for training, because a fused multiply-add of a thread takes about
-30 ns.
+The interpreter is for tests and explanations of kernels. It is too slow for training, because a fused multiply-add of a thread
+takes about 30 ns.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def run(
     name: str = "",
     placed: bool = False,
 ) -> Counters:
-    """Launch a kernel as Numba does; returns the counters.
+    """Launch a kernel as Numba does, and return the counters.
 
     Parameters
     ----------
     program : Program
-        From `parse`.
+        The kernel, a result of `parse`.
     grid, block : sequence of int
         Up to three lengths each.
     arguments : sequence
@@ -48,9 +48,8 @@ def run(
     name : str, optional
         Name of the kernel in errors; by default that of the PTX.
     placed : bool, default=False
-        False: each array begins at a multiple of 256 bytes, as if Numba had copied it to a GPU. True: arrays are in device
-        memory
-        already, and their addresses modulo 256 are kept.
+        If False, each array begins at a multiple of 256 bytes, as if Numba had copied it to a GPU. If True, arrays are already
+        in device memory, and their addresses modulo 256 are kept.
 
     Raises
     ------
@@ -68,6 +67,6 @@ def run(
 
 
 def _parts(given: Sequence[Any]) -> Iterator[Any]:
-    """The arguments without their tuples."""
+    """Yield the arguments; a tuple is replaced by its elements."""
     for part in given:
         yield from _parts(part) if isinstance(part, tuple) else (part,)

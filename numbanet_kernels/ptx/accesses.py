@@ -18,7 +18,7 @@ SPACES = ("global", "shared", "local", "const", "param")
 
 
 def step(program: Program, i: Instruction) -> Step | None:
-    """The `Step` of a memory instruction; None for other instructions."""
+    """Return the `Step` of a memory instruction; None for other instructions."""
     if i.opcode == "ld":
         given = _space(i) == "param" and i.operands[1].base in program.parameters
         return Step(_load_parameter(program, i) if given else _load(program, i))
@@ -36,7 +36,7 @@ def _space(i: Instruction) -> str:
 
 
 def address_reader(program: Program, operand: Address) -> Callable[[Wave], np.ndarray]:
-    """wave -> int64 addresses of the running threads."""
+    """Return a function that maps a wave to the int64 addresses of its running threads."""
     wide = operand.base in program.registers and program.registers[operand.base].endswith("32")
     read: Values = reader(program, operand.base, "u32" if wide else "s64")
     return lambda wave: np.broadcast_to(read(wave), wave.count)[wave.lanes].astype(np.int64) + operand.offset
@@ -50,7 +50,7 @@ def _load_parameter(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 
 def _elements(i: Instruction, operand: Any) -> tuple[tuple, str, int, int]:
-    """(registers, type, bytes of one, bytes of all) of a load or store."""
+    """Return (registers, type, bytes of one register, bytes of all registers) of a load or store."""
     registers, kind = operand if isinstance(operand, tuple) else (operand,), types(i)[-1]
     width = A.DTYPES[kind].itemsize
     return registers, kind, width, width * len(registers)
@@ -104,7 +104,9 @@ CHANGES: dict[str, Callable[..., np.ndarray]] = {
 
 
 def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """If several threads change one address, they do so one after the other, in the order of their numbers."""
+    """Return the function of an atomic instruction. If several threads change one address, they do so one after the other, in
+    the order of their numbers.
+    """
     name = next((m for m in i.modifiers if m in CHANGES), None)
     if name is None:
         raise PtxError("this machine does not know this atomic operation")
@@ -133,7 +135,9 @@ def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 # --- asynchronous copies ----------------------------------------------------------------------------------------------
 def _copy(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """cp.async: global -> shared; the data arrives only when its group is waited for."""
+    """Return the function of cp.async, a copy from global to shared memory. The data arrives only when a wait for its group has
+    ended.
+    """
     if "commit_group" in i.modifiers:
         return _commit
     if "wait_all" in i.modifiers or "wait_group" in i.modifiers:
@@ -166,7 +170,7 @@ def _commit(wave: Wave) -> None:
 
 
 def _wait(wave: Wave, newest: int, everything: bool) -> None:
-    """The copies of the running threads arrive, except for their newest groups."""
+    """Let the copies of the running threads arrive, except for those of the `newest` newest groups."""
     left = []
     for lanes, groups, target, values, size in wave.pending:
         due = wave.active[lanes] & (everything | (groups < wave.committed[lanes] - newest))

@@ -1,4 +1,4 @@
-"""The arguments of a launch: checked as a GPU's driver and Numba check them, and packed as Numba's kernels expect them."""
+"""The arguments of a launch are checked as a GPU's driver and Numba check them, and packed as Numba's kernels expect them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ORDERS = {"C": ("C_CONTIGUOUS", "not contiguous"), "F": ("F_CONTIGUOUS", "not in
 def check(
     program: Program, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any], dynamic: int, name: str
 ) -> None:
-    """PtxError for arguments that a GPU or Numba would refuse; tuples of arguments are flattened."""
+    """Raise PtxError for arguments that a GPU or Numba would refuse; tuples of arguments are flattened."""
     for what, shape in (("grid", grid), ("block", block)):
         if not 1 <= len(shape) <= 3 or any(np.asarray(n).dtype.kind not in "iu" or n < 1 for n in shape):
             raise PtxError(f"{name}: a {what} is up to three lengths from 1 on, not {tuple(shape)}")
@@ -43,8 +43,8 @@ def check(
 
 
 def _misfit(argument: Any, dtype: str, axes: int | None, layout: str) -> str | None:
-    """The mismatch of an argument, declared with a dtype (if known), and with axes and a layout if it is an array; None if it
-    fits.
+    """Return a text that says why an argument does not match its declaration; None if it does. The declaration has a dtype (if
+    known), and, for an array, the number of axes and a layout.
     """
     values = np.asarray(argument)
     kind = f"an array of {values.dtype}, shape {values.shape}" if values.ndim else f"a {type(argument).__name__}"
@@ -64,7 +64,7 @@ def _misfit(argument: Any, dtype: str, axes: int | None, layout: str) -> str | N
 
 
 def packed(program: Program, arguments: Sequence[Any], address: Callable[[np.ndarray], int]) -> bytes:
-    """The parameters in Numba's calling convention; `address` returns the address of an array."""
+    """Return the bytes of the parameters in Numba's calling convention; address(array) returns the address of an array."""
     memory = bytearray(max((offset + DTYPES[kind].itemsize for offset, kind in program.parameters.values()), default=0))
     for value, (offset, kind) in zip(_flat(arguments, address), program.parameters.values(), strict=True):
         dtype = DTYPES[kind]
@@ -73,7 +73,7 @@ def packed(program: Program, arguments: Sequence[Any], address: Callable[[np.nda
 
 
 def _flat(arguments: Sequence[Any], address: Callable[[np.ndarray], int]) -> list[Any]:
-    """An array is (0, 0, size, itemsize, address, *shape, *strides)."""
+    """Return the arguments as a list of numbers; an array becomes (0, 0, size, itemsize, address, *shape, *strides)."""
     flat: list[Any] = []
     for argument in arguments:
         if isinstance(argument, np.ndarray):

@@ -33,14 +33,14 @@ SUBNORMAL = np.uint64((1023 - 126 << 53) - 1)  # above twice the bits of a float
 
 # --- rounding ---------------------------------------------------------------------------------------------------------
 def odd_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a + b in float64, rounded to odd."""
+    """Return a + b in float64, rounded to odd."""
     total, error = _two_sum(a, b)
     bits, away = total.view(np.int64), np.where((error > 0) == (total > 0), 1, -1)  # the bits of adjacent floats differ by one
     return (bits + away * ((error > 0) | (error < 0)) * (bits & 1 == 0)).view(np.float64)
 
 
 def narrowed(x: np.ndarray, rounding: str = "rn", dtype: np.dtype = DTYPES["f32"]) -> np.ndarray:
-    """float64 -> float32 (or float16) to nearest, towards 0, down or up."""
+    """Convert float64 to float32 (or float16), rounded to nearest, towards 0, down or up."""
     y = x.astype(dtype)
     if rounding == "rn":
         return y
@@ -55,7 +55,7 @@ def narrowed(x: np.ndarray, rounding: str = "rn", dtype: np.dtype = DTYPES["f32"
 
 
 def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str = "rn", dtype: np.dtype = DTYPES["f32"]) -> np.ndarray:
-    """a b + c with one rounding; float64 only to nearest."""
+    """Return a b + c with a single rounding; for float64 it can only be to nearest."""
     if dtype == np.float64:
         return _fma64(*np.broadcast_arrays(a, b, c))
     product, c = np.float64(a) * np.float64(b), np.float64(c)
@@ -65,7 +65,7 @@ def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str = "rn", dtype
 
 
 def _ties(x: np.ndarray) -> bool:
-    """True if a float64 may be halfway between two float32: only then does the earlier rounding matter."""
+    """Return True if a float64 may be halfway between two float32: only then does the earlier rounding matter."""
     bits = x.view(np.uint64)
     return bool((bits & LOWER_BITS == HALFWAY).any() or ((bits << ONE) - ONE < SUBNORMAL).any())
 
@@ -83,7 +83,9 @@ def _two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """a b + c in float64, rounded once (Boldo & Melquiond 2008, "Fma"); by fractions if a step could over- or underflow."""
+    """Return a b + c in float64, rounded once (Boldo & Melquiond 2008, "Fma"); it is computed by fractions if a step could
+    overflow or underflow.
+    """
     result = a * b + c  # correct if an operand is zero, infinite or NaN
     finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c) & (a != 0) & (b != 0) & (c != 0)
     usual = finite & (np.abs(c) < 2.0**1000)
@@ -103,7 +105,7 @@ def _fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def directed(operation: str, rounding: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """add, sub or mul of float32 in a mode other than to nearest."""
+    """Return the function for add, sub or mul of float32 with a rounding mode other than to nearest."""
     exact = {"add": lambda a, b: odd_sum(a, b), "sub": lambda a, b: odd_sum(a, -b), "mul": lambda a, b: a * b}[operation]
     return lambda a, b: narrowed(exact(np.float64(a), np.float64(b)), rounding)
 
@@ -139,7 +141,7 @@ def f32_to_bf16(x: np.ndarray) -> np.ndarray:
 
 # --- integers ---------------------------------------------------------------------------------------------------------
 def divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a / b towards 0; all bits set if b is 0."""
+    """Return a / b, rounded towards 0; if b is 0, all bits of the result are set."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     if a.dtype.kind == "i":
         minus_one = safe == -1
@@ -152,12 +154,12 @@ def divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a - (a / b) b, with the sign of a; a if b is 0."""
+    """Return a - (a / b) b, which has the sign of a; if b is 0, return a."""
     return np.where(b == 0, a, a - divided(a, b) * b)
 
 
 def high(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The upper half of the bits of the product a b."""
+    """Return the upper half of the bits of the product a b."""
     bits = 8 * a.dtype.itemsize
     if bits < 64:
         wide = np.dtype(f"{a.dtype.kind}{a.dtype.itemsize * 2}")
@@ -173,7 +175,7 @@ def high(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def field(a: np.ndarray, position: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """bfe: `length` bits of a from `position` on, the sign repeated above if a is signed."""
+    """bfe: return `length` bits of a from `position` on; if a is signed, the bits above repeat the sign."""
     width = 8 * a.dtype.itemsize
     position, length = (np.uint64(x) & np.uint64(255) for x in (position, length))
     wide = a.astype(np.int64 if a.dtype.kind == "i" else np.uint64)
@@ -187,7 +189,7 @@ def field(a: np.ndarray, position: np.ndarray, length: np.ndarray) -> np.ndarray
 
 
 def inserted(a: np.ndarray, b: np.ndarray, position: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """bfi: b with `length` bits from `position` on replaced by the low bits of a."""
+    """bfi: return b, in which `length` bits from `position` on are replaced by the low bits of a."""
     position, length = (np.minimum(np.uint64(x) & np.uint64(255), np.uint64(64)) for x in (position, length))
     ones = np.where(length == 64, ~np.uint64(0), (np.uint64(1) << length) - np.uint64(1))
     mask = ones << position
@@ -195,8 +197,8 @@ def inserted(a: np.ndarray, b: np.ndarray, position: np.ndarray, length: np.ndar
 
 
 def funnel(a: np.ndarray, b: np.ndarray, amount: np.ndarray, left: bool, wrap: bool) -> np.ndarray:
-    """shf: the 64 bits of b (upper half) and a, shifted left or right; the upper half of the result if left, else the lower
-    one. The amount is taken modulo 32 if `wrap`, else clamped to 32.
+    """shf: shift the 64 bits of b (upper half) and a left or right; return the upper half of the result if `left`, else the
+    lower half. The amount is taken modulo 32 if `wrap`, else it is at most 32.
     """
     amount = np.uint64(amount)
     amount = amount & np.uint64(31) if wrap else np.minimum(amount, np.uint64(32))
@@ -205,7 +207,9 @@ def funnel(a: np.ndarray, b: np.ndarray, amount: np.ndarray, left: bool, wrap: b
 
 
 def permuted(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
-    """prmt: four bytes of b a, each chosen by four bits: three for the byte, one to repeat its sign."""
+    """prmt: return four of the eight bytes of b and a. Four bits of the selector choose a byte: three are its number, and one
+    says that its sign is repeated instead.
+    """
     both, result = np.uint64(b) << np.uint64(32) | np.uint64(a), np.zeros(np.shape(a), np.uint32)
     for i in range(4):
         nibble = np.uint64(selector) >> np.uint64(4 * i) & np.uint64(15)
@@ -225,7 +229,7 @@ def looked_up(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: int) -> np.nda
 
 
 def leading_zeros(a: np.ndarray) -> np.ndarray:
-    """clz"""
+    """clz: return the number of leading zeros."""
     n, bits = np.full(np.shape(a), 8 * a.dtype.itemsize, np.uint32), a.copy()
     for _ in range(8 * a.dtype.itemsize):
         n -= (bits != 0).astype(np.uint32)
@@ -234,14 +238,16 @@ def leading_zeros(a: np.ndarray) -> np.ndarray:
 
 
 def highest(a: np.ndarray, shift: bool) -> np.ndarray:
-    """bfind: the position of the highest bit that is set (for negative numbers: not set), or its distance from the top."""
+    """bfind: return the position of the highest bit that is set (for negative numbers, that is not set), or, if `shift`, its
+    distance from the top.
+    """
     zeros = leading_zeros(np.where(a < 0, ~a, a))
     bits = 8 * a.dtype.itemsize
     return np.where(zeros == bits, np.uint32(0xFFFFFFFF), zeros if shift else np.uint32(bits - 1) - zeros)
 
 
 def reversed_bits(a: np.ndarray) -> np.ndarray:
-    """brev"""
+    """brev: return the bits in reversed order."""
     result, one = np.zeros_like(a), a.dtype.type(1)
     for i in range(8 * a.dtype.itemsize):
         result = result << one | a >> a.dtype.type(i) & one
@@ -250,7 +256,9 @@ def reversed_bits(a: np.ndarray) -> np.ndarray:
 
 # --- floats -----------------------------------------------------------------------------------------------------------
 def extreme(pick: Callable[..., np.ndarray], join: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    """min or max: of NaN and a number the number; -0 is below +0, so the signs of two zeros are combined by or, and."""
+    """Return the function for min or max. Of NaN and a number the result is the number. -0 is below +0, so `join` combines the
+    signs of two zeros by "or" for min, and by "and" for max.
+    """
 
     def of(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         bits = BITS[a.dtype.itemsize]
@@ -260,18 +268,18 @@ def extreme(pick: Callable[..., np.ndarray], join: Callable[..., np.ndarray]) ->
 
 
 def with_nan(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    """.NaN: of NaN and a number NaN."""
+    """Return the function with the modifier .NaN: of NaN and a number, the result is NaN."""
     return lambda a, b: np.where(np.isnan(a) | np.isnan(b), a.dtype.type(np.nan), function(a, b))
 
 
 def clipped(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """integer -> integer, clamped to the range of the type."""
+    """Convert integers to another integer type, clamped to its range."""
     to, of = np.iinfo(dtype), np.iinfo(x.dtype)
     return np.clip(x, max(to.min, of.min), min(to.max, of.max)).astype(dtype)
 
 
 def to_integer(x: np.ndarray, rounding: str, dtype: np.dtype) -> np.ndarray:
-    """float -> integer in the mode rni, rzi, rmi or rpi; clamped to the range of the type, NaN becomes 0."""
+    """Convert floats to integers in the rounding mode rni, rzi, rmi or rpi, clamped to the range of the type; NaN becomes 0."""
     x = to_integral(np.float64(x), rounding)
     info = np.iinfo(dtype)
     above, below = x >= float(info.max), x <= float(info.min)
@@ -280,10 +288,10 @@ def to_integer(x: np.ndarray, rounding: str, dtype: np.dtype) -> np.ndarray:
 
 
 def to_integral(x: np.ndarray, rounding: str) -> np.ndarray:
-    """x rounded to a whole number: rni (ties to even), rzi, rmi, rpi."""
+    """Return x rounded to a whole number, in the mode rni (ties to even), rzi, rmi or rpi."""
     return {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[rounding](x)
 
 
 def approximate(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-    """A function of the GPU's special function unit, by its float64 value."""
+    """Return a function of the GPU's special function unit, which is computed in float64 here."""
     return lambda *values: function(*map(np.float64, values)).astype(np.float32)

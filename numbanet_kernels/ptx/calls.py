@@ -15,7 +15,7 @@ from .parse import Instruction, Program, PtxError, called
 
 
 def step(program: Program, i: Instruction) -> Step | None:
-    """The `Step` of a call, a return or an exit; None for other instructions."""
+    """Return the `Step` of a call, a return or an exit; None for other instructions."""
     if i.opcode in ("ret", "exit"):
         return Step(kind="return" if i.opcode == "ret" and i.function else "exit")
     if i.opcode != "call":
@@ -33,7 +33,7 @@ def step(program: Program, i: Instruction) -> Step | None:
 
 
 def _missing(name: str) -> str:
-    """The reason why a function cannot be called."""
+    """Return the reason why a function cannot be called."""
     if name == "vprintf":
         return "print is not in this machine"
     if "__half" in name or name.endswith("_nbst"):
@@ -44,7 +44,7 @@ def _missing(name: str) -> str:
 
 
 def _reached(program: Program, name: str) -> set[str]:
-    """A function, and all that it calls, directly or indirectly."""
+    """Return the names of a function and of all functions that it calls, directly or indirectly."""
     due = [name]
     for other in due:
         due += [found for found in program.functions[other].calls() if found in program.functions and found not in due]
@@ -52,7 +52,7 @@ def _reached(program: Program, name: str) -> set[str]:
 
 
 def _pairs(program: Program, name: str, source: Sequence[str], target: Sequence[str]) -> list[tuple[int, int, int]]:
-    """[(source offset, target offset, bytes)] of arguments or results."""
+    """Return a list of (source offset, target offset, bytes), one for each argument or result."""
     sizes = [[program.passed[one].size if one in program.passed else None for one in some] for some in (source, target)]
     if sizes[0] != sizes[1] or None in sizes[0]:
         raise PtxError(f"what is passed to or from {name} is not what it declares")

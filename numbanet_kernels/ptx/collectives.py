@@ -27,7 +27,7 @@ LANES = np.arange(WARP)
 
 
 def step(program: Program, i: Instruction) -> Step | None:
-    """The `Step` of a collective instruction; None for other instructions."""
+    """Return the `Step` of a collective instruction; None for other instructions."""
     if i.opcode == "activemask":
         return Step(lambda wave: wave.assign(i.operands[0], _ballot(wave.active)))
     if i.opcode in ("bar", "barrier") and "red" in i.modifiers and len(i.operands) == 3:
@@ -61,13 +61,15 @@ def _by_warp(wave: Wave, values: np.ndarray) -> np.ndarray:
 
 
 def _ballot(flags: np.ndarray) -> np.ndarray:
-    """For every thread, the flags of its warp as bits."""
+    """Return, for every thread, the flags of its warp as bits."""
     bits = (flags.reshape(-1, WARP).astype(np.uint32) << LANES.astype(np.uint32)).sum(axis=1, dtype=np.uint32)
     return np.repeat(bits, WARP)
 
 
 def _members(program: Program, i: Instruction) -> Callable[[Wave], np.ndarray]:
-    """wave -> (warps, lane, other lane): True if the other lane is in the lane's mask, and running."""
+    """Return a function that maps a wave to an array (warps, lane, other lane) of bool, which is True if the other lane is in
+    the mask of the lane, and running.
+    """
     read = reader(program, i.operands[-1], "u32")
     return lambda wave: (_by_warp(wave, read(wave))[:, :, None] & BIT_OF_LANE != 0) & wave.active.reshape(-1, 1, WARP)
 
@@ -99,8 +101,8 @@ def _count(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 
 def _shuffle(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """d = a of another lane: `up` lane - b, `down` lane + b, `bfly` lane xor b, `idx` b; the lane's value if the other lane is
-    outside its segment.
+    """Return the function of shfl: d = the a of another lane, which is lane - b for `up`, lane + b for `down`, lane xor b for
+    `bfly`, and b for `idx`. If the other lane is outside of the segment of the lane, d is the lane's own a.
     """
     mode = next(m for m in i.modifiers if m in ("up", "down", "bfly", "idx"))
     value, b, c = (reader(program, o, "b32") for o in i.operands[1:4])
@@ -126,7 +128,7 @@ def _shuffle(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 
 def _bits(flags: np.ndarray) -> np.ndarray:
-    """(warps, lane, other lane) flags as one number per lane."""
+    """Return flags (warps, lane, other lane) as one number per lane."""
     return (flags.astype(np.uint32) << LANES.astype(np.uint32)).sum(axis=2, dtype=np.uint32).ravel()
 
 
@@ -183,7 +185,9 @@ G, T = LANES // 4, LANES % 4
 
 
 def _load_matrix(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """8 x 8 matrices of 16-bit numbers: lanes 8 k … 8 k + 7 hold the row addresses of the k-th one."""
+    """Return the function of ldmatrix, which loads 8 x 8 matrices of 16-bit numbers: the lanes 8 k … 8 k + 7 hold the addresses
+    of the rows of matrix k.
+    """
     at, (targets, _) = address_reader(program, i.operands[1]), i.operands
     targets = targets if isinstance(targets, tuple) else (targets,)
 
@@ -237,7 +241,7 @@ def _multiply(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 
 def _fragment(given: list[np.ndarray], kind: str, depth: int, rows: int) -> np.ndarray:
-    """(warps, rows, depth) float64 of a matrix in registers; B is given by columns."""
+    """Return a matrix that is in registers as a float64 array (warps, rows, depth); the rows of B are its columns."""
     matrix = np.zeros((given[0].shape[0], rows, depth))
     pairs = 1 if kind == "tf32" else 2
     groups = rows // 8

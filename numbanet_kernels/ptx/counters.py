@@ -1,8 +1,9 @@
-"""Counters: count the operations of a launch for each instruction.
+"""Counters count the operations of a launch for each instruction:
 
-issued          instructions, once for each warp with a thread that runs them
-flops           of all threads: 2 for a fused multiply-add, 4096 for an mma m16n8k16, …
-sectors         of 32 bytes, that global accesses of warps touch; `least` is the number that the requested bytes would need
+issued          instructions; an instruction counts once for each warp with a thread that runs it
+flops           FLOPs of all threads: 2 for a fused multiply-add, 4096 for an mma m16n8k16, …
+sectors         sectors of 32 bytes that global accesses of warps touch; `least` is the number that the requested bytes would
+                need
 conflicts       cycles that shared accesses wait because of bank conflicts
 divergent       branches at which a warp diverges
 """
@@ -43,7 +44,7 @@ FLOATS = {"f16", "bf16", "f32", "f64"}
 
 
 def class_of(instruction: Instruction) -> str:
-    """The class of an instruction; float arithmetic and integer (address) arithmetic are separate classes."""
+    """Return the class of an instruction; float arithmetic and integer (address) arithmetic are separate classes."""
     known = CLASSES.get(instruction.opcode)
     if known in ("load", "store", "atomic"):
         named = {m.split("::")[0] for m in instruction.modifiers}
@@ -53,7 +54,7 @@ def class_of(instruction: Instruction) -> str:
 
 
 def flops_of(instruction: Instruction) -> float:
-    """FLOPs of one thread."""
+    """Return the FLOPs of an instruction for one thread."""
     if instruction.opcode == "mma":
         m, n, k = (
             int(x)
@@ -78,7 +79,7 @@ class Counters:
 
     # --- called by the machine ----------------------------------------------------------------------------------------
     def idle(self, instruction: Instruction, lanes: int) -> None:
-        """`lanes` threads skip an instruction because of its predicate."""
+        """Count that `lanes` threads skip an instruction because of its predicate."""
         self.lanes[self.number[id(instruction)]] -= lanes
 
     def ran(self, first: int, stop: int, wave: Wave) -> None:
@@ -101,14 +102,16 @@ class Counters:
 
     # --- asked by readers ---------------------------------------------------------------------------------------------
     def by_line(self) -> dict[str, int]:
-        """Instructions issued per line of Python, "file.py:12" if known, largest first."""
+        """Return a dict that maps lines of Python, such as "file.py:12", to the numbers of instructions issued for them, the
+        largest number first.
+        """
         found: collections.Counter[str] = collections.Counter()
         for python, n in zip(self.program.python, self.issued, strict=True):
             found[python] += int(n)
         return dict(found.most_common())
 
     def summary(self) -> dict[str, float]:
-        """Totals by name: `issued`, `flops`, `sectors`, …, and `issued <class>` for every class of instructions."""
+        """Return a dict of totals: `issued`, `flops`, `sectors`, …, and `issued <class>` for every class of instructions."""
         instructions = self.program.instructions
         flops = sum(flops_of(i) * int(n) for i, n in zip(instructions, self.lanes, strict=True))
         kinds: collections.Counter[str] = collections.Counter()

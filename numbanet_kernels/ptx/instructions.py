@@ -24,9 +24,10 @@ Values = Callable[[Wave], Any]
 class Step:
     """One decoded instruction.
 
-    `plain` runs it for the running threads; without it, `kind` is "branch" to `target` if `condition` holds (None: always),
-    "exit", "call" of the function at `target` after `run`, "return" to the call after its `back`, or "barrier" and "warp",
-    which wait until `complete`; a "warp" step then runs `run`.
+    If `plain` is given, it runs the instruction for the running threads. Otherwise `kind` says what the instruction does:
+    "branch" jumps to `target` if `condition` holds (always if it is None); "exit" ends threads; "call" runs `run` and then
+    calls the function at `target`; "return" returns to the call after its `back`; "barrier" and "warp" wait until `complete`,
+    and "warp" then runs `run`.
     """
 
     plain: Callable[[Wave], None] | None = None
@@ -41,7 +42,7 @@ class Step:
 
 # --- operands ---------------------------------------------------------------------------------------------------------
 def reader(program: Program, operand: Any, kind: str) -> Values:
-    """wave -> the operand as an array (or one number) of a type."""
+    """Return a function that maps a wave to the operand, as an array (or one number) of the type `kind`."""
     dtype = TYPES[kind]
     if isinstance(operand, Number):
         value = _immediate(operand, dtype)
@@ -77,7 +78,7 @@ def _immediate(number: Number, dtype: np.dtype) -> Any:
 
 
 def _place(program: Program, name: str) -> int:
-    """The address of a variable within its memory space."""
+    """Return the address of a variable within its memory space."""
     for space in (program.shared, program.local, program.const, program.passed):
         if name in space:
             return space[name].offset
@@ -88,7 +89,7 @@ def _place(program: Program, name: str) -> int:
 
 # --- steps ------------------------------------------------------------------------------------------------------------
 def steps(program: Program) -> list[Step]:
-    """A step for each instruction of a program; decoded once.
+    """Return a `Step` for each instruction of a program; they are decoded once.
 
     Raises
     ------
@@ -177,7 +178,7 @@ def _trap(wave: Wave, i: Instruction) -> None:
 
 
 def _setp(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """p = a cmp b, or (a cmp b) and c; p|q: q is the negation."""
+    """Return the function of setp: p = a cmp b, combined with c if it is given; in p|q, q is the negation."""
     compare, kind = COMPARISONS[i.modifiers[0]], types(i)[-1]
     targets, (a, b) = i.operands[0].split("|"), (reader(program, o, kind) for o in i.operands[1:3])
     join = next((LOGIC[m] for m in i.modifiers if m in LOGIC), None)
@@ -192,7 +193,7 @@ def _setp(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 
 def _repack(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """mov between a register and a vector of its parts."""
+    """Return the function of a mov between a register and a vector of its parts."""
     kind, (target, source) = types(i)[-1], i.operands
     parts = target if isinstance(target, tuple) else source
     part = f"b{8 * TYPES[kind].itemsize // len(parts)}"
@@ -215,7 +216,9 @@ def _repack(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 
 def _carried(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """32 bits of a longer sum: opcodes that end in `c` add the carry (or subtract the borrow), .cc stores it."""
+    """Return the function that computes 32 bits of a longer sum: opcodes that end in `c` add the carry (or subtract the
+    borrow), and .cc stores it.
+    """
     kind, operation, low = types(i)[-1], i.opcode[:3], np.uint64(0xFFFFFFFF)
     if TYPES[kind].itemsize != 4:
         raise PtxError("this machine carries from 32 bits only")
@@ -236,7 +239,7 @@ def _carried(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 
 def _cvta(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """Conversion between addresses of one space and generic ones."""
+    """Return the function of cvta, which converts between addresses of one memory space and generic addresses."""
     space, kind = next(m for m in i.modifiers if m not in ("to",) and m not in TYPES), types(i)[-1]
     shift = TYPES[kind].type(WINDOWS.get(space, 0))
     read, target = reader(program, i.operands[1], kind), i.operands[0]

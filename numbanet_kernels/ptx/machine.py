@@ -35,7 +35,7 @@ LIMIT = float(os.environ.get("NUMBANET_EMULATED_SECONDS", 20))
 
 
 def register_dtype(kind: str) -> np.dtype:
-    """Registers hold bits, unless they are declared as floats or predicates."""
+    """Return the dtype of a register. Registers hold bits, unless they are declared as floats or predicates."""
     dtype = DTYPES[kind]
     return BITS[dtype.itemsize] if dtype.kind in "iu" else dtype
 
@@ -66,7 +66,7 @@ class Wave:
         self.calls: tuple[int, ...] = ()  # call stack: the call instructions of the current function
 
     def _special(self, in_block: np.ndarray) -> dict[str, np.ndarray]:
-        """The special registers, int64."""
+        """Return the special registers, int64."""
         values = {"%laneid": in_block % WARP, "%warpid": in_block // WARP}
         for name, places, shape in (("tid", in_block, self.launch.block), ("ctaid", self.number, self.launch.grid)):
             x, y, z = shape
@@ -91,7 +91,7 @@ class Wave:
         self.active, self.lanes, self.full = before
 
     def warps(self) -> int:
-        """The number of warps with a running thread."""
+        """Return the number of warps with a running thread."""
         return int(np.count_nonzero(self.active.reshape(-1, WARP).any(axis=1)))
 
     # --- registers ----------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class Wave:
             self.registers[name] = np.where(self.active, value, old)
 
     def spread(self, values: np.ndarray) -> np.ndarray:
-        """Values of the running threads as an array of all threads."""
+        """Return the values of the running threads as an array with an element for each thread."""
         everywhere = np.zeros(self.count, values.dtype)
         everywhere[self.lanes] = values
         return everywhere
@@ -127,8 +127,8 @@ class Wave:
         atomic: bool = False,
         aligned: int | None = None,
     ) -> list[tuple[Any, np.ndarray, np.ndarray]]:
-        """Check and count the accesses of an instruction: a list of (store, mask of the accesses to this store, their offsets).
-        `address` has one element per lane, which must be a multiple of `aligned`, by default of the width.
+        """Check and count the accesses of an instruction. Return a list of (store, mask of the accesses to this store, their
+        offsets). `address` has one element per lane, which must be a multiple of `aligned`, by default of the width.
         """
         if space == "generic":
             return self._find_generic(instruction, address, width, lanes, writing, atomic)
@@ -168,7 +168,7 @@ class Wave:
         return self.who if lanes.size == self.count else self.who.of(lanes)
 
     def pass_barrier(self, threads: np.ndarray, of: str) -> None:
-        """All threads of a block or warp have met at a barrier: their earlier accesses are ordered before their later ones."""
+        """Record that all threads of a block or warp have met at a barrier, which orders earlier accesses before later ones."""
         name = "epochs" if of == "block" else "warp_epochs"
         self.who = self.who._replace(**{name: getattr(self.who, name) + threads})
 
@@ -182,7 +182,7 @@ class Wave:
 
     # --- errors -------------------------------------------------------------------------------------------------------
     def error(self, instruction: Instruction, problem: str, lane: int | None = None) -> PtxError:
-        """An error with the kernel, the line and the thread."""
+        """Return an error that names the kernel, the line and the thread."""
         at = (
             ""
             if lane is None
@@ -311,7 +311,7 @@ def _join(groups: dict[Place, np.ndarray], place: Place, threads: np.ndarray) ->
 
 
 def _release(wave: Wave, held: dict[Place, np.ndarray], steps: Sequence[Any]) -> tuple[dict, dict]:
-    """(groups that may go on, groups that still wait), called when no other group can run."""
+    """Return (groups that may go on, groups that still wait); this is called when no other group can run."""
     groups, waiting = {}, {}
     for place, threads in held.items():
         step, wave.calls = steps[place[-1]], place[:-1]
@@ -330,7 +330,7 @@ def _release(wave: Wave, held: dict[Place, np.ndarray], steps: Sequence[Any]) ->
 
 
 def _never(wave: Wave, waiting: dict[Place, np.ndarray], steps: Sequence[Any]) -> PtxError:
-    """The error for a deadlock: all living threads wait at barriers that will never complete."""
+    """Return the error for a deadlock: all threads that have not returned wait at barriers that will never complete."""
     place, program = min(waiting), wave.program
     lane, of = int(np.flatnonzero(waiting[place])[0]), steps[place[-1]].of
     same = wave.blocks == wave.blocks[lane] if of == "block" else np.arange(wave.count) // WARP == lane // WARP
@@ -345,8 +345,8 @@ def _never(wave: Wave, waiting: dict[Place, np.ndarray], steps: Sequence[Any]) -
 
 
 def whole_warps(wave: Wave, threads: np.ndarray, members: np.ndarray) -> np.ndarray:
-    """Those of the waiting `threads` whose barrier is complete: each thread in the mask of members waits too, or has returned.
-    members (T,) uint32 is the mask of each thread.
+    """Return those of the waiting `threads` whose barrier is complete: each thread in its mask also waits, or has returned.
+    members (T,), uint32, holds the mask of each thread.
     """
     here = threads.reshape(-1, WARP)
     wanted = members.reshape(-1, WARP)[:, :, None] & BIT_OF_LANE != 0  # of warp w, by lane i: lane j
@@ -355,7 +355,7 @@ def whole_warps(wave: Wave, threads: np.ndarray, members: np.ndarray) -> np.ndar
 
 
 def whole_blocks(wave: Wave, threads: np.ndarray) -> np.ndarray:
-    """Those of the waiting `threads` whose barrier is complete: each thread of their block waits too, or has returned."""
+    """Return those of the waiting `threads` whose barrier is complete: each thread of the block also waits, or has returned."""
     size = wave.warps_a_block * WARP
     here = (threads | ~wave.alive).reshape(-1, size).all(axis=1)
     return threads & here[wave.blocks]

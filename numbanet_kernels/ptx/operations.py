@@ -1,5 +1,5 @@
-"""Arithmetic instructions: for an opcode and its modifiers, the types of the result and of the sources, and a NumPy
-function.
+"""Arithmetic instructions: this module maps an opcode and its modifiers to the types of the result and of the sources, and to a
+NumPy function.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ TYPES = A.DTYPES
 
 
 def types(instruction: Instruction) -> list[str]:
-    """The modifiers of an instruction that name types, in order."""
+    """Return the modifiers of an instruction that name types, in order."""
     return [m for m in instruction.modifiers if m in TYPES or m == "tf32"]
 
 
 def _shift(shift: Callable) -> Callable:
-    """A shift by at most all bits: NumPy needs an amount of the same type."""
+    """Return a shift by at most the number of bits; NumPy needs an amount of the same type."""
     return lambda a, n: shift(a, np.minimum(n, 8 * a.dtype.itemsize).astype(a.dtype))
 
 
@@ -125,7 +125,9 @@ KNOWN = {
 
 
 def arithmetic(i: Instruction) -> tuple[str, list[str], Callable] | None:
-    """(type of the result, types of the sources, function) of an instruction that works on each thread separately."""
+    """Return (type of the result, types of the sources, function) of an instruction that works on each thread separately; None
+    for other instructions.
+    """
     op, m, kind = i.opcode, i.modifiers, (types(i) or [""])[-1]
     if kind in ("f16x2", "bf16x2", "bf16") and op not in ("mov", "cvt") or set(m) - KNOWN - set(types(i)):
         return None
@@ -164,7 +166,7 @@ def _rounding(m: Sequence[str]) -> str:
 
 
 def _product(op: str, m: Sequence[str], kind: str) -> tuple[str, list[str], Callable]:
-    """mul and mad of integers: the lower half, the upper half, or the whole product."""
+    """Return the same for mul and mad of integers, which use the lower half, the upper half, or the whole product."""
     result, function = kind, np.multiply
     if "hi" in m:
         function = A.high
@@ -180,7 +182,7 @@ def _product(op: str, m: Sequence[str], kind: str) -> tuple[str, list[str], Call
 
 
 def _float(function: Callable, m: Sequence[str]) -> Callable:
-    """Flush subnormal numbers, or saturate the result, if the modifiers say so."""
+    """Return a function that also flushes subnormal numbers and saturates the result, if the modifiers say so."""
     if not {"ftz", "sat"} & set(m):
         return function
 

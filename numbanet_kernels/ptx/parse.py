@@ -1,4 +1,5 @@
-"""PTX text -> Program: the subset that NVVM writes for one kernel and the functions it calls, as data.
+"""Parser of PTX: `parse` turns the text of one kernel and of the functions that it calls into a `Program`. It supports the
+subset of PTX that NVVM, the compiler of Numba's kernels, writes.
 
     .reg .f32 %f<3>;                    program.registers["%f1"] = "f32", …
     .shared .align 4 .b8 tile[1088];    program.shared["tile"] = Variable(…)
@@ -6,9 +7,9 @@
     @!%p1 ld.global.f32 %f1, [%rd2+4];  Instruction(guard=("%p1", True), opcode="ld", modifiers=("global", "f32"),
                                                     operands=("%f1", Address("%rd2", 4)))
 
-Registers, special registers, labels and symbols stay strings; numbers become `Number`, vectors and lists of parameters tuples.
-Names declared in a function, or within inner braces, get the line number appended: "%f1$31". If the text has .loc directives,
-each instruction also has its line of Python.
+Registers, special registers, labels and symbols stay strings; numbers become `Number`; vectors and lists of parameters become
+tuples. The number of its line is appended to a name that is declared in a function or within inner braces: "%f1$31". If the
+text has .loc directives, each instruction also has its line of Python.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class PtxError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """An immediate: an integer, or the bits of a float of `size` bytes."""
+    """A constant operand: an integer, or the bits of a float of `size` bytes."""
 
     value: int
     size: int = 0  # 0: an integer, with the width of its use
@@ -44,14 +45,14 @@ class Number:
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """[base + offset], base a register or the name of a variable."""
+    """The operand [base + offset]; `base` is a register or the name of a variable."""
 
     base: str
     offset: int
 
 
 class Variable(NamedTuple):
-    """Named memory: `offset` in bytes in its space (`Program.next`), with initial bytes if it has any."""
+    """A variable: `size` bytes at `offset` of a memory space (`Program.next`); `initial` holds its initial bytes, if any."""
 
     size: int
     offset: int
@@ -77,8 +78,8 @@ class Instruction:
 
 @dataclasses.dataclass
 class Function:
-    """A function that a program calls; its parameters and results are variables in `Program.passed`. The kernel is a `Function`
-    without these.
+    """A function that a program calls. Its parameters and results are names of variables in `Program.passed`. The kernel is
+    also a `Function`, without parameters and results.
     """
 
     results: tuple[str, ...] = ()
@@ -88,12 +89,12 @@ class Function:
     start: int = -1  # index of its first instruction in the program; -1: never called, and left out
 
     def calls(self) -> list[str]:
-        """The names of the functions that it calls."""
+        """Return the names of the functions that this function calls."""
         return [called(i) for i in self.instructions if i.opcode == "call"]
 
 
 def called(i: Instruction) -> str:
-    """The function that a call names; a register for an indirect call."""
+    """Return the name of the function that the call `i` calls; for an indirect call, the register that holds its address."""
     return next(operand for operand in i.operands if isinstance(operand, str))
 
 
@@ -117,14 +118,14 @@ class Program:
     arguments: tuple[tuple[str, str, int | None, str], ...] = ()  # as `Kernel.arguments`, if known
 
     def where(self, instruction: Instruction) -> str:
-        """The line of the text, and the line of Python if known."""
+        """Return the line of the PTX text of an instruction, and its line of Python if it is known."""
         python = self.python[self.instructions.index(instruction)]
         return instruction.where() + (f" ({python})" if python else "")
 
     @functools.cached_property
     def python(self) -> list[str]:
-        """For each instruction the line of Python, "file.py:12", or "". A library function has no lines of Python; its
-        instructions get the line of its call, if there is only one call.
+        """The line of Python of each instruction, such as "file.py:12"; "" if it is unknown. A library function has no lines of
+        Python: its instructions get the line of its call, if the program has only one call of it.
         """
         found = self._lines()
         for name, function in self.functions.items():
@@ -135,8 +136,8 @@ class Program:
         return found
 
     def _lines(self) -> list[str]:
-        """The line of Python of each instruction. If only another PTX text has lines, its instructions are matched with these
-        by opcode: nearly all are equal.
+        """Return the line of Python of each instruction. If this text has no lines, but `lines` returns a text that has, the
+        instructions of both texts are matched by their opcodes: nearly all are equal.
         """
         found = [i.python for i in self.instructions]
         if any(found) or self.lines is None:
@@ -151,22 +152,25 @@ class Program:
         return found
 
     def size(self, space: str) -> int:
-        """The number of bytes that the variables of a memory space take on a GPU, without the gaps between them."""
+        """Return the number of bytes that the variables of a memory space take on a GPU, where there are no gaps."""
         return max((v.offset + v.size - GAP * k for k, v in enumerate(getattr(self, space).values())), default=0)
 
     def next(self, space: str, align: int) -> int:
-        """The offset of the next variable of a space. It is the offset on a GPU plus a gap for each earlier variable, so that
-        an access beyond the end of a variable does not hit another one; a gap is a multiple of all banks.
+        """Return the offset at which the next variable of a memory space is placed: the offset on a GPU plus one gap for each
+        earlier variable. So an access beyond the end of a variable does not hit another variable. A gap is a multiple of the
+        size of all banks, so that bank conflicts are those of the GPU.
         """
         return -(-self.size(space) // align) * align + GAP * len(getattr(self, space))
 
     def pass_by(self, name: str, size: int, align: int) -> None:
-        """Add a variable to `passed`: these are addressed by name only, without gaps."""
+        """Add a variable to `passed`. Variables in `passed` are addressed only by name, so there are no gaps between them."""
         end = max((v.offset + v.size for v in self.passed.values()), default=0)
         self.passed[name] = Variable(size, -(-end // align) * align)
 
     def places(self, space: str, dynamic: int = 0) -> list[tuple[int, int]]:
-        """(offset, size) of a space's variables, and of memory sized by the launch."""
+        """Return (offset, size) of each variable of the memory space `space`. If `dynamic` > 0, add an entry for the shared
+        memory of `dynamic` bytes whose size the launch sets.
+        """
         found = [(v.offset, v.size) for v in getattr(self, space).values()]
         return [*found, (self.next(space, 16), dynamic)] if dynamic else found
 
@@ -217,10 +221,11 @@ _NUMBER = re.compile(
 def parse(
     text: str, arguments: Iterable[tuple[str, str, int | None, str]] = (), lines: Callable[[], str] | None = None
 ) -> Program:
-    """The kernel in a PTX text.
+    """Return the `Program` of the kernel in a PTX text.
 
-    If `arguments` is given, the types of its Python function's arguments (`Kernel.arguments`), `run` checks the arguments of a
-    launch. If `lines` is given, a function that returns the PTX text with lines of Python, errors name these lines.
+    `arguments` holds the types of the arguments of the Python function (`Kernel.arguments`); if it is given, `run` checks the
+    arguments of a launch. `lines` is a function that returns the same PTX text with lines of Python; if it is given, errors
+    name these lines.
 
     Raises
     ------
@@ -256,7 +261,7 @@ def parse(
 
 
 def _link(program: Program) -> None:
-    """The instructions of the kernel, then those of each function that is called."""
+    """Fill `program.instructions`: first the instructions of the kernel, then those of each function that is called."""
     due = [""]
     for name in due:
         function = program.functions.get(name)
@@ -269,7 +274,9 @@ def _link(program: Program) -> None:
 
 
 def _python(files: dict[str, str], place: tuple[str, str], *callers: tuple[str, str]) -> str:
-    """(file, line) and the lines that called it: "here.py:3, called in there.py:12"."""
+    """Return the line of Python `place`, a pair (file, line), and the lines that called it, as a string such as "here.py:3,
+    called in there.py:12".
+    """
     return ", called in ".join(f"{files[file]}:{line}" for file, line in (place, *callers) if file in files and line != "0")
 
 
@@ -300,7 +307,7 @@ def _head(program: Program, piece: str, line: int) -> tuple[str, dict[str, str]]
 
 
 def _parameter(piece: str, line: int) -> tuple[str, str, int | None, int | None]:
-    """(name, type, alignment, count) of a parameter; the last two None if not given."""
+    """Return (name, type, alignment, count) of a parameter; alignment and count are None if they are not given."""
     found = _PARAMETER.fullmatch(piece)
     if found is None:
         raise PtxError(f"line {line}: this parameter is not understood: {piece}")
@@ -308,7 +315,7 @@ def _parameter(piece: str, line: int) -> tuple[str, str, int | None, int | None]
 
 
 def _statement(program: Program, piece: str, line: int, python: str, scopes: list[dict[str, str]], function: str) -> None:
-    """A declaration or an instruction in the body of a function ("" for the kernel)."""
+    """Parse a declaration or an instruction in the body of `function` ("" for the kernel), and add it to `program`."""
 
     def named(name: str) -> str:
         if len(scopes) < (1 if function else 2):
@@ -354,7 +361,7 @@ def _variable(program: Program, found: re.Match, name: str) -> None:
 
 
 def _instruction(piece: str, line: int, python: str, names: Mapping[str, str], function: str) -> Instruction:
-    """`names`: renamed registers and variables in the current braces."""
+    """Parse an instruction. `names` maps registers and variables that are declared within braces to their new names."""
     renamed = re.sub(r"[\w%$]+", lambda word: names.get(word[0], word[0]), piece) if names else piece
     found = re.fullmatch(r"(?:@(?P<not>!?)(?P<guard>[\w%$]+)\s+)?(?P<opcode>[a-z][\w.:]*)(?P<operands>.*)", renamed)
     if found is None:

@@ -1,4 +1,5 @@
-"""Races: the last accesses of each word of memory, and whether two threads accessed it without a defined order.
+"""Detection of races: this module stores the last accesses of each word of memory, and finds two threads that access a word
+without a defined order.
 
     race    two threads access a word, one of them writes it by a plain access, and no barrier of their block (of the whole
             warp, for threads of one warp) is in between; nothing orders threads of two blocks
@@ -46,7 +47,9 @@ class Who(NamedTuple):
 
 
 class Shadow:
-    """The accesses of each unit of some memory, by kind; `across`: threads of several blocks may access it."""
+    """The last accesses of each unit of some memory: reads, writes and atomic changes. If `across`, threads of several blocks
+    may access the memory.
+    """
 
     def __init__(self, size: int, across: bool) -> None:
         self.size, self.across, self.unit = size, across, COARSE
@@ -55,7 +58,7 @@ class Shadow:
         self.logged = 0
 
     def touch(self, offset: np.ndarray, width: int, who: Who, writing: bool, atomic: bool = False) -> None:
-        """Record reads, writes or atomic changes; Fault if another thread's access conflicts."""
+        """Record reads, writes or atomic changes; raise Fault if one conflicts with the access of another thread."""
         kind = ("changed" if writing else "looked at") if atomic else "written" if writing else "read"
         if kind == "read" and not self.last and self.logged < LOG:  # most arrays are never written
             self.log.append((offset, width, who))
@@ -95,7 +98,7 @@ class Shadow:
 
 
 class _Last:
-    """For every unit of memory: the last accessing thread, and its barrier interval."""
+    """For every unit of memory, the thread that accessed it last, and the barrier interval of this access."""
 
     def __init__(self, units: int, across: bool) -> None:
         self.across, self.who = across, np.full(units, NOBODY, np.int64)
@@ -106,7 +109,9 @@ class _Last:
         self.who, self.epoch, self.warp_epoch = (a.repeat(2) for a in (self.who, self.epoch, self.warp_epoch))
 
     def conflict(self, at: np.ndarray, who: Who) -> np.ndarray | None:
-        """The other thread that accessed each unit without a barrier in between, or NOBODY; None if there is none at all."""
+        """Return, for each unit, the other thread that accessed it without a barrier in between, or NOBODY; None if there is no
+        such thread for any unit.
+        """
         there = self.epoch[at] == who.epochs
         if not self.across and not there.any():
             return None
@@ -132,7 +137,7 @@ class _Last:
 
 
 def _together(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The code for two threads together: the wider of their scopes is the larger number."""
+    """Return the code that stands for both of two threads: several threads of their warp, of their block, or of the launch."""
     block = np.where(a >> OF_BLOCK == b >> OF_BLOCK, a >> OF_BLOCK << OF_BLOCK | SEVERAL << OF_WARP | SEVERAL, EVERYWHERE)
     return np.where(a >> OF_WARP == b >> OF_WARP, a >> OF_WARP << OF_WARP | SEVERAL, block)
 

@@ -1,13 +1,13 @@
-"""Memory of the interpreter: global memory consists of the arrays that are passed, and every access is checked.
+"""The memory of the interpreter. Global memory consists of the arrays that are passed. Every access is checked; errors are
 
     out of bounds   an access outside of all arrays, shared variables or local memory: gaps separate them
     misaligned      an address that is not a multiple of the width of its access
     unset           shared or local memory that is read before it is written
     race            see `races`
 
-Arrays get new addresses, far from each other whatever their host addresses; arrays that share host memory share it here, too.
-The gaps between the elements of a slice are out of bounds, unless they belong to another array of the launch.
-Generic addresses of shared and local memory are in windows above, as on a GPU.
+Arrays get new addresses, which are far from each other, whatever their host addresses are; arrays that share host memory also
+share memory here. The gaps between the elements of a slice are out of bounds, unless they belong to another array of the
+launch. Generic addresses of shared and local memory are in windows above those of global memory, as on a GPU.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ ALIGNMENT, GAP = 256, 1 << 30  # alignment of arrays, as a GPU allocates them; g
 
 
 class Store:
-    """Bytes, a flag for each that is True if it has been written, and the accesses of each word; for arrays with gaps, also a
-    mask of their bytes.
+    """Some memory: its bytes, a flag for each byte that is True if it has been written, and the last accesses of each word; if
+    an array has gaps, also a mask of its bytes.
     """
 
     def __init__(self, data: np.ndarray, unset: bool, inside: np.ndarray | None = None) -> None:
@@ -41,7 +41,7 @@ class Store:
         return array[: array.size // width * width].view(BITS[width])
 
     def read(self, offset: np.ndarray, width: int) -> np.ndarray:
-        """The unsigned integers of `width` bytes at these offsets."""
+        """Return the unsigned integers of `width` bytes at the offsets `offset`."""
         if self.unset is not None:
             missing = self._units(self.unset, width)[offset // width] != 0
             if missing.any():
@@ -49,7 +49,7 @@ class Store:
         return self._units(self.data, width)[offset // width]
 
     def write(self, offset: np.ndarray, values: np.ndarray, width: int) -> None:
-        """If several values have one address, the last one stays."""
+        """Write values of `width` bytes; if several values have the same address, the last one stays."""
         self._units(self.data, width)[offset // width] = values
         if self.unset is not None:
             self._units(self.unset, width)[offset // width] = 0
@@ -62,7 +62,7 @@ class Store:
 
 
 class Global:
-    """The arrays of a launch; `placed`: they are in device memory, else each begins at a multiple of 256."""
+    """Global memory: the arrays of a launch. If `placed`, they are in device memory; else each begins at a multiple of 256."""
 
     def __init__(self, arrays: Iterable[np.ndarray], placed: bool) -> None:
         self.arrays = sorted((a for a in arrays if a.nbytes), key=lambda a: (_bounds(a)[0], -_bounds(a)[1]))
@@ -79,7 +79,7 @@ class Global:
         self.stops = [at + stop - start for at, (start, stop, _) in zip(self.starts, self.regions, strict=True)]
 
     def address(self, array: np.ndarray) -> int:
-        """The address of the first element of an array of the launch; 0 if it is empty."""
+        """Return the address of the first element of an array of the launch; 0 if the array is empty."""
         low, high = _bounds(array)
         return next(
             (
@@ -91,7 +91,9 @@ class Global:
         )
 
     def find(self, address: np.ndarray, width: int) -> list[tuple[Store, np.ndarray, np.ndarray]]:
-        """[(store, indices of the accesses in it, their offsets)]; Fault if an access is outside of all stores."""
+        """Return a list of (store, indices of the accesses in this store, their offsets); raise Fault if an access is outside
+        of all stores.
+        """
         found, left = [], np.ones(address.size, bool)
         least, most = int(address.min()), int(address.max()) + width
         for (store, lead), start, stop in zip(self.stores, self.starts, self.stops, strict=True):
@@ -124,14 +126,14 @@ class Global:
 
 
 def _bounds(array: np.ndarray) -> tuple[int, int]:
-    """The host address of the first byte of an array, and of the byte after its last."""
+    """Return the host address of the first byte of an array, and that of the byte after its last one."""
     steps = [(n - 1) * step for n, step in zip(array.shape, array.strides)]
     first = array.ctypes.data
     return first + sum(s for s in steps if s < 0), first + sum(s for s in steps if s > 0) + array.itemsize
 
 
 def _regions(arrays: Sequence[np.ndarray]) -> list[tuple[int, int, list[np.ndarray]]]:
-    """(start, stop, arrays) of each contiguous region of host memory that the sorted arrays occupy."""
+    """Return (start, stop, arrays) of each contiguous region of host memory that the sorted arrays occupy."""
     regions: list[tuple[int, int, list[np.ndarray]]] = []
     for array in arrays:
         start, stop = _bounds(array)
@@ -144,7 +146,7 @@ def _regions(arrays: Sequence[np.ndarray]) -> list[tuple[int, int, list[np.ndarr
 
 
 def _inside(arrays: Sequence[np.ndarray], start: int, stop: int, lead: int) -> np.ndarray | None:
-    """A mask of the bytes of a region, after `lead` others, that belong to one of its arrays; None: all do."""
+    """Return a mask of the bytes of a region, after `lead` other bytes, that belong to one of its arrays; None if all do."""
     if any(_bounds(a) == (start, stop) and a.nbytes == stop - start for a in arrays):
         return None
     inside = np.zeros(lead + stop - start, bool)
@@ -155,8 +157,8 @@ def _inside(arrays: Sequence[np.ndarray], start: int, stop: int, lead: int) -> n
 
 
 class Private:
-    """Shared memory of blocks, local memory of threads, or arguments of functions: a row per owner, with variables at (offset,
-    size).
+    """Shared memory of blocks, local memory of threads, or arguments of functions: each owner has one row, with variables at
+    (offset, size).
     """
 
     def __init__(self, owners: int, variables: Sequence[tuple[int, int]]) -> None:
@@ -169,7 +171,7 @@ class Private:
         self.store = Store(np.zeros(owners * self.room if variables else 0, np.uint8), unset=True)
 
     def find(self, address: np.ndarray, width: int, owners: np.ndarray) -> list[tuple[Store, np.ndarray, np.ndarray]]:
-        """As `Global.find`; addresses are relative to an owner's row."""
+        """Do the same as `Global.find`, for addresses relative to the rows of the owners."""
         inside = (address >= 0) & (address < self.size)
         inside &= self.left[address if inside.all() else np.where(inside, address, 0)] >= width
         if not inside.all():
@@ -194,8 +196,8 @@ def check_alignment(address: np.ndarray, width: int) -> None:
 
 # --- cost of accesses -------------------------------------------------------------------------------------------------
 def _by_pattern(count: Callable[..., Any]) -> Callable[..., Any]:
-    """Cache the results of count(address, width, threads) by the pattern of the addresses: a shift of all addresses by whole
-    sectors does not change the result.
+    """Decorate count(address, width, threads) with a cache. Its key is the pattern of the addresses, because a shift of all
+    addresses by whole sectors does not change the result.
     """
 
     @functools.lru_cache(256)
@@ -208,7 +210,9 @@ def _by_pattern(count: Callable[..., Any]) -> Callable[..., Any]:
 
 @_by_pattern
 def sectors(address: np.ndarray, width: int, threads: np.ndarray) -> tuple[int, int]:
-    """(sectors of 32 bytes that warps touch, the fewest that could hold the requested bytes); a warp is 32 threads."""
+    """Return (number of sectors of 32 bytes that warps touch, smallest number that could hold the requested bytes); a warp is
+    32 threads.
+    """
     warps = threads // WARP
     touched = np.unique(warps << 40 | address // SECTOR).size
     asked = np.unique(np.unique(warps << 40 | address // width) >> 40, return_counts=True)[1] * width
@@ -217,10 +221,10 @@ def sectors(address: np.ndarray, width: int, threads: np.ndarray) -> tuple[int, 
 
 @_by_pattern
 def conflicts(address: np.ndarray, width: int, lanes: np.ndarray) -> int:
-    """Cycles that warps wait because several words of one bank are requested at once.
+    """Return the number of cycles that warps wait because several words of one bank are requested at once.
 
-    With 8 bytes per thread half a warp is served at a time, with 16 a quarter; threads that request the same word share it.
-    `lanes` has the thread of each access, 32 per warp.
+    If each thread requests 8 bytes, half a warp is served at a time; if it requests 16, a quarter. Threads that request the
+    same word share it. `lanes` holds the number of the thread of each access; a warp has 32 threads.
     """
     words = max(width // WORD, 1)
     phase = np.repeat(lanes * words // WARP, words)

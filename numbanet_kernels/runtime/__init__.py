@@ -1,1 +1,1 @@
-"""Declaring, compiling, launching, recording and emulating kernels, and memory for their arrays."""
+"""This package declares, compiles, launches, records and emulates kernels, and allocates memory for their arrays."""

@@ -22,16 +22,16 @@ class EmulatedArray(np.ndarray):
     """Host memory that represents memory of the emulated device, with the device-array methods that launchers use."""
 
     def copy_to_host(self) -> np.ndarray:
-        """A copy as a NumPy array, like the method of a device array."""
+        """Return a copy as a NumPy array, like the method of a device array."""
         return np.array(self)
 
     def copy_to_device(self, values: Any) -> None:
-        """Copy these values into the array, like the method of a device array."""
+        """Copy `values` into the array, like the method of a device array."""
         self[...] = values
 
 
 def device_array(shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
-    """An uninitialised array on the GPU; on the emulated device filled with NaN or -1, and aligned as on a GPU."""
+    """Return an uninitialised array on the GPU. On the emulated device it is filled with NaN or -1, and aligned as on a GPU."""
     if not emulating():
         return _on_card(cuda.device_array, shape, dtype)
     size = math.prod(shape if isinstance(shape, Sequence) else (shape,)) * np.dtype(dtype).itemsize
@@ -41,7 +41,7 @@ def device_array(shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
 
 
 def to_device(host: Any) -> Any:
-    """A copy of a host array on the GPU or the emulated device; Fortran order is preserved."""
+    """Return a copy of a host array on the GPU or the emulated device; Fortran order is preserved."""
     refuse_to_record("an upload")
     if not emulating():
         return _on_card(cuda.to_device, host)
@@ -52,7 +52,7 @@ def to_device(host: Any) -> Any:
 
 
 def _on_card(make: Callable[..., Any], *args: Any) -> Any:
-    """An array on the GPU; NoCard if there is none."""
+    """Return make(*args), an array on the GPU; raise NoCard if there is no GPU."""
     try:
         return make(*args)
     except ImportError as error:
@@ -60,7 +60,9 @@ def _on_card(make: Callable[..., Any], *args: Any) -> Any:
 
 
 def device_cache(maxsize: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """lru_cache for functions that make device arrays: one cache for GPUs, one for the emulated device."""
+    """Decorate a function that makes device arrays with an lru_cache; there is one cache for GPUs, and one for the emulated
+    device.
+    """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         caches = {on: functools.lru_cache(maxsize)(lambda *args, on=on: function(*args)) for on in (False, True)}
@@ -73,8 +75,8 @@ lent: dict[int, Any] = {}  # memory in use: Numba counts references to a pointer
 
 
 def device_array_in(context: Any, memory: Any, address: int, size: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> Any:
-    """A device array in bytes address … address + size - 1 of existing memory; `owner` is kept alive until the array and all
-    its views are gone.
+    """Return a device array in the bytes address … address + size - 1 of existing memory. `owner` is kept alive until the array
+    and all its views are gone.
     """
     from numba.cuda.cudadrv.devicearray import DeviceNDArray
     from numba.cuda.cudadrv.driver import AutoFreePointer

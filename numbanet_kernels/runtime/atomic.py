@@ -1,8 +1,10 @@
-"""Atomic: counters in shared memory, by which threads that run compiled loops at the same time wait for each other.
+"""Atomic counters, with which CPU threads that run compiled loops at the same time wait for each other.
 
-load(counters, i)                   counters[i], read from memory in each call; the compiler may keep a plain read in a register
-add(counters, i, n)                 counters[i] += n as one atomic operation; returns the value before
-wait(counters, i, least, pauses)    wait until counters[i] >= least: spin, then yield the core to other threads, then sleep
+load(counters, i)                   returns counters[i], read from memory in each call; the compiler may keep the result of a
+                                    plain read in a register
+add(counters, i, n)                 adds n to counters[i] as one atomic operation, and returns the value before
+wait(counters, i, least, pauses)    waits until counters[i] >= least: it spins, then yields the core to other threads, then
+                                    sleeps
 """
 
 from __future__ import annotations
@@ -88,8 +90,9 @@ def _now(typing_context, function, clock):
 
 @functools.cache
 def pauses() -> np.ndarray:
-    """(4,) int64: the addresses of the functions that yield the core to other threads, that sleep (the argument is in us, on
-    Windows in ms), and that read a clock (0 on Windows); the number of the clock.
+    """Return an int64 array (4,): the address of the function that yields the core to other threads; of the function that
+    sleeps, which takes a time in us, on Windows in ms; of the function that reads a clock, 0 on Windows; and the number of the
+    clock.
     """
     library = ctypes.windll.kernel32 if os.name == "nt" else ctypes.CDLL(None)
     names = ("SwitchToThread", "Sleep") if os.name == "nt" else ("sched_yield", "usleep", "clock_gettime")

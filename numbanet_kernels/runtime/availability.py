@@ -26,7 +26,7 @@ NO_CUDA = (
 
 @deferred  # an exception of a signal handler says nothing about the driver
 def cuda_problem() -> str | None:
-    """None if a kernel can be launched, else one sentence: what is missing and how to get it."""
+    """Return None if a kernel can be launched, else a sentence that says what is missing and how to get it."""
     if NO_CUDA:
         return NO_CUDA
     try:
@@ -43,8 +43,8 @@ def cuda_problem() -> str | None:
 @functools.cache
 @deferred
 def nvvm_problem() -> str | None:
-    """None if a small kernel compiles, else one sentence: what is missing and how to get it. The PTX is cached on disk, like
-    that of every kernel, and compiled again only if a compiler changes.
+    """Return None if a small kernel compiles, else a sentence that says what is missing and how to get it. The PTX of the
+    kernel is cached on disk, like that of every kernel, and compiled again only if a compiler changes.
     """
     if NO_CUDA:
         return NO_CUDA
@@ -81,10 +81,10 @@ _probe.made_by = __name__, "_probe"  # so that its PTX is cached
 
 
 def capability() -> tuple[int, int]:
-    """The compute capability of the GPU or the emulated device."""
+    """Return the compute capability of the GPU or of the emulated device."""
     return emulation.EMULATED if emulation.emulating() else tuple(cuda.get_current_device().compute_capability)
 
 
 def multiprocessors() -> int:
-    """The number of multiprocessors of the GPU; on the emulated device that of an H200."""
+    """Return the number of multiprocessors of the GPU; on the emulated device, that of an H200."""
     return 132 if emulation.emulating() else cuda.get_current_device().MULTIPROCESSOR_COUNT

@@ -1,8 +1,8 @@
-"""Callees: compiled loops that are called by their addresses, without the interpreter, to replay a tape (`tape`).
+"""Callees are compiled loops that are called by their addresses, without the interpreter, to replay a tape (`tape`).
 
-Callee(loop)      the address of a loop, and how its arguments are packed into memory
-run(entries, …)   make calls in order, in one compiled loop
-move(words, …)    write the address of a view into the packed arguments of a call
+Callee(loop)      holds the address of a loop, and knows how its arguments are packed into memory
+run(entries, …)   makes calls in order, in one compiled loop
+move(words, …)    writes the address of a view into the packed arguments of a call
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ _libraries: list[Any] = []  # keep the compiled trampolines alive
 @functools.cache
 @global_compiler_lock
 def _trampoline(kinds: tuple[Any, ...]) -> int:
-    """The address of int32 trampoline(function, place), which calls a loop with the arguments at an address in memory, eight
-    bytes each. The first two arguments of the loop, the addresses for its result and its exception, are not in memory:
-    the trampoline passes local variables.
+    """Return the address of a compiled function, int32 trampoline(function, place). It calls the loop `function` with the
+    arguments that are stored at the address `place`, eight bytes each. The first two arguments of the loop, the addresses for
+    its result and its exception, are not stored there: the trampoline passes local variables.
     """
     codegen = cpu_target.target_context.codegen()
     library = codegen.create_library(f"numbanet.trampoline{len(_libraries)}")
@@ -129,7 +129,7 @@ BARRIER, COPY = 0, 1  # in place of a trampoline
 
 @host_kernel("void(i8[:, ::1], i8[::1], i8[::1], i8, i8[::1])")
 def run(entries, failed, arrived, threads, pauses):
-    """Execute the entries in order; there are three kinds.
+    """Execute the entries in order. There are three kinds of entries:
 
     (trampoline, function, address of the arguments, number of the call)    call a loop
     (COPY, source, target, bytes)                                           copy memory

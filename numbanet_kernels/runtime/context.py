@@ -18,14 +18,14 @@ from typing import Any
 
 
 class Scoped:
-    """A value per thread: a default, or that of the innermost block."""
+    """A value of each thread: that of the innermost block, or a default outside of all blocks."""
 
     def __init__(self, name: str, default: Any) -> None:
         self.innermost: contextvars.ContextVar[_Block | None] = contextvars.ContextVar(name, default=None)
         self.default = default
 
     def get(self) -> Any:
-        """The value of the innermost block of this thread."""
+        """Return the value of the innermost block of this thread."""
         block = self.innermost.get()
         if block is None:
             return self.default
@@ -36,12 +36,12 @@ class Scoped:
         return self.default if block is None else block.value
 
     def within(self, value: Any) -> _Block:
-        """A context that sets the value and returns it; or a decorator, for the time of a call."""
+        """Return a context in which this thread has the value; it can also be used as a decorator, for the time of a call."""
         return _Block(self, value)
 
 
 class _Release:
-    """`__exit__` of a block: that of its lock, bound when the block is entered."""
+    """A descriptor: the `__exit__` of a block is that of its lock, which is bound when the block is entered."""
 
     def __get__(self, block: _Block | None, owner: type) -> Callable[..., Any]:
         return (lambda block, *error: block.lock.release()) if block is None else block.lock.__exit__

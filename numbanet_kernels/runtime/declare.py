@@ -134,7 +134,7 @@ def _declared(name: str, kind: Any) -> Iterator[tuple[str, str, int | None, str]
 
 @functools.cache
 def _compilers() -> tuple[Any, ...]:
-    """What determines the PTX of a kernel, apart from the sources."""
+    """Return what determines the PTX of a kernel, apart from the sources: the versions of the compilers."""
     from numba.cuda.cudadrv import libs
 
     library = pathlib.Path(libs.get_cudalib("nvvm"))
@@ -152,7 +152,7 @@ def _compilers() -> tuple[Any, ...]:
 
 @deferred  # a time-out is also an OSError
 def _cached(jit: Callable[..., Any], signature: str, function: Callable[..., None], options: dict[str, Any]) -> Any:
-    """jit(signature)(function), cached on disk by Numba; compiled in this process if the cache cannot be read or written.
+    """Return jit(signature)(function), cached on disk by Numba, or compiled in this process if the cache cannot be used.
 
     Numba checks only the file of the function for changes, not those of the functions it calls: the cache folder is therefore
     named by a digest of all sources.
@@ -175,8 +175,8 @@ def _cached(jit: Callable[..., Any], signature: str, function: Callable[..., Non
 
 @contextlib.contextmanager
 def _caching_in(folder: pathlib.Path) -> Iterator[None]:
-    """Functions that this thread declares inside are cached in `folder`; one thread at a time, because Numba has one global
-    setting.
+    """A context in which functions that this thread declares are cached in `folder`. Only one thread at a time may be inside,
+    because Numba has one global setting.
     """
     with global_compiler_lock:
         numba.config.reload_config()  # else the compiler would do it inside
@@ -229,8 +229,8 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def digest(folder: pathlib.Path) -> str:
-    """A digest of the source files in a folder and its subfolders, without the PTX machine, which only reads kernels. Computed
-    once per process, in a few milliseconds.
+    """Return a digest of the source files in a folder and its subfolders, without the PTX machine, which only reads kernels. It
+    is computed once per process, in a few milliseconds.
     """
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
@@ -240,7 +240,7 @@ def digest(folder: pathlib.Path) -> str:
 
 
 def kernels(family: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a factory of a family's kernels: called once for each choice of arguments, and listed by `all_kernels`."""
+    """Decorate a factory of a family's kernels: it is called once for each choice of arguments, and `all_kernels` lists it."""
 
     def decorate(factory: Callable[..., Any]) -> Callable[..., Any]:
         @functools.cache
@@ -259,7 +259,7 @@ def kernels(family: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def all_kernels() -> Iterator[Kernel]:
-    """Every declared kernel at its default tile sizes, family by family."""
+    """Yield every declared kernel at its default tile sizes, family by family."""
     for factory in _FACTORIES:
         made = factory()
         yield from made if isinstance(made, tuple) else (made,)

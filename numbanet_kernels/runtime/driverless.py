@@ -23,7 +23,7 @@ class NoCard(CudaSupportError):
 
 
 def no_card(error: Exception) -> Exception:
-    """The error to raise if Numba found no driver (CudaSupportError); any other error unchanged."""
+    """Return the error to raise instead of `error`: a NoCard if Numba found no driver (CudaSupportError), else `error`."""
     if not isinstance(error, CudaSupportError):
         return error
     return NoCard(

@@ -20,7 +20,7 @@ _counting = threading.Lock()  # launches take turns
 
 
 def emulating() -> bool:
-    """True if operations of CUDA run on the PTX machine, with arrays in host memory."""
+    """Return True if operations of CUDA run on the PTX machine, with arrays in host memory."""
     return _emulating.get()
 
 
@@ -29,20 +29,22 @@ if cuda is not None and not numba.config.ENABLE_CUDASIM:
 
 
 def emulated(on: bool = True) -> contextlib.AbstractContextManager[bool]:
-    """Inside, operations of CUDA called by this thread run on the PTX machine; Numba's own functions raise NoCard."""
+    """Return a context in which operations of CUDA that this thread calls run on the PTX machine, and Numba's own functions
+    raise NoCard.
+    """
     return _emulating.within(on)
 
 
 @functools.cache
 def program(kernel: Kernel, compute_capability: tuple[int, int]) -> Any:
-    """The compiled kernel, parsed by the PTX machine."""
+    """Return the compiled kernel as a `Program` of the PTX machine."""
     from .. import ptx
 
     return ptx.parse(kernel.ptx(compute_capability), kernel.arguments, lambda: kernel.ptx(compute_capability, lines=True))
 
 
 def emulate(kernel: Kernel, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> None:
-    """Launch on the PTX machine."""
+    """Launch a kernel on the PTX machine."""
     from .. import ptx
 
     compiled = program(kernel, EMULATED)

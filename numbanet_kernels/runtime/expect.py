@@ -11,15 +11,16 @@ FLOAT32, INT32, BOOL = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.boo
 
 
 def expect(op: str, **arrays: Any) -> dict[str, Any]:
-    """Check arrays, each given as (array, shape) or (array, shape, dtype); None is skipped.
+    """Check arrays, each of which is given as name=(array, shape) or name=(array, shape, dtype); an array that is None is
+    skipped.
 
-    A shape is a tuple of numbers and of names of lengths, the name of a whole shape, or None for any; a name stands for the
-    same length everywhere. A bare array has the shape "S"; the default dtype is float32.
+    A shape is a tuple of numbers and of names of lengths, or the name of a whole shape, or None, which accepts any shape. A
+    name stands for the same length everywhere. name=array is short for name=(array, "S"); the default dtype is float32.
 
     Returns
     -------
     dict
-        The lengths and shapes by name.
+        Maps each name of a length or of a shape to its value.
 
     Raises
     ------
@@ -32,7 +33,7 @@ def expect(op: str, **arrays: Any) -> dict[str, Any]:
 
 
 def check(op: str, arrays: dict[str, Any]) -> dict[str, Any]:
-    """The same as `expect`, for arrays in a dict."""
+    """Do the same as `expect`, for arrays in a dict."""
     found: dict[str, Any] = {}
     for name, given in arrays.items():
         if given.__class__ is tuple:
@@ -61,19 +62,19 @@ def check(op: str, arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def shapes(op: str, **specs: str) -> Callable[..., tuple[int, ...]]:
-    """A compiled check of float32 arrays, for operations in every training step, where the loop of `expect` takes too long.
+    """Return a check of float32 arrays for operations of every training step, for which the loop of `expect` takes too long.
 
     Parameters
     ----------
     op : str
-        Named in errors, which are those of `expect`.
+        The name of the operation in errors, which are those of `expect`.
     **specs : str
         For each array, a letter for the length of each axis. An array may be None if the ones before it have all its letters.
 
     Returns
     -------
     callable
-        (the arrays, in that order) -> the lengths, in the order in which letters first appear.
+        A function that takes the arrays, in this order, and returns the lengths, in the order in which letters first appear.
     """
     known: list[str] = []
     unpacked, tests = [], []
@@ -98,7 +99,7 @@ def shapes(op: str, **specs: str) -> Callable[..., tuple[int, ...]]:
 
 
 def pair(op: str, name: str, given: Any) -> tuple[Any, Any]:
-    """A pair of arguments, checked; (None, None) if it is None."""
+    """Return `given`, which must be a pair; (None, None) if it is None."""
     if given is None:
         return None, None
     if not isinstance(given, (tuple, list)) or len(given) != 2:

@@ -17,24 +17,24 @@ VERSIONS = 8  # number of folders to keep, for several versions of the sources
 
 
 def cache_folder() -> Path:
-    """The folder of this user's caches; RuntimeError if there is no home folder."""
+    """Return the folder of this user's caches; raise RuntimeError if there is no home folder."""
     from numba.misc.appdirs import AppDirs  # Numba keeps compiled kernels by the same customs
 
     return Path(AppDirs("numbanet", appauthor=False).user_cache_dir)
 
 
 def _folder(name: str) -> Path:
-    """The folder `name` in NUMBA_CACHE_DIR, or in the cache folder if that is not set; RuntimeError if there is no home
-    folder.
+    """Return the folder `name` in NUMBA_CACHE_DIR or, if that is not set, in the cache folder; raise RuntimeError if there is
+    no home folder.
     """
     return Path(os.path.abspath(os.environ.get("NUMBA_CACHE_DIR") or cache_folder()), name)
 
 
 def version(name: str, digest: str) -> Path | None:
-    """Make and return a folder for files of the sources with this digest (hexadecimal); None if it is not writable.
+    """Make and return a folder for files that belong to the sources with this digest (hexadecimal); None if it is not writable.
 
-    Its path is name/digest, in NUMBA_CACHE_DIR or, if that is not set, in the cache folder. When a new one is made, all but the
-    `VERSIONS` most recently used are deleted.
+    Its path is name/digest, in NUMBA_CACHE_DIR or, if that is not set, in the cache folder. When a new folder is made, all but
+    the `VERSIONS` most recently used folders are deleted.
     """
     try:
         return _made(_folder(name), digest)
@@ -80,7 +80,7 @@ def write(path: Path, content: bytes) -> None:
 
 @deferred  # a time-out is also an OSError
 def cached(name: object, decides: object, make: Callable[[], str]) -> str:
-    """The result of make(), a text, cached in a file; it is made again if `decides` differs from the value in the file.
+    """Return the text make(), which is cached in a file; it is made again if `decides` differs from the value in the file.
 
     Each name has one file, in NUMBA_CACHE_DIR or else in the cache folder. It begins with a digest of `decides` and of the
     text: a damaged or outdated file is rewritten. If no file can be written, `make` runs each time.

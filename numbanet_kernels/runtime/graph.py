@@ -1,4 +1,4 @@
-"""Graph: launches that were recorded once and are replayed together, on a GPU with one call to the driver.
+"""A graph holds launches that were recorded once and are replayed together, on a GPU with one call to the driver.
 
 A GPU finishes a small step before Python has issued its launches. `record` runs a function without launching anything and lists
 the launches; `replay` launches them in order, with the same arrays and scalars. To replay with other values, write them into
@@ -46,7 +46,7 @@ class Graph:
 
 
 def _completed(calls: list[tuple]) -> tuple:
-    """(graph, stream) of CUDA: captured on a separate stream, launched on the default one."""
+    """Return (graph, stream) of CUDA. The graph is captured on a separate stream, and launched on the default stream."""
     from cuda.core import Device
 
     device = Device(cuda.get_current_device().id)
@@ -63,7 +63,9 @@ def _completed(calls: list[tuple]) -> tuple:
 
 @trusted
 def _available() -> float:
-    """Self-test of graphs: the largest absolute error of two dependent launches, replayed with two other sets of values."""
+    """Return the largest absolute error of two dependent launches that are replayed with two other sets of values; the
+    decorator turns it into the result of a self-test.
+    """
 
     @kernel("void(f4[::1], f4[::1])")
     def double(x, y):
@@ -91,30 +93,31 @@ def _available() -> float:
 
 # --- the operations ---------------------------------------------------------------------------------------------------
 def records_cuda():
-    """True if `record` is available: the GPU passes a self-test of graphs."""
+    """Return True if `record` is available, because the GPU passes a self-test of graphs."""
     return _available()
 
 
 def asides_cuda():
-    """False: a recorded graph holds launches alone."""
+    """Return False, because a recorded graph holds only launches."""
     return False
 
 
 def aside_cuda(work):
-    """Always raises NotRecorded: a graph cannot call the interpreter."""
+    """Raise NotRecorded, because a graph cannot call the interpreter."""
     raise NotRecorded("a choice by the interpreter is not a launch")
 
 
 def rehearses_cuda():
-    """True if work runs once, as it will be recorded, before it is recorded."""
+    """Return True, because work runs once, as it will be recorded, before it is recorded."""
     return True  # so that its kernels are compiled
 
 
 def record_cuda(work, beside=None, most=1 << 30, refused=None, known=False):
-    """A `Graph` of the launches of work(), which are not executed; None if work does more than launch kernels, or needs more
-    memory than `most` bytes, or than those of the graph `beside`. The two share their memory, so each may be replayed only
-    after the results of the other have been used. Run work() once before, so that its caches are filled. If nothing is
-    recorded, the reason is appended to the list `refused`. `known` changes nothing: a graph is recorded by one run.
+    """Return a `Graph` of the launches of work(), which are not executed. Return None if work does more than launch kernels, or
+    if its memory does not fit: it may use `most` bytes or, if the graph `beside` is given, the memory of that graph. Two graphs
+    that share their memory may each be replayed only after the results of the other one have been used. Run work() once before,
+    so that its caches are filled. If nothing is recorded, the reason is appended to the list `refused`.
+    `known` changes nothing, because a graph is always recorded by one run.
     """
     try:
         return Graph(work, Arena(most) if beside is None else beside.arena)
@@ -125,18 +128,18 @@ def record_cuda(work, beside=None, most=1 << 30, refused=None, known=False):
 
 
 def place_cuda(x):
-    """x itself: an address saves nothing here."""
+    """Return x itself, because an address saves nothing here."""
     return x
 
 
 def places_cuda(x, count):
-    """Each of `count` equal parts of x."""
+    """Return a list of `count` equal parts of x."""
     size = len(x) // count
     return [part_cuda(x, i * size, (i + 1) * size) for i in range(count)]
 
 
 def replay_cuda(actions):
-    """Execute actions in order: a pair (x, y) copies x to y, of equal size; every other action is a recorded graph."""
+    """Execute actions in order. A pair (x, y) of arrays of equal size copies x to y; every other action is a recorded graph."""
     for action in actions:
         if isinstance(action, tuple):
             x, y = action

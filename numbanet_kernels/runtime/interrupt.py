@@ -1,4 +1,4 @@
-"""Interrupt: blocks that signal handlers cannot interrupt; signals are handled when the block ends.
+"""Blocks that signal handlers cannot interrupt; signals are handled when the block ends.
 
     with deferred: …            # or @deferred, for calls: inside, signals wait until the outermost block ends, or for a poll
     deferred.poll()             # handle waiting signals here
@@ -93,7 +93,7 @@ class _Deferred:
                 self._run_all()  # signals that arrived in the block
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A decorator: each call is such a block."""
+        """Decorate a function: each call of it is a block in which signals are deferred."""
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -103,7 +103,7 @@ class _Deferred:
         return run
 
     def poll(self) -> None:
-        """Run the handlers of the waiting signals; if one raises, the others keep waiting."""
+        """Run the handlers of the waiting signals; if one of them raises, the remaining signals keep waiting."""
         while self.pending and get_ident() == self.thread:
             number = min(self.pending)
             handler, frame = self.pending[number]
@@ -111,7 +111,7 @@ class _Deferred:
             handler(number, frame)
 
     def outside(self, function: Callable[..., Any], *args: Any) -> Any:
-        """function(*args); signals are handled at once, and it may change handlers."""
+        """Return function(*args). During the call signals are handled at once, and the function may change handlers."""
         self.poll()
         if get_ident() != self.thread or not self.levels:
             return function(*args)
@@ -136,7 +136,7 @@ class _Deferred:
         handler(number, frame)
 
     def _changing(self, frame: FrameType | None) -> bool:
-        """True if a block is being entered or left in this frame."""
+        """Return True if a block is being entered or left in `frame` or a frame that called it."""
         while frame is not None:
             if frame.f_code in self.whole:
                 return True

@@ -1,4 +1,4 @@
-"""Launch: start a kernel on the GPU or the emulated device, or record its launch."""
+"""`launch` starts a kernel on the GPU or the emulated device, or records its launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .emulation import emulate, emulating
 
 
 def ceil_div(a: int, b: int) -> int:
-    """ceil(a / b) for non-negative integers: the number of tiles of b that cover a."""
+    """Return ceil(a / b) for non-negative integers, which is the number of tiles of length b that cover a length of a."""
     return -(-a // b)
 
 
@@ -53,7 +53,9 @@ _recording = Scoped("recording", None)
 
 
 def recording() -> contextlib.AbstractContextManager[list]:
-    """A context that gives a list: launches of this thread are not executed but appended, (kernel, grid, block, arguments)."""
+    """Return a context, `with recording() as launches`: inside, launches of this thread are not executed, but appended to the
+    list `launches` as (kernel, grid, block, arguments).
+    """
     return _recording.within([])
 
 

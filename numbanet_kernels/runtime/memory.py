@@ -1,4 +1,4 @@
-"""Memory: allocation, copies, and exchange of arrays with other libraries."""
+"""Operations that allocate and copy arrays, and exchange them with other libraries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def output(op, empty, out, shape="S", dtype=FLOAT32, **arrays):
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
 def _sized(shape, dtype):
-    """(bytes, shape as a tuple, dtype as NumPy's)"""
+    """Return (number of bytes, shape as a tuple, dtype as a NumPy dtype) of an array."""
     if shape.__class__ is not tuple:
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
     if dtype.__class__ is not FLOAT32.__class__:
@@ -39,7 +39,7 @@ def _sized(shape, dtype):
 
 
 def empty_cpu(shape, dtype=np.float32):
-    """An uninitialised array."""
+    """y = an uninitialised array of this shape and dtype"""
     size, shape, dtype = _sized(shape, dtype)
     if (writer := tape.get()) is not None:
         return writer.lend(size, shape, dtype)
@@ -94,12 +94,12 @@ def full_cpu(shape, value, dtype=np.float32, out=None):
 
 
 def upload_cpu(host, dtype=None):
-    """A device array with a host array's values; on the CPU, the host array itself if it is C-contiguous and has `dtype`."""
+    """y = the values of a host array, on the device; on the CPU, the host array itself if it is C-contiguous and has `dtype`"""
     return np.asarray(host, dtype, order="C")
 
 
 def download_cpu(x):
-    """The values as a NumPy array; no copy on the CPU."""
+    """y = the values of x as a NumPy array; on the CPU, y is x itself"""
     return x
 
 
@@ -113,43 +113,43 @@ def copy_cpu(x, out=None):
 
 
 def part_cpu(x, start, stop):
-    """x[start:stop], a view."""
+    """y = x[start:stop], a view"""
     return x[start:stop]
 
 
 def reshape_cpu(x, shape):
-    """A view with another shape."""
+    """y = x.reshape(shape), a view"""
     return x.reshape(shape)
 
 
 def distinct_cpu(arrays):
-    """The arrays without duplicates: if several begin at the same address, only one of them."""
+    """y = a list of the arrays without duplicates; of several arrays that begin at the same address, one is kept"""
     return list({x.__array_interface__["data"][0]: x for x in arrays}.values())
 
 
 def from_foreign_cpu(array):
-    """A float32 device array from an array of another library; it shares the memory if that is float32 and C-contiguous."""
+    """y = an array of another library as a float32 device array; it shares the memory if that is float32 and C-contiguous"""
     host = np.asarray(np.from_dlpack(array), np.float32, order="C")
     return host if host.flags.writeable else host.copy()
 
 
 def to_dlpack_cpu(x, **options):
-    """The DLPack capsule of the array: another library can use the same memory."""
+    """y = the DLPack capsule of x, with which another library can use the same memory"""
     return x.__dlpack__(**options)
 
 
 def dlpack_device_cpu(x):
-    """(device type, device number) in DLPack's numbering: 1 is the CPU, 2 is CUDA."""
+    """y = (device type, device number) in the numbering of DLPack, where the device type 1 is the CPU, and 2 is CUDA"""
     return x.__dlpack_device__()
 
 
 def cuda_array_interface_cpu(x):
-    """Raises AttributeError: by this rule of the interface, an array without the attribute is not on a GPU."""
+    """Raise AttributeError: by the rules of the interface, an array without this attribute is not on a GPU."""
     raise AttributeError("__cuda_array_interface__: the array is on the CPU")
 
 
 def synchronize_cpu():
-    """Does nothing: operations on the CPU have finished when they return."""
+    """Do nothing, because operations on the CPU have finished when they return."""
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
@@ -165,12 +165,12 @@ def _filling():
 
 
 def flat(x):
-    """The same memory as one axis, for one-dimensional kernels."""
+    """Return a view of x with one axis, for one-dimensional kernels."""
     return x.reshape(x.size)
 
 
 def blocks_for(size: int) -> int:
-    """The number of blocks of THREADS threads that cover `size` elements."""
+    """Return the number of blocks of THREADS threads that cover `size` elements."""
     return ceil_div(size, THREADS)
 
 
@@ -233,7 +233,7 @@ def from_foreign_cuda(array):
 
 
 def to_dlpack_cuda(x, **options):
-    """Raises BufferError: Numba's device arrays have __cuda_array_interface__ instead, which PyTorch and CuPy accept."""
+    """Raise BufferError: Numba's device arrays have __cuda_array_interface__ instead, which PyTorch and CuPy accept."""
     raise BufferError(
         "__dlpack__: not offered on CUDA; torch.as_tensor(t) and cupy.asarray(t) accept the tensor without a copy, "
         "through __cuda_array_interface__"
@@ -245,7 +245,7 @@ def dlpack_device_cuda(x):
 
 
 def cuda_array_interface_cuda(x):
-    """The dict of the CUDA array interface: PyTorch, CuPy and Numba read the address, shape and dtype from it."""
+    """Return the dict of the CUDA array interface: PyTorch, CuPy and Numba read the address, shape and dtype from it."""
     return x.__cuda_array_interface__
 
 

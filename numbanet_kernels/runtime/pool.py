@@ -1,8 +1,10 @@
-"""Pool: reused memory, so that a training step needs no new pages from the system and no allocation in the driver.
+"""Pools of memory that is used again, so that a training step needs no new pages from the system and no allocation in the
+driver.
 
-`memory.empty_cpu` and `memory.empty_cuda` lend pieces of a pool as arrays; a piece returns to the pool when the last view of
-the array is deleted. On CUDA all work runs in the order of one stream, so work queued on a returned piece finishes before the
-work of the next array in this piece starts.
+A pool allocates large chunks of memory and lends ranges of their bytes, which are called pieces. `memory.empty_cpu` and
+`memory.empty_cuda` make an array in such a piece; the piece returns to the pool when the last view of the array is deleted. On
+CUDA all work runs in the order of one stream. So the work that was queued on the deleted array finishes before the work on the
+next array in the same piece starts.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from .interrupt import deferred
 
 
 class Piece:
-    """Bytes start … stop - 1 of a chunk; they return to the pool when the piece is deleted. Unset until `_Chunk.cut`."""
+    """The bytes start … stop - 1 of a chunk, lent by a pool; they return to the pool when this object is deleted. `chunk` is
+    None until `_Chunk.cut` has set the three fields.
+    """
 
     __slots__ = ("chunk", "pool", "start", "stop")
 
@@ -35,7 +39,7 @@ class Piece:
 
     @property
     def address(self) -> int:
-        """The address of its first byte."""
+        """The address of the piece's first byte."""
         return self.chunk.address + self.start
 
     def __del__(self) -> None:
@@ -44,10 +48,11 @@ class Piece:
 
 
 class _Chunk:
-    """One allocation, and its free ranges: (start, stop), sorted, no two adjacent.
+    """One allocation of memory, and the list `free` of its free ranges (start, stop), which is sorted; adjacent ranges are
+    merged.
 
-    A range is taken and returned by single statements that call no function, so that no signal handler can interrupt them: no
-    range is lost or lent twice.
+    A single statement that calls no function takes a range, and another one returns it. So no signal handler can interrupt
+    these steps, and no range is lost or lent twice.
     """
 
     def __init__(self, memory: Any) -> None:
@@ -56,7 +61,7 @@ class _Chunk:
         self.free = [(0, self.size)]
 
     def cut(self, size: int, piece: Piece) -> bool:
-        """Make `piece` the first free range of at least `size` bytes; False if there is none."""
+        """Lend `size` bytes to `piece`, from the first free range that is large enough; return False if there is none."""
         for i, (start, stop) in enumerate(self.free):
             if stop - start >= size:
                 rest = [(start + size, stop)] if stop - start > size else []
@@ -80,13 +85,14 @@ class _Chunk:
 
 
 class Pool:
-    """Large chunks of memory, cut to size: the lowest free range that is large enough is lent.
+    """A pool that allocates large chunks of memory and lends pieces of them, always from the lowest free range that is large
+    enough.
 
-    The sizes of the arrays of a dropout pattern differ in every step. Pieces are cut from the low end of a chunk, so the same
-    bytes are reused by arrays of all sizes. The high end is never touched, and so the system reserves no memory for it.
+    The sizes of the arrays of a dropout pattern differ in every step. Pieces are cut from the low end of a chunk, so arrays of
+    all sizes use the same bytes. The high end of a chunk is never touched, so the system reserves no memory for it.
 
-    Pieces return at any moment, from any thread and from the garbage collector. They are appended to a deque, which is atomic.
-    Chunks are changed only under a lock, which is held briefly.
+    A piece may return at any moment, from any thread and from the garbage collector. Returning it appends it to a deque, which
+    is atomic. Chunks are changed only under a lock, which is held briefly.
     """
 
     LARGE = 1 << 24  # bytes: pieces of this size are merged as soon as they return, others when the next one is taken
@@ -123,7 +129,7 @@ class Pool:
 
     @deferred
     def _cut_from_more(self, size: int, piece: Piece) -> Piece:
-        """The piece, cut from a new chunk."""
+        """Return `piece`, to which `size` bytes of a new chunk are lent."""
         try:
             memory = self.allocate(max(size, self.chunk))
         except Exception:  # out of memory: release unused chunks and try again
@@ -145,7 +151,7 @@ class Pool:
             self.give_up(self.keep)
 
     def give_up(self, keep: int) -> None:
-        """Release unused chunks, except for `keep` bytes."""
+        """Release the unused chunks, except for chunks of at most `keep` bytes in all."""
         with self.lock:
             self._collect()
             self._give_up(keep)
@@ -172,7 +178,7 @@ PAGE = 1 << 12  # bytes: arrays are page-aligned
 
 
 def pages(size: int) -> np.ndarray:
-    """`size` bytes, page-aligned."""
+    """Return an array of `size` bytes that begins at a page of memory."""
     memory = np.empty(size + PAGE, np.uint8)
     start = -memory.ctypes.data % PAGE
     return memory[start : start + size]
@@ -184,7 +190,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Loan:
-    """Keeps a piece alive as long as a NumPy array uses it."""
+    """The owner of a NumPy array's memory, which keeps the piece alive as long as an array uses it."""
 
     def __init__(self, piece: Piece, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.piece = piece
@@ -192,7 +198,7 @@ class Loan:
 
 
 def lend_host(size: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array in a piece of `size` bytes."""
+    """Return a NumPy array in a piece of `size` bytes of the host pool."""
     return np.asarray(Loan(host_pool.take(size), shape, dtype))
 
 
@@ -203,8 +209,8 @@ small_device_pool = _of_device(chunk=1 << 20, keep=1 << 26)  # an epoch's losses
 
 
 class Arena:
-    """Memory that several recordings share; they are never replayed at the same time. Each `lending` starts with all of it
-    free.
+    """Device memory that several recordings share, because they are never replayed at the same time. At the start of each
+    `lending` all of the memory is free.
     """
 
     CHUNK = 1 << 26
@@ -216,12 +222,14 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes that it holds, used or not."""
+        """The number of bytes that the arena has allocated, used or not."""
         return sum(chunk.nbytes for chunk in self.chunks)
 
     @contextlib.contextmanager
     def lending(self) -> Iterator[Pool]:
-        """A context in which this thread allocates its device arrays in the arena; NotRecorded if the arena is full."""
+        """Return a context in which this thread allocates its device arrays in the arena; an allocation raises NotRecorded if
+        the arena is full.
+        """
         pool, before = Pool(self._more, min(self.CHUNK, self.most), keep=self.most, step=arrays.ALIGNMENT), len(self.chunks)
         pool.chunks = [_Chunk(chunk) for chunk in self.chunks]
         pool.family = device_pool.family  # to release unused chunks if the device runs out of memory
@@ -243,7 +251,9 @@ _lender = Scoped("lender", None)
 
 
 def lend_device(size: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """A device array in a piece of `size` bytes. On the emulated device, arrays outside an arena are allocated separately."""
+    """Return a device array in a piece of `size` bytes. On the emulated device, an array outside an arena is allocated by
+    itself.
+    """
     pool = _lender.get()
     if emulation.emulating() and pool is None:
         return arrays.device_array(shape, dtype)

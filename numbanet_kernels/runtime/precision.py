@@ -10,7 +10,7 @@ _tf32 = Scoped("tf32", False)
 
 
 def imprecise() -> bool:
-    """True if products may round their operands to 10 bits."""
+    """Return True if products may round their operands to 10 bits."""
     return _tf32.get()
 
 

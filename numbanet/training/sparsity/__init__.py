@@ -1,4 +1,5 @@
-"""Sparsity during training: removing groups of weights, pruning single weights, and moving the entries of sparse weights."""
+"""Sparsity during training: this package removes groups of weights, prunes single weights, and moves the entries of sparse
+weights."""
 
 from __future__ import annotations
 

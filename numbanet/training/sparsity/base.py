@@ -1,8 +1,9 @@
-"""Sparsity: describes how a network becomes sparse during training; Thinning: the hook that does it.
+"""Two base classes: a `Sparsity` describes how a network becomes sparse during training, and a `Thinning` is a hook that
+changes the network accordingly.
 
-The decisions of a thinning hook depend only on the weights and the epoch. So a fit can return to an earlier state
-(`Run.restore`); `epoch_start` then computes the decisions again. Arrays change shape through `Optimizer.resize`, which also
-resizes the optimiser's state.
+What a thinning hook decides depends only on the weights and the epoch. So a fit can return to an earlier state (`Run.restore`):
+`epoch_start` then computes the decisions again. Arrays change their shape through `Optimizer.resize`, which also resizes the
+state of the optimiser.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from ..run import Run
 
 
 class Sparsity(abc.ABC):
-    """Base of the values of an estimator's `sparsity` parameter; immutable."""
+    """Base class of the values that the parameter `sparsity` of an estimator accepts. Such a value is immutable: what changes
+    during a fit belongs to the hook that `begin` returns.
+    """
 
     name: ClassVar[str]
 
     @abc.abstractmethod
     def begin(self, model: Sequential, shape: tuple[int, ...], epochs: int, dev: Device) -> Hook:
-        """Make the hook that makes a network sparse during a fit; it is pickled with the estimator.
+        """Return the hook that makes a network sparse during a fit. The hook is pickled with the estimator.
 
         Parameters
         ----------
@@ -45,7 +48,7 @@ class Sparsity(abc.ABC):
 
 
 class Thinning(Hook):
-    """Base of the hooks that change shapes or layers after an epoch; a subclass defines `compact`.
+    """Base class of the hooks that change shapes or layers after an epoch; a subclass defines `compact`.
 
     Attributes
     ----------
@@ -57,11 +60,11 @@ class Thinning(Hook):
     share = 1.0
 
     def compact(self, run: Run) -> bool:
-        """Change shapes or layers after an epoch; returns True if any has changed."""
+        """Change shapes or layers after an epoch, and return True if any has changed."""
         return False
 
     def report(self) -> dict[str, Any]:
-        """Entries for the record, after `compact`."""
+        """Return the entries that the hook adds to the record of an epoch; it is called after `compact`."""
         return {}
 
     def epoch_end(self, run, record):

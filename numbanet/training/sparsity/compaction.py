@@ -1,6 +1,7 @@
-"""Compaction: removes units without effect on the output, with their weights and the optimiser's state of these weights.
+"""Compaction removes units without effect on the output, together with their weights and the state of the optimiser for these
+weights.
 
-A unit, that is a neuron of a `Linear` or a filter of a `Conv2d`, is removed if
+A unit is a neuron of a `Linear` or a filter of a `Conv2d`. It is removed if
 
     nothing reads it     all weights of the next layer for it are zero
     it is constant       all its incoming weights are zero, and its constant output, such as relu(bias), can be added to the
@@ -32,9 +33,10 @@ from .joints import NORMS, Joint, Place, joints
 
 # --- removal ----------------------------------------------------------------------------------------------------------
 def compact(model: Sequential, optimizer: Optimizer, shape: tuple[int, ...]) -> bool:
-    """Remove units without effect on the output, front to back, until there are none; returns True if any were removed.
+    """Remove units without effect on the output, from the first layer to the last, until there are none. Return True if any
+    unit was removed.
 
-    Each layer keeps at least one unit. `shape` is that of a batch of inputs.
+    Each layer keeps at least one unit. `shape` is the shape of a batch of inputs.
     """
     count = 0
     while any([_leave(joint, optimizer) for joint in joints(model, shape)]):  # a list: every joint is processed
@@ -83,7 +85,7 @@ def _units_leave(joint: Joint, source: Linear | Conv2d, read: np.ndarray, optimi
 
 
 def resize(tensor: Tensor, keep: np.ndarray, axis: int, optimizer: Optimizer) -> None:
-    """Keep the entries `keep` of an axis of a buffer, or of a parameter and its optimiser state."""
+    """Keep only the entries `keep` of an axis of a buffer, or of a parameter and of the state of the optimiser for it."""
     dev = tensor.device
 
     def resized(array):
@@ -93,8 +95,8 @@ def resize(tensor: Tensor, keep: np.ndarray, axis: int, optimizer: Optimizer) ->
 
 
 def _select(joint: Joint, index: np.ndarray, features: int) -> None:
-    """Insert a `Select` before the reader that passes only the features `index` of `features` features; an existing `Select` is
-    replaced.
+    """Insert a `Select` before the reader of the joint. Of `features` features, it passes only those in `index`. An existing
+    `Select` is replaced.
     """
     joint.place.replace(Select(features, index), joint.reader, before=int(joint.select is not None))
 
@@ -107,7 +109,7 @@ def to_sparse(place: Place, optimizer: Optimizer, tile: int | None = None) -> No
     matrix = CSR.from_dense(weight) if tile is None else BSR.from_dense(weight, tile)
 
     def values(array: np.ndarray) -> np.ndarray:
-        """The entries of `array`, which has the weight's shape, at the stored positions of the sparse matrix."""
+        """Return the entries of `array`, which has the shape of the weight, at the stored positions of the sparse matrix."""
         return BSR.from_dense(array, matrix.tile, _tiles(matrix)).values if isinstance(matrix, BSR) else array[weight != 0]
 
     sparse = SparseLinear(layer.in_features, layer.out_features, weight=matrix, bias=False, device=dev)
@@ -117,7 +119,7 @@ def to_sparse(place: Place, optimizer: Optimizer, tile: int | None = None) -> No
 
 
 def _tiles(matrix: BSR) -> np.ndarray:
-    """(block rows, block columns) bool: True for the tiles that the matrix stores."""
+    """Return an array (block rows, block columns) of bool that is True for the tiles that the matrix stores."""
     mask = np.zeros(matrix.grid, bool)
     mask[np.repeat(np.arange(matrix.grid[0]), np.diff(matrix.indptr)), matrix.indices] = True
     return mask
@@ -125,7 +127,9 @@ def _tiles(matrix: BSR) -> np.ndarray:
 
 # --- constant units ---------------------------------------------------------------------------------------------------
 def _constants(joint: Joint, source: Linear | Conv2d) -> np.ndarray:
-    """The inputs of the reader if the output of each unit is a function of its bias alone: (features,), or (channels, H, W)."""
+    """Return the inputs of the reader, (features,) or (channels, H, W), for the case that the output of each unit depends only
+    on its bias.
+    """
     units, *others = (n or 1 for n in joint.spec.shape[1:])
     bias = np.zeros(units, np.float32) if source.bias is None else source.bias.numpy()
     x = np.broadcast_to(bias.reshape(1, units, *(1 for _ in others)), (1, units, *others))
@@ -138,7 +142,7 @@ def _constants(joint: Joint, source: Linear | Conv2d) -> np.ndarray:
 
 
 def _foldable(joint: Joint, units: int, values: np.ndarray) -> np.ndarray:
-    """A flag for each unit: True if, when it is constant, a change of the reader's bias can replace it."""
+    """Return a flag for each unit, which is True if a change of the reader's bias can replace the unit when it is constant."""
     zero = np.bincount(joint.owner, values.reshape(joint.owner.size, -1).any(axis=1), units) == 0
     norm = joint.after if joint.after is not None and joint.after.acts_as(*NORMS) else None
     if joint.reader.bias is None and norm is None:
@@ -150,8 +154,8 @@ def _foldable(joint: Joint, units: int, values: np.ndarray) -> np.ndarray:
 
 
 def _fold(joint: Joint, values: np.ndarray, inputs: np.ndarray) -> None:
-    """Add the contribution of these constant inputs to the reader's bias; without a bias, subtract it from its batch norm's
-    mean."""
+    """Add the contribution of the constant inputs `inputs` to the bias of the reader. If the reader has no bias, subtract it
+    from the mean of the batch norm after the reader."""
     reader, weight = joint.reader, joint.reader.weight.numpy().astype(np.float64)
     constants = values.reshape(inputs.size, -1)[inputs, 0].astype(np.float64)
     sums = weight.reshape(*weight.shape[:2], -1).sum(axis=2)[:, inputs] @ constants
@@ -163,7 +167,7 @@ def _fold(joint: Joint, values: np.ndarray, inputs: np.ndarray) -> None:
 
 # --- counting ---------------------------------------------------------------------------------------------------------
 def count_nonzero(model: Sequential) -> int:
-    """The number of nonzero weights in the layers of a model, without biases."""
+    """Return the number of nonzero weights in the layers of a model, without biases."""
     return sum(
         int(np.count_nonzero(tensor.numpy()))
         for name, tensor, trained in model.named()
@@ -172,5 +176,5 @@ def count_nonzero(model: Sequential) -> int:
 
 
 def flops(model: Sequential, shape: tuple[int, ...]) -> float:
-    """FLOPs of a dense training step with a batch of this shape."""
+    """Return the FLOPs of a dense training step with a batch of shape `shape`."""
     return model.cost(ActivationSpec(shape), Plans(next(model.parameters()).device))[0].flops

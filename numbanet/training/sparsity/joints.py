@@ -1,4 +1,4 @@
-"""Joints: the places in a model where units may be removed; they are found by walking the tree of its layers.
+"""Joints are the places in a model where units may be removed; they are found by walking the tree of its layers.
 
 Units are removed between two layers of a path. A path is a list of layers that run one after the other: the output of a layer
 is the input of the next one, and is used nowhere else. The model is one path, which includes the layers of the `Sequential`s in
@@ -40,7 +40,7 @@ NORMS = BatchNorm1d, BatchNorm2d
 
 
 class Place(NamedTuple):
-    """A layer in the list of a `Sequential`, and the specification of its input."""
+    """A layer in the list of the `Sequential` `chain`, and the specification of its input."""
 
     chain: Sequential
     layer: Any
@@ -109,7 +109,7 @@ class Joint:
 
 
 def trainable(model: Layer) -> list[Linear | Conv2d]:
-    """The layers whose weights may be changed, in the tree's order: instances of `Linear` and `Conv2d`, the latter without
+    """Return the layers whose weights may be changed, in the order of the tree: instances of `Linear`, and of `Conv2d` without
     groups, whose weight is trained and not shared.
     """
     tree = Tree(model)
@@ -124,7 +124,7 @@ def trainable(model: Layer) -> list[Linear | Conv2d]:
 
 
 def paths(layer: Layer, spec: ActivationSpec) -> Iterator[list[Place]]:
-    """The paths of a layer, outer ones first, for an input of specification `spec`; each is a list of `Place`."""
+    """Yield the paths of a layer, outer ones first, for an input with the specification `spec`; a path is a list of `Place`."""
     if layer.acts_as(Sequential):
         yield from _paths_of(layer, spec)
         return
@@ -149,7 +149,7 @@ def _paths_of(chain: Any, spec: ActivationSpec) -> Iterator[list[Place]]:
 
 
 def _places(chain: Any, spec: ActivationSpec) -> Iterator[Place]:
-    """The layers of a `Sequential`, including those of the `Sequential`s in it."""
+    """Yield the places of a `Sequential`, including those of the `Sequential`s in it."""
     for layer in chain.layers:
         if layer.acts_as(Sequential):
             yield from _places(layer, spec)
@@ -159,8 +159,8 @@ def _places(chain: Any, spec: ActivationSpec) -> Iterator[Place]:
 
 
 def places(model: Layer, shape: tuple[int, ...]) -> dict[Linear | Conv2d, Place]:
-    """For inputs of a shape (N, …): the place in a path of each trainable layer that computes the same as `Linear` or `Conv2d`,
-    so that its shape may change.
+    """Return a dict that maps a trainable layer to its place in a path, for inputs of shape `shape`, (N, …). It contains the
+    layers that compute the same as `Linear` or `Conv2d`, so that their shape may change.
     """
     known = set(trainable(model))
     found = (place for path in paths(model, ActivationSpec(shape)) for place in path)
@@ -168,8 +168,8 @@ def places(model: Layer, shape: tuple[int, ...]) -> dict[Linear | Conv2d, Place]
 
 
 def joints(model: Layer, shape: tuple[int, ...]) -> list[Joint]:
-    """The joints of a model for inputs of a shape (N, …): front to back, those inside layers after those of the path that has
-    these layers.
+    """Return the joints of a model for inputs of shape `shape`, (N, …), from the first layer to the last. Joints inside a layer
+    come after those of the path to which the layer belongs.
     """
     known, shared = places(model, shape), Tree(model).shared
     return [joint for path in paths(model, ActivationSpec(shape)) for joint in _joints(path, known, shared)]
@@ -194,8 +194,8 @@ def _joints(path: list[Place], known: dict[Linear | Conv2d, Place], shared: froz
 def _joint(
     source: Linear | Conv2d | None, passed: tuple[Place, ...], place: Place, after: Layer | None, spec: ActivationSpec
 ) -> Joint:
-    """The joint before the layer at `place`; it has the source if each unit of the source passes to the reader independently of
-    the others.
+    """Return the joint before the layer at `place`. It has the source if each unit of the source passes to the reader
+    independently of the other units.
     """
     reader = place.layer
     inputs = reader.weight.shape[1]

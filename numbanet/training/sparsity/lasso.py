@@ -45,7 +45,9 @@ REFRESHED = 16  # steps between updates of the mean norm: on a GPU reading it wa
 
 
 class Group(NamedTuple):
-    """The groups of one weight: blocks of height x width of it as a matrix (R, C)."""
+    """The groups of the weight of one layer: the weight, reshaped to a matrix with weight.shape[0] rows, is divided into blocks
+    of `height` rows and `width` columns, and each block is a group.
+    """
 
     layer: Linear | Conv2d
     height: int
@@ -81,7 +83,7 @@ GROUPS: dict[str, Callable[[Joint, Layer | None], Group | None]] = {
 
 
 def check_share(name: str, value: Any, open_end: bool = False) -> None:
-    """ValueError unless the value is a number in [0, 1], or [0, 1)."""
+    """Raise ValueError unless `value` is a number in [0, 1], or, if `open_end`, in [0, 1)."""
     if not is_real(value) or not 0 <= value <= 1 or (open_end and value == 1):
         raise ValueError(f"{name} must be a number in [0, 1{')' if open_end else ']'}, got {value!r}")
 
@@ -164,11 +166,11 @@ class GroupLasso(Sparsity):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of groups, without duplicates."""
+        """The names of the kinds of groups, such as "rows", without duplicates."""
         return tuple(dict.fromkeys((self.groups,) if isinstance(self.groups, str) else self.groups))
 
     def of(self, model: Sequential, shape: tuple[int, ...]) -> list[Group]:
-        """The groups of a model for inputs of this shape, in the order in which they are shrunk."""
+        """Return the groups of a model, in the order in which they are shrunk; `shape` is the shape of a batch of inputs."""
         found, last = joints(model, shape), next(reversed(trainable(model)), None)
         return [group for kind in self.kinds for group in (GROUPS[kind](joint, last) for joint in found) if group]
 
@@ -219,7 +221,7 @@ class Lasso(Thinning):
         return compaction.count_nonzero(run.model) / self.first[0]
 
     def _weigh(self) -> None:
-        """Update the mean norms r of the adaptive weights."""
+        """Update `means`, the mean norms r of the nonzero groups, from which the adaptive factors r / |w_g| are computed."""
         for group, norms in self._norms.items():
             roots = group.layer.weight.device.download(norms) / np.sqrt(_sizes(group))
             self.counts.setdefault(group, max(int(np.count_nonzero(roots)), 1))
@@ -227,7 +229,7 @@ class Lasso(Thinning):
             self.means[group] = mean if math.isfinite(mean) else 0.0  # broken weights are handled after the epoch
 
     def _factors(self, group: Group) -> tuple[float, float]:
-        """The factors of sqrt(n_g) |w_g| in the loss: for sparsity, and for time."""
+        """Return the two factors of sqrt(n_g) |w_g| in the loss: the one for sparsity and the one for time."""
         strength, share = self.chosen.strength, self.chosen.cost_weight
         return strength * (1 - share), strength * share * self.costs.get(group.layer, 1.0)
 
@@ -250,7 +252,7 @@ class Lasso(Thinning):
         return changed
 
     def _by_tiles(self, run: Run) -> bool:
-        """Replace layers with zero tiles by sparse ones; returns True if there are any."""
+        """Replace each `Linear` layer that has a zero tile by a `SparseLinear`; return True if there is any."""
         groups = dataclasses.replace(self.chosen, groups="tiles").of(run.model, self.shape)
         some = [
             group.layer
@@ -270,7 +272,7 @@ class Lasso(Thinning):
 
 
 def _sizes(group: Group) -> np.ndarray:
-    """Number of weights of each group; groups at the edges are smaller."""
+    """Return n_g, the number of weights of each group; groups at the edges of the weight are smaller."""
     shape = group.layer.weight.shape
     return np.outer(
         *(
@@ -281,18 +283,20 @@ def _sizes(group: Group) -> np.ndarray:
 
 
 def _weighed(group: Group, norms: np.ndarray) -> float:
-    """sum_g sqrt(n_g) |w_g|"""
+    """Return sum_g sqrt(n_g) |w_g|, where `norms` holds |w_g|."""
     return float((np.sqrt(_sizes(group)) * norms).sum())
 
 
 def _shrunk(group: Group, threshold: float, mean: float) -> Any:
-    """Shrink the groups of a weight; returns their norms."""
+    """Shrink the groups of a weight by a proximal step, and return the norms of the groups after it."""
     weight = group.layer.weight
     return weight.device.shrink(matrix(weight, weight.data), group.height, group.width, threshold, mean)[1]
 
 
 def seconds(model: Sequential, shape: tuple[int, ...], dev: Device) -> dict[Layer, float]:
-    """For each changeable layer, forward seconds per weight relative to the network's mean, rounded to powers of 2."""
+    """Return a dict from each changeable layer to its cost: the seconds of its forward pass per weight, divided by the mean of
+    the network, and rounded to a power of 2.
+    """
     found: dict[Linear | Conv2d, float] = {}
     rng = np.random.default_rng(0)
     with no_grad(), dev.session():

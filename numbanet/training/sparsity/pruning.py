@@ -1,7 +1,7 @@
-"""MagnitudePruning: sets the smallest weights to zero, gradually during training.
+"""`MagnitudePruning` sets the smallest weights to zero, gradually during training (Zhu & Gupta 2017, "To prune, or not to
+prune: exploring the efficacy of pruning for model compression", section 3).
 
-(Zhu & Gupta 2017, "To prune, or not to prune: exploring the efficacy of pruning for model compression", section 3.) The
-products of such a network use lists of entries. It is the baseline for structured sparsity (`lasso`).
+The products of a pruned network use lists of entries. Pruning is the baseline for structured sparsity (`lasso`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .lasso import check_share
 
 
 def cubic(progress: float) -> float:
-    """1 - (1 - progress)³: most weights are pruned at first, when many are redundant (Zhu & Gupta 2017, eq. 1, with initial
-    sparsity 0).
+    """Return 1 - (1 - progress)³: most weights are pruned at first, when many are redundant (Zhu & Gupta 2017, eq. 1, with an
+    initial sparsity of 0).
     """
     return 1 - (1 - progress) ** 3
 
@@ -45,13 +45,13 @@ class MagnitudePruning(Sparsity):
     fine_tuning : float, default=0.5
         In [0, 1): share of the epochs, at the end, without further pruning.
     schedule : callable, default=cubic
-        Maps the progress of pruning, in [0, 1], to the share of `sparsity` that is reached; 1 at 1.
+        Maps the progress of pruning, in [0, 1], to the share of `sparsity` that is reached; it must map 1 to 1.
 
     Raises
     ------
     ValueError
-        If a number is out of range; before training, if there is no layer to prune, or the schedule returns a value outside
-        [0, 1], or not 1 at 1.
+        If a number is out of range; before training, if there is no layer to prune, if the schedule returns a value outside
+        [0, 1], or if it does not map 1 to 1.
     """
 
     name: ClassVar[str] = "magnitude"
@@ -72,13 +72,13 @@ class MagnitudePruning(Sparsity):
 
 
 def _layers(model: Sequential) -> Sequence[Layer]:
-    """The layers that can be pruned, in the tree's order."""
+    """Return the layers that can be pruned, in the order of the tree."""
     found = trainable(model)
     return [layer for layer in dict.fromkeys(Tree(model).layers.values()) if layer in found or isinstance(layer, LSTM)][:-1]
 
 
 def _weights(model: Sequential) -> list[Tensor]:
-    """The tensors that are pruned: trainable matrices that are not shared."""
+    """Return the tensors that are pruned: trainable matrices that are not shared."""
     shared = Tree(model).shared
     return [
         tensor

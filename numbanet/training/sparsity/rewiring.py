@@ -20,16 +20,17 @@ class Rewire(Sparsity):
     """Moves entries of the weights of `SparseLinear` layers (single entries, not tiles): it removes the smallest entries, and
     adds as many at the positions with the largest dense gradient of the batch. Use it as `Net(sparsity=Rewire())`.
 
-    It is RigL (Evci et al. 2020, "Rigging the lottery: making all tickets winners", algorithm 1), and the defaults are those of
-    the paper. Two details are simpler: the share depends on the epoch, not on the step, and a step that rewires also updates
-    the weights.
+    This is the method RigL (Evci et al. 2020, "Rigging the lottery: making all tickets winners", algorithm 1), and the defaults
+    are those of the paper. Two details are simpler here: the share depends on the epoch, not on the step, and a step that
+    rewires also updates the weights.
 
     Parameters
     ----------
     share : float, default=0.3
-        In (0, 1]: share of a layer that is rewired each time in the first epoch; later share / 2 (1 + cos(pi epoch / last)).
+        In (0, 1]: the share of the entries of a layer that each rewiring moves in the first epoch. In later epochs the share is
+        share / 2 (1 + cos(pi epoch / last)), where `last` is the number of epochs after which the structure is fixed.
     every : int, default=100
-        Number of steps between rewirings. Each costs a dense product per layer, and about as much time on the host.
+        Number of steps between rewirings. A rewiring takes a dense product per layer, and about as much time on the host.
     until : float, default=0.75
         In (0, 1]: share of the epochs after which the structure is fixed.
 
@@ -65,7 +66,7 @@ class Rewire(Sparsity):
 
 
 class Rewiring(Thinning):
-    """The hook that applies a `Rewire`, until an epoch."""
+    """The hook that applies a `Rewire` until the structure is fixed."""
 
     def __init__(self, chosen: Rewire, until: int) -> None:
         self.chosen, self.until, self._rewired = chosen, until, 0.0
@@ -99,16 +100,16 @@ class Rewiring(Thinning):
 
 
 def _layers(model: Sequential) -> list[SparseLinear]:
-    """The layers that can be rewired, each once."""
+    """Return the layers that can be rewired, each of them once."""
     layers = dict.fromkeys(Tree(model).layers.values())
     return [layer for layer in layers if isinstance(layer, SparseLinear) and layer.tile is None]
 
 
 def _learning(model: Sequential) -> list[SparseLinear]:
-    """The layers of `_layers` whose values are not frozen."""
+    """Return the layers of `_layers` whose values are not frozen."""
     return [layer for layer in _layers(model) if layer.values.requires_grad]
 
 
 def _moved(run: Run, array: Any, previous: np.ndarray) -> Any:
-    """Reorder an array of optimiser state like the entries; it is 0 for new entries."""
+    """Return an array of the state of the optimiser, reordered like the entries; it is 0 for new entries."""
     return run.dev.upload(np.append(run.dev.download(array), np.float32(0))[previous])

@@ -1,4 +1,4 @@
-"""Convolution of images, and sampling of its im2col matrix (`sensitivity`)."""
+"""Convolution of images, and sampling of the im2col matrix of a convolution (`sensitivity`)."""
 
 from .cpu import conv2d_cpu, conv2d_grad_cpu
 from .cuda import conv2d_cuda, conv2d_grad_cuda, conv2d_materialised

@@ -89,8 +89,14 @@ def suits(window: Window, x: tuple[int, ...], outs: int) -> bool:
 
 
 class Positions(NamedTuple):
-    """The positions that a tile computes: bases[starts[tile]:starts[tile + 1]], and likewise targets, if `listed`; else all
-    tiles use the first list. Lists are padded to a multiple of `loops.POSITIONS`.
+    """Lists of the output positions that each tile of images computes.
+
+    bases : for each position of a list, the first float of its patch among the tile's transposed pixels
+    targets : for each position of a list, its index among all output positions of an image
+    starts : tile t computes the positions starts[t] … starts[t + 1] - 1 of both arrays
+    listed : if False, there is one list, starts[0] … starts[1] - 1, which all tiles use
+
+    The length of each list is padded to a multiple of `loops.POSITIONS`.
     """
 
     bases: np.ndarray

@@ -1,4 +1,5 @@
-"""Convolutions on the CPU from gathered patches: lists, buffers and threads for `cpu_im2col_loops`."""
+"""Convolutions on the CPU from gathered patches: this module makes the lists and buffers for `cpu_im2col_loops`, and divides
+the work among threads."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ NO_BLOCKS, NO_MATRIX = np.zeros((0, 1), np.int32), np.zeros((1, 1), np.float32)
 
 
 class _Job(NamedTuple):
-    """A thread's part of a convolution, and its buffers."""
+    """The part of a convolution that a thread computes, and the buffers of the thread."""
 
     images: list[int]  # (first, end)
     rows: list[int]  # of A likewise
@@ -34,8 +35,8 @@ class _Job(NamedTuple):
 
 
 def padded(x, window):
-    """If images have few channels: (a copy of the images with explicit padding, the window without padding). With such short
-    rows of A, tests for the edges take longer than this copy.
+    """If images have few channels, return a copy of the images with explicit padding, and the window without padding; else
+    return both unchanged. With few channels, tests for the edges of the image take longer than this copy.
     """
     (n, height, width, channels), (down, across) = x.shape, window.padding
     if channels >= VECTOR or not max(down, across):
@@ -46,8 +47,8 @@ def padded(x, window):
 
 
 def _joined(window, outs, channels, across, blocks):
-    """The number of adjacent positions, at most `across`, that are joined into one if rows of A and of y are short. The joined
-    patch is at most twice as wide.
+    """Return the number of adjacent positions, at most `across`, that are joined into one if rows of A and of y are short. The
+    joined patch is at most twice as wide as a single one.
     """
     line, (_, step) = window.kernel[1] * channels, window.stride
     if not 0 < line <= SHORT or window.dilation[1] > 1 or (blocks is not None and blocks.width % line):
@@ -89,7 +90,7 @@ class _Work:
         self.flops = 2 * self.images * self.places * self.depth * self.outs // groups  # an upper bound for replays
 
     def transposed(self, w):
-        """The weight, (groups K, O / groups)."""
+        """Return the transposed weight (groups K, O / groups), for joined positions."""
         if self.joined > 1:
             wide = full_cpu(self._wide(w.shape), 0.0)
             for i in range(self.joined):
@@ -99,7 +100,9 @@ class _Work:
         return transposed(w, self.groups)
 
     def transposed_back(self, terms, shape):
-        """The gradient of a weight of this shape: the sum of terms (T, groups K, O / groups)."""
+        """Return the gradient of a weight of shape `shape`: the sum of `terms` (T, groups K, O / groups) over the threads T,
+        transposed back.
+        """
         if self.joined > 1:
             dw = empty_cpu(shape)
             add_joined(terms.reshape(len(terms), *self._wide(shape)), self.step, dw)
@@ -107,7 +110,7 @@ class _Work:
         return transposed_back(terms, shape, self.groups)
 
     def _wide(self, shape):
-        """The transposed weight of joined positions, by axes."""
+        """Return the shape of the transposed weight of joined positions, with separate axes."""
         outs, channels, height, width = shape
         return height, width + (self.joined - 1) * self.step, channels, self.joined, outs
 
@@ -136,7 +139,7 @@ class _Work:
 
 
 def convolved(x, w, window, plan, positions, bias, relu, scale):
-    """y of conv2d"""
+    """Return y of conv2d."""
     work = _Work(x, w, window, plan, positions)
     y = empty_cpu((x.shape[0], *positions, w.shape[0]))
     if not y.size:
@@ -156,13 +159,13 @@ def convolved(x, w, window, plan, positions, bias, relu, scale):
 
 
 def _repeated(bias, times):
-    """The bias, repeated for `times` joined positions."""
+    """Return the bias, repeated for `times` joined positions."""
     shape = times, len(bias)
     return bias if times == 1 else assign(np.broadcast_to(bias, shape), empty_cpu(shape)).reshape(-1)
 
 
 def gradients(dy, where, x, w, window, plan, positions, scale, wants_dx):
-    """(dx or None, dw, db) of conv2d"""
+    """Return (dx or None, dw, db) of conv2d."""
     work = _Work(x, w, window, plan, positions)
     entry, slopes, pixels = blas.entry(), dy.reshape(work.images * work.places, work.outs), work.x.reshape(-1)
     gate = slopes if where is None else where.reshape(slopes.shape)

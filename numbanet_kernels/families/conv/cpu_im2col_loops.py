@@ -33,15 +33,15 @@ ZEROS = np.zeros(VECTOR, np.float32)
 
 @functools.lru_cache(maxsize=256)
 def geometry(window, shape, positions):
-    """Sizes of images of this shape for the loops, and the extent of a patch, in lines and in floats."""
+    """Return the sizes of images for the loops, and the extent of a patch, in lines and in floats."""
     down, across = (step * (k - 1) for step, k in zip(window.dilation, window.kernel))
     return np.array([*shape[1:3], *window.stride, *window.padding, *positions, down, (across + 1) * shape[3]])
 
 
 @functools.lru_cache(maxsize=256)
 def segments(window, channels, own, block):
-    """The table (S, 3), and the starts (block columns + 1,), of rows with `own` channels at each tap; `block` is the number of
-    columns of a block column, None for a single one.
+    """Return the table (S, 3) of the segments of a row of A with `own` channels at each tap, and the first segment of each
+    block column, (block columns + 1,). `block` is the number of columns of a block column; None if there is only one.
     """
     (kernel_h, kernel_w), step_h, step_w = window.kernel, *window.dilation
     depth = kernel_h * kernel_w * own
@@ -57,8 +57,8 @@ def segments(window, channels, own, block):
 
 @host_function
 def patch_origin(row, geometry, before):
-    """(first row of A on this output line, first line of this image, top line of the patch, which may be above the image). If
-    `before`, an earlier result, is for the same line, it is returned, because divisions take longer than a short copy.
+    """Return (first row of A on this output line, first line of this image, top line of the patch, which may be above the
+    image). If an earlier result, `before`, is for the same line, return it: divisions take longer than a short copy.
     """
     height, _, stride_h, _, pad_h, _, out_h, out_w, _, _ = geometry
     if 0 <= row - before[0] < out_w:
@@ -70,7 +70,7 @@ def patch_origin(row, geometry, before):
 
 @host_function
 def patch_left(row, geometry, place, width):
-    """The float of its line at which the patch of a row of A begins, which may be left of the image; a pixel has `width`
+    """Return the float of its line at which the patch of a row of A begins, which may be left of the image; a pixel has `width`
     floats.
     """
     return ((row - place[0]) * geometry[3] - geometry[5]) * width
@@ -78,8 +78,8 @@ def patch_left(row, geometry, place, width):
 
 @host_function
 def _inside(segment, top, left, height, line):
-    """(float of the image's line at which a segment begins, first column of the segment inside the image, end of these columns,
-    number of all columns of the segment)
+    """Return (float of the image's line at which a segment begins, first column of the segment inside the image, end of these
+    columns, number of all columns of the segment).
     """
     start, count = left + segment[1], segment[2]
     if not 0 <= top + segment[0] < height:
@@ -98,8 +98,8 @@ def _add(source, start, target, at, count):
 
 @host_function
 def _gather_at_edge(pixels, base, top, left, height, line, table, room, at):
-    """Copy a table's segments of a row of A, whose patch may be partly outside the image, to `room` from `at` on; return their
-    end.
+    """Copy the segments `table` of a row of A, whose patch may be partly outside the image, to `room` from `at` on; return
+    their end.
     """
     for s in range(table.shape[0]):
         start, inside, outside, count = _inside(table[s], top, left, height, line)
@@ -115,7 +115,7 @@ def _gather_at_edge(pixels, base, top, left, height, line, table, room, at):
 
 @host_function
 def _scatter_at_edge(room, at, base, top, left, height, line, table, pixels):
-    """Add a table's segments of a row of dA, whose patch may be partly outside the image, to their pixels; return the end of
+    """Add the segments `table` of a row of dA, whose patch may be partly outside the image, to their pixels; return the end of
     the columns.
     """
     for s in range(table.shape[0]):
@@ -127,8 +127,8 @@ def _scatter_at_edge(room, at, base, top, left, height, line, table, pixels):
 
 @host_function
 def _kept(table, starts, kept, block_row, own):
-    """Write the segments of a block row's kept columns to `own`, and return their number; if there are no blocks, the whole
-    table. Adjacent segments are merged. The list of kept columns ends at the first index outside the matrix.
+    """Write the segments of the kept columns of a block row to `own`, and return their number; without blocks, all segments.
+    Adjacent segments are merged. The list of kept columns ends at the first index outside the matrix.
     """
     if kept.shape[0] == 0:
         for s in range(table.shape[0]):
@@ -223,7 +223,7 @@ def clear(y, first, stop):
 
 @host_function
 def _before(rows, row):
-    """The number of entries of an increasing list that are less than `row`."""
+    """Return the number of entries of an increasing list that are less than `row`."""
     low, high = int64(0), int64(rows.size)
     while low < high:
         middle = (low + high) // 2
@@ -236,13 +236,13 @@ def _before(rows, row):
 
 @host_function
 def _ends(rows, listed, first, stop):
-    """(begin, end) of the entries of a list that are in first … stop - 1; (first, stop) if not `listed`."""
+    """Return (begin, end) of the entries of a list that are in first … stop - 1; (first, stop) if not `listed`."""
     return (_before(rows, first), _before(rows, stop)) if listed else (first, stop)
 
 
 @host_function
 def _finish(part, count, t0, y, bias, low, scale, rows, listed):
-    """y = max(scale part + bias, low) at `count` rows from t0 on, and 0 between listed ones, up to the next tile."""
+    """y = max(scale part + bias, low) for `count` rows from t0 on; rows between listed ones, up to the next tile, are 0."""
     for i in range(count):
         row = rows[t0 + i] if listed else t0 + i
         if listed and i % CLEARED == 0:
@@ -256,7 +256,7 @@ def _finish(part, count, t0, y, bias, low, scale, rows, listed):
 
 @host_function
 def _slopes(part, count, t0, dy, where, gated, scale, rows, listed, db):
-    """part = scale dz at `count` rows from t0 on, and db += the sum of dz."""
+    """part = scale dz for `count` rows from t0 on, and db += the sum of dz over these rows."""
     for i in range(count):
         row = rows[t0 + i] if listed else t0 + i
         slopes, gate, dz = dy[row], where[row if gated else 0], part[i]
@@ -268,7 +268,7 @@ def _slopes(part, count, t0, dy, where, gated, scale, rows, listed, db):
 
 @host_function
 def unpacked(g):
-    """The geometry as a tuple, so that it stays in registers."""
+    """Return the geometry as a tuple, so that it stays in registers."""
     return g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7], g[8], g[9]
 
 
@@ -389,7 +389,7 @@ def backward(
 # --- the sum over all threads ----------------------------------------------------------------------------------------
 @host_kernel("void(f8[:, ::1], f4[::1])")
 def add_up(sums, db):
-    """db[o] = the sum of sums[t, o] over t"""
+    """db[o] = sum_t sums[t, o]"""
     for o in range(db.size):
         total = 0.0
         for t in range(sums.shape[0]):

@@ -1,4 +1,6 @@
-"""The weight of a convolution on the CPU, (O, C / groups, KH, KW), transposed to taps and channels first, and back."""
+"""Transposition of the weight of a convolution on the CPU, from (O, C / groups, KH, KW) to a matrix whose rows are taps and
+channels and whose columns are outputs, and back.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ LINE, CHANNELS = 64, 32
 
 @host_kernel("void(f4[:, ::1], i8, i8, f4[:, ::1], i8, i8)")
 def transpose(w, taps, groups, wt, first, stop):
-    """wt[g K + (tap, c), o] = w[g O + o, (c, tap)] for the lines of outputs first … stop - 1, O of a group."""
+    """wt[g K + (tap, c), o] = w[g O + o, (c, tap)] for groups g, each with O outputs and K = taps channels rows of wt. A line
+    is a run of at most LINE outputs of one group; the lines first … stop - 1 are written.
+    """
     depth, outs = w.shape[1], w.shape[0] // groups
     channels, lines = depth // taps, (outs + LINE - 1) // LINE
     room = np.empty((taps * CHANNELS, LINE), np.float32)
@@ -36,13 +40,13 @@ def transpose(w, taps, groups, wt, first, stop):
 
 
 def _lines(part, outs, groups):
-    """The outputs of a thread: (first line, end), counted over all groups."""
+    """Return (first, stop): a thread transposes the lines first … stop - 1, counted over all groups."""
     own = part.of(groups * -(-outs // groups // LINE))
     return own.start, own.stop
 
 
 def transposed(w, groups=1):
-    """A weight (O, C / groups, KH, KW) as (groups KH KW C / groups, O / groups)."""
+    """Return the weight w (O, C / groups, KH, KW) as a matrix (groups K, O / groups), where K = KH KW C / groups."""
     flat = w.reshape(len(w), math.prod(w.shape[1:]))
     wt = empty_cpu((groups * flat.shape[1], len(w) // groups))
     threads.share(lambda part: transpose(flat, math.prod(w.shape[2:]), groups, wt, *_lines(part, len(w), groups)), w.size)
@@ -51,7 +55,7 @@ def transposed(w, groups=1):
 
 @host_kernel("void(f4[:, :, ::1], i8, i8, f4[:, ::1], i8, i8)")
 def transpose_back(terms, taps, groups, dw, first, stop):
-    """dw[g O + o, (c, tap)] = the sum of terms[t, g K + (tap, c), o] over t, for the lines of outputs first … stop - 1."""
+    """dw[g O + o, (c, tap)] = sum_t terms[t, g K + (tap, c), o] for the lines first … stop - 1; symbols as in `transpose`."""
     depth, outs = dw.shape[1], dw.shape[0] // groups
     channels, lines = depth // taps, (outs + LINE - 1) // LINE
     room = np.empty((taps * CHANNELS, LINE), np.float32)
@@ -71,7 +75,9 @@ def transpose_back(terms, taps, groups, dw, first, stop):
 
 
 def transposed_back(terms, shape, groups=1):
-    """The gradient of a weight of this shape: the sum of terms (T, groups KH KW C / groups, O / groups)."""
+    """Return the gradient of a weight of shape `shape`, (O, C / groups, KH, KW), from the transposed gradients of T parts of
+    the batch: sum `terms` (T, groups K, O / groups), K = KH KW C / groups, over the parts and transpose the sum back.
+    """
     dw = empty_cpu(shape)
     flat, taps = dw.reshape(shape[0], math.prod(shape[1:])), math.prod(shape[2:])
     threads.share(lambda part: transpose_back(terms, taps, groups, flat, *_lines(part, shape[0], groups)), terms.size)
@@ -80,7 +86,7 @@ def transposed_back(terms, shape, groups=1):
 
 @host_kernel("void(f4[:, :, :, :, :, ::1], i8, f4[:, :, :, ::1])")
 def add_joined(terms, step, dw):
-    """dw[o, c, kh, kw] = the sum of terms[t, kh, kw + i step, c, i, o] over threads t and joined positions i"""
+    """dw[o, c, kh, kw] = sum_t sum_i terms[t, kh, kw + i step, c, i, o] over threads t and joined positions i"""
     for o in range(dw.shape[0]):
         for c in range(dw.shape[1]):
             for kh in range(dw.shape[2]):

@@ -25,8 +25,8 @@ def conv2d_grad_cuda(dy, x, w, window, groups=1, where=None, scale=1.0, rows=Non
 
 
 def conv2d_materialised(x, w, window, bias=None):
-    """A convolution with one group as a teaching step: `im2col` writes the whole matrix, KH KW times as large as x, and a
-    product reads it.
+    """Teaching step: return a convolution with one group. `im2col` writes the whole matrix, which is KH KW times as large as x,
+    and a product reads it.
     """
     positions = check("conv2d (cuda)", x, w, window, 1, bias)
     return gemm_cuda(launch_im2col(x, window)[0], transpose_weight(w), bias=bias).reshape((x.shape[0], *positions, w.shape[0]))

@@ -1,4 +1,5 @@
-"""The kernel of the implicit GEMM (`cuda_implicit_gemm`): one for four products, and for each axis that a plan may list."""
+"""The kernel of the implicit GEMM (`cuda_implicit_gemm`). There is a version for each of four products, and for each axis whose
+kept indices may be listed by a plan."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ NOTHING, SIDE, INNER, COLS = range(4)  # the axis that is listed
 
 
 class Sizes(NamedTuple):
-    """The sizes of a product's axes; strides in floats."""
+    """The sizes of the axes of a product; strides are counted in floats."""
 
     sides: int  # of the side axis; with a list of rows, the kept ones
     length: int  # of a band of it: a block row, in DW a block column; without blocks the whole axis
@@ -38,7 +39,7 @@ class Sizes(NamedTuple):
 
 
 def _entries(product, listed):
-    """The entries of the side axis and of the inner axis; each factory makes its own (`inlined`)."""
+    """Return device functions for the entries of the side and of the inner axis; each factory makes its own (`inlined`)."""
     of_side, of_inner = position_of(product == DX), tap_of(product == DX)
     if product == DW:
         of_side, of_inner = tap_of(False), position_of(False)
@@ -58,8 +59,8 @@ def _entries(product, listed):
 
 
 def _writing(product, listed, store):
-    """Make the device function that writes a thread's sums, if `listed` to listed rows of the result; each factory makes its
-    own (`inlined`).
+    """Return the device function that writes the sums of a thread. If the side axis is listed, it writes to the listed rows of
+    the result. Each factory makes its own (`inlined`).
     """
     side_of, scattered = number_of(listed == SIDE), listed == SIDE and product != PATCHES
     store_row = store_of(types.UniTuple(types.float32, 4), [0], [0, 1, 2, 3], lambda i, j: j, 4)
@@ -80,7 +81,7 @@ def _writing(product, listed, store):
 
 
 def _products_of(product, listed, of_a, of_b):
-    """A device function that multiplies a block's tiles; each factory makes its own (`inlined`)."""
+    """Return a device function that multiplies the tiles of a block; each factory makes its own (`inlined`)."""
     gates_source, gates_other = product in (DX, PATCHES), product == DW  # `where` goes with dy
     (place_a, gather, _, leave_a), (place_b, _, fetch, leave_b) = loads_of(of_a), loads_of(of_b)
     (side_entry, inner_entry), col_of = _entries(product, listed), number_of(listed == COLS)
@@ -89,7 +90,9 @@ def _products_of(product, listed, of_a, of_b):
 
     @inlined
     def products(source, other, where, masked, kept, geometry, begin, sides, inner, columns, listing):
-        """The sums of a block: the side axis from `sides` on, columns from `columns` on, and a part of the inner axis."""
+        """Return the sums of a thread. The block computes the side axis from `sides` on and the columns from `columns` on, for
+        a part of the inner axis.
+        """
         (source_at, other_at, listed_at), (stretch, limit) = begin, listing
         (side0, side_end), (first, end), (col0, cols, col_step) = sides, inner, columns
         a_tile, b_tile = cuda.shared.array(a_room, float32, 16), cuda.shared.array(b_room, float32, 16)
@@ -128,7 +131,7 @@ def _products_of(product, listed, of_a, of_b):
 
 @kernels("conv")
 def conv_product_kernel(product=FORWARD, listed=NOTHING):
-    """One of the four products; `listed` is the axis that a plan lists."""
+    """Return the kernel for one of the four products; `listed` is the axis whose kept indices are read from a list."""
     of_a, of_b = layout(TILE, product != DW), layout(TILE, product in (DX, PATCHES))
     corner, _, _, store, _ = sums_of(4, of_a)
     write, products = _writing(product, listed, store), _products_of(product, listed, of_a, of_b)

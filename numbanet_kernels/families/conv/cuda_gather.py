@@ -1,4 +1,4 @@
-"""Gathering a tile of a convolution's im2col matrix by the threads of a block, as LLVM code, for `cuda_implicit_gemm`.
+"""LLVM code with which the threads of a block gather a tile of the im2col matrix of a convolution, for `cuda_implicit_gemm`.
 
 Element (r, k) of the matrix belongs to a position r, an output pixel, and a tap k = (kh, kw, c). Each of the two has an offset
 and two coordinates, computed once per tile; an element then takes two sums, two comparisons and one load:
@@ -63,33 +63,33 @@ def _unpacked(builder, geometry):
 
 
 def _divided(builder, number, by):
-    """(quotient, remainder) of non-negative numbers."""
+    """Return (quotient, remainder) of non-negative numbers."""
     quotient = builder.udiv(number, by)
     return quotient, builder.sub(number, builder.mul(quotient, by))
 
 
 def _both(builder, geometry, coordinates):
-    """(h, w) -> offset of the pixel in floats: (h width + w) pixel."""
+    """Return the offset of the pixel (h, w) in floats: (h width + w) pixel."""
     h, w = coordinates
     return builder.mul(builder.add(builder.mul(h, geometry.width), w), geometry.pixel)
 
 
 def _entry(context, builder, exists, offset, coordinates, other):
-    """(offset, h, w, index in the other operand); for missing entries h is -OUTSIDE and the index -1."""
+    """Return the entry (offset, h, w, index in the other operand); for missing entries h is -OUTSIDE and the index -1."""
     h, w = coordinates
     values = [offset, builder.select(exists, h, constant(-OUTSIDE)), w, builder.select(exists, other, constant(-1))]
     return context.make_tuple(builder, ENTRY, values)
 
 
 def _with_phase(builder, number, stride):
-    """(q, q + PHASE f) for number = q stride + f."""
+    """Return (q, q + PHASE f), where number = q stride + f."""
     quotient, phase = _divided(builder, number, stride)
     return quotient, builder.add(quotient, builder.mul(phase, constant(PHASE)))
 
 
 @functools.cache
 def position_of(back):
-    """Make the intrinsic (number, exists, geometry) -> entry of a position; of the backward pass if `back`."""
+    """Return the intrinsic that maps (number, exists, geometry) to the entry of a position; of the backward pass if `back`."""
 
     @intrinsic(back)
     def position(typing_context, number, exists, geometry):
@@ -121,7 +121,7 @@ def position_of(back):
 
 @functools.cache
 def tap_of(back):
-    """Make the intrinsic (number, exists, geometry) -> entry of a tap; of the backward pass if `back`."""
+    """Return the intrinsic that maps (number, exists, geometry) to the entry of a tap; of the backward pass if `back`."""
 
     @intrinsic(back)
     def tap(typing_context, number, exists, geometry):
@@ -145,7 +145,7 @@ def tap_of(back):
 
 @intrinsic()
 def split(typing_context, number, by):
-    """(number // by, number % by) in 32 bits, for non-negative numbers."""
+    """Return (number // by, number % by) in 32 bits, for non-negative numbers."""
 
     def generate(context, builder, signature, arguments):
         return context.make_tuple(builder, TWO, _divided(builder, *arguments))
@@ -155,8 +155,9 @@ def split(typing_context, number, by):
 
 @functools.cache
 def number_of(listed):
-    """(list, at, i, count, stretch, limit) -> the i-th of `count` numbers, or -1 if there is none. If listed, entry e of the
-    list from `at` on stands for the numbers e stretch … (e + 1) stretch - 1 below the limit; else the result is i itself.
+    """Return the intrinsic that maps (list, at, i, count, stretch, limit) to number i of `count` numbers, or to -1 if there is
+    none. If `listed`, entry e of the list, from `at` on, stands for the numbers e stretch … (e + 1) stretch - 1 below the
+    limit; else number i is i itself.
     """
 
     @intrinsic(listed)
@@ -178,8 +179,8 @@ def number_of(listed):
 
 
 class Loads(NamedTuple):
-    """The intrinsics by which a thread loads its elements of a tile and stores them to shared memory. `copies.layout` defines
-    the tile's layout; a thread has four elements.
+    """The intrinsics with which a thread loads its elements of a tile and stores them to shared memory. `copies.layout` defines
+    the layout of the tile; a thread has four elements.
     """
 
     place: Callable  # t -> (its first k, its first row or column)
@@ -228,14 +229,14 @@ def loads_of(layout):
     parts = [(i, j) for i in range(0, DEPTH, layout.deep) for j in range(0, layout.count, layout.wide)]
 
     def column(context, builder, kind, table, number, step, k):
-        """The given field of the entries, for this thread's k."""
+        """Return field `number` of the entries in the table, for the k of this thread."""
         data = data_of(context, builder, kind, table)
         at = builder.add(k, builder.mul(builder.and_(step, constant(CHUNK // DEPTH - 1)), constant(DEPTH)))
         at = builder.add(at, constant(number * CHUNK))
         return {i: builder.load(element(builder, data, builder.add(at, constant(i)))) for i in range(0, DEPTH, layout.deep)}
 
     def gated(context, builder, signature, arguments, places, inside):
-        """source[first + places] if inside, and if masked 0 unless `where` is above 0 there."""
+        """Return source[first + places] if inside, else 0; if masked, also 0 unless `where` is above 0 at this element."""
         source, where, masked, first = arguments[:4]
         always = ir.Constant(ir.IntType(1), 1)
         data = element(builder, data_of(context, builder, signature.args[0], source), first)
@@ -246,7 +247,9 @@ def loads_of(layout):
 
     @intrinsic(layout)
     def windowed(typing_context, source, where, masked, first, table, step, k, one, other, height, width):
-        """source[first + offset], for the entries of its rows, `one` and perhaps `other`, and those in the table."""
+        """Return source[first + offset] for the entries of the thread's rows, `one` and perhaps `other`, and those in the
+        table.
+        """
 
         def generate(context, builder, signature, arguments):
             table, step, k, *sides = arguments[4:9]
@@ -266,8 +269,8 @@ def loads_of(layout):
 
     @intrinsic(layout)
     def plain(typing_context, source, where, masked, first, table, step, k, one, other):
-        """source[first + offset + n]: offsets of its columns, `one` and perhaps `other`, and n in the table; negative for
-        missing elements.
+        """Return source[first + offset + n] for the offsets of the thread's columns, `one` and perhaps `other`, and the n in
+        the table. Offsets of missing elements are negative.
         """
 
         def generate(context, builder, signature, arguments):

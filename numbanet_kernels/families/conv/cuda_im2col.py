@@ -1,8 +1,9 @@
-"""The im2col matrix of a convolution written out, one thread per element: the teaching step before `cuda_implicit_gemm`.
+"""Kernels that write the whole im2col matrix of a convolution, one thread per element: the teaching step before
+`cuda_implicit_gemm`.
 
 im2col   A[g, r, k] = x[n, oh stride - padding + kh dilation, ow stride - padding + kw dilation, g C / groups + c]
-col2im   dx[n, h, w, c] = scale times the sum of dA[g, r, k] over the (r, k) that read that pixel. A thread enumerates them in
-         the order of k, so that no atomics are needed. Dropped elements of the matrix add nothing
+col2im   dx[n, h, w, c] = scale times the sum of dA[g, r, k] over the (r, k) that read this pixel. A thread enumerates these
+         (r, k) in the order of k, so that no atomics are needed. Dropped elements of the matrix add nothing
 transpose   w (O, C, KH, KW) <-> wt (KH KW C, O): the columns of A are k = (kh, kw, c)
 """
 
@@ -23,7 +24,7 @@ WINDOW = "UniTuple(i4, 8)"  # a `Window`'s pairs in order
 
 
 def pairs_of(window):
-    """Kernel, stride, padding and dilation of a window, each along the height and the width."""
+    """Return the kernel, stride, padding and dilation of a window as one tuple, each along the height and along the width."""
     return tuple(number for pair in window for number in pair)
 
 
@@ -91,7 +92,7 @@ def _col2im(plan=ROWS):
 
 
 def launch_im2col(x, window, groups=1, out=None):
-    """A (groups, N P, KH KW C / groups) of images x (N, H, W, C)."""
+    """Return the im2col matrix A (groups, N P, KH KW C / groups) of images x (N, H, W, C) with P output positions each."""
     (grid_height, grid_width), (kernel_h, kernel_w) = window.positions(*x.shape[1:3]), window.kernel
     shape = groups, x.shape[0] * grid_height * grid_width, kernel_h * kernel_w * (x.shape[3] // groups)
     expect("im2col (cuda)", x=(x, ("N", "H", "W", "C")), out=(out, shape))
@@ -101,8 +102,8 @@ def launch_im2col(x, window, groups=1, out=None):
 
 
 def launch_col2im(matrix, shape, window, scale=1.0, rows=None, blocks=None):
-    """dx of that shape (N, H, W, C) from dA: (groups, N P, K); of kept rows (groups, R, K); or of kept blocks (groups, N P,
-    Q width), column q width + j the column j of the q-th kept block."""
+    """Return dx of shape `shape`, (N, H, W, C), given dA. `matrix` is the whole dA (groups, N P, K), or the kept rows (groups,
+    R, K), or the kept blocks (groups, N P, Q width), in which column q width + j is column j of the q-th kept block."""
     grid_height, grid_width = window.positions(*shape[1:3])
     total, depth = shape[0] * grid_height * grid_width, window.kernel[0] * window.kernel[1] * (shape[3] // matrix.shape[0])
     plan, places, (_, height, width) = WHOLE, None, Blocks(None, 1, 1) if blocks is None else blocks
@@ -137,7 +138,9 @@ SIDE, LINES = 32, 8  # a block's tile, and the number of its rows that are read 
 
 @kernels("conv")
 def _transposes():
-    """(w -> wt, wt -> w). A tile passes through shared memory, so that reads and writes are coalesced."""
+    """Return two kernels, which compute wt from w and w from wt. A tile passes through shared memory, so that reads and writes
+    are coalesced.
+    """
     pitch = SIDE + 1
 
     def declared(back):
@@ -182,7 +185,7 @@ def _transpose(back, w, wt):
 
 
 def transpose_weight(w):
-    """wt (KH KW C, O) of w (O, C, KH, KW)."""
+    """Return wt (KH KW C, O), the transposed w (O, C, KH, KW)."""
     found = expect("transpose_weight (cuda)", w=(w, ("O", "C", "KH", "KW")))
     wt = empty_cuda((found["KH"] * found["KW"] * found["C"], found["O"]))
     _transpose(False, w, wt)
@@ -190,7 +193,7 @@ def transpose_weight(w):
 
 
 def transpose_gradient(dwt, shape, out=None):
-    """dw of that shape (O, C, KH, KW) from dwt (KH KW C, O)."""
+    """Return dw of shape `shape`, (O, C, KH, KW), given dwt (KH KW C, O)."""
     outs, channels, height, width = shape
     expect("transpose_gradient (cuda)", dwt=(dwt, (height * width * channels, outs)), out=(out, tuple(shape)))
     out = empty_cuda(shape) if out is None else out

@@ -2,15 +2,19 @@
 
     forward   y[r, o] = act(scale sum_k A[r, k] wt[k, o] + bias[o])       x (N, H, W, C), wt (K, O), K = KH KW C / groups
     dx        dx[pixel] = scale times the sum of dz[r, o] wt[k, o] over all (r, k) whose A[r, k] is that pixel
-    dw        dwt[k, o] = scale sum_r A[r, k] dz[r, o],  db[o] = sum_r dz[r, o]
-    dz        dy; if `where` is given, 0 unless where > 0
+    dw        dwt[k, o] = scale sum_r A[r, k] dz[r, o]
+    db        db[o] = sum_r dz[r, o]
+
+act is ReLU if `relu`, else the identity. dz[r, o] = dy[r, o]; but if `where` is given, dz[r, o] = 0 unless where[r, o] > 0.
 
 Row r = (n, oh, ow) of A is an output position, column k = (kh, kw, c) a tap: A[r, k] is the pixel x[n, oh stride - padding +
 kh dilation, ow stride - padding + kw dilation, c], 0 outside the image. A has KH KW times the elements of x, and is never
-written: a block gathers 64 x 16 of it into shared memory, while the previous 64 x 16 are multiplied. A thread has 4 x 4 sums.
+written: a block gathers 64 x 16 elements of A into shared memory, while the previous 64 x 16 are multiplied. A thread has 4 x 4
+sums.
 
-One kernel serves four products. Each has a side axis, whose entries (`cuda_gather`) a thread keeps in registers, and an inner
-axis, whose entries the block computes 256 at a time and keeps in shared memory: no division per element.
+One kernel serves four products. The entries of an axis are the addresses of its pixels (`cuda_gather`). Each product has a side
+axis, whose entries a thread keeps in registers, and an inner axis, whose entries the block computes 256 at a time and keeps in
+shared memory. So no element needs a division.
 
     product   side         inner       columns    other operand
     FORWARD   positions    taps        outputs    wt
@@ -18,9 +22,9 @@ axis, whose entries the block computes 256 at a time and keeps in shared memory:
     PATCHES   positions    outputs     taps       wt, read along the outputs: dA[r, k] = scale sum_o dz[r, o] wt[k, o]
     DW        taps         positions   outputs    dz; the rows are cut into parts, and the parts added up in order
 
-A plan keeps rows of A (`rows`, an increasing list), or some blocks of columns for each block row (`Blocks`). One axis of each
-product is then listed, and only the kept part is multiplied. dx takes two steps: the kept part of dA (PATCHES), then each pixel
-adds up its terms (`cuda_im2col.launch_col2im`), in a fixed order.
+A plan keeps rows of A (`rows`, an increasing list), or some blocks of columns for each block row (`Blocks`). Then a list gives
+the kept indices of one axis of each product, and only the kept part is multiplied. In this case dx takes two steps: the product
+PATCHES computes the kept part of dA, and then each pixel adds up its terms in a fixed order (`cuda_im2col.launch_col2im`).
 """
 
 from __future__ import annotations
@@ -44,12 +48,12 @@ ACROSS, DOWN = 32, 8  # threads of a block along the columns and along the rows,
 # --- sums -------------------------------------------------------------------------------------------------------------
 @kernels("conv")
 def _sums():
-    """(sums of rows in parts, the sum of the parts)"""
+    """Return two kernels: `conv_sums` sums the rows of a matrix in parts, and `conv_added` adds up the sums of the parts."""
     room = ACROSS * DOWN
 
     @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], f4[:, ::1], i4, b1, b1)")
     def conv_sums(dy, where, rows, parts, count, listed, masked):
-        """One block sums ACROSS columns over its part of the rows."""
+        """Each block sums 32 columns (ACROSS) over its part of the rows."""
         shared = cuda.shared.array(room, float32)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         o, span = int32(cuda.blockIdx.x * ACROSS + tx), int32((count + parts.shape[0] - 1) // parts.shape[0])
@@ -69,7 +73,7 @@ def _sums():
 
     @kernel("void(f4[:, ::1], f4[::1], f4)")
     def conv_added(parts, out, scale):
-        """out = scale times the sum of the parts, one after the other."""
+        """out = scale times the sum of the parts, which are added one after the other."""
         i = cuda.grid(1)
         if i < out.size:
             total = float32(0)
@@ -82,7 +86,7 @@ def _sums():
 
 # --- launchers --------------------------------------------------------------------------------------------------------
 class _Work:
-    """A convolution's sizes, checked, and the kept part of its im2col matrix."""
+    """The checked sizes of a convolution, and the lists that say which part of its im2col matrix is kept."""
 
     def __init__(self, op, shape, weight_shape, window, rows, blocks, **arrays):
         self.images, self.height, self.width, self.channels = shape
@@ -138,11 +142,11 @@ class _Work:
 
     @property
     def kept_cols(self):
-        """Of packed dA; the last block may be cut off."""
+        """The number of columns of the packed dA, whose last block may extend beyond the last column of dA."""
         return self.depth if self.blocks is None else self.blocks.kept.shape[1] * self.blocks.width
 
     def geometry(self, product):
-        """The geometry of the images that this product gathers from."""
+        """Return the geometry of the images from which `product` gathers."""
         to_tap = self.own_channels * self.outs
         if product == PATCHES:
             return Geometry(1, 1, self.outs, 1, 1, max(self.own_outs, 1), 1, 1, 1, 0, 0, 1, 1, 0, 0, 1)
@@ -154,7 +158,9 @@ class _Work:
         return Geometry(*images, pixel, *grid, channels, *rest, *steps)
 
     def sizes(self, product, parts=1):
-        """Side axis, inner axis and columns as in the table of products above; then their strides."""
+        """Return the `Sizes` of `product`: the lengths of its side axis, inner axis and columns, which the table at the top of
+        this module defines, and their strides.
+        """
         blocks, own, outs, taps = self.blocks, self.own_outs, self.outs, self.own_channels
         sides, depth, cols = {
             FORWARD: (self.kept_rows, self.kept_cols, own),
@@ -178,7 +184,7 @@ class _Work:
         return Sizes(sides, length, *of_tiles, stretch, room, limit, *lying, parts)
 
     def listed(self, product):
-        """The axis of this product that a plan lists."""
+        """Return the axis of `product` whose kept indices are read from a list: SIDE, INNER or COLS; NOTHING without a plan."""
         if product == DX or not self.planned:
             return NOTHING
         if self.rows is not None:
@@ -187,7 +193,7 @@ class _Work:
 
 
 def _launch(product, work, source, other, out, where=None, bias=None, relu=False, scale=1.0, parts=1):
-    """One of the four products, into `out`."""
+    """Compute one of the four products and write it to `out`."""
     sizes, listed, counts = work.sizes(product, parts), work.listed(product), None
     if not source.size or not other.size:
         sizes = sizes._replace(depth=0)

@@ -1,8 +1,9 @@
 """Convolution of images with channels last, x (N, H, W, C), by a weight w (O, C / groups, KH, KW):
 
-    conv2d        y[r, o] = act(scale sum_k A[r, k] w[o, k] + bias[o])
-    conv2d_grad   dz[r, o] = dy[r, o], 0 unless where[r, o] > 0 if `where`;   dA = scale dz w,   dw = scale dz.T A,
-                  db[o] = sum_r dz[r, o];   dx[pixel] = the sum of dA[r, k] over all A[r, k] that are that pixel
+    conv2d        y[r, o] = act(scale sum_k A[r, k] w[o, k] + bias[o]), where act is ReLU if `relu`, else the identity
+    conv2d_grad   dz[r, o] = dy[r, o]; but if `where` is given, dz[r, o] = 0 unless where[r, o] > 0
+                  dA = scale dz w,   dw = scale dz.T A,   db[o] = sum_r dz[r, o]
+                  dx[pixel] = the sum of dA[r, k] over all (r, k) for which A[r, k] is this pixel
 
 The im2col matrix A has a row for each output position, r = (n, oh, ow), and a column k = (kh, kw, c) for each tap and channel
 of the group: A[r, k] = x[n, oh stride - padding + kh dilation, ow stride - padding + kw dilation, c], 0 outside the image. A is
@@ -11,9 +12,9 @@ least 32 rows), on CUDA in shared memory. The CPU does not gather (`cpu_direct`)
 32 positions, no groups and no blocks, and if a tile of WIDTH images fits into 10 MB. It then multiplies the pixels directly,
 with one image per lane of a vector. A plan may keep part of A:
 
-    rows     increasing int32 list: only these rows of A are computed, other rows of y are 0 (without bias); on the CPU this is
-             faster if the images of a tile keep the same rows
-    blocks   `Blocks`: each block row of A keeps some block columns, the same number for all
+    rows     an increasing int32 list: only these rows of A are computed, and other rows of y are 0 (without bias); on the CPU
+             this is faster if the images of a tile keep the same rows
+    blocks   `Blocks`: each block row of A keeps some block columns; the number is the same for all block rows
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ...runtime.expect import INT32, expect
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def kept_reference(positions, depth, rows=None, blocks=None):
-    """(positions, depth) of 0 and 1: 1 for the kept elements of A"""
+    """Return an array (positions, depth) that is 1 for kept elements of A, else 0."""
     kept = np.ones((positions, depth))
     if rows is not None:
         kept[np.setdiff1d(np.arange(positions), rows)] = 0
@@ -42,7 +43,7 @@ def kept_reference(positions, depth, rows=None, blocks=None):
 
 
 def im2col_reference(x, window, groups=1):
-    """A (groups, N P, KH KW C / groups) in float64"""
+    """Return A (groups, N P, KH KW C / groups) in float64; P is the number of output positions of an image."""
     (kh, kw), (sh, sw), (ph, pw), (dh, dw) = window
     n, h, w, c = x.shape
     oh, ow = window.positions(h, w)
@@ -57,13 +58,13 @@ def im2col_reference(x, window, groups=1):
 
 
 def _matrix(w, groups):
-    """w as (groups, O / groups, KH KW C / groups), float64"""
+    """Return w as an array (groups, O / groups, KH KW C / groups), float64."""
     outs, channels, kh, kw = w.shape
     return np.float64(w).transpose(0, 2, 3, 1).reshape(groups, outs // groups, kh * kw * channels)
 
 
 def conv2d_reference(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=None, blocks=None):
-    """y (N, OH, OW, O) of conv2d, in float64"""
+    """Return y (N, OH, OW, O) of conv2d, in float64."""
     a, matrix = im2col_reference(x, window, groups), _matrix(w, groups)
     y = scale * np.concatenate([(part * kept_reference(*part.shape, None, blocks)) @ own.T for part, own in zip(a, matrix)], 1)
     y = y if bias is None else y + bias
@@ -72,7 +73,7 @@ def conv2d_reference(x, w, window, groups=1, bias=None, relu=False, scale=1.0, r
 
 
 def conv2d_grad_reference(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None, blocks=None, wants_dx=True):
-    """(dx, dw, db) of conv2d_grad, in float64"""
+    """Return (dx, dw, db) of conv2d_grad, in float64."""
     dz = np.float64(dy if where is None else dy * (where > 0)).reshape(math.prod(dy.shape[:3]), w.shape[0])
     dz = dz * kept_reference(len(dz), 1, rows)
     a, outs = im2col_reference(x, window, groups), w.shape[0] // groups
@@ -88,8 +89,8 @@ def conv2d_grad_reference(dy, x, w, window, groups=1, where=None, scale=1.0, row
 
 # --- checks, for CPU and CUDA -----------------------------------------------------------------------------------------
 def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, blocks=None):
-    """Check the arguments, and return the number of positions (along the height, along the width) of images x; an error if they
-    do not fit.
+    """Check the arguments, and return the numbers of output positions along the height and along the width of images x; raise
+    an error if the arguments do not fit.
     """
     if not isinstance(window, Window) or not (blocks is None or isinstance(blocks, Blocks)):
         raise TypeError(f"{op}: expected a Window and Blocks, got {window!r} and {type(blocks).__name__}")

@@ -1,9 +1,9 @@
-"""Sampling the im2col matrix A of a convolution (`family`) without building it:
+"""An operation that samples the im2col matrix A of a convolution (`family`) without building it:
 
-    count_large    counts[b, q] = the number of sampled values of region (b, q) of A that exceed a threshold in magnitude
+    count_large    counts[b, q] = the number of sampled values of region (b, q) of A whose magnitude exceeds a threshold
 
-A is cut into regions of height x width. Every region is sampled at the same offsets (S, 2) from its first row and column. Rows
-beyond the last row are clamped to it; columns beyond the last column count as small.
+A is cut into regions of height x width. Every region is sampled at the same `offsets` (S, 2) from its first row and column. If
+a sample is beyond the last row, the last row is read instead; a sample beyond the last column counts as small.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .family import im2col_reference
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def count_large_reference(x, window, height, width, offsets, threshold):
-    """counts (regions along the rows, along the columns) of count_large"""
+    """Return the counts of count_large, an array (number of regions along the rows, along the columns)."""
     a = np.abs(im2col_reference(x, window)[0])
     rows, columns = (-(-n // side) for n, side in zip(a.shape, (height, width)))
     found = np.zeros((rows, columns))
@@ -40,8 +40,8 @@ def count_large_reference(x, window, height, width, offsets, threshold):
 
 
 def _checked(op, x, window, height, width, offsets):
-    """Check the arguments: ((number of regions along the rows, along the columns), `geometry` of the images, `segments` of
-    single columns).
+    """Check the arguments. Return (numbers of regions along the rows and along the columns), `geometry` of the images, and
+    `segments` of single columns.
     """
     expect(op, x=(x, ("N", "H", "W", "C")), offsets=(offsets, ("S", 2), INT32))
     if min(*window.kernel, *window.stride, *window.dilation) < 1 or min(window.padding) < 0:
@@ -62,7 +62,7 @@ def _single(window, channels):
 # --- CPU --------------------------------------------------------------------------------------------------------------
 @host_function
 def _sees(segment, top, left, height, line):
-    """True if a column of a patch at this position is inside the image."""
+    """Return True if a column of a patch at this position is inside the image."""
     return 0 <= top + segment[0] < height and 0 <= left + segment[1] < line
 
 
@@ -102,7 +102,7 @@ def _count(pixels, channels, geometry, table, rows, height, width, offsets, thre
 
 
 def count_large_cpu(x, window, height, width, offsets, threshold):
-    """counts[b, q] = the number of sampled values of region (b, q) of A that exceed a threshold in magnitude"""
+    """counts[b, q] = the number of sampled values of region (b, q) of A whose magnitude exceeds a threshold"""
     shape, geometry, table = _checked("count_large (cpu)", x, window, height, width, offsets)
     counts = empty_cpu(shape, np.int32)
     rows = x.shape[0] * int(geometry[6] * geometry[7])

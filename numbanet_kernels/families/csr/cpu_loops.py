@@ -1,13 +1,13 @@
 """CPU loops for products with a sparse matrix: neurons before samples, so that vectors lie along the samples.
 
-    x (N, I) becomes panels (P, I, SAMPLES), padded with zeros: an input of a panel is SAMPLES contiguous floats
-    sums     out[s] = sum_k values[k] panel[ids[k], s]      one row of the matrix at a time, its sums in registers
-    dots     out[k] = sum_s panel[ids[k], s] row[s]         the gradient of the values of a row
+    panels   x (N, I) is copied to panels (P, I, SAMPLES), padded with zeros: an input of a panel is SAMPLES contiguous floats
+    sums     out[s] = sum_k values[k] panel[ids[k], s]      for one row of the matrix at a time; the sums stay in registers
+    dots     out[k] = sum_s panel[ids[k], s] row[s]         the gradient of the values of a row of the matrix
 
-An entry costs one multiply-add per vector of samples, with one operand from memory: 2 N FLOPs on 4 N bytes. A panel of 2048
-inputs takes 512 KiB, half of the L2 cache, which delivers 32 bytes a cycle: half of what the multiply-adds could consume, so
-the ceiling is half of the dense peak of a core. In a random structure, two rows share too few columns for a shared load of x to
-save more time than the search for such rows takes.
+An entry of the matrix costs one multiply-add per vector of samples, and each multiply-add reads one operand from memory: 2 N
+FLOPs on 4 N bytes. A panel of 2048 inputs takes 512 KiB, half of the L2 cache. The cache delivers 32 bytes a cycle, half of
+what the multiply-adds could consume, so the ceiling is half of the dense peak of a core. In a random structure, two rows share
+too few columns for a shared load of x to save more time than the search for such rows takes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _all = functools.lru_cache(maxsize=64)(functools.partial(np.arange, dtype=np.int
 
 # --- loops ------------------------------------------------------------------------------------------------------------
 def _row_of(builder, panel, ids, k, inputs):
-    """The address of row ids[k] of a panel; ids are clamped."""
+    """Return the address of row ids[k] of a panel; an index beyond the last row is replaced by that of the last row."""
     index, last = builder.load(builder.gep(ids, [k])), builder.trunc(builder.sub(inputs, NUMBER(1)), ir.IntType(32))
     inside = builder.select(builder.icmp_unsigned("<", index, last), index, last)
     return builder.gep(panel, [builder.mul(builder.zext(inside, NUMBER), NUMBER(SAMPLES))])
@@ -45,7 +45,7 @@ def _vector(builder, address, v):
 
 
 def _loop(builder, first, stop, state, body):
-    """state = body(k, state) for first <= k < stop; returns it."""
+    """Build the loop `state = body(k, state)` for k = first … stop - 1, and return the final state."""
     before = builder.block
     head, inside, after = (builder.append_basic_block(name) for name in ("head", "inside", "after"))
     builder.branch(head)
@@ -116,8 +116,8 @@ def _dots(typing_context, panel, inputs, ids, row, first, stop, out, added):
 # --- panels -----------------------------------------------------------------------------------------------------------
 @host_kernel("void(f4[:, ::1], f4[:, :, ::1], i8, i8)")
 def _transpose_in(x, panels, first, stop):
-    """panels[p, i, s] = x[p SAMPLES + s, i], 0 beyond the samples, for first <= i < stop; some columns at a time, so that the
-    output also stays in the L1 cache
+    """panels[p, i, s] = x[p SAMPLES + s, i] for first <= i < stop; 0 if x has no such sample. COLUMNS columns are transposed at
+    a time, so that the output also stays in the L1 cache.
     """
     for p in range(panels.shape[0]):
         n0, n1 = p * SAMPLES, min((p + 1) * SAMPLES, x.shape[0])
@@ -130,12 +130,12 @@ def _transpose_in(x, panels, first, stop):
 
 
 def panels_of(samples):
-    """P, the number of panels for this many samples."""
+    """Return P, the number of panels that hold `samples` samples."""
     return -(-samples // SAMPLES)
 
 
 def transposed(x):
-    """x (N, I) as panels (P, I, SAMPLES)"""
+    """Return x (N, I) as panels (P, I, SAMPLES)."""
     panels = aligned(panels_of(x.shape[0]), x.shape[1], SAMPLES)
 
     def work(part):
@@ -149,7 +149,9 @@ def transposed(x):
 # --- products ---------------------------------------------------------------------------------------------------------
 @host_function
 def _live(ids, values, inverse, inputs, first, stop, live_ids, live_values):
-    """Write the entries first … stop - 1 whose input is kept to live_ids and live_values; return their number."""
+    """Of the entries first … stop - 1, write those whose input is kept to live_ids and live_values, and return how many they
+    are.
+    """
     count = 0
     for k in range(first, stop):
         position = inverse[min(max(ids[k], 0), inverse.size - 1)] if inverse.size else -1
@@ -162,7 +164,9 @@ def _live(ids, values, inverse, inputs, first, stop, live_ids, live_values):
     "void(f4[:, :, ::1], i4[::1], i4[::1], i4[::1], f4[::1], i4[::1], i4[::1], b1, f4[::1], b1, b1, i8, i8, f4[:, ::1])"
 )
 def _product(panels, starts, stops, ids, values, rows, inverse, selected, bias, biased, relu, first, stop, y):
-    """y[n, j] = act(sum_k values[k] x[n, ids[k]] + bias[rows[j]]), k the entries of row rows[j], for first <= j < stop."""
+    """y[n, j] = act(sum_k values[k] x[n, ids[k]] + bias[rows[j]]) for first <= j < stop. The sum is over the entries k of row
+    rows[j], if `selected` only over those whose input is kept; act is ReLU if `relu`, else the identity.
+    """
     inputs, low, room = panels.shape[1], float32(0) if relu else float32(-np.inf), ids.size if selected else 0
     live_ids, live_values = np.empty(room + 1, np.int32), np.empty(room + 1, np.float32)
     out = np.empty((COLUMNS, SAMPLES), np.float32)
@@ -186,7 +190,9 @@ def _product(panels, starts, stops, ids, values, rows, inverse, selected, bias, 
 
 
 def product(panels, starts, stops, ids, values, y, rows=None, inverse=None, bias=None, relu=False):
-    """y[n, j] = act(sum_k values[k] x[n, ids[k]] + bias[rows[j]]), x as panels of the inputs that `inverse` keeps."""
+    """y[n, j] = act(sum_k values[k] x[n, ids[k]] + bias[rows[j]]) over the entries k of row rows[j]; act is ReLU if `relu`,
+    else the identity. `panels` hold x; if `inverse` is given, only the inputs that it keeps.
+    """
     rows = _all(y.shape[1]) if rows is None else rows
     rest = (
         rows,
@@ -206,7 +212,9 @@ def product(panels, starts, stops, ids, values, y, rows=None, inverse=None, bias
 
 @host_kernel("void(f4[:, :, ::1], f4[:, :, ::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], b1, i8, i8, f4[::1])")
 def _entries(dys, xs, starts, stops, ids, rows, inverse, selected, first, stop, dw):
-    """dw[k] = sum_n dy[n, j] x[n, ids[k]], k the entries of row rows[j], for first <= j < stop."""
+    """dw[k] = sum_n dy[n, j] x[n, ids[k]] for the entries k of row rows[j], for first <= j < stop; if `selected`, dw[k] = 0 for
+    entries whose input is dropped.
+    """
     inputs, room = xs.shape[1], ids.size if selected else 0
     live_ids, live_values, sums = np.empty(room + 1, np.int32), np.empty(room + 1, np.float32), np.empty(room + 1, np.float32)
     for p in range(xs.shape[0]):
@@ -225,7 +233,9 @@ def _entries(dys, xs, starts, stops, ids, rows, inverse, selected, first, stop, 
 
 
 def entries(dys, xs, starts, stops, ids, dw, rows=None, inverse=None):
-    """dw[k] = sum_n dy[n, j] x[n, ids[k]] at the entries of row rows[j]; other entries of dw are left unchanged."""
+    """dw[k] = sum_n dy[n, j] x[n, ids[k]] for the entries k of each row rows[j]. Entries of rows that `rows` does not list are
+    left unchanged. `dys` and `xs` are panels of dy and x.
+    """
     lists = _all(dys.shape[1]) if rows is None else rows, NO_INDICES if inverse is None else inverse, inverse is not None
 
     def work(part):
@@ -236,7 +246,9 @@ def entries(dys, xs, starts, stops, ids, dw, rows=None, inverse=None):
 
 
 def by_column(values, order):
-    """values[order] on all threads: the values of a matrix, sorted by column."""
+    """Return values[order], computed on all threads. If `order` is the `order` of a matrix's `Entries`, the result holds its
+    values sorted by column.
+    """
     sorted_values = empty_cpu(order.shape)
 
     def work(part):

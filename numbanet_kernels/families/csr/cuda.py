@@ -87,7 +87,7 @@ def csr_transposed_cuda(x):
 
 
 def _columns(op, x, transposed):
-    """x.T: `transposed`, checked, or a new array if it is None."""
+    """Return x.T: `transposed`, after a check, or a new array if it is None."""
     if transposed is None:
         return transpose_cuda(x, (1, 0))
     expect(op, transposed=(transposed, x.shape[::-1]))
@@ -95,12 +95,14 @@ def _columns(op, x, transposed):
 
 
 def _given(array, dtype=np.float32):
-    """(array or a placeholder, True if there is an array), for kernels"""
+    """Return two arguments of kernels: the array or, if it is None, an empty one; and True if there is an array."""
     return (empty_cuda((0,), dtype), False) if array is None else (array, True)
 
 
 def _launch(transposed, starts, stops, ids, values, through, rows, inverse, bias, relu, y):
-    """y = act(x w.T + bias); the values of w in order, or through an index list."""
+    """Launch the kernel for y = act(x w.T + bias). The entries of a row have the values at positions k or, if the index list
+    `through` is given, at positions through[k].
+    """
     grid = tuple(ceil_div(n, SIDE) for n in y.shape[::-1])
     launch(
         _product(),

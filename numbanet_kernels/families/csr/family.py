@@ -1,22 +1,23 @@
-"""Matrix product with a sparse weight w (O, I), CSR or ELL (`layouts.sparse`); `at` is its `Entries`:
+"""Matrix product with a sparse weight w (O, I), which is a CSR or an ELL (`layouts.sparse`). values (V,) are its values, and
+`at`, an `Entries`, gives their positions (starts, stops, ids, …):
 
-    csr       y[n, o]   = act(sum_k values[k] x[n, ids[k]] + b[o])   over the entries k of row o     x (N, I) -> y (N, O)
-    csr_dx    dx[n, i]  = sum_k values[order[k]] dy[n, col_ids[k]]  over those of column i          dy (N, O) -> dx (N, I)
-    csr_dw    dw[k]     = sum_n dy[n, row of k] x[n, ids[k]]         at the entries alone            dy, x -> (V,)
+    csr       y[n, o]   = act(sum_k values[k] x[n, ids[k]] + b[o]) over the entries k of row o          x (N, I) -> y (N, O)
+    csr_dx    dx[n, i]  = sum_k values[order[k]] dy[n, col_ids[k]] over the entries k of column i       dy (N, O) -> dx (N, I)
+    csr_dw    dw[k]     = sum_n dy[n, o] x[n, ids[k]] for the entries k of row o                        dy, x -> dw (V,)
 
-2 N nnz FLOPs each. An entry reads one float and one index of the weight, and N floats of the activation. Vectors lie along the
-samples, so activations are transposed first (`csr_transposed`), neurons before samples: x once for the forward pass and dw, dy
-once for dx and dw. Results are bitwise reproducible; padding has gradient 0.
+act is ReLU if `relu`, else the identity. Each operation takes 2 N nnz FLOPs, where nnz is the number of entries. An entry reads
+one float and one index of the weight, and N floats of the activation. Vectors lie along the samples, so activations are first
+transposed to neurons before samples (`csr_transposed`): x once for the forward pass and dw, dy once for dx and dw. Results are
+bitwise reproducible; values that are padding have gradient 0.
 
-With rows and cols, `layouts.rows.RowLists`, y and dy hold only the kept neurons and x and dx only the kept inputs; entries of
-dropped ones are skipped, with dw 0. Sparse activations use this: a list of live inputs that all samples of a batch share. A
-list per sample (x as CSR) would leave vectors of samples half empty and need a search per entry: with the 50 % zeros of a ReLU,
-16 consecutive samples are all 0 once in 65,536 times.
+If `rows` or `cols`, `layouts.rows.RowLists`, are given, y and dy hold only the kept neurons (rows), and x and dx only the kept
+inputs (cols). Entries of dropped neurons or inputs are skipped, and their dw is 0. Sparse activations also use this, as one
+list of live inputs that all samples of a batch share. A separate list for each sample would leave vectors of samples half empty
+and need a search per entry: with the 50 % zeros of a ReLU, 16 consecutive samples are all 0 once in 65,536 times.
 
-On the CPU (`cpu_loops`) the ceiling is the bandwidth of the L2 cache, 32 bytes a cycle with 4 bytes per multiply-add; on CUDA
-the lines come from L2, coalesced along samples, and a warp shares each entry. An ELL is no faster here than a CSR: its equal
-row
-lengths save two numbers a row.
+On the CPU (`cpu_loops`) the bandwidth of the L2 cache limits the speed: it delivers 32 bytes a cycle, and a multiply-add takes
+4 bytes. On CUDA the activations come from the L2 cache, coalesced along samples, and the threads of a warp share each entry. An
+ELL is no faster here than a CSR, because the equal lengths of its rows save only two numbers a row.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from ...runtime.expect import INT32, expect
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def _dense_reference(values, at, rows=None, cols=None):
-    """(w, index of the value of each element), float64 and int: 0 and -1 for elements without an entry or dropped."""
+    """Return two arrays with the kept rows and columns of w: the elements of w in float64, and the index of the value of each
+    element. Elements without an entry are 0, and their index is -1.
+    """
     w, of = np.zeros((at.starts.size, at.col_starts.size)), np.full((at.starts.size, at.col_starts.size), -1)
     for o, (start, stop) in enumerate(zip(at.starts, at.stops)):
         w[o, at.ids[start:stop]], of[o, at.ids[start:stop]] = values[start:stop], np.arange(start, stop)
@@ -40,7 +43,7 @@ def _dense_reference(values, at, rows=None, cols=None):
 
 
 def csr_reference(x, values, at, bias=None, relu=False, rows=None, cols=None, transposed=None):
-    """y = act(x w.T + b) in float64, w dense"""
+    """Return y = act(x w.T + b) in float64, computed with a dense w."""
     y = np.float64(x) @ _dense_reference(values, at, rows, cols)[0].T
     if bias is not None:
         y = y + (bias if rows is None else bias[np.asarray(rows.indices)])
@@ -48,12 +51,12 @@ def csr_reference(x, values, at, bias=None, relu=False, rows=None, cols=None, tr
 
 
 def csr_dx_reference(dy, values, at, rows=None, cols=None, transposed=None):
-    """dx = dy w in float64, w dense"""
+    """Return dx = dy w in float64, computed with a dense w."""
     return np.float64(dy) @ _dense_reference(values, at, rows, cols)[0]
 
 
 def csr_dw_reference(dy, x, at, rows=None, cols=None, dy_transposed=None, x_transposed=None):
-    """dy.T x in float64 at the entries, 0 in padding"""
+    """Return the elements of dy.T x at the entries, in float64; 0 in padding."""
     of, dw = _dense_reference(np.zeros(at.ids.size), at, rows, cols)[1], np.zeros(at.ids.size)
     dw[of[of >= 0]] = (np.float64(dy).T @ np.float64(x))[of >= 0]
     return dw
@@ -61,7 +64,7 @@ def csr_dw_reference(dy, x, at, rows=None, cols=None, dy_transposed=None, x_tran
 
 # --- checks, for CPU and CUDA -----------------------------------------------------------------------------------------
 def _lists(op, at, rows, cols):
-    """The index lists by name, as `expect` takes them; K of the O rows and J of the I columns are kept."""
+    """Return a dict of the index lists, as `expect` takes them; K of the O rows and J of the I columns are kept."""
     if not isinstance(at, Entries) or not all(lists is None or isinstance(lists, RowLists) for lists in (rows, cols)):
         raise TypeError(f"{op}: at must be Entries, rows and cols RowLists or None")
     expected = {f"at.{name}": (array, (length,), INT32) for name, array, length in zip(at._fields, at, "OOVIIBB")}
@@ -75,8 +78,8 @@ def _lists(op, at, rows, cols):
 
 
 def check(op, at, rows, cols, **arrays):
-    """The sizes by name: O, I, V values, B entries, N samples, K and J kept of O and I. Without lists the arrays may have any K
-    <= O and J <= I; ValueError or TypeError if the arguments do not fit.
+    """Return a dict of the sizes: O, I, V values, B entries, N samples, and the K of O rows and J of I columns that are kept.
+    Raise ValueError or TypeError if the arguments do not fit.
     """
     names = {"K": "O" if rows is None else "K", "J": "I" if cols is None else "J"}
     sizes = expect(
@@ -92,14 +95,14 @@ def check(op, at, rows, cols, **arrays):
 
 
 def lists_of(lists):
-    """(indices, inverse), None for all"""
+    """Return (indices, inverse) of a `RowLists`; (None, None) if it is None, because everything is kept."""
     return (None, None) if lists is None else (lists.indices, lists.inverse)
 
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
     def structure():
-        """A random tenth of the weight, sorted; the first row is empty, the last one full."""
+        """Return the `Entries` of a random tenth of the weight; the first row is empty, and the last one is full."""
         mask = a.indices(10, O, I) == 0
         mask[0], mask[-1] = False, True
         rows, columns = np.nonzero(mask)

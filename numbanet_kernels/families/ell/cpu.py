@@ -13,19 +13,19 @@ from .family import check, check_samples
 
 
 def _within(op, name, indices, limit):
-    """ValueError unless all indices are from 0 to limit - 1."""
+    """Raise ValueError unless all indices are from 0 to limit - 1."""
     if indices.size and not (0 <= indices.min() and indices.max() < limit):
         raise ValueError(f"{op}: {name} must be from 0 to {limit - 1}, not {indices.min()} to {indices.max()}")
 
 
 def empty_slabs_cpu(slabs, neurons):
-    """An uninitialised array (slabs, neurons, LANES) for activations."""
+    """Return an uninitialised array (slabs, neurons, LANES) for activations."""
     return aligned(slabs, neurons, LANES)
 
 
 def _divided(part, slabs, groups, moved):
-    """The work of a thread, (first slab, stop, first group, stop): some slabs; or, if slabs are few and samples are not moved,
-    some row groups of all slabs.
+    """Return the work of a thread as (first slab, end of slabs, first group, end of groups). A thread computes all row groups
+    of some slabs; but if slabs are few and samples are not moved, it computes some row groups of all slabs.
     """
     if moved or slabs >= 4 * part.count:
         return part.of(slabs).start, part.of(slabs).stop, 0, groups
@@ -33,13 +33,14 @@ def _divided(part, slabs, groups, moved):
 
 
 def samples_together_cpu():
-    """The number of adjacent samples that a loop computes together: all of them, if at least one is alive."""
+    """count = the number of adjacent samples that are computed together: all of them, if at least one of them is alive"""
     return WIDTH
 
 
 def ell_cpu(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=None, out=None):
-    """y = min(max(W x + bias, 0), ceiling) for the samples that `lanes` or `alive` select; also a flag for each lane of y that
-    is 1 unless all its values are 0
+    """y = min(max(W x + bias, 0), ceiling) for the samples that `lanes` or `alive` select; returns (y, live)
+
+    live[n] is 0 if all values of sample n of y are 0, else 1.
     """
     op = "ell (cpu)"
     count, inputs = check(op, x, indices, values, bias, lanes, alive, rows, out), x.shape[1]
@@ -86,7 +87,7 @@ def ell_cpu(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=None
 
 
 def in_slabs_cpu(starts, columns, values, inputs, out=None):
-    """x[s, columns[k], b] = values[k] for starts[n] <= k < starts[n + 1], n = s LANES + b, else 0: sparse samples made dense"""
+    """x[s, columns[k], b] = values[k] for starts[n] <= k < starts[n + 1], where n = s LANES + b; all other values are 0"""
     op = "in_slabs (cpu)"
     x = empty_slabs_cpu(*check_samples(op, starts, columns, values, inputs, out)[:2]) if out is None else out
     check_samples(op, starts, columns, values, inputs, out)

@@ -1,6 +1,8 @@
-"""CPU loops on slabs of samples: rows of a layer times vectors of samples, and samples moved together.
+"""CPU loops of `ell` and `in_slabs`, which `family` defines.
 
-A slab is (neurons, LANES); `family` defines the operations.
+Activations are stored in slabs: a slab is an array (neurons, LANES) that holds LANES samples, a lane is the place of one sample
+in a slab, and a vector is WIDTH adjacent lanes. The loops multiply rows of a weight by vectors of samples (`multiply`), move
+the samples that are still computed into fewer slabs (`_collect`), and write sparse samples into slabs (`spread_out`).
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ INTEGER = numba.int64
 
 # --- rows of a slab --------------------------------------------------------------------------------------------------
 def _sums(builder, rows, count, x, start, indices, at, values, depth, biases):
-    """[[sum_k values[v + k] x[start + indices[at + k] LANES:] + bias, by vector] for (v, bias) of each row]"""
+    """Return, for each row of a weight and each of `count` vectors v of samples, the sum of the row's bias and
+    sum_k values[row + k] x[start + v WIDTH + indices[at + k] LANES:] over k < depth. `rows` are offsets in `values`.
+    """
     before = builder.block
     loop, done = (builder.append_basic_block(f"{name}{len(rows)}x{count}") for name in ("loop", "done"))
     builder.branch(loop)
@@ -48,8 +52,8 @@ def _sums(builder, rows, count, x, start, indices, at, values, depth, biases):
 
 
 def _finish(builder, total, ceiling, alive, n, y, at, live):
-    """y[at:] = min(max(total, 0), ceiling) at the lanes n … that are alive; set live[n:] to 1 for lanes with a result that is
-    not 0. NaN stays NaN.
+    """Write min(max(total, 0), ceiling) to the WIDTH elements of y from `at` on; 0 for lanes whose entry of `alive` is 0. Set
+    the entries of `live` to 1 whose result is not 0. The entries of `alive` and `live` begin at n. NaN stays NaN.
     """
     total = Lanes(builder, total).where("<", 0.0, 0.0)
     total = total.where(">", spread(builder, ceiling), spread(builder, ceiling)).value
@@ -63,7 +67,9 @@ def _finish(builder, total, ceiling, alive, n, y, at, live):
 
 
 def _rows(number):
-    """Make the intrinsic that computes `number` rows with the same inputs, for `count` vectors of samples from lane n on."""
+    """Return the intrinsic that computes `number` rows of y that read the same inputs, for `count` vectors of samples, of which
+    the first begins at sample n.
+    """
 
     @intrinsic
     def rows(typing_context, x, start, indices, values, depth, bias, ceiling, order, r, count, alive, n, y, y_at, live):
@@ -103,7 +109,9 @@ _one, _some = _rows(1), _rows(ROWS)
 
 @intrinsic
 def _squeeze(typing_context, x, at, bits, room, position):
-    """room[position:] = the lanes of x[at:at + WIDTH] whose bits are set, then zeros: WIDTH in all."""
+    """Write WIDTH floats to `room` from `position` on: first those of x[at:at + WIDTH] whose bits in `bits` are set, then
+    zeros.
+    """
 
     def generate(context, builder, signature, arguments):
         x, at, bits, room, position = data_of(context, builder, signature, arguments)
@@ -130,8 +138,8 @@ def _squeeze(typing_context, x, at, bits, room, position):
 # --- slabs ------------------------------------------------------------------------------------------------------------
 @host_function
 def _collect(x, moves, first, stop, inputs, room):
-    """room[i] = the samples of a slab of y, gathered from x: `moves` lists the source, the lanes of that vector and the
-    target.
+    """Gather the inputs of one slab of y from x into `room` (inputs, LANES). Each row of `moves`, as `moves_of` returns it,
+    moves the chosen lanes of one vector of x. The rows first … stop - 1 belong to the slab.
     """
     for i in range(inputs):
         for m in range(first, stop):
@@ -140,7 +148,9 @@ def _collect(x, moves, first, stop, inputs, room):
 
 @host_function
 def _living(alive, n, end):
-    """The number of consecutive vectors from lane n on with a living sample; at most VECTORS."""
+    """Return how many consecutive vectors, from sample n on and before `end`, each contain a sample that is alive; at most
+    VECTORS.
+    """
     count = int64(0)
     while count < VECTORS and n < end:
         some = False
@@ -178,7 +188,9 @@ def multiply(
     group0,
     group1,
 ):
-    """Compute the row groups group0 … group1 - 1 of the slabs first … stop - 1."""
+    """Compute the groups group0 … group1 - 1 of rows of y in the slabs first … stop - 1. The first `groups` groups hold ROWS
+    rows of the weight, each further one a single row; `order` lists the rows, group by group.
+    """
     rows = order.size
     for s in range(first, stop):
         source, at = x, s * inputs * LANES
@@ -202,8 +214,10 @@ def multiply(
 
 
 def moves_of(lanes, inputs):
-    """(moves (M, 3), starts): source vector in x, bits of its lanes, target in the buffer; the moves of slab s begin at
-    starts[s].
+    """Return (moves, starts): how the samples `lanes` of x are gathered into the slabs of y.
+
+    A row of moves (M, 3) holds the offset of a vector of x, the bits of the lanes to take from it, and the first lane of the
+    slab of y to which they go. The moves of slab s of y are the rows starts[s] … starts[s + 1] - 1.
     """
     targets = np.arange(len(lanes))
     vectors, slabs = np.int64(lanes) // WIDTH, targets // LANES

@@ -18,7 +18,7 @@ GROUPS, SHARE = 4, 4  # row groups that a block computes at the same time, and o
 def _slabs():
     @kernel("void(f4[::1], i4[:, ::1], f4[:, ::1], f4[::1], f4, i4[::1], i4, i4[::1], i4[::1], f4[::1], i4[::1], i4)")
     def ell(x, indices, values, bias, ceiling, order, groups, lanes, alive, y, live, inputs):
-        """Each thread computes one sample for a group of rows. The lanes of a warp read adjacent samples and the same
+        """Each thread computes one sample for a group of rows. The threads of a warp read adjacent samples and the same
         weights.
         """
         tx, slab = cuda.threadIdx.x, cuda.blockIdx.x
@@ -82,7 +82,7 @@ def empty_slabs_cuda(slabs, neurons):
 
 
 def ell_cuda(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=None, out=None):
-    """As `ell_cpu`, but indices, lanes and rows are not checked: they are clamped."""
+    """Do the same as `ell_cpu`, but do not check indices, lanes and rows: numbers that are out of range are clamped."""
     count, inputs = check("ell (cuda)", x, indices, values, bias, lanes, alive, rows, out), x.shape[1]
     slabs, total = ceil_div(count, LANES), len(indices)
     order, groups = rows or (upload_cuda(np.arange(total, dtype=np.int32)), 0)

@@ -1,16 +1,16 @@
-"""A sparse layer with the same number of weights in each row (ELL), fused with its activation; and its dense input:
+"""A layer with a sparse weight that has K values in each row (ELL), fused with its activation; and the layout of its inputs:
 
     ell        y[s, o, b] = min(max(sum_k values[o, k] x[s', indices[o, k], b'] + bias[o], 0), ceiling)
-    in_slabs   x[s, columns[k], b] = values[k] for starts[n] <= k < starts[n + 1]      n = s LANES + b
+    in_slabs   x[s, columns[k], b] = values[k] for starts[n] <= k < starts[n + 1], where n = s LANES + b; all else is 0
 
-Activations are slabs of LANES samples, neurons before samples: x (slabs, I, LANES). So each weight multiplies vectors of
-samples, and a slab stays in cache. Sample n is in slab n // LANES at lane n % LANES.
+Activations are stored in slabs of LANES samples, with neurons before samples: x (slabs, I, LANES). Sample n is in slab
+n // LANES at lane n % LANES. So each weight multiplies vectors of samples, and a slab stays in cache.
 
-`lanes` gathers the samples to compute: sample n of y reads lane lanes[n] of x. `alive` selects samples of y that are computed
-in place; the others are 0. On the CPU threads divide the slabs, or the rows if slabs are few; sums stay in registers, for up to
-VECTORS vectors of samples per row. On CUDA a warp computes adjacent samples of a row. Rows that read the same inputs
-(`grouped`) are multiplied ROWS at a time, each with all its weights, so that samples are read once instead of ROWS times.
-Reading is the bottleneck: a single row reads a vector of samples and the weight for each product.
+By default s' = s and b' = b. If `lanes` is given, only some samples of x are computed: sample n of y is sample lanes[n] of x.
+If `alive` is given, sample n of y is computed if alive[n] is not 0, and is 0 otherwise. On the CPU threads divide the slabs, or
+the rows if slabs are few; sums stay in registers, for up to VECTORS vectors of samples per row. On CUDA a warp computes
+adjacent samples of a row. Rows that read the same inputs (`grouped`) are multiplied ROWS at a time, so that samples are read
+once instead of ROWS times. Reading is the bottleneck: a single row reads a vector of samples and a weight for each product.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ SAMPLES = ("slabs", "I", LANES)
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def _by_lane(x):
-    """(slabs, I, LANES) -> (I, all lanes)"""
+    """Return x (slabs, I, LANES) as an array (I, slabs LANES)."""
     return np.float64(x).transpose(1, 0, 2).reshape(x.shape[1], -1)
 
 
 def _in_slabs(x):
-    """(O, N) -> (slabs, O, LANES), padded with 0."""
+    """Return x (O, N) as slabs (slabs, O, LANES), padded with 0."""
     padded = np.zeros((len(x), ceil_div(x.shape[1], LANES) * LANES))
     padded[:, : x.shape[1]] = x
     return np.ascontiguousarray(padded.reshape(len(x), -1, LANES).transpose(1, 0, 2))
 
 
 def ell_reference(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=None):
-    """(y, live) of ell in float64: y = min(max(W x + bias, 0), ceiling) for the selected lanes of x, 0 if not alive; live[n] is
-    1 unless lane n of y is all 0.
+    """Return (y, live) of ell, in float64: y = min(max(W x + bias, 0), ceiling) for the samples that `lanes` selects; 0 for
+    samples that are not alive. live[n] is 0 if all values of sample n of y are 0, else 1.
     """
     x = _by_lane(x)
     x = x if lanes is None else x[:, lanes]
@@ -49,7 +49,7 @@ def ell_reference(x, indices, values, bias, ceiling, lanes=None, alive=None, row
 
 
 def in_slabs_reference(starts, columns, values, inputs):
-    """x of sparse samples: x[s, columns[k], b] = values[k]; exact"""
+    """Return sparse samples in slabs: x[s, columns[k], b] = values[k]; exact."""
     x = np.zeros((inputs, len(starts) - 1))
     x[columns, np.repeat(np.arange(len(starts) - 1), np.diff(starts))] = values
     return _in_slabs(x)
@@ -57,7 +57,7 @@ def in_slabs_reference(starts, columns, values, inputs):
 
 # --- checks -----------------------------------------------------------------------------------------------------------
 def check(op, x, indices, values, bias, lanes, alive, rows, out):
-    """The number of samples of y; ValueError unless the arrays fit."""
+    """Return the number of samples of y; raise ValueError unless the arrays fit."""
     sizes = expect(
         op,
         x=(x, SAMPLES),

@@ -14,8 +14,8 @@ TOGETHER = 16  # from this many samples with common outputs on, products are den
 
 
 def _checked(op, lists, values=None, **arrays):
-    """Check the lists and arrays, and return the number of samples; ValueError if lists are inconsistent or arrays do not fit
-    them.
+    """Check the lists and arrays, and return the number of samples; raise ValueError if the lists are inconsistent or the
+    arrays do not fit them.
     """
     samples = check(op, lists, values, **arrays)
     if cpu_loops.wrong(lists) or (values is not None and values.size != lists.starts[-1]):
@@ -25,7 +25,7 @@ def _checked(op, lists, values=None, **arrays):
 
 
 def _values(op, lists, count):
-    """A new array for `count` values; ValueError if the number of pairs that the lists keep is not `count`."""
+    """Return a new array for `count` values; raise ValueError if the lists do not keep `count` pairs."""
     if count != lists.starts[-1]:
         raise ValueError(f"{op}: the lists have {lists.starts[-1]} values, not {count}")
     return empty_cpu((count,))

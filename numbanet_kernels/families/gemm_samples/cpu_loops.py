@@ -1,11 +1,12 @@
 """CPU loops over the outputs that each sample keeps (`layouts.samples`).
 
-wrong          the number of samples whose start is not the end of the one before
-move           between the dense form and the values
-pairs          the kept pairs, sorted by output
-blocks         the kept outputs of each group of samples
-dots           dot products of single pairs, four samples of an output at a time, in blocks of columns that fit the cache
-added          weighted sums of listed rows, COLUMNS columns at a time in registers
+wrong          counts the samples whose values do not begin where those of the previous sample end
+move           copies values to the dense form or back
+pairs          lists the kept pairs (sample, output), sorted by output
+blocks         lists the kept outputs of each group of samples
+dots           computes dot products of single pairs, four samples of an output at a time, in blocks of columns that fit the
+               cache
+added          computes weighted sums of listed rows, COLUMNS columns at a time in registers
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _AT[[(0x077CB531 << i & 0xFFFFFFFF) >> 27 for i in range(32)]] = np.arange(32)
 
 @host_function
 def _outputs(bits, width, at, outputs):
-    """List the outputs that are kept according to one row of bit words in the array `outputs`, in increasing order and at most
-    outputs.size of them; return their number.
+    """Write the outputs that one row of bit words keeps to the array `outputs`, in increasing order, at most outputs.size of
+    them; return how many they are.
     """
     count = 0
     for i in range(bits.size):
@@ -49,7 +50,7 @@ def _outputs(bits, width, at, outputs):
 
 @host_kernel("void(i4[:, ::1], i4[::1], i8, i8, i4[::1], i4[::1])")
 def _count(bits, starts, group, width, at, wrong):
-    """wrong[0] = the number of samples whose start is not the end of the one before."""
+    """wrong[0] = the number of samples whose values do not begin where those of the previous sample end."""
     outputs = np.empty(width, np.int32)
     wrong[0] = int32(starts[0] != 0)
     for g in range(bits.shape[0]):
@@ -59,7 +60,7 @@ def _count(bits, starts, group, width, at, wrong):
 
 
 def wrong(lists):
-    """The number of samples whose start is not the end of the one before."""
+    """Return the number of samples whose values do not begin where those of the previous sample end."""
     errors = np.zeros(1, np.int32)
     _count(lists.bits, lists.starts, lists.group, lists.width, _AT, errors)
     return int(errors[0])
@@ -67,7 +68,7 @@ def wrong(lists):
 
 @host_kernel("void(f4[:, ::1], f4[::1], i4[:, ::1], i4[::1], i8, i4[::1], b1, i8, i8)")
 def _move(x, values, bits, starts, group, at, expanding, first, stop):
-    """Copy between the dense form and the values, for the samples first … stop - 1; to the dense form if `expanding`."""
+    """Copy the values of the samples first … stop - 1 to the dense form x if `expanding`, else from x to the values."""
     outputs, before, count = np.empty(x.shape[1], np.int32), -1, 0
     for n in range(first, stop):
         if n // group != before:
@@ -96,7 +97,9 @@ def move(x, values, lists, expanding):
 
 @host_kernel("void(i4[:, ::1], i4[::1], i8, i4[::1], i4[::1], i4[::1], i4[::1])")
 def _by_output(bits, starts, group, at, firsts, samples, positions):
-    """The pairs by output: samples[p] and positions[p] for firsts[o] <= p < firsts[o + 1]."""
+    """Sort the kept pairs by output: the pairs p of output o, firsts[o] <= p < firsts[o + 1], have the sample samples[p] and
+    the value at positions[p].
+    """
     width = firsts.size - 1
     outputs, count = np.empty(width, np.int32), 0
     firsts[:] = 0
@@ -118,7 +121,9 @@ def _by_output(bits, starts, group, at, firsts, samples, positions):
 
 
 def pairs(lists):
-    """(firsts, samples, positions): output o has the pairs firsts[o] … firsts[o + 1] - 1; positions index the values."""
+    """Return (firsts, samples, positions), the kept pairs sorted by output: output o has the pairs p = firsts[o] …
+    firsts[o + 1] - 1, with the sample samples[p] and the value at positions[p].
+    """
     count = int(lists.starts[-1])
     firsts, samples, positions = np.empty(lists.width + 1, np.int32), np.empty(count, np.int32), np.empty(count, np.int32)
     _by_output(lists.bits, lists.starts, lists.group, _AT, firsts, samples, positions)
@@ -126,7 +131,7 @@ def pairs(lists):
 
 
 def blocks(lists, values):
-    """(samples, kept outputs, view of the values as (samples, kept)) of each group."""
+    """Yield (samples, kept outputs, view of the values as (samples, kept outputs)) for each group of samples."""
     room = np.empty(lists.width, np.int32)
     for g in range(len(lists.bits)):
         n0, n1 = g * lists.group, min((g + 1) * lists.group, lists.starts.size - 1)
@@ -148,7 +153,7 @@ REDUCE = f"llvm.vector.reduce.fadd.v{WIDTH}f32"
 
 @intrinsic
 def _four_dots(typing_context, x, first, second, third, fourth, w, at, length, sums):
-    """sums[s] = x[p:p + length] . w[at:at + length] for the s-th of four offsets p into flat x."""
+    """sums[s] = x[p:p + length] . w[at:at + length], where p is offset s of the four offsets `first` … `fourth` into flat x."""
 
     def generate(context, builder, signature, arguments):
         x, *addresses, w, at, length, sums = data_of(context, builder, signature, arguments)
@@ -174,7 +179,7 @@ def _four_dots(typing_context, x, first, second, third, fourth, w, at, length, s
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], i4[::1], f4[::1], b1, b1, f4[::1], i8, i8)")
 def _dots(x, w, firsts, samples, positions, bias, biased, relu, values, first, stop):
-    """Compute the pairs of the outputs first … stop - 1, four samples of an output at a time."""
+    """Compute the values of the pairs of the outputs first … stop - 1, four samples of an output at a time."""
     sums, depth = np.empty(4, np.float32), x.shape[1]
     for d0 in range(0, max(depth, 1), BLOCK):
         length = min(BLOCK, depth - d0)
@@ -201,7 +206,7 @@ def _dots(x, w, firsts, samples, positions, bias, biased, relu, values, first, s
 
 
 def dots(x, w, lists, bias, relu, values):
-    """values = act(x[n] . w[o] + bias[o]) of the kept pairs."""
+    """Compute values = act(x[n] . w[o] + bias[o]) of the kept pairs (n, o)."""
     by_output = pairs(lists)
 
     def work(part):
@@ -256,7 +261,9 @@ def _add_listed(source, factors, firsts, rows, positions, room, sums, first, sto
 
 
 def added(source, factors, firsts, rows, positions):
-    """sums (firsts.size - 1, columns of the source), on all threads."""
+    """Return sums (firsts.size - 1, columns of `source`), computed on all threads: sums[j] = the sum of factors[positions[p]]
+    source[rows[p]] over firsts[j] <= p < firsts[j + 1].
+    """
     sums = empty_cpu((firsts.size - 1, source.shape[1]))
 
     def work(part):

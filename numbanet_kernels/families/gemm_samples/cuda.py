@@ -16,20 +16,22 @@ ROOM = WARPS * LANES * (LANES + 1)  # a stride of LANES + 1 avoids bank conflict
 
 
 def _positions():
-    """Device functions (number of set bits of a word, offset of the values of a word of a sample); each factory makes its
-    own.
+    """Return two device functions: `ones` counts the set bits of a word, and `position_of` returns the offset of the values
+    of a word of a sample. Each factory makes its own pair.
     """
 
     @inlined
     def ones(word):
-        """The number of set bits (SWAR); casts to 32 bits, because Numba widens products of 32-bit integers to 64."""
+        """Return the number of set bits of the 32-bit `word`. It counts within pairs of bits, then groups of four, then bytes;
+        a product sums the bytes. The sum is cast to 32 bits, because Numba widens products of 32-bit integers to 64 bits.
+        """
         pairs = word - ((word >> uint32(1)) & uint32(0x55555555))
         fours = (pairs & uint32(0x33333333)) + ((pairs >> uint32(2)) & uint32(0x33333333))
         return int32((((fours + (fours >> uint32(4))) & uint32(0x0F0F0F0F)) * uint32(0x01010101)) >> uint32(24)) & int32(0xFF)
 
     @inlined
     def position_of(bits, starts, n, group, words, word):
-        """The offset of the first value of a word of a sample."""
+        """Return the offset in `values` of the first kept output of word number `word` of sample n."""
         position = starts[n]
         for i in range(word):
             position += ones(uint32(bits[n // group * words + i]))
@@ -66,8 +68,8 @@ def _product_kernels():
 
     @kernel("void(f4[::1], f4[::1], i4[::1], i4[::1], i4, i4, i4, f4[::1], b1, b1, f4[::1])")
     def gemm_samples(x, w, bits, starts, group, width, depth, bias, biased, relu, values):
-        """Each warp computes the outputs of one word of a sample, one per thread; kept rows of w are loaded into shared
-        memory.
+        """Each warp computes the outputs of one word of a sample, and each thread computes one output. The kept rows of w are
+        first loaded into shared memory.
         """
         rows, piece = cuda.shared.array(ROOM, float32), cuda.shared.array(LANES, float32)
         lane, warp, n = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockIdx.x)

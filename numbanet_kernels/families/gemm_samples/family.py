@@ -1,14 +1,16 @@
-"""Matrix products in which each sample keeps different outputs (`layouts.samples`); the values of the kept pairs lie in one
-axis.
+"""Matrix products in which each sample keeps different outputs (`layouts.samples`). A pair (n, o) of a sample and an output may
+be kept or dropped; the values v of the P kept pairs are stored in one array (P,), sample after sample.
 
-    gemm_samples       values = act(x[n] . w[o] + bias[o]) for the kept pairs (n, o)      x (N, I), w (O, I) -> (kept pairs,)
-    gemm_samples_dx    dx[n] = sum of dy w[o] over the kept pairs of n                      dy (kept pairs,) -> (N, I)
-    gemm_samples_dw    dw[o] = sum of dy x[n] over the kept pairs of o, db[o] = sum of dy  -> (O, I), (O,)
-    expand_samples     the dense form (N, O) of values, 0 for dropped pairs
-    compact_samples    its adjoint: the values of a dense array
+    gemm_samples       v(n, o) = act(x[n] . w[o] + bias[o]) for the kept pairs (n, o)       x (N, I), w (O, I) -> (P,)
+    gemm_samples_dx    dx[n] = sum of dy(n, o) w[o] over the kept pairs of sample n         dy (P,), w (O, I) -> (N, I)
+    gemm_samples_dw    dw[o] = sum of dy(n, o) x[n] over the kept pairs of output o         dy (P,), x (N, I) -> (O, I), (O,)
+                       db[o] = sum of dy(n, o) over the kept pairs of output o
+    expand_samples     y[n, o] = v(n, o) for the kept pairs, 0 for dropped pairs            v (P,) -> (N, O)
+    compact_samples    v(n, o) = x[n, o] for the kept pairs                                 x (N, O) -> (P,)
 
-If many samples share their outputs, the CPU multiplies them densely with the listed rows (`host.gathered_gemm`); else it
-multiplies each output with four of its samples at a time, in blocks of columns that fit the cache.
+act is ReLU if `relu`, else the identity. If many samples keep the same outputs, the CPU multiplies these samples densely with
+the rows of the kept outputs (`host.gathered_gemm`). Else it multiplies each output with four of its samples at a time, in
+blocks of columns that fit the cache.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from ...runtime.launch import ceil_div
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def mask_of(lists):
-    """(N, O) bool, True for kept pairs."""
+    """Return an array (N, O) of bool that is True for kept pairs."""
     bits = np.asarray(lists.bits).view(np.uint32)
     mask = (bits[:, :, None] >> np.arange(WORD, dtype=np.uint32) & 1).reshape(len(bits), bits.shape[1] * WORD)
     return mask[:, : lists.width].astype(bool)[np.arange(lists.starts.size - 1) // lists.group]
@@ -40,7 +42,7 @@ def compact_samples_reference(x, lists, count):
 
 
 def gemm_samples_reference(x, w, lists, count, bias=None, relu=False):
-    """act(x w.T + bias) of the kept pairs, in float64"""
+    """Return act(x w.T + bias) of the kept pairs, in float64."""
     y = np.float64(x) @ np.float64(w).T + (0 if bias is None else np.float64(bias))
     return (np.maximum(y, 0) if relu else y)[mask_of(lists)]
 
@@ -50,13 +52,13 @@ def gemm_samples_dx_reference(dy, w, lists):
 
 
 def gemm_samples_dw_reference(dy, x, lists):
-    """(dw, db) of gemm_samples_dw, in float64"""
+    """Return (dw, db) of gemm_samples_dw, in float64."""
     dense = expand_samples_reference(dy, lists)
     return dense.T @ np.float64(x), dense.sum(0)
 
 
 def check(op, lists, values=None, **arrays):
-    """The number of samples; ValueError unless the arrays fit the lists."""
+    """Return the number of samples; raise ValueError unless the arrays fit the lists."""
     samples = lists.starts.size - 1
     if samples < 0 or lists.group < 1 or lists.width < 0:
         raise ValueError(f"{op}: starts {lists.starts.shape} and groups of {lists.group} samples do not form lists")

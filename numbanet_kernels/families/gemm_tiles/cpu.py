@@ -20,7 +20,7 @@ _cached_lists = functools.lru_cache(maxsize=1024)(tile_lists)
 
 
 def _lists(op, lists, pattern):
-    """The argument `lists`, checked; if it is None, the pattern's lists, cached."""
+    """Return the argument `lists`, after a check; if it is None, return the lists of the pattern, which are cached."""
     return _cached_lists(pattern) if lists is None else checked(op, lists, pattern)
 
 
@@ -47,10 +47,10 @@ FORWARD, DX, DW = range(3)
 
 @host_kernel("void(i8, i8, f4[:, ::1], f4[:, ::1], i4[:, ::1], i4[::1], i4[::1], i4[::1], i8, i8, f4[:, ::1])")
 def _multiply(entry, kind, a, b, rows, row_counts, col_counts, starts, first, stop, out):
-    """The products of all classes; of each class, only the rows that are rows first … stop - 1 of the weight.
+    """Compute the products of all classes; of each class, only the rows that are among the rows first … stop - 1 of the weight.
 
-    `kind` determines the operands: FORWARD: a holds the blocks, b the inputs; DX: a the blocks, b the outputs; DW: a the
-    outputs, b the inputs.
+    `kind` is the product, which determines the operands a and b. FORWARD: a are the blocks, b the inputs. DX: a are the blocks,
+    b the outputs. DW: a are the outputs, b the inputs.
     """
     left = 0
     for z in range(starts.size):
@@ -73,7 +73,7 @@ def _products(kind, a, b, lists, part, out):
 
 
 def tile_blocks_cpu(w, pattern, lists=None):
-    """The kept tiles, packed like dw; computed once for the forward pass and dx."""
+    """blocks = the kept tiles of w, packed like dw; computed once for the forward pass and dx"""
     shape, packed_shape = valid("tile_blocks (cpu)", pattern)
     expect("tile_blocks (cpu)", w=(w, shape))
     lists, packed = _lists("tile_blocks (cpu)", lists, pattern), empty_cpu(packed_shape)
@@ -87,7 +87,7 @@ def tile_blocks_cpu(w, pattern, lists=None):
 
 
 def tile_room_cpu(pattern):
-    """`Into`: an empty array for the result of `tile_blocks`, and the row of it that holds each row of the weight."""
+    """`Into` = an uninitialised array for the result of `tile_blocks`, and the row of it that holds each row of the weight"""
     return Into(empty_cpu(valid("tile_room (cpu)", pattern)[1]), _room_rows(pattern))
 
 
@@ -95,15 +95,17 @@ _room_rows = functools.lru_cache(maxsize=1024)(row_positions)
 
 
 def tile_inputs_cpu(x, pattern, lists=None):
-    """x (N, I) transposed, its columns sorted by class; computed once for the forward pass and dw."""
+    """inputs = x (N, I) transposed, with its columns sorted by class; computed once for the forward pass and dw"""
     (_, cols), _ = valid("tile_inputs (cpu)", pattern)
     expect("tile_inputs (cpu)", x=(x, ("N", cols)))
     return transpose_in(x, cols, _lists("tile_inputs (cpu)", lists, pattern).col_positions)
 
 
 def tile_outputs_cpu(dy, pattern, scale=1.0, y=None, lists=None):
-    """(dy, outputs) for dx and dw: outputs are (scale * dz transposed and sorted by class, sum_n dz[n, o]). dz (N, O) is dy if
-    y is None, else dy * (y > 0). dy may also be a function of `where` and `scale` that computes a pending product.
+    """outputs = (scale * dz transposed and sorted by class, sum_n dz[n, o]), for dx and dw; returns (dy, outputs)
+
+    dz (N, O) is dy if y is None, else dy * (y > 0). dy may also be a function of `where` and `scale` that computes a pending
+    product.
     """
     (rows, _), (outputs, _) = valid("tile_outputs (cpu)", pattern)
     dy = dy() if callable(dy) else dy

@@ -22,33 +22,31 @@ def _cached_lists(pattern):
 
 
 def _lists(op, lists, pattern):
-    """The argument `lists`, checked; if it is None, the pattern's lists, cached."""
+    """Return the argument `lists`, after a check; if it is None, return the lists of the pattern, which are cached."""
     return _cached_lists(pattern) if lists is None else checked(op, lists, pattern)
 
 
 def tile_blocks_cuda(w, pattern, lists=None):
-    """The index lists by which kernels read kept tiles in place (`TileLists`): the argument `lists`, or cached ones if it is
-    None.
-    """
+    """blocks = the `TileLists` with which kernels read kept tiles in place: `lists`, or cached ones if it is None"""
     shape, _ = valid("tile_blocks (cuda)", pattern)
     expect("tile_blocks (cuda)", w=(w, shape))
     return _lists("tile_blocks (cuda)", lists, pattern)
 
 
 def tile_room_cuda(pattern):
-    """None: kernels read kept tiles in place."""
+    """Return None, because kernels read kept tiles in place."""
     valid("tile_room (cuda)", pattern)
 
 
 def tile_inputs_cuda(x, pattern, lists=None):
-    """None: kernels read x in place."""
+    """Return None, because kernels read x in place."""
     (_, cols), _ = valid("tile_inputs (cuda)", pattern)
     expect("tile_inputs (cuda)", x=(x, ("N", cols)))
 
 
 def tile_outputs_cuda(dy, pattern, scale=1.0, y=None, lists=None):
-    """(dz, None), because kernels read dz in place. dz (N, O) is dy if y is None, else dy * (y > 0). dy may also be a function
-    of `where` and `scale` that computes a pending product, with the mask fused into it.
+    """Return (dz, None), because kernels read dz in place. dz (N, O) is dy if y is None, else dy * (y > 0). dy may also be a
+    function of `where` and `scale` that computes a pending product; the mask is then fused into the product.
     """
     (rows, _), _ = valid("tile_outputs (cuda)", pattern)
     dz = dy(where=y) if callable(dy) else dy
@@ -141,7 +139,9 @@ def gemm_tiles_dw_cuda(dy, x, pattern, scale=1.0, blocks=None, inputs=None, outp
 
 
 def gemm_tiles_masked(x, w, mask, tile, out=None):
-    """Teaching step: y = x (w * mask of tiles).T; mask (tile rows, tile columns) int32, the grid covers every tile."""
+    """Teaching step: y = x (w * M).T, where mask (tile rows, tile columns), int32, says which tiles M keeps; the grid covers
+    every tile.
+    """
     side, grid = cuda_listed.block_side("gemm_tiles_masked (cuda)", tile), tuple(ceil_div(n, tile) for n in w.shape)
     out = output(
         "gemm_tiles_masked (cuda)", empty_cuda, out, ("N", "O"), x=(x, ("N", "I")), w=(w, ("O", "I")), mask=(mask, grid, INT32)

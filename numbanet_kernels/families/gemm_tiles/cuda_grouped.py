@@ -1,7 +1,8 @@
-"""The kept tiles of `gemm_tiles` as one dense product per class, all in one launch; needs compute capability 8.0.
+"""The products of `gemm_tiles` as one dense product per class, in a single launch; this needs compute capability 8.0.
 
-Block z of the grid computes class z in blocks like those of `gemm_block`, with gathered rows and columns: in the forward pass
-and dx a list gives the inner index and the column of the result, in dw its row and its column.
+A class is a set of tile rows that keep the same tile columns (`layouts.tiles`). The blocks with index z along the third axis of
+the grid compute class z as `gemm_block` does, but on gathered rows and columns. In the forward pass and for dx, lists of the
+class give the inner indices and the columns of the result. For dw, they give the rows and the columns of the result.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ...runtime.trust import trusted
 
 
 def _products_of(of_a, of_b, inner, tile, passes):
-    """A device function that multiplies a block's tiles; each factory makes its own (`inlined`)."""
+    """Return a device function that computes the sums of a block; each factory makes its own (`inlined`)."""
     (first_a, _, copy_a), (first_b, _, copy_b) = copies_of(of_a, inner, not inner), copies_of(of_b, inner, True)
     corner, zeros, multiply, _, _ = sums_for(tile, of_a, of_b, passes)
     first_sum, add_rows, total = rows_of(tile, of_a)
@@ -33,7 +34,9 @@ def _products_of(of_a, of_b, inner, tile, passes):
 
     @inlined
     def products(a, b, t, row0, col0, shape, steps, first, first_at, second, second_at):
-        """(sums, sum of A's row, if not `inner`) of a block from row0 and col0 on."""
+        """Return (sums, a_sum) for the block of the result whose first element is (row0, col0): the sums of this thread, and,
+        if not `inner`, the sum of one row of A.
+        """
         (rows, depth, cols), (am, ak, bk, bn) = shape, steps
         a_tile, b_tile = cuda.shared.array(a_room, float32, 16), cuda.shared.array(b_room, float32, 16)
         position, _, _, a_at, b_at = corner(t)
@@ -76,10 +79,15 @@ def _grouped(inner=True, tile=128, a_along_k=True, b_along_k=True, passes=0):
     def gemm_tiles_grouped(
         a, b, bias, where, c, a_sums, lists, counts, starts, rooms, plain, steps, width, biased, masked, relu, scale
     ):
-        """inner: c[m, N] = act(scale sum_K a[m am + K ak] b[K bk + N bn] + bias[N]), if masked 0 unless where[m, N] > 0; else:
-        c[start + m, n] = scale sum_k a[M am + k ak] b[k bk + N bn] and a_sums[M] = sum_k a[M am + k ak]; `steps` is (am, ak,
-        bk, bn). K or M comes from the class's part of the first of the lists, N from its part of the second: `counts` gives
-        their lengths, `rooms` their strides. The other axis has length `plain`.
+        """Multiply the gathered matrices of each class; `steps` is (am, ak, bk, bn).
+
+        if inner    c[m, N] = act(scale sum_K a[m am + K ak] b[K bk + N bn] + bias[N]); if masked, 0 unless where[m, N] > 0
+        else        c[start + m, n] = scale sum_k a[M am + k ak] b[k bk + N bn]
+                    a_sums[M] = sum_k a[M am + k ak]
+
+        Capital K, M and N are indices that are read from the two arrays `lists`: K or M from the first, N (for column n) from
+        the second. For class z, array i holds counts[i][z] indices from position z rooms[i] on. The remaining axis, m or k,
+        has length `plain`; `start` is starts[z].
         """
         (first, second), (firsts, seconds), t, z = lists, counts, int32(cuda.threadIdx.x), int32(cuda.blockIdx.z)
         first_at, second_at = z * rooms[0], z * rooms[1]
@@ -105,19 +113,24 @@ def _grouped(inner=True, tile=128, a_along_k=True, b_along_k=True, passes=0):
 
 
 def groups(lists, pattern):
-    """((rows of each class, their number, the largest number), the same for columns, first packed row), from `TileLists`."""
+    """Return (rows, cols, starts) of the `TileLists` lists. `rows` and `cols` are arguments of `launch_grouped`: (index lists
+    of the classes, length of each list, largest length that any pattern of this kind has). starts[z] is the first packed row of
+    class z.
+    """
     rows, cols = (max(min(n * pattern.tile, length), 1) for n, length in zip(pattern.most, pattern.shape, strict=True))
     return (flat(lists.rows), lists.row_counts, rows), (flat(lists.cols), lists.col_counts, cols), lists.starts
 
 
 def available(*arrays):
-    """True if `gemm_block` is available and grouped products pass the self-test."""
+    """Return True if `gemm_block` is available and the grouped products pass the self-test."""
     return gemm_block.available(*arrays) and _agrees()
 
 
 @trusted
 def _agrees():
-    """Self-test: True if both tile sizes agree with NumPy on a ragged weight."""
+    """Return the largest error of both tile sizes against NumPy, on a weight whose sides are no multiples of the tile; the
+    decorator turns it into the result of a self-test.
+    """
     return float(np.max([_error(tile, 0) for tile in TILES]))
 
 
@@ -125,7 +138,7 @@ _tensor_agrees = {3: trusted(lambda: exact_enough(functools.partial(_error, 128)
 
 
 def _error(tile, passes, samples=45):
-    """The largest error of the three products of a training step, with their epilogues."""
+    """Return the largest error of the forward pass, dx and dw with their epilogues, divided by the number of samples."""
     rng, pattern = np.random.default_rng(0), Pattern((150, 133), 8, 3, 1, 2)
     x, w, dy = (rng.standard_normal(s, np.float32) for s in ((samples, 133), pattern.shape, (samples, 150)))
     mask = np.kron(kept_tiles(pattern), np.ones((8, 8)))[:150, :133]
@@ -167,9 +180,12 @@ def launch_grouped(
     tile=None,
     passes=None,
 ):
-    """Launch `gemm_tiles_grouped` once for all classes: for the forward pass and dx if `inner`, else for dw. `first` and
-    `second` are results of `groups`; a_at and b_at are the strides (am, ak) and (bk, bn). For dw, the sums of A's rows are
-    written to a_sums.
+    """Launch `gemm_tiles_grouped` once for all classes: if `inner`, for the forward pass or dx, else for dw.
+
+    `first` and `second` are index lists, the rows or the columns that `groups` returns: `first` gives the inner indices if
+    `inner`, else the rows of the result; `second` gives the columns of the result. `plain` is the length of the axis without a
+    list. a_at and b_at are the strides (am, ak) of a and (bk, bn) of b. If not `inner`, the sums of the rows of a are written
+    to a_sums.
     """
     (firsts, first_counts, most_first), (seconds, second_counts, most_second) = first, second
     rows, classes = plain if inner else most_first, first_counts.size

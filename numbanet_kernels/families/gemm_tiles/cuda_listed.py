@@ -1,7 +1,7 @@
-"""The products of `gemm_tiles` by lists of tiles: kernels for every device.
+"""Kernels of `gemm_tiles` that read lists of kept tiles; they run on every CUDA device.
 
-A block computes one tile x tile piece of the result, 2 x 2 outputs a thread; all its threads walk one list of tiles, which ends
-at its first negative index.
+A block of threads computes one tile x tile piece of the result, and each thread 2 x 2 outputs. All threads of a block walk the
+same list of tiles, which ends at its first negative index.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from ...runtime.declare import cuda, kernel, kernels
 
 @kernels("gemm_tiles")
 def forwards(tile=32):
-    """The kernels (listed, masked): listed loops over the list of a class; masked, a teaching step, loops over all tiles and
-    skips dropped ones before the barrier.
+    """Return two kernels, (listed, masked): `listed` loops over the list of a class; `masked`, a teaching step, loops over all
+    tiles and skips dropped ones before the barrier.
     """
     padded = tile + 1
     side = tile // 2
@@ -139,7 +139,7 @@ def dw(tile=32):
 
 
 def block_side(op, tile):
-    """The number of threads along each axis of a block; ValueError if the tile is larger than a block."""
+    """Return the number of threads along each axis of a block; raise ValueError if the tile is larger than a block."""
     if tile % 2 or tile > 64:
         raise ValueError(f"{op}: tile {tile} must be even and at most 64 on CUDA")
     return tile // 2

@@ -1,23 +1,26 @@
-"""Matrix product with the kept tiles of a weight: w (O, I) in tiles of T x T, the tile at (r, c) kept if
-(a[r] + b[c]) mod dp = bias (`layouts.tiles`); M is the mask of kept elements:
+"""Matrix product with the kept tiles of a weight w (O, I). The weight is divided into tiles of T x T; the tile at (r, c) is
+kept if (a[r] + b[c]) mod dp = bias (`layouts.tiles`). M is the mask of kept elements:
 
     forward   y[n, o]  = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])          x (N, I) -> y (N, O)
     dx        dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]                     dy (N, O) -> dx (N, I)
               if an array `where` (N, I) is given, 0 unless where[n, i] > 0
     dw        dw       = scale * (dy.T x) on kept tiles only, packed (below)      dy (N, O), x (N, I)
-    db        db[o]    = sum_n dy[n, o], beside dw
+    db        db[o]    = sum_n dy[n, o], which is computed together with dw
 
-Tile rows with the same a[r] mod dp keep the same tile columns: they form a class. No two classes share a column, so the kept
-matrix is block-diagonal up to a permutation: dp dense products. 2 N O I / dp FLOPs.
+Tile rows with the same a[r] mod dp keep the same tile columns; such tile rows form a class. No two classes share a column, so
+the kept matrix is block-diagonal up to a permutation, and a product consists of dp dense products: 2 N O I / dp FLOPs.
 
-Packed dw (R T, ceil(C / dp) T): tile rows sorted by class, then by r; each row holds its kept columns, increasing. Elements of
-tiles beyond the edges of w are uninitialised. Intermediates that several products share can be computed once and passed in:
-`blocks` by `tile_blocks` (the kept tiles on the CPU, their lists on CUDA; dw does not need them on the CPU), `inputs` of x by
-`tile_inputs`, `outputs` of dy by `tile_outputs`. `lists`, a `layouts.tiles.TileLists` on the device, are those of the pattern:
-recorded steps read them, whichever pattern of the kind they are of; without them they are computed and cached.
-Kernels: masked (a teaching step: every tile is visited, dropped ones are skipped by a test that is uniform over the block),
-listed (a block walks the list of the tiles that its class keeps; dropped work is never launched; both in `cuda_listed`) and
-grouped (used if the device has it: each class is a dense product, all in one launch; `cuda_grouped`).
+The packed dw is (R T, ceil(C / dp) T), for R x C tiles: its tile rows are sorted by class, then by r, and each row holds its
+kept columns, increasing. Elements of tiles beyond the edges of w are uninitialised. Intermediates that several products share
+can be computed once and passed in: `tile_blocks` returns `blocks` (the kept tiles on the CPU, which dw does not need; their
+lists on CUDA), `tile_inputs` returns the `inputs` of x, and `tile_outputs` returns the `outputs` of dy. `lists`, a
+`layouts.tiles.TileLists` on the device, hold the kept tiles. A recorded step reads them, so that it can be replayed with
+another pattern of the same kind; if they are None, they are computed and cached.
+
+There are three kinds of CUDA kernels. "masked" is a teaching step: every tile is visited, and dropped tiles are skipped by a
+test that has the same result in the whole block. "listed": a block walks the list of the tiles that its class keeps, so dropped
+work is never launched. Both are in `cuda_listed`. "grouped", in `cuda_grouped`, is used if the device supports it: each class
+is a dense product, and all products are one launch.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from ...runtime.expect import INT32, expect
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def tile_mask_reference(pattern):
-    """M[o, i] = [(a[o // T] + b[i // T]) mod dp = bias]"""
+    """Return M, bool (O, I): M[o, i] is True if (a[o // T] + b[i // T]) mod dp = bias."""
     a, b = arrangement(pattern.grid, pattern.mix)
     o, i = np.indices(pattern.shape) // pattern.tile
     return (a[o] + b[i]) % pattern.dp == pattern.bias
@@ -55,7 +58,7 @@ def gemm_tiles_dw_reference(dy, x, pattern, scale=1.0):
 
 
 def valid(op, pattern):
-    """(shape, packed shape) of a pattern, after checking it."""
+    """Check a pattern, and return (its shape, its packed shape)."""
     if not isinstance(pattern, Pattern):
         raise TypeError(f"{op}: {pattern!r} is not a Pattern")
     _, tile, dp, bias, mix = pattern
@@ -65,7 +68,7 @@ def valid(op, pattern):
 
 
 def checked(op, lists, pattern):
-    """The lists; TypeError or ValueError unless they are TileLists of the pattern's shapes."""
+    """Return the lists; raise TypeError or ValueError unless they are `TileLists` with the shapes of the pattern."""
     if not isinstance(lists, TileLists):
         raise TypeError(f"{op}: the lists of tiles must be TileLists, not a {type(lists).__name__}")
     expect(op, **{name: (array, shape, INT32) for name, array, shape in zip(lists._fields, lists, list_shapes(pattern))})

@@ -14,7 +14,7 @@ _NO_SHIFT = np.zeros(0, np.float32)
 
 
 def _contiguous(view):
-    """The view itself if it is contiguous, else a copy."""
+    """Return the view itself if it is contiguous, else a copy."""
     return view if view.flags.c_contiguous else assign(view, empty_cpu(view.shape, view.dtype))
 
 
@@ -30,20 +30,20 @@ def broadcast_to_cpu(x, shape):
 
 
 def getitem_cpu(x, key):
-    """y = x[key], contiguous; a view if x[key] is contiguous."""
+    """y = x[key], contiguous; y is a view if x[key] is contiguous, else a copy."""
     _is_view(key)
     return _contiguous(x[key])
 
 
 def _is_view(key):
-    """True if x[key] is a view, so that no position occurs twice; otherwise a recording is refused."""
+    """Return True if x[key] is a view, so that no position occurs twice; otherwise a recording is refused."""
     kinds = int, slice, type(None), type(...)
     found = all(type(k) is not bool and isinstance(k, kinds) for k in (key if isinstance(key, tuple) else (key,)))
     return found or ((writer := tape.get()) is not None and writer.refuse("a list of positions"))
 
 
 def putitem_cpu(dy, key, shape):
-    """dx = 0; dx[key] += dy, repeated indices adding up: the adjoint of getitem."""
+    """dx[key] += dy, from dx = 0 on; values of an index that occurs several times are added up: the adjoint of getitem."""
     view, dx = _is_view(key), full_cpu(shape, 0.0)
     expect("putitem (cpu)", dy=(dy, dx[key].shape))
     if view:
@@ -63,7 +63,7 @@ def concatenate_cpu(xs, axis):
 
 @host_kernel("void(u1[:, ::1], i4[::1], u1[:, ::1], i8, i8)")
 def _take_rows(x, rows, y, first, stop):
-    """y[k] = x[rows[k]] for first <= k < stop, rows given as bytes; an index outside x is clamped to the nearest row."""
+    """y[k] = x[rows[k]] for first <= k < stop; the rows of x are bytes. An index outside x is clamped to the nearest row."""
     for k in range(first, stop):
         row, out = x[min(max(rows[k], 0), x.shape[0] - 1)], y[k]
         for j in range(out.size):

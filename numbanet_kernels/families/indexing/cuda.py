@@ -50,7 +50,7 @@ def _copies():
 
     @kernel("void(f4[::1], i4[::1], f4[::1], f4[::1], i4, i4)")
     def take_columns(x, columns, shift, y, x_width, y_width):
-        """y[n, i] = x[n, columns[i]] - shift[i], with 0 for columns outside x: both expand and compact."""
+        """y[n, i] = x[n, columns[i]] - shift[i]; columns outside x read 0. Both expand and compact use this kernel."""
         i = cuda.grid(1)
         if i < y.size:
             column = columns[i % y_width]
@@ -59,7 +59,7 @@ def _copies():
 
     @kernel("void(f4[::1], f4[::1], i4, i4, i4)")
     def paste(x, y, x_width, y_width, offset):
-        """y[r, offset + c] = x[r, c]: one part of a concatenation."""
+        """y[r, offset + c] = x[r, c]; each part of a concatenation is copied by one launch."""
         i = cuda.grid(1)
         if i < x.size:
             y[(i // x_width) * y_width + offset + i % x_width] = x[i]
@@ -78,7 +78,9 @@ MOST_BLOCKS = 65535  # along the second and third axis of a grid
 
 
 def _strided(x, shape, strides):
-    """Copy with up to four axes, after merging adjacent axes with a common stride."""
+    """Return a contiguous copy of x for the given shape and strides. Adjacent axes with a common stride are merged; then there
+    may be up to four axes.
+    """
     axes = [(n, s) for n, s in zip(shape, strides) if n != 1]
     merged: list[tuple[int, int]] = []
     for n, s in axes:
@@ -97,7 +99,9 @@ def _strided(x, shape, strides):
 
 
 def _transposed(x, y, axes):
-    """Copy in squares if an axis other than the last of y is contiguous in x; else return False.   axes: (n, stride in x)"""
+    """If an axis other than the last one of y is contiguous in x, copy x to y in squares; else return False. `axes` holds
+    (length, stride in x) of each axis of y.
+    """
     *outer, (n_b, s_b) = axes
     steps, contiguous = _element_strides([n for n, _ in axes]), [i for i, (n, s) in enumerate(outer) if s == 1 and n > 1]
     if s_b < 2 or not contiguous:
@@ -129,7 +133,7 @@ def broadcast_to_cuda(x, shape):
 
 @arrays.device_cache(maxsize=64)
 def _positions(shape, key):
-    """Flat positions that x[key] reads, computed once per shape and key."""
+    """Return the flat positions that x[key] reads; they are computed once for each shape and key."""
     unpacked = tuple(
         slice(*k[1:])
         if isinstance(k, tuple) and k[:1] == ("slice",)
@@ -143,7 +147,7 @@ def _positions(shape, key):
 
 
 def _hashable(key, shape):
-    """A key for x[key] as a hashable value for the cache; boolean masks become positions."""
+    """Return the key of x[key] as a hashable value for the cache; boolean masks become positions."""
     parts = []
     for k in key if isinstance(key, tuple) else (key,):
         if isinstance(k, slice):

@@ -1,7 +1,7 @@
 """Indexing: operations that move elements, x[...] -> y[...].
 
-The reference of every function is the NumPy expression in its docstring, or written below. Index arrays are not checked on the
-device: a row outside x is clamped to the nearest one, a column outside x reads 0.
+The reference of a function is the NumPy expression in its docstring, or is written below. Index arrays are not checked on the
+device: the index of a row outside x is replaced by that of the nearest row, and a column outside x reads 0.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def spread_to(op, x, shape):
 
 
 def joined_shape(op, xs, axis):
-    """The shape of a concatenation."""
+    """Return the shape of the concatenation of the arrays `xs` along `axis`."""
     shapes = [x.shape for x in xs]
     if not shapes or not -len(shapes[0]) <= axis < len(shapes[0]):
         raise ValueError(f"{op}: axis {axis} does not fit {shapes}")

@@ -19,8 +19,8 @@ NOWHERE = np.zeros((1, 0), np.int32)
 
 
 def _increasing(op, name, lists, limit):
-    """ValueError unless each list increases and its numbers are in 0 … limit - 1. Lists are not checked during a recording:
-    replays read other lists, which were checked when their plans were made.
+    """Raise ValueError unless each list increases and its numbers are in 0 … limit - 1. During a recording lists are not
+    checked: replays read other lists, which were checked when their plans were made.
     """
     if (
         tape.get() is None
@@ -31,8 +31,8 @@ def _increasing(op, name, lists, limit):
 
 
 def _places(lists, total, places=None):
-    """(S, total) int32: for each index below `total`, its position in the list of step s, or the number in `places` (S, K) at
-    this position; -1 if it is not in the list.
+    """Return an int32 array (S, total) that holds, for each time step s and each index below `total`, the position of the index
+    in list s, or, if `places` (S, K) is given, the number in `places` at this position; -1 if the index is not in the list.
     """
     found = empty_cpu((len(lists), total), np.int32)
     write_places(lists, packed_gemm.all_of(lists.shape[1])[None] if places is None else places, found)
@@ -40,7 +40,9 @@ def _places(lists, total, places=None):
 
 
 def _divided(flops, panels, samples):
-    """(parts, True if they are of units, a function that calls work(part) for each), inside `threads.held`"""
+    """Return (number of parts, True if parts are ranges of units, a function that calls work(part) for each part); this is
+    called inside `threads.held`.
+    """
     parts, by_units = threads.parts(flops=flops), 4 * panels >= UNITS
     if parts == 1 or (samples == 1 and not by_units):
         return 1, False, lambda work: work(threads.WHOLE)
@@ -48,7 +50,7 @@ def _divided(flops, panels, samples):
 
 
 def _through(steps, by_units, run, loop, blocks, tiles):
-    """Call loop(first step, stop, first block, stop, first tile, stop) for all parts."""
+    """Call loop(first step, end of steps, first block, end of blocks, first tile, end of tiles) for all parts."""
     if not by_units:
         run(lambda part: loop(0, steps, 0, blocks, part.of(tiles).start, part.of(tiles).stop))
         return
@@ -62,8 +64,10 @@ def _add_product(z, h, w, scale, own):
 
 
 def lstm_cpu(z, w, h0, c0, units=None, scale=1.0, lengths=None):
-    """(h, c), each (T + 1, N, H); z becomes the gates: a = z[t] + scale h[t][:, units] w[:, units].T, c[t + 1] = f c[t] + i g,
-    h[t + 1] = o tanh(c[t + 1])"""
+    """h[t + 1] = o tanh(c[t + 1]), where c[t + 1] = f c[t] + i g; returns (h, c), each (T + 1, N, H)
+
+    The gates i, f, g, o are computed from z[t] + scale h[t][:, units] w[:, units].T, and overwrite z.
+    """
     steps, n, hidden = check("lstm (cpu)", z, w, units, lengths, h0=(h0, STATE), c0=(c0, STATE))
     h, c = (started(empty_cpu, copy_cpu, first, steps) for first in (h0, c0))
     if units is not None:
@@ -103,7 +107,10 @@ def lstm_cpu(z, w, h0, c0, units=None, scale=1.0, lengths=None):
 
 
 def lstm_grad_cpu(dy, gates, c, w, units=None, scale=1.0, lengths=None, dc=None, columns=None, threshold=0.0):
-    """(dz, dh0, dc0): dz (T, N, 4H), written over the gates, or with `columns` (T, N, K)"""
+    """dz = the gradient of the input products (T, N, 4H); returns (dz, dh0, dc0)
+
+    dz overwrites the gates. If `columns` is given, dz (T, N, K) holds only these columns, in a new array.
+    """
     op = "lstm_grad (cpu)"
     steps, n, hidden = check(
         op, gates, w, units, lengths, columns, dy=(dy, AFTER), c=(c, (len(dy) + 1, "N", "H")), dc=(dc, STATE)
@@ -153,7 +160,7 @@ def lstm_grad_cpu(dy, gates, c, w, units=None, scale=1.0, lengths=None, dc=None,
 
 
 def lstm_scores_cpu(dy, gates, c, lengths=None):
-    """scores[j] = sum_t,n |dz[t, n, j]| without recurrent gradients: dh = dy[t], dc = dh o (1 - q^2)"""
+    """scores[j] = sum_t,n |dz[t, n, j]| without recurrent gradients: dh = dy[t] and dc = dh o (1 - q^2), where q = tanh c"""
     expect(
         "lstm_scores (cpu)",
         dy=(dy, AFTER),
@@ -175,7 +182,7 @@ def lstm_scores_cpu(dy, gates, c, lengths=None):
 
 
 def lstm_seen_cpu(h, units):
-    """y[t, n, u] = h[t, n, u] for the units u of step t, else 0"""
+    """y[t, n, u] = h[t, n, u] for the units u in the list of time step t, else 0"""
     check_seen("lstm_seen (cpu)", h, units)
     y = empty_cpu(h.shape)
 

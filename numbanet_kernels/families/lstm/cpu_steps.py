@@ -1,12 +1,14 @@
-"""An LSTM's sequence on the CPU: products with a packed weight, and the gates at once while their sums are in cache.
+"""The loops of an LSTM over a sequence on the CPU: they multiply with a packed weight (`host.packed_gemm`), and compute the
+gates while the sums are in cache.
 
-At each step a block of WIDTH units is finished before the next one: its products, its gates, and its part of the packed input
-of the next step. For a large weight, a thread owns blocks of units, whose panels stay in its cache or are read by it alone, and
-all threads synchronise after each step; for a small one, a thread owns tiles of samples and never synchronises.
+At each time step a block of WIDTH units is finished before the next block: its products, its gates, and its part of the packed
+input of the next time step. If the weight is large, a thread owns blocks of units, whose panels stay in its cache or are read
+by it alone, and all threads synchronise after each time step. If the weight is small, a thread owns tiles of samples and never
+synchronises.
 
-Loops take `rows` (S, depth), the panel's rows that a step reads, and place[s, u] (S, H), the column of unit u in the packed
-input of the next step, -1 if dropped; (S, 0) means the identity. S is 1 if all steps are equal, or T: step t reads row
-min(t, S - 1).
+The loops take `rows` (S, depth), the rows of the panel that a time step reads, and `place` (S, H): place[s, u] is the column of
+unit u in the packed input of the next time step, or -1 if the unit is dropped. A `place` of shape (S, 0) is the identity. S is
+1 if all time steps read the same rows, else T; time step t uses row min(t, S - 1).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from ...runtime.declare import host_function, host_kernel
 
 # --- the gates, in registers ------------------------------------------------------------------------------------------
 def _gates(builder, data, at, step, some):
-    """The vectors of the four gates, `step` floats apart."""
+    """Load and return the vectors of the four gates, which are `step` floats apart."""
     return [load(builder, data, builder.add(at, builder.mul(step, NUMBER(g))), some) for g in range(4)]
 
 
@@ -34,7 +36,7 @@ def _store_gates(builder, gates, data, at, step, some):
 
 
 def _slopes(dy, dc, gates, before, after):
-    """(dz of the four gates, dc before the forget gate)"""
+    """Return dz of the four gates, and dc before it is multiplied by the forget gate."""
     i, f, g, o = gates
     q = after.tanh()
     dc = dc + dy * o * (1.0 - q * q)
@@ -106,7 +108,7 @@ def _cell_grad(typing_context, back, dy, gates, c, dc, out, places, step, out_st
 
 
 def _cut(slope, threshold):
-    """0 if a gradient is not larger than the threshold in magnitude; NaN stays NaN."""
+    """Return 0 where the magnitude of a gradient is at most the threshold, else the gradient; NaN stays NaN."""
     small = slope.builder.fcmp_ordered("<=", slope.size().value, slope.of(threshold).value)
     return Lanes(slope.builder, slope.builder.select(small, slope.of(0.0).value, slope.value))
 
@@ -157,7 +159,9 @@ TABLES = "i4[:, ::1], i4[:, ::1], i4[::1], f4"
     f"void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, :, :, ::1], {TABLES}, f4[:, :, :, ::1], i8, i8, i8, i8, i8, i8)"
 )
 def forward(z, h, c, panels, rows, place, lengths, scale, x, first, stop, block0, block1, tile0, tile1):
-    """The steps first … stop - 1 of some blocks of units and some tiles of samples; step -1 packs h[0]."""
+    """Compute the time steps first … stop - 1 for the units of the blocks block0 … block1 - 1 and the samples of the tiles
+    tile0 … tile1 - 1; time step -1 packs h[0].
+    """
     (steps, n, four), hidden, size = z.shape, h.shape[2], x.shape[3]
     room = np.zeros((4, size, WIDTH), np.float32)
     for t in range(first, stop):
@@ -179,7 +183,7 @@ def forward(z, h, c, panels, rows, place, lengths, scale, x, first, stop, block0
 
 @host_function
 def _spread(room, place, b, j, width, back):
-    """back[r, i] = room[r, the panel column of unit j + i], 0 if it has none."""
+    """back[r, i] = room[r, q], where q is the panel column of unit j + i; 0 if the unit has no column in this panel."""
     for i in range(width):
         q = place[j + i] - b * WIDTH if place[j + i] >= 0 else int64(-1)
         for r in range(room.shape[0]):
@@ -201,7 +205,9 @@ def _keep(slopes, n0, n1, j, width, hidden, columns, dz, x):
 
 @host_function
 def _cells_back(back, dy, gates, c, dc, out, apart, lengths, scale, threshold, t, n0, n1, j, width):
-    """out = dz of samples n0 … n1 - 1 and units j … j + width - 1 at step t, as in gates, or `apart`: (gate, sample, unit)."""
+    """out = dz of the samples n0 … n1 - 1 and the units j … j + width - 1 at time step t. The layout is that of `gates`, or,
+    if `apart`, (gate, sample, unit).
+    """
     _, n, hidden = dy.shape
     for s in range(n0, n1):
         at, alive = (t * n + s) * hidden + j, lengths.size == 0 or t < lengths[s]
@@ -238,7 +244,8 @@ def backward(
     tile0,
     tile1,
 ):
-    """The steps T - 1 - first … T - stop, back in time; step -1 gives dh0. Block b has the units from starts[b] on."""
+    """Compute the time steps T - 1 - first … T - stop, back in time; time step -1 computes dh0. Block b begins at unit
+    starts[b]."""
     (steps, n, hidden), size = dy.shape, x.shape[3]
     room, chosen = np.zeros((2, size, WIDTH), np.float32), columns.size > 0
     out = np.empty((4, size, WIDTH), np.float32) if chosen else gates
@@ -293,7 +300,7 @@ def add_scores(dy, gates, c, lengths, scores, first, stop):
 
 @host_kernel("void(f4[:, :, ::1], i4[:, ::1], f4[:, :, ::1], i8, i8)")
 def copy_seen(h, units, y, first, stop):
-    """y[t, n, u] = h[t, n, u] for the units u of step t, else 0, for first <= t < stop."""
+    """y[t, n, u] = h[t, n, u] for the units u in the list of time step t, else 0, for first <= t < stop."""
     for t in range(first, stop):
         for n in range(h.shape[1]):
             state, out = h[t, n], y[t, n]

@@ -14,7 +14,7 @@ from .family import AFTER, STATE, check, check_seen, started
 
 
 def _all(*axes):
-    """An empty list: nothing is dropped."""
+    """Return an empty list, which means that nothing is dropped."""
     return empty_cuda(axes, INT32)
 
 
@@ -63,7 +63,7 @@ def lstm_grad_cuda(dy, gates, c, w, units=None, scale=1.0, lengths=None, dc=None
 
 
 def _ordered(units, hidden):
-    """(S, H) int32: the listed units of each row, then the others."""
+    """Return an int32 array (S, H): in each row first the listed units, then all other units."""
     order = empty_cuda((units.shape[0], hidden), INT32)
     launch(cuda_steps.ordered(), blocks_for(order.size), THREADS, units, order)
     return order

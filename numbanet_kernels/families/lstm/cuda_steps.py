@@ -1,4 +1,4 @@
-"""The kernels of `lstm`: one launch per time step or, for small layers, one for all time steps.
+"""The kernels of `lstm`: there is one launch per time step or, for small layers, one launch for all time steps.
 
     step         a block computes SAMPLES samples x UNITS units with all four gates of these units: 4 samples of one unit a
                  thread, 16 sums in registers, 2 shared loads of 16 bytes for 16 multiply-adds. Each half of the threads sums
@@ -40,12 +40,14 @@ ROWS, ACROSS, SHARES = 8, 32, 32  # of scores: threads down and across, and bloc
 
 
 def _cells():
-    """(forward, backward, writer of dz) for unit u of sample n in step t; each factory makes its own (`inlined`)."""
+    """Return device functions (forward, backward, writer of dz) for unit u of sample n in time step t; each factory makes its
+    own (`inlined`).
+    """
     sigmoid = sigmoids()
 
     @inlined
     def cell(z, c, h, lengths, scale, t, n, u, i, f, g, o):
-        """h[t + 1], given the products of h[t], which `scale` multiplies; writes z, c and h."""
+        """Compute h[t + 1], given the products of h[t], which `scale` multiplies; write z, c and h."""
         zero, hidden = float32(0), int32(c.shape[2])
         i, f = sigmoid(z[t, n, u] + scale * i), sigmoid(z[t, n, hidden + u] + scale * f)
         g, o = math.tanh(z[t, n, 2 * hidden + u] + scale * g), sigmoid(z[t, n, 3 * hidden + u] + scale * o)
@@ -58,7 +60,7 @@ def _cells():
 
     @inlined
     def cell_back(dy, gates, c, lengths, threshold, t, n, u, dh, dc):
-        """dz of the four gates, and dc for the step before, from the gradients of h[t + 1] and c[t + 1]"""
+        """Return dz of the four gates, and dc for the time step before, given the gradients of h[t + 1] and c[t + 1]."""
         zero, one, hidden = float32(0), float32(1), int32(c.shape[2])
         di, df, dg, do = zero, zero, zero, zero
         if lengths.size == 0 or t < lengths[n]:
@@ -303,7 +305,7 @@ def sequence_back():
 def ordered():
     @kernel("void(i4[:, ::1], i4[:, ::1])")
     def lstm_order(units, order):
-        """For each row, the listed units, then the others: a thread searches the list for its unit."""
+        """Write, for each row, first the listed units and then all other units. Each thread searches the list for its unit."""
         i, hidden, kept = int32(cuda.grid(1)), int32(order.shape[1]), int32(units.shape[1])
         if i < order.size:
             row, unit, low, high = i // hidden, i % hidden, int32(0), kept

@@ -1,25 +1,26 @@
-"""LSTM through time (Hochreiter & Schmidhuber 1997, with forget gates), the gates in PyTorch's order i, f, g, o:
+"""LSTM through time (Hochreiter & Schmidhuber 1997, with forget gates). The gates are in PyTorch's order i, f, g, o. Time step
+t reads h[t] and computes h[t + 1]:
 
-    lstm        a[t] = z[t] + scale h[t][:, units] w[:, units].T        z (T, N, 4H): x's part, with both biases; w (4H, H)
-                i, f, o = sigmoid(a_i, a_f, a_o),   g = tanh(a_g)       gates (T, N, 4H), written over z
+    lstm        a[t] = z[t] + scale h[t][:, units] w[:, units].T        z (T, N, 4H): products of x, with biases; w (4H, H)
+                i = sigmoid(a_i),  f = sigmoid(a_f),  o = sigmoid(a_o),  g = tanh(a_g),  which overwrite z
                 c[t + 1] = f c[t] + i g,   h[t + 1] = o tanh(c[t + 1])  h, c (T + 1, N, H) begin with h0 and c0
-    lstm_grad   with dh = dy[t] + scale dz[t + 1] w at the units, dy[t] at the others, and q = tanh(c[t + 1]):
+    lstm_grad   dh = dy[t] + scale dz[t + 1] w for the units in the list, dh = dy[t] for all other units,   q = tanh(c[t + 1])
                 dc = dh o (1 - q^2) + dc[t + 1] f[t + 1],   dz_i = dc g i (1 - i),   dz_f = dc c[t] f (1 - f),
-                dz_g = dc i (1 - g^2),   dz_o = dh q o (1 - o)          dz (T, N, 4H), written over the gates
-    lstm_scores scores[j] = sum_t,n |dz[t, n, j]| without recurrent gradients: dh = dy[t], dc = dh o (1 - q^2)
+                dz_g = dc i (1 - g^2),   dz_o = dh q o (1 - o);         dz (T, N, 4H) overwrites the gates
+    lstm_scores scores[j] = sum_t,n |dz[t, n, j]| without recurrent gradients: dh = dy[t] and dc = dh o (1 - q^2)
 
-    lstm_seen   y[t, n, u] = h[t, n, u] for the units u of step t, else 0       h (T, N, H), units (T, K)
+    lstm_seen   y[t, n, u] = h[t, n, u] for the units u in list t, else 0       h (T, N, H), units (T, K)
 
-Step t reads h[t] and computes h[t + 1]: dw = scale sum_t dz[t].T h[t][:, units] is one product over T N; if each step has its
-own units, h comes from `lstm_seen`. Options:
+dw = scale sum_t dz[t].T h[t][:, units] is one product over all T N rows; if each time step has its own units, `lstm_seen`
+computes the h for it. Options:
 
-    units       increasing int32 (1, K) for all steps, or (T, K): the next step reads only these units of h
-    lengths     int32 (N,): number of steps of each sample; after its end h is 0 and c is unchanged
-    columns     increasing int32 (K,) of the 4H: only these columns of dz are computed, and dz is (T, N, K)
-    threshold   elements of dz that are not larger in magnitude are set to 0
+    units       increasing int32 (1, K) for all time steps, or (T, K): a time step reads only these units of h
+    lengths     int32 (N,): the number of time steps of each sample; after its end h is 0 and c does not change
+    columns     increasing int32 (K,): only these of the 4H columns of dz are computed, and dz is (T, N, K)
+    threshold   elements of dz whose magnitude is at most the threshold are set to 0
 
-8 N H^2 FLOPs a step on 16 H^2 bytes of w: with few samples a step takes as long as reading w, so w is packed once and, if it
-fits, stays in cache.
+A time step takes 8 N H^2 FLOPs and reads 16 H^2 bytes of w. With few samples a time step takes as long as reading w, so w is
+packed once and, if it fits, stays in cache.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ..elementwise import sigmoid_reference
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def _seen(units, t, hidden):
-    """(H,) of 0 and 1: 1 for the units of h that step t reads"""
+    """Return an array (H,) that is 1 for the units of h that time step t reads, else 0."""
     seen = np.ones(hidden)
     if units is not None:
         seen[:] = 0
@@ -41,12 +42,12 @@ def _seen(units, t, hidden):
 
 
 def _alive(lengths, t, samples):
-    """(N, 1) of 0 and 1: 1 for the samples that have a step t"""
+    """Return an array (N, 1) that is 1 for the samples that have a time step t, else 0."""
     return np.ones((samples, 1)) if lengths is None else (t < np.asarray(lengths))[:, None].astype(float)
 
 
 def lstm_reference(z, w, h0, c0, units=None, scale=1.0, lengths=None):
-    """(gates, h, c) of lstm, in float64"""
+    """Return (gates, h, c) of lstm, in float64."""
     hidden, gates, h, c = w.shape[1], [], [np.float64(h0)], [np.float64(c0)]
     for t, brought in enumerate(np.float64(z)):
         a = brought + scale * (h[-1] * _seen(units, t, hidden)) @ np.float64(w).T
@@ -60,7 +61,7 @@ def lstm_reference(z, w, h0, c0, units=None, scale=1.0, lengths=None):
 
 
 def lstm_grad_reference(dy, gates, c, w, units=None, scale=1.0, lengths=None, dc=None, columns=None, threshold=0.0):
-    """(dz, dh0, dc0) of lstm_grad, in float64"""
+    """Return (dz, dh0, dc0) of lstm_grad, in float64."""
     (steps, n, hidden), back = dy.shape, np.zeros(dy.shape[1:])
     dc, dz = np.zeros((n, hidden)) if dc is None else np.float64(dc), np.zeros(gates.shape)
     for t in reversed(range(steps)):
@@ -80,7 +81,7 @@ def lstm_grad_reference(dy, gates, c, w, units=None, scale=1.0, lengths=None, dc
 
 
 def lstm_scores_reference(dy, gates, c, lengths=None):
-    """scores (4H,) in float64"""
+    """Return the scores (4H,), in float64."""
     dy = dy * np.array([_alive(lengths, t, dy.shape[1]) for t in range(len(dy))]).reshape(*dy.shape[:2], 1)
     i, f, g, o = np.split(np.float64(gates), 4, axis=2)
     q = np.tanh(np.float64(c[1:]))
@@ -90,7 +91,7 @@ def lstm_scores_reference(dy, gates, c, lengths=None):
 
 
 def lstm_seen_reference(h, units):
-    """y of lstm_seen: h at the units of each step, 0 elsewhere"""
+    """Return y of lstm_seen: h for the units in the list of each time step, 0 for all other units."""
     return np.array([step * _seen(units, t, h.shape[2]) for t, step in enumerate(h)]).reshape(h.shape)
 
 
@@ -119,7 +120,7 @@ def check(op, gates, w, units=None, lengths=None, columns=None, **states):
 
 
 def check_seen(op, h, units):
-    """ValueError unless each step of h (T, N, H) has a list of at most H units."""
+    """Raise ValueError unless each time step of h (T, N, H) has a list of at most H units."""
     found = expect(op, h=(h, AFTER), units=(units, ("T", "K"), INT32))
     if found["K"] > found["H"]:
         raise ValueError(f"{op}: units {units.shape} must have at most {found['H']} units a row")
@@ -129,7 +130,7 @@ STATE, AFTER = ("N", "H"), ("T", "N", "H")
 
 
 def started(empty, copy, first, steps):
-    """A state of all steps, (T + 1, N, H), that begins with `first`."""
+    """Return an array (T + 1, N, H) for a state at all time steps, which begins with `first`."""
     states = empty((steps + 1, *first.shape))
     copy(first, out=states[0])
     return states

@@ -16,8 +16,8 @@ from .family import BYTE, FEW, KINDS, averaged, bands_of, check_max_grad, in_byt
 
 
 def _to_largest(dy, places, dx, taps, numbers, start, stop):
-    """The images start … stop - 1: each output's gradient is added to the pixel of its argmax; `taps` (K, 3) are offsets from
-    the window's first pixel: down, right, and in floats. Pixels outside the image are skipped.
+    """Compute dx of the images start … stop - 1: the gradient of each output is added to the pixel of its maximum. `taps` is
+    the result of `_taps`. Pixels outside the image are skipped.
     """
     kh, kw, sh, sw, ph, pw, dh, dw = numbers
     height, width, channels = dx.shape[1:]
@@ -47,7 +47,9 @@ _MAX_GRAD = {
 
 @host_kernel("void(f4[:, :, :, ::1], f4[:, :, :, ::1], i4[:, ::1], f4[::1], f4[::1], i4[:, ::1], f4[::1], f4[::1], i8, i8)")
 def _sums(x, z, rows, outer_row, inner_row, cols, outer_col, inner_col, start, stop):
-    """The rows start … stop - 1 of all (n, i) of z. Sums of many pixels are float64: float32 would lose the last ones."""
+    """Compute the rows start … stop - 1 of z, counted over all n and i. Sums are float64: in float32, the last pixels of a
+    large sum would be lost.
+    """
     sums = np.empty(z.shape[3], np.float64)
     for row in range(start, stop):
         n, i = row // z.shape[1], row % z.shape[1]
@@ -88,7 +90,7 @@ def _share(loop, shape, elements, *given):
 
 
 def max_pool_cpu(x, window):
-    """(y, places): the maximum of each window, and its position in the window.   x (N, H, W, C)"""
+    """y = the maximum of each window, places = its position in the window; returns (y, places).   x (N, H, W, C)"""
     small = in_bytes("max_pool (cpu)", window)
     expect("max_pool (cpu)", x=x)
     shape = pooled("max_pool (cpu)", window, x.shape)
@@ -100,13 +102,15 @@ def max_pool_cpu(x, window):
 
 @functools.lru_cache(maxsize=256)
 def _taps(window, width, channels):
-    """(K, 3): for each pixel of a window, its offset from the window's first pixel: down, right, and in floats."""
+    """Return an array (K, 3) that holds, for each of the K pixels of a window, its offset from the first pixel of the window:
+    the number of lines, the number of pixels to the right, and the number of floats.
+    """
     taps = np.indices(window.kernel).reshape(2, -1).T * window.dilation
     return np.ascontiguousarray(np.column_stack([taps, (taps[:, 0] * width + taps[:, 1]) * channels]))
 
 
 def max_pool_grad_cpu(dy, places, window, shape):
-    """dx of max_pool for images of this shape"""
+    """dx[n, h, w, c] = sum of dy[n, oh, ow, c] over the outputs whose maximum is at (h, w); `shape` is that of dx"""
     small, numbers = check_max_grad("max_pool_grad (cpu)", dy, places, window, shape)
     dx, taps = empty_cpu(shape), _taps(window, *shape[2:])
 
@@ -119,7 +123,7 @@ def max_pool_grad_cpu(dy, places, window, shape):
 
 
 def avg_pool_cpu(x, window, include_padding=True):
-    """The mean of each window.   x (N, H, W, C)"""
+    """y = the mean of each window.   x (N, H, W, C)"""
     expect("avg_pool (cpu)", x=x)
     y = empty_cpu(averaged("avg_pool (cpu)", window, x.shape))
     _share(_sums, y.shape, x.size, x, y, *bands_of(window, *x.shape[1:3], bool(include_padding), False))
@@ -127,7 +131,7 @@ def avg_pool_cpu(x, window, include_padding=True):
 
 
 def avg_pool_grad_cpu(dy, window, shape, include_padding=True):
-    """dx of avg_pool for images of this shape"""
+    """dx[n, h, w, c] = sum of a[oh] b[ow] dy[n, oh, ow, c] over the outputs whose window has (h, w); `shape` is that of dx"""
     expect("avg_pool_grad (cpu)", dy=(dy, averaged("avg_pool_grad (cpu)", window, shape)))
     dx = empty_cpu(shape)
     _share(_sums, dx.shape, dx.size, dy, dx, *bands_of(window, *shape[1:3], bool(include_padding), True))

@@ -1,8 +1,9 @@
 """Max pooling on the CPU, with argmax: first along the height of a window, then along its width.
 
-Lines of pixels are (W C,) floats. The first pass takes the elementwise maximum over the lines of a window, and the index of its
-line; the second the maximum of each pixel and those to its right, for all pixels, of which windows use every stride-th. Passes
-run over whole lines, however few the channels, so they are vectorised.
+A line of pixels is W C floats. The first pass computes the elementwise maximum over the lines of a window, and the index of the
+line of the maximum. The second pass computes, for each pixel, the maximum of it and of the pixels to its right that belong to
+the same window; windows use only every stride-th result. Both passes run over whole lines, so they are vectorised even if there
+are few channels.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from .family import KINDS
 
 @host_function
 def _down(image, top, step, taps, best, places):
-    """best[k] = max image[top + i step, k] over i < taps inside the image, places[k] = i; -inf and 0 if there is none."""
+    """best[k] = max image[top + i step, k] over the i < taps for which this line is in the image, and places[k] = the i of the
+    maximum. If there is no such i, best is -inf and places is 0.
+    """
     fresh = True
     for i in range(taps):
         h, place = top + i * step, places.dtype.type(i)
@@ -36,8 +39,8 @@ def _down(image, top, step, taps, best, places):
 
 @host_function
 def _across(values, downs, step, taps, best, places):
-    """best[k] = max values[k + j step] over j < taps, places[k] = downs[k + j step] taps + j; of equal values the first index,
-    of NaNs the last.
+    """best[k] = max values[k + j step] over j < taps, and places[k] = downs[k + j step] taps + j for the j of the maximum. Of
+    equal values the first j is taken, of NaNs the last.
     """
     many = places.dtype.type(taps)
     for k in range(best.size):
@@ -53,7 +56,7 @@ def _across(values, downs, step, taps, best, places):
 
 @host_function
 def _pick(source, room, target, channels, step):
-    """target = `channels` of every `step` floats of the source; `room` is a buffer with space for one more vector."""
+    """target = the first `channels` of every `step` floats of the source; `room` is a buffer with space for one more vector."""
     for at in range(0, target.size, channels):
         copy_vectors(source, at // channels * step, room, at, channels)
     for k in range(target.size):
@@ -61,9 +64,10 @@ def _pick(source, room, target, channels, step):
 
 
 def _largest(x, y, places, channels, numbers, floats, marks, start, stop):
-    """The rows start … stop - 1 of all outputs.   x (N, H, W C), y, places (N OH, OW C); floats and marks are buffers of three
-    lines. This loop fills their first lines with -inf and kh, the maximum and index of lines of padding, so that padding is not
-    chosen even if all pixels of a window are -inf.
+    """Compute the rows start … stop - 1 of y and places.   x (N, H, W C), y, places (N OH, OW C)
+
+    floats and marks are buffers of three lines. Their first lines are filled with -inf and kh, the maximum and the index of a
+    line of padding, so that padding is not chosen even if all pixels of a window are -inf.
     """
     kh, kw, sh, sw, ph, pw, dh, dw = numbers
     for k in range(floats.shape[1]):
@@ -87,8 +91,8 @@ _LARGEST = {
 
 
 def largest(x, y, places, numbers, start, stop):
-    """y[n, oh, ow, c], places[n, oh, ow, c] for the rows start … stop - 1 of all (n, oh): the maximum of x in the window, given
-    by `numbers`, and kh KW + kw of the first pixel that attains it; NaN is larger than any number.
+    """Compute y[n, oh, ow, c] and places[n, oh, ow, c] for the rows start … stop - 1 of all (n, oh): the maximum of x in the
+    window, which `numbers` describe, and kh KW + kw of the first pixel that has it. NaN is larger than any number.
     """
     n, height, width, channels = x.shape
     size = (width + 2 * numbers[5]) * channels + VECTOR

@@ -22,7 +22,9 @@ def _device_bands(*key):
 
 
 def _covering(bands, window, shape):
-    """(H, 2) and (W, 2): first output whose window covers a pixel, and after the last."""
+    """Return two arrays, (H, 2) and (W, 2): for each line and each column of pixels, the first output whose window covers it,
+    and the end of these outputs.
+    """
     return bands(window, *shape[1:3], True, True)[::3]
 
 

@@ -1,17 +1,18 @@
 """Pooling of images x (N, H, W, C), channels last. A window determines the pixels of output (oh, ow) (`layouts.windows`):
 
     max_pool        y[n, oh, ow, c] = max of x[n, h, w, c] over the window; padding counts as -inf
-                    places[n, oh, ow, c] = kh KW + kw of the first pixel that attains it, inside the image even if that is
-                    -inf; NaN is larger than any number, and the last of several NaNs counts, all as in PyTorch
-    max_pool_grad   dx[n, h, w, c] = sum of dy[n, oh, ow, c] over the outputs whose argmax is (h, w)
+                    places[n, oh, ow, c] = kh KW + kw, the position in the window of the first pixel that has this maximum. The
+                    pixel is inside the image, even if the maximum is -inf. NaN is larger than any number, and of several NaNs
+                    the last one counts; all this is as in PyTorch
+    max_pool_grad   dx[n, h, w, c] = sum of dy[n, oh, ow, c] over the outputs whose maximum is at the pixel (h, w)
 
-    avg_pool        y[n, oh, ow, c] = a[oh] b[ow] (sum of x[n, h, w, c] over the window), a and b 1 / the number of pixels
-                    along each axis, padding included or not
-    avg_pool_grad   dx[n, h, w, c] = sum of a[oh] b[ow] dy[n, oh, ow, c] over the outputs whose window has (h, w)
+    avg_pool        y[n, oh, ow, c] = a[oh] b[ow] (sum of x[n, h, w, c] over the window), where a and b are 1 / the number of
+                    pixels of the window along the height and the width; `include_padding` says whether padding counts
+    avg_pool_grad   dx[n, h, w, c] = sum of a[oh] b[ow] dy[n, oh, ow, c] over the outputs whose window has the pixel (h, w)
 
-`places` are bytes if a window, with one row more for padding (`cpu_max_pool`), has at most 256 pixels, else int32. The outputs
-whose window has a pixel are contiguous, like the pixels of a window: avg_pool_grad is avg_pool's loop with other `Bands`. Each
-gradient is written by one thread only.
+`places` are bytes if a window, with one more row for padding (`cpu_max_pool`), has at most 256 pixels, else int32. The pixels
+of a window are contiguous, and so are the outputs whose window has a pixel. So avg_pool_grad is the loop of avg_pool with other
+`Bands`. Each gradient is written by one thread only.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ FEW = 16  # pixels that are summed in float32
 
 
 class Bands(NamedTuple):
-    """One axis of a sum over neighbours: z[i] = outer[i] (sum of inner[k] x[k] for edges[i, 0] <= k < edges[i, 1])."""
+    """Sums over ranges of one axis: z[i] = outer[i] (sum of inner[k] x[k] for edges[i, 0] <= k < edges[i, 1])."""
 
     edges: np.ndarray  # (O, 2) int32
     outer: np.ndarray  # (O,) float32
@@ -38,8 +39,8 @@ class Bands(NamedTuple):
 
 
 def _axis_bands(window, axis, n, include_padding, back):
-    """The bands of averages along an axis of n pixels or, if `back`, of their gradient. The holes of a dilated window count as
-    pixels.
+    """Return the `Bands` of averages along an axis of n pixels or, if `back`, those of their gradient. The holes of a dilated
+    window count as pixels.
     """
     if isinstance(window, Bins):
         i = np.arange(window[axis])
@@ -61,13 +62,13 @@ def _axis_bands(window, axis, n, include_padding, back):
 
 @functools.lru_cache(maxsize=256)
 def bands_of(window, height, width, include_padding, back):
-    """The arrays of both axes in order."""
+    """Return the arrays of the `Bands` along the height, then those along the width."""
     return (*_axis_bands(window, 0, height, include_padding, back), *_axis_bands(window, 1, width, include_padding, back))
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def max_pool_reference(x, window):
-    """(y, places) of max_pool, in float64 and int64."""
+    """Return (y, places) of max_pool, in float64 and int64."""
     (kh, kw), (sh, sw), (ph, pw), (dh, dw) = window
     n, oh, ow, c = pooled("max_pool (reference)", window, x.shape)
 
@@ -88,7 +89,7 @@ def max_pool_reference(x, window):
 
 
 def max_pool_grad_reference(dy, places, window, shape):
-    """dx of max_pool, in float64."""
+    """Return dx of max_pool, in float64."""
     (_, kw), stride, padding, dilation = window
     dx = np.zeros(shape)
     n, oh, ow, c = np.indices(dy.shape)
@@ -99,7 +100,7 @@ def max_pool_grad_reference(dy, places, window, shape):
 
 
 def _matrices(window, shape, include_padding):
-    """The two matrices, float64, by which avg_pool multiplies along the height and the width."""
+    """Yield the two matrices, float64, by which avg_pool multiplies along the height and along the width."""
     for axis, n in enumerate(shape[1:3]):
         edges, outer, _ = _axis_bands(window, axis, n, include_padding, False)
         pixels = np.arange(n)
@@ -107,31 +108,33 @@ def _matrices(window, shape, include_padding):
 
 
 def avg_pool_reference(x, window, include_padding=True):
-    """y of avg_pool, in float64."""
+    """Return y of avg_pool, in float64."""
     return np.einsum("ih,jw,nhwc->nijc", *_matrices(window, x.shape, include_padding), np.float64(x))
 
 
 def avg_pool_grad_reference(dy, window, shape, include_padding=True):
-    """dx of avg_pool, in float64."""
+    """Return dx of avg_pool, in float64."""
     return np.einsum("ih,jw,nijc->nhwc", *_matrices(window, shape, include_padding), np.float64(dy))
 
 
 def check_max_grad(op, dy, places, window, shape):
-    """(True if places are bytes, the numbers of the window); TypeError or ValueError unless the arrays fit."""
+    """Return (True if `places` are bytes, the numbers of the window); raise TypeError or ValueError unless the arrays fit."""
     small = in_bytes(op, window)
     expect(op, dy=(dy, pooled(op, window, shape)), places=(places, dy.shape, BYTE if small else INT32))
     return small, numbers_of(window)
 
 
 def in_bytes(op, window):
-    """True if the argmax of a window fits into a byte; TypeError for bins, for which max pooling is not supported."""
+    """Return True if the positions in a window fit into a byte; raise TypeError for `Bins`, which max pooling does not
+    support.
+    """
     if not isinstance(window, Window):
         raise TypeError(f"{op}: expected a Window, got {window!r}")
     return (window.kernel[0] + 1) * window.kernel[1] <= 256
 
 
 def averaged(op, window, shape):
-    """`pooled`; ValueError for a window with holes, too."""
+    """Return the result of `pooled`; also raise ValueError for a window with dilation."""
     if isinstance(window, Window) and window.dilation != (1, 1):
         raise ValueError(f"{op}: average pooling does not support dilation {window.dilation}")
     return pooled(op, window, shape)

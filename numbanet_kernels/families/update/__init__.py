@@ -1,4 +1,6 @@
-"""Updates of parameters, dense, packed (`packed`) and lazy (`lazy_sgd`)."""
+"""Updates of parameters by SGD and Adam. A gradient may be dense or packed (`packed`), and SGD may be lazy (`lazy_sgd`): it
+then defers the steps of blocks of a weight that are not read.
+"""
 
 from .cpu import adam_cpu, sgd_cpu
 from .cuda import adam_cuda, sgd_cuda

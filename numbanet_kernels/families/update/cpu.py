@@ -21,8 +21,8 @@ from .packed import check_update
 # negative, so that LLVM vectorises.
 @host_function
 def _spread(spread, spread_class, g, cols, row_index, row_class):
-    """Scatter row `row_index` of g to the buffer `spread`, which holds a row of class `spread_class`; return the class that it
-    holds now, or -1 if the row has no gradient.
+    """Scatter row `row_index` of g to the buffer `spread`, which holds a row of the class `spread_class`. Return the class of
+    the row that the buffer holds now, or -1 if the row has no gradient.
     """
     row_class = row_class if 0 <= row_index < g.shape[0] and row_class < cols.shape[0] else -1
     if row_class != spread_class:
@@ -36,7 +36,7 @@ def _spread(spread, spread_class, g, cols, row_index, row_class):
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4[::1], f4, b1, f4, i8, i8)")
 def _sgd(w, v, g, packed, row_pos, row_class, cols, rates, momentum, nesterov, decay, first, stop):
-    """SGD on the rows first … stop - 1, none of them lazy."""
+    """Make an SGD step for the rows first … stop - 1, without lazy blocks."""
     lr = rates[0]
     spread, spread_class = np.zeros(w.shape[1] + 1, np.float32), -1
     for r in range(first, stop):
@@ -52,7 +52,9 @@ def _sgd(w, v, g, packed, row_pos, row_class, cols, rates, momentum, nesterov, d
 
 @host_function
 def _due(lag, after, current, wanted, due):
-    """List the blocks of a row of blocks that are updated in `due`, and return their number; the others skip one more step."""
+    """Write the blocks of a row of blocks that are updated to `due`, and return how many they are. All other blocks of the row
+    skip one more step.
+    """
     count = 0
     for b in range(lag.size):
         after[b] = lag[b] + 1
@@ -89,7 +91,7 @@ def _sgd_blocks(
     into,
     into_rows,
 ):
-    """SGD on lazy blocks: a current block takes a step with the gradient, one that is only wanted makes the skipped steps."""
+    """SGD on lazy blocks: a current block makes a step with the gradient, a block that is only wanted all skipped steps."""
     lr, packed = rates[0], row_pos.size > 0
     nothing, spread = np.zeros(w.shape[1], np.float32), np.zeros(w.shape[1] + 1, np.float32)
     spread_class, due = -1, np.empty(lag.shape[1], np.int64)
@@ -134,7 +136,7 @@ _ALL = Packing(*(np.zeros(0, np.int32),) * 2, *(np.zeros((1, 0), np.int32),) * 2
 
 
 def _share_rows(update, arrays, g, packing, numbers):
-    """Update the rows of the weight and its state on all threads, none of them lazy; a vector is divided by elements."""
+    """Update the rows of a weight and of its state on all threads, without lazy blocks; a vector is divided by elements."""
     row_pos, row_class, cols, _ = packing or _ALL
     vector = packing is None and arrays[0].shape[0] == 1
     if not threads.worthwhile(arrays[0].size):
@@ -208,7 +210,7 @@ def _adam(w, m, s, g, packed, row_pos, row_class, cols, numbers, first, stop):
 
 
 def adam_cpu(updates, numbers):
-    """w -= lr m' / (sqrt(s') + eps) with bias-corrected m', s', in place"""
+    """w -= lr m' / (sqrt(s') + eps) with bias-corrected m' and s', in place"""
     expect("adam (cpu)", numbers=(numbers, (NUMBERS,)))
     for update in updates:
         check_update("adam (cpu)", update)

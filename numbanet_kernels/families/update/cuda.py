@@ -23,7 +23,7 @@ EACH = 4  # weights a thread; a guess, not tuned on a device
 
 
 def _groups(kind, count):
-    """Numba's type of `count` groups of arguments: each group is a tuple with one argument for each weight of a launch."""
+    """Return Numba's type of `count` groups of arguments; a group is a tuple with one argument for each weight of a launch."""
     return f"UniTuple(UniTuple({kind}, {TOGETHER}), {count})"
 
 
@@ -31,12 +31,12 @@ FIRSTS = f"UniTuple(i4, {TOGETHER})"
 
 
 def _gradient():
-    """A device function; each factory makes its own (`inlined`)."""
+    """Return the device function `gradient`; each factory makes its own (`inlined`)."""
 
     @inlined
     def gradient(w, g, lists, width, g_width, i, r, c, decay):
-        """decay w[i] + the gradient of w[i]. If g_width is -1, g is dense and read at index i; else it is packed, and read at
-        row r and column c of the weight.
+        """Return decay w[i] + the gradient of w[i]. If g_width is -1, g is dense and read at index i; else g is packed and read
+        for row r and column c of the weight.
         """
         index = i
         if g_width >= 0:
@@ -121,7 +121,9 @@ def _adam_kernel():
 
 
 def _lazy_lists(lazy):
-    """(lag, after) and (current, wanted), flat, and (rows of a block or 0, columns of a block, blocks across)"""
+    """Return ((lag, after), (current, wanted)) as flat arrays, and (rows of a block, columns of a block, blocks across). If
+    `lazy` is None, a block has 0 rows.
+    """
     if lazy is None:
         return (unread(np.int32),) * 2, (unread(np.bool_),) * 2, (0, 1, 1)
     lag, after, current, wanted = map(flat, lazy[:4])

@@ -1,19 +1,20 @@
-"""Parameter updates in place, each fused into one pass over the weight; g is the gradient, w the weight, t the step (from 1):
+"""Updates of parameters in place, each fused into one pass over the weight. g is the gradient, w the weight, and t the number
+of the step, from 1 on:
 
     sgd    g += decay w;  v = momentum v + g;  w -= lr v        (nesterov: w -= lr (g + momentum v))
     adam   g += decay w;  m = b1 m + (1 - b1) g;  s = b2 s + (1 - b2) g²;
            w -= lr (m / (1 - b1^t)) / (sqrt(s / (1 - b2^t)) + eps)
            decoupled: no decay in g; w *= 1 - lr decay before the step (AdamW; Loshchilov & Hutter 2019, algorithm 2)
 
-as PyTorch computes them. w, v, m, s are (R, C). The gradient is dense (R, C), or packed (`packed`).
+These are the updates of PyTorch. w, v, m and s are (R, C). The gradient is dense (R, C), or packed (`packed`).
 
 If an update has `lazy`, a `layouts.packed.LazyBlocks`, some blocks of w skip the step, and others make the steps that they
-skipped (`lazy_sgd`). If it has `into`, the CPU also writes the wanted blocks of row r, in order, to into.packed[into.rows[r]],
-as many as fit.
+skipped (`lazy_sgd`). If an update has `into`, the CPU also writes the wanted blocks of row r, in order, to
+into.packed[into.rows[r]], as many as fit.
 
-sgd and adam take several weights at once: a list of `SGDUpdate` or `AdamUpdate`; all that are lazy have the same powers. On
-CUDA up to TOGETHER of them are one launch. Numbers that change between steps are in device arrays, so that a recorded update
-can be replayed with other numbers: sgd also accepts lr as an array (1,), and adam takes an array of
+sgd and adam take a list of `SGDUpdate` or `AdamUpdate`, one for each weight; all lazy updates in a list have the same powers.
+On CUDA up to TOGETHER weights are updated by one launch. Numbers that change between steps are in device arrays, so that a
+recorded update can be replayed with other numbers: sgd accepts lr as an array (1,), and adam takes an array of
 `layouts.packed.adam_numbers`.
 """
 
@@ -30,7 +31,7 @@ NUMBERS = 8  # numbers that adam takes
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def sgd_reference(w, v, g, lr, momentum=0.0, nesterov=False, decay=0.0, packing=None):
-    """(w, v) after the step, in float64."""
+    """Return (w, v) after the step, in float64."""
     w, v = np.float64(w), np.float64(v)
     g = unpack_gradient_reference(g, packing, w.shape) + decay * w
     v = momentum * v + g
@@ -38,7 +39,7 @@ def sgd_reference(w, v, g, lr, momentum=0.0, nesterov=False, decay=0.0, packing=
 
 
 def adam_reference(w, m, s, g, lr, beta1, beta2, eps, step, decay=0.0, decoupled=False, packing=None):
-    """(w, m, s) after the step, in float64."""
+    """Return (w, m, s) after the step, in float64."""
     w, m, s = np.float64(w), np.float64(m), np.float64(s)
     g = unpack_gradient_reference(g, packing, w.shape) + (0 if decoupled else decay * w)
     w = w * (1 - lr * decay) if decoupled else w
@@ -47,7 +48,9 @@ def adam_reference(w, m, s, g, lr, beta1, beta2, eps, step, decay=0.0, decoupled
 
 
 def sgd_lazy_reference(w, v, g, lr, momentum, nesterov, decay, packing, lazy):
-    """(w, v, after) after the step, in float64: current blocks step with g, wanted blocks make all missed steps without g."""
+    """Return (w, v, after) after the step, in float64: current blocks make the step with g, and blocks that are only wanted
+    make all skipped steps with gradient 0.
+    """
     lag, (height, width) = lazy.lag, lazy.block
     new_w, new_v, after = np.array(w, np.float64), np.array(v, np.float64), np.array(lag) + 1
     g = unpack_gradient_reference(g, packing, w.shape)

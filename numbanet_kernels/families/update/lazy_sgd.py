@@ -1,16 +1,18 @@
-"""Lazy SGD: blocks of a weight skip steps and later make all of them at once.
+"""Lazy SGD: blocks of a weight w skip steps, and later make all skipped steps at once.
 
-A step without a gradient is linear, (w, v) -> M (w, v). So sgd (`family`) can skip it while the block is not read, and later
-replace k such steps by M^k. If an update has `lazy`, a `layouts.packed.LazyBlocks`, w is divided into U x B blocks:
+With a gradient of zero, a step of sgd (`family`) is a linear map of an element w and its velocity v: (w, v) -> M (w, v), where
+M is a 2 x 2 matrix. So sgd can skip the steps of a block while nothing reads the block, and later replace k steps by M^k.
+If an update has `lazy`, a `layouts.packed.LazyBlocks`, w is divided into U x B blocks:
 
-    lag (U, B)       int32, number of steps that each block has skipped
-    after (U, B)     int32, the same after this step: the update writes it
-    current (U, B)   bool, blocks wanted for this step: they are up to date and take the step with g
-    wanted (U, B)    bool, blocks that are read before the next step: they catch up; all others skip this step
-    powers (K, 4)    float32, M^0, M^1, …, row by row (`sgd_powers`); lag + 1 is less than K everywhere
-    block            (rows, columns) of a block; those at the far edges may be cut off
+    lag (U, B)       int32: the number of steps that each block has skipped
+    after (U, B)     int32: the same number after this step; the update writes it
+    current (U, B)   bool: the block was wanted for this step, so it is up to date; it makes the step with the gradient g
+    wanted (U, B)    bool: the block is read before the next step, so it makes all skipped steps now
+    powers (K, 4)    float32: row k holds the elements of M^k, row by row (`sgd_powers`); lag + 1 < K in every block
+    block            (rows, columns) of a block; blocks at the far edges may be smaller
 
-    settle           (w, v) -> M^lag (w, v) in every block
+A block that is neither current nor wanted skips this step. The operation `sgd_settle` maps (w, v) to M^lag (w, v) in every
+block.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from .packed import check_update
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def sgd_powers_reference(count, lr, momentum=0.0, nesterov=False, decay=0.0):
-    """(count, 4): M^0, M^1, … row by row; M is the step (w, v) -> M (w, v) of sgd with g = 0."""
+    """Return an array (count, 4) whose row k holds the elements of M^k, row by row; the 2 x 2 matrix M is defined by a step of
+    sgd with gradient 0: (w, v) -> M (w, v).
+    """
     v = np.array([decay, momentum])
     ahead = np.array([decay, 0.0]) + momentum * v if nesterov else v
     step = np.array([[1.0, 0.0] - lr * ahead, v])
@@ -39,7 +43,7 @@ def sgd_powers_reference(count, lr, momentum=0.0, nesterov=False, decay=0.0):
 
 
 def sgd_settle_reference(w, v, lazy):
-    """(w, v) after the skipped steps of each block, in float64."""
+    """Return (w, v), in float64, after each block has made its skipped steps."""
     steps = np.kron(lazy.lag, np.ones(lazy.block, int))[: w.shape[0], : w.shape[1]]
     ww, wv, vw, vv = np.moveaxis(np.float64(lazy.powers)[steps], -1, 0)
     return ww * w + wv * v, vw * w + vv * v
@@ -52,7 +56,10 @@ def lazy_pays_cpu(elements):
 
 
 def sgd_powers_cpu(count, lr, momentum=0.0, nesterov=False, decay=0.0):
-    """M^0, M^1, … row by row; M is the step (w, v) -> M (w, v) of sgd with g = 0"""
+    """powers[k] = the elements of M^k, row by row, for k = 0 … count - 1.   powers (count, 4)
+
+    The 2 x 2 matrix M is defined by a step of sgd with gradient 0: (w, v) -> M (w, v).
+    """
     return sgd_powers_reference(count, lr, momentum, nesterov, decay).astype(np.float32)
 
 
@@ -71,7 +78,7 @@ def _settle(w, v, lag, powers, height, width):
 
 
 def sgd_settle_cpu(w, v, lazy):
-    """(w, v) -> M^lag (w, v) in every block, in place: all steps that `sgd` skipped"""
+    """(w, v) -> M^lag (w, v) in every block, in place: each block makes all steps that `sgd` skipped"""
     check_update("sgd_settle (cpu)", SGDUpdate(w, v, w, lazy=lazy))
 
     def work(part):
@@ -116,7 +123,7 @@ def sgd_settle_cuda(w, v, lazy):
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def lazy_example(a, O, I, block=(9, 20)):
-    """The state of a weight in blocks: some current, some wanted, some neither."""
+    """Return the `LazyBlocks` of a weight (O, I): some blocks are current, some are wanted, and some are neither."""
     blocks = tuple(map(ceil_div, (O, I), block))
     current, wanted, lag = a.indices(2, *blocks) == 0, a.indices(2, *blocks) == 0, a.indices(3, *blocks) + np.int32(1)
     lag, after = np.where(current, np.int32(0), lag), np.zeros_like(lag)

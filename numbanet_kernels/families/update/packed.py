@@ -1,16 +1,17 @@
-"""Gradients, the arguments of updates: dense, (R, C) like the weight, or packed: only the rows and columns that a plan keeps.
+"""Gradients are arguments of updates. A gradient is dense, with the shape (R, C) of the weight, or packed: a packed gradient g
+holds only the rows and columns that a plan keeps.
 
-A packed gradient g comes with a `layouts.packed.Packing` of int32 arrays:
+A packed gradient comes with a `layouts.packed.Packing` of int32 arrays. All rows of the weight with the same list of kept
+columns form a class; there are L classes, and a list has up to K columns:
 
-    row_pos (R,)     row of g that holds row r of the weight, or -1: no gradient
-    row_class (R,)   index of the column list of row r
-    cols (L, K)      column of w of the k-th value in a row of class l, increasing, or -1: padding
-    col_pos (L, C)   its inverse: column of g that holds column c in a row of class l, or -1: no gradient
+    row_pos (R,)     the row of g that holds row r of the weight; -1 if row r has no gradient
+    row_class (R,)   the class of row r
+    cols (L, K)      the k-th kept column of class l, increasing; -1 is padding
+    col_pos (L, C)   the column of g that holds column c in a row of class l; -1 if column c has no gradient
 
-    unpack_gradient   dense[r, c] = g[row_pos[r], col_pos[row_class[r], c]] if both are >= 0, else 0
+    unpack_gradient   dense[r, c] = g[row_pos[r], col_pos[row_class[r], c]] if both positions are >= 0, else 0
     packed_squares    the sum of g[row_pos[r], k]^2 over all r and k with row_pos[r] >= 0 and cols[row_class[r], k] >= 0;
-    padding
-                      of g is uninitialised and is not summed
+                      the padding of g is uninitialised and is not summed
 
 `check_update`, `packing` and `unread` serve the update kernels (`family` describes weights, states and lazy blocks).
 """
@@ -56,7 +57,7 @@ LARGEST = 2**31 - 2**16  # elements of a weight, so that indices of elements fit
 
 
 def _expected(packing):
-    """The arrays of a packing, with shapes and types for `expect`, of a gradient (G, K) of a weight (R, C)."""
+    """Return a dict of the arrays of a packing, with shapes and types for `expect`: a gradient (G, K) of a weight (R, C)."""
     shapes = ("R",), ("R",), ("L", "K"), ("L", "C")
     return {name: (array, shape, INT32) for name, array, shape in zip(Packing._fields, packing, shapes, strict=True)}
 
@@ -96,7 +97,7 @@ def check_update(op, update):
 
 
 def _fits(update, packing):
-    """Fast path: True if an update without lazy blocks is well-formed. If not, `check_update` writes the error."""
+    """Return True, in little time, if an update without lazy blocks is well-formed; if not, `check_update` finds the error."""
     try:
         states, g = update[: update._fields.index("g")], update.g
         rows, cols = shape = states[0].shape
@@ -132,7 +133,7 @@ def _check_gradient(op, g, packing, shape):
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
 def unpack_gradient_cpu(g, packing, shape):
-    """The dense gradient: dense[r, c] = g[row_pos[r], col_pos[row_class[r], c]] if both are >= 0, else 0"""
+    """dense[r, c] = g[row_pos[r], col_pos[row_class[r], c]] if both positions are >= 0, else 0"""
     _check_gradient("unpack_gradient (cpu)", g, packing, shape)
     row_pos, row_class, _, col_pos = packing
     dense = empty_cpu(shape)
@@ -147,7 +148,7 @@ def unpack_gradient_cpu(g, packing, shape):
 
 @host_kernel("void(f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], f4[:, ::1], i8, i8)")
 def _unpack(g, row_pos, row_class, col_pos, dense, first, stop):
-    """The rows first … stop - 1; 0 if a position is outside g."""
+    """Compute the rows first … stop - 1 of `dense`; an element is 0 if its position is outside g."""
     for r in range(first, stop):
         out, position, kind = dense[r], row_pos[r], row_class[r]
         if 0 <= position < g.shape[0] and 0 <= kind < col_pos.shape[0]:
@@ -161,7 +162,7 @@ def _unpack(g, row_pos, row_class, col_pos, dense, first, stop):
 
 @host_kernel("void(f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], f8[::1], i8, i8)")
 def _row_squares(g, row_pos, row_class, cols, sums, first, stop):
-    """sums[r] for the rows first … stop - 1"""
+    """sums[r] = the sum of the squares of row r, for the rows first … stop - 1"""
     for r in range(first, stop):
         total = float32(0)
         if 0 <= row_pos[r] < g.shape[0] and 0 <= row_class[r] < cols.shape[0]:
@@ -227,12 +228,14 @@ def _squaring():
 
 @device_cache(maxsize=16)
 def unread(dtype, axes=1):
-    """A placeholder for an array argument that the kernel does not read."""
+    """Return a placeholder for an array argument that the kernel does not read."""
     return to_device(np.zeros((1,) * axes, dtype))
 
 
 def packing(w, g, packed_as):
-    """(row_pos, row_class, col_pos), flat, and (columns of w, columns of a packed gradient or -1 for a dense one)"""
+    """Return ((row_pos, row_class, col_pos) as flat arrays, (columns of w, columns of the packed gradient)); for a dense
+    gradient the last number is -1.
+    """
     if packed_as is None:
         return (unread(np.int32),) * 3, (w.shape[1], -1)
     row_pos, row_class, _, col_pos = packed_as
@@ -256,7 +259,7 @@ def packed_squares_cuda(g, packing):
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def packed_example(a, O, I):
-    """A gradient of every third row and every second column of a weight (O, I), and its packing."""
+    """Return a gradient of every third row and every second column of a weight (O, I), and its packing."""
     (row_pos, rows), (col_pos, cols) = (
         (np.where(np.isin(np.arange(n), indices), np.arange(n) // step, -1).astype(np.int32), indices.astype(np.int32))
         for n, step, indices in ((O, 3, np.arange(1, O, 3)), (I, 2, np.arange(0, I, 2)))
