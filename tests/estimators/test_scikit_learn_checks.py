@@ -5,7 +5,6 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from numbanet import Net, NetRegressor
 
-
 LEFT_OUT = "check_array_api_input", "check_classifiers_multilabel_output_format_decision_function"
 FEW = 5  # epochs, for what does not ask how well an estimator learns
 
