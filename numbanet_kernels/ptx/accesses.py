@@ -39,7 +39,13 @@ def address_reader(program: Program, operand: Address) -> Callable[[Wave], np.nd
     """Return a function that maps a wave to the int64 addresses of its running threads."""
     wide = operand.base in program.registers and program.registers[operand.base].endswith("32")
     read: Values = reader(program, operand.base, "u32" if wide else "s64")
-    return lambda wave: np.broadcast_to(read(wave), wave.count)[wave.lanes].astype(np.int64) + operand.offset
+    return lambda wave: running(wave, read).astype(np.int64) + operand.offset
+
+
+def running(wave: Wave, read: Values) -> np.ndarray:
+    """What the running threads read: a value for each thread, or one for all of them."""
+    values = read(wave)
+    return values[wave.lanes] if np.ndim(values) else np.full(wave.lanes.size, values)
 
 
 def _load_parameter(program: Program, i: Instruction) -> Callable[[Wave], None]:
@@ -81,7 +87,7 @@ def _store(program: Program, i: Instruction) -> Callable[[Wave], None]:
     def run(wave: Wave) -> None:
         found = wave.find(i, space, at(wave), total, wave.lanes, writing=True, atomic=strong)
         for k, r in enumerate(read):
-            values = np.broadcast_to(r(wave), wave.count)[wave.lanes].view(A.BITS[width])
+            values = running(wave, r).view(A.BITS[width])
             for store, chosen, offset in found:
                 store.write(offset + k * width, values[chosen], width)
 

@@ -87,9 +87,7 @@ class Shadow:
         at, parts = offset // self.unit, width // self.unit
         if parts == 1:
             return at, who
-        return (at + np.arange(parts)[:, None]).ravel(), Who(
-            *(np.tile(part, parts) for part in (who.codes, who.epochs, who.warp_epochs))
-        )
+        return (at + np.arange(parts)[:, None]).ravel(), Who(*(np.concatenate((part,) * parts) for part in who))
 
     def _note(self, kind: str, at: np.ndarray, who: Who) -> None:
         if kind not in self.last:

@@ -26,8 +26,20 @@ def other(request):
     return request.param
 
 
-@pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", TileDropout(0.5, tile=4)])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def in_turn(dropouts):
+    """Each way to drop with two optimisers, each optimiser with several ways to drop; what is left of their pairs is long."""
+    return pytest.mark.parametrize(
+        "optimizer, dropout",
+        [
+            pytest.param(optimizer, dropout, marks=pytest.mark.long if (i + j) % 3 == 2 else ())
+            for i, optimizer in enumerate(["sgd", "adam", "adamw"])
+            for j, dropout in enumerate(dropouts)
+        ],
+        ids=str,
+    )
+
+
+@in_turn(["none", "bernoulli", "rdp", TileDropout(0.5, tile=4)])
 @pytest.mark.slow
 def test_net_on_cuda_equals_net_on_the_cpu(rng, other, dropout, optimizer):
     x, y = rng.standard_normal((14, 6)), np.arange(14) % 3
@@ -91,8 +103,7 @@ def test_layers_and_nets_move_between_devices(rng, other):
 
 
 @pytest.mark.skipif("emulated" not in OTHERS, reason="needs NVVM")
-@pytest.mark.parametrize("dropout", ["none", "rdp", TileDropout(0.5, dp_max=2, tile=8)], ids=str)
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@in_turn(["none", "rdp", TileDropout(0.5, dp_max=2, tile=8)])
 def test_a_step_is_at_most_fourteen_launches(rng, dropout, optimizer):
     """Two hidden layers: batch, three layers, loss, its sum, answers; three gradients of weights, two of activations; an
     update. Tiles meet their features shuffled."""

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from tests.mutants import Mutant, listed, outcome
+from tests.mutants import ROOT, Mutant, listed, outcome
 
 CASES = {
     "killed": Mutant("part.py", "test_part.py", "a + b", "a - b"),
@@ -40,5 +40,5 @@ def test_a_text_that_is_not_there_once_is_refused(checkout, old, times):
         Mutant("part.py", "test_part.py", old, "pass").applied(checkout)
 
 
-def test_the_list_can_be_read():
-    assert all(mutant.file.endswith(".py") and mutant.old != mutant.new for mutant in listed())
+def test_what_the_list_replaces_is_there():
+    assert all(mutant.file.endswith(".py") and mutant.applied(ROOT) for mutant in listed())

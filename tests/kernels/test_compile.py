@@ -8,7 +8,7 @@ import re
 import pytest
 
 from numbanet_kernels import cuda  # noqa: F401  whose operations have the kernels
-from numbanet_kernels.runtime import declare
+from numbanet_kernels.runtime import declare, emulation
 from tests.kernels.assembly import PROBLEM, assembled
 
 CARDS = [(7, 5), (8, 0), (9, 0), (10, 0)]
@@ -28,11 +28,17 @@ def registers():
         print(name.ljust(44), *(str(counts.get(card, "")).rjust(7) for card in CARDS))
 
 
-@pytest.mark.parametrize(
-    "place, card",
-    [(place, card) for place, kernel in enumerate(KERNELS) for card in CARDS if card >= kernel.least],
-    ids=lambda x: f"sm_{x[0]}{x[1]}" if isinstance(x, tuple) else f"{KERNELS[x].family}-{KERNELS[x].__name__}-{x}",
-)
+def pairs():
+    """Each kernel with each card that has its instructions. Half of them are long; the others are the emulated card, for which
+    it is compiled anyway, and one of the others, in turn."""
+    for place, kernel in enumerate(KERNELS):
+        others = [card for card in CARDS if card >= kernel.least and card != emulation.EMULATED]
+        for card in (emulation.EMULATED, *others):
+            marks = () if card in (emulation.EMULATED, others[place % len(others)]) else pytest.mark.long
+            yield pytest.param(place, card, id=f"{kernel.family}-{kernel.__name__}-{place}-sm_{card[0]}{card[1]}", marks=marks)
+
+
+@pytest.mark.parametrize("place, card", list(pairs()))
 def test_assembles(place, card, registers):
     kernel = KERNELS[place]
     assert not DOUBLE_PRECISION.search(kernel.ptx(card)), "float64 arithmetic in a kernel: a constant without float32(...)?"

@@ -1,6 +1,7 @@
 """Gates on compiled kernels, where no card tells: what the inner loop of the product is made of, registers, memory traffic."""
 
 import collections
+import itertools
 import os
 import re
 import subprocess
@@ -41,12 +42,20 @@ def loop_of(kind, sass):
     return max(loops, key=lambda loop: (sum(name.split(".")[0] == kind for name in loop), -len(loop)))
 
 
-CARD = pytest.mark.parametrize("card", CARDS, ids=lambda card: f"sm_{card[0]}{card[1]}")
-READ = pytest.mark.parametrize("a_along_k, b_along_k", ALONG)
-PRODUCTS = pytest.mark.parametrize(
-    "inner, a_along_k, b_along_k", [(True, True, True), (True, True, False), (False, False, False)]
-)
-SUMMED = pytest.mark.parametrize("summed", [False, True])
+PRODUCTS = [(True, True, True), (True, True, False), (False, False, False)]  # inner, a_along_k, b_along_k
+
+
+def on_cards(names, variants):
+    """Each variant on both cards, of which one in turn is long: each value of each parameter is met on each card."""
+    return pytest.mark.parametrize(
+        f"{names}, card",
+        [
+            pytest.param(*variant, card, marks=pytest.mark.long if (sum(variant) + place) % 2 else ())
+            for variant in variants
+            for place, card in enumerate(CARDS)
+        ],
+        ids=lambda x: f"sm_{x[0]}{x[1]}" if isinstance(x, tuple) else None,
+    )
 
 
 def inner_loop(kernel, kind, card):
@@ -61,8 +70,7 @@ def inner_loop(kernel, kind, card):
     return loop, kinds
 
 
-@CARD
-@pytest.mark.parametrize("a_along_k, b_along_k, summed", [*((*along, False) for along in ALONG), (False, False, True)])
+@on_cards("a_along_k, b_along_k, summed", [*((*along, False) for along in ALONG), (False, False, True)])
 def test_the_inner_loop_multiplies(summed, a_along_k, b_along_k, card):
     """At least 85 % of the instructions are fused multiply-adds, and shared memory is read 16 bytes at once, apart from what is
     summed."""
@@ -72,8 +80,7 @@ def test_the_inner_loop_multiplies(summed, a_along_k, b_along_k, card):
     assert kinds["LDGSTS"] == 16
 
 
-@CARD
-@PRODUCTS
+@on_cards("inner, a_along_k, b_along_k", PRODUCTS)
 def test_the_inner_loop_of_tiles_multiplies(inner, a_along_k, b_along_k, card):
     """Though rows and columns are looked up."""
     loop, kinds = inner_loop(cuda_grouped._grouped(inner, 128, a_along_k, b_along_k), "FFMA", card)
@@ -81,19 +88,14 @@ def test_the_inner_loop_of_tiles_multiplies(inner, a_along_k, b_along_k, card):
     assert sum(name.startswith("LDS.128") for name in loop) == 64 and kinds["LDGSTS"] == 16
 
 
-@CARD
-@READ
-@SUMMED
-@pytest.mark.parametrize("passes", [3, 1])
+@on_cards("passes, summed, a_along_k, b_along_k", itertools.product([3, 1], [False, True], [False, True], [False, True]))
 def test_tensor_cores_multiply(passes, summed, a_along_k, b_along_k, card):
     """32 products of fragments a k-tile and pass, and each number is loaded once by a thread."""
     _, kinds = inner_loop(gemm_block._block(128, a_along_k, b_along_k, passes, summed), "HMMA", card)
     assert kinds["HMMA"] == 32 * passes and kinds["LDS"] <= 48 + 8 * summed and kinds["LDGSTS"] == 16
 
 
-@CARD
-@PRODUCTS
-@pytest.mark.parametrize("passes", [3, 1])
+@on_cards("passes, inner, a_along_k, b_along_k", [(passes, *product) for passes in (3, 1) for product in PRODUCTS])
 def test_tensor_cores_multiply_tiles(passes, inner, a_along_k, b_along_k, card):
     _, kinds = inner_loop(cuda_grouped._grouped(inner, 128, a_along_k, b_along_k, passes), "HMMA", card)
     assert kinds["HMMA"] == 32 * passes

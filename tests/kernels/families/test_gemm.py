@@ -66,21 +66,21 @@ def test_every_cuda_version(rng, on_cuda, put, get, version, tile, ta, tb):
     version_equals_reference(rng, put, get, version, tile, ta, tb)
 
 
-@pytest.mark.parametrize("version, tile", [("block", 64), ("block", 128), ("tensor", None)])
-@pytest.mark.parametrize("ta, tb", FLAGS)
+def by_halves(ways, half):
+    """Each way to multiply with either layout of A and either of B, and each pair of layouts; the other half is long."""
+    return [
+        pytest.param(*way, *flags, marks=pytest.mark.long if (i + sum(flags)) % 2 != half else ())
+        for i, way in enumerate(ways)
+        for flags in FLAGS
+    ]
+
+
+@pytest.mark.parametrize("version, tile, ta, tb", by_halves([("block", 64), ("block", 128), ("tensor", None)], 1))
 def test_every_version_for_newer_cards(rng, from_8_0, put, get, version, tile, ta, tb):
     version_equals_reference(rng, put, get, version, tile, ta, tb)
 
 
-# each way to multiply with either layout of A and either of B, and each pair of layouts; the other half is long
-SHARED = [
-    pytest.param(*way, *flags, marks=pytest.mark.long if (i + sum(flags)) % 2 else ())
-    for i, way in enumerate([(64, 0), (128, 0), (128, 3)])
-    for flags in FLAGS
-]
-
-
-@pytest.mark.parametrize("tile, passes, ta, tb", SHARED)
+@pytest.mark.parametrize("tile, passes, ta, tb", by_halves([(64, 0), (128, 0), (128, 3)], 0))
 def test_blocks_share_a_product_along_k(rng, from_8_0, put, get, ta, tb, tile, passes):
     """And the sums of A's rows; the same bits each time, as the order in which blocks are done does not matter."""
     (m, n, k), results = (70, 66, 100), []

@@ -5,6 +5,7 @@ import pytest
 
 from numbanet_kernels import ptx
 from numbanet_kernels.runtime import availability, declare, emulation
+from tests.kernels.ptx.handwritten import run
 
 pytestmark = pytest.mark.skipif(availability.nvvm_problem() is not None, reason=str(availability.nvvm_problem()))
 cuda = declare.cuda
@@ -180,3 +181,19 @@ def test_strong_reads_race_with_plain_writes_alone(others):
     else:
         with pytest.raises(ptx.PtxError, match="race: written here, and looked at by thread 0 with no barrier between"):
             ptx.run(program, *arguments)
+
+
+def test_each_word_of_a_wide_access_is_its_threads():
+    """Threads that write their own word, then both of their own words at once, and read one of them, do not race."""
+    y = np.zeros(64, np.uint32)
+    run(
+        """
+        mul.wide.u32 %rd30, %r0, 8;
+        add.s64 %rd31, %rd0, %rd30;
+        st.global.u32 [%rd31], 7;
+        st.global.v2.u32 [%rd31], {%r0, %r0};
+        ld.global.u32 %r1, [%rd31+4];
+        """,
+        y,
+    )
+    np.testing.assert_array_equal(y, np.arange(32).repeat(2))
