@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-LAYERS, RATE, EPOCHS, LEARNING_RATE = (1024, 1024), 0.5, 40, 0.02
+LAYERS, RATE, EPOCHS = (1024, 1024), 0.5, 40
+SETTINGS: dict[str, Any] = {"learning_rate": 0.02, "learning_rate_schedule": "linear", "random_state": 0, "verbose": 1}
 TRAIN = 900  # samples; the others are for the test
 WRONG = 0.2  # share of the training labels that are replaced by random ones
 
@@ -49,17 +51,7 @@ def run(
     for name, policy in POLICIES.items():
         if policy.kind == "patches":  # for convolutions
             continue
-        net = Net(
-            layers,
-            dropout=name,
-            dropout_rate=RATE,
-            epochs=epochs,
-            learning_rate=LEARNING_RATE,
-            learning_rate_schedule="linear",
-            device=device,
-            random_state=0,
-            verbose=1,
-        )
+        net = Net(layers, dropout=name, dropout_rate=RATE, epochs=epochs, device=device, **SETTINGS)
         try:
             histories[name] = net.fit(X, y, validation=(X_test, y_test)).history_
         except KeyboardInterrupt:
