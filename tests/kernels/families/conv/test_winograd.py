@@ -132,7 +132,7 @@ def test_a_recording_computes_the_same(case, threads):
         equal(tape.result, work())
 
 
-@pytest.mark.parametrize("images, m, y_error, dw_error", [((16, 8, 8, 512), 4, 1e-5, 3e-6), ((64, 2, 2, 512), 2, 2e-6, 1e-6)])
+@pytest.mark.parametrize("images, m, y_error, dw_error", [((16, 8, 8, 512), 4, 4e-6, 3e-6), ((64, 2, 2, 512), 2, 1e-6, 1e-6)])
 def test_errors_of_512_channels_are_those_that_the_module_states(rng, images, m, y_error, dw_error):
     """Relative to the largest element of a result."""
     x, w = rng.standard_normal(images).astype(np.float32), rng.standard_normal((512, 512, 3, 3)).astype(np.float32)
