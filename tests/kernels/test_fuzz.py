@@ -177,6 +177,10 @@ def prepared(dev):
             yield Example("conv2d_grad", (slopes, images, weight, window), {"where": slopes, "scale": 2.0, **thinned})
         yield Example("conv2d", (a(2, 5, 4, 4), *grouped), {"rows": few})
         yield Example("conv2d_grad", (a(2, 3, 4, 4), a(2, 5, 4, 4), *grouped), {"wants_dx": False})
+    if dev.__name__.endswith(".cpu"):  # enough channels for Winograd's filtering
+        images, weight, window, slopes = a(17, 6, 6, 40), a(33, 40, 3, 3), Window((3, 3), (1, 1), (1, 1)), a(17, 6, 6, 33)
+        yield Example("conv2d", (images, weight, window), {"bias": a(33), "relu": True})
+        yield Example("conv2d_grad", (slopes, images, weight, window), {"where": slopes, "scale": 2.0})
     lag, current = dev.upload(np.zeros(pattern.grid, np.int32)), dev.upload(np.ones(pattern.grid, np.bool_))
     lazy = LazyBlocks(lag, lag, current, dev.upload(kept_tiles(pattern)), dev.sgd_powers(8, 0.1, 0.9), (4, 4))
     yield Example("sgd", ([SGDUpdate(w, a(O, I), a(O, I), None, lazy, dev.tile_room(pattern))], 0.1, 0.9), {})

@@ -14,30 +14,33 @@ from .test_recorded_steps import equal, replays  # noqa: F401  a fixture
 DIRECT, GATHERED, SHAPE = 70, 14, (2, 13, 13)  # samples: of those in a batch so many, images are convolved side by side
 
 
-def layers(norm, pool):
-    """Two convolutions, with and without padding, the second by joined positions where patches are gathered."""
-    norms = [BatchNorm2d(6)] if norm else []
+def layers(norm, pool, wide):
+    """Two convolutions, with and without padding, the second by joined positions where patches are gathered; if `wide`, by
+    Winograd's filtering.
+    """
+    first, second = (32, 40) if wide else (6, 8)
+    norms = [BatchNorm2d(first)] if norm else []
     pools = [AvgPool2d(2), MaxPool2d(2)] if pool == "avg" else [MaxPool2d(2), MaxPool2d(2, stride=1)]
     return [
-        Conv2d(2, 6, 3, padding=1, rng=0),
+        Conv2d(2, first, 3, padding=1, rng=0),
         *norms,
         ReLU(),
         pools[0],
-        Conv2d(6, 8, 3, rng=1),
+        Conv2d(first, second, 3, rng=1),
         ReLU(),
         pools[1],
         Flatten(),
-        Linear(8 * (4 if pool == "avg" else 9), 12, rng=2),
+        Linear(second * (4 if pool == "avg" else 9), 12, rng=2),
         ReLU(),
         Linear(12, 3, rng=3),
     ]
 
 
-def fit(batch_size=GATHERED, norm=True, pool="max", optimizer="adam", **options):
+def fit(batch_size=GATHERED, norm=True, pool="max", wide=False, optimizer="adam", **options):
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((2 * batch_size + 9, *SHAPE), np.float32), np.arange(2 * batch_size + 9) % 3
     return Net(
-        layers(norm, pool),
+        layers(norm, pool, wide),
         batch_size=batch_size,
         random_state=0,
         optimizer=optimizer,
@@ -55,6 +58,7 @@ def alone(monkeypatch, **options):
 OPTIONS = {
     "gathered": {},
     "side by side": {"batch_size": DIRECT},
+    "winograd": {"batch_size": DIRECT, "wide": True},
     "averages": {"pool": "avg", "norm": False, "optimizer": "sgd"},
     "bernoulli": {"dropout": BernoulliDropout(0.3), "batch_size": DIRECT},
     "positions": {"dropout": RowSensitiveDropout(0.4)},

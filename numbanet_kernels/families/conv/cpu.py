@@ -1,5 +1,5 @@
-"""Convolutions on the CPU: `choose` decides which results are computed directly (`cpu_direct`); the others are computed from
-gathered patches (`cpu_im2col`).
+"""Convolutions on the CPU: `choose` decides whether results are computed by Winograd's filtering (`cpu_winograd`), and if not,
+which are computed directly (`cpu_direct`); the others are computed from gathered patches (`cpu_im2col`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ...host import threads
 from ...layouts.windows import Blocks, Positions as Listed, Window
 from ...runtime.declare import tape
-from . import cpu_direct, cpu_im2col
+from . import cpu_direct, cpu_im2col, cpu_winograd
 from .cpu_direct import Positions, Sight
 from .family import check
 
@@ -25,8 +25,9 @@ class Plan(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The results to compute directly, with one image per lane of a vector.
+    """How results are computed: all by Winograd's filtering, or some directly, with one image per lane of a vector.
 
+    winograd : True if all results are computed by Winograd's filtering
     sight : geometry of the pixels that positions read; None if nothing is computed directly
     lists : the positions that tiles of images compute; None if the images of a tile keep different positions, or if
         threads cannot share the tiles equally
@@ -34,6 +35,7 @@ class Choice(NamedTuple):
     dx : "convolved", as a convolution of dz, "spread", each gradient added to the pixels that its position reads, or ""
     """
 
+    winograd: bool = False
     sight: Sight | None = None
     lists: Positions | None = None
     y: bool = False
@@ -42,9 +44,13 @@ class Choice(NamedTuple):
 
 
 def choose(window: Window, shape: tuple[int, ...], plan: Plan) -> Choice:
-    """The results that are faster to compute directly than from gathered patches, for images and outputs (N, H, W, C, O)."""
+    """The fastest choice for images and outputs (N, H, W, C, O)."""
     *images, outs = shape
-    if plan.groups > 1 or plan.blocks is not None or not cpu_direct.suits(window, images, outs):
+    if plan.groups > 1 or plan.blocks is not None:
+        return Choice()
+    if plan.rows is None and cpu_winograd.suits(window, images, outs):
+        return Choice(winograd=True)
+    if not cpu_direct.suits(window, images, outs):
         return Choice()
     count, *_, channels = images
     sight = cpu_direct.sight(window, *images[1:])
@@ -58,7 +64,7 @@ def choose(window: Window, shape: tuple[int, ...], plan: Plan) -> Choice:
         dx = "convolved"
     elif sooner and tiled:
         dx = "spread"
-    return Choice(sight, lists, lists is not None, dx, tiled and few)
+    return Choice(False, sight, lists, lists is not None, dx, tiled and few)
 
 
 def _listed(rows):
@@ -96,6 +102,8 @@ def conv2d_cpu(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=No
     plan = _planned(op, x, w, positions, Plan(groups, rows, together, blocks))
     with threads.session():
         choice = choose(window, (*x.shape, len(w)), plan)
+        if choice.winograd:
+            return cpu_winograd.convolved(x, w, window, positions, bias, relu, scale)
         if choice.y:
             return cpu_direct.convolved(choice, x, w, positions, bias, relu, scale)
         return cpu_im2col.convolved(x, w, window, plan, positions, bias, relu, scale)
@@ -108,6 +116,8 @@ def conv2d_grad_cpu(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None
     plan = _planned(op, x, w, positions, Plan(groups, rows, together, blocks))
     with threads.session():
         choice = choose(window, (*x.shape, len(w)), plan)
+        if choice.winograd:
+            return cpu_winograd.gradients(dy, where, x, w, window, scale, wants_dx)
         choice = choice if wants_dx else choice._replace(dx="")
         dx, others = cpu_direct.gradients(choice, dy, where, x, w, window, scale)
         if others is None:

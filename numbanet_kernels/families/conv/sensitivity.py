@@ -19,7 +19,7 @@ from ...layouts.windows import Window
 from ...runtime.declare import cuda, host_function, host_kernel, kernel, kernels
 from ...runtime.expect import INT32, expect
 from ...runtime.launch import launch
-from ...runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, upload_cuda
+from ...runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, full_cpu, upload_cuda
 from . import cpu_im2col_loops as loops
 from .cpu_im2col import padded
 from .family import im2col_reference
@@ -104,6 +104,8 @@ def _count(pixels, channels, geometry, table, rows, height, width, offsets, thre
 def count_large_cpu(x, window, height, width, offsets, threshold):
     """counts[b, q] = the number of sampled values of region (b, q) of A whose magnitude exceeds a threshold"""
     shape, geometry, table = _checked("count_large (cpu)", x, window, height, width, offsets)
+    if not len(offsets):
+        return full_cpu(shape, 0, np.int32)
     counts = empty_cpu(shape, np.int32)
     rows = x.shape[0] * int(geometry[6] * geometry[7])
     x, window = padded(x, window)

@@ -56,7 +56,15 @@ ABREAST = [
     ((34, 13, 20, 2), 5, Window((2, 3), (1, 2), (1, 0), (2, 1)), 1),
     ((32, 6, 6, 30), 3, Window((3, 3), (1, 1), (1, 1)), 1),
 ]
-MANY += [*JOINED, *ABREAST]
+# tiles of 2 and of 4, cut off at both edges, vectors and panels that are not full, each padding
+WINOGRAD = [
+    ((130, 2, 2, 64), 40, Window((3, 3), (1, 1), (1, 1)), 1),
+    ((9, 9, 8, 33), 70, Window((3, 3), (1, 1), (1, 1)), 1),
+    ((55, 5, 7, 50), 27, Window((3, 3)), 1),
+    ((17, 6, 11, 17), 48, Window((3, 3), (1, 1), (2, 0)), 1),
+    ((75, 3, 3, 40), 32, Window((3, 3), (1, 1), (1, 1)), 1),
+]
+MANY += [*JOINED, *ABREAST, *WINOGRAD]
 
 
 def rows(share):

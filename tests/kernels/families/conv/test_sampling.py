@@ -19,6 +19,12 @@ def test_count_large(suffix, put, get, rng, case, height, width):
     assert found.dtype == np.int32
 
 
+def test_without_samples_nothing_is_counted(suffix, put, get):
+    x, offsets = np.ones((2, 5, 4, 3), np.float32), np.zeros((0, 2), np.int32)
+    found = get(getattr(conv, f"count_large_{suffix}")(put(x), Window((3, 3)), 4, 5, put(offsets), 0.5))
+    np.testing.assert_array_equal(found, np.zeros((3, 6), np.int32))
+
+
 @pytest.mark.parametrize(
     "height, width, offsets, message",
     [

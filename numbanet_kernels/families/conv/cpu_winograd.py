@@ -1,0 +1,259 @@
+"""Convolutions on the CPU by Winograd's filtering: conditions, sizes, buffers and threads for `cpu_winograd_loops`.
+
+dx is computed as a convolution of dz by the weight with reversed taps. Results are the same to the last bit for any number of
+threads. If a pixel is infinite or NaN, outputs of its tile that do not read the pixel may be NaN as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...host import threads
+from ...host.simd import aligned
+from ...layouts.windows import Window
+from ...runtime.memory import empty_cpu, full_cpu
+from . import cpu_winograd_loops as loops
+from .cpu_im2col_loops import add_up
+from .cpu_winograd_transforms import PANEL
+
+# measured on two cores of an AMD EPYC against gathered patches and the direct loops
+WIDE = 12  # least ratio of products to channels plus outputs: those are multiplied, these are transformed
+SAVED = 1 << 22  # least number of multiplications that are saved
+NEAR = 80_000  # floats of a thread's v: they stay in the L2 cache
+FAR = 1 << 22  # floats of u from which a thread transforms a panel when it is needed, and of v that it may hold then
+SLICES, LENGTH = 8, 128  # largest number of slices of tiles that are summed separately, and least number of their tiles
+
+
+class Tiling(NamedTuple):
+    """How images are cut into tiles, and these into stretches.
+
+    m : side of a tile's outputs, 2 or 4
+    geometry : sizes for the loops
+    tiles, panels : their numbers
+    far : True if the weight is much larger than the pixels, so that threads share the panels, not the tiles
+    """
+
+    m: int
+    geometry: np.ndarray
+    tiles: int
+    panels: int
+    far: bool
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of a transformed tile."""
+        return (self.m + 2) ** 2
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of the pixels."""
+        return int(self.geometry[3])
+
+    def stretch(self, parts: int) -> int:
+        """The number of tiles of a stretch, if `parts` threads share the stretches."""
+        if self.far:
+            return self.tiles
+        row = loops.row_of(self.channels)
+        most = max(NEAR // (self.elements * row), loops.ROWS)
+        count = -(-self.tiles // most)
+        return -(-self.tiles // (-(-count // parts) * parts))
+
+
+def tile_of(height: int, width: int) -> int:
+    """The side of tiles, 4 or 2, that needs fewer multiplications for this many outputs; 2 if both need as many."""
+    return min((2, 4), key=lambda m: -(-height // m) * -(-width // m) * (m + 2) ** 2)
+
+
+def tiling(images: tuple[int, ...], padding: tuple[int, int], positions: tuple[int, int], outs: int) -> Tiling:
+    """The tiling of outputs at `positions` of images (N, H, W, C) with this padding."""
+    m = tile_of(*positions)
+    down, across = (-(-n // m) for n in positions)
+    tiles, panels, channels = images[0] * down * across, -(-outs // PANEL), images[3]
+    elements = (m + 2) ** 2
+    far = elements * channels * outs >= FAR and elements * tiles * channels <= FAR
+    return Tiling(m, _geometry(m, *images[1:], *padding, down, across, *positions, outs), tiles, panels, far)
+
+
+@functools.lru_cache(maxsize=256)
+def _geometry(*sizes: int) -> np.ndarray:
+    """The sizes as an array, the same one each time: recordings hold its address."""
+    return np.array(sizes)
+
+
+def suits(window: Window, images: tuple[int, ...], outs: int) -> bool:
+    """True if convolving images (N, H, W, C) so is faster than from gathered patches or directly."""
+    count, height, width, channels = images
+    positions = window.positions(height, width)
+    if window._replace(padding=(0, 0)) != Window((3, 3)) or max(window.padding) > 2 or not min(positions):
+        return False
+    m = tile_of(*positions)
+    saved = 9 * math.prod(positions) - math.prod(-(-n // m) for n in positions) * (m + 2) ** 2
+    return channels * outs >= WIDE * (channels + outs) and count * channels * outs * saved >= SAVED
+
+
+class _Rooms(NamedTuple):
+    """A thread's buffers, and the lists of a tile's places and of a stretch's goals."""
+
+    places: Any
+    goals: Any
+    room: Any
+    v: Any
+    s: Any
+
+
+def _rooms(tiles: Tiling, most: int) -> _Rooms:
+    row, plane = loops.row_of(tiles.channels), loops.plane_of
+    return _Rooms(
+        empty_cpu((tiles.elements,), np.int64),
+        empty_cpu((most, tiles.m**2), np.int64),
+        empty_cpu((loops.TAPS * loops.BLOCK, PANEL)),
+        aligned(tiles.elements * plane(most, row)),
+        aligned(tiles.elements * plane(most, PANEL)),
+    )
+
+
+def _panel_floats(tiles: Tiling) -> int:
+    """Floats of u for a panel."""
+    return tiles.elements * loops.plane_of(tiles.channels, PANEL)
+
+
+def _stretches(part, tiles, most):
+    """(first tile, end, first panel, end) of a thread."""
+    if tiles.far:
+        own = part.of(tiles.panels)
+        return 0, tiles.tiles, own.start, own.stop
+    own = part.of(-(-tiles.tiles // most))
+    return own.start * most, min(own.stop * most, tiles.tiles), 0, tiles.panels
+
+
+def _convolved(x, w, turned, tiles, bias, low, scale, y):
+    """y = max(scale the convolution of x by w (O, C, 3, 3) + bias, low); if `turned`, from O to C channels by reversed taps."""
+    matrix, channels = w.reshape(len(w), -1), w.shape[1]
+    flops = 2 * tiles.elements * tiles.tiles * w.shape[0] * channels
+    parts = threads.parts(flops=flops)
+    most = tiles.stretch(parts)
+    rooms = [_rooms(tiles, most) for _ in range(threads.parts(w.size, flops))]
+    zeros, size = full_cpu(tiles.channels, 0.0), _panel_floats(tiles)
+    if tiles.far:
+        u = [aligned(size) for _ in range(parts)]
+    else:
+        u = [aligned(tiles.panels * size)] * parts
+
+        def weigh(part):
+            own = part.of(tiles.panels)
+            loops.weigh(tiles.m, matrix, channels, turned, rooms[part.number].room, u[0], own.start, own.stop)
+
+        threads.share(weigh, w.size)
+
+    def run(part):
+        own = rooms[part.number]
+        loops.forward(
+            tiles.geometry,
+            x.reshape(-1),
+            matrix,
+            turned,
+            scale,
+            bias,
+            low,
+            own.places,
+            own.goals,
+            zeros,
+            own.room,
+            own.v,
+            u[part.number],
+            not tiles.far,
+            own.s,
+            y.reshape(-1),
+            *_stretches(part, tiles, most),
+        )
+
+    threads.share(run, flops=flops)
+    return y
+
+
+def convolved(x, w, window, positions, bias, relu, scale):
+    """y of conv2d"""
+    outs = len(w)
+    tiles = tiling(x.shape, window.padding, positions, outs)
+    bias = full_cpu(outs, 0.0) if bias is None else bias
+    y = empty_cpu((len(x), *positions, outs))
+    return _convolved(x, w, False, tiles, bias, 0.0 if relu else -np.inf, scale, y)
+
+
+def gradients(dy, where, x, w, window, scale, wants_dx):
+    """(dx or None, dw, db) of conv2d_grad"""
+    outs, positions = len(w), dy.shape[1:3]
+    slopes = dy.reshape(-1, outs)
+    dz = dy if where is None else empty_cpu(dy.shape)
+    sums, db = empty_cpu((min(len(dy), SLICES), outs), np.float64), empty_cpu(outs)
+
+    def gate(part):
+        own = part.of(len(sums))
+        gates = slopes if where is None else where.reshape(slopes.shape)
+        loops.gate(slopes, gates, where is not None, dz.reshape(slopes.shape), sums, own.start, own.stop)
+
+    threads.share(gate, dy.size)
+    add_up(sums, db)
+    dw, dx = _weight_gradient(dz, x, w.shape, tiling(x.shape, window.padding, positions, outs), scale), None
+    if wants_dx:
+        behind = tuple(2 - before for before in window.padding)
+        back = tiling(dy.shape, behind, x.shape[1:3], x.shape[3])
+        dx = _convolved(dz, w, True, back, full_cpu(x.shape[3], 0.0), -np.inf, scale, empty_cpu(x.shape))
+    return dx, dw, db
+
+
+def _weight_gradient(dz, x, shape, tiles, scale):
+    """dw of conv2d for a weight of this shape."""
+    dw = empty_cpu(shape)
+    flops, size = 2 * tiles.elements * tiles.tiles * shape[0] * shape[1], tiles.panels * _panel_floats(tiles)
+    parts = threads.parts(flops=flops)
+    slices = 1 if tiles.far else max(min(SLICES, FAR // size, tiles.tiles // LENGTH), 1)
+    most = tiles.stretch(slices)
+    length = -(-tiles.tiles // (most * slices)) * most  # tiles of a slice, of whole stretches
+    slices = -(-tiles.tiles // length)
+    rooms = [_rooms(tiles, most) for _ in range(threads.parts(dw.size, flops))]
+    zeros = full_cpu(max(shape[:2]), 0.0)
+    matrix = dw.reshape(shape[0], -1)
+    sums = aligned(parts, _panel_floats(tiles)) if tiles.far else aligned(slices, size)
+
+    def add(number, terms, *spans):
+        own = rooms[number]
+        loops.gradient(
+            tiles.geometry,
+            x.reshape(-1),
+            dz.reshape(-1),
+            scale,
+            own.places,
+            own.goals,
+            zeros,
+            own.room,
+            own.v,
+            terms,
+            own.s,
+            not tiles.far,
+            matrix,
+            *spans,
+        )
+
+    def run(part):
+        if slices == 1:  # threads share the panels
+            own = part.of(tiles.panels)
+            add(part.number, sums[part.number if tiles.far else 0], 0, tiles.tiles, own.start, own.stop)
+            return
+        own = part.of(slices)
+        for number in range(own.start, own.stop):
+            add(part.number, sums[number], number * length, min((number + 1) * length, tiles.tiles), 0, tiles.panels)
+
+    threads.share(run, flops=flops)
+    if not tiles.far:
+
+        def end(part):
+            own = part.of(tiles.panels)
+            loops.finish(tiles.m, sums, scale, rooms[part.number].room, matrix, own.start, own.stop)
+
+        threads.share(end, dw.size)
+    return dw
