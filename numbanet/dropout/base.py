@@ -207,6 +207,11 @@ class Dropout(abc.ABC):
             None if everything is computed.
         """
 
+    def plans(self, model: Sequential | Tree, rng: np.random.Generator) -> dict[str, Plan]:
+        """The plans of a step, by the path of their site: `plan` of each site, without those that compute everything."""
+        drawn = ((site.path, self.plan(site, rng)) for site in self.sites(model))
+        return {path: plan for path, plan in drawn if plan is not None}
+
     def choose(self, site: Site, x: Tensor, w: Tensor, rng: np.random.Generator) -> Plan | None:
         """Choose the plan of a site during the pass, from the layer's input (images have channels last) and weight. It is
         called if the policy is `data_dependent` and drew no plan for the site.

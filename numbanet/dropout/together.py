@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..arguments import check_count
+from ..plans import UnitWindow, WindowPlan
 from .base import Dropout
 from .patterns import RowDropout
 
@@ -79,6 +80,22 @@ class Together(Dropout):
     def plan(self, site, rng):
         return self.of(site).plan(site, rng)
 
+    def plans(self, model, rng):
+        drawn = super().plans(model, rng)
+        for site in self.sites(model):
+            outputs, own = drawn.get(site.path.replace("recurrent_", "output_")), drawn.get(site.path)
+            if site.kind != "recurrent" or not (isinstance(outputs, WindowPlan) and isinstance(own, WindowPlan)):
+                continue
+            units, rows = site.shape
+            if outputs.n == units and self._output_rate(model, site) == self.rate_of(site):
+                drawn[site.path] = UnitWindow(units, outputs.start, outputs.count, outputs.scale, rows // units)
+        return drawn
+
+    def _output_rate(self, model, site):
+        """The rate of the outputs of the layer with a recurrent site."""
+        path = site.path.replace("recurrent_", "output_")
+        return next(self.rate_of(other) for other in self.sites(model) if other.path == path)
+
     def choose_from_flow(self, site, flow, layer, rng):
         return self.of(site).choose_from_flow(site, flow, layer, rng)
 
@@ -95,6 +112,8 @@ class Together(Dropout):
 
 def recurrent(policy: Dropout, steps: int | None = None) -> Dropout:
     """The same policy for the recurrent input of layers instead of their outputs.
+
+    Of `WindowDropout` at the rate of the outputs' windows, `Together` makes one window for both in each layer.
 
     Parameters
     ----------

@@ -53,8 +53,9 @@ class _Pass(NamedTuple):
         for states, last in zip((self.h, self.c), left):
             self.dev.affine(self.dev.reshape(self.dev.part(states, steps, steps + 1), states.shape[1:]), out=last)
 
-    def backward(self, dy: Any, choice: Any, cell: bool) -> tuple[Any, Any, Any]:
-        """(dz (T N, 4H), dh0, dc0); dz is a `Columns` gradient if the choice of gates is a plan, and overwrites the gates."""
+    def backward(self, dy: Any, choice: Any, cell: bool, active: DeviceAxis | None) -> tuple[Any, Any, Any]:
+        """(dz (T N, 4H), dh0, dc0); dz is a `Columns` gradient if the choice of gates is a plan, or if only the gates `active`
+        have a gradient; it overwrites the gates."""
         dev, (steps, n, width) = self.dev, self.gates.shape
         dc = dev.reshape(dev.copy(dev.part(dy, steps, steps + 1)), dy.shape[1:]) if cell else None
         dy = dev.part(dy, 0, steps)
@@ -63,7 +64,8 @@ class _Pass(NamedTuple):
             return dev.lstm_grad(dy, gates, self.c, self.w, self.units.indices, self.units.scale, self.lengths, dc, **options)
 
         chosen = choice and choice.choose(dev, dy, self.gates, self.c, self.lengths, lambda: run(dev.copy(self.gates))[0])
-        columns: Any = upload_plan(chosen, dev) if isinstance(chosen, AxisPlan) else None  # not cached: it rarely repeats
+        # a chosen plan is not cached, because it rarely repeats
+        columns: Any = upload_plan(chosen, dev) if isinstance(chosen, AxisPlan) else None if choice else active
         options = {"columns": columns.indices} if columns else {"threshold": chosen or 0.0}
         dz, dh0, dc0 = run(self.gates, **options)
         if choice:
@@ -100,6 +102,7 @@ def lstm(
     gates: Any = None,
     cell: bool = False,
     left: list[Any] | None = None,
+    active: DeviceAxis | None = None,
 ):
     """i, f, g, o = sigmoid, sigmoid, tanh, sigmoid of z[t] + h[t-1] w.T;   c[t] = f c[t-1] + i g;   y[t] = h[t] = o tanh c[t]
 
@@ -123,6 +126,8 @@ def lstm(
         Whether y has one more step, which is c[T].
     left : list of two arrays (N, H), optional
         Receive h[T] and c[T], without a gradient; they may be h0 and c0.
+    active : DeviceAxis, optional
+        The gates, of 4H, whose gradients may differ from 0; by default all. Others are not computed, unless `gates` is given.
 
     Raises
     ------
@@ -141,7 +146,7 @@ def lstm(
         forward.copy_last(left)
     y = dev.part(h, 1, steps + 1)
     y = dev.concatenate([y, dev.part(c, steps, steps + 1)], 0) if cell else y
-    back = memoize(lambda dy: forward.backward(dy.dense(dev), gates, cell))
+    back = memoize(lambda dy: forward.backward(dy.dense(dev), gates, cell, active))
     return y, (lambda dy: back(dy)[0], lambda dy: forward.dw(back(dy)[0]), lambda dy: back(dy)[1], lambda dy: back(dy)[2])
 
 

@@ -3,8 +3,8 @@
 from .assigned import Plans, Site
 from .base import AxisPlan, Plan, Region
 from .gates import GateChoice, GatePlan
-from .on_device import DeviceAxis, DeviceBlocks, DevicePlan, DeviceSamples, DeviceTiles, DeviceTimes, on_device
-from .rows import DrawnPlan, IndexPlan, PositionPlan, RowPlan, TimePlan, WindowPlan, repeat_indices
+from .on_device import DeviceAxis, DeviceBlocks, DevicePlan, DeviceSamples, DeviceTiles, DeviceTimes, DeviceUnits, on_device
+from .rows import DrawnPlan, IndexPlan, PositionPlan, RowPlan, TimePlan, UnitWindow, WindowPlan, repeat_indices
 from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, TilePlan
 
@@ -18,6 +18,7 @@ __all__ = [
     "DeviceSamples",
     "DeviceTiles",
     "DeviceTimes",
+    "DeviceUnits",
     "DrawnPlan",
     "GateChoice",
     "GatePlan",
@@ -31,6 +32,7 @@ __all__ = [
     "Site",
     "TilePlan",
     "TimePlan",
+    "UnitWindow",
     "WindowPlan",
     "on_device",
     "repeat_indices",

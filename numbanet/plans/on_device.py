@@ -16,7 +16,7 @@ from numbanet_kernels.layouts.windows import Blocks, Positions
 
 from ..device import Device
 from .base import AxisPlan, Plan
-from .rows import PositionPlan, RowPlan, TimePlan, repeat_indices
+from .rows import PositionPlan, RowPlan, TimePlan, UnitWindow, repeat_indices
 from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, TilePlan
 
@@ -144,6 +144,23 @@ class DeviceAxis(DevicePlan):
         return longer
 
 
+class DeviceUnits(DeviceAxis):
+    """The kept units of a recurrent layer, and the same units in each of its gates."""
+
+    plan: UnitWindow
+
+    @functools.cached_property
+    def lists(self) -> RowLists:
+        return RowLists(*self._parts()[: len(RowLists._fields)])
+
+    @functools.cached_property
+    def gates(self) -> DeviceAxis:
+        """The axis of the gates."""
+        axis = DeviceAxis(self.plan.of_gates, self.device)
+        axis.lists = RowLists(*self._parts()[len(RowLists._fields) :])
+        return axis
+
+
 class DevicePositions(DeviceAxis):
     """The kept rows of a convolution's im2col matrix."""
 
@@ -229,6 +246,7 @@ KINDS = {
     BernoulliPlan: DeviceBits,
     SamplePlan: DeviceSamples,
     PositionPlan: DevicePositions,
+    UnitWindow: DeviceUnits,
     AxisPlan: DeviceAxis,
     TimePlan: DeviceTimes,
     TilePlan: DeviceTiles,
