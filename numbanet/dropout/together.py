@@ -30,6 +30,7 @@ class Together(Dropout):
             raise ValueError(f"Together: each policy must be for another kind of sites, got {kinds}")
         self.policies = policies
         self.rate, self.kind = policies[0].rate, kinds[0]
+        self.shuffle = next((policy.shuffle for policy in policies if policy.shuffle), None)
         self.data_dependent = any(policy.data_dependent for policy in policies)
         self.alike = all(policy.alike or not policy.data_dependent for policy in policies)
 

@@ -138,10 +138,21 @@ class DeviceAxis(DevicePlan):
 
     def repeated(self, times: int) -> DeviceAxis:
         """The axis that has `times` consecutive indices for each index of this one, such as the pixels of a channel."""
-        dev, longer = self.device, DeviceAxis(repeat_indices(self.plan, times), self.device)
+        dev, longer = self.device, repeat_indices(self.plan, times)
         inverse, indices = (dev.repeat_indices(array, times) for array in (self.inverse, self.indices))
-        longer.lists = RowLists(inverse, _one_class(longer.plan.n, dev), indices)
-        return longer
+        return ListedAxis(longer, dev, RowLists(inverse, _one_class(longer.n, dev), indices))
+
+
+class ListedAxis(DeviceAxis):
+    """The kept indices of an axis, with lists that were made from those of another axis."""
+
+    def __init__(self, plan: AxisPlan, dev: Device, lists: RowLists) -> None:
+        super().__init__(plan, dev)
+        self._lists = lists
+
+    @property
+    def lists(self) -> RowLists:
+        return self._lists
 
 
 class DeviceUnits(DeviceAxis):
@@ -156,9 +167,7 @@ class DeviceUnits(DeviceAxis):
     @functools.cached_property
     def gates(self) -> DeviceAxis:
         """The axis of the gates."""
-        axis = DeviceAxis(self.plan.of_gates, self.device)
-        axis.lists = RowLists(*self._parts()[len(RowLists._fields) :])
-        return axis
+        return ListedAxis(self.plan.of_gates, self.device, RowLists(*self._parts()[len(RowLists._fields) :]))
 
 
 class DevicePositions(DeviceAxis):
