@@ -173,7 +173,8 @@ class WindowProduct(Plan):
     """The part of a weight (O, I) that a product reads if its outputs and its inputs each have a `WindowPlan`; None instead of
     a plan keeps the whole axis.
 
-    The blocks of its region are `WIDE` columns of one row, so that an update may defer columns as well as rows.
+    If there are several inputs for each one of their plan, such as the pixels of a channel, they are adjacent. The blocks of
+    its region are `WIDE` columns of one row, so that an update may defer columns as well as rows.
     """
 
     WIDE = 64
@@ -185,7 +186,7 @@ class WindowProduct(Plan):
 
     def _masks(self) -> tuple[np.ndarray, np.ndarray]:
         rows, cols = (np.ones(n, bool) if plan is None else plan.mask() for n, plan in zip(self.shape, (self.rows, self.cols)))
-        return rows, cols
+        return rows, np.repeat(cols, self.shape[1] // max(cols.size, 1))
 
     def mask(self) -> np.ndarray:
         """(O, I) bool, True where read."""
