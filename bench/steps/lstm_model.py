@@ -94,7 +94,7 @@ def policy(dropout: str, rate: float, gates: Any = None) -> Any:
         "batchwise": lambda: BatchwiseDropout(rate),
         "rdp + recurrent rdp": lambda: Together(RowDropout(rate), recurrent(RowDropout(rate))),
         "window": lambda: WindowDropout(rate),
-        "window + recurrent window": lambda: Together(WindowDropout(rate), recurrent(WindowDropout(rate))),
+        "window + recurrent window": lambda: Together(WindowDropout(rate), recurrent(WindowDropout(rate), as_outputs=True)),
     }
     return make[dropout]() if gates is None else Together(make[dropout](), gates)
 

@@ -52,6 +52,9 @@ class WindowDropout(Dropout):
     name, drops = "window", "neurons: neighbours are kept, from a random one on, around the end"
     computes, style = 'as `"rdp"`, (1 − p)² of an H × H layer', Style("#2a9d8f", (0, (4, 1)), "P")
 
+    set_on_copies = (*Dropout.set_on_copies, "as_outputs")
+    as_outputs: bool = False  # for recurrent sites: the window of the layer's outputs (`recurrent`)
+
     def __init__(self, rate: Rate = 0.5, shuffle: int | None = None, align: int | None = None) -> None:
         super().__init__(rate)
         self.shuffle = self._reordered(shuffle)

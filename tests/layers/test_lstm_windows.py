@@ -93,7 +93,9 @@ def test_a_layer_keeps_one_window_for_outputs_and_recurrence():
         Tree(Sequential([Embedding(9, 10, rng=0), LSTM(10, 10, 2, rng=1), Linear(10, 9, rng=2)])),
         np.random.default_rng(0),
     )
-    drawn = [Together(WindowDropout(0.5), recurrent(WindowDropout(0.5))).plans(model, rng) for _ in range(4000)]
+    drawn = [
+        Together(WindowDropout(0.5), recurrent(WindowDropout(0.5), as_outputs=True)).plans(model, rng) for _ in range(4000)
+    ]
     for plans in drawn:
         for layer in range(2):
             seen, outputs = plans[f"1.recurrent_l{layer}"], plans[f"1.output_l{layer}"]
@@ -103,14 +105,25 @@ def test_a_layer_keeps_one_window_for_outputs_and_recurrence():
     assert any(plans["1.recurrent_l0"].start != plans["1.recurrent_l1"].start for plans in drawn)
 
 
-@pytest.mark.parametrize("other", [WindowDropout(0.4), RowDropout(0.5)])
+@pytest.mark.parametrize(
+    "other",
+    [recurrent(WindowDropout(0.4), as_outputs=True), recurrent(WindowDropout(0.5)), recurrent(RowDropout(0.5))],
+    ids=["another rate", "independent", "another policy"],
+)
 def test_other_policies_keep_their_own_units(other):
     model, rng = Tree(Sequential([LSTM(10, 10, rng=1), Linear(10, 9, rng=2)])), np.random.default_rng(0)
-    policy = Together(WindowDropout(0.5), recurrent(other))
+    policy = Together(WindowDropout(0.5), other)
     assert not any(isinstance(plan, UnitWindow) for _ in range(20) for plan in policy.plans(model, rng).values())
     both = Tree(Sequential([LSTM(10, 10, bidirectional=True, rng=1), Linear(20, 9, rng=2)]))
-    policy = Together(WindowDropout(0.5), recurrent(WindowDropout(0.5)))
+    policy = Together(WindowDropout(0.5), recurrent(WindowDropout(0.5), as_outputs=True))
     assert not any(isinstance(plan, UnitWindow) for plan in policy.plans(both, rng).values())
+
+
+def test_only_windows_follow_the_outputs():
+    with pytest.raises(ValueError, match="possible with 'window' only, not 'rdp'"):
+        recurrent(RowDropout(0.5), as_outputs=True)
+    with pytest.raises(ValueError, match="recurrent_sampling must be 'sequence', 'step' or 'outputs', got 'none'"):
+        fit(recurrent_sampling="none")
 
 
 def test_units_without_gradients_have_no_flops():
@@ -130,11 +143,12 @@ def fit(device="cpu", momentum=0.9, clip=None, **options):
     words = np.random.default_rng(0).integers(30, size=700)
     settings = {"hidden": (24, 24), "embedding": 20, "vocabulary_size": 30, "epochs": 2, "batch_size": 4, "steps": 5}
     settings |= {"dropout": "window", "dropout_rate": 0.5, "recurrent_dropout": "window", "recurrent_dropout_rate": 0.5}
+    settings |= {"recurrent_sampling": "outputs"}
     settings |= {"momentum": momentum, "clip_norm": clip, "learning_rate": 0.5, "random_state": 0, "device": device}
     return LanguageModel(**{**settings, **options}).fit(list(map(str, words)))
 
 
-@pytest.mark.parametrize("options", [{}, {"clip": 0.25}, {"momentum": 0.0, "recurrent_dropout": "none"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"clip": 0.25}, {"momentum": 0.0, "recurrent_sampling": "sequence"}], ids=str)
 def test_training_under_windows_is_that_of_updates_of_all(monkeypatch, options):
     """Exact momentum, though updates leave out the columns that no step reads."""
     monkeypatch.setattr(thresholds, "current", thresholds.current._replace(lazy_elements=0))
