@@ -1,10 +1,10 @@
 """Training step of a language model, 8800 words, two LSTM layers of 1500, against PyTorch; also single passes and kernels.
 
-Embedding(8800, 1500), LSTM(1500, 1500, 2), Linear(1500, 8800): batch 20, 35 time steps, SGD with gradient clipping; states are
-carried over to the next batch. `none` is compared with PyTorch without dropout; rdp, tdp, batchwise, and rdp that also drops
-recurrent inputs, with PyTorch's dropout at the same rate. Sparse gate gradients (half of the columns) change the backward pass
-only. So the suite also times the forward and the backward pass separately, of the model and of its LSTM. Without --against
-torch numbanet's `none` is the peer.
+Embedding(8800, 1500), LSTM(1500, 1500, 2), Linear(1500, 8800): batch 20, 35 time steps, SGD with gradient clipping; states
+are carried over to the next batch. `none` is compared with PyTorch without dropout; rdp, tdp, batchwise, window, and rdp
+and window that also drop recurrent inputs, with PyTorch's dropout at the same rate. Sparse gate gradients (half of the
+columns) change the backward pass only. So the suite also times the forward and the backward pass separately, of the model
+and of its LSTM. Without --against torch numbanet's `none` is the peer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ SUITE = "lstm"
 RECORDED = ("--against torch --json bench/results/lstm.json --plot lstm.png",)
 FULL = Size(1500, 8800, 20, 35, 5.0, 1)  # gradient norms of the first steps are below 5, as most are in training
 QUICK = Size(64, 96, 4, 5, 0.02, 3)  # gradient norms are above 0.02, so that they are clipped
-RATES, DROPOUTS = (0.3, 0.5, 0.7), ("rdp", "tdp", "batchwise", "rdp + recurrent rdp")
+WINDOWS = "window + recurrent window"  # in a layer they are one
+RATES, DROPOUTS = (0.3, 0.5, 0.7), ("rdp", "tdp", "batchwise", "rdp + recurrent rdp", "window", WINDOWS)
 PAIRS, LEAST = 7, 3  # n turns, and n steps of a turn under random plans
 TOLERANCE, OF_GRADIENT = 1e-2, 1e-4  # of `steps.update_error`: float32 rounds the small changes of weights to 3 digits
 SIZES = ((FULL.batch, FULL.hidden, 2 * FULL.hidden),)  # of examples, whose H is half of O
@@ -111,7 +112,8 @@ def mean_flops(size: Size, dropout: str = "none", rate: float = 0.0, gates: bool
         of, spec = model.layers[1], ActivationSpec((*spec.shape, size.hidden), None, True)
     costs = []
     for _ in range(DRAWN if rate else 1):
-        plans = {site: plan for site in chosen.sites(model) if (plan := chosen.plan(site, rng)) is not None}
+        drawn = chosen.plans(model, rng)
+        plans = {site: drawn[site.path] for site in chosen.sites(model) if site.path in drawn}
         cost, _ = of.cost(spec, Context(plans=plans, model=model).plans)
         costs.append((cost.forward, cost.backward))
     return np.mean(costs, axis=0)

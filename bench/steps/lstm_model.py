@@ -84,7 +84,7 @@ class Backward(Task):
 # --- numbanet ---------------------------------------------------------------------------------------------------------
 def policy(dropout: str, rate: float, gates: Any = None) -> Any:
     """The policy of this suite's name `dropout`, together with sparse gate gradients (`sparse_gates`) if given."""
-    from numbanet import BatchwiseDropout, RowDropout, TileDropout
+    from numbanet import BatchwiseDropout, RowDropout, TileDropout, WindowDropout
     from numbanet.dropout import Together, policy as named, recurrent
 
     make = {
@@ -93,6 +93,8 @@ def policy(dropout: str, rate: float, gates: Any = None) -> Any:
         "tdp": lambda: TileDropout(rate, answer=True),
         "batchwise": lambda: BatchwiseDropout(rate),
         "rdp + recurrent rdp": lambda: Together(RowDropout(rate), recurrent(RowDropout(rate))),
+        "window": lambda: WindowDropout(rate),
+        "window + recurrent window": lambda: Together(WindowDropout(rate), recurrent(WindowDropout(rate), as_outputs=True)),
     }
     return make[dropout]() if gates is None else Together(make[dropout](), gates)
 

@@ -72,7 +72,7 @@ def _trainer(dev: Any, hidden: int, dropout: str, rate: float, batch: int, repla
     from numbanet.training.task import Classification
 
     chosen = policy(dropout, rate)
-    model = network(hidden, dev, chosen.shuffle)
+    model = network(hidden, dev, chosen.mixes_features)
     for parameter, values in zip(model.parameters(), initial_weights(hidden), strict=True):
         dev.copy(dev.upload(values), out=parameter.data)
     optimizer = SGD(model.parameters(), RATE, MOMENTUM)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
+from ..arguments import check_count
 from ..layers import Flow, Sequential, Tree
 from ..plans import BernoulliPlan, Plan, Site
 from ..tensor import Tensor
@@ -54,7 +55,8 @@ class Dropout(abc.ABC):
     by_sample: ClassVar[bool] = False  # whether samples of a batch drop different units
     data_dependent: bool = False  # whether plans depend on a layer's input (`choose`)
     alike: bool = False  # whether chosen plans are of one kind at each site for equal rates: then steps may be recorded
-    shuffle: ClassVar[bool] = False  # whether features should be centred and permuted (`Shuffle`)
+    mixes_features: ClassVar[bool] = False  # whether features should be centred and permuted (`Shuffle`)
+    shuffle: int | None = None  # after so many epochs neurons are reordered (`Reordering`); None: never
 
     def __init__(self, rate: Rate = 0.5) -> None:
         several = isinstance(rate, (Sequence, np.ndarray)) and not isinstance(rate, str)
@@ -70,6 +72,10 @@ class Dropout(abc.ABC):
             raise ValueError("dropout_rate is an empty sequence: give one rate, or one for each hidden layer")
         rates = tuple(r if callable(r) else float(r) for r in rates)
         self.rate = rates if several else rates[0]
+
+    def _reordered(self, shuffle: int | None) -> int | None:
+        """The parameter `shuffle`; ValueError unless it is None or a positive integer."""
+        return None if shuffle is None else check_count(f"{self.name}: shuffle", shuffle)
 
     def at(self, epoch: int) -> Dropout:
         """Return the policy for `epoch`, which is counted from 0: this policy if its rates are numbers, else a copy with the
@@ -215,6 +221,11 @@ class Dropout(abc.ABC):
         Plan or None
             None if everything is computed.
         """
+
+    def plans(self, model: Sequential | Tree, rng: np.random.Generator) -> dict[str, Plan]:
+        """The plans of a step, by the path of their site: `plan` of each site, without those that compute everything."""
+        drawn = ((site.path, self.plan(site, rng)) for site in self.sites(model))
+        return {path: plan for path, plan in drawn if plan is not None}
 
     def choose(self, site: Site, x: Tensor, w: Tensor, rng: np.random.Generator) -> Plan | None:
         """Choose the plan of a site during the pass, from the input x of the layer (images have channels last) and its weight

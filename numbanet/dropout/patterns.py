@@ -117,17 +117,34 @@ class RowDropout(_PatternDropout):
         for "pattern". For "rate" this factor is 1 / (1 - p), the inverse of the mean kept share; for "pattern" it is dp, the
         inverse of the kept share of the step; "root" is in between. "rate" minimises the noise of a single product, "pattern"
         the noise that all products of a step share.
+    shuffle : int, optional
+        After every n epochs, the neurons of each hidden layer are reordered at random, with their weights and the optimiser's
+        state, so that the network stays the same and other neurons are kept together. By default their order is kept, as
+        in the papers. Layers whose neurons other layers than `Linear` and `Conv2d` read, and frozen or shared ones, keep theirs
+        (`Net.fit` warns of them). It takes as long as a few steps, so in fits with short epochs n should be above 1.
 
     Raises
     ------
     ValueError
-        If an argument is out of range, or dp_max too small for the rate.
+        If an argument is out of range, or dp_max too small for the rate. At the start of a fit, if `shuffle` is set and no
+        layer can be reordered, or sparsity is trained.
     """
 
     name, drops = "rdp", "neurons: one in dp is kept, bias, bias + dp, …"
     computes, style = "an H × H layer shrinks to kept rows × kept columns", Style("#134f82", "-", "o")
     set_on_copies = (*Dropout.set_on_copies, "steps")
     steps: int | None = None  # for recurrent sites: different units at each of n time steps (`recurrent`)
+
+    def __init__(
+        self,
+        rate: Rate = 0.5,
+        dp_max: int | None = None,
+        search: str = "exact",
+        scale: str = "root",
+        shuffle: int | None = None,
+    ) -> None:
+        super().__init__(rate, dp_max, search, scale)
+        self.shuffle = self._reordered(shuffle)
 
     def variance_factors(self, layers):
         return [1.0, *map(self.variance_factor, range(layers))]
@@ -185,7 +202,7 @@ class TileDropout(_PatternDropout):
     name, drops, computes = "tdp", "weight tiles of 32 × 32: one in dp is kept", "1 − p"
     style = Style("#e07b39", "-.", "s")
     kind = "tiles"
-    shuffle = True
+    mixes_features = True
 
     def __init__(
         self,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..arguments import check_count
+from ..plans import UnitWindow, WindowPlan
 from .base import Dropout
 from .patterns import RowDropout
+from .window import WindowDropout
 
 
 class Together(Dropout):
@@ -30,6 +34,7 @@ class Together(Dropout):
             raise ValueError(f"Together: each policy must be for another kind of sites, got {kinds}")
         self.policies = policies
         self.rate, self.kind = policies[0].rate, kinds[0]
+        self.shuffle = next((policy.shuffle for policy in policies if policy.shuffle), None)
         self.data_dependent = any(policy.data_dependent for policy in policies)
         self.alike = all(policy.alike or not policy.data_dependent for policy in policies)
 
@@ -80,6 +85,22 @@ class Together(Dropout):
     def plan(self, site, rng):
         return self.of(site).plan(site, rng)
 
+    def plans(self, model, rng):
+        drawn = super().plans(model, rng)
+        for site in self.sites(model):
+            outputs, own = drawn.get(site.path.replace("recurrent_", "output_")), drawn.get(site.path)
+            if not (getattr(self.of(site), "as_outputs", False) and isinstance(outputs, WindowPlan) and own is not None):
+                continue
+            units, rows = site.shape
+            if outputs.n == units and self._output_rate(model, site) == self.rate_of(site):
+                drawn[site.path] = UnitWindow(units, outputs.start, outputs.count, outputs.scale, rows // units)
+        return drawn
+
+    def _output_rate(self, model, site):
+        """The rate of the outputs of the layer with a recurrent site."""
+        path = site.path.replace("recurrent_", "output_")
+        return next(self.rate_of(other) for other in self.sites(model) if other.path == path)
+
     def choose_from_flow(self, site, flow, layer, rng):
         return self.of(site).choose_from_flow(site, flow, layer, rng)
 
@@ -94,7 +115,7 @@ class Together(Dropout):
         return {name: value for policy in self.policies for name, value in policy.report().items()}
 
 
-def recurrent(policy: Dropout, steps: int | None = None) -> Dropout:
+def recurrent(policy: Dropout, steps: int | None = None, as_outputs: bool = False) -> Dropout:
     """Return the same policy for the recurrent input of layers instead of their outputs.
 
     Parameters
@@ -106,14 +127,22 @@ def recurrent(policy: Dropout, steps: int | None = None) -> Dropout:
         drawn once per sequence (Semeniuta et al. 2016, "Recurrent dropout without memory loss": per-step and per-sequence
         sampling). The period is drawn once per sequence, and the bias at each time step, so that at each time step a unit is
         dropped with the probability that the rate gives.
+    as_outputs : bool, default=False
+        If True, a layer keeps one window for its outputs and its recurrent input, if `Together` has `WindowDropout` of one rate
+        for both. Nothing reads the other units in that step, so the gradients of their gates are 0, and an `LSTM` does not
+        compute them. By default the windows are independent, so that most units have a gradient in each step.
 
     Raises
     ------
     ValueError
-        If samples drop different units, if steps is given and the policy is not `RowDropout`, or steps is not positive.
+        If samples drop different units, if steps is given and the policy is not `RowDropout`, if steps is not positive, or if
+        `as_outputs` is given and the policy is not `WindowDropout`.
     """
     if policy.kind != "output" or policy.by_sample:
         raise ValueError(f"recurrent_dropout must drop units of a whole batch, such as 'rdp', not {policy.name!r}")
     if steps is not None and not isinstance(policy, RowDropout):
         raise ValueError(f"recurrent: different units at each time step are possible with 'rdp' only, not {policy.name!r}")
-    return policy.changed(kind="recurrent", **({} if steps is None else {"steps": check_count("recurrent: steps", steps)}))
+    if as_outputs and not isinstance(policy, WindowDropout):
+        raise ValueError(f"recurrent: the units of the outputs are possible with 'window' only, not {policy.name!r}")
+    changes: dict[str, Any] = {} if steps is None else {"steps": check_count("recurrent: steps", steps)}
+    return policy.changed(kind="recurrent", **changes, **({"as_outputs": True} if as_outputs else {}))

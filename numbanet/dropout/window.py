@@ -3,7 +3,8 @@ layer.
 
 K of n neurons are kept: start, start + 1, …, start + K - 1 modulo n. Every start has the same probability, so each neuron is
 dropped with probability 1 - K / n exactly. p is the dropout rate. K is (1 - p) n rounded down or up at random, so that its mean
-is (1 - p) n. So the mean share of dropped neurons is exactly p. Kept neurons are scaled by n / K.
+is (1 - p) n. So the mean share of dropped neurons is exactly p. Kept neurons are scaled by n / K. If
+`align` is given, start and K are multiples of it, which the same probabilities allow if it divides n.
 
 The kept part of a weight is a slice, or two if the window wraps around, so products read it without a copy. Before training,
 the order of a layer's neurons is arbitrary, so adjacent neurons are as suitable as any others. But there are only n windows,
@@ -15,8 +16,10 @@ from __future__ import annotations
 import functools
 import math
 
+from ..arguments import check_count
 from ..plans import Site, WindowPlan
 from .base import Dropout, Style
+from .schedule import Rate
 
 _plan = functools.lru_cache(maxsize=4096)(WindowPlan)
 
@@ -29,30 +32,55 @@ class WindowDropout(Dropout):
     rate : float, callable, or sequence of these, default=0.5
         Probability to drop, in [0, 1), or a function that gives it for an epoch; a sequence gives one for each droppable layer.
 
+    shuffle : int, optional
+        After every n epochs, the neurons of each hidden layer are reordered at random, with their weights and the optimiser's
+        state, so that the network stays the same and other neurons are neighbours. By default their order is kept, as
+        in the papers. Layers whose neurons other layers than `Linear` and `Conv2d` read, and frozen or shared ones, keep theirs
+        (`Net.fit` warns of them). It takes as long as a few steps, so in fits with short epochs n should be above 1.
+    align : int, optional
+        Start and K are multiples of this number, such as 32, in layers whose width is a multiple of it and which keep as many
+        neurons on average; in others they are any numbers, because the rate of each neuron would not be exact otherwise. By
+        default they are any numbers everywhere: there are more windows then, and products take the same time.
+
     Raises
     ------
     ValueError
-        If a rate is out of range.
+        If an argument is out of range. At the start of a fit, if `shuffle` is set and no layer can be reordered, or sparsity is
+        trained.
     """
 
     name, drops = "window", "neurons: neighbours are kept, from a random one on, around the end"
     computes, style = 'as `"rdp"`, (1 − p)² of an H × H layer', Style("#2a9d8f", (0, (4, 1)), "P")
 
+    set_on_copies = (*Dropout.set_on_copies, "as_outputs")
+    as_outputs: bool = False  # for recurrent sites: the window of the layer's outputs (`recurrent`)
+
+    def __init__(self, rate: Rate = 0.5, shuffle: int | None = None, align: int | None = None) -> None:
+        super().__init__(rate)
+        self.shuffle = self._reordered(shuffle)
+        self.align = None if align is None else check_count("window: align", align)
+
     def variance_factors(self, layers):
         return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # dropout removes terms of the next layer's sums
 
+    def step(self, site: Site) -> int:
+        """The number that start and K are multiples of."""
+        n, align = site.shape[0], self.align or 1
+        return align if n % align == 0 and (1 - self.rate_of(site)) * n > align * (1 - 1e-9) else 1
+
     def counts(self, site: Site) -> list[tuple[int, float]]:
-        """(K, its probability) for the two integers K around (1 - p) n; K is at least 1."""
-        mean = (1 - self.rate_of(site)) * site.shape[0]
+        """(K, its probability) for the two multiples K of `step` around (1 - p) n; K is at least 1."""
+        step = self.step(site)
+        mean = (1 - self.rate_of(site)) * site.shape[0] / step
         least = math.floor(mean)
-        return [(max(least, 1), 1 - (mean - least)), (least + 1, mean - least)]
+        return [(max(least, 1) * step, 1 - (mean - least)), ((least + 1) * step, mean - least)]
 
     def plan(self, site, rng):
         if not self.rate_of(site):
             return None
-        n, ((count, probability), (more, _)) = site.shape[0], self.counts(site)
+        n, step, ((count, probability), (more, _)) = site.shape[0], self.step(site), self.counts(site)
         count = count if rng.random() < probability else more
-        return _plan(n, int(n * rng.random()), count, n / count)
+        return _plan(n, int(n // step * rng.random()) * step, count, n / count)
 
     def caution(self, site):
         n, rate = site.shape[0], self.rate_of(site)

@@ -18,6 +18,7 @@ from ..training.optim import Optimizer
 from ..training.progress import Progress
 from ..training.run import Run
 from ..training.schedule import DropoutRates, LearningRate
+from ..training.sparsity import Reordering
 from ..training.stepper import Stepper
 from ..training.streams import Streams
 from ..training.task import Task
@@ -189,6 +190,7 @@ class Estimator(Settings):
             settings.learning_rate_schedule and LearningRate(settings.learning_rate_schedule),
             *others,
             self._thinning,
+            Reordering(chosen, (settings.batch_size, *self._sample())) if chosen.shuffle else None,
             validation,
             settings.patience and EarlyStopping(settings.patience),
             Fitted(),

@@ -47,7 +47,7 @@ def build(
         layers.append(Linear(n_in, n_out, init=own, bias_init=biases, variance_factor=variance_factors[i], rng=rng, device=dev))
         if hidden:
             layers.append(ACTIVATIONS[activation]())
-    if dropout.shuffle and variance_factors[0] < 1:
+    if dropout.mixes_features and variance_factors[0] < 1:
         layers.insert(0, Shuffle(rng.permutation(widths[0]), centre(X, weights)))
     return Sequential(layers)
 

@@ -240,8 +240,8 @@ class LanguageModel(Estimator):
             for size in value if isinstance(value, Sequence) and name == "hidden" and len(value) else (value,):
                 if not (size is None and name in ("embedding", "vocabulary_size")):
                     check_count(name, size)
-        if self.recurrent_sampling not in ("sequence", "step"):
-            raise ValueError(f"recurrent_sampling must be 'sequence' or 'step', got {self.recurrent_sampling!r}")
+        if self.recurrent_sampling not in ("sequence", "step", "outputs"):
+            raise ValueError(f"recurrent_sampling must be 'sequence', 'step' or 'outputs', got {self.recurrent_sampling!r}")
         if self.tied and self.embedding not in (None, self._hidden()[-1]):
             raise ValueError(f"tied: embedding must be the width of the last layer, {self._hidden()[-1]}, got {self.embedding}")
         settings, gates = super()._settings(dropout, dropout_rate), self.gate_sparsity
@@ -250,7 +250,8 @@ class LanguageModel(Estimator):
             gates = GateSparsity(gates, self.gate_mode, self.gate_schedule)
         back = policy(self.recurrent_dropout, self.recurrent_dropout_rate)
         if back.name != "none":
-            policies.append(recurrent(back, self.steps if self.recurrent_sampling == "step" else None))
+            sampling = self.recurrent_sampling
+            policies.append(recurrent(back, self.steps if sampling == "step" else None, sampling == "outputs"))
         if gates.sparsity:
             policies.append(gates)
         if len(policies) == 1:

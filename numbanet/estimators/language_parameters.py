@@ -72,10 +72,11 @@ OWN = by_name(
     Parameter(
         "recurrent_sampling",
         "sequence",
-        '{"sequence", "step"}',
+        '{"sequence", "step", "outputs"}',
         """
         "sequence": the dropped units are the same for all time steps of a batch, which saves most time. "step": they are drawn
-        at each time step; only with "rdp".""",
+        at each time step; only with "rdp". "outputs": they are those that the layer's outputs drop, which saves the gradients
+        of their gates as well; only with "window", and if `dropout` is "window" at the same rate.""",
     ),
     Parameter(
         "gate_sparsity",

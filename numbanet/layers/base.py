@@ -46,6 +46,7 @@ class Layer:
     recordable: ClassVar[bool] = False  # see `records`
     transient: ClassVar[tuple[str, ...]] = ()  # attributes that passes set, such as caches: copies and pickles have None there
     unitwise: ClassVar[bool] = False  # see `passes_units`
+    output_site: str = "output"  # name of the site of the units in its output, if it has one
     chain: ClassVar[bool] = False  # True if the layer is the composition of its children and nothing else
     seed: int | None = None  # of the initial weights, if the layer was made without `rng`
     _parents: ClassVar[Callable[..., Flow] | None] = None  # the parent's forward, for `super().__call__` if that is overridden

@@ -51,7 +51,7 @@ class LSTM(Recurrent):
         If a size is not positive, or an argument has an unsupported value.
     """
 
-    recordable = True
+    recordable = thins = True
     gates, states, seen = 4, 2, (AxisPlan, TimePlan)
 
     def __init__(
@@ -77,6 +77,7 @@ class LSTM(Recurrent):
 
     def act(self, z, cell, first, plans, ends, *, steps, **options):
         gates = plans.of(self, "gates")
+        units = None if ends else self.unit_window(cell, plans)
         y = ops.lstm(
             z,
             self._of("weight_hh", cell),
@@ -84,6 +85,7 @@ class LSTM(Recurrent):
             steps=steps,
             cell=ends,
             gates=gates and gates.of(sum(self._layers(), ()).index(cell)),
+            active=units and units.gates,
             **options,
         )
         return (y[:steps], y[steps]) if ends else (y,)

@@ -11,8 +11,8 @@ import numpy as np
 from .. import ops
 from ..arguments import check_count
 from ..device import Device
-from ..plans import AxisPlan, BernoulliPlan, Plan, Plans, Site, TilePlan, TimePlan
-from ..plans.on_device import DeviceAxis
+from ..plans import AxisPlan, BernoulliPlan, Plan, Plans, Site, TilePlan, TimePlan, UnitWindow
+from ..plans.on_device import DeviceAxis, DeviceUnits
 from ..tensor import Tensor
 from .base import Layer
 from .context import Context, entering
@@ -36,13 +36,15 @@ class Recurrent(Layer, abc.ABC):
     input_l0, …      kind "tiles": a `TilePlan` keeps tiles of the W_ih of a cell
     recurrent_l0, …  kind "recurrent": an `AxisPlan` keeps units of the h[t-1] of a cell, the same for a whole sequence. Dropped
                      units are computed, keep their state and appear in y; only the product with W_hh leaves them out, and is
-                     multiplied by the plan's scale. So the states are those of prediction, where the product reads all units,
-                     and the expected product is the same. (Dropping the state itself would erase the memory of the cell.)
+                     multiplied by the plan's scale. So the states and the expected product are those of prediction. (Dropping
+                     the state itself would erase the memory of the cell.) A `UnitWindow` keeps the units of the `WindowPlan` at
+                     output_l0; an `LSTM` then does not compute the gradients of the gates of other units
 
     A subclass defines the numbers of gates and states per unit, and the recurrence of its cells (`act`).
     """
 
     gates: ClassVar[int]  # rows of each weight per unit
+    thins: ClassVar[bool] = False  # whether gradients of gates that nothing reads are left out (`UnitWindow`)
     states: ClassVar[int] = 1  # states per unit: h, or h and c
     seen: ClassVar[tuple[type[Plan], ...]] = (AxisPlan,)  # kinds of plans at the recurrent sites
 
@@ -88,6 +90,11 @@ class Recurrent(Layer, abc.ABC):
     def output_size(self) -> int:
         """Width of y."""
         return self.hidden_size * (1 + self.bidirectional)
+
+    @property
+    def output_site(self) -> str:  # type: ignore[override]
+        """The name of the site of the last layer's outputs."""
+        return f"output_l{self.num_layers - 1}"
 
     def _layers(self) -> list[tuple[str, ...]]:
         """Return, for each layer, the suffixes of the parameter names of its cells."""
@@ -259,7 +266,8 @@ class Recurrent(Layer, abc.ABC):
         w, b, dev, plans = self._of("weight_ih", cell), self.input_bias(cell), flow.x.device, context.plans
         steps, n, width = flow.x.shape
         flow = flow._replace(x=flow.x.reshape(steps * n, width))
-        tiles, sparse = plans.at(self, f"input_{cell}"), plans.of(self, "gates") is not None
+        tiles = plans.at(self, f"input_{cell}")
+        sparse = plans.of(self, "gates") is not None or self.unit_window(cell, plans) is not None
         if tiles is not None:
             z = ops.linear_tiles(flow.dense(), w, b, plan=tiles, blocks=context.packed.get(w))
         elif flow.indices is None:
@@ -278,6 +286,18 @@ class Recurrent(Layer, abc.ABC):
             units=plans.at(self, f"recurrent_{cell}"),
             left=left,
         )
+
+    def unit_window(self, cell: str, plans: Plans) -> DeviceUnits | None:
+        """Return the window of units that both the recurrent input of a cell and the layer's outputs keep; None if they have
+        none. Raise ValueError if the recurrent input has a `UnitWindow`, and the outputs keep other units.
+        """
+        units = plans.at(self, f"recurrent_{cell}") if self.thins else None
+        if not isinstance(units, DeviceUnits):
+            return None
+        outputs = plans.of(self, f"output_{cell}")
+        if not units.plan.same_units(outputs):
+            raise ValueError(f"{self!r}: {units.plan} at recurrent_{cell} must keep the units of output_{cell}, not {outputs}")
+        return units
 
     def _thinned(self, layer: int, flow: Flow, context: Context) -> Flow:
         """Return the flow to the next layer: y, to which the plan at the site "output" of the layer is applied."""
@@ -313,16 +333,15 @@ class Recurrent(Layer, abc.ABC):
             for cell in cells:
                 plan = plans.of(self, f"input_{cell}")
                 inner = size if axis is None or plan is not None else axis.count
-                total = total.plus(
-                    product_cost(
-                        n,
-                        inner,
-                        rows,
-                        rows * inner if plan is None else plan.size,
-                        spec._replace(differentiable=spec.differentiable or layer > 0),
-                    )
-                )
-                total = total.plus(self._recurrent_cost(n, plans.of(self, f"recurrent_{cell}")))
+                cost = product_cost(
+                    n,
+                    inner,
+                    rows,
+                    rows * inner if plan is None else plan.size,
+                    spec._replace(differentiable=spec.differentiable or layer > 0),
+                ).plus(self._recurrent_cost(n, units := plans.of(self, f"recurrent_{cell}")))
+                share = units.density if self.thins and isinstance(units, UnitWindow) else 1.0
+                total = total.plus(cost._replace(backward=share * cost.backward))
             out = plans.of(self, f"output_l{layer}")
             axis = out if isinstance(out, AxisPlan) else None
         return total, ActivationSpec((*spec.shape[:2], self.output_size), axis, True)
@@ -343,9 +362,13 @@ class Recurrent(Layer, abc.ABC):
         )
 
     def reads(self, plans: Plans, symbols=None):
-        parts = {}
-        for cell in sum(self._layers(), ()):
-            parts.update(plans.region(self, self._of("weight_ih", cell), f"input_{cell}"))
+        parts, inputs = {}, plans.inputs(self)
+        for layer, cells in enumerate(self._layers()):
+            for cell in cells:
+                w_ih, w_hh, tiles = self._of("weight_ih", cell), self._of("weight_hh", cell), f"input_{cell}"
+                parts.update(plans.region(self, w_ih, tiles) if plans.of(self, tiles) else plans.window(w_ih, None, inputs))
+                parts.update(plans.window(w_hh, None, plans.of(self, f"recurrent_{cell}")))
+            inputs = plans.of(self, f"output_l{layer}")
         return parts
 
     def config(self):
@@ -373,7 +396,5 @@ class Recurrent(Layer, abc.ABC):
 
 
 def _cells(layer: int, bidirectional: bool) -> tuple[str, ...]:
-    """Return the suffixes of the parameter names of the cells of a layer: first the forward cell, then, if `bidirectional`, the
-    backward cell.
-    """
+    """Return the suffixes of the parameter names of a layer's cells: the forward cell, then the backward one, if any."""
     return (f"l{layer}", f"l{layer}_reverse")[: 1 + bidirectional]

@@ -71,7 +71,7 @@ class Tree:
         for chain in self.layers.values():
             source = None
             for _, layer in chain.children() if chain.chain else ():
-                if (layer, "output") in self.sites:
+                if (layer, layer.output_site) in self.sites:
                     if source is not None:
                         found[layer] = source
                     source = layer

@@ -55,9 +55,9 @@ class _Pass(NamedTuple):
         for states, last in zip((self.h, self.c), left):
             self.dev.affine(self.dev.reshape(self.dev.part(states, steps, steps + 1), states.shape[1:]), out=last)
 
-    def backward(self, dy: Any, choice: Any, cell: bool) -> tuple[Any, Any, Any]:
-        """Return (dz (T N, 4H), dh0, dc0). dz overwrites the gates. If `choice` chooses a plan of gate columns, dz is a
-        `Columns` gradient.
+    def backward(self, dy: Any, choice: Any, cell: bool, active: DeviceAxis | None) -> tuple[Any, Any, Any]:
+        """Return (dz (T N, 4H), dh0, dc0). dz overwrites the gates. If `choice` chooses a plan of gate columns, or if only the
+        gates `active` have a gradient, dz is a `Columns` gradient.
         """
         dev, (steps, n, width) = self.dev, self.gates.shape
         dc = dev.reshape(dev.copy(dev.part(dy, steps, steps + 1)), dy.shape[1:]) if cell else None
@@ -67,7 +67,8 @@ class _Pass(NamedTuple):
             return dev.lstm_grad(dy, gates, self.c, self.w, self.units.indices, self.units.scale, self.lengths, dc, **options)
 
         chosen = choice and choice.choose(dev, dy, self.gates, self.c, self.lengths, lambda: run(dev.copy(self.gates))[0])
-        columns: Any = upload_plan(chosen, dev) if isinstance(chosen, AxisPlan) else None  # not cached: it rarely repeats
+        # a chosen plan is not cached, because it rarely repeats
+        columns: Any = upload_plan(chosen, dev) if isinstance(chosen, AxisPlan) else None if choice else active
         options = {"columns": columns.indices} if columns else {"threshold": chosen or 0.0}
         dz, dh0, dc0 = run(self.gates, **options)
         if choice:
@@ -106,6 +107,7 @@ def lstm(
     gates: Any = None,
     cell: bool = False,
     left: list[Any] | None = None,
+    active: DeviceAxis | None = None,
 ):
     """y[t] = h[t] = o tanh c[t], where c[t] = f c[t-1] + i g, and the gates i, f, g, o are computed from z[t] + h[t-1] w.T
 
@@ -131,6 +133,8 @@ def lstm(
         If True, y has one more time step, y[T] = c[T].
     left : list of two arrays (N, H), optional
         h[T] and c[T] are copied to these arrays, without a gradient; the arrays may be h0 and c0.
+    active : DeviceAxis, optional
+        The gates, of 4H, whose gradients may differ from 0; by default all. Others are not computed, unless `gates` is given.
 
     Raises
     ------
@@ -149,7 +153,7 @@ def lstm(
         forward.copy_last(left)
     y = dev.part(h, 1, steps + 1)
     y = dev.concatenate([y, dev.part(c, steps, steps + 1)], 0) if cell else y
-    back = memoize(lambda dy: forward.backward(dy.dense(dev), gates, cell))
+    back = memoize(lambda dy: forward.backward(dy.dense(dev), gates, cell, active))
     return y, (lambda dy: back(dy)[0], lambda dy: forward.dw(back(dy)[0]), lambda dy: back(dy)[1], lambda dy: back(dy)[2])
 
 

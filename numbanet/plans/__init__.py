@@ -4,8 +4,8 @@ device."""
 from .assigned import Plans, Site
 from .base import AxisPlan, Plan, Region
 from .gates import GateChoice, GatePlan
-from .on_device import DeviceAxis, DeviceBlocks, DevicePlan, DeviceSamples, DeviceTiles, DeviceTimes, on_device
-from .rows import DrawnPlan, IndexPlan, PositionPlan, RowPlan, TimePlan, WindowPlan, repeat_indices
+from .on_device import DeviceAxis, DeviceBlocks, DevicePlan, DeviceSamples, DeviceTiles, DeviceTimes, DeviceUnits, on_device
+from .rows import DrawnPlan, IndexPlan, PositionPlan, RowPlan, TimePlan, UnitWindow, WindowPlan, repeat_indices
 from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, TilePlan
 
@@ -19,6 +19,7 @@ __all__ = [
     "DeviceSamples",
     "DeviceTiles",
     "DeviceTimes",
+    "DeviceUnits",
     "DrawnPlan",
     "GateChoice",
     "GatePlan",
@@ -32,6 +33,7 @@ __all__ = [
     "Site",
     "TilePlan",
     "TimePlan",
+    "UnitWindow",
     "WindowPlan",
     "on_device",
     "repeat_indices",

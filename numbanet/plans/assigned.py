@@ -163,9 +163,23 @@ class Plans:
         """Return a dict that maps `weight` to the part that the pass reads, which follows from the plan at a site of the layer
         and the plan of the layer's inputs. The dict is empty if the pass reads the whole weight.
         """
-        plan = self.of(layer, name) if self.assigned else None
-        inputs = self.of(self.feeds[layer]) if self.assigned and layer in self.feeds and len(weight.shape) == 2 else None
-        if isinstance(inputs, WindowPlan) and (plan is None or isinstance(plan, WindowPlan)):
-            return {weight: upload_plan(WindowProduct(tuple(weight.shape), plan, inputs), self.device)}
+        if not self.assigned:
+            return {}
+        plan, inputs = self.of(layer, name), self.inputs(layer)
+        if isinstance(inputs, WindowPlan) and len(weight.shape) == 2 and (plan is None or isinstance(plan, WindowPlan)):
+            return self.window(weight, plan, inputs)
         here = None if plan is None or plan.region(weight.shape) is None else self.at(layer, name)
         return {} if here is None else {weight: here}
+
+    def inputs(self, layer: Any) -> Plan | None:
+        """The plan of the outputs that are a layer's inputs; None if they are not known, or all computed."""
+        source = self.feeds.get(layer)
+        return None if source is None else self.of(source, source.output_site)
+
+    def window(self, weight: Any, rows: Plan | None, cols: Plan | None) -> dict[Any, DevicePlan]:
+        """{weight: the part that a pass reads} if the plans of its outputs and its inputs are windows, or None for all; {} if
+        another plan is given, or the columns have none.
+        """
+        if not isinstance(cols, WindowPlan) or not (rows is None or isinstance(rows, WindowPlan)):
+            return {}
+        return {weight: upload_plan(WindowProduct(tuple(weight.shape), rows, cols), self.device)}

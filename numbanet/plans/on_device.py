@@ -16,7 +16,7 @@ from numbanet_kernels.layouts.windows import Blocks, Positions
 
 from ..device import Device
 from .base import AxisPlan, Plan
-from .rows import PositionPlan, RowPlan, TimePlan, repeat_indices
+from .rows import PositionPlan, RowPlan, TimePlan, UnitWindow, repeat_indices
 from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, TilePlan
 
@@ -138,10 +138,36 @@ class DeviceAxis(DevicePlan):
 
     def repeated(self, times: int) -> DeviceAxis:
         """The axis that has `times` consecutive indices for each index of this one, such as the pixels of a channel."""
-        dev, longer = self.device, DeviceAxis(repeat_indices(self.plan, times), self.device)
+        dev, longer = self.device, repeat_indices(self.plan, times)
         inverse, indices = (dev.repeat_indices(array, times) for array in (self.inverse, self.indices))
-        longer.lists = RowLists(inverse, _one_class(longer.plan.n, dev), indices)
-        return longer
+        return ListedAxis(longer, dev, RowLists(inverse, _one_class(longer.n, dev), indices))
+
+
+class ListedAxis(DeviceAxis):
+    """The kept indices of an axis, with lists that were made from those of another axis."""
+
+    def __init__(self, plan: AxisPlan, dev: Device, lists: RowLists) -> None:
+        super().__init__(plan, dev)
+        self._lists = lists
+
+    @property
+    def lists(self) -> RowLists:
+        return self._lists
+
+
+class DeviceUnits(DeviceAxis):
+    """The kept units of a recurrent layer, and the same units in each of its gates."""
+
+    plan: UnitWindow
+
+    @functools.cached_property
+    def lists(self) -> RowLists:
+        return RowLists(*self._parts()[: len(RowLists._fields)])
+
+    @functools.cached_property
+    def gates(self) -> DeviceAxis:
+        """The axis of the gates."""
+        return ListedAxis(self.plan.of_gates, self.device, RowLists(*self._parts()[len(RowLists._fields) :]))
 
 
 class DevicePositions(DeviceAxis):
@@ -229,6 +255,7 @@ KINDS = {
     BernoulliPlan: DeviceBits,
     SamplePlan: DeviceSamples,
     PositionPlan: DevicePositions,
+    UnitWindow: DeviceUnits,
     AxisPlan: DeviceAxis,
     TimePlan: DeviceTimes,
     TilePlan: DeviceTiles,

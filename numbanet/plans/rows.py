@@ -109,11 +109,73 @@ class WindowPlan(AxisPlan):
 
 
 @dataclasses.dataclass(frozen=True)
+class GateWindow(AxisPlan):
+    """Keep the same window of units in each gate of a recurrent layer, whose axis holds the units of the first gate, then those
+    of the second one, and so on.
+    """
+
+    units: WindowPlan
+    gates: int
+
+    @property
+    def n(self) -> int:  # type: ignore[override]
+        """Length of the axis."""
+        return self.gates * self.units.n
+
+    @property
+    def kind(self):
+        return GateWindow, self.units.kind, self.gates
+
+    def indices(self):
+        return np.add.outer(np.arange(self.gates) * self.units.n, self.units.indices()).reshape(-1)
+
+    def index(self, kept: Any) -> Window | None:
+        return None if self.count == self.n else Window(kept, self.count, self.n, self.gates)
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitWindow(WindowPlan):
+    """The window of units that a recurrent layer keeps both in its outputs and in its recurrent input.
+
+    Nothing reads the other units in this pass. So the gradients of their gates are exactly 0, and an `LSTM` computes neither
+    them nor their part of the products with them. Units still have a state, which goes on to the next pass.
+
+    Parameters
+    ----------
+    n, start, count, scale
+        As for `WindowPlan`.
+    gates : int, default=4
+        Number of gates of the layer; 4 for an LSTM.
+    """
+
+    gates: int = 4
+
+    @property
+    def kind(self):
+        return UnitWindow, self.n, self.count, self.scale, self.gates
+
+    @functools.cached_property
+    def of_gates(self) -> GateWindow:
+        """The same units in each gate."""
+        return GateWindow(WindowPlan(self.n, self.start, self.count), self.gates)
+
+    def lists(self):
+        """Those of the units, and then those of the gates."""
+        return *super().lists(), *self.of_gates.lists()
+
+    def same_units(self, other: Any) -> bool:
+        """True if another plan is a window of the same units."""
+        return isinstance(other, WindowPlan) and (self.n, self.start, self.count) == (other.n, other.start, other.count)
+
+
+@dataclasses.dataclass(frozen=True)
 class WindowProduct(Plan):
     """The part of a weight (O, I) that a product reads if the plan `rows` keeps a window of its outputs and the plan `cols` a
     window of its inputs. If a plan is None, the whole axis is kept.
 
-    Each block of its region is `WIDE` columns of one row, so that an update may defer columns as well as rows.
+    If the plan `cols` has fewer entries than the weight has inputs, each entry stands for several adjacent inputs, such as the
+    pixels of a channel. Each block of its region is `WIDE` columns of one row, so that an update may defer columns as well as
+    rows.
     """
 
     WIDE = 64
@@ -125,7 +187,7 @@ class WindowProduct(Plan):
 
     def _masks(self) -> tuple[np.ndarray, np.ndarray]:
         rows, cols = (np.ones(n, bool) if plan is None else plan.mask() for n, plan in zip(self.shape, (self.rows, self.cols)))
-        return rows, cols
+        return rows, np.repeat(cols, self.shape[1] // max(cols.size, 1))
 
     def mask(self) -> np.ndarray:
         """Return an array (O, I) of bool that is True where the weight is read."""

@@ -248,6 +248,20 @@ class Optimizer(abc.ABC):
             if own is parameter:
                 state[:] = map(change, state)
 
+    def permute(self, parameter: Tensor, order: np.ndarray, axis: int) -> None:
+        """Let the entry order[i] of an axis, 0 or 1, of a parameter become entry i, and in each array of its state likewise.
+        All arrays keep their memory, so recorded steps stay valid. A tensor that is not trained has no state.
+        """
+        self.settle(parameter)
+        parameter.zero_grad()
+        dev, taps = parameter.device, math.prod(parameter.shape[2:]) if axis else 1
+        columns = (np.asarray(order)[:, None] * taps + np.arange(taps)).reshape(-1) if axis else np.asarray(order)
+        places = dev.upload(columns.astype(np.int32))
+        states = (state for own, state in zip(self.parameters, self.state) if own is parameter)
+        for array in [parameter.data, *next(states, ())]:
+            given = matrix(parameter, array) if axis else array
+            dev.copy(dev.compact(given, places) if axis else dev.take_rows(given, places), out=given)
+
     def exchange(self, parameter: Tensor, other: Tensor, change: Callable[[Any], Any]) -> None:
         """Train the tensor `other` in place of `parameter`. The state of `other` is change(array) for each array of the state
         of `parameter`.

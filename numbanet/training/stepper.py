@@ -102,8 +102,7 @@ class Stepper:
         if following and self._ahead[0] != self.epoch + 1:
             self._ahead = self.epoch + 1, self.policy.at(self.epoch + 1)
         policy, rng = self._ahead[1] if following else self.current, self.streams.plans
-        drawn = ((site.path, policy.plan(site, rng)) for site in policy.sites(self.tree))
-        assigned = {path: plan for path, plan in drawn if plan is not None}
+        assigned = policy.plans(self.tree, rng)
         return self._plans(assigned) if assigned or policy.data_dependent else self._nothing
 
     def _plans(self, assigned: dict[str, Plan]) -> Plans:

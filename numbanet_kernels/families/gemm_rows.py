@@ -141,12 +141,12 @@ def _view(array, given):
 
 
 def _windows(op, w, given):
-    """Return True if one axis has a window, and the other a window or None; one or two views per axis are then multiplied. If
+    """Return True if one axis has a window, and the other a window or None; one or two views per window are then multiplied. If
     the other axis has a list, the window is used as a list, too.
     """
     windows = {type(index) for index in given if index is not None} == {Window}
     for index, n in zip(given, w.shape, strict=True) if windows else ():
-        index is None or check_runs(op, _numbered(op, index, n))
+        index is None or check_runs(op, _numbered(op, index, n), index.times)
     return windows
 
 

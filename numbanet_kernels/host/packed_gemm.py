@@ -18,7 +18,7 @@ import numpy as np
 from numba import float32
 from numba.extending import intrinsic
 
-from ..runtime.declare import host_kernel
+from ..runtime.declare import host_function, host_kernel
 from ..runtime.memory import empty_cpu, full_cpu
 from .simd import FLOATS, NUMBER, REAL, WIDTH, aligned, below, data_of, fetch, load, multiply_add, spread, store, vector_at
 from .transpose import transpose_block
@@ -89,20 +89,36 @@ def _copy_row(typing_context, source, start, target, at, count):
     return numba.void(source, integer, target, integer, integer), generate
 
 
+@host_function
+def _first_run(indices):
+    """The number of adjacent integers at the beginning of an increasing list."""
+    low, high = 0, indices.size  # indices[i] - i is constant within a run
+    while low < high:
+        middle = (low + high) // 2
+        if indices[middle] - middle == indices[0]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 @host_kernel("void(f4[:, ::1], i4[::1], f4[:, :, :, ::1], i8, i8)")
 def _pack_outputs(w, cols, panels, first, stop):
     """panels[g, b, k, v] = w[g O + b WIDTH + v, cols[k]] for first <= b < stop, padded with zeros; O is the rows of a group."""
     groups, depth, inner = panels.shape[0], w.shape[1], cols.size
-    outs = w.shape[0] // groups
-    room = np.empty((depth if inner < depth else 0, WIDTH), np.float32)
+    outs, turn = w.shape[0] // groups, _first_run(cols)
+    window = turn == inner or cols[inner - 1] - cols[turn] == inner - 1 - turn  # two runs of adjacent columns, or one
+    room = np.empty((0 if window else depth, WIDTH), np.float32)
     for b in range(first, stop):
         for g in range(groups):
             panel, n, width = panels[g, b], g * outs + b * WIDTH, min(WIDTH, outs - b * WIDTH)
             for k in range(inner if width < WIDTH else 0):
                 panel[k] = 0
-            if inner == depth:
-                transpose_block(w, n, n + width, 0, depth, panel, 0, 0, False)
-            elif inner:
+            if window:
+                for k0, k1 in ((0, turn), (turn, inner)):
+                    if k0 < k1:
+                        transpose_block(w, n, n + width, cols[k0], cols[k0] + k1 - k0, panel, k0, 0, False)
+            else:
                 transpose_block(w, n, n + width, 0, depth, room, 0, 0, False)
                 for k in range(inner):
                     _copy_row(room, cols[k] * WIDTH, panels, ((g * panels.shape[1] + b) * (inner + 1) + k) * WIDTH, width)

@@ -4,8 +4,9 @@
     back       out[n, j] = alpha * sum_k dy[n, k] w[rows[k], cols[j]]
 
 The indices of a window (`layouts.rows.Window`) are one run of adjacent integers, or two if the window wraps around the end of
-its axis. So a product is one call of BLAS, or up to four, which add to each other. The compiled loops find the runs in the
-lists of indices: a recorded step reads other lists in each replay.
+its axis; those of the gates of a recurrent layer are as many for each gate. So a product is one call of BLAS for each pair of a
+run of rows and a run of columns; the calls add to each other. The compiled loops find the runs in the lists of indices: a
+recorded step reads other lists in each replay.
 """
 
 from __future__ import annotations
@@ -21,52 +22,68 @@ from .transpose import transpose_back
 ALL = np.zeros(0, np.int32)  # in place of a list of all indices
 
 
-def check_runs(op, indices):
-    """Raise ValueError if the indices have more than two runs of adjacent integers."""
-    if np.count_nonzero(np.diff(indices) != 1) > 1:
-        raise ValueError(f"{op}: {indices} are not a window: they have more than two runs of adjacent integers")
+def check_runs(op, indices, times=1):
+    """Raise ValueError if the indices have more than two runs of adjacent integers for each of `times` windows."""
+    if np.count_nonzero(np.diff(indices) != 1) > 2 * times - 1:
+        windows = (
+            "a window: they have more than two runs" if times == 1 else f"{times} windows: they have more than two runs each"
+        )
+        raise ValueError(f"{op}: {indices} are not {windows} of adjacent integers")
 
 
 @host_function
-def _runs(indices, everything, first, stop):
-    """The positions, from `first` to stop - 1, of the two runs of increasing indices; the second one may be empty, and so may
-    the first. If `everything`, the indices are all integers, and `indices` is not read.
+def _run_end(indices, everything, begin, stop):
+    """The end, at most `stop`, of the run of adjacent integers that starts at position `begin`. If `everything`, the indices
+    are all integers, and `indices` is not read.
     """
     if everything:
-        return (first, stop), (stop, stop)
-    low, high = 0, indices.size  # indices[i] - i is constant within a run
+        return stop
+    low, high = begin + 1, stop  # indices[i] - i is constant within a run
     while low < high:
         middle = (low + high) // 2
-        if indices[middle] - middle == indices[0]:
+        if indices[middle] - middle == indices[begin] - begin:
             low = middle + 1
         else:
             high = middle
-    turn = min(max(low, first), stop)
-    return (first, turn), (turn, stop)
+    return low
 
 
 @host_kernel("void(i8, f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], b1, b1, f4[:, ::1], i8, i8)")
 def _forward(entry, x, w, rows, cols, all_rows, all_cols, out, first, stop):
     """out[k, n] = sum_j w[rows[k], cols[j]] x[n, j] for k from `first` to stop - 1"""
-    for begin, end in _runs(rows, all_rows, first, stop):
-        row = begin if all_rows or begin == end else rows[begin]
-        for left, right in _runs(cols, all_cols, 0, x.shape[1]):
-            col = left if all_cols or left == right else cols[left]
-            if left == 0 or left < right:  # the first run, or the second if there is one
-                part = w[row : row + end - begin, col : col + right - left]
-                multiply(entry, part, x[:, left:right], out[begin:end], False, True, 0.0 if left == 0 else 1.0)
+    inner, begin = x.shape[1], first
+    if not inner:
+        out[first:stop] = 0
+        return
+    while begin < stop:
+        end, left = _run_end(rows, all_rows, begin, stop), 0
+        row = begin if all_rows else rows[begin]
+        while left < inner:
+            right = _run_end(cols, all_cols, left, inner)
+            col = left if all_cols else cols[left]
+            part = w[row : row + end - begin, col : col + right - left]
+            multiply(entry, part, x[:, left:right], out[begin:end], False, True, 0.0 if left == 0 else 1.0)
+            left = right
+        begin = end
 
 
 @host_kernel("void(i8, f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], b1, b1, f4[:, ::1], i8, i8)")
 def _back(entry, dy, w, rows, cols, all_rows, all_cols, out, first, stop):
     """out[j, n] = sum_k w[rows[k], cols[j]] dy[n, k], the sum for k from `first` to stop - 1"""
-    for left, right in _runs(cols, all_cols, 0, out.shape[0]):
-        col = left if all_cols or left == right else cols[left]
-        for begin, end in _runs(rows, all_rows, first, stop):
-            row = begin if all_rows or begin == end else rows[begin]
-            if begin == first or begin < end:
-                part = w[row : row + end - begin, col : col + right - left]
-                multiply(entry, part, dy[:, begin:end], out[left:right], True, True, 0.0 if begin == first else 1.0)
+    outer, left = out.shape[0], 0
+    if first == stop:
+        out[:] = 0
+        return
+    while left < outer:
+        right, begin = _run_end(cols, all_cols, left, outer), first
+        col = left if all_cols else cols[left]
+        while begin < stop:
+            end = _run_end(rows, all_rows, begin, stop)
+            row = begin if all_rows else rows[begin]
+            part = w[row : row + end - begin, col : col + right - left]
+            multiply(entry, part, dy[:, begin:end], out[left:right], True, True, 0.0 if begin == first else 1.0)
+            begin = end
+        left = right
 
 
 def _lists(rows, cols):

@@ -40,7 +40,8 @@ def test_steps_agree_with_the_reference_and_wrong_ones_do_not(dropout, rate):
             "rdp": leaving,
             "batchwise": leaving,
             "tdp": {"input_l0", "input_l1", "answer"},
-            "rdp + recurrent rdp": {*leaving, "recurrent_l0", "recurrent_l1"},
+            "window": leaving,
+            **dict.fromkeys(("rdp + recurrent rdp", lstm.WINDOWS), {*leaving, "recurrent_l0", "recurrent_l1"}),
         }[dropout]
     )
     for place in places:  # each of them counts

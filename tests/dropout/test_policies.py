@@ -56,6 +56,29 @@ def test_a_window_meets_its_rate_in_the_mean_and_keeps_neighbours():
         mask = plan.mask()
         assert np.count_nonzero(mask != np.roll(mask, 1)) == 2  # one run, around the end
     assert WindowDropout(0.0).plan(site(6, 9), rng) is None and WindowDropout(0.5).caution(site(6, 9)) is None
+
+
+@pytest.mark.parametrize("rate, counts", [(0.5, {40}), (0.3, {56}), (0.35, {48, 56}), (0.9, {8})])
+def test_aligned_windows_start_and_end_at_multiples(rate, counts):
+    drawn, rng = WindowDropout(rate, align=8), np.random.default_rng(5)
+    plans = [drawn.plan(site(80, 9), rng) for _ in range(STEPS)]
+    assert all(plan.start % 8 == plan.count % 8 == 0 and plan.scale == 80 / plan.count for plan in plans)
+    assert {plan.count for plan in plans} == counts
+    check_frequencies(np.array([plan.mask() for plan in plans]), rate)
+
+
+@pytest.mark.parametrize("n, rate", [(84, 0.5), (16, 0.7), (7, 0.5)])
+def test_windows_that_cannot_be_aligned_exactly_are_not(n, rate):
+    """The width is no multiple, or fewer neurons are kept."""
+    plans = [WindowDropout(rate, align=8).plan(site(n, 9), rng) for rng in map(np.random.default_rng, range(60))]
+    others = [WindowDropout(rate).plan(site(n, 9), rng) for rng in map(np.random.default_rng, range(60))]
+    assert plans == others and any(plan.start % 8 for plan in plans)
+
+
+@pytest.mark.parametrize("align", [0, -3, 2.0, "32"])
+def test_invalid_alignments_are_refused(align):
+    with pytest.raises(ValueError, match=f"window: align must be a positive integer, got {align!r}"):
+        WindowDropout(0.5, align=align)
     assert "2 neurons keeps one at least" in WindowDropout(0.9).caution(site(2, 9))
 
 

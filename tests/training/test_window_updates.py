@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numbanet import SGD, Linear, Net, ReLU, Sequential, WindowPlan
+from numbanet import SGD, Conv2d, Flatten, Linear, Net, ReLU, Sequential, WindowPlan
 from numbanet.layers import LayerNorm, Tree
 from numbanet.plans import Plans
 from numbanet_kernels.host import thresholds
@@ -33,6 +33,16 @@ def test_what_a_product_reads_are_blocks_of_rows(rows, cols):
     for r in range(5):
         for b in range(3):
             assert region.wanted[r, b] == mask[r, 64 * b : 64 * (b + 1)].any()
+
+
+def test_the_pixels_of_channels_are_adjacent_inputs():
+    layer, inner = Linear(6 * 50, 2, rng=0), Conv2d(1, 6, 3, rng=0)
+    tree = Tree(Sequential([inner, ReLU(), Flatten(), layer]))
+    plans = Plans("cpu", tree.sites, {"0.output": WindowPlan(6, 5, 2)}, feeds=tree.feeds)
+    ((_, part),) = plans.region(layer, layer.weight).items()
+    assert part.plan.mask().tolist() == [np.repeat([True, False, False, False, False, True], 50).tolist()] * 2
+    wanted = part.plan.region(layer.weight.shape).wanted
+    assert wanted.tolist() == [[True, False, False, True, True]] * 2  # of 64 inputs each; the last one of 44
 
 
 @pytest.mark.parametrize("momentum, nesterov, decay", [(0.9, False, 0.0), (0.9, True, 1e-3), (0.0, False, 1e-2)])
