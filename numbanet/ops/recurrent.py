@@ -121,8 +121,7 @@ def lstm(
         T, the number of time steps.
     units : AxisPlan or TimePlan, optional
         The units of h[t - 1] that the recurrent product of time step t reads. The product is multiplied by the plan's scale.
-        Dropped units have a state, too. A `TimePlan` of at least T time steps selects different units at each time step; dw is
-        then a dense product.
+        Dropped units have a state, too. A `TimePlan` of at least T steps selects different units at each; dw is then dense.
     lengths : (N,) int32 array of the device, optional
         The number of time steps of each sequence. After its last one, y is 0 and c does not change.
     gates : GateChoice, optional

@@ -66,7 +66,9 @@ def kept_tiles(pattern: Pattern) -> np.ndarray:
 
 
 class Packed(NamedTuple):
-    """The classes, and the packed order of the tile rows: they are sorted by class, and within a class by their number."""
+    """The classes of tile rows, which keep the same tile columns, and the packed order of the tile rows: sorted by class, and
+    within a class by row index.
+    """
 
     rows: np.ndarray  # (classes, most rows) the tile rows of each class, increasing, then -1
     cols: np.ndarray  # (classes, most columns) the tile columns that each class keeps, increasing, then -1

@@ -20,8 +20,9 @@ LINE, CHANNELS = 64, 32
 
 @host_kernel("void(f4[:, ::1], i8, i8, f4[:, ::1], i8, i8)")
 def transpose(w, taps, groups, wt, first, stop):
-    """wt[g K + (tap, c), o] = w[g O + o, (c, tap)] for groups g, each with O outputs and K = taps channels rows of wt. A line
-    is a run of at most LINE outputs of one group; the lines first … stop - 1 are written.
+    """wt[g K + tap C + c, o] = w[g O + o, c taps + tap] for each group g, which has O outputs, C input channels and K = taps * C
+    rows of wt. The outputs of each group are divided into lines of at most LINE outputs, numbered over all groups; this call
+    writes the lines first … stop - 1.
     """
     depth, outs = w.shape[1], w.shape[0] // groups
     channels, lines = depth // taps, (outs + LINE - 1) // LINE
@@ -55,7 +56,7 @@ def transposed(w, groups=1):
 
 @host_kernel("void(f4[:, :, ::1], i8, i8, f4[:, ::1], i8, i8)")
 def transpose_back(terms, taps, groups, dw, first, stop):
-    """dw[g O + o, (c, tap)] = sum_t terms[t, g K + (tap, c), o] for the lines first … stop - 1; symbols as in `transpose`."""
+    """dw[g O + o, c taps + tap] = sum_t terms[t, g K + tap C + c, o] for the lines first … stop - 1 of `transpose`."""
     depth, outs = dw.shape[1], dw.shape[0] // groups
     channels, lines = depth // taps, (outs + LINE - 1) // LINE
     room = np.empty((taps * CHANNELS, LINE), np.float32)
