@@ -20,9 +20,9 @@ LINE, CHANNELS = 64, 32
 
 @host_kernel("void(f4[:, ::1], i8, i8, f4[:, ::1], i8, i8)")
 def transpose(w, taps, groups, wt, first, stop):
-    """wt[g K + tap C + c, o] = w[g O + o, c taps + tap] for each group g, which has O outputs, C input channels and K = taps * C
-    rows of wt. The outputs of each group are divided into lines of at most LINE outputs, numbered over all groups; this call
-    writes the lines first … stop - 1.
+    """wt[g K + tap C + c, o] = w[g O + o, c taps + tap] for each group g, which has O outputs, C input channels and
+    K = taps * C rows of wt. The outputs of each group are divided into lines of at most LINE outputs, numbered over all groups;
+    this call writes the lines first … stop - 1.
     """
     depth, outs = w.shape[1], w.shape[0] // groups
     channels, lines = depth // taps, (outs + LINE - 1) // LINE
