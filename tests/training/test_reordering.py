@@ -132,7 +132,7 @@ def test_invalid_periods_are_refused(kind, shuffle):
         kind(0.5, shuffle=shuffle)
 
 
-class Doubled(Layer):
+class TimesTwo(Layer):
     """A user's layer, of which nothing is known."""
 
     def __call__(self, x):
@@ -140,7 +140,7 @@ class Doubled(Layer):
 
 
 def test_layers_that_cannot_move_are_named():
-    chain = [Linear(20, 12, rng=0), Doubled(), Linear(12, 10, rng=1), ReLU(), Linear(10, 3, rng=2)]
+    chain = [Linear(20, 12, rng=0), TimesTwo(), Linear(12, 10, rng=1), ReLU(), Linear(10, 3, rng=2)]
     with pytest.warns(UserWarning, match=r"window: shuffle=1: the neurons of 0 \(Linear\) keep their order: .* by itself"):
         net = Net(chain, dropout=WindowDropout(0.3, shuffle=1), epochs=2, random_state=0, device="cpu").fit(*data())
     np.testing.assert_array_equal(net.model_.layers[0].weight.shape, (12, 20))
