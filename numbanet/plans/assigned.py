@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ..device import Device, device
 from .base import Plan
 from .on_device import DevicePlan, on_device, upload_plan
-from .rows import WindowPlan, WindowProduct
+from .windows import WindowPlan, WindowProduct
 
 
 class Site(NamedTuple):

@@ -16,9 +16,10 @@ from numbanet_kernels.layouts.windows import Blocks, Positions
 
 from ..device import Device
 from .base import AxisPlan, Plan
-from .rows import PositionPlan, RowPlan, TimePlan, UnitWindow, repeat_indices
+from .rows import PositionPlan, RowPlan, TimePlan, repeat_indices
 from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, TilePlan
+from .windows import UnitWindow
 
 APART = 64  # numbers between the starts of two lists: 256 bytes, the alignment of device arrays
 
