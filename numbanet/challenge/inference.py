@@ -46,7 +46,9 @@ class _Uploaded:
         """Return the array `host` on the device: for the same host array always the same device array. The key of the cache is
         the id of `host`, so the cache also holds `host`, to keep it alive.
         """
-        return self.shared.setdefault(id(host), (host, self.dev.upload(host)))[1]
+        if id(host) not in self.shared:
+            self.shared[id(host)] = host, self.dev.upload(host)
+        return self.shared[id(host)][1]
 
     def _made(self, layer):
         indices, values, bias = self.network[layer]

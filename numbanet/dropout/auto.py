@@ -3,7 +3,7 @@
 The rule, for a network given by its widths:
 
     fewer than FEATURES features          none: on tables dropout made networks learn less (`bench tables`)
-    a hidden layer narrower than WIDTH    none: choosing patterns takes longer than what they skip (`bench small`)
+    a hidden layer narrower than WIDTH    none: windows gain little time there, or none (`bench small`)
     otherwise                             window in the first three quarters of the epochs: at the end at least as accurate as
                                           no dropout, in half to two thirds of the time, on MNIST's and Fashion-MNIST's
                                           first 5,000 images and on all of Fashion-MNIST (`bench time-to-accuracy`)
@@ -44,7 +44,7 @@ def automatic(widths: Sequence[int] | None, rate: Rate = 0.5) -> Dropout:
     if features < FEATURES:
         return _none(f"{features} features are fewer than {FEATURES}, as in tables, where dropout costs accuracy")
     if not hidden or min(hidden) < WIDTH:
-        return _none(f"a hidden layer is narrower than {WIDTH}, where dropout costs time")
+        return _none(f"a hidden layer is narrower than {WIDTH}, where dropping saves little time")
     early = EarlyDropout(rate) if isinstance(rate, (int, float)) else None
     when = "" if early is None else f" in the first {early.until:.0%} of the epochs"
     why = f"hidden layers have at least {WIDTH} neurons, so that dropping saves time"

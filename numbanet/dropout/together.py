@@ -87,19 +87,19 @@ class Together(Dropout):
 
     def plans(self, model, rng):
         drawn = super().plans(model, rng)
-        for site in self.sites(model):
-            outputs, own = drawn.get(site.path.replace("recurrent_", "output_")), drawn.get(site.path)
-            if not (getattr(self.of(site), "as_outputs", False) and isinstance(outputs, WindowPlan) and own is not None):
-                continue
-            units, rows = site.shape
-            if outputs.n == units and self._output_rate(model, site) == self.rate_of(site):
+        following = [policy for policy in self.policies if isinstance(policy, WindowDropout) and policy.as_outputs]
+        rates = {site.path: self.rate_of(site) for site in self.sites(model)} if following else {}
+        for site in (site for policy in following for site in policy.sites(model)):
+            path, (units, rows) = site.path.replace("recurrent_", "output_"), site.shape
+            outputs = drawn.get(path)
+            if (
+                site.path in drawn
+                and isinstance(outputs, WindowPlan)
+                and rates[path] == rates[site.path]
+                and outputs.n == units
+            ):
                 drawn[site.path] = UnitWindow(units, outputs.start, outputs.count, outputs.scale, rows // units)
         return drawn
-
-    def _output_rate(self, model, site):
-        """The rate of the outputs of the layer with a recurrent site."""
-        path = site.path.replace("recurrent_", "output_")
-        return next(self.rate_of(other) for other in self.sites(model) if other.path == path)
 
     def choose_from_flow(self, site, flow, layer, rng):
         return self.of(site).choose_from_flow(site, flow, layer, rng)
@@ -145,4 +145,6 @@ def recurrent(policy: Dropout, steps: int | None = None, as_outputs: bool = Fals
     if as_outputs and not isinstance(policy, WindowDropout):
         raise ValueError(f"recurrent: the units of the outputs are possible with 'window' only, not {policy.name!r}")
     changes: dict[str, Any] = {} if steps is None else {"steps": check_count("recurrent: steps", steps)}
-    return policy.changed(kind="recurrent", **changes, **({"as_outputs": True} if as_outputs else {}))
+    if as_outputs:
+        changes["as_outputs"] = True
+    return policy.changed(kind="recurrent", **changes)

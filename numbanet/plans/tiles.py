@@ -190,7 +190,7 @@ class BlockPlan(Plan):
     def kind(self):
         return BlockPlan, self.shape, self.height, self.width, self.scale
 
-    @property
+    @functools.cached_property
     def density(self) -> float:
         total = self.shape[0] * self.shape[1]
         if not total:

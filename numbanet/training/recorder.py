@@ -296,9 +296,11 @@ class Recorder:
             return work()
         tensors = [tensor for _, tensor, _ in self.model.named()]
         key = *key, tuple(map(id, arrays)), *((id(t.data), t.requires_grad) for t in tensors)
-        form = key[1:], tuple((path, type(plan), plan.density < 1) for path, plan in plans.assigned.items())
+        found, own, form = self._met.get(key), {}, None
+        if not found and plans.choose is None and not self.dev.rehearses():
+            form = key[1:], tuple((path, type(plan), plan.density < 1) for path, plan in plans.assigned.items())
         known = form in self._forms
-        new, found, own = key not in self._met and not known, self._met.get(key), {}
+        new = key not in self._met and not known
         if self.dev.rehearses() or not (new or found == ()):
             self._lists.put(plans)
             own = self._lists.place(plans)
@@ -310,7 +312,7 @@ class Recorder:
         if found is None:
             with self._standing_in(plans, self._chosen.pop(key, {})):
                 found = self._met[key] = self._record(work, [*arrays, *(t.data for t in tensors)], known)
-            if found and plans.choose is None and not self.dev.rehearses():
+            if found and form is not None:
                 self._forms.add(form)
         if not found:
             if not self.dev.rehearses():
