@@ -90,7 +90,8 @@ class Together(Dropout):
         following = [policy for policy in self.policies if isinstance(policy, WindowDropout) and policy.as_outputs]
         rates = {site.path: self.rate_of(site) for site in self.sites(model)} if following else {}
         for site in (site for policy in following for site in policy.sites(model)):
-            path, (units, rows) = site.path.replace("recurrent_", "output_"), site.shape
+            (layer, dot, name), (units, rows) = site.path.rpartition("."), site.shape
+            path = layer + dot + name.replace("recurrent_", "output_")
             outputs = drawn.get(path)
             if (
                 site.path in drawn

@@ -50,7 +50,9 @@ class ListBuffers:
         return self._buffers[site, plan.kind]
 
     def copies(self, plans: Plans) -> list[tuple[Any, Any]]:
-        """For each plan, its lists and their buffer: arguments of `Device.replay`, which copies them."""
+        """Return, for each plan, its own lists and their buffer: arguments of `Device.replay`, which copies them. Do not call
+        it after `place` for the same `Plans`: their lists are then those in the buffers.
+        """
         return [self._copy(plans, *given) for given in plans.assigned.items()]
 
     def _copy(self, plans: Plans, site: str, plan: Plan) -> tuple[Any, Any]:

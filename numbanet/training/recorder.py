@@ -299,7 +299,7 @@ class Recorder:
         found, own, form = self._met.get(key), {}, None
         if not found and plans.choose is None and not self.dev.rehearses():
             form = key[1:], tuple((path, type(plan), plan.density < 1) for path, plan in plans.assigned.items())
-        known = form in self._forms
+        known = form in self._forms and len(self._recorded) < self.RECORDED
         new = key not in self._met and not known
         if self.dev.rehearses() or not (new or found == ()):
             self._lists.put(plans)

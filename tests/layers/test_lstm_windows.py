@@ -6,7 +6,7 @@ import pytest
 from numbanet import GRU, LSTM, Context, Embedding, IndexPlan, LanguageModel, Linear, RowDropout, Sequential, Tensor, WindowPlan
 from numbanet.dropout import Together, WindowDropout, recurrent
 from numbanet.gradients import Packed
-from numbanet.layers import ActivationSpec, Flow, Tree
+from numbanet.layers import ActivationSpec, Flow, Layer, Tree
 from numbanet.plans import UnitWindow
 from numbanet.training.recorder import Recorder
 from numbanet.training.sgd import SGD
@@ -117,6 +117,24 @@ def test_other_policies_keep_their_own_units(other):
     both = Tree(Sequential([LSTM(10, 10, bidirectional=True, rng=1), Linear(20, 9, rng=2)]))
     policy = Together(WindowDropout(0.5), recurrent(WindowDropout(0.5), as_outputs=True))
     assert not any(isinstance(plan, UnitWindow) for plan in policy.plans(both, rng).values())
+
+
+class Named(Layer):
+    """Its LSTM has a name that is like that of a site."""
+
+    def __init__(self):
+        self.recurrent_net = LSTM(8, 16, num_layers=2)
+
+    def __call__(self, x):
+        return self.recurrent_net(x)
+
+
+def test_windows_follow_the_outputs_of_any_layer():
+    policy = Together(WindowDropout(0.5), recurrent(WindowDropout(0.5), as_outputs=True))
+    for model, path in ((Named(), "recurrent_net."), (LSTM(8, 16, num_layers=2), "")):
+        drawn = policy.plans(Tree(model), np.random.default_rng(0))
+        units = drawn[f"{path}recurrent_l0"]  # the outputs of the second layer are the answer, which nothing drops
+        assert isinstance(units, UnitWindow) and units.same_units(drawn[f"{path}output_l0"])
 
 
 def test_only_windows_follow_the_outputs():
