@@ -119,7 +119,7 @@ def test_other_policies_keep_their_own_units(other):
     assert not any(isinstance(plan, UnitWindow) for plan in policy.plans(both, rng).values())
 
 
-class Named(Layer):
+class HoldsRecurrent(Layer):
     """Its LSTM has a name that is like that of a site."""
 
     def __init__(self):
@@ -131,7 +131,7 @@ class Named(Layer):
 
 def test_windows_follow_the_outputs_of_any_layer():
     policy = Together(WindowDropout(0.5), recurrent(WindowDropout(0.5), as_outputs=True))
-    for model, path in ((Named(), "recurrent_net."), (LSTM(8, 16, num_layers=2), "")):
+    for model, path in ((HoldsRecurrent(), "recurrent_net."), (LSTM(8, 16, num_layers=2), "")):
         drawn = policy.plans(Tree(model), np.random.default_rng(0))
         units = drawn[f"{path}recurrent_l0"]  # the outputs of the second layer are the answer, which nothing drops
         assert isinstance(units, UnitWindow) and units.same_units(drawn[f"{path}output_l0"])
