@@ -53,7 +53,7 @@ def _svg(width: int, height: int, title: str, parts: Iterable[str]) -> str:
 # --- from the files of results ----------------------------------------------------------------------------------------
 def charts(records: Sequence[dict[str, Any]]) -> dict[str, str]:
     """{file name: SVG}; empty if there are no results."""
-    drawn = {"speed.svg": (_steps, _speed), "width.svg": (_by_width, _lines)}
+    drawn = {"accuracy.svg": (_by_case, _dots), "speed.svg": (_steps, _speed), "width.svg": (_by_width, _lines)}
     found = {}
     for name, (select, draw) in drawn.items():
         if pairs := [(record, rows) for record in records if (rows := select(record))]:
@@ -117,6 +117,82 @@ def _speed(record: dict[str, Any], steps: dict[tuple[str, int, str], dict[str, A
         parts.append(_line(left - 4, floor, left + panel - 34, floor))
     parts.append(_text(34, floor - unit + 4, "1", "end", 12))
     return _svg(880, 360, "How many times shorter a training step is than PyTorch's", parts)
+
+
+DOTS = {"none": "#1d4e79", "bernoulli": "#9aa5b1", "rdp": "#e08e3c", "window": "#4f8a5b"}
+
+
+def _by_case(record: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
+    """{case: {kind of dropout: row}} of the cases whose times were compared with training without dropout."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in record["rows"]:
+        if row["suite"] == "time-to-accuracy" and row.get("timed") and _plain(row["implementation"]) in DOTS:
+            found.setdefault(row["case"], {})[row["implementation"]] = row
+    return {case: rows for case, rows in found.items() if "none" in rows and len(rows) > 1}
+
+
+def _plain(kind: str) -> str:
+    return kind.removesuffix(" early")
+
+
+def _dots(record: dict[str, Any], cases: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """A line of dots for each case: the time to the target by kind of dropout, and the accuracy after the last epoch."""
+    left, unit, top, gap = 270, 170, 118, 58
+    most = max((row["to_target"] for rows in cases.values() for row in rows.values() if row["to_target"]), default=1.0)
+    end = max(1, math.ceil(2 * most) / 2)
+    unit *= 2 / end
+    floor = top + gap * len(cases)
+    parts = [
+        _text(
+            40, 28, "Time to the accuracy that training without dropout ends with, minus 0.2 points", "start", 16, DARK, "bold"
+        ),
+        _text(
+            40,
+            48,
+            f"as a share of the time of all its epochs; p = 0.5; {record['machine']['cpu']}, "
+            f"{record['machine']['threads']} threads; "
+            f"{record['date'][:10]}",
+            "start",
+            12,
+        ),
+    ]
+    for i, (kind, shade) in enumerate(DOTS.items()):
+        parts += [f'<circle cx="{46 + 100 * i}" cy="72" r="5" fill="{shade}"/>', _text(57 + 100 * i, 77, kind, "start")]
+    x = 46 + 100 * len(DOTS)
+    parts += [
+        f'<circle cx="{x}" cy="72" r="5" fill="white" stroke="{GREY}" stroke-width="2"/>',
+        _text(x + 11, 77, "in the first three quarters of the epochs", "start"),
+        _text(left + unit * end + 20, top - 10, "accuracy in the end (the better)", "start", 12, weight="bold"),
+    ]
+    for half in range(int(2 * end) + 1):
+        across = left + unit * half / 2
+        parts += [_line(across, top - 8, across, floor - 8, PALE), _text(across, floor + 10, f"{half / 2:g}", size=12)]
+    for i, (case, rows) in enumerate(cases.items()):
+        y = top + gap * i + 14
+        name, _, shape = case.rpartition(", 784-")
+        parts += [_text(left - 16, y, name or case, "end", weight="bold")]
+        parts += [_text(left - 16, y + 16, f"784-{shape}", "end", 11)] if name else []
+        for lane, (kind, shade) in enumerate(DOTS.items()):
+            both = [rows[name] for name in (kind, f"{kind} early") if name in rows]
+            if both:
+                parts += _lane(both, shade, left, unit, y - 12 + 11 * lane)
+                best = max(row["accuracy"] for row in both)
+                parts.append(
+                    _text(left + unit * end + 20 + 58 * lane, y + 8, f"{100 * best:.1f} %", "start", 12, shade, "bold")
+                )
+    return _svg(880, floor + 28, "Time to the accuracy that training without dropout ends with", parts)
+
+
+def _lane(rows: Sequence[dict[str, Any]], shade: str, left: float, unit: float, y: float) -> list[str]:
+    """A dot for each row whose training reached the target, hollow for dropout in the first epochs only."""
+    parts = []
+    for row in rows:
+        fill = (
+            f'fill="white" stroke="{shade}" stroke-width="2"' if row["implementation"].endswith(" early") else f'fill="{shade}"'
+        )
+        if row["to_target"] is not None:
+            parts.append(f'<circle cx="{left + unit * row["to_target"]:.1f}" cy="{y:.1f}" r="5" {fill}/>')
+    return parts
 
 
 WIDTH = re.compile(r"64-(\d+)-\1-2, batch \d+, adam, (\d+) steps, against .*")

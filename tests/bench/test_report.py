@@ -103,6 +103,23 @@ def test_the_chart_has_a_bar_for_each_kind_width_and_rate(results):
     assert drawings.charts([{**record, "rows": []}]) == {}
 
 
+def test_a_dot_for_each_kind_that_reached_the_target(results):
+    """In the first three quarters of the epochs: hollow. A case without times of training without dropout is not drawn."""
+    shared = {**ROW, "suite": "time-to-accuracy", "case": "digits, 784-8-8-10, 2 epochs", "timed": 3, "accuracy": 0.75}
+    rows = [
+        {**shared, "implementation": kind, "to_target": target}
+        for kind, target in (("none", 0.5), ("bernoulli", None), ("window", 0.25), ("window early", 1.25), ("tdp", 0.1))
+    ]
+    chart = drawings.charts([{**results.facts, "rows": rows}])["accuracy.svg"]
+    legend, dots = (re.findall(r'<circle cx="([\d.]+)" cy="[\d.]+" r="5" fill="([^"]+)"', part) for part in chart.split("0.5<", 1))
+    assert len(legend) == len(drawings.DOTS) + 1
+    assert [fill for _, fill in dots] == [drawings.DOTS["none"], drawings.DOTS["window"], "white"]
+    none, window, early = (float(across) for across, _ in dots)
+    assert none - window == pytest.approx((early - window) / 4, abs=0.2)
+    assert chart.count(">75.0 %<") == 3
+    assert "accuracy.svg" not in drawings.charts([{**results.facts, "rows": rows[1:]}])
+
+
 def test_a_line_for_each_library_by_width(results):
     """Ours is the median over the peers of a fit's time divided by its steps; a peer's is ours times the ratio beside it."""
     rows = [
