@@ -151,7 +151,9 @@ class Estimator(Settings):
         return optimizer
 
     def _warn_of_sparsity(self) -> None:
-        """Warn if `partial_fit` continues with another sparsity than the parameter `sparsity`."""
+        """Warn if the parameter `sparsity` is not the one with which the network was started, which `partial_fit` continues to
+        use.
+        """
         if self.sparsity != self._sparsity:
             warn(
                 f"partial_fit: the network continues with sparsity={self._sparsity!r}, with which it was started or loaded; "

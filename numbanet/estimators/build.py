@@ -16,8 +16,9 @@ from ..layers import ACTIVATIONS, Layer, Linear, Sequential, Shuffle
 from ..tensor import Tensor
 from ..training.data import Data, on_host
 
-CALIBRATION = 32  # samples from which a data-dependent policy computes its thresholds
-MEAN_SAMPLES = 4096  # their mean has a standard error of 1/64 of the feature's standard deviation
+CALIBRATION = 32  # number of samples from which a data-dependent policy computes its thresholds
+# number of samples in the estimate of a feature's mean; its standard error is then 1/64 of the standard deviation
+MEAN_SAMPLES = 4096
 COMMON_NOISE = 0.2  # see `centre`
 
 
@@ -94,11 +95,12 @@ def merged(X, y, weights):
     """Return the distinct samples in a fixed order, with weights that count how often each occurs; samples with weight 0 are
     left out.
 
-    This is used if all samples fit into one batch. Gradient descent then depends only on which samples occur and how often. As
+    It is used if all samples fit into one batch: gradient descent then depends only on which samples occur and how often. As
     their order is fixed, the result is equal to the last bit for every order in which the user passes the samples.
     """
     weights = np.ones(len(y), np.float32) if weights is None else weights
-    known = y if y.dtype != object else np.unique(y, return_inverse=True)[1].reshape(y.shape)  # object rows cannot be sorted
+    # np.unique cannot sort the rows of an object array, so its classes are first numbered
+    known = y if y.dtype != object else np.unique(y, return_inverse=True)[1].reshape(y.shape)
     codes = np.unique(known, axis=0, return_inverse=True)[1].reshape(-1, 1)
     counted = np.flatnonzero(weights)
     samples = np.hstack([X.reshape(len(X), -1), codes])[counted]

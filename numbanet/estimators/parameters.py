@@ -296,13 +296,15 @@ ELSEWHERE = {  # scikit-learn's name of a parameter: (the name here, further exp
 
 
 def hint(name: str, known: Mapping[str, Any]) -> str:
-    """Return, for an error message, what the parameter `name` of scikit-learn's networks is called here; "" for other names."""
+    """Return the end of an error message, which says what the parameter `name` of scikit-learn's networks is called here; ""
+    for other names.
+    """
     here, more = ELSEWHERE.get(name, ("", ""))
     return f": here it is {here!r}{more}" if here in known and name not in known else ""
 
 
 def storing(parameters: Mapping[str, Parameter]) -> Callable[..., None]:
-    """Return an `__init__` that only stores these parameters, as scikit-learn requires; all but the first are keyword-only."""
+    """Return an `__init__` that only stores these parameters, as scikit-learn requires. All but the first are keyword-only."""
     kinds = inspect.Parameter
     (first, *_), passing = parameters, (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
     signature = inspect.Signature(

@@ -85,7 +85,7 @@ def _told(net: Any) -> dict[str, Any]:
             ) from None
     for name, value in net.get_params(deep=False).items():
         if name == "layers" and net._given_layers():
-            metadata["given"] = True  # the trained layers represent them
+            metadata["given"] = True  # the saved layers, which hold the trained weights, stand for the given ones
             continue
         if name == "callbacks":
             value = _nameable(value)
@@ -103,7 +103,7 @@ def _told(net: Any) -> dict[str, Any]:
             metadata["fitted"][name] = described(value)
         except TypeError as error:
             if name == "policy_" and value.inference_policy(net.n_iter_ - 1) is None:
-                continue  # predictions do not need it
+                continue  # the attribute is not needed for predictions
             raise TypeError(f"save: {name} cannot be written: {error}; save net.model_.state_dict() instead") from None
     return metadata
 
@@ -119,7 +119,7 @@ def _nameable(callbacks: Sequence[Any] | None) -> list[Any] | None:
 
 
 def _is_learned(name: str) -> bool:
-    """True if `name` is a fitted attribute that is saved."""
+    """Return True if `name` is a fitted attribute that is saved."""
     return name in HIDDEN or (name.endswith("_") and name[0] != "_" and name not in MADE_ANEW)
 
 

@@ -214,7 +214,7 @@ def _shapes(kind: type[Layer], given: Mapping[str, Any]) -> tuple[tuple[str, tup
     """Return (name, shape) of each tensor of a layer of the class `kind` with the arguments `given`."""
     try:
         return kind.shapes(given)
-    except KeyError:  # the class has other arguments than its parent, whose `shapes` this is
+    except KeyError:  # the class inherited `shapes` from a parent whose constructor has other arguments
         return ()
 
 
