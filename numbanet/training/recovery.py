@@ -11,7 +11,7 @@ import numpy as np
 from ..user_warnings import warn
 from .run import Run, Snapshot
 
-APART = 512  # steps between copies, which then take a few percent of the time at most
+APART = 512  # number of steps between copies, so that copying takes at most a few percent of the time
 
 
 class Recovery:
@@ -44,8 +44,8 @@ class Recovery:
         return self.watched or self.run.epoch + 1 == self.run.epochs.stop or self.run.changing
 
     def accepts(self, record: dict[str, Any], whole: bool) -> bool:
-        """Return True if the loss of an epoch is finite and the weights are. The weights are checked only if a copy of the
-        state is due, or if all weights are up to date (`whole`).
+        """Return True if the loss of an epoch and the weights are finite. The weights are checked only if a copy of the state
+        is due, or if all weights are up to date (`whole`).
         """
         known = None if self.good is None else self.good.state
         self._due = whole or known is None or self.run.optimizer.steps >= known["steps"] + APART

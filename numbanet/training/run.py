@@ -180,8 +180,8 @@ class Run:
 
     # --- steps --------------------------------------------------------------------------------------------------------
     def begin_epoch(self) -> Callable[[Batch], Batch] | None:
-        """Call `epoch_start` of each hook. Return a function that applies `before_step` of all hooks to a batch, or None if no
-        hook defines `before_step`.
+        """Call `epoch_start` of each hook. Return a function that applies `before_step` of all hooks to a batch; None if no
+        hook defines it.
         """
         self.seen = 0
         for hook in self.hooks:
@@ -260,7 +260,7 @@ class Run:
         )
 
     def states(self) -> list[tuple[Any, Any]]:
-        """Return (hook, its state) for each hook."""
+        """Return a list of (hook, its state)."""
         return [(hook, hook.state()) for hook in self.hooks]
 
     def restore(self, saved: Snapshot) -> None:

@@ -137,7 +137,7 @@ def paths(layer: Layer, spec: ActivationSpec) -> Iterator[list[Place]]:
             continue
         if called is not layer:
             yield from paths(called, ActivationSpec(shape))
-        elif isinstance(layer, Sequential):  # a subclass that calls `super().__call__`, and computes more before or after
+        elif isinstance(layer, Sequential):  # an instance of a subclass whose `__call__` calls that of `Sequential`
             yield from _paths_of(layer, ActivationSpec(shape))
 
 
