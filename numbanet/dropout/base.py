@@ -44,19 +44,19 @@ class Dropout(abc.ABC):
     """
 
     name: ClassVar[str]
-    drops: ClassVar[str] = ""  # what a step drops, for the README's table
-    computes: ClassVar[str] = "all"  # share of the FLOPs that is computed at rate p, for the README's table
+    drops: ClassVar[str] = ""  # what a step drops, in words, for the README's table
+    computes: ClassVar[str] = "all"  # the share of the FLOPs that is computed at rate p, as a formula, for the README's table
     style: ClassVar[Style] = Style()
-    # attributes that only `changed` sets, not the constructor
+    # attributes that the constructor does not set, only `changed`
     set_on_copies: ClassVar[tuple[str, ...]] = ("kind", "answer", "reason")
-    kind: str = "output"  # kind of the sites that it makes plans for (`Site`)
-    reason: str | None = None  # why dropout="auto" chose it
-    answer: bool = False  # whether it also makes plans for the last layer, which computes the answer
-    by_sample: ClassVar[bool] = False  # whether samples of a batch drop different units
-    data_dependent: bool = False  # whether plans depend on a layer's input (`choose`)
-    alike: bool = False  # whether chosen plans are of one kind at each site for equal rates: then steps may be recorded
-    mixes_features: ClassVar[bool] = False  # whether features should be centred and permuted (`Shuffle`)
-    shuffle: int | None = None  # after so many epochs neurons are reordered (`Reordering`); None: never
+    kind: str = "output"  # the kind of the sites for which the policy makes plans (`Site`)
+    reason: str | None = None  # why dropout="auto" chose this policy
+    answer: bool = False  # True if it also makes plans for the last layer
+    by_sample: ClassVar[bool] = False  # True if samples of a batch drop different units
+    data_dependent: bool = False  # True if plans depend on a layer's input (`choose`)
+    alike: bool = False  # True if at one rate the chosen plans of a site are of one kind; then steps may be recorded
+    mixes_features: ClassVar[bool] = False  # True if features should be centred and permuted (`Shuffle`)
+    shuffle: int | None = None  # number of epochs after which neurons are reordered (`Reordering`); None: never
 
     def __init__(self, rate: Rate = 0.5) -> None:
         several = isinstance(rate, (Sequence, np.ndarray)) and not isinstance(rate, str)
@@ -74,7 +74,7 @@ class Dropout(abc.ABC):
         self.rate = rates if several else rates[0]
 
     def _reordered(self, shuffle: int | None) -> int | None:
-        """The parameter `shuffle`; ValueError unless it is None or a positive integer."""
+        """Return the parameter `shuffle`; raise ValueError unless it is None or a positive integer."""
         return None if shuffle is None else check_count(f"{self.name}: shuffle", shuffle)
 
     def at(self, epoch: int) -> Dropout:
@@ -223,7 +223,9 @@ class Dropout(abc.ABC):
         """
 
     def plans(self, model: Sequential | Tree, rng: np.random.Generator) -> dict[str, Plan]:
-        """The plans of a step, by the path of their site: `plan` of each site, without those that compute everything."""
+        """Return a dict that maps the path of a site to its plan for a step. Sites at which everything is computed are left
+        out.
+        """
         drawn = ((site.path, self.plan(site, rng)) for site in self.sites(model))
         return {path: plan for path, plan in drawn if plan is not None}
 
@@ -240,8 +242,8 @@ class Dropout(abc.ABC):
         return self.choose(site, flow.expanded(), layer.weight, rng)
 
     def choosing(self, model: Sequential | Tree, rng: np.random.Generator) -> Callable[..., Plan | None] | None:
-        """Return the function choose(site, flow, layer) that `Plans` calls during a pass, and that returns a plan or None.
-        Return None if all plans are drawn before the pass.
+        """Return the function choose(site, flow, layer) that `Plans` calls during a pass, which returns a plan or None. If all
+        plans are drawn before the pass, return None instead of a function.
         """
         if not self.data_dependent:
             return None
@@ -271,7 +273,7 @@ class Dropout(abc.ABC):
 
 
 class NoDropout(Dropout):
-    """No dropout, whatever the rate."""
+    """No dropout; the rate is ignored."""
 
     name, drops, style = "none", "nothing", Style("#6b6b6b", ":", "x")
 
@@ -279,7 +281,7 @@ class NoDropout(Dropout):
         return 0.0
 
     def cautions(self, model):
-        return []  # `fit` warns if a rate was given
+        return []  # empty, so that `fit` can warn if a rate was given
 
     def plan(self, site, rng):
         return None
@@ -295,7 +297,7 @@ class BernoulliDropout(Dropout):
     style, by_sample = Style("#b07aa1", "--", "^"), True
 
     def variance_factors(self, layers):
-        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # dropout removes terms of the next layer's sums
+        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # sums of the next layer lose terms
 
     def plan(self, site, rng):
         rate = self.rate_of(site)

@@ -71,7 +71,7 @@ class ConstantSchedule:
             raise ValueError(f"ConstantSchedule: rate must be a number in [0, 1), got {self.rate!r}")
 
     def __call__(self, epoch: int) -> float:
-        """The rate of an epoch."""
+        """Return the rate of an epoch."""
         return float(self.rate)
 
 
@@ -136,7 +136,7 @@ class EarlyDropout(_PartOfFit):
     change = "until"
 
     def __call__(self, epoch: int) -> float:
-        """The rate of an epoch, counted from 0."""
+        """Return the rate of an epoch, counted from 0."""
         return float(self.rate) if self._before(epoch) else 0.0
 
 
@@ -152,12 +152,7 @@ class LateDropout(_PartOfFit):
     since : float, default=0.25
         The share of the epochs of a fit that come before the change, in [0, 1].
     epochs : int, optional
-        The number of epochs of which `since` is a share; by default the number of epochs of the fit.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range, or if the schedule is called without `epochs` outside a fit.
+        As for `EarlyDropout`.
     """
 
     rate: float
@@ -166,7 +161,7 @@ class LateDropout(_PartOfFit):
     change = "since"
 
     def __call__(self, epoch: int) -> float:
-        """The rate of an epoch, counted from 0."""
+        """Return the rate of an epoch, counted from 0."""
         return 0.0 if self._before(epoch) else float(self.rate)
 
 
@@ -269,7 +264,7 @@ class SkewNormalSchedule:
         return skewnorm.pdf((np.arange(self.epochs) + 0.5) / self.epochs, self.skew, self.centre - m * sigma, sigma)
 
     def __call__(self, epoch: int) -> float:
-        """The rate of an epoch, counted from 0."""
+        """Return the rate of an epoch, counted from 0."""
         return self.rates[min(epoch, self.epochs - 1)]
 
 
@@ -282,11 +277,11 @@ def _scaled(density: np.ndarray, mean: float, ceiling: float) -> np.ndarray | No
     """
     count, falling = len(density), np.sort(density)[::-1]
     others = np.cumsum(falling[::-1])[::-1]
-    reached = np.flatnonzero(others)  # the possible values of k
+    reached = np.flatnonzero(others)  # the candidates for k
     factors = (count * mean - reached * ceiling) / others[reached]
     fits = factors * falling[reached] <= ceiling
     if len(reached) == count:
-        fits[-1] = True  # because mean <= ceiling, despite rounding
+        fits[-1] = True  # k = n - 1 always fits, because mean <= ceiling, but rounding may hide it
     if not fits.any():
         return None
     return np.minimum(factors[np.argmax(fits)] * density, ceiling)

@@ -1,5 +1,5 @@
-"""window: each step keeps a window of adjacent neurons, which starts at a random neuron and may wrap around the end of the
-layer.
+"""The policy "window": each step keeps a window of adjacent neurons, which starts at a random neuron and may wrap around the
+end of the layer.
 
 K of n neurons are kept: start, start + 1, …, start + K - 1 modulo n. Every start has the same probability, so each neuron is
 dropped with probability 1 - K / n exactly. p is the dropout rate. K is (1 - p) n rounded down or up at random, so that its mean
@@ -33,10 +33,7 @@ class WindowDropout(Dropout):
         Probability to drop, in [0, 1), or a function that gives it for an epoch; a sequence gives one for each droppable layer.
 
     shuffle : int, optional
-        After every n epochs, the neurons of each hidden layer are reordered at random, with their weights and the optimiser's
-        state, so that the network stays the same and other neurons are neighbours. By default their order is kept, as
-        in the papers. Layers whose neurons other layers than `Linear` and `Conv2d` read, and frozen or shared ones, keep theirs
-        (`Net.fit` warns of them). It takes as long as a few steps, so in fits with short epochs n should be above 1.
+        As for `RowDropout`: after every n epochs, other neurons become adjacent.
     align : int, optional
         Start and K are multiples of this number, such as 32, in layers whose width is a multiple of it and which keep as many
         neurons on average; in others they are any numbers, because the rate of each neuron would not be exact otherwise. By
@@ -53,7 +50,7 @@ class WindowDropout(Dropout):
     computes, style = 'as `"rdp"`, (1 − p)² of an H × H layer', Style("#2a9d8f", (0, (4, 1)), "P")
 
     set_on_copies = (*Dropout.set_on_copies, "as_outputs")
-    as_outputs: bool = False  # for recurrent sites: the window of the layer's outputs (`recurrent`)
+    as_outputs: bool = False  # sites of recurrent inputs only: True if the window is that of the layer's outputs (`recurrent`)
 
     def __init__(self, rate: Rate = 0.5, shuffle: int | None = None, align: int | None = None) -> None:
         super().__init__(rate)
@@ -61,15 +58,15 @@ class WindowDropout(Dropout):
         self.align = None if align is None else check_count("window: align", align)
 
     def variance_factors(self, layers):
-        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # dropout removes terms of the next layer's sums
+        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # sums of the next layer lose terms
 
     def step(self, site: Site) -> int:
-        """The number that start and K are multiples of."""
+        """Return the number of which start and K are multiples."""
         n, align = site.shape[0], self.align or 1
         return align if n % align == 0 and (1 - self.rate_of(site)) * n > align * (1 - 1e-9) else 1
 
     def counts(self, site: Site) -> list[tuple[int, float]]:
-        """(K, its probability) for the two multiples K of `step` around (1 - p) n; K is at least 1."""
+        """Return [(K, its probability)] for the two multiples K of `step` next to (1 - p) n; K is at least 1."""
         step = self.step(site)
         mean = (1 - self.rate_of(site)) * site.shape[0] / step
         least = math.floor(mean)
