@@ -35,7 +35,7 @@ from .context import Around, Context, around, entering
 from .flow import NO_TAGS, ActivationSpec, Cost, Flow
 from .tree import walk
 
-NOT_SAVED = ("rng", "device")  # arguments that are not part of a saved layer: source of the initial weights, device
+NOT_SAVED = ("rng", "device")  # arguments of constructors that are not saved: the source of the initial weights, and the device
 
 
 class Layer:
@@ -44,12 +44,14 @@ class Layer:
     buffers: ClassVar[tuple[str, ...]] = ()  # names of tensors that are saved and moved, but not trained
     units: ClassVar[tuple[str, ...]] = ()  # names of tensors with one entry per unit, or per unit and pixel
     recordable: ClassVar[bool] = False  # see `records`
-    transient: ClassVar[tuple[str, ...]] = ()  # attributes that passes set, such as caches: copies and pickles have None there
+    # names of attributes that passes set, such as caches; they are None in copies and pickles
+    transient: ClassVar[tuple[str, ...]] = ()
     unitwise: ClassVar[bool] = False  # see `passes_units`
-    output_site: str = "output"  # name of the site of the units in its output, if it has one
+    output_site: str = "output"  # name of the site of the units in the layer's output
     chain: ClassVar[bool] = False  # True if the layer is the composition of its children and nothing else
-    seed: int | None = None  # of the initial weights, if the layer was made without `rng`
-    _parents: ClassVar[Callable[..., Flow] | None] = None  # the parent's forward, for `super().__call__` if that is overridden
+    seed: int | None = None  # seed of the initial weights, if the layer was made without `rng`
+    # `forward` of the parent class, which `super().__call__` runs if a subclass overrides `__call__`
+    _parents: ClassVar[Callable[..., Flow] | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         """A subclass that overrides `__call__` or `forward` may compute a different function, so it does not inherit
@@ -68,7 +70,7 @@ class Layer:
 
     @property
     def symbols(self) -> int | None:
-        """If the layer takes integers, the number of different ones: they must be below it. None if the layer takes floats."""
+        """The number of different integers that the layer takes; inputs must be below it. None if the layer takes floats."""
         return None
 
     @property
@@ -128,8 +130,8 @@ class Layer:
 
     @property
     def records(self) -> bool:
-        """True if steps whose plans have equal `kind` always issue the same launches, so that they may be recorded. It is not
-        inherited, because a subclass may issue other launches: each class must set `recordable = True` itself.
+        """True if steps whose plans have equal `kind` always issue the same launches, so that they may be recorded. Each class
+        must set `recordable = True` itself: a subclass may issue other launches.
         """
         return bool(vars(type(self)).get("recordable", False))
 
@@ -233,7 +235,7 @@ class Layer:
 
     def requires_grad_(self, requires_grad: bool = True) -> Layer:
         """Train all parameters of the layer, or freeze them, as in PyTorch. No gradient, weight decay or momentum changes a
-        frozen parameter. Freezing drops the gradient of a parameter, if it has one.
+        frozen parameter. Freezing also deletes a parameter's gradient.
 
         Saving and loading preserve the setting. Buffers, such as the running means of `BatchNorm1d`, still change.
 
@@ -315,7 +317,7 @@ def only(layer: str, out: str, **given: tuple[Any, Any]) -> None:
 
 
 def to(layer: Layer, where: str | Device) -> None:
-    """Move a layer's parameters and buffers to a device in place; their gradients are dropped."""
+    """Move the parameters and buffers of a layer to a device, in place, and delete their gradients."""
     for _, tensor, _ in layer.named():
         tensor.move(device(where))
 
@@ -355,7 +357,7 @@ def _run(layer: Layer, x: Tensor, calls: list[tuple[Layer, tuple[int, ...]]]) ->
     def noted(inner: Layer, forward: Callable[..., Flow]) -> Callable[..., Flow]:
         def note(flow: Flow, *given: Any, **options: Any) -> Flow:
             nonlocal inside
-            if inside:  # called by a layer that is already in the list
+            if inside:  # the caller is itself in the list, so its calls are not listed
                 return forward(flow, *given, **options)
             calls.append((inner, tuple(flow.dense().shape)))
             inside = True

@@ -99,7 +99,7 @@ DENSE, CHANNELS_LAST = Dense(), ChannelsLast()
 class Tags(NamedTuple):
     """Properties of the samples, which every layer passes to the next one unchanged."""
 
-    lengths: np.ndarray | None = None  # steps of each sequence (N,), on the host; None: all steps
+    lengths: np.ndarray | None = None  # (N,) on the host: number of time steps of each sequence; None: all time steps
 
 
 NO_TAGS = Tags()
@@ -107,11 +107,11 @@ NO_TAGS = Tags()
 
 # --- flow -------------------------------------------------------------------------------------------------------------
 class Flow(NamedTuple):
-    """An activation and its representation, passed from layer to layer."""
+    """An activation in the form in which one layer passes it to the next."""
 
     x: Tensor
     layout: Layout = DENSE
-    pending: tuple[Plan | DeviceBits, ...] = ()  # factors not multiplied in yet: a scale, a random mask
+    pending: tuple[Plan | DeviceBits, ...] = ()  # factors with which x is not multiplied yet: scales and random masks
     tags: Tags = NO_TAGS
 
     @property
@@ -120,7 +120,7 @@ class Flow(NamedTuple):
         return self.layout.indices
 
     def with_(self, x: Tensor, layout: Layout = DENSE, pending: tuple[Plan, ...] = ()) -> Flow:
-        """Return a flow with other values for the same samples, and therefore with the same tags."""
+        """Return a flow with other values for the same samples; it has the same tags."""
         return Flow(x, layout, pending, self.tags)
 
     def applied(self) -> Flow:
@@ -170,9 +170,9 @@ class Flow(NamedTuple):
 class ActivationSpec(NamedTuple):
     """Properties of a Flow that are known before it is computed, such as its shape."""
 
-    shape: tuple[int | None, ...]  # of the dense activation; None for an unknown length
-    plan: AxisPlan | None = None  # the features, or channels of images, that x will hold
-    differentiable: bool = False  # whether a gradient flows back to it
+    shape: tuple[int | None, ...]  # shape of the dense activation; None for a length that is unknown
+    plan: AxisPlan | None = None  # the plan of the features, or of the channels of images, that x will hold
+    differentiable: bool = False  # True if a gradient flows back to the activation
 
     @property
     def samples(self) -> int:

@@ -43,9 +43,9 @@ class Recurrent(Layer, abc.ABC):
     A subclass defines the numbers of gates and states per unit, and the recurrence of its cells (`act`).
     """
 
-    gates: ClassVar[int]  # rows of each weight per unit
-    thins: ClassVar[bool] = False  # whether gradients of gates that nothing reads are left out (`UnitWindow`)
-    states: ClassVar[int] = 1  # states per unit: h, or h and c
+    gates: ClassVar[int]  # number of gates, each of which has one row per unit in each weight
+    thins: ClassVar[bool] = False  # True if gradients of the gates of units that are not read are left out (`UnitWindow`)
+    states: ClassVar[int] = 1  # number of states per unit: 1 for h, 2 for h and c
     seen: ClassVar[tuple[type[Plan], ...]] = (AxisPlan,)  # kinds of plans at the recurrent sites
 
     def __init__(
@@ -88,7 +88,7 @@ class Recurrent(Layer, abc.ABC):
 
     @property
     def output_size(self) -> int:
-        """Width of y."""
+        """The width of y."""
         return self.hidden_size * (1 + self.bidirectional)
 
     @property

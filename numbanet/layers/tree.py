@@ -95,7 +95,7 @@ class Tree:
 
     @functools.cached_property
     def shared(self) -> frozenset[Tensor]:
-        """Parameters and buffers that are used more than once (tied weights)."""
+        """The parameters and buffers that are used more than once (tied weights)."""
         uses = collections.Counter(tensor for _, tensor, _ in self.root.named())
         return frozenset(tensor for tensor, count in uses.items() if count > 1)
 
@@ -114,12 +114,12 @@ class Tree:
 
 
 class _Parts:
-    """The objects that a model consists of: the attributes of its layers, except for transient ones, and the arrays of its
+    """The objects of which a model consists: the attributes of its layers, without transient ones, and the arrays of its
     tensors.
     """
 
     def __init__(self, model: Any) -> None:
-        self._held: list[tuple[Any, tuple[str, ...], list]] = []  # (container, keys to skip, the values in it)
+        self._held: list[tuple[Any, tuple[str, ...], list]] = []  # (container, keys that are skipped, the other values)
         self._arrays = [(tensor, tensor.data) for _, tensor, _ in model.named()]
         for _, layer in walk(model):
             self._look(vars(layer), layer.transient)
