@@ -38,10 +38,10 @@ class Plan(abc.ABC):
     `AxisPlan`, which every layer with neurons supports, or comes with a layer that supports it.
     """
 
-    scale: float = 1.0  # factor of the kept part
-    cacheable: ClassVar[bool] = True  # False: such plans rarely repeat, so their device arrays are not cached
+    scale: float = 1.0  # factor of the part that is kept
+    cacheable: ClassVar[bool] = True  # False if such plans rarely repeat; their device arrays are then not cached
 
-    if TYPE_CHECKING:  # plans with a region define it as a field or a property
+    if TYPE_CHECKING:  # at run time, subclasses with a region define it as a field or a property
 
         @property
         def shape(self) -> tuple[int, ...]:
@@ -94,7 +94,7 @@ class AxisPlan(Plan):
 
     @property
     def shape(self) -> tuple[int]:
-        """(n,): the shape of the plan's mask."""
+        """The shape (n,) of the plan's mask."""
         return (self.n,)
 
     @property

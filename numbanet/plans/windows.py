@@ -72,7 +72,7 @@ class GateWindow(AxisPlan):
 
     @property
     def n(self) -> int:  # type: ignore[override]
-        """Length of the axis."""
+        """The length of the axis."""
         return self.gates * self.units.n
 
     @property
@@ -109,15 +109,15 @@ class UnitWindow(WindowPlan):
 
     @functools.cached_property
     def of_gates(self) -> GateWindow:
-        """The same units in each gate."""
+        """Return the plan that keeps the same units in each gate."""
         return GateWindow(WindowPlan(self.n, self.start, self.count), self.gates)
 
     def lists(self):
-        """Those of the units, and then those of the gates."""
+        """Return the lists of the units, then those of the gates."""
         return *super().lists(), *self.of_gates.lists()
 
     def same_units(self, other: Any) -> bool:
-        """True if another plan is a window of the same units."""
+        """Return True if `other` is a window of the same units."""
         return isinstance(other, WindowPlan) and (self.n, self.start, self.count) == (other.n, other.start, other.count)
 
 
