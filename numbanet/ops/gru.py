@@ -42,7 +42,7 @@ class _Product:
 
 
 def _at(dev: Device, a: Any, t: int) -> Any:
-    """a[t]"""
+    """Return a[t]."""
     return dev.reshape(dev.part(a, t, t + 1), a.shape[1:])
 
 

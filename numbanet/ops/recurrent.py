@@ -15,10 +15,10 @@ from .linear import memoize
 
 
 class _Units(NamedTuple):
-    """The units of h[t - 1] that the recurrent product of each step reads."""
+    """The units of h[t - 1] that the recurrent product reads at each time step."""
 
-    plan: DevicePlan | None  # None: all
-    indices: Any = None  # (1 or T, K) int32
+    plan: DevicePlan | None  # None if all units are read
+    indices: Any = None  # (1, K) or (T, K) int32
     scale: float = 1.0
 
 
@@ -37,7 +37,7 @@ def _units(dev: Device, plan: Any, hidden: int, steps: int) -> _Units:
 
 
 class _Pass(NamedTuple):
-    """What the backward pass reads of a forward pass: its gates (T, N, 4H), its states h and c (T + 1, N, H), and its
+    """What the backward pass reads of the forward pass: the gates (T, N, 4H), the states h and c (T + 1, N, H), and the
     arguments.
     """
 

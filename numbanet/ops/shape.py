@@ -222,7 +222,7 @@ def embedding(
             dev.group_rows(flat, w.shape[0], padding)
             if checked
             else map(dev.upload, device("cpu").group_rows(host.reshape(-1), w.shape[0], padding))
-        )  # groups only the rows that were looked up
+        )  # this sorts only the rows that were looked up
         order, starts, inverse = grouped
         values = dev.sum_by_row(dev.reshape(dy, (flat.size, width)), order, starts)
         return Packed(values, Packing(inverse, full_axis(w.shape[0], dev).lists.classes, *cols.columns), tuple(w.shape))
