@@ -34,7 +34,8 @@ from .tsv import PIECE, read_entries, read_numbers
 
 FORMAT = "numbanet challenge 1"
 IMAGES = 60_000
-NONZEROS = {1024: 6_374_505}  # of the official images: a text truncated at the end of a line is otherwise not noticed
+# number of entries of the official images: without it, a text that is truncated at the end of a line would not be noticed
+NONZEROS = {1024: 6_374_505}
 ENDINGS = ("", ".xz", ".gz")
 
 
@@ -131,7 +132,7 @@ def _members(path, neurons, layers, tell):
                     match = re.fullmatch(rf"(?:.*/)?n{neurons}-l(\d+)\.tsv", member.name)
                     if match and member.isfile() and 1 <= int(match[1]) <= layers:
                         yield int(match[1]), archive.extractfile(member), f"{path}: {member.name}"
-            while file.read(PIECE):  # the rest may show that the file is damaged
+            while file.read(PIECE):  # read to the end: the rest may show that the file is damaged
                 tick()
         except (EOFError, OSError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
             raise ValueError(f"{path}: a complete archive expected, got a truncated one: {error}") from error
@@ -201,7 +202,7 @@ def _packed(sources, arrays):
     return hashlib.sha256(content.getbuffer()).hexdigest().encode() + b"\n" + content.getbuffer()
 
 
-@deferred  # because a time-out may be raised as OSError
+@deferred  # signals wait, because a time-out in a signal handler may be raised as OSError
 def _unpacked(path, sources):
     """Return the arrays of the cache file; None if the file is missing, damaged, or was made from other sources."""
     try:
@@ -244,7 +245,7 @@ def load_challenge(neurons: int = 1024, layers: int = 120, folder: str | os.Path
     arrays = _unpacked(cached, sources)
     if arrays is None:
         arrays = _read(images, weights, categories, neurons, layers)
-        with deferred, contextlib.suppress(OSError):  # if it cannot be written, the files are read again next time
+        with deferred, contextlib.suppress(OSError):  # if the cache cannot be written, the files are read again next time
             write_file(cached, _packed(sources, arrays))
     bias = np.full(neurons, challenge_bias(neurons), np.float32)
     network = [EllLayer(indices, weights, bias) for indices, weights in zip(arrays["indices"], arrays["weights"])]

@@ -46,8 +46,8 @@ class ChallengeResult:
 
     @property
     def rate(self) -> float:
-        """Edges per second, as the Challenge defines them: inputs x connections / seconds. Products that are not computed also
-        count.
+        """Edges per second, as the Challenge defines them: inputs x connections / seconds. Products that are skipped count,
+        too.
         """
         return self.inputs * self.connections / self.seconds
 

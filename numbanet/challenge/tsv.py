@@ -17,10 +17,10 @@ import numpy as np
 
 from numbanet_kernels.runtime.interrupt import deferred
 
-PIECE = 1 << 23  # bytes that are parsed at once
+PIECE = 1 << 23  # number of bytes that are parsed at once
 DIGITS, LETTERS = 9, 40  # maximal lengths of a number and of a value
 TAB, END = 9, 10
-DECIMAL = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\r?")  # a value
+DECIMAL = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\r?")  # the text of a value
 
 
 class Triples(NamedTuple):
@@ -75,7 +75,7 @@ def pieces(file: BinaryIO, source: object):
     """Yield the bytes of a file in pieces of whole lines."""
     rest = b""
     while True:
-        with deferred:  # because a time-out may be raised as OSError
+        with deferred:  # signals wait, because a time-out in a signal handler may be raised as OSError
             try:
                 read = file.read(PIECE)
             except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
