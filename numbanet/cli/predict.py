@@ -1,4 +1,4 @@
-"""numbanet predict"""
+"""The command `numbanet predict`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the predictions; the score, if the targets are known, goes to stderr."""
+    """Print the predictions to stdout. If the targets are known, print the score to stderr."""
     from .. import Net, NetRegressor
     from ..estimators import saving
 
