@@ -28,7 +28,7 @@ class Gradient:
 
     values: Any
 
-    if TYPE_CHECKING:  # a field of most forms
+    if TYPE_CHECKING:  # most subclasses have `shape` as a field, so it must not be defined at run time
 
         @property
         def shape(self) -> tuple[int, ...]:
@@ -102,8 +102,8 @@ class Columns(Gradient):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Pending(Gradient):
-    """A gradient that product(where=None, scale=1.0) computes and returns as an array. So `through` fuses the ReLU mask `where`
-    and the scale into the product.
+    """A gradient that is not computed yet: product(where=None, scale=1.0) computes it and returns it as an array. `through`
+    passes the ReLU mask `where` and the scale to the product, which fuses them.
     """
 
     product: Callable[..., Any]
@@ -123,4 +123,4 @@ class One(Gradient):
     shape: tuple[int, ...]
 
     def dense(self, dev):
-        return dev.full(self.shape, 1.0)  # an operation of the table, so that it can be recorded
+        return dev.full(self.shape, 1.0)  # an operation of the device, so that it can be recorded
