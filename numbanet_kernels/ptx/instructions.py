@@ -104,7 +104,7 @@ def steps(program: Program) -> list[Step]:
             except (PtxError, LookupError, ValueError) as error:
                 problem = error if isinstance(error, PtxError) else _unknown(i)
                 raise PtxError(f"{program.where(i)}: {problem}") from None
-        program.steps = found  # only when all have been decoded
+        program.steps = found  # set only after all instructions have been decoded
     return program.steps
 
 

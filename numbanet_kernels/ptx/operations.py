@@ -52,7 +52,7 @@ COMPARISONS = {
     },
 }
 LOGIC = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
-# opcode: (type of the result, types of the sources, function); t is the last type of the instruction
+# maps an opcode to (type of the result, types of the sources, function); t is the last type of the instruction
 SAME = ("t", "t t")
 BITS = {
     **{name: (*SAME, f) for name, f in LOGIC.items()},
@@ -98,7 +98,7 @@ FLOATS = {
         )
     },
 }
-# rounding modes other than to nearest
+# the instructions that support rounding modes other than to nearest
 DIRECTED = {*(("f32", op) for op in ("add", "sub", "mul", "fma", "mad")), ("f16", "fma")}
 IGNORED = {"membar", "fence", "nanosleep", "prefetch", "discard"}
 KNOWN = {
@@ -166,7 +166,9 @@ def _rounding(m: Sequence[str]) -> str:
 
 
 def _product(op: str, m: Sequence[str], kind: str) -> tuple[str, list[str], Callable]:
-    """Return the same for mul and mad of integers, which use the lower half, the upper half, or the whole product."""
+    """Return (type of the result, types of the sources, function) for mul and mad of integers. The result is the lower half,
+    the upper half, or the whole product.
+    """
     result, function = kind, np.multiply
     if "hi" in m:
         function = A.high

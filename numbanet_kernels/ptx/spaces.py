@@ -22,10 +22,10 @@ import numpy as np
 from .arithmetic import BITS
 from .races import Fault, Shadow
 
-WINDOWS = {"shared": 1 << 60, "local": 1 << 61}  # start of these spaces among generic addresses
+WINDOWS = {"shared": 1 << 60, "local": 1 << 61}  # the generic addresses at which these memory spaces start
 WINDOW = 1 << 59
 WORD, WARP, SECTOR, BANKS = 4, 32, 32, 32
-ALIGNMENT, GAP = 256, 1 << 30  # alignment of arrays, as a GPU allocates them; gap between them
+ALIGNMENT, GAP = 256, 1 << 30  # alignment of arrays, as a GPU allocates them, and the gap between two arrays
 
 
 class Store:
@@ -70,7 +70,7 @@ class Global:
         self.starts, self.stores, free = [], [], 0
         for start, stop, within in self.regions:
             at = -(-(free + GAP) // ALIGNMENT) * ALIGNMENT + (start % ALIGNMENT if placed else 0)
-            lead = at % 16  # so that an offset is a multiple of a width if its address is
+            lead = at % 16  # added, so that an offset is a multiple of a width if and only if its address is
             data = np.frombuffer((ctypes.c_uint8 * (lead + stop - start)).from_address(start - lead), np.uint8)
             data.flags.writeable = any(array.flags.writeable for array in within)
             self.starts.append(at)
@@ -165,7 +165,7 @@ class Private:
         self.variables = sorted(variables)
         self.size = max((offset + size for offset, size in variables), default=0)
         self.room = -(-max(self.size, 1) // 16) * 16
-        self.left = np.zeros(self.room, np.int32)  # bytes from here to the end of a variable
+        self.left = np.zeros(self.room, np.int32)  # number of bytes from each offset to the end of its variable
         for offset, size in variables:
             self.left[offset : offset + size] = np.arange(size, 0, -1)
         self.store = Store(np.zeros(owners * self.room if variables else 0, np.uint8), unset=True)
