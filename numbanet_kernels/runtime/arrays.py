@@ -71,7 +71,7 @@ def device_cache(maxsize: int) -> Callable[[Callable[..., Any]], Callable[..., A
     return decorate
 
 
-lent: dict[int, Any] = {}  # memory in use: Numba counts references to a pointer, so its owner must be kept alive
+lent: dict[int, Any] = {}  # keeps owners of memory alive: Numba counts only references to the pointer, whose id is the key
 
 
 def device_array_in(context: Any, memory: Any, address: int, size: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> Any:

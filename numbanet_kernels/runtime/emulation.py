@@ -15,8 +15,8 @@ from .declare import Kernel, cuda
 from .driverless import EMULATED, explain_to
 
 _emulating = Scoped("emulating", False)
-counters: dict[Kernel, Any] = {}  # of every emulated kernel; clear it to reset the counts
-_counting = threading.Lock()  # launches take turns
+counters: dict[Kernel, Any] = {}  # counters of all emulated kernels; clear the dict to reset the counts
+_counting = threading.Lock()  # one launch at a time is emulated
 
 
 def emulating() -> bool:
