@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-PIECE = 128  # columns of a piece, a power of 2: 32 samples of them are 16 KiB, which fit the L1 cache or shared memory
+PIECE = 128  # columns of a piece, a power of 2; 32 samples of a piece take 16 KiB, which fit into the L1 cache or shared memory
 
 
 class Ternary(NamedTuple):

@@ -31,13 +31,13 @@ class Pattern(NamedTuple):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """(R, C): the numbers of tile rows and of tile columns."""
+        """The numbers (R, C) of tile rows and tile columns."""
         return -(-self.shape[0] // self.tile), -(-self.shape[1] // self.tile)
 
     @property
     def most(self) -> tuple[int, int]:
-        """(rows, cols): the largest number of tile rows of a class, and the largest number of tile columns that a class keeps.
-        They do not depend on `bias` and `mix`.
+        """The pair (rows, cols): the largest number of tile rows of a class, and the largest number of tile columns that a
+        class keeps. They do not depend on `bias` and `mix`.
         """
         rows, cols = self.grid
         return -(-rows // self.dp), -(-cols // self.dp)
@@ -107,7 +107,7 @@ class TileLists(NamedTuple):
     cols: np.ndarray  # (classes, room) the columns of the weight that each class keeps, then 0
     col_counts: np.ndarray  # (classes,) the number of columns that each class keeps
     starts: np.ndarray  # (classes,) the first packed row of each class
-    tile_rows: np.ndarray  # this and the next three: the fields of `Packed`
+    tile_rows: np.ndarray  # this field and the next three are those of `Packed`
     tile_cols: np.ndarray
     row_class: np.ndarray
     row_position: np.ndarray
@@ -115,7 +115,7 @@ class TileLists(NamedTuple):
     col_positions: np.ndarray  # (I,) the position of each column if columns are sorted by class; -1 if no class keeps it
 
 
-ROOM = 128  # padding of lists, the size of the largest blocks: kernels read them without bounds checks
+ROOM = 128  # lists are padded to a multiple of the size of the largest blocks, so that kernels read them without bounds checks
 
 
 @functools.lru_cache(maxsize=1024)

@@ -31,8 +31,8 @@ class Blocks(NamedTuple):
     """
 
     kept: Any  # (block rows, Q) int32
-    height: int  # rows of a block: output positions, counted through all images
-    width: int  # columns of a block; the last one may be narrower
+    height: int  # number of rows of a block, which are output positions; they are counted through all images
+    width: int  # number of columns of a block; the last block may be narrower
 
 
 class Positions(NamedTuple):
@@ -53,7 +53,7 @@ class Bins(NamedTuple):
     width: int
 
     def positions(self, height: int, width: int) -> tuple[int, int]:
-        """The number of output positions, whatever the size of the image."""
+        """Return the numbers of outputs along the height and along the width, which do not depend on the size of the image."""
         return self.height, self.width
 
 
@@ -71,7 +71,9 @@ def check_pooling(name: str, window: Window | Bins) -> None:
 
 
 def pooled(name: str, window: Window | Bins, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """(N, OH, OW, C), the shape of pooled images (N, H, W, C); ValueError if x has other axes, or is smaller than a window."""
+    """Return the shape (N, OH, OW, C) of pooled images (N, H, W, C). Raise ValueError if x has other axes, or is smaller than a
+    window.
+    """
     check_pooling(name, window)
     if len(shape) != 4:
         raise ValueError(f"{name}: x {tuple(shape)} must be images, channels last: (N, H, W, C)")
