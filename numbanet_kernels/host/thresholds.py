@@ -43,7 +43,7 @@ def load() -> Thresholds:
     """
     try:
         content = path().read_bytes()
-    except (OSError, RuntimeError):  # no such file, no home folder
+    except (OSError, RuntimeError):  # there is no such file, or no home folder
         return Thresholds()
     try:
         found = json.loads(content)
@@ -72,7 +72,7 @@ def faster_library() -> str | None:
     """
     try:
         found = json.loads(path().read_bytes())["blas"]
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError):  # `load` warns of an invalid file
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError):  # `load` warns if the file is invalid
         return None
     return found if isinstance(found, str) else None
 
