@@ -123,7 +123,7 @@ def parking(every):
 
     @intrinsic(every)
     def park(typing_context, values, to, at):
-        """to[at + i every] = values[i]: st.relaxed.gpu, so that other blocks may read it after a `fence`."""
+        """to[at + i every] = values[i], by st.relaxed.gpu, so that other blocks may read the values after a `fence`."""
 
         def generate(context, builder, signature, arguments):
             values, to, at = arguments
@@ -138,7 +138,9 @@ def parking(every):
 
     @intrinsic(every)
     def add(typing_context, values, source, at):
-        """values[i] + source[at + i every]: ld.relaxed.gpu of sums that other blocks parked, after a `fence`."""
+        """Return values[i] + source[at + i every] for each i, loaded by ld.relaxed.gpu: sums that other blocks parked before a
+        `fence`.
+        """
 
         def generate(context, builder, signature, arguments):
             values, source, at = arguments
