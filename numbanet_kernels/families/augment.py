@@ -49,7 +49,7 @@ def _crop_flip(x, moves, y, start, stop):
     height, width = x.shape[2], x.shape[3]
     for n in range(start, stop):
         down, right, flipped = np.int64(moves[n, 0]), np.int64(moves[n, 1]), moves[n, 2] != 0
-        first, last = min(max(-right, 0), width), max(min(width - right, width), 0)  # columns w' inside x
+        first, last = min(max(-right, 0), width), max(min(width - right, width), 0)  # range of the columns w' that are inside x
         count = np.uint64(last - first)
         for c in range(x.shape[1]):
             y[n, c] = 0

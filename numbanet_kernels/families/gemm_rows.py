@@ -113,7 +113,7 @@ def _numbered(op, index, n):
     return index if index.flags.c_contiguous else np.ascontiguousarray(index)
 
 
-LISTED = 1 << 17  # elements: smaller submatrices are gathered by index arrays, even if a view would do
+LISTED = 1 << 17  # submatrices with fewer elements are gathered by index arrays, even if a view is possible
 
 
 def _lists(op, w, rows, cols):
@@ -272,7 +272,7 @@ def _listed(backward=False, tile=32):
                     k, m, value = (p0 if backward else q0) + i, (q0 if backward else p0) + j, zero
                     if k < rows.size and m < cols.size:
                         row, col = rows[k], cols[m]
-                        if 0 <= row < w.shape[0] and 0 <= col < w.shape[1]:  # lists on the device are not checked beforehand
+                        if 0 <= row < w.shape[0] and 0 <= col < w.shape[1]:  # lists on a device are not checked before
                             value = w[row, col]
                     w_tile[j if backward else i, i if backward else j] = value
             cuda.syncthreads()
@@ -298,7 +298,7 @@ def _listed(backward=False, tile=32):
     return gemm_rows_listed
 
 
-TILE = 32  # 256 threads, 2 x 2 outputs each
+TILE = 32  # 256 threads with 2 x 2 outputs each
 
 
 @device_cache(maxsize=1024)

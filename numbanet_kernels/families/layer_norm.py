@@ -27,7 +27,7 @@ from ..runtime.launch import ceil_div, launch
 from ..runtime.memory import empty_cpu, empty_cuda
 from .softmax import row_sums
 
-LANES = 128  # threads of a row
+LANES = 128  # number of threads per row
 ACROSS, DOWN = 32, 8  # threads of a block along the columns and along the rows
 ROWS, ROW, COLUMN = ("N", "C"), ("C",), ("N",)
 

@@ -30,7 +30,7 @@ from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat
 ACROSS, DOWN = 32, 8  # threads of a block along the channels and along the samples
 BLOCK = ACROSS * DOWN
 CHANNELS = ("C",)
-GROUP = 256  # least channels of a CPU loop: with fewer, rows are joined
+GROUP = 256  # rows with fewer channels are joined, so that a CPU loop has at least this length
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -65,8 +65,8 @@ def _repeat(x, y):
 
 @host_kernel("void(f4[::1], f4[::1], f8[:, ::1])")
 def _moments(x, shift, sums):
-    """For x in groups of shift.size values, j being the position in a group: sums[0, j] = the sum of x - shift[j] over the
-    groups, and sums[1, j] = the sum of (x - shift[j])².
+    """x is read as groups of shift.size values; j is the position in a group. Compute sums[0, j] = the sum of x - shift[j] over
+    the groups, and sums[1, j] = the sum of (x - shift[j])².
     """
     first, second = sums[0], sums[1]
     first[:], second[:] = 0, 0
@@ -89,8 +89,8 @@ def _apply(x, centre, factor, offset, y):
 
 @host_kernel("void(f4[::1], f4[::1], f4[::1], f8[:, ::1])")
 def _slopes(dy, x, centre, sums):
-    """For x and dy in groups of centre.size values, j being the position in a group: sums[0, j] = the sum of dy over the
-    groups, and sums[1, j] = the sum of dy (x - centre[j]).
+    """x and dy are read as groups of centre.size values; j is the position in a group. Compute sums[0, j] = the sum of dy over
+    the groups, and sums[1, j] = the sum of dy (x - centre[j]).
     """
     first, second = sums[0], sums[1]
     first[:], second[:] = 0, 0
@@ -125,7 +125,7 @@ def _mean_and_variance(sums, shift, n, mean, variance):
     for c in range(mean.size):
         first, second = _total(sums, 0, c, mean.size) / n, _total(sums, 1, c, mean.size) / n
         mean[c], apart = shift[c] + first, second - first * first
-        variance[c] = 0.0 if apart < 0.0 else apart  # in this order, NaN stays NaN
+        variance[c] = 0.0 if apart < 0.0 else apart  # with this order of the comparison, NaN stays NaN
 
 
 @host_kernel("void(f4[::1], f4[::1], f4, f4[::1])")

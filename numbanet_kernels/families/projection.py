@@ -44,7 +44,7 @@ def _check(op, v, lists, outputs):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-MANY = 2 * WIDTH  # samples whose sums stay in registers, if there are more than WIDTH
+MANY = 2 * WIDTH  # number of samples whose sums stay in registers, if there are more than WIDTH samples
 
 
 @intrinsic
@@ -143,8 +143,8 @@ def project_cpu(v, lists, outputs):
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
-LANES, WARPS, SUMS = 32, 8, 4  # samples of a warp, warps of a block, sums of a thread
-SQUARE = PIECE * (LANES + 1)  # padding avoids bank conflicts
+LANES, WARPS, SUMS = 32, 8, 4  # samples of a warp, warps of a block, and sums of a thread
+SQUARE = PIECE * (LANES + 1)  # rows of LANES + 1 floats avoid bank conflicts
 
 
 @kernels("projection")

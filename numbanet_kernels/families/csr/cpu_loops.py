@@ -27,7 +27,7 @@ from ...layouts.slabs import LANES
 from ...runtime.declare import host_function, host_kernel
 from ...runtime.memory import empty_cpu
 
-SAMPLES = LANES  # a panel has the layout of a slab (`layouts.slabs`)
+SAMPLES = LANES  # panels have the layout of slabs (`layouts.slabs`)
 VECTORS = SAMPLES // WIDTH
 _all = functools.lru_cache(maxsize=64)(functools.partial(np.arange, dtype=np.int32))
 
@@ -185,7 +185,7 @@ def _product(panels, starts, stops, ids, values, rows, inverse, selected, bias, 
                 added = bias[o] if biased else float32(0)
                 for s in range(SAMPLES):
                     value = row[s] + added
-                    row[s] = low if value < low else value  # in this order, NaN stays NaN
+                    row[s] = low if value < low else value  # with this order of the comparison, NaN stays NaN
             transpose_block(out, 0, j1 - j0, 0, n1 - n0, y, n0, j0, False)
 
 

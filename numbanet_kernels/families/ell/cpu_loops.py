@@ -18,7 +18,7 @@ from ...layouts.slabs import LANES, ROWS
 from ...runtime.declare import host_function, host_kernel
 from ...runtime.launch import ceil_div
 
-VECTORS = 4 if WIDTH == 16 else 2  # vectors of samples a row: ROWS x VECTORS sums stay in registers
+VECTORS = 4 if WIDTH == 16 else 2  # number of vectors of samples for a row; ROWS x VECTORS sums stay in registers
 INTEGER = numba.int64
 
 
@@ -118,13 +118,13 @@ def _squeeze(typing_context, x, at, bits, room, position):
         flags, zeros = ir.VectorType(ir.IntType(1), WIDTH), FLOATS([REAL(0.0)] * WIDTH)
         chosen = builder.bitcast(builder.trunc(bits, ir.IntType(WIDTH)), flags)
         samples, target = builder.load(vector_at(builder, x, at), align=4), vector_at(builder, room, position)
-        if WIDTH == 16:  # AVX-512 has an instruction for this; for other targets LLVM 22 aborts
+        if WIDTH == 16:  # AVX-512 has an instruction for this; for other targets LLVM 22 would abort
             name, kind = f"llvm.experimental.vector.compress.v{WIDTH}f32", ir.FunctionType(FLOATS, [FLOATS, flags, FLOATS])
             squeeze = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
             builder.store(builder.call(squeeze, [samples, chosen, zeros]), target, align=4)
             return context.get_dummy_value()
         builder.store(zeros, target, align=4)
-        for lane in map(ir.IntType(32), range(WIDTH)):  # an unselected lane writes a 0 that the next lane overwrites
+        for lane in map(ir.IntType(32), range(WIDTH)):  # a lane that is not selected writes 0, which the next lane overwrites
             some = builder.extract_element(chosen, lane)
             builder.store(
                 builder.select(some, builder.extract_element(samples, lane), REAL(0.0)), builder.gep(room, [position])

@@ -74,7 +74,7 @@ def _spreading():
 
 
 def samples_together_cuda():
-    return 1  # multiplications are counted by living sample, although a warp takes the time of all its lanes
+    return 1  # multiplications are counted per living sample, although a warp takes the time of all its lanes
 
 
 def empty_slabs_cuda(slabs, neurons):

@@ -27,7 +27,7 @@ def _lists(op, lists, pattern):
 
 
 def tile_blocks_cuda(w, pattern, lists=None):
-    """blocks = the `TileLists` with which kernels read kept tiles in place: `lists`, or cached ones if it is None"""
+    """blocks = the `TileLists` with which kernels read kept tiles in place: `lists`, or cached lists if it is None."""
     shape, _ = valid("tile_blocks (cuda)", pattern)
     expect("tile_blocks (cuda)", w=(w, shape))
     return _lists("tile_blocks (cuda)", lists, pattern)
@@ -91,7 +91,7 @@ def gemm_tiles_dx_cuda(dy, w, pattern, scale=1.0, blocks=None, outputs=None, whe
         w=(w, (rows, cols)),
         where=(where, ("N", cols)),
     )
-    if pattern.grid[0] < pattern.dp:  # fewer classes than dp: some columns are kept by no tile row
+    if pattern.grid[0] < pattern.dp:  # if there are fewer classes than dp, no tile row keeps some of the columns
         full_cuda(out.shape, 0.0, out=out)
     if available(dy, w, out):
         of_rows, of_cols, starts = groups(lists, pattern)

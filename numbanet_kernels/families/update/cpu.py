@@ -91,7 +91,9 @@ def _sgd_blocks(
     into,
     into_rows,
 ):
-    """SGD on lazy blocks: a current block makes a step with the gradient, a block that is only wanted all skipped steps."""
+    """Make an SGD step for lazy blocks: a current block makes the step with the gradient, and a block that is only wanted makes
+    all of its skipped steps.
+    """
     lr, packed = rates[0], row_pos.size > 0
     nothing, spread = np.zeros(w.shape[1], np.float32), np.zeros(w.shape[1] + 1, np.float32)
     spread_class, due = -1, np.empty(lag.shape[1], np.int64)
@@ -132,7 +134,8 @@ def _sgd_blocks(
 
 
 _NO_INTO = Into(np.zeros((0, 0), np.float32), np.zeros(0, np.int64))
-_ALL = Packing(*(np.zeros(0, np.int32),) * 2, *(np.zeros((1, 0), np.int32),) * 2)  # not read if the gradient is dense
+# arguments that are not read if the gradient is dense
+_ALL = Packing(*(np.zeros(0, np.int32),) * 2, *(np.zeros((1, 0), np.int32),) * 2)
 
 
 def _share_rows(update, arrays, g, packing, numbers):
@@ -194,7 +197,7 @@ def _sgd_one(w, v, g, packing, lazy, into, numbers):
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4[::1], i8, i8)")
 def _adam(w, m, s, g, packed, row_pos, row_class, cols, numbers, first, stop):
-    """Adam on the rows first … stop - 1."""
+    """Make an Adam step for the rows first … stop - 1."""
     lr, beta1, beta2, eps = numbers[0], numbers[1], numbers[2], numbers[3]
     correct1, correct2, decay, left = numbers[4], numbers[5], numbers[6], numbers[7]
     spread, spread_class = np.zeros(w.shape[1] + 1, np.float32), -1
