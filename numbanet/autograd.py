@@ -107,7 +107,7 @@ def no_grad() -> contextlib.AbstractContextManager[bool]:
 
 # --- backward ---------------------------------------------------------------------------------------------------------
 def backward(root: Tensor, dy: Any = None) -> None:
-    """`Tensor.backward`: compute gradients from the root to the leaves; a gradient of an inner node is freed after its use."""
+    """Compute gradients from the root to the leaves (`Tensor.backward`). Gradients of inner nodes are freed after their use."""
     if not root.requires_grad:
         raise RuntimeError("backward: this tensor does not depend on a tensor that requires a gradient")
     if dy is None and root.size != 1:

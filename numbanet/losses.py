@@ -25,7 +25,7 @@ class Loss(abc.ABC):
     themselves the predictions.
     """
 
-    recordable: ClassVar[bool] = False  # see `records`
+    recordable: ClassVar[bool] = False  # True if steps may be recorded (`records`)
     standardised: ClassVar[bool] = False  # True if a regressor may train on (y - mean) / deviation instead of y
 
     def __init_subclass__(cls) -> None:

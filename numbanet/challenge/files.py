@@ -166,8 +166,8 @@ def _truth(path, tell):
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], Callable[[BinaryIO], Any]]]:
-    """A context with a progress bar over the bytes of all files, which is shown on a terminal. It yields a function that maps
-    the size of a file to the callback that reports the progress of this file.
+    """Return a context with a progress bar over the bytes of all files, which is shown on a terminal. It yields a function that
+    maps the size of a file to the callback that reports the progress of this file.
     """
     from rich import console, progress
 

@@ -47,7 +47,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train; print the results, save the network and plot the learning curves."""
+    """Train a network, print the results, save the network and plot the learning curves."""
     from .. import Net, plots
     from ..estimators import saving
 

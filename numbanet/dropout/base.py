@@ -201,7 +201,7 @@ class Dropout(abc.ABC):
     def variance_factors(self, layers: int) -> list[float]:
         """Return, for each `Linear` layer including the last one, the factor of the variance of its initial weights.
 
-        By default, all factors are 1. A policy that drops terms of sums overrides this (see `variance_factor` of `Linear`).
+        By default, all factors are 1. A policy that drops inputs of neurons overrides this (see `variance_factor` of `Linear`).
         """
         return [1.0] * (layers + 1)
 
@@ -297,7 +297,7 @@ class BernoulliDropout(Dropout):
     style, by_sample = Style("#b07aa1", "--", "^"), True
 
     def variance_factors(self, layers):
-        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # sums of the next layer lose terms
+        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # the next layer loses inputs
 
     def plan(self, site, rng):
         rate = self.rate_of(site)

@@ -58,7 +58,7 @@ class WindowDropout(Dropout):
         self.align = None if align is None else check_count("window: align", align)
 
     def variance_factors(self, layers):
-        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # sums of the next layer lose terms
+        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # the next layer loses inputs
 
     def step(self, site: Site) -> int:
         """Return the number of which start and K are multiples."""

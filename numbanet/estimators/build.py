@@ -19,7 +19,7 @@ from ..training.data import Data, on_host
 CALIBRATION = 32  # number of samples from which a data-dependent policy computes its thresholds
 # number of samples in the estimate of a feature's mean; its standard error is then 1/64 of the standard deviation
 MEAN_SAMPLES = 4096
-COMMON_NOISE = 0.2  # see `centre`
+COMMON_NOISE = 0.2  # the relative increase of the noise that `centre` allows
 
 
 def build(
@@ -35,9 +35,10 @@ def build(
     """Return `Linear` layers with an activation between them; `widths` are the numbers of features, of hidden neurons and of
     outputs.
 
-    If init is "he", biases are 0, and the last layer and layers before other activations than ReLU and GELU have Glorot's
-    initial weights. Else biases are uniformly distributed. If dropout drops terms of sums, initial weights have less variance.
-    Before a layer with tile dropout, features are shuffled, and most of their mean is subtracted.
+    If init is "he", biases are 0; layers before ReLU and GELU have He's initial weights, and all other layers, such as the last
+    one, have Glorot's. Otherwise biases are uniformly distributed. If dropout drops inputs of a layer's neurons, the layer's
+    initial weights have less variance. Before a layer with tile dropout, features are shuffled, and most of their mean is
+    subtracted.
     """
     layers: list[Layer] = []
     variance_factors = dropout.variance_factors(len(widths) - 2)

@@ -304,7 +304,7 @@ class LanguageModel(Estimator):
         }
 
     def _sample(self):
-        return (1,)  # a word
+        return (1,)  # one word
 
     # --- building -----------------------------------------------------------------------------------------------------
     def _start(self, settings: FitSettings, model: Sequential | None = None) -> None:

@@ -43,10 +43,10 @@ class Layer:
 
     buffers: ClassVar[tuple[str, ...]] = ()  # names of tensors that are saved and moved, but not trained
     units: ClassVar[tuple[str, ...]] = ()  # names of tensors with one entry per unit, or per unit and pixel
-    recordable: ClassVar[bool] = False  # see `records`
+    recordable: ClassVar[bool] = False  # True if steps may be recorded (`records`)
     # names of attributes that passes set, such as caches; they are None in copies and pickles
     transient: ClassVar[tuple[str, ...]] = ()
-    unitwise: ClassVar[bool] = False  # see `passes_units`
+    unitwise: ClassVar[bool] = False  # True if each unit is processed by itself (`passes_units`)
     output_site: str = "output"  # name of the site of the units in the layer's output
     chain: ClassVar[bool] = False  # True if the layer is the composition of its children and nothing else
     seed: int | None = None  # seed of the initial weights, if the layer was made without `rng`

@@ -304,7 +304,7 @@ class Recurrent(Layer, abc.ABC):
         indices = context.plans.at(self, f"output_l{layer}")
         if indices is None:
             return flow
-        if not isinstance(indices, DeviceAxis):  # a random mask
+        if not isinstance(indices, DeviceAxis):  # the plan is a random mask
             return flow._replace(pending=(indices.pending,)).applied()
         pending = (indices.pending,) if indices.plan.scale != 1.0 else ()
         return flow.with_(ops.compact(flow.x, plan=indices), Columns(indices), pending).applied()

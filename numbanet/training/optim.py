@@ -68,7 +68,7 @@ class Optimizer(abc.ABC):
     a gradient. Both lists are made at the first step.
     """
 
-    recordable: ClassVar[bool] = False  # see `records`
+    recordable: ClassVar[bool] = False  # True if steps may be recorded (`records`)
     foresees = False  # True if the launches of an update depend on `wanted` of `prepare`
     states = 1  # number of state arrays of a parameter
 

@@ -40,7 +40,7 @@ class Recovery:
             self._copy()
 
     def needs_whole(self) -> bool:
-        """True if all weights must be up to date at the end of the epoch that starts."""
+        """Return True if all weights must be up to date at the end of the epoch that starts."""
         return self.watched or self.run.epoch + 1 == self.run.epochs.stop or self.run.changing
 
     def accepts(self, record: dict[str, Any], whole: bool) -> bool:

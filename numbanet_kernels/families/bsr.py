@@ -39,19 +39,19 @@ def _dense_reference(values, at, shape):
 
 
 def bsr_reference(x, values, at, outputs, bias=None, relu=False):
-    """y = act(x w.T + b) in float64, with w dense"""
+    """Return y = act(x w.T + b) in float64, computed with a dense w."""
     y = np.float64(x) @ _dense_reference(values, at, (outputs, x.shape[1])).T
     y = y if bias is None else y + bias
     return np.maximum(y, 0) if relu else y
 
 
 def bsr_dx_reference(dy, values, at, inputs):
-    """dx = dy w in float64, with w dense"""
+    """Return dx = dy w in float64, computed with a dense w."""
     return np.float64(dy) @ _dense_reference(values, at, (dy.shape[1], inputs))
 
 
 def bsr_dw_reference(dy, x, at, tile):
-    """dy.T x in float64 at the stored tiles"""
+    """Return dy.T x in float64, at the stored tiles."""
     dw, dense = np.zeros((at.ids.size, tile, tile)), np.float64(dy).T @ np.float64(x)
     for r, (start, stop) in enumerate(zip(at.starts, at.stops)):
         for k in range(start, stop):

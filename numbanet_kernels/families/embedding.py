@@ -66,7 +66,7 @@ def _check(op, dy, order, starts):
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
 def group_rows_cpu(ids, rows, padding=None):
-    """(order, starts, ranks), where order[k] for starts[u] <= k < starts[u + 1] are the look-ups of the row v with ranks[v] =
+    """Return (order, starts, ranks): order[k] for starts[u] <= k < starts[u + 1] are the look-ups of the row v with ranks[v] =
     u.
     """
     _check_ids("group_rows (cpu)", ids, rows)
@@ -216,7 +216,6 @@ def _summing():
 
 
 def sum_by_row_cuda(dy, order, starts):
-    """y[u] = sum of dy[order[k]] for starts[u] <= k < starts[u + 1]"""
     y = empty_cuda(_check("sum_by_row (cuda)", dy, order, starts))
     launch(_summing(), blocks_for(y.size), THREADS, flat(dy), order, starts, flat(y), *dy.shape)
     return y

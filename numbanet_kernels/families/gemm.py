@@ -191,7 +191,7 @@ _CHECK_DW = shapes("gemm_dw", dy="NO", x="NI")
 
 
 def gemm_dw_cpu(dy, x, db_scale=1.0):
-    """(dw, db), where dw[o, i] = sum_n dy[n, o] x[n, i] and db[o] = db_scale * sum_n dy[n, o]."""
+    """Return (dw, db), where dw[o, i] = sum_n dy[n, o] x[n, i] and db[o] = db_scale * sum_n dy[n, o]."""
     _CHECK_DW(dy, x)
     return gemm_cpu(dy, x, ta=True), sum_rows_cpu(dy, db_scale)
 

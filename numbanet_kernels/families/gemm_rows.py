@@ -7,7 +7,7 @@
 
 The work is 2 N K J FLOPs instead of 2 N O I. `rows` and `cols` are slices that end at the end of their axis, increasing int32
 arrays on the device, `layouts.rows.Period` (both forms), `layouts.rows.Window`, or None for all.
-Kernels: masked (a teaching step: blocks of dropped rows return before their first barrier), listed (any index lists: the grid
+Kernels: masked (for teaching only: blocks of dropped rows return before their first barrier), listed (any index lists: the grid
 has only the kept outputs) and, for the constant strides of a pattern, `gemm_block`.
 """
 
@@ -117,7 +117,7 @@ LISTED = 1 << 17  # submatrices with fewer elements are gathered by index arrays
 
 
 def _lists(op, w, rows, cols):
-    """Return (rows, cols) as arrays if neither is a slice and the submatrix is small, else None; cols is None for all."""
+    """Return (rows, cols) as arrays; None if one is a slice, or if the submatrix is large. cols is None for all columns."""
     if isinstance(rows, slice) or isinstance(cols, slice) or (rows is None and cols is None):
         return None
     rows, cols = (index.indices if isinstance(index, (Period, Window)) else index for index in (rows, cols))
@@ -224,7 +224,7 @@ def _masked(tile=16):
 
     @kernel("void(f4[:, ::1], f4[:, ::1], b1[::1], f4[:, ::1])")
     def gemm_rows_masked(x, w, mask, y):
-        """Teaching step: y = x (w * mask[:, None]).T with dense x and y; one block computes `tile` samples for one row of w.
+        """For teaching only: y = x (w * mask[:, None]).T with dense x and y. A block computes `tile` samples for one row of w.
 
         The mask is the same for all threads of a block, so they all return before the first barrier, or none does.
         """
@@ -376,7 +376,7 @@ def gemm_rows_dx_cuda(dy, w, rows, cols, where=None, scale=1.0, out=None):
 
 
 def gemm_rows_masked(x, w, mask, out=None):
-    """Teaching step: y = x (w * mask[:, None]).T with dense x and y; the grid covers every row, also dropped ones."""
+    """For teaching only: y = x (w * mask[:, None]).T with dense x and y; the grid covers all rows, also dropped ones."""
     out = output(
         "gemm_rows_masked (cuda)", empty_cuda, out, ("N", "O"), x=(x, ("N", "I")), w=(w, ("O", "I")), mask=(mask, ("O",), BOOL)
     )

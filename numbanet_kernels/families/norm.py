@@ -207,7 +207,7 @@ def batch_norm_apply_cpu(x, gamma, beta, mean, variance, eps):
 
 
 def batch_norm_grad_cpu(dy, x, gamma, mean, variance, eps):
-    """(dx, dgamma, dbeta) of batch_norm"""
+    """Return (dx, dgamma, dbeta) of batch_norm."""
     expect(
         "batch_norm_grad (cpu)", dy=(dy, ("N", "C")), x=(x, ("N", "C")), **_channels(gamma=gamma, mean=mean, variance=variance)
     )
@@ -300,7 +300,6 @@ def _backward_kernel():
 
 
 def batch_norm_cuda(x, gamma, beta, eps):
-    """y = gamma (x - mean) / sqrt(variance + eps) + beta; returns (y, mean, variance), the latter two of each channel"""
     expect("batch_norm (cuda)", x=(x, ("N", "C")), gamma=(gamma, CHANNELS), beta=(beta, CHANNELS))
     mean, variance = empty_cuda(gamma.shape), empty_cuda(gamma.shape)
     launch(_forward_kernels()[0], ceil_div(gamma.size, ACROSS), (ACROSS, DOWN), x, mean, variance)
@@ -308,7 +307,6 @@ def batch_norm_cuda(x, gamma, beta, eps):
 
 
 def batch_norm_apply_cuda(x, gamma, beta, mean, variance, eps):
-    """y = gamma (x - mean) / sqrt(variance + eps) + beta"""
     expect("batch_norm_apply (cuda)", x=(x, ("N", "C")), **_channels(gamma=gamma, beta=beta, mean=mean, variance=variance))
     y = empty_cuda(x.shape)
     launch(_forward_kernels()[1], blocks_for(y.size), THREADS, flat(x), gamma, beta, mean, variance, eps, flat(y), gamma.size)
@@ -316,7 +314,6 @@ def batch_norm_apply_cuda(x, gamma, beta, mean, variance, eps):
 
 
 def batch_norm_grad_cuda(dy, x, gamma, mean, variance, eps):
-    """(dx, dgamma, dbeta) of batch_norm"""
     expect(
         "batch_norm_grad (cuda)", dy=(dy, ("N", "C")), x=(x, ("N", "C")), **_channels(gamma=gamma, mean=mean, variance=variance)
     )

@@ -211,7 +211,7 @@ def _choosing():
 
     @kernel("void(i4[::1], i4[::1], i4, i4)")
     def top_k(v, bits, outputs, k):
-        """Each block selects in one row: all threads count together, and one thread decides among equal values."""
+        """Each block selects in one row: all threads count, to find the k-th largest value; then one thread sets the bits."""
         counts = cuda.shared.array(THREADS, int32)
         t, n = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
         words = (outputs + int32(31)) // int32(32)

@@ -93,8 +93,8 @@ def _cores() -> int:
 # --- handing over -----------------------------------------------------------------------------------------------------
 @host_kernel("void(i8[::1], i8, i8, i8, i8, i8[::1])")
 def _spin(counter, seen, turns, yields, pause, pauses):
-    """Wait without the GIL until counter[0] differs from `seen`: at most `turns` turns of 0.3 ns, and then at most `yields`
-    times after yielding the core. Then `pause` more turns.
+    """Wait without the GIL until counter[0] differs from `seen`: for at most `turns` reads of 0.3 ns each, then for at most
+    `yields` reads, before each of which the core is yielded. If counter[0] has changed, wait for `pause` more reads.
     """
     turn = 0
     while turn < turns + yields and atomic.load(counter, 0) == seen:

@@ -80,7 +80,7 @@ class CSR:
         return entries(self.indptr[:-1], self.indptr[1:], self.indices, self.shape[1])
 
     def dense(self) -> np.ndarray:
-        """The matrix, float32."""
+        """Return the matrix as a dense float32 array."""
         matrix = np.zeros(self.shape, np.float32)
         matrix[self.rows, self.indices] = self.values
         return matrix
@@ -217,7 +217,7 @@ class ELL:
         return CSR(ends(present.sum(1)), self.indices[present], self.values[present], self.shape)
 
     def dense(self) -> np.ndarray:
-        """The matrix, float32."""
+        """Return the matrix as a dense float32 array."""
         return self.to_csr().dense()
 
 
@@ -299,7 +299,7 @@ class BSR:
         return entries(self.indptr[:-1], self.indptr[1:], self.indices, self.grid[1])
 
     def dense(self) -> np.ndarray:
-        """The matrix, float32."""
+        """Return the matrix as a dense float32 array."""
         out, (rows, columns) = np.zeros(tuple(n * self.tile for n in self.grid), np.float32), self._elements()
         out[rows[:, :, None], columns[:, None, :]] = self.values
         return np.ascontiguousarray(out[: self.shape[0], : self.shape[1]])

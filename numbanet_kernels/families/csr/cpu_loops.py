@@ -149,9 +149,7 @@ def transposed(x):
 # --- products ---------------------------------------------------------------------------------------------------------
 @host_function
 def _live(ids, values, inverse, inputs, first, stop, live_ids, live_values):
-    """Of the entries first … stop - 1, write those whose input is kept to live_ids and live_values, and return how many they
-    are.
-    """
+    """Write to live_ids and live_values those of the entries first … stop - 1 whose input is kept, and return their number."""
     count = 0
     for k in range(first, stop):
         position = inverse[min(max(ids[k], 0), inverse.size - 1)] if inverse.size else -1

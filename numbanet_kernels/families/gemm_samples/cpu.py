@@ -78,7 +78,7 @@ def gemm_samples_dx_cpu(dy, w, lists):
 
 
 def gemm_samples_dw_cpu(dy, x, lists):
-    """(dw, db), where dw[o] = sum of dy x[n] over the kept pairs of o, and db[o] = sum of dy over them."""
+    """Return (dw, db), where dw[o] = sum of dy x[n] over the kept pairs of o, and db[o] = sum of dy over them."""
     _checked("gemm_samples_dw (cpu)", lists, dy, x=(x, (lists.starts.size - 1, "I")))
     firsts, samples, positions = cpu_loops.pairs(lists)
     db = empty_cpu((lists.width,))

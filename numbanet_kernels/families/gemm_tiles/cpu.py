@@ -111,8 +111,8 @@ def tile_outputs_cpu(dy, pattern, scale=1.0, y=None, lists=None):
     """Return (dy, outputs), where outputs is (scale * dz, transposed and sorted by class; sum_n dz[n, o]). dx and dw use the
     same outputs.
 
-    dz (N, O) is dy if y is None, else dy * (y > 0). dy may also be a function of `where` and `scale` that computes a pending
-    product.
+    dz (N, O) is dy if y is None, else dy * (y > 0). dy may also be a product that is not computed
+    yet, as a function of `where` and `scale`.
     """
     (rows, _), (outputs, _) = valid("tile_outputs (cpu)", pattern)
     dy = dy() if callable(dy) else dy
@@ -181,7 +181,7 @@ def gemm_tiles_dx_cpu(dy, w, pattern, scale=1.0, blocks=None, outputs=None, wher
 
 
 def gemm_tiles_dw_cpu(dy, x, pattern, scale=1.0, blocks=None, inputs=None, outputs=None, out=None, lists=None):
-    """(dw, db), where dw = scale * (dy.T x) on kept tiles, packed, and db[o] = sum_n dy[n, o]."""
+    """Return (dw, db), where dw = scale * (dy.T x) on kept tiles, packed, and db[o] = sum_n dy[n, o]."""
     (rows, cols), packed = valid("gemm_tiles_dw (cpu)", pattern)
     transposed, db = pair("gemm_tiles_dw (cpu)", "outputs", outputs)
     out = output(

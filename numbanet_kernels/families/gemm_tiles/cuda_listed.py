@@ -13,8 +13,8 @@ from ...runtime.declare import cuda, kernel, kernels
 
 @kernels("gemm_tiles")
 def forwards(tile=32):
-    """Return two kernels, (listed, masked): `listed` loops over the list of a class; `masked`, a teaching step, loops over all
-    tiles and skips dropped ones before the barrier.
+    """Return two kernels, (listed, masked): `listed` loops over the list of a class. `masked`, which is for teaching only,
+    loops over all tiles and skips dropped ones before the barrier.
     """
     padded = tile + 1
     side = tile // 2

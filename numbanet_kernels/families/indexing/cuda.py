@@ -99,8 +99,8 @@ def _strided(x, shape, strides):
 
 
 def _transposed(x, y, axes):
-    """If an axis other than the last one of y is contiguous in x, copy x to y in squares; else return False. `axes` holds
-    (length, stride in x) of each axis of y.
+    """If an axis of y other than the last one is contiguous in x, copy x to y in squares and return True; else return False.
+    `axes` holds (length, stride in x) of each axis of y.
     """
     *outer, (n_b, s_b) = axes
     steps, contiguous = _element_strides([n for n, _ in axes]), [i for i, (n, s) in enumerate(outer) if s == 1 and n > 1]

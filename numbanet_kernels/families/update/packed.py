@@ -173,7 +173,7 @@ def _row_squares(g, row_pos, row_class, cols, sums, first, stop):
 
 
 def packed_squares_cpu(g, packing):
-    """The sum of g[row_pos[r], k]^2 over all r and k with row_pos[r] >= 0 and cols[row_class[r], k] >= 0.   -> ()"""
+    """y = the sum of g[row_pos[r], k]^2 over all r and k with row_pos[r] >= 0 and cols[row_class[r], k] >= 0.   -> ()"""
     sizes = expect("packed_squares (cpu)", g=(g, ("G", "K")), **_expected(packing))
     sums = np.empty(sizes["R"])
 
