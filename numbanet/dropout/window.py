@@ -4,7 +4,7 @@ end of the layer.
 K of n neurons are kept: start, start + 1, …, start + K - 1 modulo n. Every start has the same probability, so each neuron is
 dropped with probability 1 - K / n exactly. p is the dropout rate. K is (1 - p) n rounded down or up at random, so that its mean
 is (1 - p) n. So the mean share of dropped neurons is exactly p. Kept neurons are scaled by n / K. If
-`align` is given, start and K are multiples of it, which the same probabilities allow if it divides n.
+`align` is given and divides n, start and K are multiples of it; the probabilities stay the same.
 
 The kept part of a weight is a slice, or two if the window wraps around, so products read it without a copy. Before training,
 the order of a layer's neurons is arbitrary, so adjacent neurons are as suitable as any others. But there are only n windows,
@@ -35,9 +35,9 @@ class WindowDropout(Dropout):
     shuffle : int, optional
         As for `RowDropout`: after every n epochs, other neurons become adjacent.
     align : int, optional
-        Start and K are multiples of this number, such as 32, in layers whose width is a multiple of it and which keep as many
-        neurons on average; in others they are any numbers, because the rate of each neuron would not be exact otherwise. By
-        default they are any numbers everywhere: there are more windows then, and products take the same time.
+        A number, such as 32, of which start and K are multiples. It is used only in layers whose width is a multiple of it and
+        which keep more than this number of neurons on average; in other layers rates would not be exact. By default start and K
+        are any numbers, so that there are more windows; products take the same time.
 
     Raises
     ------

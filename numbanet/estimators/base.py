@@ -151,9 +151,7 @@ class Estimator(Settings):
         return optimizer
 
     def _warn_of_sparsity(self) -> None:
-        """Warn if the parameter `sparsity` is not the one with which the network was started, which `partial_fit` continues to
-        use.
-        """
+        """Warn if `sparsity` has changed since the network was started: `partial_fit` continues with the earlier value."""
         if self.sparsity != self._sparsity:
             warn(
                 f"partial_fit: the network continues with sparsity={self._sparsity!r}, with which it was started or loaded; "

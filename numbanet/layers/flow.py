@@ -8,8 +8,8 @@ and bytes. The layouts are:
     ChannelsLast    x is (N, H, W, C) and stands for (N, C, H, W); it may hold only some of the channels
     PerSample       each sample keeps its own set of entries, and x holds them one sample after the other
 
-A layer that supports only dense activations calls `Flow.dense`. A layer makes its output flow with `Flow.with_`, which keeps
-the properties of the samples (`Tags`).
+An activation is compact if x holds only the entries that a plan keeps. A layer that supports only dense activations calls
+`Flow.dense`. A layer makes its output flow with `Flow.with_`, which keeps the properties of the samples (`Tags`).
 """
 
 from __future__ import annotations

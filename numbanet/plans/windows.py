@@ -90,8 +90,8 @@ class GateWindow(AxisPlan):
 class UnitWindow(WindowPlan):
     """The window of units that a recurrent layer keeps both in its outputs and in its recurrent input.
 
-    Nothing reads the other units in this pass. So the gradients of their gates are exactly 0, and an `LSTM` computes neither
-    them nor their part of the products with them. Units still have a state, which goes on to the next pass.
+    The other units are not read in this pass. So the gradients of their gates are exactly 0, and an `LSTM` computes neither
+    these gradients nor products with them. The other units still have a state, which the next pass may read.
 
     Parameters
     ----------

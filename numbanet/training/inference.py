@@ -68,9 +68,8 @@ class Predictor:
         self._free = threading.Lock()  # held while the buffers are in use
 
     def fits(self, model: Layer, session_options: dict[str, Any], policy: Dropout | None) -> bool:
-        """Return True if this predictor can be used for these arguments: they are those of the constructor, the model has
-        changed at most the values in its arrays, and there is no policy. A policy may depend on these values, so it needs a new
-        predictor.
+        """Return True if this predictor can be used for these arguments: they are those of the constructor, nothing in the
+        model has changed except values of its arrays, and there is no policy. (A policy may depend on these values.)
         """
         same = self.model is model and self.session_options == session_options and policy is None is self.policy
         return same and self.tree.current

@@ -260,8 +260,8 @@ class Optimizer(abc.ABC):
             dev.copy(dev.compact(given, places) if axis else dev.take_rows(given, places), out=given)
 
     def exchange(self, parameter: Tensor, other: Tensor, change: Callable[[Any], Any]) -> None:
-        """Train the tensor `other` in place of `parameter`. The state of `other` is change(array) for each array of the state
-        of `parameter`.
+        """Train the tensor `other` instead of `parameter`. Its state consists of change(array) for each state array of the
+        latter.
         """
         self.resize(parameter, change)
         self.parameters = [other if own is parameter else own for own in self.parameters]

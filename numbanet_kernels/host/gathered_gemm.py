@@ -28,7 +28,7 @@ UNROLL = 4  # a divisor of BLOCK
 
 @intrinsic
 def _fetch(typing_context, w, first, length):
-    """Prefetch w[first:first + length]; the indices are those of the flat array."""
+    """Prefetch w[first:first + length], where w is indexed as a flat array."""
 
     def generate(context, builder, signature, arguments):
         data, first, length = data_of(context, builder, signature, arguments)

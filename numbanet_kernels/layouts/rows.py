@@ -21,7 +21,7 @@ class Period(NamedTuple):
 class Window(NamedTuple):
     """`count` adjacent indices, modulo the length n of an axis: one run of increasing indices, or two if they wrap around.
 
-    If `times` is above 1, the axis has as many equal parts, such as the gates of an LSTM, and each part keeps the same window.
+    If `times` is above 1, the axis has `times` equal parts, such as the gates of an LSTM, and each part keeps the same window.
     """
 
     indices: Any  # (count,) int32, increasing

@@ -44,8 +44,8 @@ class Pattern(NamedTuple):
 
     @property
     def packed_shape(self) -> tuple[int, int]:
-        """The shape of the array into which the kept tiles are packed: each of its rows has room for as many columns as any
-        class keeps.
+        """The shape of the array into which the kept tiles are packed. A row has room for the columns of the class
+        that keeps most of them.
         """
         return self.grid[0] * self.tile, self.most[1] * self.tile
 

@@ -1,4 +1,5 @@
-"""The semantics of each instruction: `steps(program)` returns a `Step` for each, a function of a wave of threads.
+"""The semantics of the instructions: `steps(program)` returns a `Step` for each instruction, which runs it for a wave of
+threads.
 
 Arithmetic is in `operations`, memory in `accesses`, instructions of whole warps in `collectives`.
 """
