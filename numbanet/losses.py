@@ -83,7 +83,7 @@ class Loss(abc.ABC):
             raise ValueError(f"{self!r} must give a Tensor of shape ({n},), a loss for each sample, or (); not {loss.shape}")
         if loss.shape == () and weights is not None:
             raise ValueError(
-                f"{self!r} gives one number for all samples, which cannot be weighed: to train with weights, "
+                f"{self!r} gives one number for all samples, which cannot be weighted: to train with weights, "
                 f"return one loss per sample, shape ({n},)"
             )
         if loss.shape == ():

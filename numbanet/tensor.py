@@ -109,7 +109,7 @@ class Tensor:
     def item(self) -> float:
         """Return the value of a tensor of size 1 as a float."""
         if self.size != 1:
-            raise ValueError(f"item: a tensor of shape {self.shape} has not one value but {self.size}")
+            raise ValueError(f"item: a tensor of shape {self.shape} has {self.size} values instead of one")
         return float(self.numpy().reshape(()))
 
     # --- in and out ---------------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def _plan(data, memory, say):
     room = int(SHARE * free_memory()) if memory is None else memory
     piece = min(room // each // LANES, -(-count // LANES)) * LANES
     if piece < LANES:
-        raise MemoryError(f"challenge: {LANES} inputs need {LANES * each:,} bytes for activations, and there are {room:,}")
+        raise MemoryError(f"challenge: {LANES} inputs need {LANES * each:,} bytes for activations, and may use {room:,}")
     pieces = -(-count // piece)
     weights = len(data.network) * layer.indices.nbytes
     say(

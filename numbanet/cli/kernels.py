@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     if options.counters:
         _counters(options.counters, options.shape, options.plot)
     elif options.plot:
-        raise ValueError("--plot goes with --counters OPERATION")
+        raise ValueError("--plot needs --counters OPERATION")
     else:
         _list()
     return 0

@@ -142,7 +142,7 @@ class Dropout(abc.ABC):
         the policy is for convolutions and there are none.
         """
         if self.kind == "patches" and not layers:
-            raise ValueError(f"{self.name}: it is for convolutions, and there are none")
+            raise ValueError(f"{self.name} is for convolutions, and the network has none")
         if isinstance(self.rate, tuple) and len(self.rate) != layers:
             raise ValueError(f"dropout_rate has {len(self.rate)} entries for {layers} hidden layers")
 

@@ -82,5 +82,5 @@ class WindowDropout(Dropout):
     def caution(self, site):
         n, rate = site.shape[0], self.rate_of(site)
         if rate and (1 - rate) * n < 1:
-            return f"window: a layer of {n} neurons keeps one at least, which is more than this rate leaves"
+            return f"window: a layer of {n} neurons keeps at least one neuron, which is more than the rate {rate:g} leaves"
         return None

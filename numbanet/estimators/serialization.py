@@ -72,7 +72,8 @@ def described(value: Any) -> Any:
             and part is not getattr(type(value), name, value)
         }
         if unknown := extra.keys() - set(getattr(value, "set_on_copies", ())):
-            raise TypeError(f"{value!r} was given {', '.join(sorted(unknown))}, which {type(value).__name__} does not take")
+            kind, names = type(value).__name__, ", ".join(sorted(unknown))
+            raise TypeError(f"{value!r} has the attribute {names}, which the constructor of {kind} does not take")
         return {
             "setting": type(value).__name__,
             **({"set": extra} if extra else {}),

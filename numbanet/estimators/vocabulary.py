@@ -171,7 +171,7 @@ def checked_tokens(tokens: Iterable[Any], least: int = 1) -> list[str] | np.ndar
         try:
             return np.array(tokens, np.int64)
         except OverflowError as error:
-            raise ValueError(f"text: an integer is beyond what symbols can be, 0 to {_MOST - 1}") from error
+            raise ValueError(f"text: an integer is outside the range of symbols, 0 to {_MOST - 1}") from error
     raise _mixed(tokens)
 
 
