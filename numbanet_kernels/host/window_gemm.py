@@ -94,7 +94,7 @@ def _lists(rows, cols):
 def multiply_window(x, w, rows, cols, out, bias=None, relu=False, scale=1.0):
     """out = scale * act(x w[rows, cols].T + bias), with act = ReLU if `relu`.
 
-    rows and cols are a `Window` each, or None for all; bias has one value for each row of the window.
+    Each of rows and cols is a `Window`, or None, which stands for the whole axis. bias has a value for each row of the window.
     """
     terms, given = empty_cpu((1, out.shape[1], x.shape[0])), _lists(rows, cols)
 
@@ -108,9 +108,7 @@ def multiply_window(x, w, rows, cols, out, bias=None, relu=False, scale=1.0):
 
 
 def multiply_window_back(dy, w, rows, cols, out, alpha=1.0):
-    """out = alpha * dy w[rows, cols]; rows and cols are a `Window` each, or None for all. Each thread sums over its part of
-    rows.
-    """
+    """out = alpha * dy w[rows, cols], with rows and cols as for `multiply_window`; each thread sums over its part of rows."""
     flops, given = 2 * out.size * dy.shape[1], _lists(rows, cols)
     with threads.held(flops):
         terms = empty_cpu((threads.parts(flops=flops), out.shape[1], dy.shape[0]))

@@ -161,7 +161,7 @@ def divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return a - (a / b) b, which has the sign of a; if b is 0, return a."""
+    """Return a - (a / b) b, where / rounds towards 0, so that the result has the sign of a; if b is 0, return a."""
     return np.where(b == 0, a, a - divided(a, b) * b)
 
 
