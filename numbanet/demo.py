@@ -75,9 +75,7 @@ def run(
 
 
 def _digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return X, y, X_test, y_test: TRAIN training samples, of whose labels the share WRONG is replaced by random ones, and all
-    other samples as the test set.
-    """
+    """Return X, y, X_test, y_test: TRAIN training samples, a share WRONG of them with random labels; and all others."""
     from .datasets import load_digits
 
     X, y, X_test, y_test = load_digits()

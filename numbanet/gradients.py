@@ -69,9 +69,7 @@ class Dense(Gradient):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Packed(Gradient):
-    """A gradient of shape `shape` that is zero except for the part that a plan kept. `values` holds this part, and `packing`
-    says where each value belongs.
-    """
+    """A gradient that is zero except for the part that a plan kept: its `values`, and their positions as a `packing`."""
 
     values: Any
     packing: Packing
@@ -88,9 +86,7 @@ class Packed(Gradient):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Columns(Gradient):
-    """A gradient of a matrix that is zero except in K columns. `axis`, a `DeviceAxis`, lists these columns, and `values` (N, K)
-    holds them.
-    """
+    """A gradient of a matrix that is zero except in K columns: their `values` (N, K), and the `DeviceAxis` that lists them."""
 
     values: Any
     axis: Any

@@ -134,9 +134,7 @@ class Tensor:
         return self.device.dlpack_device(self.data)
 
     def to(self, other: str | Device) -> Tensor:
-        """Return a copy of this tensor on the device `other`, detached from the graph. If the tensor is already there, return
-        the tensor itself.
-        """
+        """Return a copy on the device `other`, detached from the graph; this tensor itself if it is already there."""
         other = named(other)
         return self if other is self.device else Tensor(self.numpy(), other, self.requires_grad)
 

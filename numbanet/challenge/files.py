@@ -82,9 +82,7 @@ def _find(folders, neurons, layers):
 
 @contextlib.contextmanager
 def _opened(path: Path, tell: Callable[[BinaryIO], Any]) -> Iterator[tuple[BinaryIO, Callable[[], Any]]]:
-    """Open a file, and yield (file, tick). The file is decompressed while it is read; tick() reports the progress and should be
-    called regularly.
-    """
+    """Open a file, and yield (file, tick). It is decompressed while it is read; tick() reports the progress."""
     with path.open("rb") as raw:
         open_as: Any = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix)
         with open_as(raw) if open_as else contextlib.nullcontext(raw) as file:

@@ -148,9 +148,7 @@ class Prepared:
         return numbers[alive[: len(numbers)] != 0]
 
     def _saturated(self, x, samples, layer):
-        """Return True if every activation of the first `samples` samples is at the ceiling, and stays there in layer `layer`
-        and all later layers.
-        """
+        """Return True if all activations of the first `samples` samples are and stay at the ceiling, from layer `layer` on."""
         if (self.dev.download(x).min(axis=1).ravel()[:samples] < CEILING).any():
             return False
         return all(

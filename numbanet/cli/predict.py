@@ -43,9 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _samples(source: str, shape: tuple[int, ...]):
-    """Return (X, y), the test samples of a data set, reshaped to the input of the network if the sizes match; or (X, None) if
-    `source` is a file.
-    """
+    """Return (X, y), test samples of a data set, in the input shape if sizes match; or (X, None) if `source` is a file."""
     import numpy as np
 
     if source in datasets.IMAGES:

@@ -107,9 +107,7 @@ class Dropout(abc.ABC):
         return self._with(tuple(map(mean, zip(*rates, strict=True))))
 
     def _changed_rates(self, concerned: Callable[[Any], bool], change: Callable[[Any], Any]) -> Dropout:
-        """Return a copy in which change(rate) replaces each rate for which concerned(rate) is true; this policy if there is no
-        such rate.
-        """
+        """Return a copy in which change(rate) replaces each rate for which concerned(rate) is true."""
         several = isinstance(self.rate, tuple)
         rates = self.rate if several else (self.rate,)
         if not any(map(concerned, rates)):
@@ -128,9 +126,7 @@ class Dropout(abc.ABC):
         return policy
 
     def rate_of(self, site: Site | int) -> float:
-        """Return the rate of a site, which may be given by its number; raise ValueError if the rate depends on the epoch
-        (`at`).
-        """
+        """Return the rate of a site or of its number; raise ValueError if the rate depends on the epoch (`at`)."""
         number = site.number if isinstance(site, Site) else site
         rate = self.rate[number] if isinstance(self.rate, tuple) else self.rate
         if callable(rate):
@@ -176,9 +172,7 @@ class Dropout(abc.ABC):
         return [*filter(None, map(self.caution, sites)), *(self._passed_over(tree) if sites else ())]
 
     def _passed_over(self, tree: Tree) -> list[str]:
-        """Return a list with one warning, which names the layers with weights but without a site; an empty list if there are
-        no such layers.
-        """
+        """Return a list with a warning that names the layers with weights but without a site; [] if there are none."""
         some = {layer for layer, _ in tree.sites}
         names = [
             f"{path} ({type(layer).__name__})"
@@ -223,9 +217,7 @@ class Dropout(abc.ABC):
         """
 
     def plans(self, model: Sequential | Tree, rng: np.random.Generator) -> dict[str, Plan]:
-        """Return a dict that maps the path of a site to its plan for a step. Sites at which everything is computed are left
-        out.
-        """
+        """Return a dict that maps the path of a site to its plan for a step, except where everything is computed."""
         drawn = ((site.path, self.plan(site, rng)) for site in self.sites(model))
         return {path: plan for path, plan in drawn if plan is not None}
 
@@ -236,9 +228,7 @@ class Dropout(abc.ABC):
         return None
 
     def choose_from_flow(self, site: Site, flow: Flow, layer: Any, rng: np.random.Generator) -> Plan | None:
-        """Choose a plan like `choose`, but from the layer and its input flow, which may be compact. By default this calls
-        `choose` with the dense input.
-        """
+        """Choose a plan from a layer and its input, which may be compact; by default by `choose` from the dense input."""
         return self.choose(site, flow.expanded(), layer.weight, rng)
 
     def choosing(self, model: Sequential | Tree, rng: np.random.Generator) -> Callable[..., Plan | None] | None:

@@ -30,13 +30,7 @@ class BatchwiseDropout(Dropout):
     Parameters
     ----------
     rate : float, callable, or sequence of these, default=0.5
-        Share of the neurons that is dropped, in [0, 1), or a function that maps an epoch to this share. A sequence holds one
-        rate or function for each droppable layer.
-
-    Raises
-    ------
-    ValueError
-        If a rate is out of range.
+        Share of the neurons that is dropped; otherwise as for `Dropout`.
     """
 
     name, drops = "batchwise", "neurons: a random set of always the same size, for the whole batch"

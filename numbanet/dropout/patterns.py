@@ -83,9 +83,7 @@ class _PatternDropout(Dropout):
         return len(self._of(site).scales)
 
     def variance_factor(self, site: Site | int) -> float:
-        """Return the factor of the initial variance of weights of which dropout at `site` drops some products
-        (`variance_factor` of `Linear`).
-        """
+        """Return the factor of the initial variance of weights with dropout at `site` (`variance_factor` of `Linear`)."""
         return self._of(site).variance_factor
 
     def draw(self, site: Site | int, rng: np.random.Generator) -> tuple[int, int, float]:
@@ -102,8 +100,7 @@ class RowDropout(_PatternDropout):
     Parameters
     ----------
     rate : float, callable, or sequence of these, default=0.5
-        Probability p to drop, in [0, 1), or a function that maps an epoch to it. A sequence holds one rate or function for each
-        droppable layer.
+        Probability p to drop, as for `Dropout`.
     dp_max : int, optional
         Largest period. The default is the smallest period that drops more than p, but at least 3; with a larger dp_max,
         patterns that keep very few neurons are drawn (`numbanet.dropout.search`). If the rate depends on the epoch, so does the

@@ -31,9 +31,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def rate_at(rate: float | Schedule, epoch: int) -> float:
-    """Return the rate of an epoch. `rate` is a number or a function of the epoch; raise ValueError if the function returns an
-    invalid rate.
-    """
+    """Return the rate of an epoch for a number or a function of the epoch; raise ValueError if the function returns no rate."""
     if not callable(rate):
         return rate
     value = rate(epoch)
@@ -43,9 +41,7 @@ def rate_at(rate: float | Schedule, epoch: int) -> float:
 
 
 def mean(rates: Sequence[float]) -> float:
-    """Return the mean of rates. If all rates are equal, it is exactly this rate, without rounding, so that training is the same
-    as with a constant rate.
-    """
+    """Return the mean of rates. If all rates are equal, it is exactly this rate, without rounding."""
     return rates[0] + math.fsum(rate - rates[0] for rate in rates) / len(rates)
 
 

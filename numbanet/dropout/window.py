@@ -30,7 +30,7 @@ class WindowDropout(Dropout):
     Parameters
     ----------
     rate : float, callable, or sequence of these, default=0.5
-        Probability to drop, in [0, 1), or a function that gives it for an epoch; a sequence gives one for each droppable layer.
+        As for `Dropout`.
 
     shuffle : int, optional
         As for `RowDropout`: after every n epochs, other neurons become adjacent.

@@ -71,9 +71,7 @@ def check_target(path: str | os.PathLike) -> Path:
 
 
 def _told(net: Any) -> dict[str, Any]:
-    """Return the metadata of an estimator. If JSON cannot hold a setting, layer or attribute, raise a TypeError that names it
-    and says what to do instead.
-    """
+    """Return the metadata of an estimator; raise a TypeError that names what JSON cannot hold, and the way out."""
     metadata: dict[str, Any] = {"layers": [], "given": False, "parameters": {}, "fitted": {}}
     for layer in net.model_.layers:
         try:

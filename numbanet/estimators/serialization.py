@@ -129,9 +129,7 @@ def _shapes_of(layer: Layer) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _changed(layer: Layer, fresh: Layer, path: str = "") -> Iterator[tuple[str, Sequential]]:
-    """Yield (path, chain) for each `Sequential` in `layer` that has other layers or shapes than in the newly made layer
-    `fresh`.
-    """
+    """Yield (path, chain) for each `Sequential` in `layer` whose layers or shapes are not those of the new layer `fresh`."""
     if isinstance(layer, Sequential) and _shapes_of(layer) != _shapes_of(fresh):
         yield path, layer
         return

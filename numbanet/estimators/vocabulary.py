@@ -176,9 +176,7 @@ def checked_tokens(tokens: Iterable[Any], least: int = 1) -> list[str] | np.ndar
 
 
 def _mixed(tokens: list[Any]) -> Exception:
-    """Return the TypeError for the first token that is neither a word nor an integer, or that is a word while the first token
-    is an integer, or the reverse.
-    """
+    """Return the TypeError for the first token that is no word and no integer, or is not of the kind of the first token."""
     wanted = str if isinstance(tokens[0], str) else (int, np.integer)
     at = next(i for i, token in enumerate(tokens) if not isinstance(token, wanted) or isinstance(token, bool))
     many = isinstance(tokens[at], (Sequence, np.ndarray)) and not isinstance(tokens[at], (str, bytes))

@@ -88,9 +88,7 @@ class Layer:
             return flow.with_(self(flow.dense()))
 
     def sites(self) -> tuple[Site, ...]:
-        """Return the sites of this layer, without those of its children. A site is a tensor that dropout may sparsify; its path
-        is its name in the layer.
-        """
+        """Return the sites of this layer, without those of its children. The path of a site is here its name in the layer."""
         return ()
 
     def cost(self, spec: ActivationSpec, plans: Plans) -> tuple[Cost, ActivationSpec]:
@@ -120,9 +118,7 @@ class Layer:
         return False
 
     def fuse_with(self, following: Layer) -> Callable[[Flow, Context], Flow] | None:
-        """Return a function that computes this layer and the following one together and replaces the `forward` of both; None if
-        the two layers are not fused.
-        """
+        """Return a function that computes this layer and the following one together; None if they are not fused."""
         return None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -345,9 +341,7 @@ def trial(layer: Layer, shape: tuple[int | None, ...]) -> tuple[list[tuple[Layer
 
 
 def _run(layer: Layer, x: Tensor, calls: list[tuple[Layer, tuple[int, ...]]]) -> tuple[int, ...]:
-    """Pass zeros through a layer and return the shape of its output; append (layer, input shape) of each layer that it calls to
-    `calls`.
-    """
+    """Pass zeros through a layer, and return its output shape; append (layer, input shape) of each called layer to `calls`."""
     context = Context(x.device)
     if type(layer).forward is Layer.forward:
         with around.within(Around(context, NO_TAGS, calls)):

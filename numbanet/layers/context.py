@@ -99,9 +99,7 @@ def _assigned(dev: Device, given: Mapping[Any, Plan], model: Any) -> Plans:
 
 # --- inside a layer's __call__ ----------------------------------------------------------------------------------------
 class Around(NamedTuple):
-    """The current pass. A layer that is called with a tensor, inside the `__call__` of another layer, takes its context from
-    here.
-    """
+    """The current pass, from which a layer that another layer's `__call__` calls with a tensor takes its context."""
 
     context: Context
     tags: Tags

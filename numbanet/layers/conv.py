@@ -132,9 +132,7 @@ class Conv2d(Layer):
         )
 
     def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
-        """Return act(conv(x) + b), where act is ReLU if `relu`, else the identity; only the parts that the plans keep are
-        computed.
-        """
+        """Return act(conv(x) + b), where act is ReLU if `relu`, else the identity, for the parts that the plans keep."""
         flow, channels_last = flow.applied(), isinstance(flow.layout, ChannelsLast)
         if flow.x.ndim != 4 or (flow.indices is None and flow.x.shape[3 if channels_last else 1] != self.in_channels):
             raise ValueError(f"{self!r}: x {flow.x.shape} is not a batch of images ({self.in_channels}, H, W)")

@@ -154,9 +154,7 @@ class Flow(NamedTuple):
         return flow.with_(flow.dense()) if isinstance(flow.layout, ChannelsLast) else flow
 
     def images(self) -> Flow:
-        """Return the flow with the layout `ChannelsLast`, which image layers take. If it already has this layout, its pending
-        factors stay pending.
-        """
+        """Return the flow with the layout `ChannelsLast`, in which image layers take it; its pending factors stay pending."""
         return self if isinstance(self.layout, ChannelsLast) else self.with_(self.dense().transpose(0, 2, 3, 1), CHANNELS_LAST)
 
     def expanded(self) -> Tensor:
@@ -181,9 +179,7 @@ class ActivationSpec(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """The FLOPs of the matrix products of a forward and a backward pass, and the bytes that the passes move if each operand is
-    read or written once.
-    """
+    """The FLOPs of the matrix products of both passes, and the bytes that they move if each operand is read or written once."""
 
     forward: float = 0.0
     backward: float = 0.0

@@ -53,11 +53,9 @@ class SparseLinear(Layer):
         have entries count (He et al. 2015, eq. 10, which is derived for the number of connections). Evci et al. 2022, "Gradient
         flow in sparse neural networks and how lottery tickets win", find that sparse networks need this.
     variance_factor : float, default=1.0
-        Factor of the initial variance, as for `Linear`.
-    rng : numpy.random.Generator or int, optional
-        Source of the structure and the initial values.
-    device : str or Device, default="cpu"
-        Device of the parameters.
+        As for `Linear`.
+    rng, device
+        As for `Linear`; rng is also the source of the structure.
 
     Raises
     ------
@@ -205,9 +203,7 @@ class SparseLinear(Layer):
         return super().records and self.trace is None
 
     def sites(self):
-        """Return the same sites as `Linear`, so that site numbers do not change if a model becomes sparse; the site "tiles"
-        takes no plan.
-        """
+        """Return the same sites as `Linear`, so that site numbers stay the same; the site "tiles" takes no plan."""
         shape = self.out_features, self.in_features
         return Site("output", "output", shape, (AxisPlan, BernoulliPlan)), Site("tiles", "tiles", shape, ())
 

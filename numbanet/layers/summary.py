@@ -25,9 +25,7 @@ class Line(NamedTuple):
 
 
 def lines(model: Layer, spec: ActivationSpec | None, path: str = "", inner: bool = False) -> Iterator[Line]:
-    """Yield a `Line` for each layer except `Sequential`, from the first to the last one; the lines of the layers inside a layer
-    follow its line.
-    """
+    """Yield a `Line` for each layer except `Sequential`, in order; lines of the layers inside a layer follow its line."""
     for name, layer in model.children():
         here, before = f"{path}.{name}" if path else name, spec
         flops, shape = None, None

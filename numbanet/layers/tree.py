@@ -106,17 +106,13 @@ class Tree:
         return {weight: part for weight, part in self.root.reads(plans, symbols).items() if weight not in self.shared}
 
     def holder(self, name: str) -> tuple[Any, str]:
-        """Return (layer, attribute) of the tensor with the name `name`, such as "0.body.1.weight"; raise LookupError if there
-        is no such layer.
-        """
+        """Return (layer, attribute) of the tensor `name`, such as "0.body.1.weight"; raise LookupError if there is none."""
         path, _, attribute = name.rpartition(".")
         return self.layers[path], attribute
 
 
 class _Parts:
-    """The objects of which a model consists: the attributes of its layers, without transient ones, and the arrays of its
-    tensors.
-    """
+    """The objects of which a model consists: attributes of its layers, without transient ones, and arrays of its tensors."""
 
     def __init__(self, model: Any) -> None:
         self._held: list[tuple[Any, tuple[str, ...], list]] = []  # (container, keys that are skipped, the other values)
@@ -153,7 +149,5 @@ def same(these: Sequence[Any], those: Sequence[Any]) -> bool:
 
 
 def settings(layer: Any) -> list[Any]:
-    """Return (name, value) of each attribute of a layer that is a number, a string or None: such attributes may decide what a
-    pass computes.
-    """
+    """Return (name, value) of the attributes of a layer that are numbers, strings or None: a pass may depend on them."""
     return [(name, value) for name, value in vars(layer).items() if isinstance(value, (bool, int, float, str, type(None)))]

@@ -37,8 +37,8 @@ def _units(dev: Device, plan: Any, hidden: int, steps: int) -> _Units:
 
 
 class _Pass(NamedTuple):
-    """What the backward pass reads of the forward pass: the gates (T, N, 4H), the states h and c (T + 1, N, H), and the
-    arguments.
+    """What the backward pass reads: the gates (T, N, 4H), the states h and c (T + 1, N, H), and the arguments of the forward
+    pass.
     """
 
     dev: Device
@@ -77,9 +77,7 @@ class _Pass(NamedTuple):
         return dz if columns is None else Columns(dz, columns, (steps * n, width)), dh0, dc0
 
     def dw(self, dz: Any) -> Any:
-        """Return the gradient of w: the sum over t of dz[t].T h[t - 1], for the columns that dz holds and for the units that
-        the recurrent products read.
-        """
+        """Return dw, the sum over t of dz[t].T h[t - 1], for the columns of dz and the units of h that products read."""
         dev, (width, hidden) = self.dev, self.w.shape
         rows, dz = (dz.axis, dz.values) if isinstance(dz, Columns) else (None, dz)
         cols = self.units.plan if isinstance(self.units.plan, DeviceAxis) else None

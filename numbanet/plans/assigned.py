@@ -30,9 +30,7 @@ class Site(NamedTuple):
     number: int = 0  # index among the model's sites of its kind; if a policy has a sequence of rates, index of its rate
 
     def check(self, plan: Plan, layer: Any, shape: tuple[int, ...] | None = None) -> None:
-        """Raise TypeError unless the layer supports the plan at this site, and ValueError unless the plan fits `shape`, by
-        default the shape of the weight.
-        """
+        """Raise an error unless the layer supports the plan here, and the plan fits `shape`, by default that of the weight."""
         if self.takes is not None and not isinstance(plan, self.takes):
             known = [kind.__name__ for kind in self.takes]
             raise TypeError(
@@ -82,9 +80,7 @@ class Plans:
         self.here: dict[str, DevicePlan] = {}  # maps the path of a site to the plan on the device that this pass has used
 
     def of(self, layer: Any, name: str = "output") -> Plan | None:
-        """Return the plan of a site of a layer if it is known before the pass; None if everything is computed, or if the plan
-        is chosen during the pass.
-        """
+        """Return the plan of a site if it is known before the pass; None if everything is computed, or it is chosen later."""
         if not self.assigned or (site := self.sites.get((layer, name))) is None:
             return None
         plan = self.assigned.get(site.path)
@@ -172,9 +168,7 @@ class Plans:
         return {} if here is None else {weight: here}
 
     def inputs(self, layer: Any) -> Plan | None:
-        """Return the plan of the outputs that are a layer's inputs. None if the layer before is unknown, or if it computes all
-        outputs.
-        """
+        """Return the plan of the outputs that are a layer's inputs; None if it is not known, or everything is computed."""
         source = self.feeds.get(layer)
         return None if source is None else self.of(source, source.output_site)
 

@@ -75,9 +75,7 @@ class Plan(abc.ABC):
         return None
 
     def lists(self) -> tuple:
-        """Return the index arrays that kernels read, as a tuple of NumPy arrays of integers. Plans with an equal `kind` have
-        arrays of equal shapes.
-        """
+        """Return the index arrays that kernels read. Those of plans with an equal `kind` have equal shapes."""
         return ()
 
     def region(self, shape: tuple[int, ...]) -> Region | None:

@@ -32,9 +32,7 @@ class ListBuffers:
         self._buffers[site, kind] = self.dev.copy(lists, out=self._buffers.get((site, kind)))
 
     def place(self, plans: Plans) -> dict[str, DevicePlan]:
-        """Let the passes read the lists from the fixed buffers. Return a dict that maps each site to its plan with the original
-        lists.
-        """
+        """Let the passes read the lists from the buffers; return a dict of the plans with their original lists, by site."""
         own = {site: plans.on_device(site) for site in plans.assigned}
         for site, plan in plans.assigned.items():
             here = self._placed.get((site, plan))

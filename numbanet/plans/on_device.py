@@ -25,9 +25,7 @@ APART = 64  # int32 numbers between the starts of two lists: 256 bytes, which is
 
 
 class DevicePlan:
-    """A plan on a device. Its lists are in the buffer that is passed, or in one that it allocates; plans of one kind have lists
-    of equal shapes.
-    """
+    """A plan on a device. Its lists are in the buffer that is given, or in a new one; plans of one kind have equal shapes."""
 
     def __init__(self, plan: Plan, dev: Device, buffer: Any = None) -> None:
         self.plan, self.device, self._given = plan, dev, buffer is not None
@@ -134,9 +132,7 @@ class DeviceAxis(DevicePlan):
 
     @functools.cached_property
     def columns(self) -> tuple[Any, Any]:
-        """Return the indices (1, count) and their inverse (1, n), in the form of a `Packing` whose rows all keep the same
-        columns.
-        """
+        """Return the indices (1, count) and their inverse (1, n) as in a `Packing` whose rows keep the same columns."""
         return self.device.reshape(self.indices, (1, self.plan.count)), self.device.reshape(self.inverse, (1, self.plan.n))
 
     def repeated(self, times: int) -> DeviceAxis:
@@ -180,9 +176,7 @@ class DevicePositions(DeviceAxis):
 
     @functools.cached_property
     def indices(self) -> Any:
-        """The kept rows, as the argument of convolutions. If the lists are in a given buffer, this list is long enough for any
-        plan of the kind.
-        """
+        """The kept rows, as the argument of convolutions; in a given buffer, long enough for any plan of the kind."""
         if self._given:
             return Positions(self._parts()[0], self.plan.together)
         return self.device.upload(np.array(self.plan.chosen))
@@ -236,9 +230,7 @@ class DeviceBlocks(DevicePlan):
 
     @functools.cached_property
     def blocks(self) -> Blocks:
-        """The kept blocks, as the argument of kernels. If the lists are in a given buffer, these lists are long enough for any
-        plan of the kind.
-        """
+        """The kept blocks, as the argument of kernels; in a given buffer, long enough for any plan of the kind."""
         kept = self.lists[0] if self._given else self.device.upload(np.array(self.plan.chosen))
         return Blocks(kept, self.plan.height, self.plan.width)
 

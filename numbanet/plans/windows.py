@@ -63,9 +63,7 @@ class WindowPlan(AxisPlan):
 
 @dataclasses.dataclass(frozen=True)
 class GateWindow(AxisPlan):
-    """Keep the same window of units in each gate of a recurrent layer, whose axis holds the units of the first gate, then those
-    of the second one, and so on.
-    """
+    """Keep the same window of units in each gate of a recurrent layer; the axis holds the units gate by gate."""
 
     units: WindowPlan
     gates: int

@@ -94,9 +94,7 @@ def _predicted(
 
 
 def _size(stepper: Stepper, data: Data, rows: np.ndarray) -> float:
-    """Return the root mean square of the inputs of the samples `rows`; 0 if inputs are integers, which select rows of an
-    `Embedding`.
-    """
+    """Return the root mean square of the inputs of the samples `rows`; 0 if inputs are integers."""
     if on_host(data.X):
         return 0.0
     dev = stepper.dev

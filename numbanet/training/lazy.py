@@ -20,9 +20,7 @@ from ..plans import DevicePlan
 
 @functools.lru_cache(maxsize=64)
 def _every_block(blocks: tuple[int, int], dev: Device) -> tuple[Any, Any]:
-    """Return two device arrays with one element per block: int32 zeros (no block has skipped a step), and bool ones (every
-    block is wanted). Both are cached.
-    """
+    """Return two cached device arrays with an element per block: int32 zeros (no skipped steps), and bool ones (all wanted)."""
     return dev.upload(np.zeros(blocks, np.int32)), dev.upload(np.ones(blocks, bool))
 
 

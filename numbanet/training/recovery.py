@@ -92,9 +92,7 @@ class Recovery:
         self.watched = True
 
     def after_interrupt(self) -> bool:
-        """Called after an interrupt: restore a copy if the weights are not finite. Return False if there is no complete epoch
-        to return to.
-        """
+        """Called after an interrupt: restore a copy if weights are not finite. Return False if no complete epoch is left."""
         run = self.run
         run.optimizer.zero_grad()
         run.settle()

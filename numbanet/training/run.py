@@ -180,9 +180,7 @@ class Run:
 
     # --- steps --------------------------------------------------------------------------------------------------------
     def begin_epoch(self) -> Callable[[Batch], Batch] | None:
-        """Call `epoch_start` of each hook. Return a function that applies `before_step` of all hooks to a batch; None if no
-        hook defines it.
-        """
+        """Call `epoch_start` of each hook; return a function that applies all `before_step`, or None if no hook has one."""
         self.seen = 0
         for hook in self.hooks:
             hook.epoch_start(self, self.epoch)

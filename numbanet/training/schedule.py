@@ -40,9 +40,7 @@ def named(schedule: Any, epochs: int) -> Callable[[int], float] | None:
 
 
 def factor_of(schedule: Callable[[int], float] | None, epoch: int) -> float:
-    """Return the factor of the learning rate for `epoch`, which is 1 without a schedule; raise ValueError if the schedule
-    returns an invalid factor.
-    """
+    """Return the factor of the learning rate, 1 without a schedule; raise ValueError if the schedule returns an invalid one."""
     factor = schedule(epoch) if schedule else 1.0
     if not (isinstance(factor, numbers.Real) and 0 <= factor < math.inf):
         raise ValueError(

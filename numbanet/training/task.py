@@ -332,9 +332,7 @@ class LanguageModelling(Task):
         return float(np.mean(targets == answers)) if len(targets) else float("nan")
 
     def validate(self, stepper, data):
-        """Return (loss, score). The loss is log(perplexity), the mean over all words except the first of each segment; the
-        score is the negative loss.
-        """
+        """Return (loss, -loss), where the loss is log(perplexity), the mean over all words but the first of each segment."""
         state, total, count, dev, model = {}, 0.0, 0, stepper.dev, stepper.model
         with no_grad(), dev.session(**stepper.session_options):
             for batch in self.batches(data, min(stepper.batch_size, max((len(data.y) - 1) // 2, 1)), None, dev):

@@ -157,9 +157,7 @@ def _current(context, builder, kind, array, at, step, layout):
 
 @functools.cache
 def rows_of(tile, layout):
-    """Return the intrinsics (first, add, total), with which the threads of a block sum the rows of A. Each thread sums a part
-    of one row of a tile.
-    """
+    """Return the intrinsics (first, add, total) for sums of the rows of A. Each thread sums a part of one row of a tile."""
     share = DEPTH * tile // THREADS
 
     @intrinsic(tile, layout)
@@ -239,9 +237,7 @@ def sums_of(side, layout):
 
     @intrinsic(side, layout)
     def multiply(typing_context, sums, a, a_at, b, b_at, step):
-        """sums[i, j] += a[k, i] b[k, j] for the 16 values of k in a tile, by fma.rn.f32; i counts from a_at on, and j from b_at
-        on.
-        """
+        """sums[i, j] += a[k, i] b[k, j] for the 16 values of k in a tile, by fma.rn.f32; i is from a_at on, j from b_at on."""
 
         def generate(context, builder, signature, arguments):
             values = [builder.extract_value(arguments[0], i) for i in range(side**2)]

@@ -36,9 +36,7 @@ class Layout(NamedTuple):
 
 
 def layout(tile, along_k, passes=0, padding=4):
-    """Return the layout of tiles with `tile` rows or columns. Adjacent threads read the operand along k if `along_k`, else
-    along the rows or columns.
-    """
+    """Return the layout of tiles with `tile` rows or columns, of which adjacent threads read along k if `along_k`."""
     walk = (True, 8, 32, tile) if along_k else (False, THREADS // tile, tile, tile)
     if passes and along_k:
         return Layout(*walk, 1, DEPTH + 4, tile * (DEPTH + 4))

@@ -232,9 +232,7 @@ def _milliseconds(passes, side=2048, times=4):
 
 @trusted
 def _agrees():
-    """Return the largest difference of the products in both tile sizes from NumPy's. The decorator makes a self-test of this
-    function.
-    """
+    """Return the largest error of both tile sizes against NumPy; the decorator makes a self-test of this function."""
     return float(np.max([_error(tile, 0) for tile in TILES]))
 
 

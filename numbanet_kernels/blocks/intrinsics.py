@@ -85,9 +85,7 @@ def chosen(typing_context, groups, number):
 
 @intrinsic()
 def owner(typing_context, firsts, number):
-    """Return the index of the range that contains `number`, without branches; firsts[k] is the start of range k, increasing
-    from 0.
-    """
+    """Return the index of the range that contains `number`, without branches; firsts[k] is the start of range k."""
 
     def generate(context, builder, signature, arguments):
         firsts, number = arguments
@@ -117,8 +115,8 @@ commit, wait_for_all_but_one = _statement("cp.async.commit_group;"), _statement(
 
 @functools.cache
 def parking(every):
-    """Return the intrinsics (park, add): `park` stores values of a thread in memory, `every` floats apart, and `add` adds up
-    such values in another block.
+    """Return the intrinsics (park, add), which store values of a thread, `every` floats apart, and add them up in another
+    block.
     """
 
     @intrinsic(every)
@@ -138,9 +136,7 @@ def parking(every):
 
     @intrinsic(every)
     def add(typing_context, values, source, at):
-        """Return values[i] + source[at + i every] for each i, loaded by ld.relaxed.gpu: sums that other blocks parked before a
-        `fence`.
-        """
+        """Return values[i] + source[at + i every] by ld.relaxed.gpu: sums that other blocks parked before a `fence`."""
 
         def generate(context, builder, signature, arguments):
             values, source, at = arguments

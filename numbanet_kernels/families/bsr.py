@@ -196,9 +196,7 @@ def _product_kernel(tile=16):
 
     @kernel("void(f4[:, ::1], f4[:, :, ::1], i4[::1], i4[::1], i4[::1], i4[::1], b1, f4[::1], b1, b1, f4[:, ::1])")
     def bsr_product(x, values, starts, stops, ids, order, back, bias, biased, relu, y):
-        """Each block computes `tile` samples for one block row of the weight, or one block column if `back`, in a loop over its
-        tiles.
-        """
+        """Each block computes `tile` samples for one block row of the weight, or one block column if `back`."""
         xs, ws = cuda.shared.array((tile, padded), float32), cuda.shared.array((tile, padded), float32)
         tx, ty, r = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockIdx.x)
         n, o, total = int32(cuda.blockIdx.y) * tile + ty, r * tile + tx, float32(0)

@@ -200,9 +200,7 @@ def relu_grad_cpu(dy, y, scale=1.0, out=None):
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels("elementwise")
 def _unary_kernels():
-    """Return one kernel for each formula, in the order of the constants. `formula` is a compile-time constant, so the compiler
-    keeps only one branch.
-    """
+    """Return one kernel for each formula, in the order of the constants; `formula` is a compile-time constant."""
 
     def declared(formula):
         @kernel("void(f4[::1], f4[::1])")

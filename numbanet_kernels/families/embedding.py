@@ -66,9 +66,7 @@ def _check(op, dy, order, starts):
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
 def group_rows_cpu(ids, rows, padding=None):
-    """Return (order, starts, ranks): order[k] for starts[u] <= k < starts[u + 1] are the look-ups of the row v with ranks[v] =
-    u.
-    """
+    """Return (order, starts, ranks): order[starts[u]:starts[u + 1]] are the look-ups of the row v with ranks[v] = u."""
     _check_ids("group_rows (cpu)", ids, rows)
     order, starts, places = (empty_cpu((size,), np.int32) for size in (ids.size, ids.size + 1, rows))
     _group_rows(ids, rows if padding is None else padding, order, starts, places)

@@ -50,9 +50,7 @@ def gemm_dw_reference(dy, x, db_scale=1.0):
 
 
 def _checks(op):
-    """Return a table of checks. The function at [ta][tb] checks the shapes of a product with these transpositions, and returns
-    (M, K, N), or (K, M, N) if `ta`.
-    """
+    """Return a table of checks of the shapes, at [ta][tb], which return (M, K, N), or (K, M, N) if `ta`."""
     return [
         [shapes(op, a="KM" if ta else "MK", b="NK" if tb else "KN", bias="N", where="MN", out="MN") for tb in (0, 1)]
         for ta in (0, 1)

@@ -221,9 +221,7 @@ def _cross_entropy_kernels():
 
 @kernels("loss")
 def _error_kernels():
-    """Return the kernels for SQUARED, ABSOLUTE and SIGMOID; `formula` is a compile-time constant, so the compiler keeps only
-    one branch.
-    """
+    """Return the kernels for SQUARED, ABSOLUTE and SIGMOID; `formula` is a compile-time constant."""
     tree, _ = row_sums(NARROW)
 
     def declared(formula):

@@ -56,9 +56,7 @@ def _add_rows(typing_context, room, columns, first, middle, stop, sums, at):
         width = builder.extract_value(context.make_array(signature.args[0])(context, builder, arguments[0]).shape, 1)
 
         def added(vectors, chains):
-            """Generate the loop for rows of `vectors` vectors; each vector has `chains` independent sums, which hide the
-            latency of additions.
-            """
+            """Generate the loop for rows of `vectors` vectors; `chains` independent sums hide the latency of additions."""
             vectors_at = builder.bitcast(builder.gep(sums, [at]), FLOATS.as_pointer())
             totals = [
                 cgutils.alloca_once_value(

@@ -49,9 +49,7 @@ def _reduced_shape(x, axes, keepdims):
 
 
 def _groups(shape, axes):
-    """Yield (outer, n, inner) for each group of adjacent axes, the last group first; the array, as (outer, n, inner), is summed
-    over n.
-    """
+    """Yield (outer, n, inner) for each group of adjacent axes, the last one first; an array of this shape is summed over n."""
     shape, left = list(shape), list(axes)
     while left:
         stop = left.pop() + 1

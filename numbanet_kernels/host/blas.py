@@ -75,9 +75,7 @@ def mkl() -> list[Any]:
 
 
 def matmul(a, b, out=None):
-    """out = a b for float32 matrices, which may be transposed views, or for any arrays that np.matmul takes. If `out` is None,
-    the result is a new array.
-    """
+    """out = a b for float32 matrices, also transposed views, or arrays that np.matmul takes; by default a new array."""
     writer = tape.get()
     if writer is not None and out is not None and not out.size:
         return out

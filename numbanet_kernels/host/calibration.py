@@ -68,9 +68,7 @@ def calibrate(dev: Any) -> Thresholds:
 
 
 def faster_library() -> str:
-    """Return the faster library of matrix products: "mkl" if MKL is installed and was measured faster, else "openblas", which
-    stands for NumPy's library.
-    """
+    """Return "mkl" if MKL is installed and its matrix products were measured faster, else "openblas", NumPy's library."""
     if not blas.mkl():
         return "openblas"
     given = [(_random(m, k), _random(k, n), _random(m, n)) for m, k, n in ((512, 512, 128), (128, 1024, 1024))]

@@ -164,9 +164,7 @@ def packed_outputs(w, cols, groups, run):
 
 
 def packed_inputs(w, rows, outs, run):
-    """Return panels (1, blocks, K + 1, WIDTH) for the product x w[rows][:, outs]; there is at least one block. run(work) calls
-    work(part) for each part.
-    """
+    """Return panels (1, blocks, K + 1, WIDTH) for the product x w[rows][:, outs]; run(work) is as for `packed_outputs`."""
     return _packed(_pack_inputs, run, aligned(1, max(-(-len(outs) // WIDTH), 1), len(rows) + 1, WIDTH), w, rows, outs)
 
 

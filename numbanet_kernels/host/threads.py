@@ -267,9 +267,7 @@ def parts(elements: int = 0, flops: int = 0) -> int:
 
 
 def held(flops: int) -> contextlib.AbstractContextManager[None]:
-    """Return a context for matrix products of `flops` FLOPs: inside, BLAS runs on one thread, whether `share` divides the
-    products or not.
-    """
+    """Return a context for matrix products of `flops` FLOPs, in which BLAS runs on one thread."""
     return contextlib.nullcontext() if _size.get() or (flops < blas.OWN_FLOPS and not worthwhile(flops=flops)) else session()
 
 

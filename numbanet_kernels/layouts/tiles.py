@@ -44,9 +44,7 @@ class Pattern(NamedTuple):
 
     @property
     def packed_shape(self) -> tuple[int, int]:
-        """The shape of the array into which the kept tiles are packed. A row has room for the columns of the class
-        that keeps most of them.
-        """
+        """The shape of the array of packed tiles; a row has room for the most columns that a class keeps."""
         return self.grid[0] * self.tile, self.most[1] * self.tile
 
 
@@ -157,9 +155,7 @@ def tile_lists(pattern: Pattern) -> TileLists:
 
 
 def tile_packing(pattern: Pattern) -> Packing:
-    """Return the `Packing` of the gradient of the kept tiles: rows are sorted by class, and a row holds the columns that its
-    class keeps.
-    """
+    """Return the `Packing` of the gradient of kept tiles: rows sorted by class, each with the columns that its class keeps."""
     packed, (length, width), tile = packed_tiles(pattern), pattern.shape, pattern.tile
     columns_of = [elements(some, tile, width) for some in packed.cols]
     col_pos = np.full((len(columns_of), width), -1)

@@ -16,9 +16,7 @@ class Window(NamedTuple):
     dilation: tuple[int, int] = (1, 1)
 
     def positions(self, height: int, width: int) -> tuple[int, int]:
-        """Return the numbers of output positions along the height and along the width of an image; a number is below 1 if the
-        window does not fit.
-        """
+        """Return the numbers of output positions along the height and the width; below 1 if the window does not fit."""
         return tuple(
             (n + 2 * p - d * (k - 1) - 1) // s + 1 if n + 2 * p >= d * (k - 1) + 1 else 0
             for n, k, s, p, d in zip((height, width), *self)
@@ -26,9 +24,7 @@ class Window(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Kept blocks of a convolution's im2col matrix: block row b keeps the block columns kept[b, 0], kept[b, 1], …,
-    increasing.
-    """
+    """Kept blocks of a convolution's im2col matrix: block row b keeps the increasing block columns kept[b]."""
 
     kept: Any  # (block rows, Q) int32
     height: int  # number of rows of a block, which are output positions; they are counted through all images
@@ -71,9 +67,7 @@ def check_pooling(name: str, window: Window | Bins) -> None:
 
 
 def pooled(name: str, window: Window | Bins, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape (N, OH, OW, C) of pooled images (N, H, W, C). Raise ValueError if x has other axes, or is smaller than a
-    window.
-    """
+    """Return the shape (N, OH, OW, C) of pooled images (N, H, W, C); raise ValueError if the window does not fit."""
     check_pooling(name, window)
     if len(shape) != 4:
         raise ValueError(f"{name}: x {tuple(shape)} must be images, channels last: (N, H, W, C)")

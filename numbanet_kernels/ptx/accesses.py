@@ -111,9 +111,7 @@ CHANGES: dict[str, Callable[..., np.ndarray]] = {
 
 
 def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """Return the function of an atomic instruction. If several threads change one address, they do so one after the other, in
-    the order of their numbers.
-    """
+    """Return the function of an atomic instruction; threads change one address one after the other, by their numbers."""
     name = next((m for m in i.modifiers if m in CHANGES), None)
     if name is None:
         raise PtxError("this machine does not know this atomic operation")
@@ -142,9 +140,7 @@ def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 # --- asynchronous copies ----------------------------------------------------------------------------------------------
 def _copy(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """Return the function of cp.async, a copy from global to shared memory. The data arrives only when a wait for its group has
-    ended.
-    """
+    """Return the function of cp.async, a copy to shared memory that arrives when a wait for its group has ended."""
     if "commit_group" in i.modifiers:
         return _commit
     if "wait_all" in i.modifiers or "wait_group" in i.modifiers:

@@ -75,9 +75,7 @@ def _members(program: Program, i: Instruction) -> Callable[[Wave], np.ndarray]:
 
 
 def _warp_barrier(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """Return the function of bar.warp. It orders the accesses of the warp if all of its threads take part; otherwise no order
-    is assumed.
-    """
+    """Return the function of bar.warp, which orders the accesses of a warp if all of its threads take part."""
     members = _members(program, i)
 
     def run(wave: Wave) -> None:
@@ -247,9 +245,7 @@ def _multiply(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 
 def _fragment(given: list[np.ndarray], kind: str, depth: int, rows: int) -> np.ndarray:
-    """Return a matrix that is stored in registers as a float64 array (warps, rows, depth); for B, the rows of the array are the
-    columns of B.
-    """
+    """Return a matrix in registers as a float64 array (warps, rows, depth); for B, its rows are the columns of B."""
     matrix = np.zeros((given[0].shape[0], rows, depth))
     pairs = 1 if kind == "tf32" else 2
     groups = rows // 8

@@ -100,9 +100,7 @@ class Counters:
 
     # --- asked by readers ---------------------------------------------------------------------------------------------
     def by_line(self) -> dict[str, int]:
-        """Return a dict that maps lines of Python, such as "file.py:12", to the numbers of instructions issued for them, the
-        largest number first.
-        """
+        """Return a dict of the numbers of instructions by line of Python, such as "file.py:12", the largest first."""
         found: collections.Counter[str] = collections.Counter()
         for python, n in zip(self.program.python, self.issued, strict=True):
             found[python] += int(n)

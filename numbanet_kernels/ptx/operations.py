@@ -125,9 +125,7 @@ KNOWN = {
 
 
 def arithmetic(i: Instruction) -> tuple[str, list[str], Callable] | None:
-    """Return (type of the result, types of the sources, function) of an instruction that works on each thread separately; None
-    for other instructions.
-    """
+    """Return (type of the result, types of the sources, function) of an instruction on single threads, else None."""
     op, m, kind = i.opcode, i.modifiers, (types(i) or [""])[-1]
     if kind in ("f16x2", "bf16x2", "bf16") and op not in ("mov", "cvt") or set(m) - KNOWN - set(types(i)):
         return None

@@ -276,9 +276,7 @@ def _link(program: Program) -> None:
 
 
 def _python(files: dict[str, str], place: tuple[str, str], *callers: tuple[str, str]) -> str:
-    """Return the line of Python `place`, a pair (file, line), and the lines that called it, as a string such as "here.py:3,
-    called in there.py:12".
-    """
+    """Return a line of Python, a pair (file, line), and its callers as text, such as "here.py:3, called in there.py:12"."""
     return ", called in ".join(f"{files[file]}:{line}" for file, line in (place, *callers) if file in files and line != "0")
 
 

@@ -110,9 +110,7 @@ class _Last:
         self.who, self.epoch, self.warp_epoch = (a.repeat(2) for a in (self.who, self.epoch, self.warp_epoch))
 
     def conflict(self, at: np.ndarray, who: Who) -> np.ndarray | None:
-        """Return, for each unit, the other thread that accessed it without a barrier in between, or NOBODY; None if there is no
-        such thread for any unit.
-        """
+        """Return, for each unit, another thread that accessed it since the last barrier, or NOBODY; None if all are NOBODY."""
         there = self.epoch[at] == who.epochs
         if not self.across and not there.any():
             return None

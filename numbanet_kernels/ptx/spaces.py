@@ -91,9 +91,7 @@ class Global:
         )
 
     def find(self, address: np.ndarray, width: int) -> list[tuple[Store, np.ndarray, np.ndarray]]:
-        """Return a list of (store, indices of the accesses in this store, their offsets); raise Fault if an access is outside
-        of all stores.
-        """
+        """Return [(store, indices of the accesses in it, their offsets)]; raise Fault if an access is outside of all stores."""
         found, left = [], np.ones(address.size, bool)
         least, most = int(address.min()), int(address.max()) + width
         for (store, lead), start, stop in zip(self.stores, self.starts, self.stops, strict=True):
@@ -157,9 +155,7 @@ def _inside(arrays: Sequence[np.ndarray], start: int, stop: int, lead: int) -> n
 
 
 class Private:
-    """Shared memory of blocks, local memory of threads, or arguments of functions: each owner has one row, with variables at
-    (offset, size).
-    """
+    """Shared memory of blocks, local memory of threads, or arguments of functions: a row of variables for each owner."""
 
     def __init__(self, owners: int, variables: Sequence[tuple[int, int]]) -> None:
         self.variables = sorted(variables)
@@ -210,9 +206,7 @@ def _by_pattern(count: Callable[..., Any]) -> Callable[..., Any]:
 
 @_by_pattern
 def sectors(address: np.ndarray, width: int, threads: np.ndarray) -> tuple[int, int]:
-    """Return (number of sectors of 32 bytes that warps touch, smallest number that could hold the requested bytes); a warp is
-    32 threads.
-    """
+    """Return (number of sectors of 32 bytes that warps touch, smallest number that could hold the requested bytes)."""
     warps = threads // WARP
     touched = np.unique(warps << 40 | address // SECTOR).size
     asked = np.unique(np.unique(warps << 40 | address // width) >> 40, return_counts=True)[1] * width

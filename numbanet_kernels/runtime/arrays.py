@@ -60,9 +60,7 @@ def _on_card(make: Callable[..., Any], *args: Any) -> Any:
 
 
 def device_cache(maxsize: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a function that makes device arrays with an lru_cache; there is one cache for GPUs, and one for the emulated
-    device.
-    """
+    """Decorate a function that makes device arrays with one lru_cache for GPUs, and one for the emulated device."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         caches = {on: functools.lru_cache(maxsize)(lambda *args, on=on: function(*args)) for on in (False, True)}

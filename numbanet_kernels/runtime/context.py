@@ -41,9 +41,7 @@ class Scoped:
 
 
 class _Release:
-    """A descriptor for the `__exit__` of a block: it is the `__exit__` of the block's lock, and is bound when the block is
-    entered.
-    """
+    """A descriptor: the `__exit__` of a block is that of its lock, and is bound when the block is entered."""
 
     def __get__(self, block: _Block | None, owner: type) -> Callable[..., Any]:
         return (lambda block, *error: block.lock.release()) if block is None else block.lock.__exit__

@@ -29,9 +29,7 @@ if cuda is not None and not numba.config.ENABLE_CUDASIM:
 
 
 def emulated(on: bool = True) -> contextlib.AbstractContextManager[bool]:
-    """Return a context in which operations of CUDA that this thread calls run on the PTX machine, and Numba's own functions
-    raise NoCard.
-    """
+    """Return a context in which this thread runs operations of CUDA on the PTX machine, and Numba itself raises NoCard."""
     return _emulating.within(on)
 
 

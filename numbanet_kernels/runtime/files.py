@@ -24,9 +24,7 @@ def cache_folder() -> Path:
 
 
 def _folder(name: str) -> Path:
-    """Return the folder `name` in NUMBA_CACHE_DIR or, if that is not set, in the cache folder; raise RuntimeError if there is
-    no home folder.
-    """
+    """Return the folder `name` in NUMBA_CACHE_DIR, else in the cache folder; RuntimeError if there is no home folder."""
     return Path(os.path.abspath(os.environ.get("NUMBA_CACHE_DIR") or cache_folder()), name)
 
 

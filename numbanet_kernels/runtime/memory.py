@@ -94,9 +94,7 @@ def full_cpu(shape, value, dtype=np.float32, out=None):
 
 
 def upload_cpu(host, dtype=None):
-    """y = the values of a host array on the device; on the CPU it is the host array itself if that is C-contiguous and has
-    `dtype`.
-    """
+    """y = the values of a host array on the device; on the CPU the array itself if it is C-contiguous and has `dtype`."""
     return np.asarray(host, dtype, order="C")
 
 

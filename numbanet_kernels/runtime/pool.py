@@ -228,9 +228,7 @@ class Arena:
 
     @contextlib.contextmanager
     def lending(self) -> Iterator[Pool]:
-        """Return a context in which this thread allocates its device arrays in the arena; an allocation raises NotRecorded if
-        the arena is full.
-        """
+        """Return a context in which this thread's device arrays are in the arena; NotRecorded is raised if it is full."""
         pool, before = Pool(self._more, min(self.CHUNK, self.most), keep=self.most, step=arrays.ALIGNMENT), len(self.chunks)
         pool.chunks = [_Chunk(chunk) for chunk in self.chunks]
         pool.family = device_pool.family  # so that these pools release their unused chunks if the device runs out of memory
@@ -252,9 +250,7 @@ _lender = Scoped("lender", None)
 
 
 def lend_device(size: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """Return a device array in a piece of `size` bytes. On the emulated device, an array outside an arena is allocated by
-    itself.
-    """
+    """Return a device array in a piece of `size` bytes; on the emulated device, in a piece only if there is an arena."""
     pool = _lender.get()
     if emulation.emulating() and pool is None:
         return arrays.device_array(shape, dtype)

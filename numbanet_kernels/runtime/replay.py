@@ -29,9 +29,7 @@ class Stretch:
 
     @staticmethod
     def _by_threads(entries: list[tuple[int, int, tuple]], threads: int) -> list[np.ndarray]:
-        """Return the entries of each thread. Within a section, threads run concurrently; there are barriers around each
-        section.
-        """
+        """Return the entries of each thread, with barriers around each section, within which threads run concurrently."""
         tables: list[list[tuple]] = [[MEET] for _ in range(threads)]
         for section in sorted({section for section, *_ in entries}):
             for thread, table in enumerate(tables):

@@ -119,9 +119,7 @@ class _Writer:
         self.section += 2
 
     def known(self, array: Any, place: int) -> int:
-        """Return the address of an array that existed before the recording, and keep the array alive; return 0 if the array was
-        allocated for this tape.
-        """
+        """Return the address of an array, which is kept alive; 0 if the array was allocated for this tape."""
         base = _owner(array).base
         if place in self.moved or (isinstance(base, _Lent) and base.writer is self):
             return 0
@@ -247,9 +245,7 @@ def _arrays(result: Any) -> Iterator[np.ndarray]:
 
 # --- the operations ---------------------------------------------------------------------------------------------------
 def recordable(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the CPU function of an operation, which raises NotRecorded during a recording unless the operation is in
-    OPERATIONS.
-    """
+    """Return the CPU function, which raises NotRecorded during a recording unless the operation is in OPERATIONS."""
     if op in OPERATIONS:
         return function
 

@@ -95,9 +95,7 @@ def resize(tensor: Tensor, keep: np.ndarray, axis: int, optimizer: Optimizer) ->
 
 
 def _select(joint: Joint, index: np.ndarray, features: int) -> None:
-    """Insert a `Select` before the reader of the joint. Of `features` features, it passes only those in `index`. An existing
-    `Select` is replaced.
-    """
+    """Insert a `Select` of the features in `index` before the reader of the joint, or change the `Select` that is there."""
     joint.place.replace(Select(features, index), joint.reader, before=int(joint.select is not None))
 
 
@@ -127,9 +125,7 @@ def _tiles(matrix: BSR) -> np.ndarray:
 
 # --- constant units ---------------------------------------------------------------------------------------------------
 def _constants(joint: Joint, source: Linear | Conv2d) -> np.ndarray:
-    """Return the inputs of the reader, (features,) or (channels, H, W), for the case that the output of each unit depends only
-    on its bias.
-    """
+    """Return the inputs of the reader, (features,) or (channels, H, W), if the outputs of units depend only on their biases."""
     units, *others = (n or 1 for n in joint.spec.shape[1:])
     bias = np.zeros(units, np.float32) if source.bias is None else source.bias.numpy()
     x = np.broadcast_to(bias.reshape(1, units, *(1 for _ in others)), (1, units, *others))

@@ -83,9 +83,7 @@ def movable(model, shape: tuple[int, ...]) -> list[Joint]:
 
 
 def permute(joint: Joint, order: Sequence[int] | np.ndarray, optimizer: Optimizer) -> None:
-    """Move unit order[i] of a joint to position i, in all tensors that have an entry for each unit, and in the optimiser's
-    state.
-    """
+    """Move unit order[i] of a joint to position i, in all tensors with an entry per unit, and in the optimiser's state."""
     units, source = np.asarray(order), joint.source
     assert source is not None, "nothing is known of its units"
     optimizer.permute(source.weight, units, 0)

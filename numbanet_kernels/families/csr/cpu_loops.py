@@ -244,9 +244,7 @@ def entries(dys, xs, starts, stops, ids, dw, rows=None, inverse=None):
 
 
 def by_column(values, order):
-    """Return values[order], computed on all threads. If `order` is the `order` of a matrix's `Entries`, the result holds its
-    values sorted by column.
-    """
+    """Return values[order], computed on all threads; if `order` is that of an `Entries`, the values are sorted by column."""
     sorted_values = empty_cpu(order.shape)
 
     def work(part):

@@ -109,9 +109,7 @@ _one, _some = _rows(1), _rows(ROWS)
 
 @intrinsic
 def _squeeze(typing_context, x, at, bits, room, position):
-    """Write WIDTH floats to `room` from `position` on: first those of x[at:at + WIDTH] whose bits in `bits` are set, then
-    zeros.
-    """
+    """Write WIDTH floats to `room` from `position` on: those of x[at:at + WIDTH] whose bits are set, then zeros."""
 
     def generate(context, builder, signature, arguments):
         x, at, bits, room, position = data_of(context, builder, signature, arguments)
@@ -148,9 +146,7 @@ def _collect(x, moves, first, stop, inputs, room):
 
 @host_function
 def _living(alive, n, end):
-    """Return how many consecutive vectors, from sample n on and before `end`, each contain a sample that is alive; at most
-    VECTORS.
-    """
+    """Return how many consecutive vectors, at most VECTORS, from sample n to `end`, each have a living sample."""
     count = int64(0)
     while count < VECTORS and n < end:
         some = False

@@ -14,9 +14,7 @@ TOGETHER = 16  # if at least this many samples have the same outputs, their prod
 
 
 def _checked(op, lists, values=None, **arrays):
-    """Check the lists and arrays, and return the number of samples; raise ValueError if the lists are inconsistent or the
-    arrays do not fit them.
-    """
+    """Check the lists and arrays, and return the number of samples; raise ValueError unless they fit together."""
     samples = check(op, lists, values, **arrays)
     if cpu_loops.wrong(lists) or (values is not None and values.size != lists.starts[-1]):
         mismatch = "" if values is None else f", or not {values.size} values"

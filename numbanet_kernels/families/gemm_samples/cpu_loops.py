@@ -32,9 +32,7 @@ _AT[[(0x077CB531 << i & 0xFFFFFFFF) >> 27 for i in range(32)]] = np.arange(32)
 
 @host_function
 def _outputs(bits, width, at, outputs):
-    """Write the outputs that one row of bit words keeps to the array `outputs`, in increasing order, at most outputs.size of
-    them; return how many they are.
-    """
+    """Write the outputs that a row of bit words keeps to `outputs`, increasing, as many as fit; return their number."""
     count = 0
     for i in range(bits.size):
         word = uint32(bits[i])

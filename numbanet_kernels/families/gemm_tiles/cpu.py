@@ -73,9 +73,7 @@ def _products(kind, a, b, lists, part, out):
 
 
 def tile_blocks_cpu(w, pattern, lists=None):
-    """blocks = the kept tiles of w, packed like dw. The forward pass and dx use the same blocks, so the caller computes them
-    once.
-    """
+    """blocks = the kept tiles of w, packed like dw, for the forward pass and dx"""
     shape, packed_shape = valid("tile_blocks (cpu)", pattern)
     expect("tile_blocks (cpu)", w=(w, shape))
     lists, packed = _lists("tile_blocks (cpu)", lists, pattern), empty_cpu(packed_shape)
@@ -89,9 +87,7 @@ def tile_blocks_cpu(w, pattern, lists=None):
 
 
 def tile_room_cpu(pattern):
-    """Return an `Into`: an uninitialised array for the result of `tile_blocks`, and, for each row of the weight, its row in
-    this array.
-    """
+    """Return an `Into`: an uninitialised array for `tile_blocks`, and, for each row of the weight, its row in this array."""
     return Into(empty_cpu(valid("tile_room (cpu)", pattern)[1]), _room_rows(pattern))
 
 
@@ -99,9 +95,7 @@ _room_rows = functools.lru_cache(maxsize=1024)(row_positions)
 
 
 def tile_inputs_cpu(x, pattern, lists=None):
-    """inputs = x (N, I), transposed, with its columns sorted by class. The forward pass and dw use the same inputs, so the
-    caller computes them once.
-    """
+    """inputs = x (N, I), transposed, with its columns sorted by class, for the forward pass and dw"""
     (_, cols), _ = valid("tile_inputs (cpu)", pattern)
     expect("tile_inputs (cpu)", x=(x, ("N", cols)))
     return transpose_in(x, cols, _lists("tile_inputs (cpu)", lists, pattern).col_positions)

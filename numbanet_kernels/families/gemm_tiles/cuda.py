@@ -140,9 +140,7 @@ def gemm_tiles_dw_cuda(dy, x, pattern, scale=1.0, blocks=None, inputs=None, outp
 
 
 def gemm_tiles_masked(x, w, mask, tile, out=None):
-    """For teaching only: y = x (w * M).T. The int32 array mask (tile rows, tile columns) says which tiles M keeps; the grid
-    covers every tile.
-    """
+    """For teaching only: y = x (w * M).T, where the int32 array mask says which tiles M keeps; the grid covers every tile."""
     side, grid = cuda_listed.block_side("gemm_tiles_masked (cuda)", tile), tuple(ceil_div(n, tile) for n in w.shape)
     out = output(
         "gemm_tiles_masked (cuda)", empty_cuda, out, ("N", "O"), x=(x, ("N", "I")), w=(w, ("O", "I")), mask=(mask, grid, INT32)

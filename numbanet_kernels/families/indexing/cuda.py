@@ -78,9 +78,7 @@ MOST_BLOCKS = 65535  # largest number of blocks along the second and third axis 
 
 
 def _strided(x, shape, strides):
-    """Return a contiguous copy of x for the given shape and strides. Adjacent axes with a common stride are merged; at most
-    four axes may remain.
-    """
+    """Return a contiguous copy of x for the given shape and strides; at most four axes remain when axes are merged."""
     axes = [(n, s) for n, s in zip(shape, strides) if n != 1]
     merged: list[tuple[int, int]] = []
     for n, s in axes:

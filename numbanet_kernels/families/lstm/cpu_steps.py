@@ -193,9 +193,7 @@ def _spread(room, place, b, j, width, back):
 
 @host_function
 def _keep(slopes, n0, n1, j, width, hidden, columns, dz, x):
-    """dz[n, columns[i]] = x[columns[i], n - n0] = the gradient of gate i, from `slopes` (4, samples, WIDTH), for each gate i
-    that has a column.
-    """
+    """dz[n, columns[i]] = x[columns[i], n - n0] = the gradient of gate i, if it has a column, from `slopes`"""
     for g in range(4):
         for i in range(width):
             column = columns[g * hidden + j + i]

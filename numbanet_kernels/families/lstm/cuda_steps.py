@@ -41,9 +41,7 @@ ROWS, ACROSS, SHARES = 8, 32, 32
 
 
 def _cells():
-    """Return device functions (forward, backward, writer of dz) for unit u of sample n in time step t; each factory makes its
-    own (`inlined`).
-    """
+    """Return device functions (forward, backward, writer of dz) for unit u of sample n in time step t (`inlined`)."""
     sigmoid = sigmoids()
 
     @inlined
@@ -264,9 +262,7 @@ def sequence_back():
         "f4[:, :, ::1], f4[:, ::1], f4[:, ::1])"
     )
     def lstm_sequence_back(dy, gates, c, w, order, seen, columns, places, lengths, scale, threshold, dz, dc, dh0):
-        """Compute all steps of the backward pass. Thread (q, g) sums every fourth column for unit q of `order`, then computes
-        this unit of sample g.
-        """
+        """Compute all steps back in time. Thread (q, g) sums every fourth column for unit q of `order`, for sample g."""
         after = cuda.shared.array((columns_of_all, FEW), float32, 16)
         sums = cuda.shared.array((4, SMALL, FEW), float32, 16)
         q, g = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)

@@ -126,9 +126,7 @@ def check_max_grad(op, dy, places, window, shape):
 
 
 def in_bytes(op, window):
-    """Return True if the positions in a window fit into a byte; raise TypeError for `Bins`, which max pooling does not
-    support.
-    """
+    """Return True if the positions in a window fit into a byte; raise TypeError for `Bins`."""
     if not isinstance(window, Window):
         raise TypeError(f"{op}: expected a Window, got {window!r}")
     return (window.kernel[0] + 1) * window.kernel[1] <= 256

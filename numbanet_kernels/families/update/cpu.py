@@ -91,9 +91,7 @@ def _sgd_blocks(
     into,
     into_rows,
 ):
-    """Make an SGD step for lazy blocks: a current block makes the step with the gradient, and a block that is only wanted makes
-    all of its skipped steps.
-    """
+    """Make an SGD step for current blocks, with the gradient, and all skipped steps for blocks that are only wanted."""
     lr, packed = rates[0], row_pos.size > 0
     nothing, spread = np.zeros(w.shape[1], np.float32), np.zeros(w.shape[1] + 1, np.float32)
     spread_class, due = -1, np.empty(lag.shape[1], np.int64)
