@@ -2,9 +2,9 @@
 end of the layer.
 
 K of n neurons are kept: start, start + 1, …, start + K - 1 modulo n. Every start has the same probability, so each neuron is
-dropped with probability 1 - K / n exactly. p is the dropout rate. K is (1 - p) n rounded down or up at random, so that its mean
-is (1 - p) n. So the mean share of dropped neurons is exactly p. Kept neurons are scaled by n / K. If
-`align` is given and divides n, start and K are multiples of it; the probabilities stay the same.
+dropped with probability 1 - K / n exactly. K is (1 - p) n rounded down or up at random, where p is the dropout rate, so that
+its mean is (1 - p) n and the mean share of dropped neurons is exactly p. Kept neurons are scaled by n / K. If `align` is given
+and divides n, start and K are multiples of it; the probabilities stay the same.
 
 The kept part of a weight is a slice, or two if the window wraps around, so products read it without a copy. Before training,
 the order of a layer's neurons is arbitrary, so adjacent neurons are as suitable as any others. But there are only n windows,

@@ -87,7 +87,7 @@ class SGD(Optimizer):
 
     def launch(self, numbers=None):
         for parameter, lazy in self.lazy.items():
-            if parameter.gradient is None:  # `settled` copies arrays; a recording leaves copies out
+            if parameter.gradient is None:  # `settled` copies arrays, and copies are not recorded
                 self.settle(parameter)
                 lazy.settled()
                 self.stepping.remove(lazy)

@@ -198,7 +198,7 @@ def available(*arrays):
 
 def three_passes():
     """Return the time of three passes on tensor cores divided by the time of fused multiply-adds, rounded up to quarters, so
-    that processes seldom differ; inf if it cannot be measured, and on the emulated device.
+    that processes mostly agree; inf on the emulated device, or if it cannot be measured.
     """
     return math.inf if emulating() else _three_passes()
 
