@@ -97,9 +97,7 @@ def _first_of(layout):
 
 @functools.cache
 def copies_of(layout, k_listed=False, side_listed=False):
-    """Return the `Copies` of tiles. In `listed`, an index list gives the values of k if `k_listed`, and one gives the rows or
-    columns if `side_listed`.
-    """
+    """Return the `Copies` of tiles; `listed` takes k from a list if `k_listed`, and rows or columns if `side_listed`."""
     parts = [(i, j) for i in range(0, DEPTH, layout.deep) for j in range(0, layout.count, layout.wide)]
 
     def copied(builder, to, step, sources, depth, sides):
@@ -112,9 +110,8 @@ def copies_of(layout, k_listed=False, side_listed=False):
 
     @intrinsic(layout)
     def strided(typing_context, to, step, source, k_step, side_step, depth, sides):
-        """Copy from the address `source` with strides in floats; return the address of the next tile. `depth` is the number of
-        values of k that are inside the operand, counted from this thread's first element in the first step; `sides` is the
-        number of rows or columns, counted from its first element.
+        """Copy from the address `source` with strides in floats; return the address of the next tile. `depth` and `sides` are
+        the numbers of k and of rows or columns inside the operand, counted from this thread's element in the first tile.
         """
 
         def generate(context, builder, signature, arguments):
@@ -137,8 +134,8 @@ def copies_of(layout, k_listed=False, side_listed=False):
     @intrinsic(layout, k_listed, side_listed)
     def listed(typing_context, to, step, array, k, side, k_step, side_step, depth, sides, k_list, k_at, side_list, side_at):
         """Copy array[K k_step + S side_step], where K is entry k of the list that begins at k_at, or k itself; S is the same
-        for the row or column. `depth` and `sides` are the numbers of k and of rows or columns inside the operand. Lists must be
-        readable up to the end of a tile.
+        for the row or column. `depth` and `sides` are the lengths of the operand. Lists must be readable up to the end of a
+        tile.
         """
 
         def generate(context, builder, signature, arguments):
