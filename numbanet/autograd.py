@@ -147,9 +147,7 @@ def _given(root: Tensor, dy: Any) -> Any:
 
 
 def _topological(root: Tensor) -> list[Tensor]:
-    """Return the tensors between `root` and the leaves, sorted so that the inputs of an op come before its result. The search
-    is iterative, so that no recursion limit applies.
-    """
+    """Return the tensors between `root` and the leaves, inputs of an op before its result; iteratively, for deep graphs."""
     order, seen, stack = [], set(), [(root, False)]
     while stack:
         tensor, expanded = stack.pop()

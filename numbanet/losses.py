@@ -104,9 +104,7 @@ class Loss(abc.ABC):
         return type(self).mean is not Loss.mean
 
     def score(self, targets: np.ndarray, predictions: np.ndarray, weights: np.ndarray | None) -> float:
-        """Return the score of a regressor's predictions, by default R²: 1 for perfect predictions, 0 for the best constant
-        prediction, NaN for fewer than 2 samples.
-        """
+        """Return the score of a regressor's predictions, by default R²: 1 is perfect; NaN for fewer than 2 samples."""
         from sklearn.metrics import r2_score
 
         return float(r2_score(targets, predictions, sample_weight=weights)) if len(targets) > 1 else float("nan")

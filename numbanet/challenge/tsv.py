@@ -114,8 +114,8 @@ def _parse(piece, source, line, shape):
 
 
 def _numbers(piece, starts, ends, source, line, limit, name):
-    """Parse the integers at positions starts … ends - 1 of the piece, and return them minus 1, int64. Raise a ValueError that
-    names `name` and the line if an integer is not in 1 … limit.
+    """Parse the integers at starts … ends - 1 of the piece, and return them minus 1; raise ValueError if one is not in 1 …
+    limit.
     """
     lengths = ends - starts
     total, wrong = np.zeros(len(ends), np.int64), (lengths < 1) | (lengths > DIGITS)

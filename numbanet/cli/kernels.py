@@ -66,9 +66,7 @@ def _list() -> None:
 
 
 def _counters(names: Sequence[str], sizes: Sequence[int], target: Path | None) -> None:
-    """Run the examples of operations on the emulated device, print the counters of their kernels, and plot them if `target` is
-    given. Raise ValueError if an operation launches no kernel.
-    """
+    """Run the examples of operations on the emulated device; print the counters of their kernels, and plot them to `target`."""
     from numbanet_kernels.examples import counted
     from numbanet_kernels.runtime.emulation import emulated
 

@@ -19,9 +19,7 @@ Policy = TypeVar("Policy", bound="Dropout")
 
 
 class Style(NamedTuple):
-    """How plots draw a policy. Dashes and marks distinguish policies in prints without colour. If `colour` is None, the next
-    colour of matplotlib is used.
-    """
+    """How plots draw a policy; dashes and marks distinguish policies without colour. By default matplotlib chooses colours."""
 
     colour: str | None = None
     dashes: str | tuple = "-"
@@ -135,7 +133,7 @@ class Dropout(abc.ABC):
 
     def check(self, layers: int) -> None:
         """Raise ValueError if `rate` is a sequence without exactly one rate for each of the `layers` droppable layers, or if
-        the policy is for convolutions and there are none.
+        the policy is for convolutions and the network has none.
         """
         if self.kind == "patches" and not layers:
             raise ValueError(f"{self.name} is for convolutions, and the network has none")

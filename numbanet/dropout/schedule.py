@@ -94,9 +94,7 @@ class _PartOfFit:
         return self if self.epochs is not None else dataclasses.replace(self, epochs=epochs)  # type: ignore[type-var]
 
     def _before(self, epoch: int) -> bool:
-        """Return True if an epoch comes before the change of the rate. Epochs after the end of the fit, as in `partial_fit`,
-        are treated like the last epoch of the fit.
-        """
+        """Return True if an epoch comes before the change of the rate; epochs after the fit are like its last epoch."""
         if self.epochs is None:
             raise ValueError(f"{self!r} is a share of the epochs of a fit: give epochs=, or take schedule.over(epochs)")
         return min(epoch, self.epochs - 1) < round(getattr(self, self.change) * self.epochs)

@@ -75,9 +75,7 @@ def _check_dp_max(dp_max) -> int:
 
 
 def _check_reach(rate, dp_max) -> tuple[float, np.ndarray]:
-    """Return the checked rate, and the drop rates p_u (dp_max,) of the periods; raise ValueError if no distribution over the
-    periods 1..dp_max reaches the rate.
-    """
+    """Return the checked rate, and the drop rates p_u (dp_max,); raise ValueError if no distribution reaches the rate."""
     rate, p_u = _check_rate(rate), drop_rates(dp_max)
     if rate > p_u[-1]:
         # 1/(1 - rate) may be rounded to either side of an integer (10.000000000000002 for 0.9), so start below it and count up

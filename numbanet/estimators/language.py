@@ -336,9 +336,7 @@ class LanguageModel(Estimator):
         return run, data
 
     def _watched(self, symbols: np.ndarray, tokens: Any, settings: FitSettings) -> Validation:
-        """Return the hook that computes the loss and the score of a validation text. If `scoring` is a function, it gets
-        `tokens`, the text as the user passed it.
-        """
+        """Return the hook that scores a validation text; if `scoring` is a function, it gets `tokens`, as the user gave it."""
         scorer = settings.scorer
         return Validation(Data(symbols, symbols), None if scorer is None else lambda: scorer(self, tokens))
 

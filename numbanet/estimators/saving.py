@@ -131,9 +131,7 @@ def _digest(metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> st
 
 # --- loading ----------------------------------------------------------------------------------------------------------
 def load(kinds: Sequence[type], path: str | os.PathLike, device: str | Device | None) -> Any:
-    """Load an estimator, which must be of one of the classes `kinds`, from a file. Its device is the saved one, or `device` if
-    that is given. `Estimator.load` lists the errors.
-    """
+    """Load an estimator of one of the classes `kinds` from a file, to the saved device by default (`Estimator.load`)."""
     name, (metadata, arrays) = os.fspath(path), _read(path)
     saved = metadata.get("class")
     kind = next((kind for kind in kinds if kind.__name__ == saved), None)
@@ -166,9 +164,7 @@ def load(kinds: Sequence[type], path: str | os.PathLike, device: str | Device | 
 
 
 def _read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Read a file, and return (metadata, arrays). Raise a ValueError that names the file if it is damaged, was not written by
-    numbanet, or is of a newer version.
-    """
+    """Read a file, and return (metadata, arrays); raise a ValueError that names the file if it is not a valid one."""
     from safetensors import SafetensorError, safe_open
 
     name = os.fspath(path)

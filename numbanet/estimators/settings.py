@@ -77,9 +77,7 @@ class Settings(BaseEstimator):
     flags: ClassVar[tuple[str, ...]] = ("nesterov", "early_stopping", "warm_start")
 
     def set_params(self, **parameters):
-        """Set parameters by name, as scikit-learn does. If a name is that of a parameter of scikit-learn's networks, the
-        ValueError says what the parameter is called here.
-        """
+        """Set parameters by name. The error for a parameter of scikit-learn's networks says what it is called here."""
         for name in parameters:
             if other := hint(name, self.get_params(deep=False)):
                 raise ValueError(f"{type(self).__name__} has no parameter {name!r}{other}")

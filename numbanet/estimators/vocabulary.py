@@ -143,9 +143,7 @@ class Vocabulary:
 
 # --- checks of text ---------------------------------------------------------------------------------------------------
 def checked_tokens(tokens: Iterable[Any], least: int = 1) -> list[str] | np.ndarray:
-    """Check a text, which must have at least `least` tokens, and return it as a list of str or an integer array (T,). Raise
-    TypeError or ValueError if it is invalid.
-    """
+    """Return a text of at least `least` tokens as a list of str or integers (T,); raise TypeError or ValueError otherwise."""
     if isinstance(tokens, (str, bytes)):
         raise TypeError(
             f"text: a list of words expected, got one {type(tokens).__name__} of length {len(tokens)}: give "

@@ -132,9 +132,7 @@ class Layer:
         return bool(vars(type(self)).get("recordable", False))
 
     def acts_as(self, *kinds: type[Layer]) -> bool:
-        """Return True if the layer computes the same function as one of the classes `kinds`: it is an instance of the class,
-        and no subclass overrides `forward` or `__call__`.
-        """
+        """Return True if the layer is an instance of one of `kinds`, and no subclass overrides `forward` or `__call__`."""
         own = type(self)
         return any(isinstance(self, kind) and own.forward is kind.forward and own.__call__ is kind.__call__ for kind in kinds)
 
@@ -163,9 +161,7 @@ class Layer:
         return {}
 
     def redraw(self, rng: np.random.Generator) -> None:
-        """Draw new initial weights for this layer and its children, if they were made without `rng` and their weights have not
-        changed since. Trained or loaded weights stay.
-        """
+        """Draw new initial weights here and in children, for layers that were made without `rng` and not changed since."""
         for _, layer in self.children():
             layer.redraw(rng)
         if self.seed is None:
@@ -290,9 +286,7 @@ class Layer:
 
 
 def _among(kind: type, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, object) for each object of class `kind`: `value` itself, or the elements of a list, tuple or dict, whose
-    names end in their index or key.
-    """
+    """Yield (name, object) for each object of class `kind`: `value`, or elements of a list, tuple or dict, by index or key."""
     if isinstance(value, kind):
         yield name, value
     elif isinstance(value, (list, tuple)):

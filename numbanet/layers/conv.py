@@ -22,9 +22,7 @@ from .pooling import Pair, pair
 
 
 def positions_of(layer: Layer, spec: ActivationSpec, window: Window, channels: int) -> tuple[int, int]:
-    """Return the numbers (OH, OW) of output positions of a window along images with the specification `spec`; raise ValueError
-    if the layer cannot take the images.
-    """
+    """Return the numbers (OH, OW) of positions of a window; raise ValueError if the layer cannot take images of this `spec`."""
     if len(spec.shape) != 4 or spec.shape[1] not in (None, channels) or None in spec.shape[2:]:
         raise ValueError(f"{layer!r}: it takes images ({channels}, H, W), and its input is of shape {spec.shape[1:]} a sample")
     positions = window.positions(*(n or 0 for n in spec.shape[2:]))

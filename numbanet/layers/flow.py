@@ -136,9 +136,7 @@ class Flow(NamedTuple):
         return Flow(x, self.layout, (), self.tags) if self.pending else self
 
     def before(self, commutes: Callable[[Plan], bool]) -> Flow:
-        """Return the flow for a layer that commutes only with some plans: if the layer does not commute with the plan of a
-        pending factor, all pending factors are applied.
-        """
+        """Return the flow for a layer: if it does not commute with the plan of a pending factor, all factors are applied."""
         plans = [plan.plan if isinstance(plan, DeviceBits) else plan for plan in self.pending]
         flow = self if all(map(commutes, plans)) else self.applied()
         return flow if flow.layout.plan is None or commutes(flow.layout.plan) else flow.with_(flow.dense())

@@ -208,9 +208,7 @@ class SparseLinear(Layer):
         return Site("output", "output", shape, (AxisPlan, BernoulliPlan)), Site("tiles", "tiles", shape, ())
 
     def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
-        """Return act(x wᵀ + b) for the neurons that the plan keeps, where act is ReLU if `relu`, else the identity. The scale
-        of the plan is pending (`Flow.pending`).
-        """
+        """Return act(x wᵀ + b) for the neurons that the plan keeps; act is ReLU if `relu`. The plan's scale is pending."""
         flow = flow.with_(flow.dense()) if self.tile or flow.layout.plan is not None else flow.features()
         width = self.in_features if flow.indices is None else flow.indices.plan.count
         if flow.x.ndim < 1 or flow.x.shape[-1] != width:

@@ -100,9 +100,7 @@ class Tree:
         return frozenset(tensor for tensor, count in uses.items() if count > 1)
 
     def reads(self, plans: Plans, symbols: Any = None) -> dict[Tensor, DevicePlan]:
-        """Return a dict that maps each weight of which a pass reads only a part to that part (`Layer.reads`). Tied weights are
-        left out, because they are read completely.
-        """
+        """Return a dict of the weights that a pass reads only in part, and these parts (`Layer.reads`), except tied weights."""
         return {weight: part for weight, part in self.root.reads(plans, symbols).items() if weight not in self.shared}
 
     def holder(self, name: str) -> tuple[Any, str]:

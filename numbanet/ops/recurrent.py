@@ -37,9 +37,7 @@ def _units(dev: Device, plan: Any, hidden: int, steps: int) -> _Units:
 
 
 class _Pass(NamedTuple):
-    """What the backward pass reads: the gates (T, N, 4H), the states h and c (T + 1, N, H), and the arguments of the forward
-    pass.
-    """
+    """What the backward pass reads: the gates (T, N, 4H), the states h and c (T + 1, N, H), and the arguments."""
 
     dev: Device
     gates: Any

@@ -23,9 +23,7 @@ from numbanet_kernels.layouts.rows import RowLists
 
 
 class Region(NamedTuple):
-    """The part of a weight that a step reads: the weight is divided into blocks of block[0] rows and block[1] columns, and
-    `wanted` says which blocks are read.
-    """
+    """The part of a weight that a step reads: those of its blocks, of block[0] x block[1] elements, that are `wanted`."""
 
     block: tuple[int, int]
     wanted: np.ndarray  # (block rows, block columns) bool
@@ -69,9 +67,7 @@ class Plan(abc.ABC):
 
     @property
     def kind(self) -> Hashable | None:
-        """A hashable value that is equal for plans that lead to the same launches and differ only in their lists. If it is
-        None, steps with this plan are not recorded.
-        """
+        """A hashable value; plans with the same value lead to the same launches. None if steps must not be recorded."""
         return None
 
     def lists(self) -> tuple:

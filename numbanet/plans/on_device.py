@@ -273,9 +273,7 @@ def on_device(plan: Plan, dev: Device) -> DevicePlan:
 
 
 def on(name: str, plan: Plan | DevicePlan, dev: Device, kind: type[DevicePlan], shape: tuple[int, ...] | None = None) -> Any:
-    """Return the `DevicePlan` of the plan, for the op `name`. Raise TypeError unless it is of the class `kind`, and ValueError
-    if a shape is given and the plan has another one.
-    """
+    """Return the `DevicePlan` for the op `name`; raise TypeError or ValueError if it has another class or shape."""
     given = plan if isinstance(plan, DevicePlan) else on_device(plan, dev) if isinstance(plan, Plan) else None
     if not isinstance(given, kind):
         known = {

@@ -88,9 +88,7 @@ class Hook:
         """Called after each update. `run.seen` is the number of samples that were used so far in this epoch."""
 
     def epoch_end(self, run: Run, record: dict[str, Any]) -> dict[str, Any] | None:
-        """Called after the last update of an epoch; it returns entries for the record of the epoch. If it changes layers or
-        shapes of weights, it must call `run.reshaped()`.
-        """
+        """Called after an epoch's last update; returns entries for its record. If shapes change, call `run.reshaped()`."""
 
     def epoch_recorded(self, run: Run, record: dict[str, Any]) -> None:
         """Called when the record of an epoch is complete; `run.stop()` ends training."""

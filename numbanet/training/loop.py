@@ -26,9 +26,7 @@ NOTHING = "fit was interrupted during the first epoch; the estimator is unchange
 
 
 class Interrupted(BaseException):
-    """Raised if training was interrupted after at least one epoch. The model keeps the weights of the complete epochs;
-    estimators then raise KeyboardInterrupt.
-    """
+    """Raised if training was interrupted after an epoch; estimators keep complete epochs and raise KeyboardInterrupt."""
 
 
 def train(run: Run, data: Data) -> None:

@@ -171,9 +171,7 @@ class Optimizer(abc.ABC):
         """Called after the passes: if several processes train one model, sum their gradients."""
 
     def launch(self, numbers: Sequence[Any] | None = None) -> dict[Tensor, Any]:
-        """Update the weights, and return the same as `step`. If `numbers` is given, it holds the list of numbers that
-        `changing` returns, as device arrays.
-        """
+        """Update the weights; return the same as `step`. `numbers` may hold the numbers of `changing` as device arrays."""
         if self.clip_norm is not None:
             self._clip()
         ready: dict[Tensor, Any] = {}

@@ -44,8 +44,8 @@ class Recovery:
         return self.watched or self.run.epoch + 1 == self.run.epochs.stop or self.run.changing
 
     def accepts(self, record: dict[str, Any], whole: bool) -> bool:
-        """Return True if the loss of an epoch and the weights are finite. The weights are checked only if a copy of the state
-        is due, or if all weights are up to date (`whole`).
+        """Return True if the loss of an epoch and the weights are finite. The weights are checked only if a copy of the
+        state is due, or if all weights are up to date (`whole`).
         """
         known = None if self.good is None else self.good.state
         self._due = whole or known is None or self.run.optimizer.steps >= known["steps"] + APART

@@ -311,9 +311,7 @@ def fragments(passes, of_a, of_b):
 
     @intrinsic(passes, of_a, of_b)
     def multiply(typing_context, sums, a, a_at, b, b_at, step):
-        """C += A B for the 16 values of k in a tile, by mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32; the products with
-        small parts are added first.
-        """
+        """C += A B for the 16 values of k in a tile, by mma.sync.aligned.m16n8k8; products with small parts come first."""
 
         def generate(context, builder, signature, arguments):
             sums = [builder.extract_value(arguments[0], i) for i in range(64)]

@@ -115,9 +115,7 @@ commit, wait_for_all_but_one = _statement("cp.async.commit_group;"), _statement(
 
 @functools.cache
 def parking(every):
-    """Return the intrinsics (park, add), which store values of a thread, `every` floats apart, and add them up in another
-    block.
-    """
+    """Return the intrinsics (park, add): they store a thread's values, `every` floats apart, and add them up in a block."""
 
     @intrinsic(every)
     def park(typing_context, values, to, at):

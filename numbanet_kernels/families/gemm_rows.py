@@ -102,9 +102,7 @@ _numbers = functools.lru_cache(maxsize=64)(lambda *indices: np.arange(*indices, 
 
 
 def _numbered(op, index, n):
-    """Return the indices as an array; raise ValueError if one is outside an axis of length n. During a recording they are not
-    checked, because plans have checked them.
-    """
+    """Return the indices as an array; raise ValueError if one is out of range, except in a recording: plans checked them."""
     if isinstance(index, slice):
         return _numbers(*index.indices(n))
     index = index.indices if isinstance(index, Window) else index

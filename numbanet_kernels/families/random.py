@@ -131,9 +131,7 @@ ROOM = 4 * PITCH
 
 @kernels("random")
 def _dropout_kernel():
-    """Return the kernel, in which each thread makes one call, for four elements. These pass through shared memory, so that
-    reads and writes are coalesced.
-    """
+    """Return the kernel; each thread makes one call, whose four elements pass through shared memory to be coalesced."""
 
     @kernel("void(f4[::1], f4[::1], i4[::1], u4, u4, u4, f4)")
     def dropout(x, y, key, counter2, counter3, threshold, scale):

@@ -131,9 +131,7 @@ class Lanes:
         return self.of(1.0).where_not(positive, e) / (1.0 + e)
 
     def tanh(self):
-        """Return tanh x = (e^2x - 1) / (e^2x + 1), with a relative error of 2e-7. Near 0, where the difference would cancel, a
-        polynomial is used.
-        """
+        """Return tanh x = (e^2x - 1) / (e^2x + 1), near 0 by a polynomial, with a relative error of 2e-7."""
         p, k = (2.0 * self).where("<", -FLAT, -FLAT).reduced()
         e, square = p * self._power(k), self * self
         near = self.builder.fcmp_ordered("<", self.size().value, self.of(LINEAR).value)
@@ -269,9 +267,7 @@ def copy_vector(typing_context, source, start, target, at):
 
 @host_function
 def copy_vectors(source, start, target, at, count):
-    """target[at:at + count] = source[start:start + count]. Whole vectors are copied, so up to VECTOR - 1 elements after the
-    target may be overwritten.
-    """
+    """target[at:at + count] = source[start:start + count]; up to VECTOR - 1 elements after these may be overwritten."""
     copy_vector(source, start, target, at)
     for j in range(VECTOR, count, VECTOR):
         copy_vector(source, start + j, target, at + j)

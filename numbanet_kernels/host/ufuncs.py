@@ -92,9 +92,7 @@ def _binary(loop, data, a, b, y):
 
 
 def apply(ufunc: Any, *given: Any, out: np.ndarray) -> np.ndarray:
-    """out = ufunc(*given); the arguments are float32 arrays of the shape of `out`, or numbers. During a recording, raise
-    NotRecorded if the address of the loop is unknown.
-    """
+    """out = ufunc(*given), float32 arrays or numbers; raise NotRecorded during a recording if the loop's address is unknown."""
     writer = tape.get()
     if writer is None:
         return ufunc(*given, out=out)

@@ -101,9 +101,7 @@ def _given(array, dtype=np.float32):
 
 
 def _launch(transposed, starts, stops, ids, values, through, rows, inverse, bias, relu, y):
-    """Launch the kernel for y = act(x w.T + bias). The entries of a row have the values at positions k or, if the index list
-    `through` is given, at positions through[k].
-    """
+    """Launch the kernel for y = act(x w.T + bias); an entry has the value at its position, or at through[position]."""
     grid = tuple(ceil_div(n, SIDE) for n in y.shape[::-1])
     launch(
         _product(),

@@ -67,9 +67,7 @@ def _finish(builder, total, ceiling, alive, n, y, at, live):
 
 
 def _rows(number):
-    """Return the intrinsic that computes `number` rows of y that read the same inputs, for `count` vectors of samples, of which
-    the first begins at sample n.
-    """
+    """Return the intrinsic that computes `number` rows of y with the same inputs, for `count` vectors of samples from n on."""
 
     @intrinsic
     def rows(typing_context, x, start, indices, values, depth, bias, ceiling, order, r, count, alive, n, y, y_at, live):

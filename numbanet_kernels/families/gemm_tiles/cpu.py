@@ -143,9 +143,7 @@ def gemm_tiles_cpu(x, w, pattern, b=None, relu=False, scale=1.0, blocks=None, in
 
 
 def gemm_tiles_dx_cpu(dy, w, pattern, scale=1.0, blocks=None, outputs=None, where=None, out=None, lists=None):
-    """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i], where M is the pattern's mask; if `where` is given, 0 unless where[n, i]
-    > 0
-    """
+    """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i] with the pattern's mask M; if `where` is given, 0 unless it is > 0"""
     (rows, cols), packed = valid("gemm_tiles_dx (cpu)", pattern)
     transposed, _ = pair("gemm_tiles_dx (cpu)", "outputs", outputs)
     out = output(

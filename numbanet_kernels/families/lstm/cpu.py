@@ -41,9 +41,7 @@ def _places(lists, total, places=None):
 
 
 def _divided(flops, panels, samples):
-    """Return (number of parts, True if parts are ranges of units, a function that calls work(part) for each part); this is
-    called inside `threads.held`.
-    """
+    """Return (number of parts, True if parts are ranges of units, a function that calls work(part) for each part)."""
     parts, by_units = threads.parts(flops=flops), 4 * panels >= UNITS
     if parts == 1 or (samples == 1 and not by_units):
         return 1, False, lambda work: work(threads.WHOLE)

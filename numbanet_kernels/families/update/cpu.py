@@ -52,9 +52,7 @@ def _sgd(w, v, g, packed, row_pos, row_class, cols, rates, momentum, nesterov, d
 
 @host_function
 def _due(lag, after, current, wanted, due):
-    """Write the blocks of a row of blocks that are updated to `due`, and return how many they are. All other blocks of the row
-    skip one more step.
-    """
+    """Write the blocks to update, of a row of blocks, to `due`, and return their number; other blocks skip a step more."""
     count = 0
     for b in range(lag.size):
         after[b] = lag[b] + 1
