@@ -147,7 +147,7 @@ def _given(root: Tensor, dy: Any) -> Any:
 
 
 def _topological(root: Tensor) -> list[Tensor]:
-    """Return the tensors between `root` and the leaves, inputs of an op before its result; iteratively, for deep graphs."""
+    """Return the tensors from `root` to the leaves, inputs of an op before its result; not recursive, as graphs may be deep."""
     order, seen, stack = [], set(), [(root, False)]
     while stack:
         tensor, expanded = stack.pop()

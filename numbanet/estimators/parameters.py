@@ -295,7 +295,7 @@ ELSEWHERE = {  # scikit-learn's name of a parameter: (the name here, further exp
 
 
 def hint(name: str, known: Mapping[str, Any]) -> str:
-    """Return, for the end of an error message, the name here of a parameter of scikit-learn's networks; "" for other names."""
+    """Return the end of an error message: what a parameter of scikit-learn's networks is called here; "" for other names."""
     here, more = ELSEWHERE.get(name, ("", ""))
     return f": here it is {here!r}{more}" if here in known and name not in known else ""
 

@@ -99,7 +99,7 @@ def _assigned(dev: Device, given: Mapping[Any, Plan], model: Any) -> Plans:
 
 # --- inside a layer's __call__ ----------------------------------------------------------------------------------------
 class Around(NamedTuple):
-    """The current pass, from which a layer that another layer's `__call__` calls with a tensor takes its context."""
+    """The current pass. If a layer's `__call__` calls another layer with a tensor, that layer takes its context from here."""
 
     context: Context
     tags: Tags

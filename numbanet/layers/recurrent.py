@@ -192,7 +192,7 @@ class Recurrent(Layer, abc.ABC):
         return flow._replace(x=flow.x.transpose(1, 0, 2) if self.batch_first else flow.x)
 
     def _remembered(self, state: dict[Any, Any], cell: str, n: int) -> list[Any]:
-        """Return the states of a cell for n samples, at first zeros; raise ValueError if the layer is bidirectional."""
+        """Return the states of a cell for n samples, initially zeros; raise ValueError if the layer is bidirectional."""
         if self.bidirectional:
             raise ValueError(
                 f"{self!r}: states are carried over from one segment of a text to the next, but the backward direction"

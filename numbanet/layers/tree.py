@@ -100,7 +100,7 @@ class Tree:
         return frozenset(tensor for tensor, count in uses.items() if count > 1)
 
     def reads(self, plans: Plans, symbols: Any = None) -> dict[Tensor, DevicePlan]:
-        """Return a dict of the weights that a pass reads only in part, and these parts (`Layer.reads`), except tied weights."""
+        """Return a dict that maps weights, except tied ones, to the part that a pass reads if it is not the whole weight."""
         return {weight: part for weight, part in self.root.reads(plans, symbols).items() if weight not in self.shared}
 
     def holder(self, name: str) -> tuple[Any, str]:

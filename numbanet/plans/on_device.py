@@ -25,7 +25,7 @@ APART = 64  # int32 numbers between the starts of two lists: 256 bytes, which is
 
 
 class DevicePlan:
-    """A plan on a device. Its lists are in the buffer that is given, or in a new one; plans of one kind have equal shapes."""
+    """A plan on a device. Its lists are in a given or a new buffer; lists of plans of one kind have equal shapes."""
 
     def __init__(self, plan: Plan, dev: Device, buffer: Any = None) -> None:
         self.plan, self.device, self._given = plan, dev, buffer is not None

@@ -258,7 +258,7 @@ class Optimizer(abc.ABC):
             dev.copy(dev.compact(given, places) if axis else dev.take_rows(given, places), out=given)
 
     def exchange(self, parameter: Tensor, other: Tensor, change: Callable[[Any], Any]) -> None:
-        """Train `other` instead of `parameter`, with the state change(array) for each state array of the latter."""
+        """Train `other` instead of `parameter`. Its state arrays are change(array) of those of `parameter`."""
         self.resize(parameter, change)
         self.parameters = [other if own is parameter else own for own in self.parameters]
 

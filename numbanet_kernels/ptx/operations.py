@@ -125,7 +125,7 @@ KNOWN = {
 
 
 def arithmetic(i: Instruction) -> tuple[str, list[str], Callable] | None:
-    """Return (type of the result, types of the sources, function) of an instruction on single threads, else None."""
+    """Return (type of the result, types of the sources, function) of a per-thread instruction; None for others."""
     op, m, kind = i.opcode, i.modifiers, (types(i) or [""])[-1]
     if kind in ("f16x2", "bf16x2", "bf16") and op not in ("mov", "cvt") or set(m) - KNOWN - set(types(i)):
         return None

@@ -52,7 +52,7 @@ def nvvm_problem() -> str | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             _probe.ptx(emulation.EMULATED)
-    except Exception as error:  # whether a library is missing or has a wrong version: nothing can be compiled
+    except Exception as error:  # such as a missing library or a wrong version: nothing can be compiled
         if importlib.util.find_spec("numba_cuda") is None:
             return "numba-cuda is not installed: pip install 'numba-cuda[cu13]'"
         said = textwrap.shorten(str(error), 150, placeholder=" …")

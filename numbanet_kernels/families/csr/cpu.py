@@ -9,7 +9,7 @@ from .family import check, lists_of
 
 
 def csr_transposed_cpu(x):
-    """panels[p, i, s] = x[p SAMPLES + s, i], with samples along the last axis (`cpu_loops`), for two products"""
+    """panels[p, i, s] = x[p SAMPLES + s, i], with samples along the last axis (`cpu_loops`); computed once for two products"""
     expect("csr_transposed (cpu)", x=(x, ("N", "I")))
     return cpu_loops.transposed(x)
 
