@@ -4,9 +4,9 @@
     back       out[n, j] = alpha * sum_k dy[n, k] w[rows[k], cols[j]]
 
 The indices of a window (`layouts.rows.Window`) are one run of adjacent integers, or two if the window wraps around the end of
-its axis; for the gates of a recurrent layer, each gate has as many runs. A product is one call of BLAS for each pair of a run
-of rows and a run of columns, and the results of the calls are added up. The compiled loops find the runs in the lists of
-indices: a recorded step reads other lists in each replay.
+its axis; for a recurrent layer, each gate has one or two runs. A product is one call of BLAS for each pair of a run of rows and
+a run of columns, and the results of the calls are added up. The compiled loops find the runs in the lists of indices: a
+recorded step reads other lists in each replay.
 """
 
 from __future__ import annotations
