@@ -5,10 +5,10 @@
               if an array `where` (N, J) is given, 0 unless where[n, j] > 0
     dw        dw[k, j] = sum_n dy[n, k] x[n, j]: a dense product (gemm_dw), because activations are compact
 
-The work is 2 N K J FLOPs instead of 2 N O I. `rows` and `cols` are slices that end at the end of their axis, increasing int32
-arrays on the device, `layouts.rows.Period` (both forms), `layouts.rows.Window`, or None for all.
-Kernels: masked (for teaching only: blocks of dropped rows return before their first barrier), listed (any index lists: the grid
-has only the kept outputs) and, for the constant strides of a pattern, `gemm_block`.
+The work is 2 N K J FLOPs instead of 2 N O I. Each of `rows` and `cols` is a slice up to the end of the axis, an int32 array on
+the device, a `layouts.rows.Period` or `Window`, or None for the whole axis. On CUDA, "masked" is for teaching only: blocks of
+dropped rows return before their first barrier. "listed" takes any index lists, and its grid has only the kept outputs.
+`gemm_block` is used if the kept indices have constant strides.
 """
 
 from __future__ import annotations

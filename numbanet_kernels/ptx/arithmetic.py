@@ -29,7 +29,7 @@ BITS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 ROUNDINGS = ("rn", "rz", "rm", "rp")
 # a float64 has 29 more bits than a float32: the lowest one, a mask of all of them, and the highest one
 ONE, LOWER_BITS, HALFWAY = np.uint64(1), np.uint64((1 << 29) - 1), np.uint64(1 << 28)
-# if twice the bits of a float64, less one, is below this, the number is subnormal as float32, and not 0
+# a float64 with the bits b is subnormal as float32, and not 0, if 2 b - 1 is below this in unsigned arithmetic
 SUBNORMAL = np.uint64((1023 - 126 << 53) - 1)
 
 
