@@ -6,8 +6,8 @@
     after_update(run)               after each update: may change weights in place
     epoch_end(run, record)          after the last update of an epoch: may change weights and layers; returns entries for the
                                     epoch's record
-    epoch_recorded(run, record)     after the record was appended to the history, and a copy of the state was made fit_end(run)
-    when training ends for any reason
+    epoch_recorded(run, record)     after the record was appended to the history, and a copy of the state was made
+    fit_end(run)                    when training ends for any reason
 
 For an epoch with a non-finite loss, `epoch_end` and `epoch_recorded` are not called.
 """

@@ -1,9 +1,9 @@
 """Instructions that Numba does not offer, as LLVM code; updates, `copies` and `accumulate` use them.
 
 commit, wait_for_all_but_one    close a group of asynchronous copies (cp.async), and wait for all groups but the newest one
-parking, fence                  store sums so that other blocks can add them up, by strong stores and loads chosen, owner
-select an element of each of several tuples by its index, and find the range that contains a number sigmoids
-returns the logistic function, which is inlined into kernels
+parking, fence                  store sums so that other blocks can add them up, by strong stores and loads
+chosen, owner                   select an element of each of several tuples by its index; find the range that contains a number
+sigmoids                        returns the logistic function, which is inlined into kernels
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 of threads.
 
     matmul(a, b, out=c)      computes c = a b for float32 matrices of any strides, on the threads of the library
-    multiply(entry(), …)     computes the same product inside a compiled loop, without the GIL threads()                returns
-    the number of threads of each thread pool of the library set_threads(counts)      sets these numbers OWN_FLOPS
-    products of fewer FLOPs run on one thread, whatever number of threads is set
+    multiply(entry(), …)     computes the same product inside a compiled loop, without the GIL
+    threads()                returns the number of threads of each thread pool of the library
+    set_threads(counts)      sets these numbers
+    OWN_FLOPS                products of fewer FLOPs run on one thread, whatever number of threads is set
 
 The environment variable NUMBANET_BLAS chooses the library: "openblas" is NumPy's, "mkl" is Intel's
 (`pip install numbanet[mkl]`). "auto", the default, is the library that `numbanet devices --calibrate` found faster on this

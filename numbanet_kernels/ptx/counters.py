@@ -1,9 +1,11 @@
 """Counters count the operations of a launch for each instruction:
 
-issued          instructions; an instruction counts once for each warp with a thread that runs it flops           FLOPs of all
-threads: 2 for a fused multiply-add, 4096 for an mma m16n8k16, … sectors         sectors of 32 bytes that global accesses of
-warps touch; `least` is the smallest number of sectors that could hold the requested bytes conflicts       cycles that shared
-accesses wait because of bank conflicts divergent       branches at which a warp diverges
+issued          instructions; an instruction counts once for each warp with a thread that runs it
+flops           FLOPs of all threads: 2 for a fused multiply-add, 4096 for an mma m16n8k16, …
+sectors         sectors of 32 bytes that global accesses of warps touch; `least` is the smallest number that could hold the
+                requested bytes
+conflicts       cycles that shared accesses wait because of bank conflicts
+divergent       branches at which a warp diverges
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Replay: execute copies and recorded tapes in order, by one compiled call, on all threads.
 
-replay(actions)    an action is a pair (x, y), which copies x to y, or a tape place(x)           returns x with its address, so
-that `replay` need not look it up again
+replay(actions)    an action is a pair (x, y), which copies x to y, or a tape
+place(x)           returns x with its address, so that `replay` need not look it up again
 """
 
 from __future__ import annotations
