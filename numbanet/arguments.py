@@ -19,9 +19,7 @@ def is_integer(value: Any) -> TypeGuard[int]:
 
 
 def check_count(name: str, value: Any, most: int | None = None, least: int = 1) -> int:
-    """Return `value` as an int. Raise ValueError, whose message begins with `name`, unless it is an integer of at least `least`
-    and, if `most` is given, of at most `most`.
-    """
+    """Return `value` as an int; raise ValueError, beginning with `name`, unless it is an integer from `least` to `most`."""
     if not is_integer(value) or value < least or (most is not None and value > most):
         wanted = "a positive integer" if least == 1 else f"an integer of at least {least}"
         raise ValueError(f"{name} must be {wanted}{'' if most is None else f' of at most {most}'}, got {value!r}")

@@ -88,9 +88,7 @@ def op(fn: Callable[..., tuple[Any, Sequence[Callable]]] | None = None, *, fuses
 
 
 def common_device(name: str, inputs: Sequence[Any]) -> Device:
-    """Return the device of the tensors among `inputs`, or the CPU if there are no tensors; raise ValueError if they are on
-    several devices.
-    """
+    """Return the device of the tensors among `inputs`, by default the CPU; raise ValueError if they are on several devices."""
     devices = {t.device for t in inputs if isinstance(t, Tensor)}
     if len(devices) > 1:
         raise ValueError(
@@ -107,7 +105,7 @@ def no_grad() -> contextlib.AbstractContextManager[bool]:
 
 # --- backward ---------------------------------------------------------------------------------------------------------
 def backward(root: Tensor, dy: Any = None) -> None:
-    """`Tensor.backward`: compute gradients from the root to the leaves; a gradient of an inner node is freed after its use."""
+    """Compute gradients from the root to the leaves (`Tensor.backward`). Gradients of inner nodes are freed after their use."""
     if not root.requires_grad:
         raise RuntimeError("backward: this tensor does not depend on a tensor that requires a gradient")
     if dy is None and root.size != 1:
@@ -149,9 +147,7 @@ def _given(root: Tensor, dy: Any) -> Any:
 
 
 def _topological(root: Tensor) -> list[Tensor]:
-    """Return the tensors between `root` and the leaves, sorted so that the inputs of an op come before its result. The search
-    is iterative, so that no recursion limit applies.
-    """
+    """Return the tensors from `root` to the leaves, inputs of an op before its result; not recursive, as graphs may be deep."""
     order, seen, stack = [], set(), [(root, False)]
     while stack:
         tensor, expanded = stack.pop()

@@ -13,7 +13,8 @@ from typing import Any
 
 _here = Path(__file__).resolve().parent
 _folders = (_here / "datasets", _here.parent / "datasets")
-# a folder `datasets` beside an installed numbanet is Hugging Face's, so the inner folder is tried first, and must have idx.py
+# An installed numbanet may have Hugging Face's folder `datasets` beside it. So the inner folder is tried first, and a folder
+# counts only if it has idx.py.
 __path__ = [str(folder) for folder in _folders if (folder / "idx.py").is_file()][:1]
 if not __path__:
     raise ImportError(

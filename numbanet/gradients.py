@@ -28,7 +28,7 @@ class Gradient:
 
     values: Any
 
-    if TYPE_CHECKING:  # a field of most forms
+    if TYPE_CHECKING:  # most subclasses have `shape` as a field, so it must not be defined at run time
 
         @property
         def shape(self) -> tuple[int, ...]:
@@ -69,9 +69,7 @@ class Dense(Gradient):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Packed(Gradient):
-    """A gradient of shape `shape` that is zero except for the part that a plan kept. `values` holds this part, and `packing`
-    says where each value belongs.
-    """
+    """A gradient that is zero except for the part that a plan kept: its `values`, and their positions as a `packing`."""
 
     values: Any
     packing: Packing
@@ -88,9 +86,7 @@ class Packed(Gradient):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Columns(Gradient):
-    """A gradient of a matrix that is zero except in K columns. `axis`, a `DeviceAxis`, lists these columns, and `values` (N, K)
-    holds them.
-    """
+    """A gradient of a matrix that is zero except in K columns: their `values` (N, K), and the `DeviceAxis` that lists them."""
 
     values: Any
     axis: Any
@@ -102,8 +98,8 @@ class Columns(Gradient):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Pending(Gradient):
-    """A gradient that product(where=None, scale=1.0) computes and returns as an array. So `through` fuses the ReLU mask `where`
-    and the scale into the product.
+    """A gradient that is not computed yet: product(where=None, scale=1.0) computes it and returns it as an array. `through`
+    passes the ReLU mask `where` and the scale to the product, which fuses them.
     """
 
     product: Callable[..., Any]
@@ -123,4 +119,4 @@ class One(Gradient):
     shape: tuple[int, ...]
 
     def dense(self, dev):
-        return dev.full(self.shape, 1.0)  # an operation of the table, so that it can be recorded
+        return dev.full(self.shape, 1.0)  # an operation of the device, so that it can be recorded

@@ -25,7 +25,7 @@ class Loss(abc.ABC):
     themselves the predictions.
     """
 
-    recordable: ClassVar[bool] = False  # see `records`
+    recordable: ClassVar[bool] = False  # True if steps may be recorded (`records`)
     standardised: ClassVar[bool] = False  # True if a regressor may train on (y - mean) / deviation instead of y
 
     def __init_subclass__(cls) -> None:
@@ -83,7 +83,7 @@ class Loss(abc.ABC):
             raise ValueError(f"{self!r} must give a Tensor of shape ({n},), a loss for each sample, or (); not {loss.shape}")
         if loss.shape == () and weights is not None:
             raise ValueError(
-                f"{self!r} gives one number for all samples, which cannot be weighed: to train with weights, "
+                f"{self!r} gives one number for all samples, which cannot be weighted: to train with weights, "
                 f"return one loss per sample, shape ({n},)"
             )
         if loss.shape == ():
@@ -100,23 +100,17 @@ class Loss(abc.ABC):
 
     @property
     def weighs(self) -> bool:
-        """Return True if `mean` accepts weights for any input. Then equal samples may be merged into one sample with a larger
-        weight.
-        """
+        """True if `mean` accepts weights for any input, so that equal samples may be merged into one with a larger weight."""
         return type(self).mean is not Loss.mean
 
     def score(self, targets: np.ndarray, predictions: np.ndarray, weights: np.ndarray | None) -> float:
-        """Return the score of a regressor's predictions, by default R²: 1 for perfect predictions, 0 for the best constant
-        prediction, NaN for fewer than 2 samples.
-        """
+        """Return the score of a regressor's predictions, by default R²: 1 is perfect; NaN for fewer than 2 samples."""
         from sklearn.metrics import r2_score
 
         return float(r2_score(targets, predictions, sample_weight=weights)) if len(targets) > 1 else float("nan")
 
     def best_constant(self, targets: np.ndarray, weights: np.ndarray | None) -> tuple[str, float] | None:
-        """Return (name, loss) of the constant prediction with the least loss, such as ("the mean", 0.2); None if it is not
-        known.
-        """
+        """Return (name, loss) of the best constant prediction, such as ("the mean", 0.2); None if it is not known."""
         return None
 
 
@@ -138,9 +132,7 @@ class RegressionLoss(Loss):
         return self.mean(output, target, None)
 
     def score(self, targets, predictions, weights):
-        """Return D² = 1 - loss / (loss of the best constant prediction), averaged over the outputs. For the squared error, D²
-        is R².
-        """
+        """Return D² = 1 - loss / (loss of the best constant prediction), averaged over outputs; R² for squared errors."""
         if len(targets) < 2:
             return float("nan")
         losses, least = (
@@ -374,9 +366,7 @@ def _check(name: str, value: Any, high: float) -> None:
 
 
 def _quantiles(targets: np.ndarray, weights: np.ndarray | None, level: float) -> np.ndarray:
-    """Return an array (O,) that holds, for each column of targets (N, O), the smallest target at which the cumulative share of
-    the weights reaches `level`.
-    """
+    """Return for each column of targets (N, O) the smallest one at which the cumulative share of weights reaches `level`."""
     order = np.argsort(targets, axis=0)
     shares = np.ones(len(targets)) if weights is None else np.asarray(weights, np.float64)
     reached = np.cumsum(shares[order], axis=0) >= level * shares.sum() * (1 - 1e-12)

@@ -82,7 +82,7 @@ def learning_curves(histories: Mapping[str, Sequence[Mapping[str, float]]], path
     return _save(figure, path)
 
 
-ROOFS = {  # (float32 FLOP/s without tensor cores, bytes/s) from the data sheets, and how the line is drawn
+ROOFS = {  # (peak float32 FLOP/s without tensor cores, peak bytes/s) from the data sheets, and how the line is drawn
     "H200": (67e12, 4.8e12, Style("#134f82", "-")),
     "A100": (19.5e12, 2.0e12, Style("#e07b39", "--")),
 }
@@ -148,7 +148,7 @@ def _named_rows(axes: Any, shown: Mapping[str, float], middle: float) -> None:
 
 
 def _save(figure: Any, path: Path) -> Path:
-    """Write the picture atomically."""
+    """Save the figure to a temporary file, then rename it to `path`, so that `path` never holds half a picture."""
     from numbanet.datasets.files import write_file
 
     content = io.BytesIO()

@@ -14,7 +14,7 @@ ENABLED = os.environ.get("NUMBANET_PROFILE", "") not in ("", "0")
 
 @contextlib.contextmanager
 def timed(name: str, arrays: Sequence[Any], static: dict[str, Any]) -> Iterator[None]:
-    """A context that measures the time of one op if profiling is enabled. On a GPU, only the launch of the op is measured."""
+    """Return a context that measures and prints the time of one op. On a GPU, this is only the time of the launch."""
     start = time.perf_counter()
     yield
     milliseconds = 1e3 * (time.perf_counter() - start)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .device import Device, device as named, problem  # parameters are called `device`
+from .device import Device, device as named, problem  # imported as `named`, because parameters are called `device`
 from .gradients import Dense, Gradient, One, Pending
 
 
@@ -64,7 +64,7 @@ class Tensor:
 
     @classmethod
     def wrap(cls, array: Any, dev: Device, requires_grad: bool = False, node: Any = None) -> Tensor:
-        """Wrap an array that is already on the device; `node` is the graph node that computed it (`autograd`)."""
+        """Return a tensor that uses `array`, which is already on the device; `node` computed it (`autograd.Node`)."""
         tensor = cls.__new__(cls)
         tensor._set(dev, array, requires_grad, node)  # noqa: SLF001  an instance of this class
         return tensor
@@ -77,12 +77,12 @@ class Tensor:
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
+        """The number of axes."""
         return self.data.ndim
 
     @property
     def size(self) -> int:
-        """Number of values."""
+        """The number of values."""
         return self.data.size
 
     @property
@@ -109,7 +109,7 @@ class Tensor:
     def item(self) -> float:
         """Return the value of a tensor of size 1 as a float."""
         if self.size != 1:
-            raise ValueError(f"item: a tensor of shape {self.shape} has not one value but {self.size}")
+            raise ValueError(f"item: a tensor of shape {self.shape} has {self.size} values instead of one")
         return float(self.numpy().reshape(()))
 
     # --- in and out ---------------------------------------------------------------------------------------------------
@@ -134,14 +134,12 @@ class Tensor:
         return self.device.dlpack_device(self.data)
 
     def to(self, other: str | Device) -> Tensor:
-        """Return a copy of this tensor on the device `other`, detached from the graph. If the tensor is already there, return
-        the tensor itself.
-        """
+        """Return a copy on the device `other`, detached from the graph; this tensor itself if it is already there."""
         other = named(other)
         return self if other is self.device else Tensor(self.numpy(), other, self.requires_grad)
 
     def move(self, other: Device) -> None:
-        """Move this tensor in place to another device and drop its gradient."""
+        """Move this tensor to another device, in place, and delete its gradient."""
         if other is not self.device:
             self._set(other, other.upload(self.numpy()), self.requires_grad)
 
@@ -170,14 +168,14 @@ class Tensor:
         return Tensor.wrap(self.gradient.dense(self.device), self.device)
 
     def zero_grad(self) -> None:
-        """Drop the gradient."""
+        """Delete the gradient."""
         self.gradient = None
 
     def receive(self, gradient: Gradient) -> None:
         """Add `gradient` to the gradient of this tensor; `backward` calls this."""
         if self.gradient is not None:
             self.gradient = self.gradient.add(gradient, self.device)
-        elif self.node is None and isinstance(gradient, (Pending, One)):  # a leaf: nothing later can fuse with the product
+        elif self.node is None and isinstance(gradient, (Pending, One)):  # a leaf: no later vjp can fuse with it
             self.gradient = Dense(gradient.dense(self.device))
         else:
             self.gradient = gradient
@@ -289,31 +287,31 @@ class Tensor:
         return ops.transpose(self, axes=axes or None)
 
     def sum(self, axis=None, keepdims: bool = False) -> Tensor:
-        """The sum over axes, by default all (`ops.sum`)."""
+        """Return the sum over the given axes, by default over all (`ops.sum`)."""
         return ops.sum(self, axis=axis, keepdims=keepdims)
 
     def mean(self, axis=None, keepdims: bool = False) -> Tensor:
-        """The mean over axes, by default all (`ops.mean`)."""
+        """Return the mean over the given axes, by default over all (`ops.mean`)."""
         return ops.mean(self, axis=axis, keepdims=keepdims)
 
     def max(self, axis=None, keepdims: bool = False) -> Tensor:
-        """The largest value over axes, by default all (`ops.max`)."""
+        """Return the largest value over the given axes, by default over all (`ops.max`)."""
         return ops.max(self, axis=axis, keepdims=keepdims)
 
     def min(self, axis=None, keepdims: bool = False) -> Tensor:
-        """The smallest value along axes, by default all."""
+        """Return the smallest value over the given axes, by default over all."""
         return -ops.max(-self, axis=axis, keepdims=keepdims)
 
     def argmax(self, axis=None, keepdims: bool = False) -> Tensor:
-        """The index of the largest value along an axis, by default in the flattened tensor (`ops.argmax`)."""
+        """Return the index of the largest value along an axis, by default in the flattened tensor (`ops.argmax`)."""
         return ops.argmax(self, axis=axis, keepdims=keepdims)
 
     def var(self, axis=None, correction: float = 1, keepdims: bool = False) -> Tensor:
-        """The variance over axes, as PyTorch's (`ops.var`)."""
+        """Return the variance over the given axes, by default over all, as in PyTorch (`ops.var`)."""
         return ops.var(self, axis=axis, correction=correction, keepdims=keepdims)
 
     def std(self, axis=None, correction: float = 1, keepdims: bool = False) -> Tensor:
-        """The standard deviation over axes, as PyTorch's (`ops.std`)."""
+        """Return the standard deviation over the given axes, by default over all, as in PyTorch (`ops.std`)."""
         return ops.std(self, axis=axis, correction=correction, keepdims=keepdims)
 
     def clip(self, low: float | None = None, high: float | None = None) -> Tensor:
@@ -321,48 +319,48 @@ class Tensor:
         return ops.clip(self, low=low, high=high)
 
     def exp(self) -> Tensor:
-        """e^x (`ops.exp`)."""
+        """Return e^x for each element x (`ops.exp`)."""
         return ops.exp(self)
 
     def log(self) -> Tensor:
-        """The natural logarithm (`ops.log`)."""
+        """Return the natural logarithm of each element (`ops.log`)."""
         return ops.log(self)
 
     def sqrt(self) -> Tensor:
-        """The square root (`ops.sqrt`)."""
+        """Return the square root of each element (`ops.sqrt`)."""
         return ops.sqrt(self)
 
     def abs(self) -> Tensor:
-        """The absolute value (`ops.abs`)."""
+        """Return the absolute value of each element (`ops.abs`)."""
         return ops.abs(self)
 
     def tanh(self) -> Tensor:
-        """tanh x (`ops.tanh`)."""
+        """Return tanh x for each element x (`ops.tanh`)."""
         return ops.tanh(self)
 
     def sigmoid(self) -> Tensor:
-        """1 / (1 + e^-x) (`ops.sigmoid`)."""
+        """Return 1 / (1 + e^-x) for each element x (`ops.sigmoid`)."""
         return ops.sigmoid(self)
 
     def relu(self) -> Tensor:
-        """max(x, 0) (`ops.relu`)."""
+        """Return max(x, 0) for each element x (`ops.relu`)."""
         return ops.relu(self)
 
     def gelu(self) -> Tensor:
-        """x times the normal distribution function (`ops.gelu`)."""
+        """Return x Φ(x) for each element x; Φ is the cumulative normal distribution function (`ops.gelu`)."""
         return ops.gelu(self)
 
     def softmax(self) -> Tensor:
-        """Softmax over the last axis (`ops.softmax`)."""
+        """Return the softmax over the last axis (`ops.softmax`)."""
         return ops.softmax(self)
 
     def log_softmax(self) -> Tensor:
-        """The logarithm of softmax over the last axis (`ops.log_softmax`)."""
+        """Return the logarithm of the softmax over the last axis (`ops.log_softmax`)."""
         return ops.log_softmax(self)
 
 
 def _comparable(other: Any) -> bool:
-    """Return True if `==` and `<` compare element by element with `other`, so not for objects without numbers, like None."""
+    """Return True if `==` and `<` compare element by element with `other`; objects without numbers, such as None, do not."""
     return isinstance(other, (Tensor, numbers.Real, np.ndarray, np.generic, list, tuple))
 
 
@@ -372,7 +370,7 @@ def _restored(values: np.ndarray, name: str, requires_grad: bool) -> Tensor:
     if missing:
         warnings.warn(f"a tensor of device {name!r} was loaded to the CPU: {missing}", stacklevel=2)
     dev = named("cpu" if missing else name)
-    return Tensor.wrap(dev.upload(np.array(values)), dev, requires_grad)  # a copy: joblib may have mapped a file, read-only
+    return Tensor.wrap(dev.upload(np.array(values)), dev, requires_grad)  # a copy, as joblib may map `values` read-only
 
 
 def from_dlpack(array: Any, device: str | Device | None = None) -> Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import warnings
 
-INSIDE = ("numbanet", "sklearn", "joblib")  # frames to skip, such as those of a pipeline or a grid search
+# packages whose frames are skipped; sklearn and joblib may call numbanet from a pipeline or a grid search
+INSIDE = ("numbanet", "sklearn", "joblib")
 
 
 def warn(message: str) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from .runtime import declare, emulation
 from .tables import family_of, modules
 
-SIZES = 128, 256, 192  # N, I, O: batch, in, out; a few whole blocks
+SIZES = 128, 256, 192  # batch N, inputs I, outputs O: each is a few whole blocks
 
 
 class Example(NamedTuple):

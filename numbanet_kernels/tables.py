@@ -21,9 +21,7 @@ def modules() -> Iterator[ModuleType]:
 
 
 def family_of(module: ModuleType) -> str:
-    """Return the family of a module, such as "conv" for numbanet_kernels.families.conv.cpu. If the module is outside of
-    `families`, return its name.
-    """
+    """Return the family of a module, such as "conv"; outside of `families`, the name of the module."""
     return module.__name__.split(".")[2]
 
 

@@ -34,7 +34,8 @@ from .tsv import PIECE, read_entries, read_numbers
 
 FORMAT = "numbanet challenge 1"
 IMAGES = 60_000
-NONZEROS = {1024: 6_374_505}  # of the official images: a text truncated at the end of a line is otherwise not noticed
+# number of entries of the official images: without it, a text that is truncated at the end of a line would not be noticed
+NONZEROS = {1024: 6_374_505}
 ENDINGS = ("", ".xz", ".gz")
 
 
@@ -81,9 +82,7 @@ def _find(folders, neurons, layers):
 
 @contextlib.contextmanager
 def _opened(path: Path, tell: Callable[[BinaryIO], Any]) -> Iterator[tuple[BinaryIO, Callable[[], Any]]]:
-    """Open a file, and yield (file, tick). The file is decompressed while it is read; tick() reports the progress and should be
-    called regularly.
-    """
+    """Open a file, and yield (file, tick). It is decompressed while it is read; tick() reports the progress."""
     with path.open("rb") as raw:
         open_as: Any = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix)
         with open_as(raw) if open_as else contextlib.nullcontext(raw) as file:
@@ -131,7 +130,7 @@ def _members(path, neurons, layers, tell):
                     match = re.fullmatch(rf"(?:.*/)?n{neurons}-l(\d+)\.tsv", member.name)
                     if match and member.isfile() and 1 <= int(match[1]) <= layers:
                         yield int(match[1]), archive.extractfile(member), f"{path}: {member.name}"
-            while file.read(PIECE):  # the rest may show that the file is damaged
+            while file.read(PIECE):  # read to the end: the rest may show that the file is damaged
                 tick()
         except (EOFError, OSError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
             raise ValueError(f"{path}: a complete archive expected, got a truncated one: {error}") from error
@@ -165,8 +164,8 @@ def _truth(path, tell):
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], Callable[[BinaryIO], Any]]]:
-    """A context with a progress bar over the bytes of all files, which is shown on a terminal. It yields a function that maps
-    the size of a file to the callback that reports the progress of this file.
+    """Return a context with a progress bar over the bytes of all files, which is shown on a terminal. It yields a function that
+    maps the size of a file to the callback that reports the progress of this file.
     """
     from rich import console, progress
 
@@ -201,7 +200,7 @@ def _packed(sources, arrays):
     return hashlib.sha256(content.getbuffer()).hexdigest().encode() + b"\n" + content.getbuffer()
 
 
-@deferred  # because a time-out may be raised as OSError
+@deferred  # signals wait, because a time-out in a signal handler may be raised as OSError
 def _unpacked(path, sources):
     """Return the arrays of the cache file; None if the file is missing, damaged, or was made from other sources."""
     try:
@@ -244,7 +243,7 @@ def load_challenge(neurons: int = 1024, layers: int = 120, folder: str | os.Path
     arrays = _unpacked(cached, sources)
     if arrays is None:
         arrays = _read(images, weights, categories, neurons, layers)
-        with deferred, contextlib.suppress(OSError):  # if it cannot be written, the files are read again next time
+        with deferred, contextlib.suppress(OSError):  # if the cache cannot be written, the files are read again next time
             write_file(cached, _packed(sources, arrays))
     bias = np.full(neurons, challenge_bias(neurons), np.float32)
     network = [EllLayer(indices, weights, bias) for indices, weights in zip(arrays["indices"], arrays["weights"])]

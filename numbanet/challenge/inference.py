@@ -19,7 +19,8 @@ from .radixnet import CEILING, EllLayer
 from .result import ChallengeResult
 
 WAYS = ("compact", "filter", "buffer", "plain", "saturated")
-MARGIN = 1.01  # factor by which sums must exceed the ceiling, so that the order of summation does not matter
+# sums must exceed the ceiling by this factor, so that rounding, which depends on the order of summation, does not matter
+MARGIN = 1.01
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -147,9 +148,7 @@ class Prepared:
         return numbers[alive[: len(numbers)] != 0]
 
     def _saturated(self, x, samples, layer):
-        """Return True if every activation of the first `samples` samples is at the ceiling, and stays there in layer `layer`
-        and all later layers.
-        """
+        """Return True if all activations of the first `samples` samples are and stay at the ceiling, from layer `layer` on."""
         if (self.dev.download(x).min(axis=1).ravel()[:samples] < CEILING).any():
             return False
         return all(
@@ -175,7 +174,7 @@ def _distinct(parts):
 
 
 def _compact(dev, x, alive, numbers, layer, buffer):
-    """Compute the next layer for the live inputs only; if some are not live, the live ones are first packed together."""
+    """Compute the next layer for the live inputs only. If some inputs are not live, the live ones are first packed together."""
     weights, rows = layer
     index = np.flatnonzero(alive)
     lanes = None if len(index) == len(x) * LANES else dev.upload(index.astype(np.int32))
@@ -184,7 +183,7 @@ def _compact(dev, x, alive, numbers, layer, buffer):
 
 
 def _filter(dev, x, alive, numbers, layer, buffer):
-    """Compute the next layer without moving the live inputs; inputs in the same group as a live one are computed, too."""
+    """Compute the next layer without moving live inputs. Inputs in the same group as a live one are computed as well."""
     weights, rows = layer
     y, live = dev.ell(x, *weights, CEILING, alive=dev.upload(alive), rows=rows, out=dev.part(buffer, 0, len(x)))
     together = dev.samples_together()
@@ -193,7 +192,7 @@ def _filter(dev, x, alive, numbers, layer, buffer):
 
 
 def _all(dev, x, _, numbers, layer, buffer):
-    """Compute the next layer for all inputs, into a buffer or a new array."""
+    """Compute the next layer for all inputs; write it to `buffer` if there is one, else to a new array."""
     weights, rows = layer
     y, live = dev.ell(x, *weights, CEILING, rows=rows, out=None if buffer is None else dev.part(buffer, 0, len(x)))
     return y, dev.download(live), numbers, len(x) * LANES

@@ -27,8 +27,8 @@ import numpy as np
 from numbanet_kernels.layouts.sparse import ELL
 
 WIDTH = 16  # neurons per node
-CEILING = 32.0  # activations are clipped to it
-NEURONS, LAYERS = (1024, 4096, 16384, 65536), (120, 480, 1920)  # the Challenge's
+CEILING = 32.0  # upper bound of activations
+NEURONS, LAYERS = (1024, 4096, 16384, 65536), (120, 480, 1920)  # the sizes of the official networks
 
 
 class EllLayer(NamedTuple):
@@ -55,7 +55,8 @@ class EllLayer(NamedTuple):
         order = np.argsort(self.indices, axis=1)
         indices, values = (np.take_along_axis(part, order, axis=1) for part in (self.indices, self.values))
         if indices.size and indices.min() < 0:
-            raise ValueError(f"EllLayer.to_ell: indices must not be negative, got {indices.min()}")  # an ELL's padding
+            # -1 is the padding of an `ELL`
+            raise ValueError(f"EllLayer.to_ell: indices must not be negative, got {indices.min()}")
         return ELL(indices, values, (len(indices), len(indices) if inputs is None else inputs))
 
 
@@ -146,8 +147,8 @@ def _weights(neurons, inputs):
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
-TOGETHER = 64  # images that are enlarged at once
-THRESHOLD = 0.71  # share of the largest grey value; agrees best with the official images of 1024 pixels
+TOGETHER = 64  # number of images that are enlarged at once
+THRESHOLD = 0.71  # share of the largest grey value; with 0.71 the images agree best with the official ones of 1024 pixels
 
 
 def enlarged(images: np.ndarray, side: int, threshold: float = THRESHOLD) -> np.ndarray:

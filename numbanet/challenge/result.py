@@ -46,9 +46,7 @@ class ChallengeResult:
 
     @property
     def rate(self) -> float:
-        """Edges per second, as the Challenge defines them: inputs x connections / seconds. Products that are not computed also
-        count.
-        """
+        """Edges per second: inputs x connections / seconds. Products that are skipped count as well."""
         return self.inputs * self.connections / self.seconds
 
     @property

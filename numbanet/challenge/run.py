@@ -21,7 +21,7 @@ from .inference import WAYS, Prepared, free_memory
 from .radixnet import RadixNet, enlarged
 from .result import ChallengeResult
 
-SHARE = 0.5  # maximal share of the free memory for activations
+SHARE = 0.5  # largest share of the free memory that activations may take
 
 
 def challenge(
@@ -81,7 +81,8 @@ def challenge(
         raise ValueError(f"challenge: inputs must be at least 1, not {inputs}")
     dev = named(device)
     data = first_inputs(_data(neurons, layers, data, inputs), inputs)
-    Prepared(first_inputs(data, LANES)._replace(network=[data.network[0]]), way, dev, LANES).run()  # compiled
+    # a short run with one layer, in which all code is compiled
+    Prepared(first_inputs(data, LANES)._replace(network=[data.network[0]]), way, dev, LANES).run()
     return Prepared(data, way, dev, _plan(data, memory, say)).run()
 
 
@@ -138,7 +139,7 @@ def _plan(data, memory, say):
     room = int(SHARE * free_memory()) if memory is None else memory
     piece = min(room // each // LANES, -(-count // LANES)) * LANES
     if piece < LANES:
-        raise MemoryError(f"challenge: {LANES} inputs need {LANES * each:,} bytes for activations, and there are {room:,}")
+        raise MemoryError(f"challenge: {LANES} inputs need {LANES * each:,} bytes for activations, and may use {room:,}")
     pieces = -(-count // piece)
     weights = len(data.network) * layer.indices.nbytes
     say(

@@ -17,10 +17,10 @@ import numpy as np
 
 from numbanet_kernels.runtime.interrupt import deferred
 
-PIECE = 1 << 23  # bytes that are parsed at once
+PIECE = 1 << 23  # number of bytes that are parsed at once
 DIGITS, LETTERS = 9, 40  # maximal lengths of a number and of a value
 TAB, END = 9, 10
-DECIMAL = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\r?")  # a value
+DECIMAL = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\r?")  # the text of a value
 
 
 class Triples(NamedTuple):
@@ -75,7 +75,7 @@ def pieces(file: BinaryIO, source: object):
     """Yield the bytes of a file in pieces of whole lines."""
     rest = b""
     while True:
-        with deferred:  # because a time-out may be raised as OSError
+        with deferred:  # signals wait, because a time-out in a signal handler may be raised as OSError
             try:
                 read = file.read(PIECE)
             except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
@@ -114,8 +114,8 @@ def _parse(piece, source, line, shape):
 
 
 def _numbers(piece, starts, ends, source, line, limit, name):
-    """Parse the integers at positions starts … ends - 1 of the piece, and return them minus 1, int64. Raise a ValueError that
-    names `name` and the line if an integer is not in 1 … limit.
+    """Parse the integers at starts … ends - 1 of the piece, and return them minus 1; raise ValueError if one is not in 1 …
+    limit.
     """
     lengths = ends - starts
     total, wrong = np.zeros(len(ends), np.int64), (lengths < 1) | (lengths > DIGITS)

@@ -22,9 +22,7 @@ COMMANDS = (train, predict, demo, challenge, devices, kernels, bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command, and return the exit status: 0 if it is done, 2 if the input is bad (one line on stderr says what), 130
-    if it was interrupted.
-    """
+    """Run one command, and return the exit status: 0 if it is done, 2 if the input is bad, 130 if it was interrupted."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given[:1] == ["bench"]:
         return bench.run(given[1:])  # it parses its own arguments
@@ -46,9 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def reader_has_gone() -> int:
-    """Return the exit status for the case that the reader of stdout, such as `head`, has closed the pipe. Further output is
-    discarded.
-    """
+    """Discard further output, because the reader of stdout, such as `head`, has closed the pipe; return the exit status."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 

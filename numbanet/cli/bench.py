@@ -1,4 +1,4 @@
-"""numbanet bench"""
+"""The command `numbanet bench`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""numbanet challenge"""
+"""The command `numbanet challenge`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""numbanet demo"""
+"""The command `numbanet demo`."""
 
 from __future__ import annotations
 

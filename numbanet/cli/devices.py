@@ -1,4 +1,4 @@
-"""numbanet devices"""
+"""The command `numbanet devices`."""
 
 from __future__ import annotations
 

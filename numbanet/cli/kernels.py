@@ -1,4 +1,4 @@
-"""numbanet kernels"""
+"""The command `numbanet kernels`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     if options.counters:
         _counters(options.counters, options.shape, options.plot)
     elif options.plot:
-        raise ValueError("--plot goes with --counters OPERATION")
+        raise ValueError("--plot needs --counters OPERATION")
     else:
         _list()
     return 0
@@ -66,17 +66,17 @@ def _list() -> None:
 
 
 def _counters(names: Sequence[str], sizes: Sequence[int], target: Path | None) -> None:
-    """Count what the operations' examples do, print and plot it; ValueError if an operation launches no kernel."""
+    """Run the examples of operations on the emulated device; print the counters of their kernels, and plot them to `target`."""
     from numbanet_kernels.examples import counted
     from numbanet_kernels.runtime.emulation import emulated
 
     from .. import plots
     from ..device import device
 
-    device("emulated")  # RuntimeError with the reason if it is not available
+    device("emulated")  # raises RuntimeError, with the reason, if the device is not available
     if target:
         plots.check_target(target)
-    with emulated():  # active before a user's file is imported
+    with emulated():  # the emulation must be active before a user's file is imported
         found = {name: counted(name, (sizes[0], sizes[1], sizes[2])) for name in dict.fromkeys(names)}
     for name, kernels in found.items():
         if not kernels:
@@ -95,7 +95,7 @@ def _counters(names: Sequence[str], sizes: Sequence[int], target: Path | None) -
 
 
 def _print_counters(found: dict[str, dict[Any, Any]], sizes: Sequence[int]) -> None:
-    """Print the counters of kernels, by operations, and what the columns mean."""
+    """Print the counters of the kernels, grouped by operation, and what the columns mean."""
     rows = [(name, kernel, counters.summary()) for name, kernels in found.items() for kernel, counters in kernels.items()]
     print_table(
         "",

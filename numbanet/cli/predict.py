@@ -1,4 +1,4 @@
-"""numbanet predict"""
+"""The command `numbanet predict`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the predictions; the score, if the targets are known, goes to stderr."""
+    """Print the predictions to stdout. If the targets are known, print the score to stderr."""
     from .. import Net, NetRegressor
     from ..estimators import saving
 
@@ -43,9 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _samples(source: str, shape: tuple[int, ...]):
-    """Return (X, y), the test samples of a data set, reshaped to the input of the network if the sizes match; or (X, None) if
-    `source` is a file.
-    """
+    """Return (X, y), test samples of a data set, in the input shape if sizes match; or (X, None) if `source` is a file."""
     import numpy as np
 
     if source in datasets.IMAGES:

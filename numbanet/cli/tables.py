@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], narrow: bool = False) -> None:
-    """Print rows under the names of their columns; `narrow` draws no lines between them."""
+    """Print a table with the names of the columns above the rows; if `narrow`, without lines between the columns."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -21,7 +21,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     for row in rows:
         table.add_row(*(str(cell).replace("[", "\\[") for cell in row))
     console = Console()
-    with console.capture() as text:  # rich itself would exit with status 1 if the reader has closed the pipe
+    with console.capture() as text:  # captured, because rich exits with status 1 if the reader has closed the pipe
         console.print(table)
     print(text.get(), end="")
 

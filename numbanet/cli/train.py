@@ -1,4 +1,4 @@
-"""numbanet train"""
+"""The command `numbanet train`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """Declare the command."""
-    names = [name for name, policy in POLICIES.items() if policy.kind != "patches"]  # "patches" is for convolutions
+    # kind "patches" is for convolutions, and the network here has none
+    names = [name for name, policy in POLICIES.items() if policy.kind != "patches"]
     parser = commands.add_parser(
         "train",
         help="train a network on a data set and print its accuracy",
@@ -46,7 +47,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train; print the results, save the network and plot the learning curves."""
+    """Train a network, print the results, save the network and plot the learning curves."""
     from .. import Net, plots
     from ..estimators import saving
 
@@ -78,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
         net.fit(X, y, validation=(X_test, y_test))
     except KeyboardInterrupt as error:
         if not hasattr(net, "model_"):
-            raise  # no epoch was completed
+            raise  # no epoch was completed, so there is nothing to save
         interrupted = True
         print(f"numbanet: {error}", file=sys.stderr)
     _print_result(net, options)

@@ -1,4 +1,4 @@
-"""auto: the dropout that recorded runs suggest, chosen from what is known before training.
+"""The policy "auto": a rule, based on recorded runs, that chooses a policy before training.
 
 The rule, for a network given by its widths:
 
@@ -8,7 +8,7 @@ The rule, for a network given by its widths:
                                           no dropout, in half to two thirds of the time, on MNIST's and Fashion-MNIST's
                                           first 5,000 images and on all of Fashion-MNIST (`bench time-to-accuracy`)
 
-Other networks get none: convolutional networks and sequences have no such records.
+Other networks, with convolutions or for sequences, train without dropout, because there are no recorded runs of them.
 """
 
 from __future__ import annotations

@@ -19,9 +19,7 @@ Policy = TypeVar("Policy", bound="Dropout")
 
 
 class Style(NamedTuple):
-    """How plots draw a policy. Dashes and marks distinguish policies in prints without colour. If `colour` is None, the next
-    colour of matplotlib is used.
-    """
+    """How plots draw a policy; dashes and marks distinguish policies without colour. By default matplotlib chooses colours."""
 
     colour: str | None = None
     dashes: str | tuple = "-"
@@ -44,19 +42,19 @@ class Dropout(abc.ABC):
     """
 
     name: ClassVar[str]
-    drops: ClassVar[str] = ""  # what a step drops, for the README's table
-    computes: ClassVar[str] = "all"  # share of the FLOPs that is computed at rate p, for the README's table
+    drops: ClassVar[str] = ""  # what a step drops, in words, for the README's table
+    computes: ClassVar[str] = "all"  # the share of the FLOPs that is computed at rate p, as a formula, for the README's table
     style: ClassVar[Style] = Style()
-    # attributes that only `changed` sets, not the constructor
+    # attributes that the constructor does not set, only `changed`
     set_on_copies: ClassVar[tuple[str, ...]] = ("kind", "answer", "reason")
-    kind: str = "output"  # kind of the sites that it makes plans for (`Site`)
-    reason: str | None = None  # why dropout="auto" chose it
-    answer: bool = False  # whether it also makes plans for the last layer, which computes the answer
-    by_sample: ClassVar[bool] = False  # whether samples of a batch drop different units
-    data_dependent: bool = False  # whether plans depend on a layer's input (`choose`)
-    alike: bool = False  # whether chosen plans are of one kind at each site for equal rates: then steps may be recorded
-    mixes_features: ClassVar[bool] = False  # whether features should be centred and permuted (`Shuffle`)
-    shuffle: int | None = None  # after so many epochs neurons are reordered (`Reordering`); None: never
+    kind: str = "output"  # the kind of the sites for which the policy makes plans (`Site`)
+    reason: str | None = None  # why dropout="auto" chose this policy
+    answer: bool = False  # True if it also makes plans for the last layer
+    by_sample: ClassVar[bool] = False  # True if samples of a batch drop different units
+    data_dependent: bool = False  # True if plans depend on a layer's input (`choose`)
+    alike: bool = False  # True if at one rate the chosen plans of a site are of one kind; then steps may be recorded
+    mixes_features: ClassVar[bool] = False  # True if features should be centred and permuted (`Shuffle`)
+    shuffle: int | None = None  # number of epochs after which neurons are reordered (`Reordering`); None: never
 
     def __init__(self, rate: Rate = 0.5) -> None:
         several = isinstance(rate, (Sequence, np.ndarray)) and not isinstance(rate, str)
@@ -74,7 +72,7 @@ class Dropout(abc.ABC):
         self.rate = rates if several else rates[0]
 
     def _reordered(self, shuffle: int | None) -> int | None:
-        """The parameter `shuffle`; ValueError unless it is None or a positive integer."""
+        """Return the parameter `shuffle`; raise ValueError unless it is None or a positive integer."""
         return None if shuffle is None else check_count(f"{self.name}: shuffle", shuffle)
 
     def at(self, epoch: int) -> Dropout:
@@ -107,9 +105,7 @@ class Dropout(abc.ABC):
         return self._with(tuple(map(mean, zip(*rates, strict=True))))
 
     def _changed_rates(self, concerned: Callable[[Any], bool], change: Callable[[Any], Any]) -> Dropout:
-        """Return a copy in which change(rate) replaces each rate for which concerned(rate) is true; this policy if there is no
-        such rate.
-        """
+        """Return a copy in which change(rate) replaces each rate for which concerned(rate) is true."""
         several = isinstance(self.rate, tuple)
         rates = self.rate if several else (self.rate,)
         if not any(map(concerned, rates)):
@@ -128,9 +124,7 @@ class Dropout(abc.ABC):
         return policy
 
     def rate_of(self, site: Site | int) -> float:
-        """Return the rate of a site, which may be given by its number; raise ValueError if the rate depends on the epoch
-        (`at`).
-        """
+        """Return the rate of a site or of its number; raise ValueError if the rate depends on the epoch (`at`)."""
         number = site.number if isinstance(site, Site) else site
         rate = self.rate[number] if isinstance(self.rate, tuple) else self.rate
         if callable(rate):
@@ -139,10 +133,10 @@ class Dropout(abc.ABC):
 
     def check(self, layers: int) -> None:
         """Raise ValueError if `rate` is a sequence without exactly one rate for each of the `layers` droppable layers, or if
-        the policy is for convolutions and there are none.
+        the policy is for convolutions and the network has none.
         """
         if self.kind == "patches" and not layers:
-            raise ValueError(f"{self.name}: it is for convolutions, and there are none")
+            raise ValueError(f"{self.name} is for convolutions, and the network has none")
         if isinstance(self.rate, tuple) and len(self.rate) != layers:
             raise ValueError(f"dropout_rate has {len(self.rate)} entries for {layers} hidden layers")
 
@@ -176,9 +170,7 @@ class Dropout(abc.ABC):
         return [*filter(None, map(self.caution, sites)), *(self._passed_over(tree) if sites else ())]
 
     def _passed_over(self, tree: Tree) -> list[str]:
-        """Return a list with one warning, which names the layers with weights but without a site; an empty list if there are
-        no such layers.
-        """
+        """Return a list with a warning that names the layers with weights but without a site; [] if there are none."""
         some = {layer for layer, _ in tree.sites}
         names = [
             f"{path} ({type(layer).__name__})"
@@ -201,7 +193,7 @@ class Dropout(abc.ABC):
     def variance_factors(self, layers: int) -> list[float]:
         """Return, for each `Linear` layer including the last one, the factor of the variance of its initial weights.
 
-        By default, all factors are 1. A policy that drops terms of sums overrides this (see `variance_factor` of `Linear`).
+        By default, all factors are 1. A policy that drops inputs of neurons overrides this (see `variance_factor` of `Linear`).
         """
         return [1.0] * (layers + 1)
 
@@ -223,7 +215,7 @@ class Dropout(abc.ABC):
         """
 
     def plans(self, model: Sequential | Tree, rng: np.random.Generator) -> dict[str, Plan]:
-        """The plans of a step, by the path of their site: `plan` of each site, without those that compute everything."""
+        """Return a dict that maps the path of a site to its plan for a step, except where everything is computed."""
         drawn = ((site.path, self.plan(site, rng)) for site in self.sites(model))
         return {path: plan for path, plan in drawn if plan is not None}
 
@@ -234,14 +226,12 @@ class Dropout(abc.ABC):
         return None
 
     def choose_from_flow(self, site: Site, flow: Flow, layer: Any, rng: np.random.Generator) -> Plan | None:
-        """Choose a plan like `choose`, but from the layer and its input flow, which may be compact. By default this calls
-        `choose` with the dense input.
-        """
+        """Choose a plan from a layer and its input, which may be compact; by default by `choose` from the dense input."""
         return self.choose(site, flow.expanded(), layer.weight, rng)
 
     def choosing(self, model: Sequential | Tree, rng: np.random.Generator) -> Callable[..., Plan | None] | None:
-        """Return the function choose(site, flow, layer) that `Plans` calls during a pass, and that returns a plan or None.
-        Return None if all plans are drawn before the pass.
+        """Return the function choose(site, flow, layer) that `Plans` calls during a pass, which returns a plan or None. If all
+        plans are drawn before the pass, return None instead of a function.
         """
         if not self.data_dependent:
             return None
@@ -271,7 +261,7 @@ class Dropout(abc.ABC):
 
 
 class NoDropout(Dropout):
-    """No dropout, whatever the rate."""
+    """No dropout; the rate is ignored."""
 
     name, drops, style = "none", "nothing", Style("#6b6b6b", ":", "x")
 
@@ -279,7 +269,7 @@ class NoDropout(Dropout):
         return 0.0
 
     def cautions(self, model):
-        return []  # `fit` warns if a rate was given
+        return []  # empty, so that `fit` can warn if a rate was given
 
     def plan(self, site, rng):
         return None
@@ -295,7 +285,7 @@ class BernoulliDropout(Dropout):
     style, by_sample = Style("#b07aa1", "--", "^"), True
 
     def variance_factors(self, layers):
-        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # dropout removes terms of the next layer's sums
+        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # the next layer loses inputs
 
     def plan(self, site, rng):
         rate = self.rate_of(site)

@@ -1,4 +1,4 @@
-"""batchwise: each step drops a random set of neurons, of a fixed size, for the whole batch.
+"""The policy "batchwise": each step drops a random set of neurons, of a fixed size, for the whole batch.
 
 At a rate p, m = round((1 - p) n) of n neurons are kept and scaled by n / m; every set of m neurons has the same probability. A
 neuron is dropped with probability 1 - m / n. All samples of a batch drop the same neurons, so activations and weight gradients
@@ -30,20 +30,14 @@ class BatchwiseDropout(Dropout):
     Parameters
     ----------
     rate : float, callable, or sequence of these, default=0.5
-        Share of the neurons that is dropped, in [0, 1), or a function that maps an epoch to this share. A sequence holds one
-        rate or function for each droppable layer.
-
-    Raises
-    ------
-    ValueError
-        If a rate is out of range.
+        Share of the neurons that is dropped; otherwise as for `Dropout`.
     """
 
     name, drops = "batchwise", "neurons: a random set of always the same size, for the whole batch"
     computes, style = 'as `"rdp"`, (1 − p)² of an H × H layer', Style("#c44e52", (0, (7, 2)), "v")
 
     def variance_factors(self, layers):
-        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # dropout removes terms of the next layer's sums
+        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # the next layer loses inputs
 
     def plan(self, site, rng):
         rate, n = self.rate_of(site), site.shape[0]

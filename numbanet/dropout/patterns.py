@@ -34,9 +34,9 @@ SCALES = {"rate": 0.0, "root": 0.5, "pattern": 1.0}
 class _Periods(NamedTuple):
     """The distribution of the periods for one rate, and the scale for each period."""
 
-    cumulative: list[float]  # cumulative probability of the periods 1 … dp
-    scales: list[float]  # factor of the kept values under each dp
-    variance_factor: float  # 1 / E[scale² / dp]: mean square of a sum without dropout relative to that with it
+    cumulative: list[float]  # (largest dp,): the probability of a period of at most dp
+    scales: list[float]  # (largest dp,): the factor of the kept values with the period dp
+    variance_factor: float  # 1 / E[scale² / dp]: the mean square of a sum without dropout, divided by that with dropout
 
 
 @functools.lru_cache(maxsize=64)
@@ -50,7 +50,8 @@ def _periods(rate: float, dp_max: int | None, search: str, scale: str) -> _Perio
     return _Periods(np.cumsum(distribution).tolist(), scales.tolist(), float(1 / (distribution @ (scales**2 / dp))))
 
 
-_row_plan, _tile_plan = (functools.lru_cache(maxsize=4096)(kind) for kind in (RowPlan, TilePlan))  # a network has few
+# a network has few different plans, so they are cached
+_row_plan, _tile_plan = (functools.lru_cache(maxsize=4096)(kind) for kind in (RowPlan, TilePlan))
 
 
 class _PatternDropout(Dropout):
@@ -66,7 +67,7 @@ class _PatternDropout(Dropout):
     def _check_reach(self, policy: Dropout) -> None:
         """Raise ValueError if no distribution over the periods reaches a rate of `policy`."""
         for rate in policy.rate if isinstance(policy.rate, tuple) else (policy.rate,):
-            if not callable(rate):  # `at` checks those
+            if not callable(rate):  # `at` checks rates that are functions
                 pattern_distribution(rate, self.dp_max, self.search)
 
     def at(self, epoch):
@@ -82,16 +83,14 @@ class _PatternDropout(Dropout):
         return len(self._of(site).scales)
 
     def variance_factor(self, site: Site | int) -> float:
-        """Return the factor of the initial variance of weights of which dropout at `site` drops some products
-        (`variance_factor` of `Linear`).
-        """
+        """Return the factor of the initial variance of weights with dropout at `site` (`variance_factor` of `Linear`)."""
         return self._of(site).variance_factor
 
     def draw(self, site: Site | int, rng: np.random.Generator) -> tuple[int, int, float]:
         """Draw (dp, bias, scale) of the pattern for one step."""
         cumulative, scales, _ = self._of(site)
         dp = 1 + min(bisect.bisect_right(cumulative, rng.random()), len(cumulative) - 1)
-        bias = int(dp * rng.random())  # three times faster than rng.integers(dp)
+        bias = int(dp * rng.random())  # about three times faster than rng.integers(dp)
         return dp, bias, scales[dp - 1]
 
 
@@ -101,8 +100,7 @@ class RowDropout(_PatternDropout):
     Parameters
     ----------
     rate : float, callable, or sequence of these, default=0.5
-        Probability p to drop, in [0, 1), or a function that maps an epoch to it. A sequence holds one rate or function for each
-        droppable layer.
+        Probability p to drop, as for `Dropout`.
     dp_max : int, optional
         Largest period. The default is the smallest period that drops more than p, but at least 3; with a larger dp_max,
         patterns that keep very few neurons are drawn (`numbanet.dropout.search`). If the rate depends on the epoch, so does the
@@ -118,10 +116,11 @@ class RowDropout(_PatternDropout):
         inverse of the kept share of the step; "root" is in between. "rate" minimises the noise of a single product, "pattern"
         the noise that all products of a step share.
     shuffle : int, optional
-        After every n epochs, the neurons of each hidden layer are reordered at random, with their weights and the optimiser's
-        state, so that the network stays the same and other neurons are kept together. By default their order is kept, as
-        in the papers. Layers whose neurons other layers than `Linear` and `Conv2d` read, and frozen or shared ones, keep theirs
-        (`Net.fit` warns of them). It takes as long as a few steps, so in fits with short epochs n should be above 1.
+        The neurons of each hidden layer are reordered at random after every `shuffle` epochs, with their weights and the
+        optimiser's state. The network stays the same, but other neurons are kept together afterwards. By default neurons are
+        not reordered, as in the papers. Layers that are frozen or shared, or whose neurons are read by layers other than
+        `Linear` and `Conv2d`, are not reordered either (`Net.fit` warns of them). Reordering takes as long as a few steps, so
+        `shuffle` should be above 1 if epochs are short.
 
     Raises
     ------
@@ -133,7 +132,8 @@ class RowDropout(_PatternDropout):
     name, drops = "rdp", "neurons: one in dp is kept, bias, bias + dp, …"
     computes, style = "an H × H layer shrinks to kept rows × kept columns", Style("#134f82", "-", "o")
     set_on_copies = (*Dropout.set_on_copies, "steps")
-    steps: int | None = None  # for recurrent sites: different units at each of n time steps (`recurrent`)
+    # sites of recurrent inputs only: number of time steps, each of which drops other units (`recurrent`)
+    steps: int | None = None
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class TileDropout(_PatternDropout):
     def caution(self, site):
         grid = TilePlan(site.shape, self.tile, 1, 0).grid
         tiles = math.prod(grid)
-        if self.rate_of(site) and sum(grid) - 1 < self.periods(site):  # number of values of a[r] + b[c]
+        if self.rate_of(site) and sum(grid) - 1 < self.periods(site):  # a[r] + b[c] takes sum(grid) - 1 values (`TilePlan`)
             return (
                 f"tdp: a weight of shape {site.shape} has {tiles} tile{'s' * (tiles > 1)} of {self.tile} x {self.tile}: "
                 "some steps drop all of it. Use TileDropout(tile=...) with a smaller tile, or rdp"

@@ -31,9 +31,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def rate_at(rate: float | Schedule, epoch: int) -> float:
-    """Return the rate of an epoch. `rate` is a number or a function of the epoch; raise ValueError if the function returns an
-    invalid rate.
-    """
+    """Return the rate of an epoch for a number or a function of the epoch; raise ValueError if the function returns no rate."""
     if not callable(rate):
         return rate
     value = rate(epoch)
@@ -43,9 +41,7 @@ def rate_at(rate: float | Schedule, epoch: int) -> float:
 
 
 def mean(rates: Sequence[float]) -> float:
-    """Return the mean of rates. If all rates are equal, it is exactly this rate, without rounding, so that training is the same
-    as with a constant rate.
-    """
+    """Return the mean of rates. If all rates are equal, it is exactly this rate, without rounding."""
     return rates[0] + math.fsum(rate - rates[0] for rate in rates) / len(rates)
 
 
@@ -71,7 +67,7 @@ class ConstantSchedule:
             raise ValueError(f"ConstantSchedule: rate must be a number in [0, 1), got {self.rate!r}")
 
     def __call__(self, epoch: int) -> float:
-        """The rate of an epoch."""
+        """Return the rate of an epoch."""
         return float(self.rate)
 
 
@@ -98,9 +94,7 @@ class _PartOfFit:
         return self if self.epochs is not None else dataclasses.replace(self, epochs=epochs)  # type: ignore[type-var]
 
     def _before(self, epoch: int) -> bool:
-        """Return True if an epoch comes before the change of the rate. Epochs after the end of the fit, as in `partial_fit`,
-        are treated like the last epoch of the fit.
-        """
+        """Return True if an epoch comes before the change of the rate; epochs after the fit are like its last epoch."""
         if self.epochs is None:
             raise ValueError(f"{self!r} is a share of the epochs of a fit: give epochs=, or take schedule.over(epochs)")
         return min(epoch, self.epochs - 1) < round(getattr(self, self.change) * self.epochs)
@@ -136,7 +130,7 @@ class EarlyDropout(_PartOfFit):
     change = "until"
 
     def __call__(self, epoch: int) -> float:
-        """The rate of an epoch, counted from 0."""
+        """Return the rate of an epoch, counted from 0."""
         return float(self.rate) if self._before(epoch) else 0.0
 
 
@@ -152,12 +146,7 @@ class LateDropout(_PartOfFit):
     since : float, default=0.25
         The share of the epochs of a fit that come before the change, in [0, 1].
     epochs : int, optional
-        The number of epochs of which `since` is a share; by default the number of epochs of the fit.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range, or if the schedule is called without `epochs` outside a fit.
+        As for `EarlyDropout`.
     """
 
     rate: float
@@ -166,7 +155,7 @@ class LateDropout(_PartOfFit):
     change = "since"
 
     def __call__(self, epoch: int) -> float:
-        """The rate of an epoch, counted from 0."""
+        """Return the rate of an epoch, counted from 0."""
         return 0.0 if self._before(epoch) else float(self.rate)
 
 
@@ -269,7 +258,7 @@ class SkewNormalSchedule:
         return skewnorm.pdf((np.arange(self.epochs) + 0.5) / self.epochs, self.skew, self.centre - m * sigma, sigma)
 
     def __call__(self, epoch: int) -> float:
-        """The rate of an epoch, counted from 0."""
+        """Return the rate of an epoch, counted from 0."""
         return self.rates[min(epoch, self.epochs - 1)]
 
 
@@ -282,11 +271,11 @@ def _scaled(density: np.ndarray, mean: float, ceiling: float) -> np.ndarray | No
     """
     count, falling = len(density), np.sort(density)[::-1]
     others = np.cumsum(falling[::-1])[::-1]
-    reached = np.flatnonzero(others)  # the possible values of k
+    reached = np.flatnonzero(others)  # the candidates for k
     factors = (count * mean - reached * ceiling) / others[reached]
     fits = factors * falling[reached] <= ceiling
     if len(reached) == count:
-        fits[-1] = True  # because mean <= ceiling, despite rounding
+        fits[-1] = True  # k = n - 1 always fits, because mean <= ceiling, but rounding may hide it
     if not fits.any():
         return None
     return np.minimum(factors[np.argmax(fits)] * density, ceiling)

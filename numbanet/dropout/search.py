@@ -51,7 +51,7 @@ import numpy as np
 
 __all__ = ["DP_MAX", "default_dp_max", "drop_rates", "pattern_distribution", "search_exact", "search_loss", "search_sgd"]
 
-DP_MAX = 8  # the papers' largest period: see "Why N is small" above
+DP_MAX = 8  # the largest period in the papers; "Why N is small" above explains the choice
 LAMBDA1, LAMBDA2 = 0.9, 0.1  # weights of the squared rate error and of the negative entropy, as in the paper
 
 
@@ -60,7 +60,7 @@ LAMBDA1, LAMBDA2 = 0.9, 0.1  # weights of the squared rate error and of the nega
 
 def _check_rate(rate) -> float:
     """Return the rate as a float; raise ValueError if it is not in [0, 1)."""
-    # bool is a Real for Python: rate=True is far more likely a misplaced flag than a rate of 1
+    # For Python a bool is a Real, but rate=True is more likely a misplaced flag than a rate of 1
     real = isinstance(rate, numbers.Real) and not isinstance(rate, (bool, np.bool_))
     if not real or not 0 <= rate < 1:
         raise ValueError(f"search: the drop rate must be a number in [0, 1), got {rate!r}")
@@ -75,12 +75,10 @@ def _check_dp_max(dp_max) -> int:
 
 
 def _check_reach(rate, dp_max) -> tuple[float, np.ndarray]:
-    """Return the checked rate, and the drop rates p_u (dp_max,) of the periods; raise ValueError if no distribution over the
-    periods 1..dp_max reaches the rate.
-    """
+    """Return the checked rate, and the drop rates p_u (dp_max,); raise ValueError if no distribution reaches the rate."""
     rate, p_u = _check_rate(rate), drop_rates(dp_max)
     if rate > p_u[-1]:
-        # 1/(1 - rate) rounds to either side of an integer (rate 0.9: 10.000000000000002): start below and count up
+        # 1/(1 - rate) may be rounded to either side of an integer (10.000000000000002 for 0.9), so start below it and count up
         enough = max(1, int(1 / (1 - rate)) - 1)
         while (enough - 1) / enough < rate:
             enough += 1
@@ -141,8 +139,8 @@ def search_sgd(
     lambda1: float = LAMBDA1,
     lambda2: float = LAMBDA2,
     learning_rate: float | None = None,
-    tolerance: float = 1e-13,  # of slopes, times lambda1 + lambda2: just above rounding, log d is linear in p_u to 1e-11
-    max_steps: int = 200_000,  # before giving up with a RuntimeError: N = 8 needs under 400 at any rate
+    tolerance: float = 1e-13,  # largest slope at the end, relative to lambda1 + lambda2; a little above rounding errors
+    max_steps: int = 200_000,  # number of steps after which RuntimeError is raised; N = 8 needs under 400 at any rate
 ) -> np.ndarray:
     """Return d (N,) = softmax(v) at the minimum of `search_loss`, by gradient descent from v = 0 (Algorithm 1 of the paper).
 
@@ -188,7 +186,7 @@ def search_exact(rate: float, dp_max: int = DP_MAX) -> np.ndarray:
     from scipy.optimize import brentq
 
     rate, p_u = _check_reach(rate, dp_max)
-    if rate in (0.0, p_u[-1]):  # met only as c goes to -inf or +inf
+    if rate in (0.0, p_u[-1]):  # these rates are reached only in the limit, as c goes to -inf or +inf
         return np.where(p_u == rate, 1.0, 0.0)
 
     def excess(c):
@@ -215,7 +213,7 @@ def default_dp_max(rate: float, search: str = "exact") -> int:
     """Return the default of N: for "exact", the smallest period that drops more than the rate, but at least 3, so that patterns
     vary, which is max(3, floor(1/(1 - rate)) + 1). For "sgd", max(8, ceil(1.6/(1 - rate))): see "Why N is small" above.
     """
-    odds = round(1 / (1 - _check_rate(rate)), 9)  # 1/(1 - 0.8) is 4.999999999999999
+    odds = round(1 / (1 - _check_rate(rate)), 9)  # rounded, because 1/(1 - 0.8) is 4.999999999999999 in floating point
     return max(DP_MAX, math.ceil(1.6 * odds)) if search == "sgd" else max(3, math.floor(odds) + 1)
 
 

@@ -1,4 +1,4 @@
-"""Together: combines policies for different kinds of sites in one model."""
+"""Together: a policy that combines policies for different kinds of sites of one model."""
 
 from __future__ import annotations
 
@@ -129,9 +129,10 @@ def recurrent(policy: Dropout, steps: int | None = None, as_outputs: bool = Fals
         sampling). The period is drawn once per sequence, and the bias at each time step, so that at each time step a unit is
         dropped with the probability that the rate gives.
     as_outputs : bool, default=False
-        If True, a layer keeps one window for its outputs and its recurrent input, if `Together` has `WindowDropout` of one rate
-        for both. Nothing reads the other units in that step, so the gradients of their gates are 0, and an `LSTM` does not
-        compute them. By default the windows are independent, so that most units have a gradient in each step.
+        If True, the recurrent input of a layer keeps the window of the layer's outputs; `Together` must then have a
+        `WindowDropout` of the same rate for the outputs. The other units are not read in that step, so the gradients of their
+        gates are 0, and an `LSTM` does not compute them. By default the two windows are independent, so that most units have a
+        gradient in each step.
 
     Raises
     ------

@@ -1,10 +1,10 @@
-"""window: each step keeps a window of adjacent neurons, which starts at a random neuron and may wrap around the end of the
-layer.
+"""The policy "window": each step keeps a window of adjacent neurons, which starts at a random neuron and may wrap around the
+end of the layer.
 
 K of n neurons are kept: start, start + 1, …, start + K - 1 modulo n. Every start has the same probability, so each neuron is
-dropped with probability 1 - K / n exactly. p is the dropout rate. K is (1 - p) n rounded down or up at random, so that its mean
-is (1 - p) n. So the mean share of dropped neurons is exactly p. Kept neurons are scaled by n / K. If
-`align` is given, start and K are multiples of it, which the same probabilities allow if it divides n.
+dropped with probability 1 - K / n exactly. K is (1 - p) n rounded down or up at random, where p is the dropout rate, so that
+its mean is (1 - p) n and the mean share of dropped neurons is exactly p. Kept neurons are scaled by n / K. If `align` is given
+and divides n, start and K are multiples of it; the probabilities stay the same.
 
 The kept part of a weight is a slice, or two if the window wraps around, so products read it without a copy. Before training,
 the order of a layer's neurons is arbitrary, so adjacent neurons are as suitable as any others. But there are only n windows,
@@ -30,17 +30,14 @@ class WindowDropout(Dropout):
     Parameters
     ----------
     rate : float, callable, or sequence of these, default=0.5
-        Probability to drop, in [0, 1), or a function that gives it for an epoch; a sequence gives one for each droppable layer.
+        As for `Dropout`.
 
     shuffle : int, optional
-        After every n epochs, the neurons of each hidden layer are reordered at random, with their weights and the optimiser's
-        state, so that the network stays the same and other neurons are neighbours. By default their order is kept, as
-        in the papers. Layers whose neurons other layers than `Linear` and `Conv2d` read, and frozen or shared ones, keep theirs
-        (`Net.fit` warns of them). It takes as long as a few steps, so in fits with short epochs n should be above 1.
+        As for `RowDropout`: after every n epochs, other neurons become adjacent.
     align : int, optional
-        Start and K are multiples of this number, such as 32, in layers whose width is a multiple of it and which keep as many
-        neurons on average; in others they are any numbers, because the rate of each neuron would not be exact otherwise. By
-        default they are any numbers everywhere: there are more windows then, and products take the same time.
+        A number, such as 32, of which start and K are multiples. It is used only in layers whose width is a multiple of it and
+        which keep more than this number of neurons on average; in other layers rates would not be exact. By default start and K
+        are any numbers, so that there are more windows; products take the same time.
 
     Raises
     ------
@@ -53,7 +50,7 @@ class WindowDropout(Dropout):
     computes, style = 'as `"rdp"`, (1 − p)² of an H × H layer', Style("#2a9d8f", (0, (4, 1)), "P")
 
     set_on_copies = (*Dropout.set_on_copies, "as_outputs")
-    as_outputs: bool = False  # for recurrent sites: the window of the layer's outputs (`recurrent`)
+    as_outputs: bool = False  # sites of recurrent inputs only: True if the window is that of the layer's outputs (`recurrent`)
 
     def __init__(self, rate: Rate = 0.5, shuffle: int | None = None, align: int | None = None) -> None:
         super().__init__(rate)
@@ -61,15 +58,15 @@ class WindowDropout(Dropout):
         self.align = None if align is None else check_count("window: align", align)
 
     def variance_factors(self, layers):
-        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # dropout removes terms of the next layer's sums
+        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # the next layer loses inputs
 
     def step(self, site: Site) -> int:
-        """The number that start and K are multiples of."""
+        """Return the number of which start and K are multiples."""
         n, align = site.shape[0], self.align or 1
         return align if n % align == 0 and (1 - self.rate_of(site)) * n > align * (1 - 1e-9) else 1
 
     def counts(self, site: Site) -> list[tuple[int, float]]:
-        """(K, its probability) for the two multiples K of `step` around (1 - p) n; K is at least 1."""
+        """Return [(K, its probability)] for the two multiples K of `step` next to (1 - p) n; K is at least 1."""
         step = self.step(site)
         mean = (1 - self.rate_of(site)) * site.shape[0] / step
         least = math.floor(mean)
@@ -85,5 +82,5 @@ class WindowDropout(Dropout):
     def caution(self, site):
         n, rate = site.shape[0], self.rate_of(site)
         if rate and (1 - rate) * n < 1:
-            return f"window: a layer of {n} neurons keeps one at least, which is more than this rate leaves"
+            return f"window: a layer of {n} neurons keeps at least one neuron, which is more than the rate {rate:g} leaves"
         return None

@@ -31,9 +31,7 @@ from .settings import FitSettings, Settings
 
 
 class Estimator(Settings):
-    """Base class of the estimators. A subclass builds the network and the data, and names the parameters that determine the
-    network.
-    """
+    """Base class of the estimators. A subclass builds the network and the data, and names the parameters of the network."""
 
     # --- files --------------------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike) -> None:
@@ -103,9 +101,7 @@ class Estimator(Settings):
 
     # --- before training ----------------------------------------------------------------------------------------------
     def _goes_on(self, call: str) -> bool:
-        """Return True if there is a network to continue from; raise ValueError if the parameters now describe a different
-        network.
-        """
+        """Return True if there is a network to continue from; raise ValueError if the parameters describe another one."""
         if not hasattr(self, "model_"):
             return False
         for name, value in self._architecture().items():
@@ -151,7 +147,7 @@ class Estimator(Settings):
         return optimizer
 
     def _warn_of_sparsity(self) -> None:
-        """Warn if `partial_fit` continues with another sparsity than the parameter `sparsity`."""
+        """Warn if `sparsity` has changed since the network was started: `partial_fit` continues with the earlier value."""
         if self.sparsity != self._sparsity:
             warn(
                 f"partial_fit: the network continues with sparsity={self._sparsity!r}, with which it was started or loaded; "

@@ -16,9 +16,10 @@ from ..layers import ACTIVATIONS, Layer, Linear, Sequential, Shuffle
 from ..tensor import Tensor
 from ..training.data import Data, on_host
 
-CALIBRATION = 32  # samples from which a data-dependent policy computes its thresholds
-MEAN_SAMPLES = 4096  # their mean has a standard error of 1/64 of the feature's standard deviation
-COMMON_NOISE = 0.2  # see `centre`
+CALIBRATION = 32  # number of samples from which a data-dependent policy computes its thresholds
+# number of samples in the estimate of a feature's mean; its standard error is then 1/64 of the standard deviation
+MEAN_SAMPLES = 4096
+COMMON_NOISE = 0.2  # the relative increase of the noise that `centre` allows
 
 
 def build(
@@ -34,9 +35,10 @@ def build(
     """Return `Linear` layers with an activation between them; `widths` are the numbers of features, of hidden neurons and of
     outputs.
 
-    If init is "he", biases are 0, and the last layer and layers before other activations than ReLU and GELU have Glorot's
-    initial weights. Else biases are uniformly distributed. If dropout drops terms of sums, initial weights have less variance.
-    Before a layer with tile dropout, features are shuffled, and most of their mean is subtracted.
+    If init is "he", biases are 0; layers before ReLU and GELU have He's initial weights, and all other layers, such as the last
+    one, have Glorot's. Otherwise biases are uniformly distributed. If dropout drops inputs of a layer's neurons, the layer's
+    initial weights have less variance. Before a layer with tile dropout, features are shuffled, and most of their mean is
+    subtracted.
     """
     layers: list[Layer] = []
     variance_factors = dropout.variance_factors(len(widths) - 2)
@@ -94,11 +96,12 @@ def merged(X, y, weights):
     """Return the distinct samples in a fixed order, with weights that count how often each occurs; samples with weight 0 are
     left out.
 
-    This is used if all samples fit into one batch. Gradient descent then depends only on which samples occur and how often. As
+    It is used if all samples fit into one batch: gradient descent then depends only on which samples occur and how often. As
     their order is fixed, the result is equal to the last bit for every order in which the user passes the samples.
     """
     weights = np.ones(len(y), np.float32) if weights is None else weights
-    known = y if y.dtype != object else np.unique(y, return_inverse=True)[1].reshape(y.shape)  # object rows cannot be sorted
+    # np.unique cannot sort the rows of an object array, so its classes are first numbered
+    known = y if y.dtype != object else np.unique(y, return_inverse=True)[1].reshape(y.shape)
     codes = np.unique(known, axis=0, return_inverse=True)[1].reshape(-1, 1)
     counted = np.flatnonzero(weights)
     samples = np.hstack([X.reshape(len(X), -1), codes])[counted]

@@ -264,7 +264,8 @@ class LanguageModel(Estimator):
         if named and isinstance(chosen, (RowDropout, TileDropout)):
             chosen = type(chosen)(chosen.rate, scale="pattern")
         if isinstance(chosen, TileDropout):
-            chosen = chosen.changed(answer=True)  # the last layer's tiles too: they drop the last LSTM layer's output
+            # the weight of the last layer gets tiles as well; they drop outputs of the last LSTM layer
+            chosen = chosen.changed(answer=True)
         return chosen
 
     def _scorer(self):
@@ -303,7 +304,7 @@ class LanguageModel(Estimator):
         }
 
     def _sample(self):
-        return (1,)  # a word
+        return (1,)  # one word
 
     # --- building -----------------------------------------------------------------------------------------------------
     def _start(self, settings: FitSettings, model: Sequential | None = None) -> None:
@@ -335,7 +336,7 @@ class LanguageModel(Estimator):
         return run, data
 
     def _watched(self, symbols: np.ndarray, tokens: Any, settings: FitSettings) -> Validation:
-        """Return the hook that validates on a text; a scorer of the user gets `tokens`, the text as the user passed it."""
+        """Return the hook that scores a validation text; if `scoring` is a function, it gets `tokens`, as the user gave it."""
         scorer = settings.scorer
         return Validation(Data(symbols, symbols), None if scorer is None else lambda: scorer(self, tokens))
 

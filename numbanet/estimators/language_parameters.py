@@ -7,8 +7,9 @@ from .parameters import SHARED, Parameter, by_name, choices
 
 DROPOUTS = {
     name: kind for name, kind in POLICIES.items() if kind.kind != "patches" and not kind.data_dependent
-}  # see `_layers`
-RECURRENT = [name for name, kind in DROPOUTS.items() if kind.kind == "output" and not kind.by_sample]  # see `recurrent`
+}  # the policies that `LanguageModel._layers` supports
+# the policies that `dropout.recurrent` supports
+RECURRENT = [name for name, kind in DROPOUTS.items() if kind.kind == "output" and not kind.by_sample]
 
 OWN = by_name(
     Parameter(

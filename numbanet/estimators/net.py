@@ -198,9 +198,7 @@ class Net(ClassifierMixin, Supervised):
         return index, self._weighted(index, weights)
 
     def _check_steps(self, X, y, weights, reset, classes):
-        """Do the same as `_check_target` for labels per time step, and return labels (n, T) and weights (n, T). Padding gets an
-        arbitrary label and weight 0.
-        """
+        """Do the same as `_check_target` for labels (n, T) and weights (n, T) per time step; padding has weight 0."""
         y, counted = steps.labels(X, y), steps.counted(X, Sequential(self.layers) if reset else self.model_)
         check_classification_targets(y[counted])
         self._several = False

@@ -88,10 +88,9 @@ SHARED = by_name(
         """
         The dropout policy of training (`numbanet.dropout`); None is "none". "auto" chooses "window" in the first three quarters
         of the epochs for wide layers and many features, else "none" (`numbanet.dropout.auto` has the rule); `verbose` prints
-        why, and it is in `history_`. A policy object has a rate, so `dropout_rate` is then not used. If `layers` are widths,
-        initial weights have less variance if dropout drops terms of sums (`variance_factor` of `Linear`), and a `Shuffle`
-        before tile dropout permutes the features and subtracts most of their
-        mean.""",
+        why, and it is in `history_`. A policy object has a rate, so `dropout_rate` is then not used. If `layers` are widths
+        and dropout drops inputs of a layer's neurons, the layer's initial weights have less variance (`variance_factor` of
+        `Linear`). A `Shuffle` before tile dropout permutes the features and subtracts most of their mean.""",
     ),
     Parameter(
         "dropout_rate",
@@ -296,13 +295,13 @@ ELSEWHERE = {  # scikit-learn's name of a parameter: (the name here, further exp
 
 
 def hint(name: str, known: Mapping[str, Any]) -> str:
-    """Return, for an error message, what the parameter `name` of scikit-learn's networks is called here; "" for other names."""
+    """Return the end of an error message: what a parameter of scikit-learn's networks is called here; "" for other names."""
     here, more = ELSEWHERE.get(name, ("", ""))
     return f": here it is {here!r}{more}" if here in known and name not in known else ""
 
 
 def storing(parameters: Mapping[str, Parameter]) -> Callable[..., None]:
-    """Return an `__init__` that only stores these parameters, as scikit-learn requires; all but the first are keyword-only."""
+    """Return an `__init__` that only stores these parameters, as scikit-learn requires. All but the first are keyword-only."""
     kinds = inspect.Parameter
     (first, *_), passing = parameters, (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
     signature = inspect.Signature(

@@ -71,9 +71,7 @@ def check_target(path: str | os.PathLike) -> Path:
 
 
 def _told(net: Any) -> dict[str, Any]:
-    """Return the metadata of an estimator. If JSON cannot hold a setting, layer or attribute, raise a TypeError that names it
-    and says what to do instead.
-    """
+    """Return the metadata of an estimator; raise a TypeError that names what JSON cannot hold, and the way out."""
     metadata: dict[str, Any] = {"layers": [], "given": False, "parameters": {}, "fitted": {}}
     for layer in net.model_.layers:
         try:
@@ -85,7 +83,7 @@ def _told(net: Any) -> dict[str, Any]:
             ) from None
     for name, value in net.get_params(deep=False).items():
         if name == "layers" and net._given_layers():
-            metadata["given"] = True  # the trained layers represent them
+            metadata["given"] = True  # the saved layers, which hold the trained weights, stand for the given ones
             continue
         if name == "callbacks":
             value = _nameable(value)
@@ -103,7 +101,7 @@ def _told(net: Any) -> dict[str, Any]:
             metadata["fitted"][name] = described(value)
         except TypeError as error:
             if name == "policy_" and value.inference_policy(net.n_iter_ - 1) is None:
-                continue  # predictions do not need it
+                continue  # the attribute is not needed for predictions
             raise TypeError(f"save: {name} cannot be written: {error}; save net.model_.state_dict() instead") from None
     return metadata
 
@@ -119,7 +117,7 @@ def _nameable(callbacks: Sequence[Any] | None) -> list[Any] | None:
 
 
 def _is_learned(name: str) -> bool:
-    """True if `name` is a fitted attribute that is saved."""
+    """Return True if `name` is a fitted attribute that is saved."""
     return name in HIDDEN or (name.endswith("_") and name[0] != "_" and name not in MADE_ANEW)
 
 
@@ -133,9 +131,7 @@ def _digest(metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> st
 
 # --- loading ----------------------------------------------------------------------------------------------------------
 def load(kinds: Sequence[type], path: str | os.PathLike, device: str | Device | None) -> Any:
-    """Load an estimator, which must be of one of the classes `kinds`, from a file. Its device is the saved one, or `device` if
-    that is given. `Estimator.load` lists the errors.
-    """
+    """Load an estimator of one of the classes `kinds` from a file, to the saved device by default (`Estimator.load`)."""
     name, (metadata, arrays) = os.fspath(path), _read(path)
     saved = metadata.get("class")
     kind = next((kind for kind in kinds if kind.__name__ == saved), None)
@@ -168,9 +164,7 @@ def load(kinds: Sequence[type], path: str | os.PathLike, device: str | Device | 
 
 
 def _read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Read a file, and return (metadata, arrays). Raise a ValueError that names the file if it is damaged, was not written by
-    numbanet, or is of a newer version.
-    """
+    """Read a file, and return (metadata, arrays); raise a ValueError that names the file if it is not a valid one."""
     from safetensors import SafetensorError, safe_open
 
     name = os.fspath(path)

@@ -72,7 +72,8 @@ def described(value: Any) -> Any:
             and part is not getattr(type(value), name, value)
         }
         if unknown := extra.keys() - set(getattr(value, "set_on_copies", ())):
-            raise TypeError(f"{value!r} was given {', '.join(sorted(unknown))}, which {type(value).__name__} does not take")
+            kind, names = type(value).__name__, ", ".join(sorted(unknown))
+            raise TypeError(f"{value!r} has the attribute {names}, which the constructor of {kind} does not take")
         return {
             "setting": type(value).__name__,
             **({"set": extra} if extra else {}),
@@ -128,9 +129,7 @@ def _shapes_of(layer: Layer) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _changed(layer: Layer, fresh: Layer, path: str = "") -> Iterator[tuple[str, Sequential]]:
-    """Yield (path, chain) for each `Sequential` in `layer` that has other layers or shapes than in the newly made layer
-    `fresh`.
-    """
+    """Yield (path, chain) for each `Sequential` in `layer` whose layers or shapes are not those of the new layer `fresh`."""
     if isinstance(layer, Sequential) and _shapes_of(layer) != _shapes_of(fresh):
         yield path, layer
         return
@@ -214,7 +213,7 @@ def _shapes(kind: type[Layer], given: Mapping[str, Any]) -> tuple[tuple[str, tup
     """Return (name, shape) of each tensor of a layer of the class `kind` with the arguments `given`."""
     try:
         return kind.shapes(given)
-    except KeyError:  # the class has other arguments than its parent, whose `shapes` this is
+    except KeyError:  # the class inherited `shapes` from a parent whose constructor has other arguments
         return ()
 
 

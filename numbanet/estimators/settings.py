@@ -26,8 +26,9 @@ from ..training.sparsity import Sparsity
 from .parameters import hint
 
 PRECISIONS = ("float32", "tf32")
-EPOCHS, STEPS = 20, 1000  # of a fit by default; on few samples, as many epochs as give STEPS steps
-BATCH, LEAST_BATCH, BATCHES = 128, 32, 32  # by default; on few samples, batches are smaller, so that there are BATCHES
+EPOCHS, STEPS = 20, 1000  # defaults of a fit: 20 epochs, or on few samples as many as give 1000 steps
+# defaults: 128 samples per batch; on few samples, 1/32 of the samples, but at least 32
+BATCH, LEAST_BATCH, BATCHES = 128, 32, 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +77,7 @@ class Settings(BaseEstimator):
     flags: ClassVar[tuple[str, ...]] = ("nesterov", "early_stopping", "warm_start")
 
     def set_params(self, **parameters):
-        """Set parameters by name, as scikit-learn does. If a name is that of a parameter of scikit-learn's networks, the
-        ValueError says what the parameter is called here.
-        """
+        """Set parameters by name. The error for a parameter of scikit-learn's networks says what it is called here."""
         for name in parameters:
             if other := hint(name, self.get_params(deep=False)):
                 raise ValueError(f"{type(self).__name__} has no parameter {name!r}{other}")
@@ -89,7 +88,7 @@ class Settings(BaseEstimator):
         self._settings(None, None)
 
     def _settings(self, dropout, dropout_rate, samples: int | None = None) -> FitSettings:
-        """Return the checked parameters of one fit on `samples` samples; this is called before the estimator is changed."""
+        """Return the checked parameters of one fit on `samples` samples; it does not change the estimator."""
         for name, low in (("epochs", 1), ("batch_size", 1), ("patience", 1)):
             value = getattr(self, name)
             if not (is_integer(value) and value >= low or (value is None and name in self.by_samples)):
@@ -140,7 +139,7 @@ class Settings(BaseEstimator):
         return BATCH if samples is None else min(BATCH, max(LEAST_BATCH, samples // BATCHES))
 
     def _policy(self, dropout, dropout_rate, samples: int | None = None) -> Dropout:
-        """Return the policy of a fit of n samples; the arguments of the call replace the parameters of the estimator."""
+        """Return the policy of a fit of `samples` samples; the arguments of the call replace the parameters."""
         dropout = self.dropout if dropout is None else dropout
         if dropout_rate is not None and isinstance(dropout, Dropout):
             raise ValueError("dropout_rate cannot change a policy object; give its rate to the policy")

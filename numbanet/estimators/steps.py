@@ -11,9 +11,7 @@ from ..plans import Plans
 
 
 def given(layers: Sequence[Layer], X: np.ndarray, y: np.ndarray, batch: int) -> bool:
-    """Return True if y has a label for each time step: this is so if the layers return outputs for each time step of X
-    (n, T, …).
-    """
+    """Return True if y has a label for each time step, because the layers return outputs for each time step of X (n, T, …)."""
     if X.ndim < 2 or (y.ndim < 2 and X.shape[1] != 1):
         return False
     shape = Sequential(layers).cost(ActivationSpec((batch, *X.shape[1:])), Plans())[1].shape

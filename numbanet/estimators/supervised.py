@@ -40,13 +40,13 @@ from .whole import whole
 from .zoo import MODELS, network
 
 PLAIN = np.dtype(np.float32), np.dtype(np.float64)
-PREDICTORS: weakref.WeakKeyDictionary[Supervised, Predictor] = weakref.WeakKeyDictionary()  # not copied, not pickled
+PREDICTORS: weakref.WeakKeyDictionary[Supervised, Predictor] = weakref.WeakKeyDictionary()  # not copied or pickled
 
 
 class Supervised(Estimator):
     """Base class of the classifier and the regressor. It checks the data, builds the network, and trains it."""
 
-    least_to_score = 1  # samples
+    least_to_score = 1  # the smallest number of samples that `score` takes
     by_samples = ("epochs", "batch_size")
     _by_step = False  # True if each time step has a target
     losses: ClassVar[Mapping[str, type[Loss]]]  # the losses by name
@@ -118,7 +118,7 @@ class Supervised(Estimator):
     def partial_fit(self, X, y, sample_weight=None, *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None):
         """Train for one epoch, from the current weights and the current state of the optimiser; parameters are as for `fit`.
 
-        Between calls the device keeps a second copy of the weights and the state, to which a failing call returns.
+        Between calls the device keeps a second copy of the weights and of the optimiser's state; a failing call restores it.
         """
         train(*self._continued(X, y, sample_weight, dropout, dropout_rate))
         return self
@@ -136,7 +136,7 @@ class Supervised(Estimator):
         return X, *self._check_target(X, y, weights, reset, **target_options)
 
     def _check_same(self, y) -> None:
-        """Raise ValueError unless `warm_start` can continue with the targets y; it can always continue with numbers."""
+        """Raise ValueError if `warm_start` cannot continue with the targets y. `Net` needs all classes."""
 
     def _checked(self, X, *y, reset=False, **options):
         """Return X, or (X, y), validated and in the form for training. If the user has passed layers, samples may have any
@@ -291,7 +291,7 @@ class Supervised(Estimator):
     # --- training -----------------------------------------------------------------------------------------------------
     def _begun(self, X, y, sample_weight, dropout, dropout_rate, validation) -> tuple[Run, Data]:
         """Return the arguments of `train` for `fit`."""
-        self._settings(dropout, dropout_rate)  # errors come before the data are checked
+        self._settings(dropout, dropout_rate)  # called only for its errors, which come before the data are checked
         trained = bool(self.warm_start) and self._goes_on("warm_start")
         X, y, weights = self._check_data(X, y, sample_weight, reset=not trained)
         if trained:
@@ -331,14 +331,14 @@ class Supervised(Estimator):
 
     def _scored(self, scorer, X, y) -> float:
         """Return the value of a scorer for samples in the form for training; they are converted back to the user's form."""
-        X = X if X.shape[1] == self.n_features_in_ else X.reshape(len(X), -1)  # given flat, with image_shape
+        X = X if X.shape[1] == self.n_features_in_ else X.reshape(len(X), -1)  # the user passed flat X
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "X does not have valid feature names")
             return scorer(self, X, self._as_given(y))
 
     @abc.abstractmethod
     def _as_given(self, y: np.ndarray) -> np.ndarray:
-        """Return targets in the user's form."""
+        """Return targets in the form in which the user passed them."""
 
     def _check_validation(self, validation):
         try:
@@ -364,7 +364,7 @@ class Supervised(Estimator):
             ) from error
         return rows, held
 
-    @deferred  # signals wait, also while X is checked
+    @deferred  # signals wait until the prediction is complete
     def _output(self, X) -> np.ndarray:
         """Return the output of the model for samples X on the host."""
         if "model_" not in vars(self):
@@ -382,7 +382,7 @@ class Supervised(Estimator):
             or X.ndim != 2
             or not len(X)
             or not X.shape[1:] == (self.n_features_in_,) == self.input_shape_
-            or hasattr(self, "feature_names_in_")  # X has no names: a warning
+            or hasattr(self, "feature_names_in_")  # X without feature names leads to a warning
             or self.image_shape is not None
             or self.model_.symbols is not None
         ):

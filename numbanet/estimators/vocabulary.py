@@ -143,9 +143,7 @@ class Vocabulary:
 
 # --- checks of text ---------------------------------------------------------------------------------------------------
 def checked_tokens(tokens: Iterable[Any], least: int = 1) -> list[str] | np.ndarray:
-    """Check a text, which must have at least `least` tokens, and return it as a list of str or an integer array (T,). Raise
-    TypeError or ValueError if it is invalid.
-    """
+    """Return a text of at least `least` tokens as a list of str or integers (T,); raise TypeError or ValueError otherwise."""
     if isinstance(tokens, (str, bytes)):
         raise TypeError(
             f"text: a list of words expected, got one {type(tokens).__name__} of length {len(tokens)}: give "
@@ -171,14 +169,12 @@ def checked_tokens(tokens: Iterable[Any], least: int = 1) -> list[str] | np.ndar
         try:
             return np.array(tokens, np.int64)
         except OverflowError as error:
-            raise ValueError(f"text: an integer is beyond what symbols can be, 0 to {_MOST - 1}") from error
+            raise ValueError(f"text: an integer is outside the range of symbols, 0 to {_MOST - 1}") from error
     raise _mixed(tokens)
 
 
 def _mixed(tokens: list[Any]) -> Exception:
-    """Return the TypeError for the first token that is neither a word nor an integer, or that is a word while the first token
-    is an integer, or the reverse.
-    """
+    """Return the TypeError for the first token that is no word and no integer, or is not of the kind of the first token."""
     wanted = str if isinstance(tokens[0], str) else (int, np.integer)
     at = next(i for i, token in enumerate(tokens) if not isinstance(token, wanted) or isinstance(token, bool))
     many = isinstance(tokens[at], (Sequence, np.ndarray)) and not isinstance(tokens[at], (str, bytes))

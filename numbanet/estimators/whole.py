@@ -48,7 +48,7 @@ class Undo:
     """
 
     def __init__(self, last: Undo | None) -> None:
-        # copies of the previous call; this call overwrites them
+        # the copies of the previous call, whose memory this call overwrites
         self.saved: Snapshot | None = None if last is None else last.saved
         self.copied = False
 

@@ -55,7 +55,7 @@ class Sigmoid(Activation):
 
 
 class GELU(Activation):
-    """y = x Phi(x), where Phi is the cumulative distribution function of the standard normal"""
+    """y = x Φ(x), where Φ is the cumulative distribution function of the standard normal distribution"""
 
     recordable = True
     function = ops.gelu

@@ -35,7 +35,7 @@ from .context import Around, Context, around, entering
 from .flow import NO_TAGS, ActivationSpec, Cost, Flow
 from .tree import walk
 
-NOT_SAVED = ("rng", "device")  # arguments that are not part of a saved layer: source of the initial weights, device
+NOT_SAVED = ("rng", "device")  # arguments of constructors that are not saved: the source of the initial weights, and the device
 
 
 class Layer:
@@ -43,13 +43,15 @@ class Layer:
 
     buffers: ClassVar[tuple[str, ...]] = ()  # names of tensors that are saved and moved, but not trained
     units: ClassVar[tuple[str, ...]] = ()  # names of tensors with one entry per unit, or per unit and pixel
-    recordable: ClassVar[bool] = False  # see `records`
-    transient: ClassVar[tuple[str, ...]] = ()  # attributes that passes set, such as caches: copies and pickles have None there
-    unitwise: ClassVar[bool] = False  # see `passes_units`
-    output_site: str = "output"  # name of the site of the units in its output, if it has one
+    recordable: ClassVar[bool] = False  # True if steps may be recorded (`records`)
+    # names of attributes that passes set, such as caches; they are None in copies and pickles
+    transient: ClassVar[tuple[str, ...]] = ()
+    unitwise: ClassVar[bool] = False  # True if each unit is processed by itself (`passes_units`)
+    output_site: str = "output"  # name of the site of the units in the layer's output
     chain: ClassVar[bool] = False  # True if the layer is the composition of its children and nothing else
-    seed: int | None = None  # of the initial weights, if the layer was made without `rng`
-    _parents: ClassVar[Callable[..., Flow] | None] = None  # the parent's forward, for `super().__call__` if that is overridden
+    seed: int | None = None  # seed of the initial weights, if the layer was made without `rng`
+    # `forward` of the parent class, which `super().__call__` runs if a subclass overrides `__call__`
+    _parents: ClassVar[Callable[..., Flow] | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         """A subclass that overrides `__call__` or `forward` may compute a different function, so it does not inherit
@@ -68,7 +70,7 @@ class Layer:
 
     @property
     def symbols(self) -> int | None:
-        """If the layer takes integers, the number of different ones: they must be below it. None if the layer takes floats."""
+        """The number of different integers that the layer takes; inputs must be below it. None if the layer takes floats."""
         return None
 
     @property
@@ -86,9 +88,7 @@ class Layer:
             return flow.with_(self(flow.dense()))
 
     def sites(self) -> tuple[Site, ...]:
-        """Return the sites of this layer, without those of its children. A site is a tensor that dropout may sparsify; its path
-        is its name in the layer.
-        """
+        """Return the sites of this layer, without those of its children. The path of a site is here its name in the layer."""
         return ()
 
     def cost(self, spec: ActivationSpec, plans: Plans) -> tuple[Cost, ActivationSpec]:
@@ -118,9 +118,7 @@ class Layer:
         return False
 
     def fuse_with(self, following: Layer) -> Callable[[Flow, Context], Flow] | None:
-        """Return a function that computes this layer and the following one together and replaces the `forward` of both; None if
-        the two layers are not fused.
-        """
+        """Return a function that computes this layer and the following one together; None if they are not fused."""
         return None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -128,15 +126,13 @@ class Layer:
 
     @property
     def records(self) -> bool:
-        """True if steps whose plans have equal `kind` always issue the same launches, so that they may be recorded. It is not
-        inherited, because a subclass may issue other launches: each class must set `recordable = True` itself.
+        """True if steps whose plans have equal `kind` always issue the same launches, so that they may be recorded. Each class
+        must set `recordable = True` itself: a subclass may issue other launches.
         """
         return bool(vars(type(self)).get("recordable", False))
 
     def acts_as(self, *kinds: type[Layer]) -> bool:
-        """Return True if the layer computes the same function as one of the classes `kinds`: it is an instance of the class,
-        and no subclass overrides `forward` or `__call__`.
-        """
+        """Return True if the layer is an instance of one of `kinds`, and no subclass overrides `forward` or `__call__`."""
         own = type(self)
         return any(isinstance(self, kind) and own.forward is kind.forward and own.__call__ is kind.__call__ for kind in kinds)
 
@@ -165,9 +161,7 @@ class Layer:
         return {}
 
     def redraw(self, rng: np.random.Generator) -> None:
-        """Draw new initial weights for this layer and its children, if they were made without `rng` and their weights have not
-        changed since. Trained or loaded weights stay.
-        """
+        """Draw new initial weights here and in children, for layers that were made without `rng` and not changed since."""
         for _, layer in self.children():
             layer.redraw(rng)
         if self.seed is None:
@@ -233,7 +227,7 @@ class Layer:
 
     def requires_grad_(self, requires_grad: bool = True) -> Layer:
         """Train all parameters of the layer, or freeze them, as in PyTorch. No gradient, weight decay or momentum changes a
-        frozen parameter. Freezing drops the gradient of a parameter, if it has one.
+        frozen parameter. Freezing also deletes a parameter's gradient.
 
         Saving and loading preserve the setting. Buffers, such as the running means of `BatchNorm1d`, still change.
 
@@ -292,9 +286,7 @@ class Layer:
 
 
 def _among(kind: type, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, object) for each object of class `kind`: `value` itself, or the elements of a list, tuple or dict, whose
-    names end in their index or key.
-    """
+    """Yield (name, object) for each object of class `kind`: `value`, or elements of a list, tuple or dict, by index or key."""
     if isinstance(value, kind):
         yield name, value
     elif isinstance(value, (list, tuple)):
@@ -315,7 +307,7 @@ def only(layer: str, out: str, **given: tuple[Any, Any]) -> None:
 
 
 def to(layer: Layer, where: str | Device) -> None:
-    """Move a layer's parameters and buffers to a device in place; their gradients are dropped."""
+    """Move the parameters and buffers of a layer to a device, in place, and delete their gradients."""
     for _, tensor, _ in layer.named():
         tensor.move(device(where))
 
@@ -343,9 +335,7 @@ def trial(layer: Layer, shape: tuple[int | None, ...]) -> tuple[list[tuple[Layer
 
 
 def _run(layer: Layer, x: Tensor, calls: list[tuple[Layer, tuple[int, ...]]]) -> tuple[int, ...]:
-    """Pass zeros through a layer and return the shape of its output; append (layer, input shape) of each layer that it calls to
-    `calls`.
-    """
+    """Pass zeros through a layer, and return its output shape; append (layer, input shape) of each called layer to `calls`."""
     context = Context(x.device)
     if type(layer).forward is Layer.forward:
         with around.within(Around(context, NO_TAGS, calls)):
@@ -355,7 +345,7 @@ def _run(layer: Layer, x: Tensor, calls: list[tuple[Layer, tuple[int, ...]]]) ->
     def noted(inner: Layer, forward: Callable[..., Flow]) -> Callable[..., Flow]:
         def note(flow: Flow, *given: Any, **options: Any) -> Flow:
             nonlocal inside
-            if inside:  # called by a layer that is already in the list
+            if inside:  # the caller is itself in the list, so its calls are not listed
                 return forward(flow, *given, **options)
             calls.append((inner, tuple(flow.dense().shape)))
             inside = True

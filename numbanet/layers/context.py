@@ -99,11 +99,12 @@ def _assigned(dev: Device, given: Mapping[Any, Plan], model: Any) -> Plans:
 
 # --- inside a layer's __call__ ----------------------------------------------------------------------------------------
 class Around(NamedTuple):
-    """The current pass, for a layer that is called with a tensor inside another layer's `__call__`."""
+    """The current pass. If a layer's `__call__` calls another layer with a tensor, that layer takes its context from here."""
 
     context: Context
     tags: Tags
-    calls: list[tuple[Any, tuple[int, ...]]] | None = None  # (layer, shape of its input) of each call, if requested
+    # (layer, shape of its input) of each call; None if calls are not listed
+    calls: list[tuple[Any, tuple[int, ...]]] | None = None
 
 
 around = Scoped("around", None)

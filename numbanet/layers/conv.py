@@ -22,9 +22,7 @@ from .pooling import Pair, pair
 
 
 def positions_of(layer: Layer, spec: ActivationSpec, window: Window, channels: int) -> tuple[int, int]:
-    """Return the numbers (OH, OW) of output positions of a window along images with the specification `spec`; raise ValueError
-    if the layer cannot take the images.
-    """
+    """Return the numbers (OH, OW) of positions of a window; raise ValueError if the layer cannot take images of this `spec`."""
     if len(spec.shape) != 4 or spec.shape[1] not in (None, channels) or None in spec.shape[2:]:
         raise ValueError(f"{layer!r}: it takes images ({channels}, H, W), and its input is of shape {spec.shape[1:]} a sample")
     positions = window.positions(*(n or 0 for n in spec.shape[2:]))
@@ -132,9 +130,7 @@ class Conv2d(Layer):
         )
 
     def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
-        """Return act(conv(x) + b), where act is ReLU if `relu`, else the identity; only the parts that the plans keep are
-        computed.
-        """
+        """Return act(conv(x) + b), where act is ReLU if `relu`, else the identity, for the parts that the plans keep."""
         flow, channels_last = flow.applied(), isinstance(flow.layout, ChannelsLast)
         if flow.x.ndim != 4 or (flow.indices is None and flow.x.shape[3 if channels_last else 1] != self.in_channels):
             raise ValueError(f"{self!r}: x {flow.x.shape} is not a batch of images ({self.in_channels}, H, W)")

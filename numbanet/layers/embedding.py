@@ -83,7 +83,7 @@ class Embedding(Layer):
 
     @property
     def records(self) -> bool:
-        """False if there is a padding symbol, because the host then computes the lengths of the sequences in each step."""
+        """False if there is a padding symbol: the host then computes the lengths of the sequences in each step."""
         return super().records and self.padding_idx is None
 
     @property

@@ -8,8 +8,8 @@ and bytes. The layouts are:
     ChannelsLast    x is (N, H, W, C) and stands for (N, C, H, W); it may hold only some of the channels
     PerSample       each sample keeps its own set of entries, and x holds them one sample after the other
 
-A layer that supports only dense activations calls `Flow.dense`. A layer makes its output flow with `Flow.with_`, which keeps
-the properties of the samples (`Tags`).
+An activation is compact if x holds only the entries that a plan keeps. A layer that supports only dense activations calls
+`Flow.dense`. A layer makes its output flow with `Flow.with_`, which keeps the properties of the samples (`Tags`).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ DENSE, CHANNELS_LAST = Dense(), ChannelsLast()
 class Tags(NamedTuple):
     """Properties of the samples, which every layer passes to the next one unchanged."""
 
-    lengths: np.ndarray | None = None  # steps of each sequence (N,), on the host; None: all steps
+    lengths: np.ndarray | None = None  # (N,) on the host: number of time steps of each sequence; None: all time steps
 
 
 NO_TAGS = Tags()
@@ -107,11 +107,11 @@ NO_TAGS = Tags()
 
 # --- flow -------------------------------------------------------------------------------------------------------------
 class Flow(NamedTuple):
-    """An activation and its representation, passed from layer to layer."""
+    """An activation in the form in which one layer passes it to the next."""
 
     x: Tensor
     layout: Layout = DENSE
-    pending: tuple[Plan | DeviceBits, ...] = ()  # factors not multiplied in yet: a scale, a random mask
+    pending: tuple[Plan | DeviceBits, ...] = ()  # factors with which x is not multiplied yet: scales and random masks
     tags: Tags = NO_TAGS
 
     @property
@@ -120,7 +120,7 @@ class Flow(NamedTuple):
         return self.layout.indices
 
     def with_(self, x: Tensor, layout: Layout = DENSE, pending: tuple[Plan, ...] = ()) -> Flow:
-        """Return a flow with other values for the same samples, and therefore with the same tags."""
+        """Return a flow with other values for the same samples; it has the same tags."""
         return Flow(x, layout, pending, self.tags)
 
     def applied(self) -> Flow:
@@ -136,9 +136,7 @@ class Flow(NamedTuple):
         return Flow(x, self.layout, (), self.tags) if self.pending else self
 
     def before(self, commutes: Callable[[Plan], bool]) -> Flow:
-        """Return the flow for a layer that commutes only with some plans: if the layer does not commute with the plan of a
-        pending factor, all pending factors are applied.
-        """
+        """Return the flow for a layer: if it does not commute with the plan of a pending factor, all factors are applied."""
         plans = [plan.plan if isinstance(plan, DeviceBits) else plan for plan in self.pending]
         flow = self if all(map(commutes, plans)) else self.applied()
         return flow if flow.layout.plan is None or commutes(flow.layout.plan) else flow.with_(flow.dense())
@@ -154,9 +152,7 @@ class Flow(NamedTuple):
         return flow.with_(flow.dense()) if isinstance(flow.layout, ChannelsLast) else flow
 
     def images(self) -> Flow:
-        """Return the flow with the layout `ChannelsLast`, which image layers take. If it already has this layout, its pending
-        factors stay pending.
-        """
+        """Return the flow with the layout `ChannelsLast`, in which image layers take it; its pending factors stay pending."""
         return self if isinstance(self.layout, ChannelsLast) else self.with_(self.dense().transpose(0, 2, 3, 1), CHANNELS_LAST)
 
     def expanded(self) -> Tensor:
@@ -170,9 +166,9 @@ class Flow(NamedTuple):
 class ActivationSpec(NamedTuple):
     """Properties of a Flow that are known before it is computed, such as its shape."""
 
-    shape: tuple[int | None, ...]  # of the dense activation; None for an unknown length
-    plan: AxisPlan | None = None  # the features, or channels of images, that x will hold
-    differentiable: bool = False  # whether a gradient flows back to it
+    shape: tuple[int | None, ...]  # shape of the dense activation; None for a length that is unknown
+    plan: AxisPlan | None = None  # the plan of the features, or of the channels of images, that x will hold
+    differentiable: bool = False  # True if a gradient flows back to the activation
 
     @property
     def samples(self) -> int:
@@ -181,9 +177,7 @@ class ActivationSpec(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """The FLOPs of the matrix products of a forward and a backward pass, and the bytes that the passes move if each operand is
-    read or written once.
-    """
+    """The FLOPs of the matrix products of both passes, and the bytes that they move if each operand is read or written once."""
 
     forward: float = 0.0
     backward: float = 0.0

@@ -21,27 +21,8 @@ class GRU(Recurrent):
 
     Parameters
     ----------
-    input_size, hidden_size : int
-        Widths I of x and H of h.
-    num_layers : int, default=1
-        Number of layers; each takes the outputs of the previous one.
-    bias : bool, default=True
-        If True, there are two biases b_ih and b_hh, as in PyTorch; two are needed, because in m, r multiplies only b_hh.
-    batch_first : bool, default=False
-        If True, x and y are (N, T, …), else (T, N, …). In both cases states are (num_layers, N, H).
-    dropout : float, default=0.0
-        An argument of PyTorch; only 0 is supported.
-    bidirectional : bool, default=False
-        Whether a second cell reads the input backwards, as in `LSTM`.
-    rng : numpy.random.Generator or int, optional
-        Source of the initial weights: uniform in ±1 / sqrt(H), as in PyTorch.
-    device : str or Device, default="cpu"
-        Device of the parameters.
-
-    Raises
-    ------
-    ValueError
-        If a size is not positive, or an argument has an unsupported value.
+    input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, rng, device
+        As for `LSTM`, with the same errors. Both biases matter here, because in m, r multiplies only b_hh.
     """
 
     recordable = True

@@ -16,7 +16,7 @@ from .base import Layer
 from .context import Context
 from .flow import DENSE, ActivationSpec, Columns, Flow, PerSample, product_cost
 
-INITS = {  # variance of the initial weights
+INITS = {  # the variance of the initial weights, as a function of the numbers of inputs and outputs
     "he": lambda n_in, n_out: 2 / n_in,
     "glorot": lambda n_in, n_out: 2 / (n_in + n_out),
     "fan_in": lambda n_in, n_out: 1 / (3 * n_in),

@@ -95,5 +95,5 @@ class LSTM(Recurrent):
 
     def cost(self, spec, plans):
         total, spec = super().cost(spec, plans)
-        gates = plans.of(self, "gates")  # keeps columns of dz, and so of all products computed from dz
+        gates = plans.of(self, "gates")  # keeps columns of dz; the products that read dz use only these columns
         return total if gates is None else total._replace(backward=gates.density * total.backward), spec

@@ -23,7 +23,7 @@ class BatchNorm(Layer):
     buffers = ("running_mean", "running_var", "num_batches_tracked")
     units = ("weight", "bias", "running_mean", "running_var")
     unitwise = True
-    axes: ClassVar[tuple[int, ...]]  # the numbers of axes that x may have
+    axes: ClassVar[tuple[int, ...]]  # the allowed numbers of axes of x
 
     def __init__(
         self,

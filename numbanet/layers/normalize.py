@@ -50,9 +50,7 @@ class Normalize(Layer):
         return (x - self.mean.reshape(*shape)) / self.std.reshape(*shape)
 
     def _check(self, shape):
-        """Raise ValueError unless a batch of shape `shape` has the right number of channels; None in the shape stands for an
-        unknown length.
-        """
+        """Raise ValueError unless a batch of shape `shape` (None: an unknown length) has the right number of channels."""
         if len(shape) < 2 or self.mean.shape[0] != 1 and shape[1] not in (None, self.mean.shape[0]):
             raise ValueError(f"{self!r}: x {shape} must be (N, C, …) with C = {self.mean.shape[0]} on its second axis")
 

@@ -43,9 +43,9 @@ class Recurrent(Layer, abc.ABC):
     A subclass defines the numbers of gates and states per unit, and the recurrence of its cells (`act`).
     """
 
-    gates: ClassVar[int]  # rows of each weight per unit
-    thins: ClassVar[bool] = False  # whether gradients of gates that nothing reads are left out (`UnitWindow`)
-    states: ClassVar[int] = 1  # states per unit: h, or h and c
+    gates: ClassVar[int]  # number of gates, each of which has one row per unit in each weight
+    thins: ClassVar[bool] = False  # True if gradients of the gates of units that are not read are left out (`UnitWindow`)
+    states: ClassVar[int] = 1  # number of states per unit: 1 for h, 2 for h and c
     seen: ClassVar[tuple[type[Plan], ...]] = (AxisPlan,)  # kinds of plans at the recurrent sites
 
     def __init__(
@@ -88,7 +88,7 @@ class Recurrent(Layer, abc.ABC):
 
     @property
     def output_size(self) -> int:
-        """Width of y."""
+        """The width of y."""
         return self.hidden_size * (1 + self.bidirectional)
 
     @property
@@ -192,9 +192,7 @@ class Recurrent(Layer, abc.ABC):
         return flow._replace(x=flow.x.transpose(1, 0, 2) if self.batch_first else flow.x)
 
     def _remembered(self, state: dict[Any, Any], cell: str, n: int) -> list[Any]:
-        """Return the stored states of a cell for n samples; they are zeros at first. Raise ValueError if the layer is
-        bidirectional.
-        """
+        """Return the states of a cell for n samples, initially zeros; raise ValueError if the layer is bidirectional."""
         if self.bidirectional:
             raise ValueError(
                 f"{self!r}: states are carried over from one segment of a text to the next, but the backward direction"
@@ -304,7 +302,7 @@ class Recurrent(Layer, abc.ABC):
         indices = context.plans.at(self, f"output_l{layer}")
         if indices is None:
             return flow
-        if not isinstance(indices, DeviceAxis):  # a random mask
+        if not isinstance(indices, DeviceAxis):  # the plan is a random mask
             return flow._replace(pending=(indices.pending,)).applied()
         pending = (indices.pending,) if indices.plan.scale != 1.0 else ()
         return flow.with_(ops.compact(flow.x, plan=indices), Columns(indices), pending).applied()

@@ -33,7 +33,8 @@ class Sequential(Layer):
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = list(layers)
-        self._expected: tuple[tuple[int | None, ...] | None, Any] = (None, None)  # the shape of a sample, and the policy
+        # the shape of a sample and the policy that `expect` set
+        self._expected: tuple[tuple[int | None, ...] | None, Any] = (None, None)
         for layer in self.layers:
             if not isinstance(layer, Layer):
                 raise TypeError(f"Sequential: {layer!r} is not a Layer; make a subclass of numbanet.Layer that calls it")
@@ -75,7 +76,7 @@ class Sequential(Layer):
     def _pass(stages: Iterable[tuple[Layer, Callable[[Flow, Context], Flow]]], flow: Flow, context: Context) -> Flow:
         for layer, stage in stages:
             tags, flow = flow.tags, stage(flow.before(layer.commutes), context)
-            if flow.tags is NO_TAGS and tags is not NO_TAGS:  # a layer returned a flow without them
+            if flow.tags is NO_TAGS and tags is not NO_TAGS:  # a layer returned a flow without tags, so they are added again
                 flow = flow._replace(tags=tags)
         return flow
 

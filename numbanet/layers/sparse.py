@@ -13,7 +13,7 @@ from numbanet_kernels.layouts.sparse import BSR, CSR, ELL
 
 from .. import ops
 from ..arguments import is_real
-from ..device import Device, device as named  # a parameter is called `device`
+from ..device import Device, device as named  # imported as `named`, because a parameter is called `device`
 from ..plans import AxisPlan, BernoulliPlan, DeviceAxis, Site
 from ..tensor import Tensor
 from .activation import ReLU
@@ -21,8 +21,8 @@ from .base import Layer
 from .context import Context
 from .flow import DENSE, ActivationSpec, Columns, Flow, product_cost
 
-# Densities above this take longer than a dense product on the CPU, forward and backward together: the crossing point of
-# `python -m bench csr`, 2048 x 2048 at batch 128
+# Sparse products with a higher density take longer than dense ones on the CPU, forward and backward together (measured by
+# `python -m bench csr`, 2048 x 2048 at batch 128).
 BREAK_EVEN = 0.3
 
 
@@ -53,11 +53,9 @@ class SparseLinear(Layer):
         have entries count (He et al. 2015, eq. 10, which is derived for the number of connections). Evci et al. 2022, "Gradient
         flow in sparse neural networks and how lottery tickets win", find that sparse networks need this.
     variance_factor : float, default=1.0
-        Factor of the initial variance, as for `Linear`.
-    rng : numpy.random.Generator or int, optional
-        Source of the structure and the initial values.
-    device : str or Device, default="cpu"
-        Device of the parameters.
+        As for `Linear`.
+    rng, device
+        As for `Linear`; rng is also the source of the structure.
 
     Raises
     ------
@@ -109,7 +107,7 @@ class SparseLinear(Layer):
             )
         self.in_features, self.out_features = in_features, out_features
         self._made: tuple[tuple[Any, Any], ops.Layout] | None = None
-        self.trace: list | None = None  # arrays for `rewire`, which backward passes store; None: nothing is stored
+        self.trace: list | None = None  # arrays that backward passes store for `rewire`; None if they store nothing
         self.crow_indices, self.col_indices = (
             Tensor.wrap(dev.upload(np.array(part)), dev) for part in (weight.indptr, weight.indices)
         )
@@ -195,7 +193,7 @@ class SparseLinear(Layer):
         dev, weight, (dz, x) = self.values.device, self.weight, self.trace
         assert isinstance(weight, CSR)
         crow, col, previous = rewired(weight, np.array(dev.download(dev.gemm(dz, x, ta=True))), count)
-        before = np.append(self.values.numpy(), np.float32(0))  # new entries, at -1, are 0
+        before = np.append(self.values.numpy(), np.float32(0))  # index -1 stands for a new entry, whose value is 0
         for tensor, array in ((self.crow_indices, crow), (self.col_indices, col), (self.values, before[previous])):
             tensor.assign(dev.upload(array))
         return previous
@@ -205,16 +203,12 @@ class SparseLinear(Layer):
         return super().records and self.trace is None
 
     def sites(self):
-        """Return the same sites as `Linear`, so that site numbers do not change if a model becomes sparse; the site "tiles"
-        takes no plan.
-        """
+        """Return the same sites as `Linear`, so that site numbers stay the same; the site "tiles" takes no plan."""
         shape = self.out_features, self.in_features
         return Site("output", "output", shape, (AxisPlan, BernoulliPlan)), Site("tiles", "tiles", shape, ())
 
     def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
-        """Return act(x wᵀ + b) for the neurons that the plan keeps, where act is ReLU if `relu`, else the identity. The scale
-        of the plan is pending (`Flow.pending`).
-        """
+        """Return act(x wᵀ + b) for the neurons that the plan keeps; act is ReLU if `relu`. The plan's scale is pending."""
         flow = flow.with_(flow.dense()) if self.tile or flow.layout.plan is not None else flow.features()
         width = self.in_features if flow.indices is None else flow.indices.plan.count
         if flow.x.ndim < 1 or flow.x.shape[-1] != width:

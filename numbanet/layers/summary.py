@@ -14,20 +14,18 @@ from .tree import Tree
 
 
 class Line(NamedTuple):
-    """A line of the table: one layer."""
+    """One line of the table, which describes one layer."""
 
     path: str
-    inner: bool  # True if it is inside a layer that has a line, too
+    inner: bool  # True if the layer is inside a layer that has a line as well
     layer: Layer
-    shape: tuple[int | None, ...] | None  # of its output, for one sample; None if unknown
+    shape: tuple[int | None, ...] | None  # shape of the layer's output for one sample; None if it is unknown
     parameters: int
-    flops: float | None  # of a training step, for one sample
+    flops: float | None  # FLOPs of a training step for one sample; None if they are unknown
 
 
 def lines(model: Layer, spec: ActivationSpec | None, path: str = "", inner: bool = False) -> Iterator[Line]:
-    """Yield a `Line` for each layer except `Sequential`, from the first to the last one; the lines of the layers inside a layer
-    follow its line.
-    """
+    """Yield a `Line` for each layer except `Sequential`, in order; lines of the layers inside a layer follow its line."""
     for name, layer in model.children():
         here, before = f"{path}.{name}" if path else name, spec
         flops, shape = None, None

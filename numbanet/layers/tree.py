@@ -95,31 +95,25 @@ class Tree:
 
     @functools.cached_property
     def shared(self) -> frozenset[Tensor]:
-        """Parameters and buffers that are used more than once (tied weights)."""
+        """The parameters and buffers that are used more than once (tied weights)."""
         uses = collections.Counter(tensor for _, tensor, _ in self.root.named())
         return frozenset(tensor for tensor, count in uses.items() if count > 1)
 
     def reads(self, plans: Plans, symbols: Any = None) -> dict[Tensor, DevicePlan]:
-        """Return a dict that maps each weight of which a pass reads only a part to that part (`Layer.reads`). Tied weights are
-        left out, because they are read completely.
-        """
+        """Return a dict that maps weights, except tied ones, to the part that a pass reads if it is not the whole weight."""
         return {weight: part for weight, part in self.root.reads(plans, symbols).items() if weight not in self.shared}
 
     def holder(self, name: str) -> tuple[Any, str]:
-        """Return (layer, attribute) of the tensor with the name `name`, such as "0.body.1.weight"; raise LookupError if there
-        is no such layer.
-        """
+        """Return (layer, attribute) of the tensor `name`, such as "0.body.1.weight"; raise LookupError if there is none."""
         path, _, attribute = name.rpartition(".")
         return self.layers[path], attribute
 
 
 class _Parts:
-    """The objects that a model consists of: the attributes of its layers, except for transient ones, and the arrays of its
-    tensors.
-    """
+    """The objects of which a model consists: attributes of its layers, without transient ones, and arrays of its tensors."""
 
     def __init__(self, model: Any) -> None:
-        self._held: list[tuple[Any, tuple[str, ...], list]] = []  # (container, keys to skip, the values in it)
+        self._held: list[tuple[Any, tuple[str, ...], list]] = []  # (container, keys that are skipped, the other values)
         self._arrays = [(tensor, tensor.data) for _, tensor, _ in model.named()]
         for _, layer in walk(model):
             self._look(vars(layer), layer.transient)
@@ -153,7 +147,5 @@ def same(these: Sequence[Any], those: Sequence[Any]) -> bool:
 
 
 def settings(layer: Any) -> list[Any]:
-    """Return (name, value) of each attribute of a layer that is a number, a string or None: such attributes may decide what a
-    pass computes.
-    """
+    """Return (name, value) of the attributes of a layer that are numbers, strings or None: a pass may depend on them."""
     return [(name, value) for name, value in vars(layer).items() if isinstance(value, (bool, int, float, str, type(None)))]

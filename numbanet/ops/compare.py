@@ -35,9 +35,7 @@ def _spread(x: Tensor | float, dev: Device, shape: tuple[int, ...]) -> Any:
 
 
 def _compared(name: str, a: Any, b: Any, swapped: bool = False, negated: bool = False) -> Tensor:
-    """Return the mask that the device operation `name` computes for (a, b); for (b, a) if `swapped`. If `negated`, return its
-    negation.
-    """
+    """Return the mask of the device operation `name` for (a, b), or for (b, a) if `swapped`; its negation if `negated`."""
     dev, given, shape = _taken(name, a, b)
     a, b = (_spread(x, dev, shape) for x in given)
     mask = getattr(dev, name)(b, a) if swapped else getattr(dev, name)(a, b)

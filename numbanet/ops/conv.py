@@ -49,7 +49,7 @@ def _parts(
 
 def _vjps(dev: Device, x: Any, w: Any, db_scale: float, **options: Any) -> tuple[Callable, Callable, Callable]:
     """Return the vjps of a convolution of x with w. The call that computes dx also computes dw and db."""
-    computed: dict[str, Any] = {}  # dw and db, until they are asked for
+    computed: dict[str, Any] = {}  # dw and db, which are computed together with dx
 
     def gradients(dy, wants_dx):
         dx, computed["w"], computed["b"] = dev.conv2d_grad(dy.dense(dev), x, w, wants_dx=wants_dx, **options)

@@ -116,20 +116,20 @@ def power(dev: Device, x, *, exponent: float):
 
 @op
 def exp(dev: Device, x):
-    """y = e^x"""
+    """y = e^x."""
     y = dev.exp(x)
     return y, (lambda dy: dev.mul(dy, y),)
 
 
 @op
 def log(dev: Device, x):
-    """y = ln x"""
+    """y = ln x."""
     return dev.log(x), (lambda dy: dev.div(dy, x),)
 
 
 @op
 def sqrt(dev: Device, x):
-    """y = x ** 0.5"""
+    """y = x ** 0.5."""
     y = dev.sqrt(x)
     return y, (lambda dy: dev.affine(dev.div(dy, y), mul=0.5),)
 
@@ -142,28 +142,28 @@ def abs(dev: Device, x):
 
 @op
 def tanh(dev: Device, x):
-    """y = tanh x"""
+    """y = tanh x."""
     y = dev.tanh(x)
     return y, (lambda dy: dev.tanh_grad(dy, y),)
 
 
 @op
 def sigmoid(dev: Device, x):
-    """y = 1 / (1 + e^-x)"""
+    """y = 1 / (1 + e^-x)."""
     y = dev.sigmoid(x)
     return y, (lambda dy: dev.sigmoid_grad(dy, y),)
 
 
 @op
 def relu(dev: Device, x):
-    """y = max(x, 0)"""
+    """y = max(x, 0)."""
     y = dev.relu(x)
     return y, (lambda dy: dev.relu_grad(dy, y),)
 
 
 @op
 def gelu(dev: Device, x):
-    """y = x Phi(x); Phi is the cumulative distribution function of the standard normal (Hendrycks & Gimpel 2016, eq. 1)"""
+    """y = x Φ(x), where Φ is the cumulative normal distribution function (Hendrycks & Gimpel 2016, eq. 1)."""
     return dev.gelu(x), (lambda dy: dev.gelu_grad(dy, x),)
 
 

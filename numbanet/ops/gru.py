@@ -42,14 +42,12 @@ class _Product:
 
 
 def _at(dev: Device, a: Any, t: int) -> Any:
-    """a[t]"""
+    """Return a[t]."""
     return dev.reshape(dev.part(a, t, t + 1), a.shape[1:])
 
 
 def _forward(dev: Device, product: _Product, gates: Any, b: Any, h0: Any, lengths: Any) -> tuple[Any, Any]:
-    """Run all time steps, and return s (T, N, 3H) and h (T + 1, N, H). `gates` (T, N, 3H) holds the input products; the gates
-    overwrite them.
-    """
+    """Run all time steps; return s (T, N, 3H) and h (T + 1, N, H). The gates overwrite the products in `gates` (T, N, 3H)."""
     s, h = dev.empty(gates.shape), dev.empty((gates.shape[0] + 1, *h0.shape))
     dev.copy(h0, out=_at(dev, h, 0))
     for t in range(gates.shape[0]):

@@ -21,7 +21,7 @@ from .shape import reshape
 
 
 def memoize(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that calls f(dy) once and caches the result; several vjps of one op share it."""
+    """Return a function that calls f(dy) once and caches the result, which several vjps of an op share."""
     memory: list[Any] = []
 
     def shared(dy: Any) -> Any:
@@ -90,7 +90,7 @@ def linear(dev: Device, x, w, b=None, *, relu: bool = False, scale: float = 1.0,
     _check("linear", x, w, b)
     y = dev.gemm_few(x, w, b, relu, scale) if few else dev.gemm(x, w, tb=True, bias=b, relu=relu, scale=scale)
     dz = memoize(lambda dy: dy.through(dev, y if relu else None, scale))
-    dw, db = _weight_vjps(dev, x, b, dz, 1 / scale)  # dz includes the scale, for dx and dw; db must not
+    dw, db = _weight_vjps(dev, x, b, dz, 1 / scale)  # dz contains the factor `scale`, which dx and dw need and db must not have
     vjps = lambda dy: Pending(functools.partial(dev.gemm, dz(dy), w), tuple(x.shape)), dw, db
     return y, _of_columns(dev, x, w, b, None, vjps) if columns else vjps
 

@@ -49,5 +49,5 @@ class Order:
 
 @functools.lru_cache(maxsize=16)
 def _order_views(of: Order, dev: Device) -> tuple:
-    order = np.array(of.order)  # a copy: kernels take no read-only arrays, such as memory-mapped ones
+    order = np.array(of.order)  # copied, because kernels take no read-only arrays, such as memory-mapped ones
     return dev.upload(order), dev.upload(np.argsort(order), np.int32), None if of.mean is None else dev.upload(of.mean[order])

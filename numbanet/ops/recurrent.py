@@ -15,10 +15,10 @@ from .linear import memoize
 
 
 class _Units(NamedTuple):
-    """The units of h[t - 1] that the recurrent product of each step reads."""
+    """The units of h[t - 1] that the recurrent product reads at each time step."""
 
-    plan: DevicePlan | None  # None: all
-    indices: Any = None  # (1 or T, K) int32
+    plan: DevicePlan | None  # None if all units are read
+    indices: Any = None  # (1, K) or (T, K) int32
     scale: float = 1.0
 
 
@@ -37,9 +37,7 @@ def _units(dev: Device, plan: Any, hidden: int, steps: int) -> _Units:
 
 
 class _Pass(NamedTuple):
-    """What the backward pass reads of a forward pass: its gates (T, N, 4H), its states h and c (T + 1, N, H), and its
-    arguments.
-    """
+    """What the backward pass reads: the gates (T, N, 4H), the states h and c (T + 1, N, H), and the arguments."""
 
     dev: Device
     gates: Any
@@ -77,9 +75,7 @@ class _Pass(NamedTuple):
         return dz if columns is None else Columns(dz, columns, (steps * n, width)), dh0, dc0
 
     def dw(self, dz: Any) -> Any:
-        """Return the gradient of w: the sum over t of dz[t].T h[t - 1], for the columns that dz holds and for the units that
-        the recurrent products read.
-        """
+        """Return dw, the sum over t of dz[t].T h[t - 1], for the columns of dz and the units of h that products read."""
         dev, (width, hidden) = self.dev, self.w.shape
         rows, dz = (dz.axis, dz.values) if isinstance(dz, Columns) else (None, dz)
         cols = self.units.plan if isinstance(self.units.plan, DeviceAxis) else None

@@ -116,13 +116,13 @@ def _variance(name: str, dev: Device, x: Any, axis: Any, correction: float) -> t
 
 @op
 def softmax(dev: Device, x):
-    """y[…, c] = e^x[…, c] / sum_k e^x[…, k]; c and k are indices of the last axis"""
+    """y[…, c] = e^x[…, c] / sum_k e^x[…, k], where c and k are indices of the last axis."""
     y = dev.softmax(x)
     return y, (lambda dy: dev.softmax_grad(dy, y),)
 
 
 @op
 def log_softmax(dev: Device, x):
-    """y[…, c] = x[…, c] - ln sum_k e^x[…, k]; c and k are indices of the last axis"""
+    """y[…, c] = x[…, c] - ln sum_k e^x[…, k], where c and k are indices of the last axis."""
     y = dev.log_softmax(x)
     return y, (lambda dy: dev.log_softmax_grad(dy, y),)

@@ -173,9 +173,7 @@ def shuffle(dev: Device, x, *, order: Order):
 
 # --- rows of a table --------------------------------------------------------------------------------------------------
 def padding_row(name: str, padding: int | None, rows: int) -> int | None:
-    """Return the number `padding` of a row of a table as a non-negative number; a negative number counts from the end. If it is
-    None, return None.
-    """
+    """Return the index `padding` of a row as a non-negative number, if it is not None; a negative index counts from the end."""
     if padding is None:
         return None
     if not is_integer(padding):
@@ -222,7 +220,7 @@ def embedding(
             dev.group_rows(flat, w.shape[0], padding)
             if checked
             else map(dev.upload, device("cpu").group_rows(host.reshape(-1), w.shape[0], padding))
-        )  # groups only the rows that were looked up
+        )  # this sorts only the rows that were looked up
         order, starts, inverse = grouped
         values = dev.sum_by_row(dev.reshape(dy, (flat.size, width)), order, starts)
         return Packed(values, Packing(inverse, full_axis(w.shape[0], dev).lists.classes, *cols.columns), tuple(w.shape))
@@ -231,9 +229,7 @@ def embedding(
 
 
 def _symbols(dev: Device, ids: Any, rows: int) -> np.ndarray:
-    """Return the ids as an int32 array on the host; raise TypeError if they are not integers, and ValueError if one is not in
-    0 … rows - 1.
-    """
+    """Return the ids as an int32 array on the host; raise an error unless they are integers in 0 … rows - 1."""
     host = np.asarray(ids if isinstance(ids, np.ndarray) else dev.download(ids))
     if host.dtype.kind not in "iu":
         raise TypeError(

@@ -20,20 +20,17 @@ from .windows import WindowPlan, WindowProduct
 class Site(NamedTuple):
     """A part of a model that dropout may drop, such as the output of a layer or the tiles of its weight."""
 
-    path: str  # of the layer in the tree, and the site's name in the layer: "2.output"; `Layer.sites` returns "output" alone
-    kind: str  # which tensor is sparsified: "output", neurons or the weight's tiles; "patches", the im2col matrix of a
-    # convolution; "tiles" of the weight; "recurrent", the input h[t-1]; "gates", the gradients
-    # of an LSTM's gates in the backward pass
-    shape: tuple[int, ...]  # of the weight
-    takes: tuple[type[Plan], ...] | None = None  # the kinds of plans that the layer supports here; None: any
-    chosen: bool = False  # whether a policy may choose the plan during the pass (`Dropout.choose`)
-    per_batch: bool = False  # whether plans depend on the number of samples, not on the weight alone
-    number: int = 0  # index among the model's sites of its kind; policies with one rate per site use it
+    path: str  # path of the layer in the tree, then the name of the site: "2.output"; `Layer.sites` returns only "output"
+    kind: str  # the tensor that is sparsified: "output", the layer's outputs or tiles of its weight; "patches", the im2col
+    # matrix of a convolution; "tiles", the weight; "recurrent", the input h[t-1]; "gates", the gradients of an LSTM's gates
+    shape: tuple[int, ...]  # shape of the layer's weight
+    takes: tuple[type[Plan], ...] | None = None  # classes of plans that the layer supports here; None: any plan
+    chosen: bool = False  # True if a policy may choose the plan during the pass (`Dropout.choose`)
+    per_batch: bool = False  # True if plans depend on the number of samples, and not only on the weight
+    number: int = 0  # index among the model's sites of its kind; if a policy has a sequence of rates, index of its rate
 
     def check(self, plan: Plan, layer: Any, shape: tuple[int, ...] | None = None) -> None:
-        """Raise TypeError unless the layer supports the plan at this site, and ValueError unless the plan fits `shape`, by
-        default the shape of the weight.
-        """
+        """Raise an error unless the layer supports the plan here, and the plan fits `shape`, by default that of the weight."""
         if self.takes is not None and not isinstance(plan, self.takes):
             known = [kind.__name__ for kind in self.takes]
             raise TypeError(
@@ -75,16 +72,15 @@ class Plans:
     ) -> None:
         self.device, self.sites, self.choose = device(dev), {} if sites is None else sites, choose
         self.feeds = {} if feeds is None else feeds
-        self.stand_in: Callable[..., DevicePlan | None] | None = None  # replaces `choice` while a step is recorded
-        self.decides: Any = None  # a value that determines the kinds of the plans that `choose` returns
-        self.chosen: dict[str, Plan | None] = {}  # by the path of the site, the plans that `choose` returned in this pass
+        self.stand_in: Callable[..., DevicePlan | None] | None = None  # called instead of `choice` while a step is recorded
+        # a hashable value; if it is equal in two passes, so are the kinds of the plans that `choose` returns
+        self.decides: Any = None
+        self.chosen: dict[str, Plan | None] = {}  # maps the path of a site to the plan that `choose` returned in this pass
         self.assigned = {path: plan for path, plan in (assigned or {}).items() if not plan.trivial}
-        self.here: dict[str, DevicePlan] = {}  # by the path of the site, the plans on the device that this pass has used
+        self.here: dict[str, DevicePlan] = {}  # maps the path of a site to the plan on the device that this pass has used
 
     def of(self, layer: Any, name: str = "output") -> Plan | None:
-        """Return the plan of a site of a layer if it is known before the pass; None if everything is computed, or if the plan
-        is chosen during the pass.
-        """
+        """Return the plan of a site if it is known before the pass; None if everything is computed, or it is chosen later."""
         if not self.assigned or (site := self.sites.get((layer, name))) is None:
             return None
         plan = self.assigned.get(site.path)
@@ -129,7 +125,7 @@ class Plans:
                 return self.stand_in(site, flow, layer, shape)
             if (plan := self.choice(site, flow, layer, shape)) is None:
                 return None
-            here = upload_plan(plan, self.device)  # not cached: such a plan rarely repeats
+            here = upload_plan(plan, self.device)  # not cached, because a plan that is chosen from data rarely repeats
         site.check(plan, layer, shape)
         self.here[site.path] = here = on_device(plan, self.device) if here is None else here
         return here
@@ -172,13 +168,13 @@ class Plans:
         return {} if here is None else {weight: here}
 
     def inputs(self, layer: Any) -> Plan | None:
-        """The plan of the outputs that are a layer's inputs; None if they are not known, or all computed."""
+        """Return the plan of the outputs that are a layer's inputs; None if it is not known, or everything is computed."""
         source = self.feeds.get(layer)
         return None if source is None else self.of(source, source.output_site)
 
     def window(self, weight: Any, rows: Plan | None, cols: Plan | None) -> dict[Any, DevicePlan]:
-        """{weight: the part that a pass reads} if the plans of its outputs and its inputs are windows, or None for all; {} if
-        another plan is given, or the columns have none.
+        """Return {weight: the part that a pass reads}, if the inputs and the outputs that it uses are windows, or if `rows` is
+        None, which stands for all outputs. Return {} for other plans, or if `cols` is None.
         """
         if not isinstance(cols, WindowPlan) or not (rows is None or isinstance(rows, WindowPlan)):
             return {}

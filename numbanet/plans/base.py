@@ -23,9 +23,7 @@ from numbanet_kernels.layouts.rows import RowLists
 
 
 class Region(NamedTuple):
-    """The part of a weight that a step reads: the weight is divided into blocks of block[0] rows and block[1] columns, and
-    `wanted` says which blocks are read.
-    """
+    """The part of a weight that a step reads: those of its blocks, of block[0] x block[1] elements, that are `wanted`."""
 
     block: tuple[int, int]
     wanted: np.ndarray  # (block rows, block columns) bool
@@ -38,10 +36,10 @@ class Plan(abc.ABC):
     `AxisPlan`, which every layer with neurons supports, or comes with a layer that supports it.
     """
 
-    scale: float = 1.0  # factor of the kept part
-    cacheable: ClassVar[bool] = True  # False: such plans rarely repeat, so their device arrays are not cached
+    scale: float = 1.0  # factor of the part that is kept
+    cacheable: ClassVar[bool] = True  # False if such plans rarely repeat; their device arrays are then not cached
 
-    if TYPE_CHECKING:  # plans with a region define it as a field or a property
+    if TYPE_CHECKING:  # at run time, subclasses with a region define it as a field or a property
 
         @property
         def shape(self) -> tuple[int, ...]:
@@ -69,15 +67,11 @@ class Plan(abc.ABC):
 
     @property
     def kind(self) -> Hashable | None:
-        """A hashable value that is equal for plans that lead to the same launches and differ only in their lists. If it is
-        None, steps with this plan are not recorded.
-        """
+        """A hashable value; plans with the same value lead to the same launches. None if steps must not be recorded."""
         return None
 
     def lists(self) -> tuple:
-        """Return the index arrays that kernels read, as a tuple of NumPy arrays of integers. Plans with an equal `kind` have
-        arrays of equal shapes.
-        """
+        """Return the index arrays that kernels read. Those of plans with an equal `kind` have equal shapes."""
         return ()
 
     def region(self, shape: tuple[int, ...]) -> Region | None:
@@ -94,7 +88,7 @@ class AxisPlan(Plan):
 
     @property
     def shape(self) -> tuple[int]:
-        """(n,): the shape of the plan's mask."""
+        """The shape (n,) of the plan's mask."""
         return (self.n,)
 
     @property

@@ -18,7 +18,7 @@ class ListBuffers:
 
     def __init__(self, dev: Device) -> None:
         self.dev = dev
-        self._buffers: dict[tuple[str, Hashable], Any] = {}  # by site and kind
+        self._buffers: dict[tuple[str, Hashable], Any] = {}  # maps (site, kind of the plan) to a buffer
         self._placed: dict[tuple[str, Plan], DevicePlan] = {}
         self._copies: dict[tuple[str, Plan], tuple[Any, Any]] = {}
 
@@ -32,7 +32,7 @@ class ListBuffers:
         self._buffers[site, kind] = self.dev.copy(lists, out=self._buffers.get((site, kind)))
 
     def place(self, plans: Plans) -> dict[str, DevicePlan]:
-        """Let the passes read the lists from the fixed buffers; return, by site, the plans with their original lists."""
+        """Let the passes read the lists from the buffers; return a dict of the plans with their original lists, by site."""
         own = {site: plans.on_device(site) for site in plans.assigned}
         for site, plan in plans.assigned.items():
             here = self._placed.get((site, plan))
@@ -44,7 +44,7 @@ class ListBuffers:
         return own
 
     def of(self, site: str, plan: Plan) -> Any:
-        """The buffer for plans of this kind at a site; it holds the lists of `plan` if it is new."""
+        """Return the buffer for plans of this kind at a site. If the buffer is new, it holds the lists of `plan`."""
         if (site, plan.kind) not in self._buffers:
             self.put_one(site, plan.kind, upload_plan(plan, self.dev).buffer)
         return self._buffers[site, plan.kind]

@@ -22,7 +22,7 @@ class GateChoice(abc.ABC):
 
     @abc.abstractmethod
     def done(self, dev: Device, dz: Any, columns: IndexPlan | None) -> None:
-        """Called after the backward pass with dz, which holds only the columns `columns`; all columns if that is None."""
+        """Called after the backward pass with dz, which holds only the columns `columns`, or all columns if it is None."""
 
 
 class GatePlan(Plan):

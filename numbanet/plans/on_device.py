@@ -21,13 +21,11 @@ from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, TilePlan
 from .windows import UnitWindow
 
-APART = 64  # numbers between the starts of two lists: 256 bytes, the alignment of device arrays
+APART = 64  # int32 numbers between the starts of two lists: 256 bytes, which is the alignment of device arrays
 
 
 class DevicePlan:
-    """A plan on a device. Its lists are in the buffer that is passed, or in one that it allocates; plans of one kind have lists
-    of equal shapes.
-    """
+    """A plan on a device. Its lists are in a given or a new buffer; lists of plans of one kind have equal shapes."""
 
     def __init__(self, plan: Plan, dev: Device, buffer: Any = None) -> None:
         self.plan, self.device, self._given = plan, dev, buffer is not None
@@ -35,14 +33,14 @@ class DevicePlan:
             self.buffer = buffer
 
     def copied_to(self, buffer: Any) -> DevicePlan:
-        """The same plan, but reading its lists from another buffer; the caller copies the lists to it."""
+        """Return the same plan with its lists in another buffer; the caller copies the lists to it."""
         other = type(self)(self.plan, self.device, buffer)
         vars(other)["_host"] = self._host
         return other
 
     @property
     def density(self) -> float:
-        """The kept share of the plan, which `profile` prints."""
+        """The share of elements that the plan keeps; `profile` prints it."""
         return self.plan.density
 
     @functools.cached_property
@@ -60,7 +58,7 @@ class DevicePlan:
 
     @functools.cached_property
     def lists(self) -> tuple:
-        """The lists, as views of `buffer`."""
+        """The index arrays of the plan, as views of `buffer`."""
         return self._parts()
 
     def _parts(self) -> tuple:
@@ -81,12 +79,12 @@ class DevicePlan:
         return self.device.upload(region.wanted)
 
     def room(self) -> tuple | None:
-        """A buffer for the blocks of a weight that an update packs for the next step; None: nothing is packed."""
+        """Return a buffer for the blocks of a weight that an update packs for the next step; None if nothing is packed."""
         return None
 
     @property
     def pending(self) -> Any:
-        """The factors that layers apply later (`Flow.pending`): the plan's scale, or random bits."""
+        """The factors that layers multiply in later (`Flow.pending`): the plan's scale, or a random mask."""
         return self.plan
 
     def __repr__(self) -> str:
@@ -94,7 +92,7 @@ class DevicePlan:
 
 
 class DeviceBits(DevicePlan):
-    """The key of an activation's random bits."""
+    """A random mask on a device: the key from which kernels compute its random bits."""
 
     plan: BernoulliPlan
 
@@ -119,12 +117,12 @@ class DeviceAxis(DevicePlan):
 
     @functools.cached_property
     def index(self) -> Any:
-        """The argument of planned products; None for all indices."""
+        """The kept indices, as the argument of planned products; None if all indices are kept."""
         return None if self.plan.count == self.plan.n else self.plan.index(self.lists.indices)
 
     @property
     def inverse(self) -> Any:
-        """(n,) int32: the position of each index among the kept ones, -1 if dropped."""
+        """(n,) int32: for each index of the axis, its position among the kept ones, or -1 if it is dropped."""
         return self.lists.inverse
 
     @property
@@ -134,18 +132,18 @@ class DeviceAxis(DevicePlan):
 
     @functools.cached_property
     def columns(self) -> tuple[Any, Any]:
-        """(1, count) and (1, n): the indices and their inverse in the form of a `Packing` with one class of columns."""
+        """Return the indices (1, count) and their inverse (1, n) as in a `Packing` whose rows keep the same columns."""
         return self.device.reshape(self.indices, (1, self.plan.count)), self.device.reshape(self.inverse, (1, self.plan.n))
 
     def repeated(self, times: int) -> DeviceAxis:
-        """The axis that has `times` consecutive indices for each index of this one, such as the pixels of a channel."""
+        """Return the axis that has `times` consecutive indices for each index of this one, such as the pixels of a channel."""
         dev, longer = self.device, repeat_indices(self.plan, times)
         inverse, indices = (dev.repeat_indices(array, times) for array in (self.inverse, self.indices))
         return ListedAxis(longer, dev, RowLists(inverse, _one_class(longer.n, dev), indices))
 
 
 class ListedAxis(DeviceAxis):
-    """The kept indices of an axis, with lists that were made from those of another axis."""
+    """The kept indices of an axis; the lists were made from those of another axis."""
 
     def __init__(self, plan: AxisPlan, dev: Device, lists: RowLists) -> None:
         super().__init__(plan, dev)
@@ -167,7 +165,7 @@ class DeviceUnits(DeviceAxis):
 
     @functools.cached_property
     def gates(self) -> DeviceAxis:
-        """The axis of the gates."""
+        """The kept indices of the axis that holds the units of all gates."""
         return ListedAxis(self.plan.of_gates, self.device, RowLists(*self._parts()[len(RowLists._fields) :]))
 
 
@@ -178,9 +176,7 @@ class DevicePositions(DeviceAxis):
 
     @functools.cached_property
     def indices(self) -> Any:
-        """The argument of convolutions: the kept rows; if the lists are in a given buffer, a list that is long enough for any
-        plan of the kind.
-        """
+        """The kept rows, as the argument of convolutions; in a given buffer, long enough for any plan of the kind."""
         if self._given:
             return Positions(self._parts()[0], self.plan.together)
         return self.device.upload(np.array(self.plan.chosen))
@@ -188,12 +184,12 @@ class DevicePositions(DeviceAxis):
 
 @functools.lru_cache(maxsize=64)
 def _one_class(n: int, dev: Device) -> Any:
-    """The row classes of an axis whose rows all keep the same columns."""
+    """Return the row classes of a `Packing` for an axis whose rows all keep the same columns."""
     return dev.upload(np.zeros(n, np.int32))
 
 
 def packing(rows: DeviceAxis, cols: DeviceAxis) -> Packing:
-    """The `Packing` that locates the gradient of w[kept rows, kept columns] in that of w."""
+    """Return the `Packing` that says where in a weight's gradient the gradient of w[kept rows, kept columns] belongs."""
     return Packing(rows.inverse, rows.lists.classes, *cols.columns)
 
 
@@ -220,7 +216,7 @@ class DeviceTiles(DevicePlan):
 
     @functools.cached_property
     def tiles(self) -> TileLists:
-        """The lists for kernels."""
+        """The lists of the kept tiles, as the argument of kernels."""
         return TileLists(*self.lists[len(Packing._fields) :])
 
     def room(self):
@@ -234,9 +230,7 @@ class DeviceBlocks(DevicePlan):
 
     @functools.cached_property
     def blocks(self) -> Blocks:
-        """The argument of kernels: the kept blocks; if the lists are in a given buffer, lists that are long enough for any plan
-        of the kind.
-        """
+        """The kept blocks, as the argument of kernels; in a given buffer, long enough for any plan of the kind."""
         kept = self.lists[0] if self._given else self.device.upload(np.array(self.plan.chosen))
         return Blocks(kept, self.plan.height, self.plan.width)
 
@@ -265,7 +259,7 @@ KINDS = {
 
 
 def upload_plan(plan: Plan, dev: Device, buffer: Any = None) -> DevicePlan:
-    """A new DevicePlan for the plan, with its lists in `buffer` if it is given; it is not cached."""
+    """Return a new `DevicePlan` of the plan, which is not cached. Its lists are in `buffer` if that is given."""
     kind = next((form for kind, form in KINDS.items() if isinstance(plan, kind)), DevicePlan)
     return kind(plan, dev, buffer)
 
@@ -274,14 +268,12 @@ _held = functools.lru_cache(maxsize=1024)(upload_plan)
 
 
 def on_device(plan: Plan, dev: Device) -> DevicePlan:
-    """The DevicePlan of the plan; cached if the plan is cacheable."""
+    """Return the `DevicePlan` of the plan. It is cached if the plan is cacheable."""
     return (_held if plan.cacheable else upload_plan)(plan, dev)
 
 
 def on(name: str, plan: Plan | DevicePlan, dev: Device, kind: type[DevicePlan], shape: tuple[int, ...] | None = None) -> Any:
-    """The DevicePlan for the op `name`. TypeError unless the plan is of class `kind`; ValueError unless it has the shape, if
-    one is given.
-    """
+    """Return the `DevicePlan` for the op `name`; raise TypeError or ValueError if it has another class or shape."""
     given = plan if isinstance(plan, DevicePlan) else on_device(plan, dev) if isinstance(plan, Plan) else None
     if not isinstance(given, kind):
         known = {
@@ -300,5 +292,5 @@ def on(name: str, plan: Plan | DevicePlan, dev: Device, kind: type[DevicePlan], 
 
 
 def full_axis(n: int, dev: Device) -> DeviceAxis:
-    """The DevicePlan of an axis of which every index is kept; cached."""
+    """Return the `DevicePlan` of an axis of which every index is kept. It is cached."""
     return cast(DeviceAxis, on_device(RowPlan(n, 1, 0), dev))

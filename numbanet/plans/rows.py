@@ -112,7 +112,7 @@ class IndexPlan(AxisPlan):
     def indices(self):
         return self.chosen
 
-    def lists(self):  # the constructor has checked the indices
+    def lists(self):  # no check, because the constructor has checked the indices
         places = np.full(self.n, -1, np.int32)
         places[self.chosen] = np.arange(self.count, dtype=np.int32)
         return RowLists(places, np.zeros(self.n, np.int32), self.chosen)
@@ -207,7 +207,7 @@ class TimePlan(Plan):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(T, n): the shape of the plan's mask; T is the number of time steps."""
+        """The shape (T, n) of the plan's mask; T is the number of time steps."""
         return len(self.starts), self.n
 
     @property

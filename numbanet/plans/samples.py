@@ -111,7 +111,7 @@ class SamplePlan(Plan):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(samples, n): the shape of the plan's mask."""
+        """The shape (samples, n) of the plan's mask."""
         return self.samples, self.n
 
     @property

@@ -18,10 +18,10 @@ class TilePlan(Plan):
 
     a and b are permutations of the tile rows and the tile columns. Tile rows fall into dp classes that share no column, so the
     kept matrix is block-diagonal up to a permutation. The paper numbers tiles row by row, t = r C + c with C tile columns, and
-    keeps t mod dp = bias. That is this pattern with another a and b = identity, unless C and dp have a common factor. In that
-    case several tile rows keep the same columns, all of them if dp divides C, and a step uses none of the other inputs, so
-    networks learn less. The paper has only one order of the tiles; with several orders, the sets of tiles that are kept
-    together change between steps.
+    keeps t mod dp = bias. The paper's pattern has this form, too, with the identity as b, unless C and dp have a common factor.
+    If they have one, several tile rows keep the same tile columns (all tile rows do if dp divides C), and a step does not use
+    the other inputs, so networks learn less. The paper has only one order of the tiles; with several orders, the sets of tiles
+    that are kept together change between steps.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class TilePlan(Plan):
 
     @property
     def pattern(self) -> tiles.Pattern:
-        """The kept tiles as the argument of kernels, a `layouts.tiles.Pattern`."""
+        """The kept tiles in the form that kernels take."""
         return tiles.Pattern(self.shape, self.tile, self.dp, self.bias, self.mix)
 
     @property
@@ -77,7 +77,7 @@ class TilePlan(Plan):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """(tile rows R, tile columns C)."""
+        """The numbers (R, C) of tile rows and tile columns."""
         return self.pattern.grid
 
     @property

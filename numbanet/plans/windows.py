@@ -63,16 +63,14 @@ class WindowPlan(AxisPlan):
 
 @dataclasses.dataclass(frozen=True)
 class GateWindow(AxisPlan):
-    """Keep the same window of units in each gate of a recurrent layer, whose axis holds the units of the first gate, then those
-    of the second one, and so on.
-    """
+    """Keep the same window of units in each gate of a recurrent layer; the axis holds the units gate by gate."""
 
     units: WindowPlan
     gates: int
 
     @property
     def n(self) -> int:  # type: ignore[override]
-        """Length of the axis."""
+        """The length of the axis."""
         return self.gates * self.units.n
 
     @property
@@ -90,8 +88,8 @@ class GateWindow(AxisPlan):
 class UnitWindow(WindowPlan):
     """The window of units that a recurrent layer keeps both in its outputs and in its recurrent input.
 
-    Nothing reads the other units in this pass. So the gradients of their gates are exactly 0, and an `LSTM` computes neither
-    them nor their part of the products with them. Units still have a state, which goes on to the next pass.
+    The other units are not read in this pass. So the gradients of their gates are exactly 0, and an `LSTM` computes neither
+    these gradients nor products with them. The other units still have a state, which the next pass may read.
 
     Parameters
     ----------
@@ -109,15 +107,15 @@ class UnitWindow(WindowPlan):
 
     @functools.cached_property
     def of_gates(self) -> GateWindow:
-        """The same units in each gate."""
+        """Return the plan that keeps the same units in each gate."""
         return GateWindow(WindowPlan(self.n, self.start, self.count), self.gates)
 
     def lists(self):
-        """Those of the units, and then those of the gates."""
+        """Return the lists of the units, then those of the gates."""
         return *super().lists(), *self.of_gates.lists()
 
     def same_units(self, other: Any) -> bool:
-        """True if another plan is a window of the same units."""
+        """Return True if `other` is a window of the same units."""
         return isinstance(other, WindowPlan) and (self.n, self.start, self.count) == (other.n, other.start, other.count)
 
 

@@ -77,23 +77,10 @@ class AdamW(Adam):
 
     Parameters
     ----------
-    parameters : iterable of Tensor
-        The tensors to train, each with requires_grad=True.
-    learning_rate : float, default=0.001
-        Step size, lr in the formulas of the module.
-    betas : tuple of float, default=(0.9, 0.999)
-        As for `Adam`.
-    eps : float, default=1e-8
+    parameters, learning_rate, betas, eps, clip_norm
         As for `Adam`.
     weight_decay : float, default=0.01
         Each step multiplies the weights by 1 - learning_rate * weight_decay. The default is that of PyTorch.
-    clip_norm : float, optional
-        As for `SGD`.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
     """
 
     recordable = True

@@ -42,9 +42,7 @@ class FlipsAndCrops:
             raise ValueError(f"{self!r}: padding must be an integer of at least 0")
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Return an int32 array (count, 3): for each image the vertical and the horizontal offset of the crop, and 1 if the
-        image is mirrored, else 0.
-        """
+        """Return int32 (count, 3): for each image, the vertical and the horizontal offset of the crop, and 1 to mirror it."""
         moves = rng.integers(-self.padding, self.padding, (count, 2), np.int32, endpoint=True)
         return np.hstack([moves, rng.integers(2 if self.flip else 1, size=(count, 1), dtype=np.int32)])
 

@@ -11,13 +11,14 @@ from .inference import Predictor
 from .stepper import Stepper
 from .task import Constant
 
-LITTLE = 0.01  # progress from the best constant prediction (0) to no errors (1) that may be chance
-DOUBTFUL = 0.1  # below this progress, badly scaled inputs are a likely cause; above, the task may be hard
-CLEAR = 0.5  # progress of the last epoch above which samples need not be predicted
-FAR = 10.0  # root mean square of inputs above which they are too large
-RARE = 0.8  # share of the most frequent class above which class weights may help
-FALLING = 0.02  # fall of the loss from one tenth of the epochs to the next, relative to the first loss, that is clear
-MOST, NUMBERS = 1 << 13, 1 << 24  # maximal samples to predict, and numbers in them: 64 MiB
+LITTLE = 0.01  # progress up to this value may be chance; it is 0 for the best constant prediction and 1 without errors
+DOUBTFUL = 0.1  # below this progress, badly scaled inputs are a likely cause; above it, the task may be hard
+CLEAR = 0.5  # if the last epoch made more progress than this, no samples are predicted
+FAR = 10.0  # inputs with a larger root mean square are too large
+RARE = 0.8  # if the most frequent class has a larger share, class weights may help
+# a fall of the loss from one tenth of the epochs to the next, relative to the first loss, is clear if it is larger
+FALLING = 0.02
+MOST, NUMBERS = 1 << 13, 1 << 24  # largest number of samples to predict, and of numbers in them: 64 MiB
 
 
 def verdict(stepper: Stepper, data: Data, record: dict) -> str | None:
@@ -49,7 +50,7 @@ def unfinished(losses: list[float]) -> str | None:
     """
     last = len(losses) // 10
     before, after = np.mean(losses[-2 * last : -last]), np.mean(losses[-last:])
-    if not before - after > FALLING * max(abs(losses[0]), float(losses[0] - after)):  # a user's loss may be negative
+    if not before - after > FALLING * max(abs(losses[0]), float(losses[0] - after)):  # a user-defined loss may be negative
         return None
     return (
         f"fit: the loss was still falling, from {before:.3g} to {after:.3g} in the last tenth of the {len(losses)} epochs, the "
@@ -82,7 +83,7 @@ def _learned(score: float, loss: float, constant: Constant) -> float:
 def _predicted(
     stepper: Stepper, data: Data, rows: np.ndarray, targets: np.ndarray, weights: np.ndarray | None
 ) -> tuple[float, float]:
-    """Return (score, loss) of predictions without dropout for the samples `rows`."""
+    """Return (score, loss) of the predictions for the samples `rows`, without dropout."""
     policy = stepper.policy.inference_policy(stepper.epoch)
     with np.errstate(all="ignore"):
         output = Predictor(stepper.model, stepper.session_options, policy)(data.X, rows)
@@ -93,9 +94,7 @@ def _predicted(
 
 
 def _size(stepper: Stepper, data: Data, rows: np.ndarray) -> float:
-    """Return the root mean square of the inputs of the samples `rows`; 0 if inputs are integers, which are indices of rows of a
-    table.
-    """
+    """Return the root mean square of the inputs of the samples `rows`; 0 if inputs are integers."""
     if on_host(data.X):
         return 0.0
     dev = stepper.dev

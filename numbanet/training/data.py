@@ -15,8 +15,8 @@ from ..device import Device
 class Data:
     """The samples of a fit; training and held-out samples share one X."""
 
-    X: Any  # (n, …) float32 on the device; or integers on the host, where they determine
-    # which rows of a table a step reads
+    X: Any  # (n, …): float32 on the device; or integers on the host, where they determine
+    # which rows of an `Embedding` a step reads
     y: np.ndarray  # (n, …) targets
     weights: np.ndarray | None = None  # (n,) weight of each sample, or (n, T) of each of its time steps
     rows: np.ndarray | None = None  # indices in X of the samples that belong here; None: all
@@ -30,15 +30,15 @@ class Data:
 
 
 class Batch(NamedTuple):
-    """The samples of one step."""
+    """The samples of one training step."""
 
     rows: np.ndarray  # their indices in `Data`
-    inputs: Any  # the model's input on the device; before `fetch`, the indices of the samples, on the device
-    targets: Any  # on the device
-    weights: Any  # on the device, with sum 1; None: equal weights
-    total: float  # the sum of the weights, or the number of samples: the weight of the batch in the epoch's figures
-    ids: np.ndarray | None = None  # inputs that are integers, on the host
-    resets_state: bool = True  # whether recurrent layers start from zero states
+    inputs: Any  # (N, …), the model's input on the device; before `fetch`, the indices of the samples, on the device
+    targets: Any  # (N, …) on the device
+    weights: Any  # (N,) on the device, with sum 1; None for equal weights
+    total: float  # sum of the samples' weights, or the number of samples: the batch's weight in the figures of the epoch
+    ids: np.ndarray | None = None  # a copy of `inputs` on the host, if they are integers
+    resets_state: bool = True  # True if recurrent layers start from zero states
 
     def fetch(self, X: Any, dev: Device, out: Any = None) -> Batch:
         """Return the batch with its inputs fetched from X; if `out` is given, they are copied to it."""

@@ -6,7 +6,7 @@
     after_update(run)               after each update: may change weights in place
     epoch_end(run, record)          after the last update of an epoch: may change weights and layers; returns entries for the
                                     epoch's record
-    epoch_recorded(run, record)     the record is complete and in the history, and a state to return to was copied
+    epoch_recorded(run, record)     after the record was appended to the history, and a copy of the state was made
     fit_end(run)                    when training ends for any reason
 
 For an epoch with a non-finite loss, `epoch_end` and `epoch_recorded` are not called.
@@ -67,7 +67,7 @@ class Hook:
 
     @property
     def changes(self) -> bool:
-        """True if the hook changes weights after updates, so that they must be up to date."""
+        """True if `after_update` reads or changes weights, so that no update may be deferred."""
         return self.defines("after_update")
 
     def defines(self, event: str) -> bool:
@@ -88,15 +88,13 @@ class Hook:
         """Called after each update. `run.seen` is the number of samples that were used so far in this epoch."""
 
     def epoch_end(self, run: Run, record: dict[str, Any]) -> dict[str, Any] | None:
-        """Called after the last update of an epoch; it returns entries for the record of the epoch. If it changes layers or
-        shapes of weights, it must call `run.reshaped()`.
-        """
+        """Called after an epoch's last update; returns entries for its record. If shapes change, call `run.reshaped()`."""
 
     def epoch_recorded(self, run: Run, record: dict[str, Any]) -> None:
         """Called when the record of an epoch is complete; `run.stop()` ends training."""
 
     def fit_end(self, run: Run) -> None:
-        """Called when training ends: regularly, by an interrupt or by an error, possibly within an epoch."""
+        """Called when training ends: after the last epoch, by an interrupt or by an error, possibly within an epoch."""
 
     def state(self) -> Any:
         """Return a copy of the state that must be restored if training returns to an earlier point; None if there is none."""

@@ -1,4 +1,4 @@
-"""Predictor: forward passes without gradients, recorded and replayed for few samples."""
+"""Predictor: forward passes without gradients. Passes of few samples are recorded and replayed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from ..tensor import Tensor
 from .data import on_host
 
 LEAST_ROWS = 32
-PREDICT_ROWS = 4096  # samples per forward pass: bounds its memory
-BY_SAMPLE = Linear, LayerNorm, Normalize, Select, Sequential, Shuffle  # and all that treat each neuron by itself
+PREDICT_ROWS = 4096  # largest number of samples of a forward pass, which bounds its memory
+# layers that compute each sample separately; layers that treat each neuron by itself do so as well
+BY_SAMPLE = Linear, LayerNorm, Normalize, Select, Sequential, Shuffle
 
 
 class Predictor:
@@ -46,9 +47,9 @@ class Predictor:
         A policy that selects what is computed (`Dropout.inference_policy`). If it is given, nothing is recorded.
     """
 
-    ROWS = 128  # the most samples of a recorded pass: for more, Python takes a negligible part of the time
-    PASSES = 64  # the most passes that are recorded
-    MOST = 1 << 24  # bytes that recorded passes may take, all of them together, and bytes of a buffer of inputs
+    ROWS = 128  # largest number of samples of a recorded pass; with more, Python takes a negligible part of the time
+    PASSES = 64  # largest number of recorded passes
+    MOST = 1 << 24  # bytes that all recorded passes together may take, and bytes of a buffer of inputs
 
     def __init__(self, model: Layer, session_options: dict[str, Any], policy: Dropout | None = None) -> None:
         self.model, self.session_options, self.policy = model, session_options, policy
@@ -60,16 +61,15 @@ class Predictor:
             dev.name == "cpu" and not policy and all(layer.acts_as(*BY_SAMPLE) or layer.passes_units for layer in layers)
         )
         self._records = not policy and not profile.ENABLED and dev.records() and bool(getattr(model, "records", False))
-        self._inputs: dict[tuple[int, ...], Any] = {}  # by the shape of a sample, the buffer that recorded passes read
-        self._passes: dict[tuple, _Pass | None] = {}  # by shape and number of threads; None: not to be had
-        self._met: set[tuple] = set()  # the keys of passes that were computed before
+        self._inputs: dict[tuple[int, ...], Any] = {}  # maps the shape of a sample to the buffer that recorded passes read
+        self._passes: dict[tuple, _Pass | None] = {}  # maps (shape, number of threads) to a pass; None if it cannot be recorded
+        self._met: set[tuple] = set()  # the keys of passes that were computed once, but are not yet recorded
         self._graphs: list[Any] = []
-        self._free = threading.Lock()  # of the buffers
+        self._free = threading.Lock()  # held while the buffers are in use
 
     def fits(self, model: Layer, session_options: dict[str, Any], policy: Dropout | None) -> bool:
-        """Return True if this predictor can be used for these arguments: they are those of the constructor, the model has
-        changed at most the values in its arrays, and there is no policy. A policy may depend on these values, so it needs a new
-        predictor.
+        """Return True if this predictor can be used for these arguments: they are those of the constructor, nothing in the
+        model has changed except values of its arrays, and there is no policy. (A policy may depend on these values.)
         """
         same = self.model is model and self.session_options == session_options and policy is None is self.policy
         return same and self.tree.current
@@ -120,7 +120,7 @@ class Predictor:
             self._passes[key] = self._record(X)
         if (found := self._passes[key]) is None:
             return None
-        alone = self._by_sample and len(X) <= LEAST_ROWS  # no product by BLAS, which a session sets up
+        alone = self._by_sample and len(X) <= LEAST_ROWS  # True if no product uses BLAS, which a session would set up
         with contextlib.nullcontext() if alone else self.dev.session(**self.session_options):
             self.dev.take_rows(X, found.rows, out=found.inputs)
             found.graph.replay()
@@ -137,7 +137,7 @@ class Predictor:
         try:
             with no_grad(), self.dev.session(**self.session_options):
                 graph = self.dev.record(lambda: self._output(inputs), next(iter(self._graphs), None), self.MOST)
-        except Exception as error:  # of a driver
+        except Exception as error:  # a driver may raise any error
             warnings.warn(f"predictions are not replayed: {type(error).__name__}: {error}", stacklevel=2)
             graph = None
             self._graphs.clear()
@@ -152,5 +152,5 @@ class _Pass(NamedTuple):
     """A recorded pass."""
 
     graph: Any
-    inputs: Any  # the buffer that it reads
-    rows: Any  # of X, by row of the buffer
+    inputs: Any  # the buffer that the pass reads
+    rows: Any  # maps a row of the buffer to the row of X

@@ -20,9 +20,7 @@ from ..plans import DevicePlan
 
 @functools.lru_cache(maxsize=64)
 def _every_block(blocks: tuple[int, int], dev: Device) -> tuple[Any, Any]:
-    """Return two device arrays with one element per block: int32 zeros (no block has skipped a step), and bool ones (every
-    block is wanted). Both are cached.
-    """
+    """Return two cached device arrays with an element per block: int32 zeros (no skipped steps), and bool ones (all wanted)."""
     return dev.upload(np.zeros(blocks, np.int32)), dev.upload(np.ones(blocks, bool))
 
 
@@ -39,7 +37,7 @@ class LazyUpdates:
     momentum, nesterov and the weight decay, which determine a step without a gradient.
     """
 
-    LIMIT = 256  # after this many lazy steps, the whole weight is brought up to date
+    LIMIT = 256  # number of lazy steps after which the whole weight is brought up to date
 
     def __init__(self, dev: Device, shape: tuple[int, int], block: tuple[int, int], numbers: tuple) -> None:
         self.dev, self.block, self.numbers, self.count = dev, block, numbers, 0
@@ -47,7 +45,7 @@ class LazyUpdates:
         self.lag, self.after = (dev.copy(self.none) for _ in range(2))
         self.current, self.wanted = (dev.copy(self.every) for _ in range(2))
         self.powers = dev.copy(_powers(dev, self.LIMIT + 1, numbers))
-        self.partly = False  # True if some blocks are not wanted
+        self.partly = False  # True if the next step does not read all blocks
 
     @property
     def blocks(self) -> LazyBlocks:

@@ -26,9 +26,7 @@ NOTHING = "fit was interrupted during the first epoch; the estimator is unchange
 
 
 class Interrupted(BaseException):
-    """Raised if training was interrupted after at least one epoch. The model keeps the weights of the complete epochs;
-    estimators then raise KeyboardInterrupt.
-    """
+    """Raised if training was interrupted after an epoch; estimators keep complete epochs and raise KeyboardInterrupt."""
 
 
 def train(run: Run, data: Data) -> None:
@@ -118,9 +116,7 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
 
 
 def _record(run: Run, data: Data, done: Sequence[tuple[Batch, StepResult]]) -> tuple[dict[str, float], int | None]:
-    """Return a dict with the loss, the score and the share of the FLOPs of a pass, and the number of the first step with a
-    non-finite loss, or None.
-    """
+    """Return the record of a pass: loss, score and share of the FLOPs; and the first step with a non-finite loss, or None."""
     rows = np.concatenate([batch.rows for batch, _ in done]) if done else np.zeros(0, int)
     predicted = np.concatenate([run.dev.download(step.answer) for _, step in done]) if done else data.y[:0]
     losses, totals = [step.loss.item() for _, step in done], [batch.total for batch, _ in done]

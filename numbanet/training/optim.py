@@ -1,8 +1,5 @@
 """Optimisers update parameters from their gradients. One fused kernel updates all parameters; packed gradients are not
-expanded.
-
-    SGD    g += decay w;  v = momentum v + g;  w -= lr v        (Nesterov: w -= lr (g + momentum v))        (`sgd`)
-    Adam   m = b1 m + (1 - b1) g;  s = b2 s + (1 - b2) g²;  w -= lr m' / (sqrt(s') + eps)        (`adam`)
+expanded. The modules `sgd` and `adam` define the optimisers.
 
 A training step calls the method `prepare`, then makes the forward and the backward pass, then calls `reduce`, `launch` and
 `advance`. The method `step` calls all of these methods, but makes no pass.
@@ -38,7 +35,7 @@ def check_number(name: str, value: Any, low: float, high: float = math.inf) -> f
 def matrix(tensor: Tensor, array: Any) -> Any:
     """Return an array of the shape of the parameter `tensor` as a matrix (R, C), which the update kernels take."""
     rows = tensor.shape[0] if tensor.ndim > 1 else 1
-    columns = math.prod(tensor.shape[1:]) if tensor.ndim > 1 else tensor.size  # also if there are no rows
+    columns = math.prod(tensor.shape[1:]) if tensor.ndim > 1 else tensor.size  # also right if the tensor has no rows
     return array if tensor.ndim == 2 else tensor.device.reshape(array, (rows, columns))
 
 
@@ -53,8 +50,8 @@ def _uploaded(dev: Device, numbers: tuple[float, ...]) -> Any:
 
 
 class Due(NamedTuple):
-    """A parameter that has a gradient. `arrays` are its values and its states as matrices (R, C); g is the gradient, and
-    `packing` is the `Packing` of g, or None if g is dense.
+    """A parameter that has a gradient in this step. `arrays` are its values and its states as matrices (R, C); g is the
+    gradient, and `packing` is the `Packing` of g, or None if g is dense.
     """
 
     parameter: Tensor
@@ -71,8 +68,8 @@ class Optimizer(abc.ABC):
     a gradient. Both lists are made at the first step.
     """
 
-    recordable: ClassVar[bool] = False  # see `records`
-    foresees = False  # True if the launches depend on the `wanted` of `prepare`
+    recordable: ClassVar[bool] = False  # True if steps may be recorded (`records`)
+    foresees = False  # True if the launches of an update depend on `wanted` of `prepare`
     states = 1  # number of state arrays of a parameter
 
     def __init__(
@@ -87,7 +84,7 @@ class Optimizer(abc.ABC):
                     f"parameters must be tensors made with requires_grad=True, got {p!r}; leave out what is "
                     "frozen, or freeze it after the optimiser is made"
                 )
-        self.parameters = list(dict.fromkeys(self.parameters))  # a tensor that is given twice is updated once
+        self.parameters = list(dict.fromkeys(self.parameters))  # a tensor that is given twice is updated only once
         self.learning_rate = check_number("learning_rate", learning_rate, 0)
         self.weight_decay = check_number("weight_decay", weight_decay, 0)
         self.clip_norm = None if clip_norm is None else check_number("clip_norm", clip_norm, 1e-30)
@@ -99,7 +96,8 @@ class Optimizer(abc.ABC):
     # --- a step, in order ---------------------------------------------------------------------------------------------
     @deferred
     def step(self, wanted: Mapping[Tensor, DevicePlan | Plan] | None = None) -> dict[Tensor, Any]:
-        """Update every parameter that has a gradient, and drop the gradients. Calls prepare, reduce, launch and advance.
+        """Update every parameter that has a gradient, and delete the gradients: call `prepare`, `reduce`, `launch` and
+        `advance`.
 
         Parameters
         ----------
@@ -155,8 +153,7 @@ class Optimizer(abc.ABC):
     @property
     def records(self) -> bool:
         """True if updates with equal `constants` and `arrays`, and equally packed gradients, always issue the same launches, so
-        that they may be recorded. It is not inherited, because a subclass may issue other launches: each class must set
-        `recordable = True` itself.
+        that they may be recorded. Each class must set `recordable = True` itself: a subclass may issue other launches.
         """
         return bool(vars(type(self)).get("recordable", False)) and self.clip_norm is None
 
@@ -174,9 +171,7 @@ class Optimizer(abc.ABC):
         """Called after the passes: if several processes train one model, sum their gradients."""
 
     def launch(self, numbers: Sequence[Any] | None = None) -> dict[Tensor, Any]:
-        """Update the weights, and return the same as `step`. If `numbers` is given, it holds the list of numbers that
-        `changing` returns, as device arrays.
-        """
+        """Update the weights; return the same as `step`. `numbers` may hold the numbers of `changing` as device arrays."""
         if self.clip_norm is not None:
             self._clip()
         ready: dict[Tensor, Any] = {}
@@ -214,14 +209,14 @@ class Optimizer(abc.ABC):
         norm = math.sqrt(math.fsum(float(dev.download(s)) for (dev, _), s in zip(found, squares)))
         limit = math.inf if self.clip_norm is None else self.clip_norm
         if norm > limit:
-            with np.errstate(all="ignore"):  # in packed tiles, positions beyond the weight's edges are uninitialised
+            with np.errstate(all="ignore"):  # in packed tiles, positions beyond the edges of the weight hold arbitrary numbers
                 for dev in {dev for dev, _ in found}:
                     for g in dev.distinct([g for there, g in found if there is dev]):
                         dev.affine(g, mul=limit / norm, out=g)
 
     def advance(self, trained: Sequence[bool] | None = None) -> None:
-        """Called after `launch`: count the step and drop the gradients. If `trained` is given, it says which parameters had a
-        gradient, and there are no gradients to drop.
+        """Called after `launch`: count the step and delete the gradients. If `trained` is given, there are no gradients to
+        delete, and `trained` says for each parameter whether it had one.
         """
         self.steps += 1
         if trained is None:
@@ -249,8 +244,8 @@ class Optimizer(abc.ABC):
                 state[:] = map(change, state)
 
     def permute(self, parameter: Tensor, order: np.ndarray, axis: int) -> None:
-        """Let the entry order[i] of an axis, 0 or 1, of a parameter become entry i, and in each array of its state likewise.
-        All arrays keep their memory, so recorded steps stay valid. A tensor that is not trained has no state.
+        """Move entry order[i] of an axis, 0 or 1, to position i, in a parameter and in each array of its state. All arrays keep
+        their memory, so recorded steps stay valid. A tensor that is not trained has no state.
         """
         self.settle(parameter)
         parameter.zero_grad()
@@ -263,9 +258,7 @@ class Optimizer(abc.ABC):
             dev.copy(dev.compact(given, places) if axis else dev.take_rows(given, places), out=given)
 
     def exchange(self, parameter: Tensor, other: Tensor, change: Callable[[Any], Any]) -> None:
-        """Train the tensor `other` in place of `parameter`. The state of `other` is change(array) for each array of the state
-        of `parameter`.
-        """
+        """Train `other` instead of `parameter`. Its state arrays are change(array) of those of `parameter`."""
         self.resize(parameter, change)
         self.parameters = [other if own is parameter else own for own in self.parameters]
 
@@ -276,7 +269,7 @@ class Optimizer(abc.ABC):
         return before
 
     def zero_grad(self) -> None:
-        """Drop all gradients."""
+        """Delete all gradients."""
         for parameter in self.parameters:
             parameter.zero_grad()
 
@@ -301,7 +294,7 @@ class Optimizer(abc.ABC):
         """Restore a snapshot, on the devices where the parameters are now."""
         self.steps, self.learning_rate = saved["steps"], saved.get("learning_rate", self.learning_rate)
         self.state = [[p.device.copy(a) for a in state] for p, state in zip(self.parameters, saved["state"])]
-        self.counts = list(saved.get("counts", [self.steps] * len(self.state)))  # older pickles have one count for all
+        self.counts = list(saved.get("counts", [self.steps] * len(self.state)))  # old pickles have one count for all
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), **self.snapshot(), "wanted": {}}

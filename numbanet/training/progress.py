@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .hooks import Hook
 
-BESIDE = 14  # columns for the bar itself, the remaining time, and spaces
+BESIDE = 14  # columns that the remaining time and spaces take, besides the bar
 
 
 class Progress(Hook):
@@ -66,7 +66,7 @@ class Progress(Hook):
             self.bar.advance(self.task, samples)
 
     def show(self, record: dict) -> None:
-        """Show the record of an epoch."""
+        """Show the figures of an epoch."""
         figures = _figures(record, self.samples)
         if self.bar:
             number = f"{self.dropout} {record['epoch']}"

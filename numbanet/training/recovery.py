@@ -11,7 +11,7 @@ import numpy as np
 from ..user_warnings import warn
 from .run import Run, Snapshot
 
-APART = 512  # steps between copies, which then take a few percent of the time at most
+APART = 512  # number of steps between copies, so that copying takes at most a few percent of the time
 
 
 class Recovery:
@@ -40,11 +40,11 @@ class Recovery:
             self._copy()
 
     def needs_whole(self) -> bool:
-        """True if all weights must be up to date at the end of the epoch that starts."""
+        """Return True if all weights must be up to date at the end of the epoch that starts."""
         return self.watched or self.run.epoch + 1 == self.run.epochs.stop or self.run.changing
 
     def accepts(self, record: dict[str, Any], whole: bool) -> bool:
-        """Return True if the loss of an epoch is finite and the weights are. The weights are checked only if a copy of the
+        """Return True if the loss of an epoch and the weights are finite. The weights are checked only if a copy of the
         state is due, or if all weights are up to date (`whole`).
         """
         known = None if self.good is None else self.good.state
@@ -92,9 +92,7 @@ class Recovery:
         self.watched = True
 
     def after_interrupt(self) -> bool:
-        """Called after an interrupt: restore a copy if the weights are not finite. Return False if there is no complete epoch
-        to return to.
-        """
+        """Called after an interrupt: restore a copy if weights are not finite. Return False if no complete epoch is left."""
         run = self.run
         run.optimizer.zero_grad()
         run.settle()

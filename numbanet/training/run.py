@@ -180,9 +180,7 @@ class Run:
 
     # --- steps --------------------------------------------------------------------------------------------------------
     def begin_epoch(self) -> Callable[[Batch], Batch] | None:
-        """Call `epoch_start` of each hook. Return a function that applies `before_step` of all hooks to a batch, or None if no
-        hook defines `before_step`.
-        """
+        """Call `epoch_start` of each hook; return a function that applies all `before_step`, or None if no hook has one."""
         self.seen = 0
         for hook in self.hooks:
             hook.epoch_start(self, self.epoch)
@@ -260,7 +258,7 @@ class Run:
         )
 
     def states(self) -> list[tuple[Any, Any]]:
-        """Return (hook, its state) for each hook."""
+        """Return a list of (hook, its state)."""
         return [(hook, hook.state()) for hook in self.hooks]
 
     def restore(self, saved: Snapshot) -> None:

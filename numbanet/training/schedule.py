@@ -24,7 +24,7 @@ def named(schedule: Any, epochs: int) -> Callable[[int], float] | None:
     """
 
     def progress(epoch: int) -> float:
-        return min(epoch, epochs - 1) / epochs  # `partial_fit` beyond the last epoch keeps its rate
+        return min(epoch, epochs - 1) / epochs  # after the last epoch of the schedule, `partial_fit` keeps the last rate
 
     known = {
         "cosine": lambda epoch: 0.5 * (1 + math.cos(math.pi * progress(epoch))),
@@ -40,9 +40,7 @@ def named(schedule: Any, epochs: int) -> Callable[[int], float] | None:
 
 
 def factor_of(schedule: Callable[[int], float] | None, epoch: int) -> float:
-    """Return the factor of the learning rate for `epoch`, which is 1 without a schedule; raise ValueError if the schedule
-    returns an invalid factor.
-    """
+    """Return the factor of the learning rate, 1 without a schedule; raise ValueError if the schedule returns an invalid one."""
     factor = schedule(epoch) if schedule else 1.0
     if not (isinstance(factor, numbers.Real) and 0 <= factor < math.inf):
         raise ValueError(
@@ -95,7 +93,7 @@ class DropoutRates(Hook):
 
     def epoch_start(self, run, epoch):
         stepper, policy = run.stepper, run.stepper.policy
-        stepper.report()  # discard the figures of an interrupted epoch
+        stepper.report()  # the figures of an interrupted epoch are discarded
         if self.samples is not None:
             with run.session():
                 policy = policy.calibrated(run.model, self.samples)
@@ -117,8 +115,7 @@ class ReduceLROnPlateau(Hook):
     patience : int, default=10
         Number of epochs without improvement that are tolerated: the rate is reduced after the next one.
     monitor : str or None, default=None
-        The figure of the record. Figures whose names end in "loss", "perplexity" or "seconds" should fall, other figures should
-        rise. If it is None, the figure is validation_score if there is validation, else loss.
+        The figure of the record, as for `ModelCheckpoint`; it improves if it falls or rises, depending on its name.
     threshold : float, default=1e-4
         By how much a figure must exceed the best one to count as an improvement.
     cooldown : int, default=0

@@ -60,8 +60,8 @@ class SGD(Optimizer):
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs a momentum above 0")
         self.lazy: dict[Tensor, LazyUpdates] = {}
-        self.stepping: list[LazyUpdates] = []  # the ones that the current step changes
-        self.packs = True  # True if updates pack what the next step reads; a recorded step cannot read such new arrays
+        self.stepping: list[LazyUpdates] = []  # the objects that the current step changes
+        self.packs = True  # whether updates pack the blocks that the next step reads; recorded steps cannot read them
 
     @property
     def foresees(self):
@@ -80,7 +80,7 @@ class SGD(Optimizer):
         for p in self.parameters:
             if p.requires_grad:
                 self._arrange(p, self.wanted.get(p))
-            elif p in self.lazy:  # frozen since the last step
+            elif p in self.lazy:  # the parameter was frozen after the last step
                 self.settle(p)
                 del self.lazy[p]
         self.stepping = list(self.lazy.values())

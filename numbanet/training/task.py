@@ -35,13 +35,12 @@ class Task(abc.ABC):
     """Base class of the tasks. A task defines the batches of an epoch, the loss, the predictions and their score."""
 
     recordable: ClassVar[bool] = False
-    stateful: ClassVar[bool] = False  # True if layers start each step with the final states of the previous step
+    stateful: ClassVar[bool] = False  # True if recurrent layers start each step with the final states of the previous step
 
     @property
     def records(self) -> bool:
         """True if `loss` and `answer` always issue the same launches for inputs of the same shape, so that steps may be
-        recorded. It is not inherited, because a subclass may issue other launches: each class must set `recordable = True`
-        itself.
+        recorded. Each class must set `recordable = True` itself: a subclass may issue other launches.
         """
         return bool(vars(type(self)).get("recordable", False))
 
@@ -88,7 +87,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def answer(self, dev: Device, output: Any) -> Any:
-        """Return the predictions for the output of the model; both are device arrays."""
+        """Return the predictions for the output of a model; both are device arrays."""
 
     @abc.abstractmethod
     def score(self, targets: np.ndarray, answers: np.ndarray, weights: np.ndarray | None) -> float:
@@ -104,7 +103,7 @@ class Supervised(Task):
         As for `loss_named`.
     """
 
-    known: ClassVar[dict[str, type[Loss]]]  # losses by name
+    known: ClassVar[dict[str, type[Loss]]]  # maps the name of a loss to its class
 
     def __init__(self, loss: Any) -> None:
         self.criterion = loss_named(loss, self.known)
@@ -274,7 +273,7 @@ class LanguageModelling(Task):
         T, the number of time steps per training step.
     """
 
-    MOST_LOGITS = 1 << 24  # 64 MiB, plus 64 MiB for their gradients
+    MOST_LOGITS = 1 << 24  # logits of 64 MiB, and gradients of the same size
 
     recordable = True
     stateful = True
@@ -333,9 +332,7 @@ class LanguageModelling(Task):
         return float(np.mean(targets == answers)) if len(targets) else float("nan")
 
     def validate(self, stepper, data):
-        """Return (loss, score). The loss is log(perplexity), the mean over all words except the first of each segment; the
-        score is the negative loss.
-        """
+        """Return (loss, -loss), where the loss is log(perplexity), the mean over all words but the first of each segment."""
         state, total, count, dev, model = {}, 0.0, 0, stepper.dev, stepper.model
         with no_grad(), dev.session(**stepper.session_options):
             for batch in self.batches(data, min(stepper.batch_size, max((len(data.y) - 1) // 2, 1)), None, dev):

@@ -13,7 +13,7 @@ from .data import Data
 from .hooks import Hook
 from .run import Snapshot
 
-TOLERANCE = 1e-4  # minimal improvement of a validation score over the best one
+TOLERANCE = 1e-4  # a score must exceed the best one by this number to count as an improvement
 
 
 class Validation(Hook):
@@ -36,7 +36,8 @@ class Validation(Hook):
         self.data, self.score = data, score
 
     def epoch_end(self, run, record):
-        with np.errstate(over="ignore", invalid="ignore"):  # if weights are about to break, the next epoch's loss shows it
+        # no NumPy warnings here: if weights are no longer finite, the loss of the next epoch shows it
+        with np.errstate(over="ignore", invalid="ignore"):
             loss, score = run.stepper.task.validate(run.stepper, self.data)
         if self.score is not None:
             score = self.score()

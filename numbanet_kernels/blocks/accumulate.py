@@ -30,7 +30,7 @@ FRAGMENTS = types.UniTuple(types.float32, 64)
 
 
 PLACE, PAIR, SCALES = types.UniTuple(types.int32, 4), types.UniTuple(types.int32, 2), types.UniTuple(types.float32, 2)
-EPILOGUE = types.boolean, types.boolean, types.boolean, SCALES  # biased, masked, relu, (alpha, scale)
+EPILOGUE = types.boolean, types.boolean, types.boolean, SCALES  # types of the arguments biased, masked, relu and (alpha, scale)
 
 
 def _unpacked(builder, values, count):
@@ -65,7 +65,7 @@ def _rows(context, builder, signature, arguments, rows_at, index_of, inside, col
 
 
 def _store_together(builder, first, values):
-    """Store adjacent values by one instruction."""
+    """Store values to adjacent addresses, from `first` on, by one instruction."""
     kind = ir.VectorType(F32, len(values))
     vector = ir.Constant(kind, ir.Undefined)
     for k, value in enumerate(values):
@@ -74,15 +74,15 @@ def _store_together(builder, first, values):
 
 
 def store_of(kind, rows_at, cols_at, index_of, group):
-    """Make the intrinsic that writes a thread's sums, those of the rows `rows_at` and the columns `cols_at` of its block; if
-    aligned, one instruction stores `group` adjacent columns.
+    """Return the intrinsic that writes a thread's sums, those of the rows `rows_at` and the columns `cols_at` of its block. If
+    its argument `aligned` is set, one instruction stores `group` adjacent columns.
     """
 
     @intrinsic(str(kind), *rows_at, *cols_at, group)
     def store(typing_context, sums, c, place, bias, where, biased, masked, relu, scales, bias_place, aligned):
-        """c[at + i width + j] = scale act(alpha sums[i, j] + bias[bias_at + j bias_step]) for i < rows and j < cols, and if
-        masked 0 unless `where` is above 0 there: st.global.v4.f32 (or v2) if `aligned`, else st.global.f32. `place` is (at,
-        width, rows, cols).
+        """c[at + i width + j] = scale act(alpha sums[i, j] + bias[bias_at + j bias_step]) for i < rows and j < cols; if masked,
+        0 where `where` is not above 0. `place` is (at, width, rows, cols). The instruction is st.global.v4.f32 (or v2) if
+        `aligned`, else st.global.f32.
         """
 
         def generate(context, builder, signature, arguments):
@@ -110,7 +110,7 @@ def store_of(kind, rows_at, cols_at, index_of, group):
 def _scatter_of(kind, rows_at, cols_at, index_of):
     @intrinsic(str(kind), *rows_at, *cols_at)
     def scatter(typing_context, sums, c, place, bias, where, biased, masked, relu, scales, to, to_at):
-        """c[at + i width + n] = scale act(alpha sums[i, j] + bias[n]), n = to[to_at + j], otherwise like `store`."""
+        """c[at + i width + n] = scale act(alpha sums[i, j] + bias[n]), where n = to[to_at + j]; all else is as for `store`."""
 
         def generate(context, builder, signature, arguments):
             columns = numbers_of(context, builder, signature.args[9], *arguments[9:], [constant(j) for j in cols_at])
@@ -157,9 +157,7 @@ def _current(context, builder, kind, array, at, step, layout):
 
 @functools.cache
 def rows_of(tile, layout):
-    """Return the functions (first, add, total), with which the threads of a block sum the rows of A. Each thread sums a part of
-    one row of a tile.
-    """
+    """Return the intrinsics (first, add, total) for sums of the rows of A. Each thread sums a part of one row of a tile."""
     share = DEPTH * tile // THREADS
 
     @intrinsic(tile, layout)
@@ -175,7 +173,7 @@ def rows_of(tile, layout):
 
     @intrinsic(tile, layout)
     def add(typing_context, total, a, at, step):
-        """Return total + the thread's elements in the tile of this step, added by add.f32, one k after the other."""
+        """Return `total` plus the thread's elements in the tile of this step, which add.f32 adds in the order of k."""
 
         def generate(context, builder, signature, arguments):
             total, a, at, step = arguments
@@ -212,7 +210,7 @@ def sums_of(side, layout):
 
     @intrinsic(side, layout)
     def corner(typing_context, t):
-        """Threads form a 16 x 16 grid, and copy in rows of 8."""
+        """Return the numbers that `Sums` describes. Threads form a 16 x 16 grid, and copy in rows of 8."""
 
         def generate(context, builder, signature, arguments):
             (t,) = arguments
@@ -223,7 +221,7 @@ def sums_of(side, layout):
 
     @intrinsic(side, layout)
     def zeros(typing_context):
-        """side x side zeros."""
+        """Return side x side zeros."""
 
         def generate(context, builder, signature, arguments):
             return context.make_tuple(builder, kind, [ir.Constant(F32, 0.0)] * side**2)
@@ -231,7 +229,7 @@ def sums_of(side, layout):
         return kind(), generate
 
     def quads(builder, pointer, k):
-        """A thread's elements in row k of a tile: ld.shared.v4.f32 at 0 and 64."""
+        """Return a thread's elements in row k of a tile, which ld.shared.v4.f32 loads at offsets 0 and 64."""
         for half in range(side // 4):
             at = builder.gep(pointer, [ir.Constant(I64, k * pitch + 64 * half)])
             quad = builder.load(builder.bitcast(at, ir.PointerType(QUAD, at.type.addrspace)), align=16)
@@ -239,7 +237,7 @@ def sums_of(side, layout):
 
     @intrinsic(side, layout)
     def multiply(typing_context, sums, a, a_at, b, b_at, step):
-        """sums[i, j] += a[k, i] b[k, j] for the 16 values of k in a tile, i from a_at and j from b_at on, by fma.rn.f32."""
+        """sums[i, j] += a[k, i] b[k, j] for the 16 values of k in a tile, by fma.rn.f32; i is from a_at on, j from b_at on."""
 
         def generate(context, builder, signature, arguments):
             values = [builder.extract_value(arguments[0], i) for i in range(side**2)]
@@ -263,15 +261,15 @@ def _fragment_corner(passes, of_a, of_b):
 
     @intrinsic(passes, of_a, of_b)
     def corner(typing_context, t):
-        """Warps form a 2 x 4 grid. Copies along k go to rows 0 2 4 6 of eight, then 1 3 5 7: four rows of 20 floats begin 8
-        banks apart.
+        """Return the numbers that `Sums` describes. Warps form a 2 x 4 grid. Of each eight rows, copies along k go first to the
+        rows 0 2 4 6, then to 1 3 5 7: four such rows of 20 floats begin 8 banks apart.
         """
 
         def generate(context, builder, signature, arguments):
             (t,) = arguments
 
             def bits(n, first, count, to):
-                """Bits first … first + count - 1 of n, shifted to bit `to`."""
+                """Return the bits first … first + count - 1 of n, shifted to bit `to`."""
                 field = builder.and_(builder.lshr(n, constant(first)), constant((1 << count) - 1))
                 return builder.shl(field, constant(to))
 
@@ -298,7 +296,7 @@ def fragments(passes, of_a, of_b):
 
     @intrinsic(passes, of_a, of_b)
     def zeros(typing_context):
-        """64 zeros."""
+        """Return 64 zeros."""
 
         def generate(context, builder, signature, arguments):
             return context.make_tuple(builder, FRAGMENTS, [ir.Constant(F32, 0.0)] * 64)
@@ -313,9 +311,7 @@ def fragments(passes, of_a, of_b):
 
     @intrinsic(passes, of_a, of_b)
     def multiply(typing_context, sums, a, a_at, b, b_at, step):
-        """C += A B for the 16 values of k in a tile, by mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32; small parts come
-        first.
-        """
+        """C += A B for the 16 values of k in a tile, by mma.sync.aligned.m16n8k8; products with small parts come first."""
 
         def generate(context, builder, signature, arguments):
             sums = [builder.extract_value(arguments[0], i) for i in range(64)]

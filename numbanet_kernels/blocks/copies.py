@@ -19,26 +19,24 @@ from numba import types
 from ..runtime.declare import intrinsic
 from .intrinsics import F32, I32, I64, constant, data_of, element, numbers_of
 
-DEPTH = 16  # of a tile, along k; not tuned on a device
-THREADS = 256  # of a block
+DEPTH = 16  # length of a tile along k; not tuned on a device
+THREADS = 256  # number of threads of a block
 
 
 class Layout(NamedTuple):
     """How the threads of a block copy the tiles of an operand, and the layout of a tile in shared memory."""
 
-    along_k: bool  # True: adjacent threads copy along k; False: across
+    along_k: bool  # True if adjacent threads copy elements that are adjacent along k, else along the rows or columns
     deep: int  # number of values of k that all threads copy at once
-    wide: int  # number of rows or columns that they copy at once
-    count: int  # number of copies of a thread
-    step: int  # stride along k
-    side: int  # stride along rows or columns
-    stage: int  # floats of a tile
+    wide: int  # number of rows or columns that all threads copy at once
+    count: int  # number of elements that each thread copies
+    step: int  # stride of a tile along k, in floats
+    side: int  # stride of a tile along rows or columns, in floats
+    stage: int  # number of floats of a tile
 
 
 def layout(tile, along_k, passes=0, padding=4):
-    """Return the layout of tiles with `tile` rows or columns. Adjacent threads read the operand along k if `along_k`, else
-    along the rows or columns.
-    """
+    """Return the layout of tiles with `tile` rows or columns, of which adjacent threads read along k if `along_k`."""
     walk = (True, 8, 32, tile) if along_k else (False, THREADS // tile, tile, tile)
     if passes and along_k:
         return Layout(*walk, 1, DEPTH + 4, tile * (DEPTH + 4))
@@ -72,13 +70,13 @@ def address(typing_context, array, at):
 THREE = types.UniTuple(types.int32, 3)
 COPY = ir.InlineAsm(
     ir.FunctionType(ir.VoidType(), [I32, I64, I32]), "cp.async.ca.shared.global [$0], [$1], 4, $2;", "r,l,r", side_effect=True
-)  # `wait_for_all_but_one` is the memory barrier: nothing is reloaded before
+)  # `wait_for_all_but_one` is the memory barrier, and loads are not moved across it
 
 
 def _first_of(layout):
     @intrinsic(layout)
     def first(typing_context, t, line, array):
-        """If adjacent threads copy along k, threads form rows of 8."""
+        """Return the numbers that `Copies` describes. If adjacent threads copy along k, threads form rows of 8."""
 
         def generate(context, builder, signature, arguments):
             t, line, array = arguments
@@ -99,7 +97,7 @@ def _first_of(layout):
 
 @functools.cache
 def copies_of(layout, k_listed=False, side_listed=False):
-    """Return `Copies` of tiles; in `listed`, index lists give the k if `k_listed`, and rows or columns if `side_listed`."""
+    """Return the `Copies` of tiles; `listed` takes k from a list if `k_listed`, and rows or columns if `side_listed`."""
     parts = [(i, j) for i in range(0, DEPTH, layout.deep) for j in range(0, layout.count, layout.wide)]
 
     def copied(builder, to, step, sources, depth, sides):
@@ -112,8 +110,8 @@ def copies_of(layout, k_listed=False, side_listed=False):
 
     @intrinsic(layout)
     def strided(typing_context, to, step, source, k_step, side_step, depth, sides):
-        """Copy from the address `source` with strides in floats; return the address of the next tile. `depth` and `sides` count
-        the k and the rows or columns inside, from this thread's first element, k from the first step.
+        """Copy from the address `source` with strides in floats; return the address of the next tile. `depth` and `sides` are
+        the numbers of k and of rows or columns inside the operand, counted from this thread's element in the first tile.
         """
 
         def generate(context, builder, signature, arguments):
@@ -135,8 +133,9 @@ def copies_of(layout, k_listed=False, side_listed=False):
 
     @intrinsic(layout, k_listed, side_listed)
     def listed(typing_context, to, step, array, k, side, k_step, side_step, depth, sides, k_list, k_at, side_list, side_at):
-        """Copy array[K k_step + S side_step], where K is entry k of the list that begins at k_at, or k itself, and S is that of
-        the row or column. `depth` and `sides` count those inside. Lists must be readable up to the end of a tile.
+        """Copy array[K k_step + S side_step], where K is entry k of the list that begins at k_at, or k itself; S is the same
+        for the row or column. `depth` and `sides` are the lengths of the operand. Lists must be readable up to the end of a
+        tile.
         """
 
         def generate(context, builder, signature, arguments):

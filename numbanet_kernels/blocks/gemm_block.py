@@ -65,11 +65,11 @@ def _products_of(of_a, of_b, tile, passes, summed):
 
     @inlined
     def products(a, b, a_tile, b_tile, t, begin, shape, a_steps, b_steps):
-        """(sums, sum of A's row) from row and column `begin` of the arrays on: the next k-tile is copied while this one is
-        multiplied.
+        """Return (sums, sum of a row of A) for the block that begins at row and column `begin` of the arrays. While one k-tile
+        is multiplied, the next one is copied.
         """
         (row0, col0, a0, b0), (rows, cols, depth), (am, ak), (bk, bn) = begin, shape, a_steps, b_steps
-        # source and target of this thread's copies, and the number of elements from there on
+        # where this thread copies from and to, and how many elements are inside the operands from there on
         line, _, _, a_at, b_at = corner(t)
         a_k, a_m, a_to = first_a(t, line, a_tile)
         b_k, b_n, b_to = first_b(t, line, b_tile)
@@ -115,18 +115,18 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
         " UniTuple(i4, 3), UniTuple(i4, 2), UniTuple(i4, 2), i4, i4, UniTuple(b1, 4), UniTuple(f4, 3))",
         least=(8, 0),
         bounds=(THREADS, 2) if passes or summed else None,
-    )  # else ptxas keeps to the default, and spills registers
+    )  # with the default, ptxas would spill registers
     def gemm_block(
         a, b, bias, where, c, a_sums, indices, tickets, parked, span, shape, a_steps, b_steps, along, bias_step, flags, scales
     ):
-        """Versions 4 and 5."""
+        """Compute one block of c, or a part of its sums: versions 4 and 5 of the ladder."""
         (rows, cols, depth), (aligned, biased, masked, relu), (alpha, scale, sums_scale) = shape, flags, scales
         a_tile, b_tile = cuda.shared.array(a_room, float32, 16), cuda.shared.array(b_room, float32, 16)
         ticket, t = cuda.shared.array(1, int32), int32(cuda.threadIdx.x)
         row0, col0 = int32(cuda.blockIdx.y * tile), int32(cuda.blockIdx.x * tile)
-        first = int32(cuda.blockIdx.z) * span  # of k
+        first = int32(cuda.blockIdx.z) * span  # the first k of this block
         a0, b0 = first * a_steps[1], first * b_steps[0]
-        if not summed and along > 0:  # row length of the weight of which b is a submatrix
+        if not summed and along > 0:  # `along` is the row length of the weight of which b is a submatrix
             b0 += indices[0][0] * along + indices[1][0]
         own = rows, cols, min(span, depth - first)
         sums, a_sum = products(a, b, a_tile, b_tile, t, (row0, col0, a0, b0), own, a_steps, b_steps)
@@ -138,7 +138,8 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
             a_sums[row0 + t] = sums_scale * a_sum
         _, row, col, _, _ = corner(t)
         row, col = row0 + row, col0 + col
-        bias0 = indices[0][0] if not summed and along > 0 else int32(0)  # read again: saves a register in the loop
+        # read a second time, which saves a register in the loop
+        bias0 = indices[0][0] if not summed and along > 0 else int32(0)
         place = row * cols + col, cols, rows - row, cols - col
         bias_place = bias0 + col * bias_step, bias_step
         store(sums, c, place, bias, where, biased, masked, relu, (alpha, scale), bias_place, aligned)
@@ -146,13 +147,13 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
     return gemm_block
 
 
-# relative cost of an output in blocks of each size, if blocks fill all multiprocessors; not tuned on a device
+# time of an output in blocks of each size, relative to the largest, if blocks fill all multiprocessors; not tuned on a device
 TILES = {128: 1.0, 64: 1.5}
 
 
 def _cost(rows, cols, products, tile, each):
-    """Estimated relative time of `products` products in blocks of size `tile`; it assumes that a multiprocessor runs two blocks
-    at a time, and is not tuned on a device.
+    """Return the estimated relative time of `products` products in blocks of size `tile`. The estimate assumes that a
+    multiprocessor runs two blocks at a time; it is not tuned on a device.
     """
     return ceil_div(products * ceil_div(rows, tile) * ceil_div(cols, tile), 2 * multiprocessors()) * tile * tile * each
 
@@ -173,7 +174,7 @@ def way_for(rows, cols, products=1, right=None):
     return (128, 3) if sooner and right[3]() else (tile, 0)
 
 
-LEAST_SPAN = 16 * DEPTH  # of k, for one block; not tuned on a device
+LEAST_SPAN = 16 * DEPTH  # smallest length of k for one block; not tuned on a device
 TICKETS = 1024
 
 
@@ -197,7 +198,7 @@ def available(*arrays):
 
 def three_passes():
     """Return the time of three passes on tensor cores divided by the time of fused multiply-adds, rounded up to quarters, so
-    that processes seldom differ; inf if it cannot be measured, and on the emulated device.
+    that processes mostly agree; inf on the emulated device, or if it cannot be measured.
     """
     return math.inf if emulating() else _three_passes()
 
@@ -206,12 +207,13 @@ def three_passes():
 @deferred
 def _three_passes():
     try:
-        seconds = [[_milliseconds(passes) for passes in (3, 0)] for _ in range(4)][1:]  # the first turns warm the GPU up
+        # the first measurement warms the GPU up, and is left out
+        seconds = [[_milliseconds(passes) for passes in (3, 0)] for _ in range(4)][1:]
         three, none = (min(times) for times in zip(*seconds, strict=True))
         return math.ceil(4 * three / none) / 4
     except NotRecorded:
         raise
-    except Exception as error:  # a driver without events cannot measure
+    except Exception as error:  # without events, a driver cannot measure times
         warnings.warn(f"tensor cores were not measured: {type(error).__name__}: {error}", stacklevel=2)
         return math.inf
 
@@ -230,11 +232,11 @@ def _milliseconds(passes, side=2048, times=4):
 
 @trusted
 def _agrees():
-    """Return the largest error of both tile sizes against NumPy; the decorator turns it into the result of a self-test."""
+    """Return the largest error of both tile sizes against NumPy; the decorator makes a self-test of this function."""
     return float(np.max([_error(tile, 0) for tile in TILES]))
 
 
-DEEP = 4096  # length of a product whose sums reveal accumulation with fewer bits than float32
+DEEP = 4096  # number of k of a product that is long enough to reveal sums with fewer bits than float32
 
 
 def exact_enough(error):
@@ -246,12 +248,12 @@ def exact_enough(error):
 _tensor_agrees = {
     3: trusted(lambda: exact_enough(functools.partial(_error, 128))),
     1: trusted(lambda: _error(128, 1) / 1000),
-}  # tolerance: one pass may be a thousand times less exact
+}  # one pass may be a thousand times less exact, so its tolerance is larger
 
 
 def _error(tile, passes, k=45):
-    """The largest error of the three products of a training step, with their epilogues, whole and divided, and with kept
-    rows.
+    """Return the largest error of the three products of a training step: with their epilogues, computed by one and by several
+    blocks along k, and with kept rows.
     """
     rng, errors = np.random.default_rng(0), []
     (m, n), shape = (150, 133), (150, 133)
@@ -296,7 +298,7 @@ def _error(tile, passes, k=45):
         passes=passes,
     )
     errors.append(np.abs(out.copy_to_host() - np.float64(x) @ weight[1::2].T).max())
-    return float(np.max(errors)) / k  # NaN, too
+    return float(np.max(errors)) / k  # NaN if an error is NaN
 
 
 def launch_block(

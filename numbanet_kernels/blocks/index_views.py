@@ -44,9 +44,7 @@ def _lists():
 
     @kernel("void(i4[:, ::1], i4[:, ::1], i4[::1])")
     def block_columns(inverse, columns, counts):
-        """Each block lists one block column: a thread counts the kept block rows in its share, then writes them after those of
-        the threads before it.
-        """
+        """Each block lists one block column: a thread counts the kept block rows in its share, then writes them."""
         counted = cuda.shared.array(THREADS, int32)
         t, j = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
         share = (inverse.shape[0] + THREADS - 1) // THREADS

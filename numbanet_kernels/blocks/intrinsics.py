@@ -2,7 +2,7 @@
 
 commit, wait_for_all_but_one    close a group of asynchronous copies (cp.async), and wait for all groups but the newest one
 parking, fence                  store sums so that other blocks can add them up, by strong stores and loads
-chosen, owner                   select from groups of arrays or numbers passed as tuples, and find the range of a number
+chosen, owner                   select an element of each of several tuples by its index; find the range that contains a number
 sigmoids                        returns the logistic function, which is inlined into kernels
 """
 
@@ -85,9 +85,7 @@ def chosen(typing_context, groups, number):
 
 @intrinsic()
 def owner(typing_context, firsts, number):
-    """Return the index of the range that contains `number`, without branches; firsts[k] is the start of range k, increasing
-    from 0.
-    """
+    """Return the index of the range that contains `number`, without branches; firsts[k] is the start of range k."""
 
     def generate(context, builder, signature, arguments):
         firsts, number = arguments
@@ -117,13 +115,11 @@ commit, wait_for_all_but_one = _statement("cp.async.commit_group;"), _statement(
 
 @functools.cache
 def parking(every):
-    """Return the intrinsics (park, add): `park` stores values of a thread in memory, `every` floats apart, and `add` adds up
-    such values in another block.
-    """
+    """Return the intrinsics (park, add): they store a thread's values, `every` floats apart, and add them up in a block."""
 
     @intrinsic(every)
     def park(typing_context, values, to, at):
-        """to[at + i every] = values[i]: st.relaxed.gpu, so that other blocks may read it after a `fence`."""
+        """to[at + i every] = values[i], by st.relaxed.gpu, so that other blocks may read the values after a `fence`."""
 
         def generate(context, builder, signature, arguments):
             values, to, at = arguments
@@ -138,7 +134,7 @@ def parking(every):
 
     @intrinsic(every)
     def add(typing_context, values, source, at):
-        """values[i] + source[at + i every]: ld.relaxed.gpu of sums that other blocks parked, after a `fence`."""
+        """Return values[i] + source[at + i every] by ld.relaxed.gpu: sums that other blocks parked before a `fence`."""
 
         def generate(context, builder, signature, arguments):
             values, source, at = arguments

@@ -10,7 +10,7 @@ from ..runtime.declare import inlined
 def kahan():
     """Make the device function that adds a value to (sum, rounding error); each factory makes its own (`inlined`; Kahan 1965).
 
-    Infinite sums stay infinite: their rounding error is NaN, and counts as 0.
+    Infinite sums stay infinite, because a rounding error that is NaN counts as 0.
     """
 
     @inlined

@@ -20,7 +20,7 @@ def split_products(zeros, each, summed):
         if summed:
             park((a_sum,), parked, at + (each - 1) * THREADS)
         cuda.syncthreads()
-        if t == 0:  # release: the sums of all threads are visible before the ticket; acquire: and other blocks' sums after it
+        if t == 0:  # the fences make the sums of all threads visible before the ticket is, and those of other blocks after it
             fence()
             ticket[0] = cuda.atomic.add(tickets, number, int32(1))
             fence()
@@ -43,8 +43,8 @@ def split_products(zeros, each, summed):
 
     @inlined
     def add_parts(sums, a_sum, parked, tickets, ticket, t):
-        """Store the sums of a block, or, if it is the last block of its product, add up those of all parts. Return (True if it
-        is the last block, the sums of all parts).
+        """Store the sums of a block; if it is the last block of its product, add up those of all blocks instead. Return (True
+        if it is the last block, the sums of all blocks).
         """
         part, parts = int32(cuda.blockIdx.z), int32(cuda.gridDim.z)
         number, blocks = int32(cuda.blockIdx.y * cuda.gridDim.x + cuda.blockIdx.x), int32(cuda.gridDim.x * cuda.gridDim.y)

@@ -14,8 +14,8 @@ SQUARE = EDGE * (EDGE + 1)  # with this padding, the elements of a column are in
 def turning():
     @kernel("void(f4[::1], f4[::1], i4, i4, i4, i4, i4, i4, i4, i4, i4)")
     def turned_copy(x, y, n_a, n_b, s_b, t_a, n1, s0, t0, s1, t1):
-        """y[i0 t0 + i1 t1 + a t_a + b] = x[i0 s0 + i1 s1 + a + b s_b]: a is contiguous in x, and b in y. The copy goes through
-        shared memory, so that adjacent threads read and write adjacent elements.
+        """y[i0 t0 + i1 t1 + a t_a + b] = x[i0 s0 + i1 s1 + a + b s_b]: where x is contiguous along a, and y along b. The copy
+        goes through shared memory, so that adjacent threads read and write adjacent elements.
         """
         square = cuda.shared.array(SQUARE, float32)
         tx, ty, outer = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockIdx.z)

@@ -43,13 +43,11 @@ def _output(op, empty, x, moves, out):
 # --- CPU --------------------------------------------------------------------------------------------------------------
 @host_kernel("void(f4[:, :, :, ::1], i4[:, ::1], f4[:, :, :, ::1], i8, i8)")
 def _crop_flip(x, moves, y, start, stop):
-    """Compute the images start … stop - 1: each row is set to zero, and then the part that is inside x is copied. Indices are
-    unsigned, so that LLVM vectorises the loops.
-    """
+    """Compute the images start … stop - 1. Indices are unsigned, so that LLVM vectorises the loops."""
     height, width = x.shape[2], x.shape[3]
     for n in range(start, stop):
         down, right, flipped = np.int64(moves[n, 0]), np.int64(moves[n, 1]), moves[n, 2] != 0
-        first, last = min(max(-right, 0), width), max(min(width - right, width), 0)  # columns w' inside x
+        first, last = min(max(-right, 0), width), max(min(width - right, width), 0)  # range of the columns w' that are inside x
         count = np.uint64(last - first)
         for c in range(x.shape[1]):
             y[n, c] = 0
@@ -67,9 +65,7 @@ def _crop_flip(x, moves, y, start, stop):
 
 
 def crop_flip_cpu(x, moves, out=None):
-    """y[n, c, h, w] = x[n, c, h + down, w' + right], 0 outside x, for (down, right, flipped) = moves[n]; w' = W - 1 - w if
-    flipped, else w
-    """
+    """y[n, c, h, w] = x[n, c, h + down, w' + right], 0 outside x, for (down, right, flipped) = moves[n]; w' as in the module"""
     y = _output("crop_flip (cpu)", empty_cpu, x, moves, out)
 
     def work(part):

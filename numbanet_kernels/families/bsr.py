@@ -39,19 +39,19 @@ def _dense_reference(values, at, shape):
 
 
 def bsr_reference(x, values, at, outputs, bias=None, relu=False):
-    """y = act(x w.T + b) in float64, with w dense"""
+    """Return y = act(x w.T + b) in float64, computed with a dense w."""
     y = np.float64(x) @ _dense_reference(values, at, (outputs, x.shape[1])).T
     y = y if bias is None else y + bias
     return np.maximum(y, 0) if relu else y
 
 
 def bsr_dx_reference(dy, values, at, inputs):
-    """dx = dy w in float64, with w dense"""
+    """Return dx = dy w in float64, computed with a dense w."""
     return np.float64(dy) @ _dense_reference(values, at, (dy.shape[1], inputs))
 
 
 def bsr_dw_reference(dy, x, at, tile):
-    """dy.T x in float64 at the stored tiles"""
+    """Return dy.T x in float64, at the stored tiles."""
     dw, dense = np.zeros((at.ids.size, tile, tile)), np.float64(dy).T @ np.float64(x)
     for r, (start, stop) in enumerate(zip(at.starts, at.stops)):
         for k in range(start, stop):
@@ -92,7 +92,8 @@ def _width(op, **array):
 def _product(entry, x, values, starts, stops, ids, order, back, bias, biased, relu, first, stop, y):
     """Compute the block columns first … stop - 1 of y = x w.T + bias or, if `back`, of y = x w."""
     tile, blocks = values.shape[1], -(-x.shape[1] // values.shape[1])
-    transposed = np.empty((tile, tile), np.float32)  # BLAS is faster on a copy than with its transpose flag for small matrices
+    # for small matrices, BLAS is faster on a transposed copy than with its flag for the transpose
+    transposed = np.empty((tile, tile), np.float32)
     for r in range(first, stop):
         block = y[:, r * tile : min((r + 1) * tile, y.shape[1])]
         width = block.shape[1]
@@ -127,8 +128,8 @@ def _gradients(entry, dy, x, starts, stops, ids, first, stop, dw):
 
 
 def _shared(loop, count, flops, *given):
-    """Call loop(entry of BLAS, *given but the last, first, stop, last of given) for ranges of `count` block rows on all
-    threads; return the last of `given`, the result array.
+    """Call loop(entry of BLAS, *given[:-1], first, stop, given[-1]) on all threads, each with a range of the `count` block
+    rows. Return given[-1], the array of the result.
     """
 
     def work(part):
@@ -195,9 +196,7 @@ def _product_kernel(tile=16):
 
     @kernel("void(f4[:, ::1], f4[:, :, ::1], i4[::1], i4[::1], i4[::1], i4[::1], b1, f4[::1], b1, b1, f4[:, ::1])")
     def bsr_product(x, values, starts, stops, ids, order, back, bias, biased, relu, y):
-        """Each block computes `tile` samples for one block row of the weight, or one block column if `back`, in a loop over its
-        tiles.
-        """
+        """Each block computes `tile` samples for one block row of the weight, or one block column if `back`."""
         xs, ws = cuda.shared.array((tile, padded), float32), cuda.shared.array((tile, padded), float32)
         tx, ty, r = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockIdx.x)
         n, o, total = int32(cuda.blockIdx.y) * tile + ty, r * tile + tx, float32(0)
@@ -209,7 +208,7 @@ def _product_kernel(tile=16):
             if back:
                 ws[ty, tx] = values[k, ty, tx]
             else:
-                ws[tx, ty] = values[k, ty, tx]  # output ty's row of the tile, transposed
+                ws[tx, ty] = values[k, ty, tx]  # the tile is stored transposed: column ty of `ws` belongs to output ty
             cuda.syncthreads()
             for i in range(tile):
                 if first + i < x.shape[1]:  # elements beyond the edge are never read
@@ -232,7 +231,7 @@ def _gradients_kernel(tile=16):
         slopes, xs = cuda.shared.array((tile, padded), float32), cuda.shared.array((tile, padded), float32)
         tx, ty, total = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), float32(0)
         k, r = order[cuda.blockIdx.x], rows[cuda.blockIdx.x]
-        if k < 0 or k >= dw.shape[0]:  # two blocks must not write one tile
+        if k < 0 or k >= dw.shape[0]:  # the index is out of range, so the block must not write a tile that another block writes
             return
         o = max(min(r, (dy.shape[1] + tile - 1) // tile - 1), 0) * tile + tx
         i = max(min(ids[k], (x.shape[1] + tile - 1) // tile - 1), 0) * tile + tx

@@ -28,7 +28,7 @@ from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, o
 
 EXP, LOG, SQRT, TANH, SIGMOID, RELU, ABS, SIGN, GELU = range(9)
 ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, GREATER, GREATER_EQUAL, EQUAL, TANH_GRAD, SIGMOID_GRAD, GELU_GRAD = range(12)
-RELU_GRAD, RELU_MAP, GELU_MAP, SIGMOID_MAP = range(12, 16)  # on the CPU only
+RELU_GRAD, RELU_MAP, GELU_MAP, SIGMOID_MAP = range(12, 16)  # maps that exist only on the CPU
 ROOT_HALF = math.sqrt(0.5)
 NORMAL_DENSITY = 1 / math.sqrt(2 * math.pi)
 LOG2_E, LOG_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
@@ -104,7 +104,7 @@ def gelu_grad_reference(dy, x):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-LEAST_COLUMNS = 64  # least columns per thread
+LEAST_COLUMNS = 64  # smallest number of columns per thread
 
 
 @intrinsic
@@ -129,11 +129,11 @@ def _maps(formula, dense_a, dense_b, scale, dense_out, start, stop):
         a, b, out = dense_a[n, start:stop], dense_b[n, start:stop], dense_out[n, start:stop]
         if formula == RELU_GRAD:
             for i in range(out.size):
-                v = scale * a[i]  # before the selection, so that no branch depends on a random sign
+                v = scale * a[i]  # multiplied before the selection, so that no branch depends on the sign, which is random
                 out[i] = v if b[i] > zero else zero
         elif formula == RELU_MAP:
             for i in range(out.size):
-                out[i] = zero if a[i] <= zero else a[i]  # in this order, NaN stays NaN
+                out[i] = zero if a[i] <= zero else a[i]  # with this order of the comparison, NaN stays NaN
         elif formula == TANH_GRAD:
             for i in range(out.size):
                 out[i] = a[i] * (one - b[i] * b[i])
@@ -200,9 +200,7 @@ def relu_grad_cpu(dy, y, scale=1.0, out=None):
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels("elementwise")
 def _unary_kernels():
-    """Return one kernel for each formula, in the order of the constants. `formula` is a compile-time constant, so the compiler
-    keeps only one branch.
-    """
+    """Return one kernel for each formula, in the order of the constants; `formula` is a compile-time constant."""
 
     def declared(formula):
         @kernel("void(f4[::1], f4[::1])")
@@ -222,7 +220,7 @@ def _unary_kernels():
                     e = math.exp(-math.fabs(v))
                     y[i] = (float32(1) if v > float32(0) else e) / (float32(1) + e)
                 elif formula == RELU:
-                    y[i] = float32(0) if v <= float32(0) else v  # in this order, NaN stays NaN
+                    y[i] = float32(0) if v <= float32(0) else v  # with this order of the comparison, NaN stays NaN
                 elif formula == GELU:
                     y[i] = float32(0.5) * v * math.erfc(-v * float32(ROOT_HALF))
                 elif formula == ABS:

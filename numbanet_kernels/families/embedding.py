@@ -25,10 +25,10 @@ from ..runtime.expect import INT32, expect
 from ..runtime.launch import launch
 from ..runtime.memory import THREADS, blocks_for, download_cuda, empty_cpu, empty_cuda, flat, upload_cuda
 
-# Chosen by counting reads, not by a timing: for 8192 look-ups the kernels read 3 N^2 numbers, 0.8 GB, less than a millisecond
-# on a device that reads 1 TB/s; for 65,536, 52 GB.
+# This limit follows from counted reads, not from a timing: for 8192 look-ups the kernels read 3 N^2 numbers, 0.8 GB, in less
+# than a millisecond on a device that reads 1 TB/s; for 65,536 they would read 52 GB.
 MOST = 8192
-FEW = 16  # look-ups of a row that are summed in float32
+FEW = 16  # number of look-ups of a row that are summed in float32
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def _check(op, dy, order, starts):
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
 def group_rows_cpu(ids, rows, padding=None):
-    """(order, starts, ranks): order[k] for starts[u] <= k < starts[u + 1] are the look-ups of a row v, whose ranks[v] = u"""
+    """Return (order, starts, ranks): order[starts[u]:starts[u + 1]] are the look-ups of the row v with ranks[v] = u."""
     _check_ids("group_rows (cpu)", ids, rows)
     order, starts, places = (empty_cpu((size,), np.int32) for size in (ids.size, ids.size + 1, rows))
     _group_rows(ids, rows if padding is None else padding, order, starts, places)
@@ -214,7 +214,6 @@ def _summing():
 
 
 def sum_by_row_cuda(dy, order, starts):
-    """y[u] = sum of dy[order[k]] for starts[u] <= k < starts[u + 1]"""
     y = empty_cuda(_check("sum_by_row (cuda)", dy, order, starts))
     launch(_summing(), blocks_for(y.size), THREADS, flat(dy), order, starts, flat(y), *dy.shape)
     return y
@@ -227,6 +226,7 @@ def examples(dev, a, N, I, O):
         return np.argsort(rows, kind="stable").astype(np.int32), np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 
     return {
-        "group_rows": lambda: dev.group_rows(a.rng.permutation(300).astype(np.int32), 300 + I),  # more than one block
+        # enough look-ups for more than one block
+        "group_rows": lambda: dev.group_rows(a.rng.permutation(300).astype(np.int32), 300 + I),
         "sum_by_row": lambda: dev.sum_by_row(a(N, O), *grouped(a.indices(9, N), 9)),
     }

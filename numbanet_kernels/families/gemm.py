@@ -50,9 +50,7 @@ def gemm_dw_reference(dy, x, db_scale=1.0):
 
 
 def _checks(op):
-    """Return a table of checks. The function at [ta][tb] checks the shapes of a product with these transpositions, and returns
-    (M, K, N), or (K, M, N) if `ta`.
-    """
+    """Return a table of checks of the shapes, at [ta][tb], which return (M, K, N), or (K, M, N) if `ta`."""
     return [
         [shapes(op, a="KM" if ta else "MK", b="NK" if tb else "KN", bias="N", where="MN", out="MN") for tb in (0, 1)]
         for ta in (0, 1)
@@ -76,7 +74,7 @@ def _epilogue(c, bias, biased, relu, scale, alpha):
             value = alpha * c[m, n]
             if biased:
                 value += bias[n]
-            if relu and value < 0:  # not max(): NaN stays NaN
+            if relu and value < 0:  # not max(value, 0), because NaN must stay NaN
                 value = float32(0)
             c[m, n] = scale * value
 
@@ -86,7 +84,7 @@ def _epilogue(c, bias, biased, relu, scale, alpha):
 # instead: those of the activations that the thread computed or will read. BLAS is up to 1.7 times faster on w x.T and w.T dy.T
 # than on x w.T and dy w (1.15 times at batch 128), so these are computed transposed; the pass that adds bias and ReLU
 # transposes back.
-LEAST_ROWS, LEAST_DEPTH = 32, 64  # least rows of a weight per thread, least length of a part of a sum
+LEAST_ROWS, LEAST_DEPTH = 32, 64  # smallest number of rows of a weight per thread, and smallest length of a part of a sum
 
 
 def _by_rows(a, b, out, bias=None, relu=False, scale=1.0, alpha=1.0):
@@ -191,7 +189,7 @@ _CHECK_DW = shapes("gemm_dw", dy="NO", x="NI")
 
 
 def gemm_dw_cpu(dy, x, db_scale=1.0):
-    """(dw, db): dw[o, i] = sum_n dy[n, o] x[n, i], db[o] = db_scale * sum_n dy[n, o]"""
+    """Return (dw, db), where dw[o, i] = sum_n dy[n, o] x[n, i] and db[o] = db_scale * sum_n dy[n, o]."""
     _CHECK_DW(dy, x)
     return gemm_cpu(dy, x, ta=True), sum_rows_cpu(dy, db_scale)
 
@@ -224,7 +222,7 @@ def _naive():
 
 @kernels("gemm")
 def _tiled(tile=16):
-    padded = tile + 1  # one column more avoids bank conflicts
+    padded = tile + 1  # one column more than needed, which avoids bank conflicts
 
     @kernel(SIGNATURE)
     def gemm_tiled(a, b, bias, c, depth, am, ak, bk, bn, biased, relu, scale):
@@ -366,7 +364,7 @@ def gemm_version(version, tile, a, b, ta=False, tb=False, bias=None, relu=False,
     return out if where is None else relu_grad_cuda(out, where, out=out)
 
 
-TILE = 64  # of the register version: 256 threads, 4 x 4 outputs each
+TILE = 64  # tile of the register version, which has 256 threads with 4 x 4 outputs each
 
 
 def gemm_cuda(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=None, out=None):

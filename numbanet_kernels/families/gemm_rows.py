@@ -5,10 +5,10 @@
               if an array `where` (N, J) is given, 0 unless where[n, j] > 0
     dw        dw[k, j] = sum_n dy[n, k] x[n, j]: a dense product (gemm_dw), because activations are compact
 
-The work is 2 N K J FLOPs instead of 2 N O I. `rows` and `cols` are slices that end at the end of their axis, increasing int32
-arrays on the device, `layouts.rows.Period` (both forms), `layouts.rows.Window`, or None for all.
-Kernels: masked (a teaching step: blocks of dropped rows return before their first barrier), listed (any index lists: the grid
-has only the kept outputs) and, for the constant strides of a pattern, `gemm_block`.
+The work is 2 N K J FLOPs instead of 2 N O I. Each of `rows` and `cols` is a slice up to the end of the axis, an int32 array on
+the device, a `layouts.rows.Period` or `Window`, or None for the whole axis. On CUDA, "masked" is for teaching only: blocks of
+dropped rows return before their first barrier. "listed" takes any index lists, and its grid has only the kept outputs.
+`gemm_block` is used if the kept indices have constant strides.
 """
 
 from __future__ import annotations
@@ -102,9 +102,7 @@ _numbers = functools.lru_cache(maxsize=64)(lambda *indices: np.arange(*indices, 
 
 
 def _numbered(op, index, n):
-    """Return the indices as an array; raise ValueError if one is outside an axis of length n. During a recording they are not
-    checked, because plans have checked them.
-    """
+    """Return the indices as an array; raise ValueError if one is out of range, except in a recording: plans checked them."""
     if isinstance(index, slice):
         return _numbers(*index.indices(n))
     index = index.indices if isinstance(index, Window) else index
@@ -113,11 +111,11 @@ def _numbered(op, index, n):
     return index if index.flags.c_contiguous else np.ascontiguousarray(index)
 
 
-LISTED = 1 << 17  # elements: smaller submatrices are gathered by index arrays, even if a view would do
+LISTED = 1 << 17  # submatrices with fewer elements are gathered by index arrays, even if a view is possible
 
 
 def _lists(op, w, rows, cols):
-    """Return (rows, cols) as arrays if neither is a slice and the submatrix is small, else None; cols is None for all."""
+    """Return (rows, cols) as arrays; None if one is a slice, or if the submatrix is large. cols is None for all columns."""
     if isinstance(rows, slice) or isinstance(cols, slice) or (rows is None and cols is None):
         return None
     rows, cols = (index.indices if isinstance(index, (Period, Window)) else index for index in (rows, cols))
@@ -224,7 +222,7 @@ def _masked(tile=16):
 
     @kernel("void(f4[:, ::1], f4[:, ::1], b1[::1], f4[:, ::1])")
     def gemm_rows_masked(x, w, mask, y):
-        """Teaching step: y = x (w * mask[:, None]).T with dense x and y; one block computes `tile` samples for one row of w.
+        """For teaching only: y = x (w * mask[:, None]).T with dense x and y. A block computes `tile` samples for one row of w.
 
         The mask is the same for all threads of a block, so they all return before the first barrier, or none does.
         """
@@ -272,7 +270,7 @@ def _listed(backward=False, tile=32):
                     k, m, value = (p0 if backward else q0) + i, (q0 if backward else p0) + j, zero
                     if k < rows.size and m < cols.size:
                         row, col = rows[k], cols[m]
-                        if 0 <= row < w.shape[0] and 0 <= col < w.shape[1]:  # lists on the device are not checked beforehand
+                        if 0 <= row < w.shape[0] and 0 <= col < w.shape[1]:  # lists on a device are not checked before
                             value = w[row, col]
                     w_tile[j if backward else i, i if backward else j] = value
             cuda.syncthreads()
@@ -298,7 +296,7 @@ def _listed(backward=False, tile=32):
     return gemm_rows_listed
 
 
-TILE = 32  # 256 threads, 2 x 2 outputs each
+TILE = 32  # 256 threads with 2 x 2 outputs each
 
 
 @device_cache(maxsize=1024)
@@ -376,7 +374,7 @@ def gemm_rows_dx_cuda(dy, w, rows, cols, where=None, scale=1.0, out=None):
 
 
 def gemm_rows_masked(x, w, mask, out=None):
-    """Teaching step: y = x (w * mask[:, None]).T with dense x and y; the grid covers every row, also dropped ones."""
+    """For teaching only: y = x (w * mask[:, None]).T with dense x and y; the grid covers all rows, also dropped ones."""
     out = output(
         "gemm_rows_masked (cuda)", empty_cuda, out, ("N", "O"), x=(x, ("N", "I")), w=(w, ("O", "I")), mask=(mask, ("O",), BOOL)
     )

@@ -25,9 +25,9 @@ from ..runtime.expect import expect
 from ..runtime.launch import ceil_div, launch
 from ..runtime.memory import THREADS, empty_cpu, empty_cuda
 
-ACROSS, DOWN = 32, 8  # threads of a block with ACROSS columns, each a group
+ACROSS, DOWN = 32, 8  # threads of a block that shrinks ACROSS groups of one column each
 BLOCK = ACROSS * DOWN
-TINY = 1e-30  # a group whose sum of squares is below this is zero: the reciprocal of its root may overflow
+TINY = 1e-30  # a group with a smaller sum of squares counts as zero, because the reciprocal of its norm may overflow
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def _groups_kernel():
         shared[t] = total
         cuda.syncthreads()
         half = int32(THREADS // 2)
-        while half > 0:  # a tree over the threads
+        while half > 0:  # a sum over the threads, by a tree
             if t < half:
                 shared[t] += shared[t + half]
             cuda.syncthreads()

@@ -27,7 +27,7 @@ from ..runtime.launch import ceil_div, launch
 from ..runtime.memory import empty_cpu, empty_cuda
 from .softmax import row_sums
 
-LANES = 128  # threads of a row
+LANES = 128  # number of threads per row
 ACROSS, DOWN = 32, 8  # threads of a block along the columns and along the rows
 ROWS, ROW, COLUMN = ("N", "C"), ("C",), ("N",)
 
@@ -113,7 +113,7 @@ def layer_norm_cpu(x, gamma, beta, eps):
 
 
 def layer_norm_grad_cpu(dy, x, gamma, mean, inverse):
-    """(dx, dgamma, dbeta) of layer_norm"""
+    """Return (dx, dgamma, dbeta) of layer_norm."""
     _check("layer_norm_grad (cpu)", dy, x, gamma, mean, inverse)
     dx, dgamma, dbeta = empty_cpu(x.shape), empty_cpu(gamma.shape), empty_cpu(gamma.shape)
     sums = empty_cpu((threads.parts(x.size), 2, x.shape[1]), np.float64)
@@ -196,7 +196,6 @@ def _layer_norm_kernels():
 
 
 def layer_norm_cuda(x, gamma, beta, eps):
-    """y = gamma (x - mean) inverse + beta; returns (y, mean, inverse), where inverse is 1 / sqrt(variance + eps) of each row"""
     n, _ = expect("layer_norm (cuda)", x=(x, ROWS), gamma=(gamma, ROW), beta=(beta, ROW)).values()
     y, mean, inverse = empty_cuda(x.shape), empty_cuda((n,)), empty_cuda((n,))
     launch(_layer_norm_kernels()[0], n, LANES, x, gamma, beta, eps, y, mean, inverse)
@@ -204,7 +203,6 @@ def layer_norm_cuda(x, gamma, beta, eps):
 
 
 def layer_norm_grad_cuda(dy, x, gamma, mean, inverse):
-    """(dx, dgamma, dbeta) of layer_norm"""
     _check("layer_norm_grad (cuda)", dy, x, gamma, mean, inverse)
     dx, dgamma, dbeta = empty_cuda(x.shape), empty_cuda(gamma.shape), empty_cuda(gamma.shape)
     _, backward, vectors = _layer_norm_kernels()

@@ -31,7 +31,7 @@ from .elementwise import named, sigmoid_reference
 from .softmax import LOWEST, NARROW, WIDE, row_sums
 
 SQUARED, ABSOLUTE, SIGMOID = range(3)
-HUBER, QUANTILE = range(2)  # with a parameter
+HUBER, QUANTILE = range(2)  # losses with a parameter
 NAN = np.float32(np.nan)
 LOG2_E, LOG_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
 
@@ -168,7 +168,7 @@ def _bent_errors(formula, parameter, prediction, target, weights, uniform, losse
             d = prediction[n, o] - target[n, o]
             if formula == HUBER:
                 a = abs(d)
-                m = parameter if a > parameter else a  # in this order, NaN stays NaN
+                m = parameter if a > parameter else a  # with this order of the comparison, NaN stays NaN
                 value, slope = m * (a - half * m), m if d > zero else -m
             else:
                 value = (one - parameter) * d if d > zero else -parameter * d
@@ -221,7 +221,7 @@ def _cross_entropy_kernels():
 
 @kernels("loss")
 def _error_kernels():
-    """Return the kernels for SQUARED, ABSOLUTE and SIGMOID; `formula` is a compile-time constant, so one branch remains."""
+    """Return the kernels for SQUARED, ABSOLUTE and SIGMOID; `formula` is a compile-time constant."""
     tree, _ = row_sums(NARROW)
 
     def declared(formula):
@@ -274,7 +274,7 @@ def _bent_error_kernels():
                 d = prediction[row, o] - target[row, o]
                 if formula == HUBER:
                     a = math.fabs(d)
-                    m = parameter if a > parameter else a  # in this order, NaN stays NaN
+                    m = parameter if a > parameter else a  # with this order of the comparison, NaN stays NaN
                     value = m * (a - float32(0.5) * m)
                     slope = m if d > float32(0) else -m
                 else:

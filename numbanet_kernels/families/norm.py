@@ -30,7 +30,7 @@ from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat
 ACROSS, DOWN = 32, 8  # threads of a block along the channels and along the samples
 BLOCK = ACROSS * DOWN
 CHANNELS = ("C",)
-GROUP = 256  # least channels of a CPU loop: with fewer, rows are joined
+GROUP = 256  # rows with fewer channels are joined, so that a CPU loop has at least this length
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -65,8 +65,8 @@ def _repeat(x, y):
 
 @host_kernel("void(f4[::1], f4[::1], f8[:, ::1])")
 def _moments(x, shift, sums):
-    """For x in groups of shift.size values, j being the position in a group: sums[0, j] = the sum of x - shift[j] over the
-    groups, and sums[1, j] = the sum of (x - shift[j])².
+    """x is read as groups of shift.size values; j is the position in a group. Compute sums[0, j] = the sum of x - shift[j] over
+    the groups, and sums[1, j] = the sum of (x - shift[j])².
     """
     first, second = sums[0], sums[1]
     first[:], second[:] = 0, 0
@@ -89,8 +89,8 @@ def _apply(x, centre, factor, offset, y):
 
 @host_kernel("void(f4[::1], f4[::1], f4[::1], f8[:, ::1])")
 def _slopes(dy, x, centre, sums):
-    """For x and dy in groups of centre.size values, j being the position in a group: sums[0, j] = the sum of dy over the
-    groups, and sums[1, j] = the sum of dy (x - centre[j]).
+    """x and dy are read as groups of centre.size values; j is the position in a group. Compute sums[0, j] = the sum of dy over
+    the groups, and sums[1, j] = the sum of dy (x - centre[j]).
     """
     first, second = sums[0], sums[1]
     first[:], second[:] = 0, 0
@@ -125,7 +125,7 @@ def _mean_and_variance(sums, shift, n, mean, variance):
     for c in range(mean.size):
         first, second = _total(sums, 0, c, mean.size) / n, _total(sums, 1, c, mean.size) / n
         mean[c], apart = shift[c] + first, second - first * first
-        variance[c] = 0.0 if apart < 0.0 else apart  # in this order, NaN stays NaN
+        variance[c] = 0.0 if apart < 0.0 else apart  # with this order of the comparison, NaN stays NaN
 
 
 @host_kernel("void(f4[::1], f4[::1], f4, f4[::1])")
@@ -207,7 +207,7 @@ def batch_norm_apply_cpu(x, gamma, beta, mean, variance, eps):
 
 
 def batch_norm_grad_cpu(dy, x, gamma, mean, variance, eps):
-    """(dx, dgamma, dbeta) of batch_norm"""
+    """Return (dx, dgamma, dbeta) of batch_norm."""
     expect(
         "batch_norm_grad (cpu)", dy=(dy, ("N", "C")), x=(x, ("N", "C")), **_channels(gamma=gamma, mean=mean, variance=variance)
     )
@@ -300,7 +300,6 @@ def _backward_kernel():
 
 
 def batch_norm_cuda(x, gamma, beta, eps):
-    """y = gamma (x - mean) / sqrt(variance + eps) + beta; returns (y, mean, variance), the latter two of each channel"""
     expect("batch_norm (cuda)", x=(x, ("N", "C")), gamma=(gamma, CHANNELS), beta=(beta, CHANNELS))
     mean, variance = empty_cuda(gamma.shape), empty_cuda(gamma.shape)
     launch(_forward_kernels()[0], ceil_div(gamma.size, ACROSS), (ACROSS, DOWN), x, mean, variance)
@@ -308,7 +307,6 @@ def batch_norm_cuda(x, gamma, beta, eps):
 
 
 def batch_norm_apply_cuda(x, gamma, beta, mean, variance, eps):
-    """y = gamma (x - mean) / sqrt(variance + eps) + beta"""
     expect("batch_norm_apply (cuda)", x=(x, ("N", "C")), **_channels(gamma=gamma, beta=beta, mean=mean, variance=variance))
     y = empty_cuda(x.shape)
     launch(_forward_kernels()[1], blocks_for(y.size), THREADS, flat(x), gamma, beta, mean, variance, eps, flat(y), gamma.size)
@@ -316,7 +314,6 @@ def batch_norm_apply_cuda(x, gamma, beta, mean, variance, eps):
 
 
 def batch_norm_grad_cuda(dy, x, gamma, mean, variance, eps):
-    """(dx, dgamma, dbeta) of batch_norm"""
     expect(
         "batch_norm_grad (cuda)", dy=(dy, ("N", "C")), x=(x, ("N", "C")), **_channels(gamma=gamma, mean=mean, variance=variance)
     )

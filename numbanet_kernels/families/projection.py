@@ -44,7 +44,7 @@ def _check(op, v, lists, outputs):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-MANY = 2 * WIDTH  # samples whose sums stay in registers, if there are more than WIDTH
+MANY = 2 * WIDTH  # number of samples whose sums stay in registers, if there are more than WIDTH samples
 
 
 @intrinsic
@@ -56,9 +56,7 @@ def _add_rows(typing_context, room, columns, first, middle, stop, sums, at):
         width = builder.extract_value(context.make_array(signature.args[0])(context, builder, arguments[0]).shape, 1)
 
         def added(vectors, chains):
-            """Generate the loop for rows of `vectors` vectors; each vector has `chains` independent sums, which hide the
-            latency of additions.
-            """
+            """Generate the loop for rows of `vectors` vectors; `chains` independent sums hide the latency of additions."""
             vectors_at = builder.bitcast(builder.gep(sums, [at]), FLOATS.as_pointer())
             totals = [
                 cgutils.alloca_once_value(
@@ -143,8 +141,8 @@ def project_cpu(v, lists, outputs):
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
-LANES, WARPS, SUMS = 32, 8, 4  # samples of a warp, warps of a block, sums of a thread
-SQUARE = PIECE * (LANES + 1)  # padding avoids bank conflicts
+LANES, WARPS, SUMS = 32, 8, 4  # samples of a warp, warps of a block, and sums of a thread
+SQUARE = PIECE * (LANES + 1)  # rows of LANES + 1 floats avoid bank conflicts
 
 
 @kernels("projection")

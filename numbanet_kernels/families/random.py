@@ -33,14 +33,14 @@ ROUNDS = 10
 
 
 def _words(value, name):
-    """(low, high) 32-bit words of a Python int."""
+    """Return the (low, high) 32-bit words of a Python int."""
     if not 0 <= value < 1 << 64:
         raise ValueError(f"random: {name} {value} is not in [0, 2**64)")
     return int(value) & 0xFFFFFFFF, int(value) >> 32
 
 
 def _key(key, put):
-    """The words of a key as an array on the device."""
+    """Return the words of a key as an array on the device."""
     if isinstance(key, (int, np.integer)):
         _words(key, "key")
         return put(key_words(int(key)))
@@ -49,7 +49,9 @@ def _key(key, put):
 
 
 def _threshold_and_scale(rate, scale):
-    """The least t with t / 2^32 >= rate (an element is kept if its bits are >= t), and 1/(1 - rate) unless scale is given."""
+    """Return (threshold, scale): the least t with t / 2^32 >= rate, so that an element is kept if its bits are >= t; and 1 / (1
+    - rate) unless `scale` is given.
+    """
     if not 0 <= rate < 1:
         raise ValueError(f"dropout: rate {rate} is not in [0, 1)")
     return min(math.ceil(rate * 2**32), 0xFFFFFFFF), float(1 / (1 - rate) if scale is None else scale)
@@ -57,7 +59,7 @@ def _threshold_and_scale(rate, scale):
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def philox_reference(counter, key):
-    """Four words for each counter.   counter (..., 4), key (2,) -> (..., 4), 32-bit words in uint64"""
+    """Return four words for each counter.   counter (..., 4), key (2,) -> (..., 4), 32-bit words in uint64"""
     c = np.asarray(counter, np.uint64)
     k = np.asarray(key, np.uint64)
     for _ in range(ROUNDS):
@@ -85,7 +87,7 @@ def dropout_reference(x, rate, key, counter, scale=None):
 # vectorises the loop over calls. The loop ends at the last whole call; a separate loop does the remainder.
 @host_function
 def _philox(call, counter2, counter3, key0, key1):
-    """The four words of a call."""
+    """Return the four words of a call."""
     c0, c1, c2, c3 = uint64(call) & LOW, uint64(call) >> WORD, counter2, counter3
     for _ in range(ROUNDS):
         p0, p1 = M0 * c0, M1 * c2
@@ -100,7 +102,8 @@ def _drop(key, counter2, counter3, threshold, scale, x, y):
     zero, key0, key1 = float32(0), uint64(uint32(key[0])), uint64(uint32(key[1]))
     for j in range(x.size // 4):
         c0, c1, c2, c3 = _philox(j, counter2, counter3, key0, key1)
-        x0, x1, x2, x3 = x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]  # before any branch, so that LLVM vectorises
+        # all loads come before any branch, so that LLVM vectorises the loop
+        x0, x1, x2, x3 = x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]
         y[4 * j] = x0 * scale if c0 >= threshold else zero
         y[4 * j + 1] = x1 * scale if c1 >= threshold else zero
         y[4 * j + 2] = x2 * scale if c2 >= threshold else zero
@@ -122,15 +125,13 @@ def dropout_cpu(x, rate, key, counter, scale=None, out=None):
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
-PITCH = THREADS + 8  # of the words of a block, by word and thread; avoids bank conflicts
+PITCH = THREADS + 8  # distance of the words of a block in shared memory, stored by word and thread; it avoids bank conflicts
 ROOM = 4 * PITCH
 
 
 @kernels("random")
 def _dropout_kernel():
-    """Each thread makes one call, for four elements, which pass through shared memory, so that reads and writes are
-    coalesced.
-    """
+    """Return the kernel; each thread makes one call, whose four elements pass through shared memory to be coalesced."""
 
     @kernel("void(f4[::1], f4[::1], i4[::1], u4, u4, u4, f4)")
     def dropout(x, y, key, counter2, counter3, threshold, scale):

@@ -27,8 +27,9 @@ from ..runtime.memory import THREADS, copy_cuda, empty_cpu, empty_cuda, flat, ou
 from .elementwise import affine_cuda
 
 SUM, MAX, SQUARES = range(3)
-BLOCKS = (32, 8), (1, 32), (1, 256)  # threads along inner and along n: inner > 1, inner = 1 and n small, n large
-LANES = 32  # threads that share a row of argmax
+# threads along inner and along n, for inner > 1, for inner = 1 and a small n, and for inner = 1 and a large n
+BLOCKS = (32, 8), (1, 32), (1, 256)
+LANES = 32  # number of threads that share a row of argmax
 LOWEST = np.float32(-np.inf)
 
 
@@ -48,9 +49,7 @@ def _reduced_shape(x, axes, keepdims):
 
 
 def _groups(shape, axes):
-    """Yield (outer, n, inner) for each group of adjacent axes, the last group first; the array, as (outer, n, inner), is summed
-    over n.
-    """
+    """Yield (outer, n, inner) for each group of adjacent axes, the last one first; an array of this shape is summed over n."""
     shape, left = list(shape), list(axes)
     while left:
         stop = left.pop() + 1
@@ -89,9 +88,9 @@ def argmax_reference(x):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-LINE, LINES = 256, 32  # floats of a line (narrow rows are joined); lines that are summed in float32
-LEAST_COLUMNS = 64  # of a thread
-PIECE = 1 << 14  # squares that BLAS sums in float32
+LINE, LINES = 256, 32  # floats of a line, into which narrow rows are joined; number of lines that are summed in float32
+LEAST_COLUMNS = 64  # smallest number of columns of a thread
+PIECE = 1 << 14  # number of squares that BLAS sums in float32
 
 
 @host_kernel("void(f4[::1], i8, i8, f4, f4[:, ::1], i8, i8)")
@@ -264,7 +263,7 @@ def _reduce_kernels():
             shared[slot] = total
             cuda.syncthreads()
             half = down // 2
-            while half > 0:  # a tree over the y threads of the block
+            while half > 0:  # a sum over the y threads of the block, by a tree
                 if ty < half:
                     other = shared[slot + half * across]
                     total = total + other if formula == SQUARES else reduced(total, other)
@@ -299,7 +298,7 @@ def _argmax_kernel():
         indices[lane] = index
         cuda.syncthreads()
         half = LANES // 2
-        while half > 0:  # a tree over the lanes of the row; of equal values the first index wins
+        while half > 0:  # a maximum over the lanes of the row, by a tree; of equal values the first index wins
             if lane < half:
                 v = values[lane + half]
                 p = indices[lane + half]

@@ -23,7 +23,7 @@ from ..runtime.launch import launch
 from ..runtime.memory import empty_cpu, empty_cuda, output
 
 PLAIN, LOG = range(2)
-NARROW, WIDE = 32, 256  # threads a row
+NARROW, WIDE = 32, 256  # numbers of threads per row
 LOWEST = np.float32(-np.inf)
 
 
@@ -61,7 +61,7 @@ def _below_largest(x, y):
     for n in range(x.shape[0]):
         row, out, top = x[n], y[n], LOWEST
         for value in row:
-            top = value if value > top or value != value else top  # NaN stays NaN
+            top = value if value > top or value != value else top  # with this comparison, NaN stays NaN
         for c in range(row.size):
             out[c] = row[c] - top
 

@@ -78,7 +78,7 @@ def _scores(x, samples, panels, rows, bias, biased, sums, first, stop):
             for r in range(min(size, samples - t * size)):
                 for v in range(panel_sums.size):
                     value = values[r, v] + (bias[o + v] if biased else float32(0))
-                    panel_sums[v] += float32(0) if value < 0 else value  # not max(): NaN stays NaN
+                    panel_sums[v] += float32(0) if value < 0 else value  # not max(value, 0), because NaN must stay NaN
 
 
 def scores_packed_cpu(w, out=None, first=0):
@@ -137,7 +137,7 @@ def _top_k(v, k, bits, first, stop):
         bits[n] = 0
         for o in range(keys.size):
             keys[o] = _order(v[n, o])
-        low, high = int64(-(1 << 31)), int64(1 << 31)  # at least k values are >= low, fewer than k are >= high
+        low, high = int64(-(1 << 31)), int64(1 << 31)  # at least k values are >= low, and fewer than k are >= high
         while high - low > 1 and k > 0:
             middle, count = (low + high) >> 1, int32(0)
             least = int32(middle)
@@ -211,12 +211,12 @@ def _choosing():
 
     @kernel("void(i4[::1], i4[::1], i4, i4)")
     def top_k(v, bits, outputs, k):
-        """Each block selects in one row: all threads count together, and one thread decides among equal values."""
+        """Each block selects in one row: all threads count, to find the k-th largest value; then one thread sets the bits."""
         counts = cuda.shared.array(THREADS, int32)
         t, n = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
         words = (outputs + int32(31)) // int32(32)
         least, step = int32(-2147483648), int32(0)
-        for power in range(32):  # from the highest bit on: raise the bound if at least k values are not below it
+        for power in range(32):  # from the highest bit on, the bound is raised if at least k values are not below it
             step = int32(-2147483648) if power == 0 else int32(1) << int32(31 - power)
             trial, count = least ^ step if power == 0 else least | step, int32(0)
             for o in range(t, outputs, THREADS):

@@ -5,7 +5,7 @@ of threads.
     multiply(entry(), …)     computes the same product inside a compiled loop, without the GIL
     threads()                returns the number of threads of each thread pool of the library
     set_threads(counts)      sets these numbers
-    OWN_FLOPS                the library computes products of fewer FLOPs on one thread, for any number of threads
+    OWN_FLOPS                products of fewer FLOPs run on one thread, whatever number of threads is set
 
 The environment variable NUMBANET_BLAS chooses the library: "openblas" is NumPy's, "mkl" is Intel's
 (`pip install numbanet[mkl]`). "auto", the default, is the library that `numbanet devices --calibrate` found faster on this
@@ -76,9 +76,7 @@ def mkl() -> list[Any]:
 
 
 def matmul(a, b, out=None):
-    """out = a b for float32 matrices, which may be transposed views, or for any arrays that np.matmul takes. If `out` is None,
-    the result is a new array.
-    """
+    """out = a b for float32 matrices, also transposed views, or arrays that np.matmul takes; by default a new array."""
     writer = tape.get()
     if writer is not None and out is not None and not out.size:
         return out
@@ -89,7 +87,7 @@ def matmul(a, b, out=None):
     if not (_in_rows(out) and (_in_rows(a) or _in_rows(a.T)) and (_in_rows(b) or _in_rows(b.T))):
         return np.matmul(a, b, out=out) if writer is None else writer.refuse("a product of matrices in pieces")
     if writer is not None and a.__array_interface__["data"] == b.__array_interface__["data"]:
-        writer.refuse("the product of a matrix with itself")  # NumPy calls SSYRK for it
+        writer.refuse("the product of a matrix with itself")  # for such products NumPy calls another function of BLAS, SSYRK
     product(entry(), a, b, out)
     return out
 

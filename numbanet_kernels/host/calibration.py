@@ -21,7 +21,7 @@ TURNS, SECONDS = 9, 0.002  # number of timings at one size; least duration of a 
 SIDES = (64, 128, 256, 512, 1024)  # sides of the square weights
 WEIGHTS = 4  # number of weights that are updated in turn
 Work = Callable[[], Any]
-Works = Iterator[tuple[int, Work, Work]]  # (size, first implementation, second implementation of the same work)
+Works = Iterator[tuple[int, Work, Work]]  # yields (size, first implementation, second implementation of the same work)
 
 
 def crossing(sizes: Sequence[int], first: Sequence[float], second: Sequence[float]) -> int:
@@ -46,7 +46,7 @@ def compare(first: Work, second: Work) -> tuple[float, float]:
         return (time.perf_counter() - start) / count
 
     for work in (first, second):
-        seconds(work, 3)  # compile, fill caches
+        seconds(work, 3)  # compiles the loops and fills the caches
     count = max(1, int(SECONDS / max(seconds(first, 3), 1e-7)))
     turns = [[seconds(work, count) for work in (first, second)] for _ in range(TURNS)]
     return tuple(np.median(turns, axis=0))
@@ -63,13 +63,12 @@ def measured(works: Works) -> int:
 
 def calibrate(dev: Any) -> Thresholds:
     """Measure the thresholds of this machine, which takes one or two seconds; `dev` has the operations of the CPU."""
-    return Thresholds(*(measured(works(dev)) for works in (_passes, _products, _updates)))  # in the order of the fields
+    # in the order of the fields of `Thresholds`
+    return Thresholds(*(measured(works(dev)) for works in (_passes, _products, _updates)))
 
 
 def faster_library() -> str:
-    """Return the faster library of matrix products: "mkl" if MKL is installed and was measured faster, else "openblas", which
-    stands for NumPy's library.
-    """
+    """Return "mkl" if MKL is installed and its matrix products were measured faster, else "openblas", NumPy's library."""
     if not blas.mkl():
         return "openblas"
     given = [(_random(m, k), _random(k, n), _random(m, n)) for m, k, n in ((512, 512, 128), (128, 1024, 1024))]

@@ -20,7 +20,7 @@ from . import threads
 from .simd import FLOATS, NUMBER, REAL, WIDTH, below, data_of, load, multiply_add, sum_of_lanes
 from .transpose import EMPTY
 
-OUTPUTS, SAMPLES = 4, 4 if WIDTH == 16 else 2  # of a block, whose sums stay in registers
+OUTPUTS, SAMPLES = 4, 4 if WIDTH == 16 else 2  # size of a block, whose sums stay in registers
 
 
 def _block(builder, x_rows, w_rows, depth):
@@ -56,7 +56,7 @@ def _multiply_block(typing_context, x, w, y, samples, first, stop):
             for kind, value in zip(signature.args[1:3], arguments[1:3])
         )
         last = builder.sub(stop, NUMBER(1))
-        outputs = [first]  # the last one several times, if there are fewer: each time it gets the same value
+        outputs = [first]  # if there are fewer outputs, the last one is computed several times, each time with the same value
         for i in range(1, OUTPUTS):
             here = builder.add(first, NUMBER(i))
             outputs.append(builder.select(builder.icmp_signed("<", here, last), here, last))
@@ -81,7 +81,7 @@ def _multiply_block(typing_context, x, w, y, samples, first, stop):
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], b1, b1, f4, f4[:, ::1], i8, i8)")
 def _multiply(x, w, bias, biased, relu, scale, y, first, stop):
-    """Compute the outputs first … stop - 1."""
+    """Compute the outputs first … stop - 1 of y for all samples."""
     for o in range(first, stop, OUTPUTS):
         _multiply_block(x, w, y, x.shape[0], o, stop)
     for n in range(y.shape[0]):
@@ -89,7 +89,7 @@ def _multiply(x, w, bias, biased, relu, scale, y, first, stop):
             value = scale * y[n, o]
             if biased:
                 value += bias[o]
-            if relu and value < 0:  # not max(): NaN stays NaN
+            if relu and value < 0:  # not max(value, 0), because NaN must stay NaN
                 value = float32(0)
             y[n, o] = value
 
@@ -106,5 +106,6 @@ def multiply_few(x, w, bias=None, relu=False, scale=1.0):
         span = part.of(outputs)
         _multiply(x, w, EMPTY if bias is None else bias, bias is not None, relu, scale, y, span.start, span.stop)
 
-    threads.share(work, flops=2 * y.size * depth)  # not by the size of w: waking a thread takes longer than reading w
+    # the number of FLOPs decides, not the size of w: waking a thread takes longer than reading w
+    threads.share(work, flops=2 * y.size * depth)
     return y

@@ -21,14 +21,14 @@ from . import threads
 from .simd import FLOATS, LINE, NUMBER, WIDTH, aligned, copy_floats, data_of, fetch, multiply_add, spread, vector_at
 from .transpose import EMPTY, NO_INDICES, transpose_block
 
-ROWS = 16 if WIDTH == 16 else 12  # the largest number of sums that fit into registers
-BLOCK = 256  # columns in one pass: ROWS x BLOCK floats take at most 16 KiB, and so do WIDTH x BLOCK
+ROWS = 16 if WIDTH == 16 else 12  # largest number of sums that fit into registers
+BLOCK = 256  # number of columns in one pass; ROWS x BLOCK floats take at most 16 KiB, and so do WIDTH x BLOCK floats
 UNROLL = 4  # a divisor of BLOCK
 
 
 @intrinsic
 def _fetch(typing_context, w, first, length):
-    """Prefetch w[first:first + length]; the indices are those of the flat array."""
+    """Prefetch w[first:first + length], where w is indexed as a flat array."""
 
     def generate(context, builder, signature, arguments):
         data, first, length = data_of(context, builder, signature, arguments)
@@ -99,7 +99,7 @@ def _finish(sums, k0, k1, first, n0, n1, bias, relu, scale, out):
         row, added = sums[k - first], bias[k] if bias.size else np.float32(0)
         for n in range(n1 - n0):
             value = row[n] + added
-            row[n] = scale * (np.float32(0) if relu and value < 0 else value)  # not max(): NaN stays NaN
+            row[n] = scale * (np.float32(0) if relu and value < 0 else value)  # not max(value, 0), because NaN must stay NaN
     transpose_block(sums, k0 - first, k1 - first, 0, n1 - n0, out, n0, k0, False)
 
 

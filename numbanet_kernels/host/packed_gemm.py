@@ -23,16 +23,18 @@ from ..runtime.memory import empty_cpu, full_cpu
 from .simd import FLOATS, NUMBER, REAL, WIDTH, aligned, below, data_of, fetch, load, multiply_add, spread, store, vector_at
 from .transpose import transpose_block
 
-SIZES = (20, 16, 12, 10, 8, 4, 2, 1) if WIDTH == 16 else (12, 10, 8, 4, 2, 1)  # samples of a tile, a register each
-CHAINS = 8  # least number of independent sums: fewer would wait for the latency of multiply-adds
-DEPTH = 8  # the length of x is a multiple of it
-AHEAD = 128  # distance of the prefetch in rows of a panel: without prefetch, 74 instead of 115 GFLOP/s for large w
-REACH = 32  # rows of w that are packed into all panels before the next ones
+# numbers of samples of a tile; each sample takes one register
+SIZES = (20, 16, 12, 10, 8, 4, 2, 1) if WIDTH == 16 else (12, 10, 8, 4, 2, 1)
+CHAINS = 8  # smallest number of independent sums; fewer would wait for the latency of multiply-adds
+DEPTH = 8  # the length of x is padded to a multiple of it
+# distance of the prefetch, in rows of a panel; without prefetch, products with a large w reach 74 instead of 115 GFLOP/s
+AHEAD = 128
+REACH = 32  # rows of w are packed in groups of this size: one group into all panels, then the next group
 
 
 def tile_of(samples, parts=1):
-    """The number of samples per tile, one of SIZES, that takes the least time if `parts` threads share the tiles. The time of a
-    tile is taken to be proportional to its samples plus 2.
+    """Return the number of samples per tile, one of SIZES, with which the product takes the least time if `parts` threads share
+    the tiles. The time of a tile is assumed to be proportional to its samples plus 2.
     """
     return min(SIZES, key=lambda size: -(-samples // (size * parts)) * (size + 2))
 
@@ -71,7 +73,7 @@ def all_rows(total):
 
 @functools.lru_cache(maxsize=64)
 def all_of(count):
-    """Return the int32 array 0 … count - 1. It is cached, so do not write to it."""
+    """Return the integers 0 … count - 1 as an int32 array, which is cached and must not be changed."""
     return np.arange(count, dtype=np.int32)
 
 
@@ -91,8 +93,8 @@ def _copy_row(typing_context, source, start, target, at, count):
 
 @host_function
 def _first_run(indices):
-    """The number of adjacent integers at the beginning of an increasing list."""
-    low, high = 0, indices.size  # indices[i] - i is constant within a run
+    """Return the number of adjacent integers at the beginning of an increasing list."""
+    low, high = 0, indices.size  # bisection: indices[i] - i is constant within a run
     while low < high:
         middle = (low + high) // 2
         if indices[middle] - middle == indices[0]:
@@ -107,7 +109,8 @@ def _pack_outputs(w, cols, panels, first, stop):
     """panels[g, b, k, v] = w[g O + b WIDTH + v, cols[k]] for first <= b < stop, padded with zeros; O is the rows of a group."""
     groups, depth, inner = panels.shape[0], w.shape[1], cols.size
     outs, turn = w.shape[0] // groups, _first_run(cols)
-    window = turn == inner or cols[inner - 1] - cols[turn] == inner - 1 - turn  # two runs of adjacent columns, or one
+    # True if the columns are one or two runs of adjacent integers
+    window = turn == inner or cols[inner - 1] - cols[turn] == inner - 1 - turn
     room = np.empty((0 if window else depth, WIDTH), np.float32)
     for b in range(first, stop):
         for g in range(groups):
@@ -161,9 +164,7 @@ def packed_outputs(w, cols, groups, run):
 
 
 def packed_inputs(w, rows, outs, run):
-    """Return panels (1, blocks, K + 1, WIDTH) for the product x w[rows][:, outs]; there is at least one block. run(work) calls
-    work(part) for each part.
-    """
+    """Return panels (1, blocks, K + 1, WIDTH) for the product x w[rows][:, outs]; run(work) is as for `packed_outputs`."""
     return _packed(_pack_inputs, run, aligned(1, max(-(-len(outs) // WIDTH), 1), len(rows) + 1, WIDTH), w, rows, outs)
 
 

@@ -11,7 +11,7 @@ from . import threads
 
 
 def session_cpu(limit=None, precision="float32"):
-    """context = a session on the CPU, with at most `limit` threads; by default with as many as BLAS has
+    """Return a session on the CPU with at most `limit` threads; by default with as many as BLAS has.
 
     BLAS is set up once, and signals are handled at the end. `precision` is ignored: products are always float32.
     """
@@ -32,10 +32,10 @@ def session_cuda(limit=None, precision="float32"):
 
 
 def workers_cpu():
-    """count = the number of threads that share work"""
+    """Return the number of threads that share work."""
     return threads.count()
 
 
 def workers_cuda():
-    """Return 1, because threads of the CPU share nothing."""
+    """Return 1, because threads of the CPU share no work of the GPU."""
     return 1

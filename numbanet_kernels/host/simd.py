@@ -22,28 +22,28 @@ def _width():
     """Return the number of floats of a vector register of this machine."""
     try:
         features = binding.get_host_cpu_features()
-    except RuntimeError:  # the target is unknown to LLVM
+    except RuntimeError:  # LLVM does not know the target
         features = {}
     return 16 if features.get("avx512f") else 8 if features.get("avx2") else 4
 
 
-WIDTH = _width()  # lanes of a vector
+WIDTH = _width()  # number of lanes of a vector
 FLOATS, BITS = ir.VectorType(ir.FloatType(), WIDTH), ir.VectorType(ir.IntType(32), WIDTH)
 NUMBER, REAL = ir.IntType(64), ir.FloatType()
-LINE = 16  # floats in a cache line
-VECTOR = 8  # elements that `copy_vectors` copies at once
-ROUND = 12582912.0  # 1.5 * 2^23: the last bits of x + ROUND are x rounded to an integer
-LOG_2_HIGH = 0.693359375  # few bits, so that its product with an integer is exact
+LINE = 16  # number of floats in a cache line
+VECTOR = 8  # number of elements that `copy_vectors` copies at once
+ROUND = 12582912.0  # 1.5 * 2^23; the last bits of x + ROUND are x, rounded to an integer
+LOG_2_HIGH = 0.693359375  # has few bits, so that its product with an integer is exact
 # e^r for |r| <= log(2) / 2, and (tanh(r) - r) / r^3 in powers of r^2 for |r| <= LINEAR: minimax polynomials of these degrees
 # for the relative error, each within 4e-9
 EXP = 1.0, 1.0, 0.4999999343179113, 0.16666520394944379, 0.041668390844026626, 0.008368745541536271, 0.001381453810523783
 TANH = -0.33333283923204693, 0.1333149123722551, -0.0537434942580016, 0.02065057554840763, -0.005717032513849632
 LINEAR = 0.625
-FLAT = 40.0  # e^-40 is negligible beside 1
+FLAT = 40.0  # beyond this, e^-x is negligible beside 1
 
 
 class Lanes:
-    """A vector in a register."""
+    """A vector in a register, with Python's operators."""
 
     def __init__(self, builder, value):
         self.builder, self.value = builder, value
@@ -91,23 +91,23 @@ class Lanes:
         return Lanes(self.builder, self.builder.select(flag, self.value, self.of(then).value))
 
     def size(self):
-        """|x|"""
+        """Return |x|."""
         bits = self.builder.and_(self.builder.bitcast(self.value, BITS), BITS([0x7FFFFFFF] * WIDTH))
         return Lanes(self.builder, self.builder.bitcast(bits, FLOATS))
 
     def polynomial(self, terms):
-        """terms[0] + terms[1] x + …"""
+        """Return terms[0] + terms[1] x + terms[2] x² + …."""
         p = self.of(terms[-1])
         for term in terms[-2::-1]:
             p = p * self + term
         return p
 
     def exp(self):
-        """e^min(x, 88), with relative error 1.3e-7 if the result is a normal float; NaN stays NaN.
+        """Return e^min(x, 88), with a relative error of 1.3e-7 if the result is a normal float; NaN stays NaN.
 
         e^x = 2^k p(r). 2^k is computed as a product of two powers, because it may be below the smallest normal float.
         """
-        p, k = self.where("<", -104.0, -104.0).reduced()  # e^-104 rounds to 0
+        p, k = self.where("<", -104.0, -104.0).reduced()  # inputs below -104 are replaced, because e^-104 already rounds to 0
         half = self.builder.ashr(k, BITS([1] * WIDTH))
         return p * self._power(half) * self._power(self.builder.sub(k, half))
 
@@ -121,17 +121,17 @@ class Lanes:
         return r.polynomial(EXP), whole
 
     def _power(self, k):
-        """2^k for integers k from -126 to 127."""
+        """Return 2^k for integers k from -126 to 127."""
         bits = self.builder.shl(self.builder.add(k, BITS([127] * WIDTH)), BITS([23] * WIDTH))
         return Lanes(self.builder, self.builder.bitcast(bits, FLOATS))
 
     def sigmoid(self):
-        """1 / (1 + e^-x), computed as e^min(x, 0) / (1 + e^-|x|), with relative error 2e-7."""
+        """Return 1 / (1 + e^-x), computed as e^min(x, 0) / (1 + e^-|x|), with a relative error of 2e-7."""
         e, positive = (0.0 - self.size()).exp(), self.builder.fcmp_ordered(">", self.value, self.of(0.0).value)
         return self.of(1.0).where_not(positive, e) / (1.0 + e)
 
     def tanh(self):
-        """tanh x = (e^2x - 1) / (e^2x + 1), with relative error 2e-7. Near 0, where the difference cancels, a polynomial."""
+        """Return tanh x = (e^2x - 1) / (e^2x + 1), near 0 by a polynomial, with a relative error of 2e-7."""
         p, k = (2.0 * self).where("<", -FLAT, -FLAT).reduced()
         e, square = p * self._power(k), self * self
         near = self.builder.fcmp_ordered("<", self.size().value, self.of(LINEAR).value)
@@ -145,7 +145,7 @@ def spread(builder, value):
 
 
 def multiply_add(builder, a, b, c):
-    """a b + c of registers, with a fused multiply-add if the machine has it."""
+    """Return a b + c for values in registers, by a fused multiply-add if the machine has it."""
     return builder.fadd(builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
 
 
@@ -201,7 +201,7 @@ def vector_at(builder, data, at, kind=FLOATS):
 
 
 def load(builder, data, at, some=None):
-    """data[at:at + WIDTH], with 0 in lanes outside the mask `some`; if `some` is None, all lanes are read."""
+    """Return data[at:at + WIDTH], with 0 in lanes outside the mask `some`; if `some` is None, all lanes are read."""
     if some is None:
         return Lanes(builder, builder.load(vector_at(builder, data, at), align=4))
     arguments = [vector_at(builder, data, at), ir.IntType(32)(4), some, FLOATS([REAL(0.0)] * WIDTH)]
@@ -209,7 +209,7 @@ def load(builder, data, at, some=None):
 
 
 def store(builder, lanes, data, at, some=None):
-    """data[at:at + WIDTH] = lanes, in the lanes of the mask `some`; if `some` is None, in all lanes."""
+    """Store `lanes` to data[at:at + WIDTH], only in the lanes of the mask `some`; if `some` is None, in all lanes."""
     if some is None:
         builder.store(lanes.value, vector_at(builder, data, at), align=4)
         return
@@ -267,9 +267,7 @@ def copy_vector(typing_context, source, start, target, at):
 
 @host_function
 def copy_vectors(source, start, target, at, count):
-    """target[at:at + count] = source[start:start + count]. Whole vectors are copied, so up to VECTOR - 1 elements after the
-    target may be overwritten.
-    """
+    """target[at:at + count] = source[start:start + count]; up to VECTOR - 1 elements after these may be overwritten."""
     copy_vector(source, start, target, at)
     for j in range(VECTOR, count, VECTOR):
         copy_vector(source, start + j, target, at + j)

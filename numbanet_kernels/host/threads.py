@@ -58,7 +58,7 @@ class _Blas:
         self.before: list[int] = []
 
     def __enter__(self) -> int:
-        deferred.__enter__()  # first, so that no signal interrupts the rest
+        deferred.__enter__()  # entered first, so that no signal interrupts the statements below
         with self.lock:
             if not self.inside:
                 self.before = blas.threads()
@@ -93,8 +93,8 @@ def _cores() -> int:
 # --- handing over -----------------------------------------------------------------------------------------------------
 @host_kernel("void(i8[::1], i8, i8, i8, i8, i8[::1])")
 def _spin(counter, seen, turns, yields, pause, pauses):
-    """Wait without the GIL until counter[0] differs from `seen`: at most `turns` turns of 0.3 ns, and then at most `yields`
-    times after yielding the core. Then `pause` more turns.
+    """Wait without the GIL until counter[0] differs from `seen`: for at most `turns` reads of 0.3 ns each, then for at most
+    `yields` reads, before each of which the core is yielded. If counter[0] has changed, wait for `pause` more reads.
     """
     turn = 0
     while turn < turns + yields and atomic.load(counter, 0) == seen:
@@ -109,8 +109,9 @@ def _spin(counter, seen, turns, yields, pause, pauses):
 class _Mailbox:
     """A queue whose reader spins and yields for a while before it sleeps: waking a core takes longer than many tasks."""
 
-    TURNS = 200_000  # about 60 us: more would double the time if another process needs the core
-    PAUSE = 20_000  # about 8 us, in which the sender releases the GIL; a reader that finds it taken sleeps, which takes longer
+    TURNS = 200_000  # about 60 us; a longer time would double the run time if another process needs the core
+    # about 8 us, in which the sender releases the GIL; a reader that does not get the GIL sleeps, which takes longer
+    PAUSE = 20_000
 
     def __init__(self) -> None:
         self.letters: queue.SimpleQueue = queue.SimpleQueue()
@@ -142,18 +143,18 @@ class _Crew:
 
     @staticmethod
     def _serve(inbox: _Mailbox) -> None:
-        # if BLAS uses OpenMP, each Python thread has a separate number of BLAS threads
+        # if BLAS uses OpenMP, the number of its threads is set for each Python thread
         blas.set_threads([1] * len(blas.threads()))
         while True:
             run, work, part, answers, done = inbox.get()
             try:
                 run(work, part)
-            except BaseException as error:  # `share` raises it again
+            except BaseException as error:  # `share` raises it again in the calling thread
                 answers.append(error)
             else:
                 answers.append(None)
             done.put(None)
-            del run, work, part, answers, done  # hold no references to arrays while waiting
+            del run, work, part, answers, done  # so that a waiting thread keeps no arrays alive
 
     def share(self, work: Callable[[Part], Any], alone: Callable[[], Any] | None = None) -> None:
         """Call work(part) for every part; when all have returned, raise the first exception, if there was any.
@@ -207,14 +208,14 @@ _crew = functools.cache(_Crew)  # one pool for each number of threads
 
 def _forked() -> None:
     _blas.forked()
-    _crew.cache_clear()  # the child process has none of the threads
+    _crew.cache_clear()  # the threads do not exist in the child process
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-# the number of parts in which this session shares work; None outside of sessions
+# number of parts into which this session divides work; None outside of sessions
 _size: contextvars.ContextVar[int | None] = contextvars.ContextVar("size", default=None)
 
 
@@ -234,7 +235,7 @@ class session:
         if outer and self.limit is None:
             return
         self.held = deferred if outer else _blas
-        size = self.held.__enter__() or outer  # from here on signals are deferred
+        size = self.held.__enter__() or outer  # signals are deferred from here on
         self.token = _size.set(min(size, self.limit or size))
 
     def __exit__(self, *error: object) -> None:
@@ -266,9 +267,7 @@ def parts(elements: int = 0, flops: int = 0) -> int:
 
 
 def held(flops: int) -> contextlib.AbstractContextManager[None]:
-    """Return a context for matrix products of `flops` FLOPs: inside, BLAS runs on one thread, whether `share` divides the
-    products or not.
-    """
+    """Return a context for matrix products of `flops` FLOPs, in which BLAS runs on one thread."""
     return contextlib.nullcontext() if _size.get() or (flops < blas.OWN_FLOPS and not worthwhile(flops=flops)) else session()
 
 

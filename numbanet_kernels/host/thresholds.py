@@ -38,12 +38,10 @@ def path() -> Path:
 
 
 def load() -> Thresholds:
-    """Return the thresholds in this machine's file, or the defaults if there is no file. If the file is invalid, warn and
-    return the defaults.
-    """
+    """Return the thresholds in this machine's file; if it is missing, or invalid (with a warning), the defaults."""
     try:
         content = path().read_bytes()
-    except (OSError, RuntimeError):  # no such file, no home folder
+    except (OSError, RuntimeError):  # there is no such file, or no home folder
         return Thresholds()
     try:
         found = json.loads(content)
@@ -58,21 +56,17 @@ def load() -> Thresholds:
 
 
 def save(found: Thresholds, library: str = "openblas") -> Path:
-    """Write the thresholds `found`, and the name of the library whose matrix products are faster, to this machine's file;
-    return the path of the file.
-    """
+    """Write the thresholds and the name of the faster library to this machine's file, and return its path."""
     target = path()
     write(target, json.dumps({**found._asdict(), "blas": library}, indent=1).encode())
     return target
 
 
 def faster_library() -> str | None:
-    """Return the name of the library whose matrix products were measured faster on this machine; None if that was never
-    measured.
-    """
+    """Return the library whose matrix products were measured faster on this machine; None if that was never measured."""
     try:
         found = json.loads(path().read_bytes())["blas"]
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError):  # `load` warns of an invalid file
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError):  # `load` warns if the file is invalid
         return None
     return found if isinstance(found, str) else None
 

@@ -22,9 +22,9 @@ from ..runtime.declare import host_function, host_kernel
 from ..runtime.memory import empty_cpu
 from . import threads
 
-COLUMNS, SAMPLES = 32, 128  # the shape of a buffer: 16 KiB
-VECTOR = 8  # floats in a register
-EMPTY, NO_INDICES = np.zeros(0, np.float32), np.zeros(0, np.int32)  # passed to compiled loops in place of None
+COLUMNS, SAMPLES = 32, 128  # shape of a buffer, which takes 16 KiB
+VECTOR = 8  # number of floats in a register
+EMPTY, NO_INDICES = np.zeros(0, np.float32), np.zeros(0, np.int32)  # compiled loops take them in place of None
 
 
 @intrinsic
@@ -67,8 +67,10 @@ def _compiled_transpose(a, n, i, b, r, c):
 
 @host_function
 def transpose_block(a, n0, n1, i0, i1, b, r0, c0, reading):
-    """b[r0 + i - i0, c0 + n - n0] = a[n, i] for n0 <= n < n1, i0 <= i < i1; along the rows of a if `reading`, else of b."""
-    n8, i8 = n1 - VECTOR, i1 - VECTOR  # the first row and column of the last square, which may overlap the one before
+    """b[r0 + i - i0, c0 + n - n0] = a[n, i] for n0 <= n < n1, i0 <= i < i1; the loop runs along the rows of a if `reading`,
+    else along those of b.
+    """
+    n8, i8 = n1 - VECTOR, i1 - VECTOR  # start of the last square, which may overlap the square before
     if n8 < n0 or i8 < i0:
         for n in range(n0, n1):
             for i in range(i0, i1):
@@ -151,7 +153,7 @@ def _transpose_back(terms, positions, c, first, stop, bias, biased, relu, scale,
                         row[m] += term[m]
                 for m in range(row.size):
                     value = alpha * row[m] + added
-                    row[m] = scale * (low if value < low else value)  # in this order, NaN stays NaN
+                    row[m] = scale * (low if value < low else value)  # not max(value, low), because NaN must stay NaN
             transpose_block(rows, 0, n1 - n0, 0, m1 - m0, c, m0, n0, False)
 
 

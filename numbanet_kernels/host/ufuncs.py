@@ -26,7 +26,7 @@ from ..runtime.memory import flat, full_cpu
 
 
 class _Described(ctypes.Structure):
-    """The beginning of a PyUFuncObject."""
+    """The first fields of a PyUFuncObject."""
 
     _fields_ = [
         ("head", ctypes.c_byte * object.__basicsize__),
@@ -44,7 +44,7 @@ class _Described(ctypes.Structure):
 
 @functools.cache
 def _loop(ufunc: np.ufunc) -> tuple[int, int] | None:
-    """(address of the loop for float32, its `data` argument); None if the function object has another layout than expected."""
+    """Return (address of the loop for float32, its `data` argument); None if the function object has an unexpected layout."""
     if sys.implementation.name != "cpython" or not isinstance(ufunc, np.ufunc):
         return None
     there, kinds = _Described.from_address(id(ufunc)), "f" * ufunc.nin + "->f"
@@ -92,9 +92,7 @@ def _binary(loop, data, a, b, y):
 
 
 def apply(ufunc: Any, *given: Any, out: np.ndarray) -> np.ndarray:
-    """out = ufunc(*given); the arguments are float32 arrays of the shape of `out`, or numbers. NotRecorded during a recording
-    if the address of the loop is unknown.
-    """
+    """out = ufunc(*given), float32 arrays or numbers; raise NotRecorded during a recording if the loop's address is unknown."""
     writer = tape.get()
     if writer is None:
         return ufunc(*given, out=out)

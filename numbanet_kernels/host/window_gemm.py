@@ -4,8 +4,8 @@
     back       out[n, j] = alpha * sum_k dy[n, k] w[rows[k], cols[j]]
 
 The indices of a window (`layouts.rows.Window`) are one run of adjacent integers, or two if the window wraps around the end of
-its axis; those of the gates of a recurrent layer are as many for each gate. So a product is one call of BLAS for each pair of a
-run of rows and a run of columns; the calls add to each other. The compiled loops find the runs in the lists of indices: a
+its axis; for a recurrent layer, each gate has one or two runs. A product is one call of BLAS for each pair of a run of rows and
+a run of columns, and the results of the calls are added up. The compiled loops find the runs in the lists of indices: a
 recorded step reads other lists in each replay.
 """
 
@@ -19,7 +19,7 @@ from . import blas, threads
 from .blas import multiply
 from .transpose import transpose_back
 
-ALL = np.zeros(0, np.int32)  # in place of a list of all indices
+ALL = np.zeros(0, np.int32)  # compiled loops take it in place of a list of all indices
 
 
 def check_runs(op, indices, times=1):
@@ -33,12 +33,12 @@ def check_runs(op, indices, times=1):
 
 @host_function
 def _run_end(indices, everything, begin, stop):
-    """The end, at most `stop`, of the run of adjacent integers that starts at position `begin`. If `everything`, the indices
-    are all integers, and `indices` is not read.
+    """Return the end, at most `stop`, of the run of adjacent integers that starts at position `begin`. If `everything`, the
+    indices are all integers, and `indices` is not read.
     """
     if everything:
         return stop
-    low, high = begin + 1, stop  # indices[i] - i is constant within a run
+    low, high = begin + 1, stop  # bisection: indices[i] - i is constant within a run
     while low < high:
         middle = (low + high) // 2
         if indices[middle] - middle == indices[begin] - begin:
@@ -50,7 +50,7 @@ def _run_end(indices, everything, begin, stop):
 
 @host_kernel("void(i8, f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], b1, b1, f4[:, ::1], i8, i8)")
 def _forward(entry, x, w, rows, cols, all_rows, all_cols, out, first, stop):
-    """out[k, n] = sum_j w[rows[k], cols[j]] x[n, j] for k from `first` to stop - 1"""
+    """out[k, n] = sum_j w[rows[k], cols[j]] x[n, j] for first <= k < stop"""
     inner, begin = x.shape[1], first
     if not inner:
         out[first:stop] = 0
@@ -69,7 +69,7 @@ def _forward(entry, x, w, rows, cols, all_rows, all_cols, out, first, stop):
 
 @host_kernel("void(i8, f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], b1, b1, f4[:, ::1], i8, i8)")
 def _back(entry, dy, w, rows, cols, all_rows, all_cols, out, first, stop):
-    """out[j, n] = sum_k w[rows[k], cols[j]] dy[n, k], the sum for k from `first` to stop - 1"""
+    """out[j, n] = sum_k w[rows[k], cols[j]] dy[n, k], with the sum over k from `first` to stop - 1"""
     outer, left = out.shape[0], 0
     if first == stop:
         out[:] = 0
@@ -94,7 +94,7 @@ def _lists(rows, cols):
 def multiply_window(x, w, rows, cols, out, bias=None, relu=False, scale=1.0):
     """out = scale * act(x w[rows, cols].T + bias), with act = ReLU if `relu`.
 
-    rows and cols are a `Window` each, or None for all; bias has one value for each row of the window.
+    Each of rows and cols is a `Window`, or None, which stands for the whole axis. bias has a value for each row of the window.
     """
     terms, given = empty_cpu((1, out.shape[1], x.shape[0])), _lists(rows, cols)
 
@@ -108,9 +108,7 @@ def multiply_window(x, w, rows, cols, out, bias=None, relu=False, scale=1.0):
 
 
 def multiply_window_back(dy, w, rows, cols, out, alpha=1.0):
-    """out = alpha * dy w[rows, cols]; rows and cols are a `Window` each, or None for all. Each thread sums over its part of
-    rows.
-    """
+    """out = alpha * dy w[rows, cols], with rows and cols as for `multiply_window`; each thread sums over its part of rows."""
     flops, given = 2 * out.size * dy.shape[1], _lists(rows, cols)
     with threads.held(flops):
         terms = empty_cpu((threads.parts(flops=flops), out.shape[1], dy.shape[0]))

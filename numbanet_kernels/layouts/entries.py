@@ -13,10 +13,11 @@ class Entries(NamedTuple):
     entries and the others padding. For a BSR, a row is a block row, a column is a block column, and an entry is a tile.
     """
 
-    starts: Any  # (O,) first value of each row
-    stops: Any  # (O,) end of each row; values from there to the next row are padding
+    starts: Any  # (O,) index of the first value of each row
+    stops: Any  # (O,) index after the last value of each row; values from there to the next row are padding
     ids: Any  # (V,) the column of each value
-    col_starts: Any  # the same by column: (I,), (I,) and (nnz,)
+    # this field and the next two are the same for columns, with entries sorted by column: (I,), (I,) and (nnz,)
+    col_starts: Any
     col_stops: Any
     col_ids: Any  # the row of each entry
     order: Any  # (nnz,) index in the values of each entry, sorted by column

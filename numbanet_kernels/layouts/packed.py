@@ -28,8 +28,8 @@ class LazyBlocks(NamedTuple):
 class Into(NamedTuple):
     """Where an update also writes a packed copy of the wanted blocks of a weight (`families.update.family`)."""
 
-    packed: Any  # float32
-    rows: Any  # (R,) int64, the row of `packed` for each row of the weight
+    packed: Any  # float32 array of the packed blocks
+    rows: Any  # (R,) int64: for each row of the weight, its row in `packed`
 
 
 class SGDUpdate(NamedTuple):
@@ -38,8 +38,8 @@ class SGDUpdate(NamedTuple):
     w: Any
     v: Any
     g: Any
-    packing: Packing | None = None  # how g is packed; None: dense
-    lazy: LazyBlocks | None = None  # None: all blocks are up to date
+    packing: Packing | None = None  # the layout of g; None if g is dense
+    lazy: LazyBlocks | None = None  # None if all blocks are up to date
     into: Into | None = None
 
 

@@ -21,7 +21,7 @@ class Period(NamedTuple):
 class Window(NamedTuple):
     """`count` adjacent indices, modulo the length n of an axis: one run of increasing indices, or two if they wrap around.
 
-    If `times` is above 1, the axis has as many equal parts, such as the gates of an LSTM, and each part keeps the same window.
+    If `times` is above 1, the axis has `times` equal parts, such as the gates of an LSTM, and each part keeps the same window.
     """
 
     indices: Any  # (count,) int32, increasing
@@ -37,6 +37,6 @@ class Window(NamedTuple):
 class RowLists(NamedTuple):
     """The kept indices of an axis of length n, as kernels read them: int32 arrays."""
 
-    inverse: Any  # (n,) position of each index among the kept ones, -1 if dropped
-    classes: Any  # (n,) zeros: rows are of one class (`packed.Packing`)
-    indices: Any  # (K,)
+    inverse: Any  # (n,) for each index of the axis, its position among the kept ones, or -1 if it is dropped
+    classes: Any  # (n,) int32 zeros, because all rows are of one class (`packed.Packing`)
+    indices: Any  # (K,) the kept indices

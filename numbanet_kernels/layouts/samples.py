@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-WORD = 32  # bits of a word
+WORD = 32  # number of bits of a word
 
 
 class SampleLists(NamedTuple):
@@ -17,7 +17,7 @@ class SampleLists(NamedTuple):
     bits: Any  # (groups, words) int32: group g keeps output o if bit o % 32 of bits[g, o // 32] is set
     starts: Any  # (N + 1,) int32
     group: int  # number of consecutive samples in a group
-    width: int  # outputs
+    width: int  # number of outputs
 
 
 def sample_lists(mask: np.ndarray, samples: int, group: int) -> SampleLists:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-LANES = 64  # samples of a slab
-ROWS = 4  # rows of a weight with the same inputs that are multiplied at the same time
+LANES = 64  # number of samples of a slab
+ROWS = 4  # number of rows of a weight that read the same inputs and are multiplied at the same time
 
 
 class Grouped(NamedTuple):
@@ -23,7 +23,8 @@ def grouped(indices):
     """Return the order that groups rows with the same inputs; indices (O, K), on the host, holds the inputs of each row."""
     if not len(indices):
         return Grouped(np.zeros(0, np.int32), 0)
-    keys = indices @ np.random.default_rng(0).integers(1, 1 << 62, indices.shape[1])  # wraps; equal rows have equal keys
+    # a hash of each row, which may overflow; equal rows have equal hashes
+    keys = indices @ np.random.default_rng(0).integers(1, 1 << 62, indices.shape[1])
     order = np.lexsort((keys, indices[:, 0]))
     new = np.ones(len(order), bool)
     new[1:] = (indices[order[1:]] != indices[order[:-1]]).any(axis=1)

@@ -80,16 +80,14 @@ class CSR:
         return entries(self.indptr[:-1], self.indptr[1:], self.indices, self.shape[1])
 
     def dense(self) -> np.ndarray:
-        """The matrix, float32."""
+        """Return the matrix as a dense float32 array."""
         matrix = np.zeros(self.shape, np.float32)
         matrix[self.rows, self.indices] = self.values
         return matrix
 
     @classmethod
     def from_dense(cls, matrix: Any, mask: Any = None) -> CSR:
-        """Return a CSR with the entries of a matrix that `mask`, of the same shape, selects; by default those that are not
-        zero.
-        """
+        """Return a CSR with the entries of a matrix that `mask` selects, by default those that are not zero."""
         matrix = np.asarray(matrix, np.float32)
         mask = matrix != 0 if mask is None else np.asarray(mask, bool)
         if matrix.ndim != 2 or mask.shape != matrix.shape:
@@ -107,9 +105,7 @@ class CSR:
         return ELL(indices, values, self.shape)
 
     def to_bsr(self, tile: int) -> BSR:
-        """Return the same matrix as a BSR of all tiles with at least one entry; other elements of these tiles become explicit
-        zeros.
-        """
+        """Return the same matrix as a BSR of all tiles with an entry; other elements of these tiles are explicit zeros."""
         if tile < 1:
             raise ValueError(f"CSR.to_bsr: tile must be at least 1, got {tile}")
         grid = tuple(-(-n // tile) for n in self.shape)
@@ -122,9 +118,7 @@ class CSR:
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> CSR:
-        """Make a CSR from any `scipy.sparse` array or matrix; duplicate entries are added up, as in SciPy. Raise TypeError for
-        anything else.
-        """
+        """Make a CSR from a `scipy.sparse` array or matrix, adding up duplicates; raise TypeError for anything else."""
         import scipy.sparse
 
         if not scipy.sparse.issparse(matrix):
@@ -217,7 +211,7 @@ class ELL:
         return CSR(ends(present.sum(1)), self.indices[present], self.values[present], self.shape)
 
     def dense(self) -> np.ndarray:
-        """The matrix, float32."""
+        """Return the matrix as a dense float32 array."""
         return self.to_csr().dense()
 
 
@@ -299,16 +293,14 @@ class BSR:
         return entries(self.indptr[:-1], self.indptr[1:], self.indices, self.grid[1])
 
     def dense(self) -> np.ndarray:
-        """The matrix, float32."""
+        """Return the matrix as a dense float32 array."""
         out, (rows, columns) = np.zeros(tuple(n * self.tile for n in self.grid), np.float32), self._elements()
         out[rows[:, :, None], columns[:, None, :]] = self.values
         return np.ascontiguousarray(out[: self.shape[0], : self.shape[1]])
 
     @classmethod
     def from_dense(cls, matrix: Any, tile: int, mask: Any = None) -> BSR:
-        """Return a BSR with the tiles of a matrix that `mask` (block rows, block columns) selects; by default those that are
-        not all zero.
-        """
+        """Return a BSR with the tiles that `mask` (block rows, block columns) selects, by default those that are not all 0."""
         matrix = np.asarray(matrix, np.float32)
         if tile < 1 or matrix.ndim != 2:
             raise ValueError(f"BSR.from_dense: tile {tile} must be at least 1, and matrix {matrix.shape} have two axes")
@@ -340,9 +332,7 @@ class BSR:
         return cls(matrix.indptr, matrix.indices, matrix.data, matrix.shape)
 
     def to_scipy(self) -> Any:
-        """Return a `scipy.sparse.bsr_array` of the same values. Raise ValueError if tiles extend beyond the matrix, which SciPy
-        does not support.
-        """
+        """Return a `scipy.sparse.bsr_array` of the same values; raise ValueError if tiles extend beyond the matrix."""
         import scipy.sparse
 
         self._whole("to_scipy")
@@ -354,9 +344,7 @@ class BSR:
         return cls(*_of_torch("BSR.from_torch", tensor, "sparse_bsr"), tuple(tensor.shape))
 
     def to_torch(self) -> Any:
-        """Return a `torch.sparse_bsr` tensor of the same values. Raise ValueError if tiles extend beyond the matrix, which
-        PyTorch does not support.
-        """
+        """Return a `torch.sparse_bsr` tensor of the same values; raise ValueError if tiles extend beyond the matrix."""
         self._whole("to_torch")
         return _to_torch("sparse_bsr_tensor", self)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-PIECE = 128  # columns of a piece, a power of 2: 32 samples of them are 16 KiB, which fit the L1 cache or shared memory
+PIECE = 128  # columns of a piece, a power of 2; 32 samples of a piece take 16 KiB, which fit into the L1 cache or shared memory
 
 
 class Ternary(NamedTuple):
@@ -23,9 +23,7 @@ class Ternary(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def ternary(rows: int, width: int, seed: int) -> Ternary:
-    """Return the lists of a random R (rows, width), on the host. An element is 1 with probability 1/6 and -1 with probability
-    1/6. Equal seeds give equal matrices.
-    """
+    """Return the lists of a random R (rows, width): an element is 1 with probability 1/6, and -1 with probability 1/6."""
     signs = np.random.default_rng((seed, rows, width)).integers(6, size=(rows, width), dtype=np.int8)
     row, column = np.nonzero(signs < 2)
     lists = 2 * (column // PIECE * rows + row) + signs[row, column]

@@ -31,22 +31,20 @@ class Pattern(NamedTuple):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """(R, C): the numbers of tile rows and of tile columns."""
+        """The numbers (R, C) of tile rows and tile columns."""
         return -(-self.shape[0] // self.tile), -(-self.shape[1] // self.tile)
 
     @property
     def most(self) -> tuple[int, int]:
-        """(rows, cols): the largest number of tile rows of a class, and the largest number of tile columns that a class keeps.
-        They do not depend on `bias` and `mix`.
+        """The pair (rows, cols): the largest number of tile rows of a class, and the largest number of tile columns that a
+        class keeps. They do not depend on `bias` and `mix`.
         """
         rows, cols = self.grid
         return -(-rows // self.dp), -(-cols // self.dp)
 
     @property
     def packed_shape(self) -> tuple[int, int]:
-        """The shape of the array into which the kept tiles are packed: each of its rows has room for as many columns as any
-        class keeps.
-        """
+        """The shape of the array of packed tiles; a row has room for the most columns that a class keeps."""
         return self.grid[0] * self.tile, self.most[1] * self.tile
 
 
@@ -107,7 +105,7 @@ class TileLists(NamedTuple):
     cols: np.ndarray  # (classes, room) the columns of the weight that each class keeps, then 0
     col_counts: np.ndarray  # (classes,) the number of columns that each class keeps
     starts: np.ndarray  # (classes,) the first packed row of each class
-    tile_rows: np.ndarray  # this and the next three: the fields of `Packed`
+    tile_rows: np.ndarray  # this field and the next three are those of `Packed`
     tile_cols: np.ndarray
     row_class: np.ndarray
     row_position: np.ndarray
@@ -115,7 +113,7 @@ class TileLists(NamedTuple):
     col_positions: np.ndarray  # (I,) the position of each column if columns are sorted by class; -1 if no class keeps it
 
 
-ROOM = 128  # padding of lists, the size of the largest blocks: kernels read them without bounds checks
+ROOM = 128  # lists are padded to a multiple of the size of the largest blocks, so that kernels read them without bounds checks
 
 
 @functools.lru_cache(maxsize=1024)
@@ -157,9 +155,7 @@ def tile_lists(pattern: Pattern) -> TileLists:
 
 
 def tile_packing(pattern: Pattern) -> Packing:
-    """Return the `Packing` of the gradient of the kept tiles: rows are sorted by class, and a row holds the columns that its
-    class keeps.
-    """
+    """Return the `Packing` of the gradient of kept tiles: rows sorted by class, each with the columns that its class keeps."""
     packed, (length, width), tile = packed_tiles(pattern), pattern.shape, pattern.tile
     columns_of = [elements(some, tile, width) for some in packed.cols]
     col_pos = np.full((len(columns_of), width), -1)

@@ -16,9 +16,7 @@ class Window(NamedTuple):
     dilation: tuple[int, int] = (1, 1)
 
     def positions(self, height: int, width: int) -> tuple[int, int]:
-        """Return the numbers of output positions along the height and along the width of an image; a number is below 1 if the
-        window does not fit.
-        """
+        """Return the numbers of output positions along the height and the width; below 1 if the window does not fit."""
         return tuple(
             (n + 2 * p - d * (k - 1) - 1) // s + 1 if n + 2 * p >= d * (k - 1) + 1 else 0
             for n, k, s, p, d in zip((height, width), *self)
@@ -26,13 +24,11 @@ class Window(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Kept blocks of a convolution's im2col matrix: block row b keeps the block columns kept[b, 0], kept[b, 1], …,
-    increasing.
-    """
+    """Kept blocks of a convolution's im2col matrix: block row b keeps the increasing block columns kept[b]."""
 
     kept: Any  # (block rows, Q) int32
-    height: int  # rows of a block: output positions, counted through all images
-    width: int  # columns of a block; the last one may be narrower
+    height: int  # number of rows of a block, which are output positions; they are counted through all images
+    width: int  # number of columns of a block; the last block may be narrower
 
 
 class Positions(NamedTuple):
@@ -53,7 +49,7 @@ class Bins(NamedTuple):
     width: int
 
     def positions(self, height: int, width: int) -> tuple[int, int]:
-        """The number of output positions, whatever the size of the image."""
+        """Return the numbers of outputs along the height and along the width, which do not depend on the size of the image."""
         return self.height, self.width
 
 
@@ -71,7 +67,7 @@ def check_pooling(name: str, window: Window | Bins) -> None:
 
 
 def pooled(name: str, window: Window | Bins, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """(N, OH, OW, C), the shape of pooled images (N, H, W, C); ValueError if x has other axes, or is smaller than a window."""
+    """Return the shape (N, OH, OW, C) of pooled images (N, H, W, C); raise ValueError if the window does not fit."""
     check_pooling(name, window)
     if len(shape) != 4:
         raise ValueError(f"{name}: x {tuple(shape)} must be images, channels last: (N, H, W, C)")

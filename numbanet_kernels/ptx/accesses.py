@@ -13,7 +13,8 @@ from .machine import Wave
 from .operations import types
 from .parse import Address, Instruction, Program, PtxError
 
-STRONG = {"volatile", "relaxed", "acquire", "release"}  # accesses that, like atomic instructions, do not race with each other
+# accesses with these modifiers do not race with each other or with atomic instructions
+STRONG = {"volatile", "relaxed", "acquire", "release"}
 SPACES = ("global", "shared", "local", "const", "param")
 
 
@@ -43,7 +44,7 @@ def address_reader(program: Program, operand: Address) -> Callable[[Wave], np.nd
 
 
 def running(wave: Wave, read: Values) -> np.ndarray:
-    """What the running threads read: a value for each thread, or one for all of them."""
+    """Return the values that the running threads read: one for each thread, or a single one for all."""
     values = read(wave)
     return values[wave.lanes] if np.ndim(values) else np.full(wave.lanes.size, values)
 
@@ -110,9 +111,7 @@ CHANGES: dict[str, Callable[..., np.ndarray]] = {
 
 
 def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """Return the function of an atomic instruction. If several threads change one address, they do so one after the other, in
-    the order of their numbers.
-    """
+    """Return the function of an atomic instruction; threads change one address one after the other, by their numbers."""
     name = next((m for m in i.modifiers if m in CHANGES), None)
     if name is None:
         raise PtxError("this machine does not know this atomic operation")
@@ -141,9 +140,7 @@ def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 # --- asynchronous copies ----------------------------------------------------------------------------------------------
 def _copy(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """Return the function of cp.async, a copy from global to shared memory. The data arrives only when a wait for its group has
-    ended.
-    """
+    """Return the function of cp.async, a copy to shared memory that arrives when a wait for its group has ended."""
     if "commit_group" in i.modifiers:
         return _commit
     if "wait_all" in i.modifiers or "wait_group" in i.modifiers:
@@ -154,7 +151,7 @@ def _copy(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
     def run(wave: Wave) -> None:
         target, origin = to(wave), source(wave)
-        for store, _, offset in wave.find(i, "shared", target, size, wave.lanes, writing=True):  # data may arrive later
+        for store, _, offset in wave.find(i, "shared", target, size, wave.lanes, writing=True):  # unset until the data arrives
             store.forget(offset, size)
         length = np.full(wave.lanes.size, size) if given is None else np.broadcast_to(given(wave), wave.count)[wave.lanes]
         values = np.zeros((wave.lanes.size, size // 4), np.uint32)

@@ -11,15 +11,16 @@ import numpy as np
 from .arithmetic import DTYPES
 from .parse import Program, PtxError
 
-MOST_THREADS, MOST_BLOCKS, MOST_SHARED = 1024, (2**31 - 1, 65535, 65535), 227 << 10  # of compute capability 9.0
+MOST_THREADS, MOST_BLOCKS, MOST_SHARED = 1024, (2**31 - 1, 65535, 65535), 227 << 10  # limits of compute capability 9.0
 MOST_STATIC = 48 << 10
-ORDERS = {"C": ("C_CONTIGUOUS", "not contiguous"), "F": ("F_CONTIGUOUS", "not in Fortran order")}  # of arrays; "A": any
+# memory orders of arrays: (flag of NumPy, text for errors); "A" stands for any order
+ORDERS = {"C": ("C_CONTIGUOUS", "not contiguous"), "F": ("F_CONTIGUOUS", "not in Fortran order")}
 
 
 def check(
     program: Program, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any], dynamic: int, name: str
 ) -> None:
-    """Raise PtxError for arguments that a GPU or Numba would refuse; tuples of arguments are flattened."""
+    """Raise PtxError if a GPU or Numba would refuse the arguments, the grid or the block. Tuples of arguments are flattened."""
     for what, shape in (("grid", grid), ("block", block)):
         if not 1 <= len(shape) <= 3 or any(np.asarray(n).dtype.kind not in "iu" or n < 1 for n in shape):
             raise PtxError(f"{name}: a {what} is up to three lengths from 1 on, not {tuple(shape)}")

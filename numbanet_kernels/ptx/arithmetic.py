@@ -27,15 +27,18 @@ DTYPES = {
 }
 BITS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 ROUNDINGS = ("rn", "rz", "rm", "rp")
-ONE, LOWER_BITS, HALFWAY = np.uint64(1), np.uint64((1 << 29) - 1), np.uint64(1 << 28)  # of the bits that float32 lacks
-SUBNORMAL = np.uint64((1023 - 126 << 53) - 1)  # above twice the bits of a float64, less one, that is subnormal as float32
+# a float64 has 29 more bits than a float32: the lowest one, a mask of all of them, and the highest one
+ONE, LOWER_BITS, HALFWAY = np.uint64(1), np.uint64((1 << 29) - 1), np.uint64(1 << 28)
+# a float64 with the bits b is subnormal as float32, and not 0, if 2 b - 1 is below this in unsigned arithmetic
+SUBNORMAL = np.uint64((1023 - 126 << 53) - 1)
 
 
 # --- rounding ---------------------------------------------------------------------------------------------------------
 def odd_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return a + b in float64, rounded to odd."""
     total, error = _two_sum(a, b)
-    bits, away = total.view(np.int64), np.where((error > 0) == (total > 0), 1, -1)  # the bits of adjacent floats differ by one
+    # the bit patterns of adjacent floats differ by one
+    bits, away = total.view(np.int64), np.where((error > 0) == (total > 0), 1, -1)
     return (bits + away * ((error > 0) | (error < 0)) * (bits & 1 == 0)).view(np.float64)
 
 
@@ -67,27 +70,26 @@ def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str = "rn", dtype
 def _ties(x: np.ndarray) -> bool:
     """Return True if a float64 may be halfway between two float32: only then does the earlier rounding matter."""
     bits = x.view(np.uint64)
-    # any() of an array takes as long as the comparison of a thousand
+    # counted instead of any(), which takes as long as the comparison of a thousand numbers
     return bool(np.count_nonzero(bits & LOWER_BITS == HALFWAY) or np.count_nonzero((bits << ONE) - ONE < SUBNORMAL))
 
 
 def _two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     total = a + b
     part = total - a
-    return total, (a - (total - part)) + (b - part)  # Knuth: a + b = total + error exactly
+    return total, (a - (total - part)) + (b - part)  # Knuth's two-sum: a + b = total + error exactly
 
 
 def _two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    (a1, a0), (b1, b0) = ((t - (t - x), x - (t - (t - x))) for x in (a, b) for t in [x * (2.0**27 + 1)])  # Veltkamp
+    # Veltkamp's split of a float64 into two halves of its bits
+    (a1, a0), (b1, b0) = ((t - (t - x), x - (t - (t - x))) for x in (a, b) for t in [x * (2.0**27 + 1)])
     product = a * b
-    return product, ((a1 * b1 - product) + a1 * b0 + a0 * b1) + a0 * b0  # Dekker
+    return product, ((a1 * b1 - product) + a1 * b0 + a0 * b1) + a0 * b0  # Dekker's product: a b = product + error exactly
 
 
 def _fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Return a b + c in float64, rounded once (Boldo & Melquiond 2008, "Fma"); it is computed by fractions if a step could
-    overflow or underflow.
-    """
-    result = a * b + c  # correct if an operand is zero, infinite or NaN
+    """Return a b + c in float64, rounded once (Boldo & Melquiond 2008, "Fma"); by fractions if a step could overflow."""
+    result = a * b + c  # this is the result if an operand is zero, infinite or NaN
     finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c) & (a != 0) & (b != 0) & (c != 0)
     usual = finite & (np.abs(c) < 2.0**1000)
     for x in (a, b):
@@ -122,7 +124,9 @@ def saturated(x: np.ndarray) -> np.ndarray:
 
 
 def tf32(x: np.ndarray, rounding: str = "rz") -> np.ndarray:
-    """float32 with 10 bits of mantissa: truncated, as mma reads its operands, or rounded to nearest, ties away (cvt.rna)."""
+    """Return float32 numbers with 10 bits of mantissa. The default mode truncates them, as mma does with its operands; "rna"
+    rounds to nearest, ties away from 0 (cvt.rna).
+    """
     bits = x.view(np.uint32)
     bits = np.where(np.isfinite(x), bits + np.uint32(0x1000), bits) if rounding == "rna" else bits
     return (bits & np.uint32(0xFFFFE000)).view(np.float32)
@@ -147,7 +151,7 @@ def divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if a.dtype.kind == "i":
         minus_one = safe == -1
         q = np.floor_divide(a, np.where(minus_one, a.dtype.type(1), safe))
-        q = q + ((q < 0) & (q * safe != a)).astype(a.dtype)  # floor -> towards 0
+        q = q + ((q < 0) & (q * safe != a)).astype(a.dtype)  # from rounding down to rounding towards 0
         q = np.where(minus_one, np.negative(a), q)
     else:
         q = a // safe
@@ -155,7 +159,7 @@ def divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return a - (a / b) b, which has the sign of a; if b is 0, return a."""
+    """Return a - (a / b) b, where / rounds towards 0, so that the result has the sign of a; if b is 0, return a."""
     return np.where(b == 0, a, a - divided(a, b) * b)
 
 
@@ -170,7 +174,7 @@ def high(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     x1, x0, y1, y0 = x >> half, x & low, y >> half, y & low
     middle = x1 * y0 + (x0 * y0 >> half)
     upper = x1 * y1 + (middle >> half) + (x0 * y1 + (middle & low) >> half)
-    if a.dtype.kind == "i":  # two's complement
+    if a.dtype.kind == "i":  # the product of signed numbers in two's complement
         upper = upper - np.where(a < 0, y, np.uint64(0)) - np.where(b < 0, x, np.uint64(0))
     return upper.view(a.dtype)
 
@@ -190,7 +194,7 @@ def field(a: np.ndarray, position: np.ndarray, length: np.ndarray) -> np.ndarray
 
 
 def inserted(a: np.ndarray, b: np.ndarray, position: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """bfi: return b, in which `length` bits from `position` on are replaced by the low bits of a."""
+    """bfi: return b with `length` bits from `position` on replaced by the low bits of a."""
     position, length = (np.minimum(np.uint64(x) & np.uint64(255), np.uint64(64)) for x in (position, length))
     ones = np.where(length == 64, ~np.uint64(0), (np.uint64(1) << length) - np.uint64(1))
     mask = ones << position
@@ -208,8 +212,8 @@ def funnel(a: np.ndarray, b: np.ndarray, amount: np.ndarray, left: bool, wrap: b
 
 
 def permuted(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
-    """prmt: return four of the eight bytes of b and a. Four bits of the selector choose a byte: three are its number, and one
-    says that its sign is repeated instead.
+    """prmt: return four of the eight bytes of b and a. Each byte is chosen by four bits of the selector: three are its number;
+    if the fourth is set, the sign of the byte is repeated instead.
     """
     both, result = np.uint64(b) << np.uint64(32) | np.uint64(a), np.zeros(np.shape(a), np.uint32)
     for i in range(4):
@@ -221,7 +225,7 @@ def permuted(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
 
 
 def looked_up(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: int) -> np.ndarray:
-    """lop3: any function of three bits, by its truth table."""
+    """lop3: return a function of the bits of a, b and c; its truth table has eight bits."""
     result = np.zeros_like(a)
     for i in range(8):
         if table >> i & 1:
@@ -239,8 +243,8 @@ def leading_zeros(a: np.ndarray) -> np.ndarray:
 
 
 def highest(a: np.ndarray, shift: bool) -> np.ndarray:
-    """bfind: return the position of the highest bit that is set (for negative numbers, that is not set), or, if `shift`, its
-    distance from the top.
+    """bfind: return the position of the highest bit that is set or, if `shift`, its distance from the top. For negative numbers
+    it is the highest bit that is not set.
     """
     zeros = leading_zeros(np.where(a < 0, ~a, a))
     bits = 8 * a.dtype.itemsize

@@ -1,8 +1,7 @@
 """Calls of functions in the same PTX, and returns from them.
 
-A group of threads in a function knows its call stack (`machine.Place`). Arguments and results are variables of the caller
-(.param), copied to those of the function, and back. A function has one set of registers for all calls, so recursion is not
-supported.
+Each group of threads has a call stack (`machine.Place`). Arguments and results are .param variables: those of the caller are
+copied to those of the function, and back. A function has one set of registers for all calls, so recursion is not supported.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def _by_warp(wave: Wave, values: np.ndarray) -> np.ndarray:
 
 
 def _ballot(flags: np.ndarray) -> np.ndarray:
-    """Return, for every thread, the flags of its warp as bits."""
+    """Return, for every thread, the flags of its warp as the bits of one number."""
     bits = (flags.reshape(-1, WARP).astype(np.uint32) << LANES.astype(np.uint32)).sum(axis=1, dtype=np.uint32)
     return np.repeat(bits, WARP)
 
@@ -75,7 +75,7 @@ def _members(program: Program, i: Instruction) -> Callable[[Wave], np.ndarray]:
 
 
 def _warp_barrier(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """A barrier of a warp. It orders the accesses of a whole warp; for a part of a warp, no order is assumed."""
+    """Return the function of bar.warp, which orders the accesses of a warp if all of its threads take part."""
     members = _members(program, i)
 
     def run(wave: Wave) -> None:
@@ -86,7 +86,9 @@ def _warp_barrier(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 
 def _count(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """A barrier that counts for how many threads of its block (popc), for any (or) or for all (and) a predicate holds."""
+    """Return the function of bar.red, a barrier that also counts the threads of its block for which a predicate is true (popc),
+    or returns whether it is true for any thread (or) or for all threads (and).
+    """
     target, _, predicate = i.operands
     read, of = reader(program, predicate, "pred"), next(m for m in i.modifiers if m in ("popc", "and", "or"))
 
@@ -213,7 +215,9 @@ SHAPES = {"m16n8k4": 4, "m16n8k8": 8, "m16n8k16": 16}
 
 
 def _multiply(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """C += A B of a warp. Products are exact, and their sum is rounded once; a GPU rounds or truncates several times."""
+    """Return the function of mma, C += A B of a warp. The products are exact, and their sum is rounded once, while a GPU rounds
+    or truncates several times.
+    """
     depth = next((SHAPES[m] for m in i.modifiers if m in SHAPES), None)
     kinds = [m for m in i.modifiers if m in A.DTYPES or m == "tf32"]
     if (
@@ -241,7 +245,7 @@ def _multiply(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 
 def _fragment(given: list[np.ndarray], kind: str, depth: int, rows: int) -> np.ndarray:
-    """Return a matrix that is in registers as a float64 array (warps, rows, depth); the rows of B are its columns."""
+    """Return a matrix in registers as a float64 array (warps, rows, depth); for B, its rows are the columns of B."""
     matrix = np.zeros((given[0].shape[0], rows, depth))
     pairs = 1 if kind == "tf32" else 2
     groups = rows // 8

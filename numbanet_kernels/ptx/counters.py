@@ -2,8 +2,8 @@
 
 issued          instructions; an instruction counts once for each warp with a thread that runs it
 flops           FLOPs of all threads: 2 for a fused multiply-add, 4096 for an mma m16n8k16, …
-sectors         sectors of 32 bytes that global accesses of warps touch; `least` is the number that the requested bytes would
-                need
+sectors         sectors of 32 bytes that global accesses of warps touch; `least` is the smallest number that could hold the
+                requested bytes
 conflicts       cycles that shared accesses wait because of bank conflicts
 divergent       branches at which a warp diverges
 """
@@ -102,9 +102,7 @@ class Counters:
 
     # --- asked by readers ---------------------------------------------------------------------------------------------
     def by_line(self) -> dict[str, int]:
-        """Return a dict that maps lines of Python, such as "file.py:12", to the numbers of instructions issued for them, the
-        largest number first.
-        """
+        """Return a dict of the numbers of instructions by line of Python, such as "file.py:12", the largest first."""
         found: collections.Counter[str] = collections.Counter()
         for python, n in zip(self.program.python, self.issued, strict=True):
             found[python] += int(n)

@@ -1,4 +1,5 @@
-"""The semantics of each instruction: `steps(program)` returns a `Step` for each, a function of a wave of threads.
+"""The semantics of the instructions: `steps(program)` returns a `Step` for each instruction, which runs it for a wave of
+threads.
 
 Arithmetic is in `operations`, memory in `accesses`, instructions of whole warps in `collectives`.
 """
@@ -104,7 +105,7 @@ def steps(program: Program) -> list[Step]:
             except (PtxError, LookupError, ValueError) as error:
                 problem = error if isinstance(error, PtxError) else _unknown(i)
                 raise PtxError(f"{program.where(i)}: {problem}") from None
-        program.steps = found  # only when all have been decoded
+        program.steps = found  # set only after all instructions have been decoded
     return program.steps
 
 

@@ -27,10 +27,10 @@ from .parse import Instruction, Program, PtxError
 from .races import OF_BLOCK, OF_WARP, Fault, Who
 from .spaces import WARP, WINDOW, WINDOWS, Global, Private, check_alignment
 
-WAVE = 8192  # threads at once: enough to amortise Python, few enough to keep registers in cache
+WAVE = 8192  # number of threads that run at once: enough to amortise Python's time, few enough to keep registers in the cache
 BIT_OF_LANE = np.uint32(1) << np.arange(WARP, dtype=np.uint32)
 SPECIAL = {"%laneid", "%warpid", *(f"%{name}.{axis}" for name in ("tid", "ctaid", "ntid", "nctaid") for axis in "xyz")}
-# CPU seconds of a wave, after which the kernel is assumed not to end
+# if a wave takes more CPU seconds, the kernel is assumed not to end
 LIMIT = float(os.environ.get("NUMBANET_EMULATED_SECONDS", 20))
 
 
@@ -49,8 +49,9 @@ class Wave:
         self.warps_a_block = -(-size // WARP)
         in_block = np.tile(np.arange(self.warps_a_block * WARP), len(blocks))
         self.count = in_block.size
-        self.blocks = np.repeat(np.arange(len(blocks)), self.warps_a_block * WARP)  # of each thread, within the wave
-        self.number = np.asarray(blocks)[self.blocks]  # and within the grid
+        # (threads,) the block of each thread, numbered within the wave
+        self.blocks = np.repeat(np.arange(len(blocks)), self.warps_a_block * WARP)
+        self.number = np.asarray(blocks)[self.blocks]  # (threads,) the block of each thread, numbered within the grid
         self.special = self._special(in_block)
         self.alive = in_block < size
         self.active, self.full, self.lanes = self.alive, True, np.flatnonzero(self.alive)
@@ -60,10 +61,11 @@ class Wave:
         self.local, self.param = (Private(self.count, program.places(space)) for space in ("local", "passed"))
         nothing = np.zeros(self.count, np.int32)
         self.who = Who(self.number << OF_BLOCK | in_block // WARP << OF_WARP | in_block % WARP, nothing, nothing)
-        self.pending: list[list[Any]] = []  # asynchronous copies, and each thread's number of closed groups
+        # groups of asynchronous copies that have not arrived, and the number of closed groups of each thread
+        self.pending: list[list[Any]] = []
         self.committed = np.zeros(self.count, np.int64)
         self.carry = np.zeros(self.count, bool)
-        self.calls: tuple[int, ...] = ()  # call stack: the call instructions of the current function
+        self.calls: tuple[int, ...] = ()  # the call stack: the call instructions that lead to the current function
 
     def _special(self, in_block: np.ndarray) -> dict[str, np.ndarray]:
         """Return the special registers, int64."""
@@ -174,7 +176,7 @@ class Wave:
 
     @contextlib.contextmanager
     def told(self, instruction: Instruction, space: str, lanes: np.ndarray) -> Iterator[None]:
-        """A context that turns a `Fault` into an error with line and thread."""
+        """Return a context that turns a `Fault` into an error which names the line and the thread."""
         try:
             yield
         except Fault as fault:
@@ -248,7 +250,8 @@ class Launch:
                 _run(Wave(self.program, self, range(first, min(first + at_once, count))), decoded)
 
 
-Place = tuple[int, ...]  # the call stack of a group and its next instruction; the kernel's own comes first
+# the call stack of a group of threads, then its next instruction; the kernel itself has an empty call stack
+Place = tuple[int, ...]
 
 
 def _run(wave: Wave, steps: Sequence[Any]) -> None:
@@ -259,7 +262,8 @@ def _run(wave: Wave, steps: Sequence[Any]) -> None:
     while groups or held:
         if not groups:
             groups, held = _release(wave, held, steps)
-        place = min(groups)  # call stacks compare first: threads inside a function are behind those that have returned from it
+        # the call stack is compared first, so threads inside a function count as behind those that have returned from it
+        place = min(groups)
         wave.run(groups.pop(place))
         *calls, first = place
         wave.calls, pc = tuple(calls), first
@@ -349,7 +353,7 @@ def whole_warps(wave: Wave, threads: np.ndarray, members: np.ndarray) -> np.ndar
     members (T,), uint32, holds the mask of each thread.
     """
     here = threads.reshape(-1, WARP)
-    wanted = members.reshape(-1, WARP)[:, :, None] & BIT_OF_LANE != 0  # of warp w, by lane i: lane j
+    wanted = members.reshape(-1, WARP)[:, :, None] & BIT_OF_LANE != 0  # wanted[w, i, j]: lane i of warp w waits for lane j
     missing = wanted & wave.alive.reshape(-1, 1, WARP) & ~here[:, None, :]
     return (here & ~missing.any(axis=2)).ravel()
 

@@ -52,7 +52,7 @@ COMPARISONS = {
     },
 }
 LOGIC = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
-# opcode: (type of the result, types of the sources, function); t is the last type of the instruction
+# maps an opcode to (type of the result, types of the sources, function); t is the last type of the instruction
 SAME = ("t", "t t")
 BITS = {
     **{name: (*SAME, f) for name, f in LOGIC.items()},
@@ -98,7 +98,7 @@ FLOATS = {
         )
     },
 }
-# rounding modes other than to nearest
+# the instructions that support rounding modes other than to nearest
 DIRECTED = {*(("f32", op) for op in ("add", "sub", "mul", "fma", "mad")), ("f16", "fma")}
 IGNORED = {"membar", "fence", "nanosleep", "prefetch", "discard"}
 KNOWN = {
@@ -125,9 +125,7 @@ KNOWN = {
 
 
 def arithmetic(i: Instruction) -> tuple[str, list[str], Callable] | None:
-    """Return (type of the result, types of the sources, function) of an instruction that works on each thread separately; None
-    for other instructions.
-    """
+    """Return (type of the result, types of the sources, function) of a per-thread instruction; None for others."""
     op, m, kind = i.opcode, i.modifiers, (types(i) or [""])[-1]
     if kind in ("f16x2", "bf16x2", "bf16") and op not in ("mov", "cvt") or set(m) - KNOWN - set(types(i)):
         return None
@@ -166,7 +164,9 @@ def _rounding(m: Sequence[str]) -> str:
 
 
 def _product(op: str, m: Sequence[str], kind: str) -> tuple[str, list[str], Callable]:
-    """Return the same for mul and mad of integers, which use the lower half, the upper half, or the whole product."""
+    """Return (type of the result, types of the sources, function) for mul and mad of integers. The result is the lower half,
+    the upper half, or the whole product.
+    """
     result, function = kind, np.multiply
     if "hi" in m:
         function = A.high

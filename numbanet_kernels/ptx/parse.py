@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 SIZES = {**{f"{kind}{bits}": bits // 8 for kind in "bsuf" for bits in (8, 16, 32, 64)}, "pred": 1, "bf16": 2, "f16x2": 4}
-GAP = 1024  # bytes between variables of one space: a multiple of all banks
+GAP = 1024  # number of bytes between two variables of a memory space; a multiple of the size of all banks
 
 
 class PtxError(RuntimeError):
@@ -36,7 +36,7 @@ class Number:
     """A constant operand: an integer, or the bits of a float of `size` bytes."""
 
     value: int
-    size: int = 0  # 0: an integer, with the width of its use
+    size: int = 0  # 0 for an integer, whose width depends on the instruction
 
     @property
     def floating(self) -> bool:
@@ -65,12 +65,12 @@ class Instruction:
 
     line: int
     text: str
-    guard: tuple[str, bool] | None  # (predicate, negated)
+    guard: tuple[str, bool] | None  # (predicate, True if it is negated)
     opcode: str
     modifiers: tuple[str, ...]
     operands: tuple[Any, ...]
     python: str = ""
-    function: str = ""  # that contains it; "": the kernel itself
+    function: str = ""  # name of the function that contains the instruction; "" for the kernel itself
 
     def where(self) -> str:
         return f"line {self.line}: {self.text}"
@@ -86,7 +86,8 @@ class Function:
     parameters: tuple[str, ...] = ()
     instructions: list[Instruction] = dataclasses.field(default_factory=list)
     labels: dict[str, int] = dataclasses.field(default_factory=dict)
-    start: int = -1  # index of its first instruction in the program; -1: never called, and left out
+    # index of the function's first instruction in the program; -1 if it is never called, so that it is not included
+    start: int = -1
 
     def calls(self) -> list[str]:
         """Return the names of the functions that this function calls."""
@@ -103,19 +104,19 @@ class Program:
     """A kernel, and the functions that it calls."""
 
     name: str = ""
-    parameters: dict[str, tuple[int, str]] = dataclasses.field(default_factory=dict)  # name -> (offset, type)
-    registers: dict[str, str] = dataclasses.field(default_factory=dict)  # name -> type
+    parameters: dict[str, tuple[int, str]] = dataclasses.field(default_factory=dict)  # maps a name to (offset, type)
+    registers: dict[str, str] = dataclasses.field(default_factory=dict)  # maps a name to a type
     shared: dict[str, Variable] = dataclasses.field(default_factory=dict)
     local: dict[str, Variable] = dataclasses.field(default_factory=dict)
     const: dict[str, Variable] = dataclasses.field(default_factory=dict)
-    passed: dict[str, Variable] = dataclasses.field(default_factory=dict)  # .param variables of calls
-    tables: dict[str, bytes] = dataclasses.field(default_factory=dict)  # .global variables
-    dynamic: str | None = None  # shared memory sized by the launch
+    passed: dict[str, Variable] = dataclasses.field(default_factory=dict)  # the .param variables of calls
+    tables: dict[str, bytes] = dataclasses.field(default_factory=dict)  # the bytes of the .global variables
+    dynamic: str | None = None  # name of the shared memory whose size the launch sets
     instructions: list[Instruction] = dataclasses.field(default_factory=list)
     labels: dict[str, int] = dataclasses.field(default_factory=dict)
-    functions: dict[str, Function] = dataclasses.field(default_factory=dict)  # "": the kernel itself
-    lines: Callable[[], str] | None = None  # the text with lines of Python, made on demand
-    arguments: tuple[tuple[str, str, int | None, str], ...] = ()  # as `Kernel.arguments`, if known
+    functions: dict[str, Function] = dataclasses.field(default_factory=dict)  # by name; "" is the kernel itself
+    lines: Callable[[], str] | None = None  # returns the same PTX text with lines of Python, if it can be compiled in that way
+    arguments: tuple[tuple[str, str, int | None, str], ...] = ()  # the result of `Kernel.arguments`, if it is known
 
     def where(self, instruction: Instruction) -> str:
         """Return the line of the PTX text of an instruction, and its line of Python if it is known."""
@@ -144,7 +145,7 @@ class Program:
             return found
         try:
             others = parse(self.lines()).instructions
-        except Exception:  # some kernels do not compile with lines; errors then do not name them
+        except Exception:  # some kernels cannot be compiled with lines of Python; errors then do not name them
             return found
         kinds = [[(i.opcode, i.modifiers) for i in some] for some in (self.instructions, others)]
         for mine, other, count in difflib.SequenceMatcher(None, *kinds, autojunk=False).get_matching_blocks():
@@ -168,8 +169,8 @@ class Program:
         self.passed[name] = Variable(size, -(-end // align) * align)
 
     def places(self, space: str, dynamic: int = 0) -> list[tuple[int, int]]:
-        """Return (offset, size) of each variable of the memory space `space`. If `dynamic` > 0, add an entry for the shared
-        memory of `dynamic` bytes whose size the launch sets.
+        """Return (offset, size) of each variable of the memory space `space`. If `dynamic` > 0, there is also an entry for the
+        dynamic shared memory, whose size of `dynamic` bytes the launch sets.
         """
         found = [(v.offset, v.size) for v in getattr(self, space).values()]
         return [*found, (self.next(space, 16), dynamic)] if dynamic else found
@@ -234,7 +235,8 @@ def parse(
     """
     text = _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found.group()), text)
     program, position, line, python = Program(arguments=tuple(arguments), lines=lines), 0, 1, ""
-    scopes: list[dict[str, str]] = []  # names of registers and variables in the enclosing braces
+    # maps names of registers and variables to their new names, one dict for each enclosing brace
+    scopes: list[dict[str, str]] = []
     name, own, problem = "", {}, "there is no .entry in this PTX"
     files = {number: pathlib.Path(path).name for number, path in _FILE.findall(text)}
     while match := _PIECE.match(text, position):
@@ -266,7 +268,7 @@ def _link(program: Program) -> None:
     for name in due:
         function = program.functions.get(name)
         if function is None or function.start >= 0:
-            continue  # a function without a body is refused at its call
+            continue  # there is no error here: a function without a body is refused when it is called
         function.start = len(program.instructions)
         program.instructions += function.instructions
         program.labels.update({name + label: function.start + at for label, at in function.labels.items()})
@@ -274,9 +276,7 @@ def _link(program: Program) -> None:
 
 
 def _python(files: dict[str, str], place: tuple[str, str], *callers: tuple[str, str]) -> str:
-    """Return the line of Python `place`, a pair (file, line), and the lines that called it, as a string such as "here.py:3,
-    called in there.py:12".
-    """
+    """Return a line of Python, a pair (file, line), and its callers as text, such as "here.py:3, called in there.py:12"."""
     return ", called in ".join(f"{files[file]}:{line}" for file, line in (place, *callers) if file in files and line != "0")
 
 
@@ -371,7 +371,7 @@ def _instruction(piece: str, line: int, python: str, names: Mapping[str, str], f
     guard = (found["guard"], bool(found["not"])) if found["guard"] else None
     read = tuple(_operand(o.strip()) for o in operands)
     if opcode == "bra":
-        read = (function + read[0],)  # labels are those of their function
+        read = (function + read[0],)  # each function has its own labels
     return Instruction(line, piece, guard, opcode, tuple(modifiers), read, python, function)
 
 

@@ -4,9 +4,9 @@ without a defined order.
     race    two threads access a word, one of them writes it by a plain access, and no barrier of their block (of the whole
             warp, for threads of one warp) is in between; nothing orders threads of two blocks
 
-Atomic instructions and strong accesses (ld.relaxed) do not race with each other; fences are not checked. Writes of equal values
-count: PTX leaves them undefined, too. A thread has the code block << 12 | warp << 6 | lane; if several accessed a word, the
-lane, or the warp as well, is SEVERAL.
+Atomic instructions and strong accesses (ld.relaxed) do not race with each other; fences are not checked. Two writes of the same
+value are a race, too, because PTX leaves their result undefined. A thread has the code block << 12 | warp << 6 | lane. If
+several threads of a warp accessed a word, the lane in the code is SEVERAL; if several warps did, so is the warp.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-NOBODY, SEVERAL, EVERYWHERE = -1, 32, 1 << 62  # EVERYWHERE: threads of several blocks
-OF_WARP, OF_BLOCK = 6, 12  # bits below the warp's number, and below the block's
-COARSE = 16  # bytes of a unit, until an access is narrower
-LOG = 1 << 20  # at most this many reads of unwritten memory are logged without processing
+NOBODY, SEVERAL, EVERYWHERE = -1, 32, 1 << 62  # codes: no thread; several lanes or warps; threads of several blocks
+OF_WARP, OF_BLOCK = 6, 12  # number of bits in a code below the warp, and below the block
+COARSE = 16  # bytes of a unit at first; units are split when an access is narrower
+LOG = 1 << 20  # at most this many reads of memory that is never written are stored before they are checked
 AGAINST = {
     "read": ("written", "changed"),
     "written": ("written", "read", "changed", "looked at"),
@@ -38,9 +38,9 @@ class Fault(Exception):
 class Who(NamedTuple):
     """The accessing threads, one entry per thread."""
 
-    codes: np.ndarray  # code of the thread
-    epochs: np.ndarray  # number of barriers that its block has passed
-    warp_epochs: np.ndarray  # number of barriers that its warp has passed
+    codes: np.ndarray  # the code of each thread
+    epochs: np.ndarray  # the number of barriers that the block of each thread has passed
+    warp_epochs: np.ndarray  # the number of barriers that the warp of each thread has passed
 
     def of(self, lanes: np.ndarray) -> Who:
         return Who(*(part[lanes] for part in (self.codes, self.epochs, self.warp_epochs)))
@@ -60,7 +60,8 @@ class Shadow:
     def touch(self, offset: np.ndarray, width: int, who: Who, writing: bool, atomic: bool = False) -> None:
         """Record reads, writes or atomic changes; raise Fault if one conflicts with the access of another thread."""
         kind = ("changed" if writing else "looked at") if atomic else "written" if writing else "read"
-        if kind == "read" and not self.last and self.logged < LOG:  # most arrays are never written
+        # reads are stored and not checked yet, because most arrays are never written
+        if kind == "read" and not self.last and self.logged < LOG:
             self.log.append((offset, width, who))
             self.logged += offset.size
             return
@@ -79,7 +80,9 @@ class Shadow:
             raise Fault("race: written by several threads at once", int(np.flatnonzero(wrong)[0]) % offset.size)
 
     def _units(self, offset: np.ndarray, width: int, who: Who) -> tuple[np.ndarray, Who]:
-        """The units that are accessed, all first units first, and the accessing threads."""
+        """Return the accessed units and the threads that access them. If an access has several units, all first units come
+        first, then all second units, and so on.
+        """
         while width % self.unit:
             self.unit //= 2
             for last in self.last.values():
@@ -103,13 +106,11 @@ class _Last:
         self.epoch, self.warp_epoch = (np.full(units, NOBODY, np.int32) for _ in range(2))
 
     def split(self) -> None:
-        """Split into units of half the size."""
+        """Split each unit into two units of half the size."""
         self.who, self.epoch, self.warp_epoch = (a.repeat(2) for a in (self.who, self.epoch, self.warp_epoch))
 
     def conflict(self, at: np.ndarray, who: Who) -> np.ndarray | None:
-        """Return, for each unit, the other thread that accessed it without a barrier in between, or NOBODY; None if there is no
-        such thread for any unit.
-        """
+        """Return, for each unit, another thread that accessed it since the last barrier, or NOBODY; None if all are NOBODY."""
         there = self.epoch[at] == who.epochs
         if not self.across and not there.any():
             return None
@@ -129,13 +130,13 @@ class _Last:
             codes = np.where(earlier == NOBODY, codes, _together(codes, earlier))
         self.who[at], self.epoch[at], self.warp_epoch[at] = codes, who.epochs, who.warp_epochs
         stays = self.who[at]
-        lost = stays != codes  # several threads in this instruction
+        lost = stays != codes  # several threads of this instruction access the unit
         if lost.any():
             np.maximum.at(self.who, at[lost], _together(codes[lost], stays[lost]))
 
 
 def _together(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the code that stands for both of two threads: several threads of their warp, of their block, or of the launch."""
+    """Return the code that stands for two threads: that of several threads of a warp, of a block, or of the launch."""
     block = np.where(a >> OF_BLOCK == b >> OF_BLOCK, a >> OF_BLOCK << OF_BLOCK | SEVERAL << OF_WARP | SEVERAL, EVERYWHERE)
     return np.where(a >> OF_WARP == b >> OF_WARP, a >> OF_WARP << OF_WARP | SEVERAL, block)
 

@@ -22,10 +22,10 @@ import numpy as np
 from .arithmetic import BITS
 from .races import Fault, Shadow
 
-WINDOWS = {"shared": 1 << 60, "local": 1 << 61}  # start of these spaces among generic addresses
+WINDOWS = {"shared": 1 << 60, "local": 1 << 61}  # the generic addresses at which these memory spaces start
 WINDOW = 1 << 59
 WORD, WARP, SECTOR, BANKS = 4, 32, 32, 32
-ALIGNMENT, GAP = 256, 1 << 30  # alignment of arrays, as a GPU allocates them; gap between them
+ALIGNMENT, GAP = 256, 1 << 30  # alignment of arrays, as a GPU allocates them, and the gap between two arrays
 
 
 class Store:
@@ -70,7 +70,7 @@ class Global:
         self.starts, self.stores, free = [], [], 0
         for start, stop, within in self.regions:
             at = -(-(free + GAP) // ALIGNMENT) * ALIGNMENT + (start % ALIGNMENT if placed else 0)
-            lead = at % 16  # so that an offset is a multiple of a width if its address is
+            lead = at % 16  # added, so that an offset is a multiple of a width if and only if its address is
             data = np.frombuffer((ctypes.c_uint8 * (lead + stop - start)).from_address(start - lead), np.uint8)
             data.flags.writeable = any(array.flags.writeable for array in within)
             self.starts.append(at)
@@ -91,9 +91,7 @@ class Global:
         )
 
     def find(self, address: np.ndarray, width: int) -> list[tuple[Store, np.ndarray, np.ndarray]]:
-        """Return a list of (store, indices of the accesses in this store, their offsets); raise Fault if an access is outside
-        of all stores.
-        """
+        """Return [(store, indices of the accesses in it, their offsets)]; raise Fault if an access is outside of all stores."""
         found, left = [], np.ones(address.size, bool)
         least, most = int(address.min()), int(address.max()) + width
         for (store, lead), start, stop in zip(self.stores, self.starts, self.stops, strict=True):
@@ -157,15 +155,13 @@ def _inside(arrays: Sequence[np.ndarray], start: int, stop: int, lead: int) -> n
 
 
 class Private:
-    """Shared memory of blocks, local memory of threads, or arguments of functions: each owner has one row, with variables at
-    (offset, size).
-    """
+    """Shared memory of blocks, local memory of threads, or arguments of functions: a row of variables for each owner."""
 
     def __init__(self, owners: int, variables: Sequence[tuple[int, int]]) -> None:
         self.variables = sorted(variables)
         self.size = max((offset + size for offset, size in variables), default=0)
         self.room = -(-max(self.size, 1) // 16) * 16
-        self.left = np.zeros(self.room, np.int32)  # bytes from here to the end of a variable
+        self.left = np.zeros(self.room, np.int32)  # number of bytes from each offset to the end of its variable
         for offset, size in variables:
             self.left[offset : offset + size] = np.arange(size, 0, -1)
         self.store = Store(np.zeros(owners * self.room if variables else 0, np.uint8), unset=True)
@@ -210,9 +206,7 @@ def _by_pattern(count: Callable[..., Any]) -> Callable[..., Any]:
 
 @_by_pattern
 def sectors(address: np.ndarray, width: int, threads: np.ndarray) -> tuple[int, int]:
-    """Return (number of sectors of 32 bytes that warps touch, smallest number that could hold the requested bytes); a warp is
-    32 threads.
-    """
+    """Return (number of sectors of 32 bytes that warps touch, smallest number that could hold the requested bytes)."""
     warps = threads // WARP
     touched = np.unique(warps << 40 | address // SECTOR).size
     asked = np.unique(np.unique(warps << 40 | address // width) >> 40, return_counts=True)[1] * width

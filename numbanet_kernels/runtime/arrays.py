@@ -60,9 +60,7 @@ def _on_card(make: Callable[..., Any], *args: Any) -> Any:
 
 
 def device_cache(maxsize: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a function that makes device arrays with an lru_cache; there is one cache for GPUs, and one for the emulated
-    device.
-    """
+    """Decorate a function that makes device arrays with one lru_cache for GPUs, and one for the emulated device."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         caches = {on: functools.lru_cache(maxsize)(lambda *args, on=on: function(*args)) for on in (False, True)}
@@ -71,7 +69,7 @@ def device_cache(maxsize: int) -> Callable[[Callable[..., Any]], Callable[..., A
     return decorate
 
 
-lent: dict[int, Any] = {}  # memory in use: Numba counts references to a pointer, so its owner must be kept alive
+lent: dict[int, Any] = {}  # keeps owners of memory alive: Numba counts only references to the pointer, whose id is the key
 
 
 def device_array_in(context: Any, memory: Any, address: int, size: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> Any:

@@ -23,14 +23,12 @@ from numba.extending import intrinsic
 
 from .declare import host_function
 
-LOOKS = 2_000  # reads before the first yield: about 10 us
-# Yields before the first sleep, about 1 ms: each is a system call. After a sleep some virtual machines run both threads on one
-# core for a while: with 200 yields instead, steps of 2.2 ms took 3 ms.
+LOOKS = 2_000  # number of reads before the first yield, about 10 us
+# Number of yields before the first sleep, about 1 ms, because each is a system call. After a sleep some virtual machines run
+# both threads on one core for a while: with 200 yields instead, steps of 2.2 ms took 3 ms.
 YIELDS = 2_000
-NAP = 50  # us: the length of a sleep
-TAKEN = (
-    20_000  # ns: a yield that takes longer gave the core to a thread that needs it, and the waiting thread sleeps from then on
-)
+NAP = 50  # length of a sleep in us
+TAKEN = 20_000  # ns; if a yield takes longer, another thread needed the core, and the waiting thread sleeps from then on
 
 
 def _place(context, builder, signature, arguments):

@@ -1,4 +1,4 @@
-"""What is available: a GPU, its compute capability, and the compiler for it."""
+"""Functions that say what is available: a GPU, its compute capability, and the compiler for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_CUDA = (
 )
 
 
-@deferred  # an exception of a signal handler says nothing about the driver
+@deferred  # signals wait, because the exception of a signal handler would be taken for a problem of the driver
 def cuda_problem() -> str | None:
     """Return None if a kernel can be launched, else a sentence that says what is missing and how to get it."""
     if NO_CUDA:
@@ -35,7 +35,7 @@ def cuda_problem() -> str | None:
             if cuda.is_available():
                 return nvvm_problem()
             reason = str(cuda.cuda_error() or "no NVIDIA GPU answers").strip().splitlines()[0]
-    except Exception as error:  # any failure inside a driver library means the same to a user: no CUDA
+    except Exception as error:  # a driver library may raise anything, and each failure means that CUDA is not available
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
     return f"no usable NVIDIA driver or GPU ({reason})"
 
@@ -52,7 +52,7 @@ def nvvm_problem() -> str | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             _probe.ptx(emulation.EMULATED)
-    except Exception as error:  # a missing library or a wrong version means that nothing can be compiled
+    except Exception as error:  # such as a missing library or a wrong version: nothing can be compiled
         if importlib.util.find_spec("numba_cuda") is None:
             return "numba-cuda is not installed: pip install 'numba-cuda[cu13]'"
         said = textwrap.shorten(str(error), 150, placeholder=" …")
@@ -77,7 +77,7 @@ def _probe(x):
     x[t] = tile[31 - t]
 
 
-_probe.made_by = __name__, "_probe"  # so that its PTX is cached
+_probe.made_by = __name__, "_probe"  # as if `kernels` had declared it, so that its PTX is cached
 
 
 def capability() -> tuple[int, int]:

@@ -23,8 +23,8 @@ from . import atomic
 from .declare import host_kernel
 from .launch import NotRecorded
 
-NONE = -2  # the status by which a loop returns None: success, like 0
-PLACE = 4  # index of the address among the numbers of an array
+NONE = -2  # the status of a loop that returns None, which means success, as 0 does
+PLACE = 4  # index of the address among the numbers that represent an array
 
 
 class Callee:
@@ -55,7 +55,7 @@ SCALARS = {
     types.int64: "q",
     types.uint32: "I4x",
     types.uint64: "Q",
-}  # `struct` formats, each padded to eight bytes
+}  # formats of `struct`, each padded to eight bytes
 
 
 def _packed(kind: Any) -> str:
@@ -68,7 +68,7 @@ def _packed(kind: Any) -> str:
     return SCALARS[kind]
 
 
-_libraries: list[Any] = []  # keep the compiled trampolines alive
+_libraries: list[Any] = []  # the compiled trampolines, which must be kept alive
 
 
 @functools.cache
@@ -103,7 +103,7 @@ callee_of = functools.lru_cache(maxsize=None)(Callee)
 
 @intrinsic
 def _call(typing_context, trampoline, function, place):
-    """trampoline(function, place)"""
+    """Call trampoline(function, place), where all three are addresses."""
 
     def generate(context, builder, signature, arguments):
         kind = ir.FunctionType(ir.IntType(32), [ir.IntType(64)] * 2).as_pointer()
@@ -124,7 +124,7 @@ def _copy(typing_context, source, target, size):
     return types.void(int64, int64, int64), generate
 
 
-BARRIER, COPY = 0, 1  # in place of a trampoline
+BARRIER, COPY = 0, 1  # numbers that stand in place of a trampoline's address
 
 
 @host_kernel("void(i8[:, ::1], i8[::1], i8[::1], i8, i8[::1])")
@@ -153,7 +153,7 @@ def run(entries, failed, arrived, threads, pauses):
 
 @host_kernel("void(i8[::1], i8, i8, i4[::1], i8, i4[::1], i8)")
 def move(words, at, start, rows, row_bytes, cols, col_bytes):
-    """words[at] = start + rows[0] * row_bytes + cols[0] * col_bytes; an empty list adds nothing."""
+    """words[at] = start + rows[0] * row_bytes + cols[0] * col_bytes; if a list is empty, its term is left out."""
     place = start
     if rows.size:
         place += rows[0] * row_bytes

@@ -18,7 +18,7 @@ from typing import Any
 
 
 class Scoped:
-    """A value of each thread: that of the innermost block, or a default outside of all blocks."""
+    """A value that each thread has for itself: that of the innermost block, or a default outside of all blocks."""
 
     def __init__(self, name: str, default: Any) -> None:
         self.innermost: contextvars.ContextVar[_Block | None] = contextvars.ContextVar(name, default=None)
@@ -29,7 +29,7 @@ class Scoped:
         block = self.innermost.get()
         if block is None:
             return self.default
-        if not block.lock.locked():  # the block was left: forget it and its value
+        if not block.lock.locked():  # the block has ended, so it and its value are removed
             while block is not None and not block.lock.locked():
                 block = block.outer
             self.innermost.set(block)
@@ -41,7 +41,7 @@ class Scoped:
 
 
 class _Release:
-    """A descriptor: the `__exit__` of a block is that of its lock, which is bound when the block is entered."""
+    """A descriptor: the `__exit__` of a block is that of its lock, and is bound when the block is entered."""
 
     def __get__(self, block: _Block | None, owner: type) -> Callable[..., Any]:
         return (lambda block, *error: block.lock.release()) if block is None else block.lock.__exit__
@@ -57,12 +57,12 @@ class _Block:
     def __enter__(self) -> Any:
         if self.lock.locked():
             raise RuntimeError(f"{self.scoped.innermost.name}: the block was entered already; make another one")
-        self.scoped.get()  # forgets blocks that were left
+        self.scoped.get()  # removes blocks that have ended
         self.outer = self.scoped.innermost.get()
         self.scoped.innermost.set(self)
         try:
             self.lock.acquire()
-        except BaseException:  # raised by a signal handler: the block is not entered
+        except BaseException:  # a signal handler raised it; the block is then not entered
             if self.lock.locked():
                 self.lock.release()
             raise

@@ -43,7 +43,7 @@ from .interrupt import deferred
 try:
     from numba import cuda
     from numba.cuda import extending
-except ImportError:  # Numba without its CUDA part: kernels can be listed, not launched
+except ImportError:  # Numba without its CUDA part: kernels can be listed, but not launched
     from numba import extending
 
     cuda = None
@@ -52,7 +52,8 @@ if cuda is not None and not numba.config.ENABLE_CUDASIM:
 
 PACKAGE = pathlib.Path(__file__).parents[1]
 _FACTORIES: list[Callable[..., Any]] = []
-tape = Scoped("tape", None)  # if set, compiled CPU loops are written to this tape instead of run (`runtime.tape`)
+# the tape to which calls of compiled CPU loops are written (`runtime.tape`); None if they are executed
+tape = Scoped("tape", None)
 
 
 class Kernel:
@@ -63,8 +64,8 @@ class Kernel:
     multiprocessor): launch bounds for register allocation.
     """
 
-    __name__: str  # the function's name
-    family, made_by = "", None  # until `kernels` sets its factory and arguments
+    __name__: str  # the name of the Python function
+    family, made_by = "", None  # `kernels` sets them to the family, and to the factory and its arguments
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class Kernel:
         least: tuple[int, int],
         bounds: tuple[int, int] | None,
     ) -> None:
-        function = getattr(function, "py_func", function)  # of a @cuda.jit kernel
+        function = getattr(function, "py_func", function)  # the Python function of a @cuda.jit kernel
         functools.update_wrapper(self, function)
         self.function = function
         self.signature = signature
@@ -94,8 +95,8 @@ class Kernel:
 
     @functools.cached_property
     def arguments(self) -> list[tuple[str, str, int | None, str]]:
-        """(name, dtype, axes or None, layout) of each argument, such as ("x", "float32", 2, "C"); the elements of a tuple t are
-        t[0], t[1], …; layouts are "C", "F" (Fortran order), "A" (any) and "" for a number.
+        """A list of (name, dtype, number of axes or None, layout) of each argument, such as ("x", "float32", 2, "C"); the
+        elements of a tuple t are t[0], t[1], …; layouts are "C", "F" (Fortran order), "A" (any) and "" for a number.
         """
         kinds, _ = sigutils.normalize_signature(self.signature)
         return [
@@ -105,7 +106,8 @@ class Kernel:
         ]
 
     def ptx(self, compute_capability: tuple[int, int], lines: bool = False) -> str:
-        """PTX text for a compute capability such as (8, 0). Needs NVVM (extra `cuda`) but no GPU and no driver.
+        """Return the PTX text for a compute capability such as (8, 0). This needs NVVM (extra `cuda`), but no GPU and no
+        driver.
 
         With `lines` it contains the Python line of each instruction; a few instructions may then differ. The PTX of this
         package's kernels is cached on disk, until a source file or a compiler changes.
@@ -150,7 +152,7 @@ def _compilers() -> tuple[Any, ...]:
     )
 
 
-@deferred  # a time-out is also an OSError
+@deferred  # signals wait, because a time-out in a signal handler may be raised as OSError
 def _cached(jit: Callable[..., Any], signature: str, function: Callable[..., None], options: dict[str, Any]) -> Any:
     """Return jit(signature)(function), cached on disk by Numba, or compiled in this process if the cache cannot be used.
 
@@ -162,10 +164,10 @@ def _cached(jit: Callable[..., Any], signature: str, function: Callable[..., Non
         if folder is not None:
             with _caching_in(folder):
                 return jit(signature, cache=True, **options)(function)
-    # no writable folder, or an error that is raised again below
+    # the cache folder is not writable, or there is an error that compiling raises again below
     except (RuntimeError, OSError, ImportError, numba.core.errors.NumbaError):
         pass
-    except Exception as error:  # reading a damaged pickle may raise anything
+    except Exception as error:  # reading a damaged cache file may raise anything
         warnings.warn(
             f"Numba's cache of {function.__qualname__} in {folder} is damaged ({error!r}) and not used: delete that folder",
             stacklevel=2,
@@ -175,11 +177,11 @@ def _cached(jit: Callable[..., Any], signature: str, function: Callable[..., Non
 
 @contextlib.contextmanager
 def _caching_in(folder: pathlib.Path) -> Iterator[None]:
-    """A context in which functions that this thread declares are cached in `folder`. Only one thread at a time may be inside,
-    because Numba has one global setting.
+    """Return a context in which functions that this thread declares are cached in `folder`. Only one thread at a time may be
+    inside, because Numba has one global setting.
     """
     with global_compiler_lock:
-        numba.config.reload_config()  # else the compiler would do it inside
+        numba.config.reload_config()  # otherwise the compiler would read the configuration inside the context
         before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
         try:
             yield
@@ -189,7 +191,7 @@ def _caching_in(folder: pathlib.Path) -> Iterator[None]:
 
 @functools.cache
 def _takes_bounds() -> bool:
-    """True if this Numba supports launch bounds."""
+    """Return True if this version of Numba supports launch bounds."""
     return "launch_bounds" in inspect.signature(cuda.jit).parameters
 
 
@@ -248,7 +250,7 @@ def kernels(family: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             made = factory(*args, **options)
             for place, kernel in enumerate(made if isinstance(made, tuple) else (made,)):
                 kernel.family = family
-                if factory.__module__.startswith(f"{PACKAGE.name}."):  # the files that `digest` covers
+                if factory.__module__.startswith(f"{PACKAGE.name}."):  # True if the factory is in a file that `digest` covers
                     kernel.made_by = factory.__module__, factory.__qualname__, args, sorted(options.items()), place
             return made
 
@@ -271,7 +273,7 @@ def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[...,
     A loop runs on the calling thread, without the GIL: `threads.share` calls it on parts of its arrays concurrently. It takes
     arrays and numbers. While a tape is being written, the call is recorded instead.
     """
-    digest(PACKAGE)  # of the sources as imported, not as they may be at the first call
+    digest(PACKAGE)  # computed now: at the first call of the loop, the source files may be newer than the imported ones
 
     def declare(function: Callable[..., None]) -> Callable[..., None]:
         loop = None

@@ -1,4 +1,4 @@
-"""Working without a driver: answers to what Numba asks a driver, and an error that replaces its advice to install one."""
+"""Numba without a GPU driver: this module answers what Numba asks a driver, and replaces Numba's advice to install one."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def no_card(error: Exception) -> Exception:
 
 
 def compiling_for(compute_capability: tuple[int, int]) -> contextlib.AbstractContextManager[Any]:
-    """Inside, device functions are compiled for this compute capability if there is no GPU."""
+    """Return a context in which device functions are compiled for this compute capability if there is no GPU."""
     return _compiled_for.within(compute_capability)
 
 
 def answer_for_cards() -> None:
-    """From now on Numba compiles device functions without a driver: it only asks for the compute capability."""
+    """Make Numba compile device functions without a driver, of which it needs only the compute capability."""
     from numba.cuda import dispatcher
 
     ask = dispatcher.get_current_device
@@ -55,7 +55,7 @@ def answer_for_cards() -> None:
 
 
 def explain_to(whom: Callable[[], bool]) -> None:
-    """From now on NoCard is raised if Numba asks a missing driver, as long as whom() is true."""
+    """Make Numba raise NoCard if it asks a missing driver, as long as whom() is true."""
     from numba.cuda.cudadrv.driver import Driver
 
     ask = Driver.__getattr__

@@ -15,8 +15,8 @@ from .declare import Kernel, cuda
 from .driverless import EMULATED, explain_to
 
 _emulating = Scoped("emulating", False)
-counters: dict[Kernel, Any] = {}  # of every emulated kernel; clear it to reset the counts
-_counting = threading.Lock()  # launches take turns
+counters: dict[Kernel, Any] = {}  # counters of all emulated kernels; clear the dict to reset the counts
+_counting = threading.Lock()  # one launch at a time is emulated
 
 
 def emulating() -> bool:
@@ -29,9 +29,7 @@ if cuda is not None and not numba.config.ENABLE_CUDASIM:
 
 
 def emulated(on: bool = True) -> contextlib.AbstractContextManager[bool]:
-    """Return a context in which operations of CUDA that this thread calls run on the PTX machine, and Numba's own functions
-    raise NoCard.
-    """
+    """Return a context in which this thread runs operations of CUDA on the PTX machine, and Numba itself raises NoCard."""
     return _emulating.within(on)
 
 

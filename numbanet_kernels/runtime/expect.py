@@ -14,8 +14,9 @@ def expect(op: str, **arrays: Any) -> dict[str, Any]:
     """Check arrays, each of which is given as name=(array, shape) or name=(array, shape, dtype); an array that is None is
     skipped.
 
-    A shape is a tuple of numbers and of names of lengths, or the name of a whole shape, or None, which accepts any shape. A
-    name stands for the same length everywhere. name=array is short for name=(array, "S"); the default dtype is float32.
+    A shape is a tuple of numbers and of names of lengths, such as ("N", 3); or the name of a whole shape, such as "S"; or None,
+    which accepts any shape. A name stands for the same length, or the same shape, everywhere. name=array is short for
+    name=(array, "S"); the default dtype is float32.
 
     Returns
     -------

@@ -13,20 +13,18 @@ from pathlib import Path
 
 from .interrupt import deferred
 
-VERSIONS = 8  # number of folders to keep, for several versions of the sources
+VERSIONS = 8  # number of folders that are kept, each for one version of the sources
 
 
 def cache_folder() -> Path:
     """Return the folder of this user's caches; raise RuntimeError if there is no home folder."""
-    from numba.misc.appdirs import AppDirs  # Numba keeps compiled kernels by the same customs
+    from numba.misc.appdirs import AppDirs  # Numba chooses its cache folder in the same way
 
     return Path(AppDirs("numbanet", appauthor=False).user_cache_dir)
 
 
 def _folder(name: str) -> Path:
-    """Return the folder `name` in NUMBA_CACHE_DIR or, if that is not set, in the cache folder; raise RuntimeError if there is
-    no home folder.
-    """
+    """Return the folder `name` in NUMBA_CACHE_DIR, else in the cache folder; RuntimeError if there is no home folder."""
     return Path(os.path.abspath(os.environ.get("NUMBA_CACHE_DIR") or cache_folder()), name)
 
 
@@ -43,17 +41,17 @@ def version(name: str, digest: str) -> Path | None:
 
 
 @functools.cache
-@deferred  # a time-out is also an OSError
+@deferred  # signals wait, because a time-out in a signal handler may be raised as OSError
 def _made(folder: Path, digest: str) -> Path | None:
     path = folder / digest
     try:
         new = not path.is_dir()
         path.mkdir(parents=True, exist_ok=True)
-        os.utime(path)  # mark it as used
+        os.utime(path)  # the modification time says when the folder was last used
     except OSError:
         return None
     if new:
-        with contextlib.suppress(OSError):  # another process may delete them, too
+        with contextlib.suppress(OSError):  # another process may have deleted it
             others = [other for other in folder.iterdir() if _is_hexadecimal(other.name)]
             for old in sorted(others, key=lambda other: other.stat().st_mtime_ns, reverse=True)[VERSIONS:]:
                 shutil.rmtree(old, ignore_errors=True)
@@ -78,7 +76,7 @@ def write(path: Path, content: bytes) -> None:
         raise
 
 
-@deferred  # a time-out is also an OSError
+@deferred  # signals wait, because a time-out in a signal handler may be raised as OSError
 def cached(name: object, decides: object, make: Callable[[], str]) -> str:
     """Return the text make(), which is cached in a file; it is made again if `decides` differs from the value in the file.
 

@@ -22,7 +22,7 @@ from .trust import trusted
 
 
 class Graph:
-    """The result of a recorded function, and its launches: work() is run without launching anything.
+    """The recorded launches of the function `work`, and its result. To record them, work() is run without launching anything.
 
     New arrays are allocated in the arena. Graphs that share an arena overwrite each other's arrays: those of `result` are valid
     from a `replay` until another graph of the arena is replayed.
@@ -32,7 +32,7 @@ class Graph:
         self.arena = arena
         with recording() as calls, arena.lending():
             self.result = work()
-        self._calls = calls  # keeps alive the arrays that they read outside the arena
+        self._calls = calls  # holds the arrays outside the arena that the launches read, so that they stay alive
         self._ready = None if emulating() else _completed(calls)
 
     def replay(self) -> None:
@@ -58,13 +58,13 @@ def _completed(calls: list[tuple]) -> tuple:
             kernel.dispatcher[grid, block, builder](*args)
         return builder.end_building().complete(), device.default_stream
     finally:
-        builder.close()  # ends a failed capture
+        builder.close()  # this ends a failed capture
 
 
 @trusted
 def _available() -> float:
-    """Return the largest absolute error of two dependent launches that are replayed with two other sets of values; the
-    decorator turns it into the result of a self-test.
+    """Launch two dependent kernels from a graph with two other sets of values, and return the largest absolute error. The
+    decorator makes a self-test of this function.
     """
 
     @kernel("void(f4[::1], f4[::1])")
@@ -82,7 +82,7 @@ def _available() -> float:
         launch(double, 1, x.size, y, z)
         return z
 
-    work()  # compile and load before capture
+    work()  # kernels are compiled and loaded before the capture
     graph, errors = Graph(work, Arena(1 << 20)), []
     for new in values:
         copy_cuda(new, out=x)
@@ -109,7 +109,7 @@ def aside_cuda(work):
 
 def rehearses_cuda():
     """Return True, because work runs once, as it will be recorded, before it is recorded."""
-    return True  # so that its kernels are compiled
+    return True  # the run compiles the kernels
 
 
 def record_cuda(work, beside=None, most=1 << 30, refused=None, known=False):

@@ -13,7 +13,7 @@ once, inside the block.
 
 from __future__ import annotations
 
-import _signal as signal  # the functions of `signal` make enums of handlers, which takes ten times as long
+import _signal as signal  # `signal` would convert each handler to an enum, which takes ten times as long
 import functools
 import os
 import threading
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-SIGNALS = range(1, min(signal.NSIG, 32))  # all but the real-time signals
+SIGNALS = range(1, min(signal.NSIG, 32))  # all signals but the real-time signals
 Handler = Callable[[int, FrameType | None], Any]
 
 
@@ -45,14 +45,17 @@ class _Deferred:
     """
 
     def __init__(self) -> None:
-        self.levels: list[bool] = []  # by nested block: signals wait
-        self.numbers: set[int] = set()  # signals whose handlers are replaced
-        self.pending: dict[int, tuple[Handler, FrameType | None]] = {}  # waiting signals, and the frame of each
+        self.levels: list[bool] = []  # one element per nested block: True if signals wait in it
+        self.numbers: set[int] = set()  # numbers of the signals whose handlers are replaced
+        # maps the number of a waiting signal to its handler and frame
+        self.pending: dict[int, tuple[Handler, FrameType | None]] = {}
         self.thread = threading.main_thread().ident
         self.whole = {method.__code__ for method in (_Deferred.__enter__, _Deferred.__exit__)}
 
     def forked(self) -> None:
-        """In a child process: the thread that forked is the main one; its blocks count only if it was the main one before."""
+        """Called in a child process after a fork. The thread that forked is its main thread; the thread's blocks are valid only
+        if it was the main thread before, too.
+        """
         if self.thread != threading.main_thread().ident:
             self.thread = threading.main_thread().ident
             self.levels.clear()
@@ -69,7 +72,7 @@ class _Deferred:
         try:
             self.levels.append(True)
             self._install()
-        except BaseException:  # a handler that is not replaced yet
+        except BaseException:  # raised by a handler that is not replaced yet
             del self.levels[depth:]
             if depth == 0:
                 self._remove()
@@ -90,7 +93,7 @@ class _Deferred:
                 self._remove()
             finally:
                 del self.levels[:]
-                self._run_all()  # signals that arrived in the block
+                self._run_all()  # the handlers of signals that arrived in the block
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Decorate a function: each call of it is a block in which signals are deferred."""
@@ -107,7 +110,7 @@ class _Deferred:
         while self.pending and get_ident() == self.thread:
             number = min(self.pending)
             handler, frame = self.pending[number]
-            del self.pending[number]  # no call in between, so nothing interrupts
+            del self.pending[number]  # no function is called between the two statements, so no signal can interrupt them
             handler(number, frame)
 
     def outside(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -165,7 +168,7 @@ class _Deferred:
                 handler = signal.getsignal(number)
                 if isinstance(handler, _StandIn):
                     signal.signal(number, handler.original)
-        except BaseException:  # raised by a restored handler
+        except BaseException:  # raised by a handler that was restored
             self._remove()
             raise
 

@@ -74,6 +74,6 @@ def synchronize() -> None:
     if emulating():
         return
     try:
-        cuda.default_stream().synchronize()  # not the whole GPU, on which another thread may be recording
+        cuda.default_stream().synchronize()  # only this stream, because another thread may be recording on the GPU
     except ImportError as error:
         raise no_card(error) from error

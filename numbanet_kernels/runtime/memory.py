@@ -39,7 +39,7 @@ def _sized(shape, dtype):
 
 
 def empty_cpu(shape, dtype=np.float32):
-    """y = an uninitialised array of this shape and dtype"""
+    """y = an uninitialised array of this shape and dtype."""
     size, shape, dtype = _sized(shape, dtype)
     if (writer := tape.get()) is not None:
         return writer.lend(size, shape, dtype)
@@ -56,7 +56,7 @@ def _copy(x, y):
     y[:] = x
 
 
-AXES = 4  # the largest number of axes of `_assign`
+AXES = 4  # largest number of axes of the arrays of `_assign`
 
 
 @host_kernel("void(f4[:, :, :, :], f4[:, :, :, :])")
@@ -82,7 +82,7 @@ def assign(x, out):
 
 
 def full_cpu(shape, value, dtype=np.float32, out=None):
-    """y[...] = value"""
+    """y[...] = value."""
     out = output("full (cpu)", empty_cpu, out, (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype))
     if (writer := tape.get()) is None:
         out.fill(value)
@@ -94,12 +94,12 @@ def full_cpu(shape, value, dtype=np.float32, out=None):
 
 
 def upload_cpu(host, dtype=None):
-    """y = the values of a host array, on the device; on the CPU, the host array itself if it is C-contiguous and has `dtype`"""
+    """y = the values of a host array on the device; on the CPU the array itself if it is C-contiguous and has `dtype`."""
     return np.asarray(host, dtype, order="C")
 
 
 def download_cpu(x):
-    """y = the values of x as a NumPy array; on the CPU, y is x itself"""
+    """y = the values of x as a NumPy array; on the CPU it is x itself."""
     return x
 
 
@@ -113,33 +113,33 @@ def copy_cpu(x, out=None):
 
 
 def part_cpu(x, start, stop):
-    """y = x[start:stop], a view"""
+    """y = x[start:stop], a view."""
     return x[start:stop]
 
 
 def reshape_cpu(x, shape):
-    """y = x.reshape(shape), a view"""
+    """y = x.reshape(shape), a view."""
     return x.reshape(shape)
 
 
 def distinct_cpu(arrays):
-    """y = a list of the arrays without duplicates; of several arrays that begin at the same address, one is kept"""
+    """y = a list of the arrays without duplicates: of several arrays that begin at the same address, one is in the list."""
     return list({x.__array_interface__["data"][0]: x for x in arrays}.values())
 
 
 def from_foreign_cpu(array):
-    """y = an array of another library as a float32 device array; it shares the memory if that is float32 and C-contiguous"""
+    """y = an array of another library as a float32 device array; it shares the memory if that is float32 and C-contiguous."""
     host = np.asarray(np.from_dlpack(array), np.float32, order="C")
     return host if host.flags.writeable else host.copy()
 
 
 def to_dlpack_cpu(x, **options):
-    """y = the DLPack capsule of x, with which another library can use the same memory"""
+    """y = the DLPack capsule of x, with which another library can use the same memory."""
     return x.__dlpack__(**options)
 
 
 def dlpack_device_cpu(x):
-    """y = (device type, device number) in the numbering of DLPack, where the device type 1 is the CPU, and 2 is CUDA"""
+    """y = (device type, device number) in the numbering of DLPack, where the device type 1 is the CPU, and 2 is CUDA."""
     return x.__dlpack_device__()
 
 
@@ -189,7 +189,7 @@ def full_cuda(shape, value, dtype=np.float32, out=None):
 
 def upload_cuda(host, dtype=None):
     host = np.asarray(host, dtype, order="C")
-    host = np.array(host, order="C") if 0 in host.strides else host  # Numba takes an axis with stride 0 for a broadcast one
+    host = np.array(host, order="C") if 0 in host.strides else host  # Numba would treat an axis with stride 0 as broadcast
     return copy_cuda(host, empty_cuda(host.shape, host.dtype))
 
 
@@ -212,7 +212,8 @@ def part_cuda(x, start, stop):
 
 def distinct_cuda(arrays):
     there = [
-        x.__cuda_array_interface__ if hasattr(x, "__cuda_array_interface__") else x.__array_interface__  # emulated
+        # the second interface is that of arrays of the emulated device
+        x.__cuda_array_interface__ if hasattr(x, "__cuda_array_interface__") else x.__array_interface__
         for x in arrays
     ]
     return list({place["data"][0]: x for place, x in zip(there, arrays)}.values())
@@ -255,5 +256,5 @@ def synchronize_cuda():
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
-    """For each operation, a call that launches its kernels."""
+    """Return a dict of calls, one or more for each operation, that launch the operation's kernels."""
     return {"full": lambda: dev.full((N, O), 2.5)}

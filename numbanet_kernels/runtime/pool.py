@@ -72,7 +72,7 @@ class _Chunk:
     def join(self, returned: collections.deque[tuple[_Chunk, int, int]]) -> None:
         """Free the first returned range, which must be in this chunk, and merge it with adjacent free ranges."""
         _, start, stop = returned[0]
-        i = sum(other < start for other, _ in self.free)  # the list is short
+        i = sum(other < start for other, _ in self.free)  # this search is short, because the list is
         after = i < len(self.free) and self.free[i][0] == stop
         before = i > 0 and self.free[i - 1][1] == start
         first, last = self.free[i - 1][0] if before else start, self.free[i][1] if after else stop
@@ -95,20 +95,20 @@ class Pool:
     is atomic. Chunks are changed only under a lock, which is held briefly.
     """
 
-    LARGE = 1 << 24  # bytes: pieces of this size are merged as soon as they return, others when the next one is taken
+    LARGE = 1 << 24  # bytes; larger pieces are merged as soon as they return, others when the next piece is taken
 
     def __init__(
         self, allocate: Callable[[int], Any], chunk: int, keep: int, step: int, family: list[Pool] | None = None
     ) -> None:
-        self.allocate = allocate  # bytes -> an array of this many bytes
-        self.chunk = chunk  # least bytes of an allocation
-        self.keep = keep  # bytes of unused chunks to keep
-        self.step = step  # all sizes are rounded up to a multiple of it
+        self.allocate = allocate  # returns an array of the given number of bytes
+        self.chunk = chunk  # smallest number of bytes of an allocation
+        self.keep = keep  # largest number of bytes of unused chunks that are kept
+        self.step = step  # sizes are rounded up to a multiple of this number of bytes
         self.returned: collections.deque[tuple[_Chunk, int, int]] = collections.deque()
         self.chunks: list[_Chunk] = []
         self.allocations = 0
-        self.patient = False  # if True, returned pieces wait in the deque, so that no memory is used twice
-        # pools of the same memory: if an allocation fails, all of them release their unused chunks
+        self.patient = False  # if True, returned pieces wait in the deque, so that no memory is used again
+        # pools of the same kind of memory; if an allocation fails, each of them releases its unused chunks
         self.family = [] if family is None else family
         self.family.append(self)
         self.renew()
@@ -132,7 +132,7 @@ class Pool:
         """Return `piece`, to which `size` bytes of a new chunk are lent."""
         try:
             memory = self.allocate(max(size, self.chunk))
-        except Exception:  # out of memory: release unused chunks and try again
+        except Exception:  # there is not enough memory: unused chunks are released for a second attempt
             for pool in self.family:
                 pool.give_up(0)
             memory = self.allocate(size)
@@ -146,7 +146,7 @@ class Pool:
     def give_back(self, chunk: _Chunk, start: int, stop: int) -> None:
         """Return a piece that is no longer used."""
         self.returned.append((chunk, start, stop))
-        # this thread may hold the lock itself; then the next call of `take` collects
+        # if the lock is taken, perhaps by this thread, the next call of `take` merges the piece
         if stop - start >= self.LARGE and not self.lock.locked():
             self.give_up(self.keep)
 
@@ -173,8 +173,8 @@ class Pool:
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-SMALL = 1 << 16  # bytes: NumPy and the C library reuse smaller blocks themselves
-PAGE = 1 << 12  # bytes: arrays are page-aligned
+SMALL = 1 << 16  # bytes; NumPy and the C library reuse smaller blocks themselves
+PAGE = 1 << 12  # bytes; arrays are aligned to pages
 
 
 def pages(size: int) -> np.ndarray:
@@ -205,7 +205,8 @@ def lend_host(size: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 _of_device = functools.partial(Pool, lambda size: cuda.device_array(size, np.uint8), step=1 << 8, family=[])
 device_pool = _of_device(chunk=1 << 26, keep=1 << 32)
-small_device_pool = _of_device(chunk=1 << 20, keep=1 << 26)  # an epoch's losses would fragment the chunks of large arrays
+# for small arrays: the losses of an epoch, for example, would fragment the chunks of large arrays
+small_device_pool = _of_device(chunk=1 << 20, keep=1 << 26)
 
 
 class Arena:
@@ -216,9 +217,9 @@ class Arena:
     CHUNK = 1 << 26
 
     def __init__(self, most: int, allocate: Callable[[int], Any] | None = None) -> None:
-        self.most = most  # bytes that it may allocate
+        self.most = most  # largest number of bytes that the arena may allocate
         self.allocate = allocate or (lambda size: arrays.device_array(size, np.uint8))
-        self.chunks: list[Any] = []  # arrays of bytes
+        self.chunks: list[Any] = []  # allocations, as arrays of bytes
 
     @property
     def nbytes(self) -> int:
@@ -227,12 +228,10 @@ class Arena:
 
     @contextlib.contextmanager
     def lending(self) -> Iterator[Pool]:
-        """Return a context in which this thread allocates its device arrays in the arena; an allocation raises NotRecorded if
-        the arena is full.
-        """
+        """Return a context in which this thread's device arrays are in the arena; NotRecorded is raised if it is full."""
         pool, before = Pool(self._more, min(self.CHUNK, self.most), keep=self.most, step=arrays.ALIGNMENT), len(self.chunks)
         pool.chunks = [_Chunk(chunk) for chunk in self.chunks]
-        pool.family = device_pool.family  # to release unused chunks if the device runs out of memory
+        pool.family = device_pool.family  # so that these pools release their unused chunks if the device runs out of memory
         try:
             with _lender.within(pool):
                 yield pool
@@ -251,9 +250,7 @@ _lender = Scoped("lender", None)
 
 
 def lend_device(size: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """Return a device array in a piece of `size` bytes. On the emulated device, an array outside an arena is allocated by
-    itself.
-    """
+    """Return a device array in a piece of `size` bytes; on the emulated device, in a piece only if there is an arena."""
     pool = _lender.get()
     if emulation.emulating() and pool is None:
         return arrays.device_array(shape, dtype)

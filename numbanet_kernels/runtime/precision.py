@@ -15,5 +15,5 @@ def imprecise() -> bool:
 
 
 def tf32() -> contextlib.AbstractContextManager[None]:
-    """A context in which products of this thread round their operands to 10 bits, if the GPU has tensor cores."""
+    """Return a context in which products of this thread round operands to 10 bits, if the GPU has tensor cores."""
     return _tf32.within(True)

@@ -1,7 +1,7 @@
 """Replay: execute copies and recorded tapes in order, by one compiled call, on all threads.
 
 replay(actions)    an action is a pair (x, y), which copies x to y, or a tape
-place(x)           x with its address, so that `replay` need not find it again
+place(x)           returns x with its address, so that `replay` need not look it up again
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ import numpy as np
 
 from . import atomic, callees
 
-LINE = 8  # numbers of a cache line
+LINE = 8  # number of int64 in a cache line
 NOWHERE = np.zeros(0, np.int64)
 MEET = (callees.BARRIER, 0, 0, 0)
 
 
 class Stretch:
-    """Entries of `callees.run`, for one thread and for several. Given are (section, thread, entry) of each call."""
+    """A sequence of entries of `callees.run`, in a form for one thread and in one for several threads. The argument is a list
+    with (section, thread, entry) of each call.
+    """
 
     def __init__(self, entries: list[tuple[int, int, tuple]], threads: int) -> None:
-        self.alone = _table([entry for *_, entry in entries])  # on one thread
+        self.alone = _table([entry for *_, entry in entries])  # all entries, for one thread
         self.parts = self._by_threads(entries, threads) if threads > 1 else [self.alone]
 
     @staticmethod
     def _by_threads(entries: list[tuple[int, int, tuple]], threads: int) -> list[np.ndarray]:
-        """The entries of each thread, with barriers around each section; within a section, threads run concurrently."""
+        """Return the entries of each thread, with barriers around each section, within which threads run concurrently."""
         tables: list[list[tuple]] = [[MEET] for _ in range(threads)]
         for section in sorted({section for section, *_ in entries}):
             for thread, table in enumerate(tables):
@@ -73,7 +75,7 @@ def _table(entries: list[tuple]) -> np.ndarray:
 
 # --- the operations ---------------------------------------------------------------------------------------------------
 class _Place(NamedTuple):
-    """An array, its address, and its size in bytes."""
+    """An array with its address and its size in bytes."""
 
     array: np.ndarray
     address: int
@@ -81,22 +83,22 @@ class _Place(NamedTuple):
 
 
 def place_cpu(x):
-    """x in the form that `replay` copies fastest; use it for arrays that are copied more than once. x must be contiguous."""
+    """Return x, which must be contiguous, in the form that `replay` copies fastest; it is for arrays that are copied often."""
     if not x.flags.c_contiguous:
         raise ValueError(f"place: an array of shape {x.shape} and strides {x.strides} has gaps")
     return _Place(x, x.__array_interface__["data"][0], x.nbytes)
 
 
 def places_cpu(x, count):
-    """The `place` of each of `count` equal parts of x."""
+    """Return the `place` of each of `count` equal parts of x."""
     whole = place_cpu(x)
     size = whole.size // count
     return [_Place(x, whole.address + size * i, size) for i in range(count)]
 
 
 def replay_cpu(actions):
-    """Execute actions in order, by one compiled call unless a tape has asides. A pair (x, y) copies x to y; both are contiguous
-    arrays, or their `place`, of equal size. Every other action is a tape.
+    """Execute actions in order, by one compiled call, unless a tape calls the interpreter (`aside_cpu`). A pair (x, y) copies x
+    to y, which are contiguous arrays of equal size, or the `place` of such arrays. Every other action is a tape.
 
     Raises
     ------
@@ -105,8 +107,8 @@ def replay_cpu(actions):
     """
     stretches: list[Stretch] = []
     copies: list[tuple[int, int, int, int]] = []
-    tapes: list[Any] = []  # of the stretches
-    shared: Any = None  # one of those that have several threads
+    tapes: list[Any] = []  # the tapes to which the stretches belong
+    shared: Any = None  # the function of a tape with several threads, if there is one
 
     def run_them() -> None:
         if copies:
@@ -134,7 +136,7 @@ def replay_cpu(actions):
 
 
 class _Copies(Stretch):
-    """Copies, executed by the first thread."""
+    """A stretch of copies, which the first thread executes."""
 
     def __init__(self, entries: list[tuple[int, int, int, int]]) -> None:
         self.alone = _table(entries)
@@ -142,7 +144,7 @@ class _Copies(Stretch):
 
 
 def _copied(x: Any, y: Any) -> tuple[int, int, int, int]:
-    """The entry that copies x to y."""
+    """Return the entry of `callees.run` that copies x to y."""
     x = x if x.__class__ is _Place else place_cpu(x)
     y = y if y.__class__ is _Place else place_cpu(y)
     if x.size != y.size:

@@ -51,16 +51,18 @@ class _Writer:
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
-        self.calls: list[tuple[int, int, Callee, np.ndarray]] = []  # section, thread, loop, packed arguments
+        self.calls: list[tuple[int, int, Callee, np.ndarray]] = []  # (section, thread, loop, packed arguments) of each call
         self.section, self.thread, self.threads = 0, 0, 1
-        self.together: Callable[..., None] | None = None  # runs work(part) for every part; there are as many as threads
-        self.asides: list[tuple[int, Callable[[], None]]] = []  # (section, a function that the interpreter calls)
-        self.facts: list[Any] = []  # of each call, everything that must be equal in both runs
-        self.held: dict[int, Any] = {}  # arrays that existed before the recording, by their addresses
-        self.moved: set[int] = set()  # addresses of packed arguments that a recorded `callees.move` writes before their call
+        # together(work) runs work(part) for every part; there are as many parts as threads
+        self.together: Callable[..., None] | None = None
+        self.asides: list[tuple[int, Callable[[], None]]] = []  # (section, function) of each call of the interpreter
+        self.facts: list[Any] = []  # for each call, all values that must be equal in both runs
+        self.held: dict[int, Any] = {}  # maps addresses to the arrays that existed before the recording
+        # addresses of packed arguments that a recorded `callees.move` overwrites before their call
+        self.moved: set[int] = set()
 
     def lend(self, size: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Allocate an array of `size` bytes in the pool."""
+        """Return an array of `size` bytes from the pool."""
         return np.asarray(_Lent(self, self.pool.take(max(size, 1)), shape, dtype))
 
     def refuse(self, what: str) -> None:
@@ -93,14 +95,14 @@ class _Writer:
         self.calls.append((self.section, self.thread, callee, words))
 
     def moving(self, view: np.ndarray, array: np.ndarray, lists: Sequence[np.ndarray | None]) -> np.ndarray:
-        """A view of a vector or matrix that begins, in each replay, at the first index of each axis's list of indices; an axis
-        whose list is None begins at 0.
+        """Return a view of a vector or matrix. In each replay it begins, along each axis, at the first index in the axis's list
+        of indices; if the list is None, it begins at 0.
         """
         return np.asarray(_Moving(view, array, lists))
 
     def share(self, work: Callable[[Any], Any], parts: Sequence[Any], together: Callable[..., None]) -> None:
-        """Record work(part) for every part; a replay runs the parts on different threads at the same time. No memory is reused
-        within the parts.
+        """Record work(part) for every part; a replay runs the parts on different threads at the same time. While work(part) is
+        recorded, no memory is reused.
         """
         self.section, self.threads, self.together, self.pool.patient = self.section + 1, len(parts), together, True
         try:
@@ -111,15 +113,13 @@ class _Writer:
             self.section, self.thread, self.pool.patient = self.section + 1, 0, False
 
     def aside(self, work: Callable[[], None]) -> None:
-        """Record that each replay calls work() at this point, by the interpreter."""
+        """Record that each replay calls work() at this point, with the interpreter."""
         self.facts.append("aside")
         self.asides.append((self.section + 1, work))
         self.section += 2
 
     def known(self, array: Any, place: int) -> int:
-        """The address of an array that existed before the recording, which the tape keeps alive; 0 if the array was allocated
-        for this tape.
-        """
+        """Return the address of an array, which is kept alive; 0 if the array was allocated for this tape."""
         base = _owner(array).base
         if place in self.moved or (isinstance(base, _Lent) and base.writer is self):
             return 0
@@ -127,12 +127,12 @@ class _Writer:
         return place
 
     def places(self, arrays: Iterable[np.ndarray]) -> list[int]:
-        """`known` of each array."""
+        """Return the result of `known` for each array."""
         return [self.known(array, array.__array_interface__["data"][0]) for array in arrays]
 
 
 class _Moving:
-    """The base of a view whose first row and column are read from lists in each replay."""
+    """The owner of a view whose first row and column are read from lists in each replay."""
 
     def __init__(self, view: np.ndarray, array: np.ndarray, lists: Sequence[np.ndarray | None]) -> None:
         given = [NO_LIST if indices is None else indices for indices in lists] + [NO_LIST] * (2 - len(lists))
@@ -144,7 +144,7 @@ class _Moving:
 
 
 def _owner(array: np.ndarray) -> np.ndarray:
-    """The array that owns the memory of a view."""
+    """Return the array that owns the memory of a view."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
@@ -162,7 +162,7 @@ class _Trial(_Writer):
     """The first of the two runs: no memory is reused, and the first and last BYTES of each new array are random."""
 
     BYTES = 1 << 12
-    STEP = 8  # offset between the random bytes of two arrays: they differ, so that copying one array to another is noticed
+    STEP = 8  # the random bytes of the next array begin this much later, so that a copy from one array to another is noticed
 
     def __init__(self) -> None:
         super().__init__(Pool(pages, chunk=1 << 16, keep=0, step=8))
@@ -178,7 +178,7 @@ class _Trial(_Writer):
         return array
 
     def untouched(self) -> bool:
-        """True if no array has been written to."""
+        """Return True if no array has been written to."""
         return all(np.array_equal(end, before) for end, before in self.marked)
 
 
@@ -188,11 +188,9 @@ def _random() -> np.ndarray:
 
 
 class Tape:
-    """The result of a recorded function, and the compiled loops that it called: work() is run without computing anything.
-
-    If `known`, the function is run once: it is known to be recordable. New arrays are allocated in the arena. Tapes that share
-    an arena overwrite each other's arrays: those of `result` are valid from a `replay` until another tape of the arena is
-    replayed.
+    """The recorded calls of the function `work`, and its result. To record them, work() is run without computing anything,
+    twice or, if it is `known` to be recordable, once. New arrays are allocated in the arena. Tapes that share an arena
+    overwrite each other's arrays: those of `result` are valid from a `replay` until another tape of the arena is replayed.
 
     Raises
     ------
@@ -233,11 +231,11 @@ class Tape:
                 aside()
 
 
-_numbers = itertools.count(1)  # of all calls of all tapes
+_numbers = itertools.count(1)  # numbers of the calls of all tapes
 
 
 def _arrays(result: Any) -> Iterator[np.ndarray]:
-    """The arrays in the result of a function, a nest of tuples or lists."""
+    """Return an iterator over the arrays in the result of a function, which consists of nested tuples and lists."""
     if isinstance(result, np.ndarray):
         yield result
     elif isinstance(result, Iterable):
@@ -247,7 +245,7 @@ def _arrays(result: Any) -> Iterator[np.ndarray]:
 
 # --- the operations ---------------------------------------------------------------------------------------------------
 def recordable(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap an operation of the CPU: unless it is one of OPERATIONS, it is refused during a recording."""
+    """Return the CPU function, which raises NotRecorded during a recording unless the operation is in OPERATIONS."""
     if op in OPERATIONS:
         return function
 
@@ -261,33 +259,36 @@ def recordable(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def records_cpu():
-    """True if `record` is available: Numba compiles, so NUMBA_DISABLE_JIT is not set."""
+    """Return True if `record` is available. It is not if NUMBA_DISABLE_JIT is set, because Numba then compiles nothing."""
     return not numba.config.DISABLE_JIT
 
 
 def asides_cpu():
-    """True: the CPU has `aside`."""
+    """Return True, because `aside` is available on the CPU."""
     return True
 
 
 def aside_cpu(work):
-    """Record that each replay calls work() at this point, by the interpreter. work() may read all arrays, and may write to
+    """Record that each replay calls work() at this point, with the interpreter. work() may read all arrays, and may write to
     those that existed before it.
     """
     tape.get().aside(work)
 
 
 def rehearses_cpu():
-    """False: work need not run once, as it will be recorded, before it is recorded."""
+    """Return False, because `record` needs no earlier run of work that is like the recorded one."""
     return False
 
 
 def record_cpu(work, beside=None, most=1 << 30, refused=None, known=False):
-    """A `Tape` of the compiled loops that work() calls, which do not compute yet; None if work does more than call compiled
-    loops, or needs more memory than `most` bytes, or than those of the tape `beside`. The two tapes share their memory, so each
-    may be replayed only after the results of the other have been used. Run work() once before, so that its caches are filled;
-    it is run twice here. If it is `known` that the same function was recorded with other sizes, it is run once, and need not
-    have run before. If nothing is recorded, the reason is appended to the list `refused`.
+    """Return a `Tape` of the compiled loops that work() calls; they are recorded, not executed. Return None if work does more
+    than call compiled loops, or if its memory does not fit: it may use `most` bytes or, if the tape `beside` is given, the
+    memory of that tape. Two tapes that share their memory may each be replayed only after the results of the other one have
+    been used.
+
+    Run work() once before, so that its caches are filled; here it is run twice. If `known`, the same function was recorded with
+    arrays of other sizes: it is then run only once here, and need not have run before. If nothing is recorded, the reason is
+    appended to the list `refused`.
     """
     try:
         return Tape(work, Arena(most, pages) if beside is None else beside.arena, known)

@@ -14,17 +14,17 @@ def trusted(check: Callable[[], float]) -> Callable[[], bool]:
     """Make a function that is True if fast code is correct on this device. Once per process, it calls check(), which runs the
     fast code and returns its largest error.
 
-    If the error is not small, or if the check raises an exception, it issues a warning and is False; the simple code is then
-    used. On the emulated device it is True without a check, because the tests check it.
+    If the error is not small, or if the check raises an exception, the returned function issues a warning and returns False, so
+    that the simple code is used. On the emulated device it returns True without a check, because the tests check the fast code.
     """
 
     @functools.cache
-    @deferred  # an exception of a signal handler says nothing about the device
+    @deferred  # signals wait, because the exception of a signal handler says nothing about the device
     def passed() -> bool:
         try:
             error = check()
             problem = None if error < 1e-4 else f"its error is {error:.1e}"
-        except Exception as raised:  # an untested GPU or driver may raise anything: the fast code is not used
+        except Exception as raised:  # an untested GPU or driver may raise anything
             problem = f"{type(raised).__name__}: {' '.join(str(raised).split())}"
         if problem:
             warnings.warn(

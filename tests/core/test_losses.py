@@ -78,7 +78,7 @@ def test_a_loss_by_sample_is_weighed_and_one_number_is_not(dev, sample):
         expected = SquaredError().mean(x, dev.upload(target), given).item()
         assert by_sample.mean(x, dev.upload(target), given).item() == pytest.approx(expected, rel=1e-5)
     assert whole.mean(x, dev.upload(target), None).item() == pytest.approx(np.mean((output - target) ** 2), rel=1e-5)
-    with pytest.raises(ValueError, match=r"one number for all samples, which cannot be weighed: .* shape \(9,\)"):
+    with pytest.raises(ValueError, match=r"one number for all samples, which cannot be weighted: .* shape \(9,\)"):
         whole.mean(x, dev.upload(target), dev.upload(shares))
     assert not (whole.weighs or whole.records or Relative().weighs) and SquaredError().weighs
 

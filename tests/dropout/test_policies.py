@@ -79,7 +79,7 @@ def test_windows_that_cannot_be_aligned_exactly_are_not(n, rate):
 def test_invalid_alignments_are_refused(align):
     with pytest.raises(ValueError, match=f"window: align must be a positive integer, got {align!r}"):
         WindowDropout(0.5, align=align)
-    assert "2 neurons keeps one at least" in WindowDropout(0.9).caution(site(2, 9))
+    assert "2 neurons keeps at least one neuron" in WindowDropout(0.9).caution(site(2, 9))
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.7])

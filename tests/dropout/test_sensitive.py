@@ -317,7 +317,7 @@ def test_scale(kind, scale, expected):
 
 @pytest.mark.parametrize("layers", [(5,), [Linear(4, 5, rng=0), ReLU(), Linear(5, 2, rng=1)]], ids=["widths", "layers"])
 def test_a_network_without_convolutions_is_refused(kind, layers):
-    with pytest.raises(ValueError, match=f"{kind.name}: it is for convolutions, and there are none"):
+    with pytest.raises(ValueError, match=f"{kind.name} is for convolutions, and the network has none"):
         Net(layers, dropout=kind(0.5)).fit(np.eye(20, 4), np.arange(20) % 2)
 
 

@@ -56,7 +56,7 @@ def test_counters(capsys, tmp_path):
     assert re.search(r"add +binary +\S+ +0% +24\.6k +295k +1\.00 +0\.08 +0 +0", out)
     for bad, why in (
         (("--counters", "nothing"), "no example of 'nothing'; choose from "),
-        (("--plot", "a.png"), "--plot goes with --counters"),
+        (("--plot", "a.png"), "--plot needs --counters"),
         (("--counters", "add", "--plot", "a.txt"), "must end"),
     ):
         status, _, err = run(capsys, "kernels", *bad)

@@ -83,14 +83,14 @@ def test_a_loss_of_ones_own_sees_targets_as_they_are(rng):
 
 @pytest.mark.parametrize("n", [20, 100])
 def test_functions_of_tensors_are_losses(numbers, n):
-    """Also where all samples make one batch: equal ones are not merged, as one number cannot be weighed."""
+    """Also where all samples make one batch: equal ones are not merged, as one number cannot be weighted."""
     x, y = numbers[0][:n], numbers[1][:n]
     for function in (lambda o, t: ((o - t) ** 2).mean(), lambda o, t: ((o - t) ** 2).mean(axis=1)):
         net = NetRegressor((8,), loss=function, **FAST).fit(x, (y - y.mean()) / y.std())
         assert net.history_[-1]["loss"] < net.history_[0]["loss"] and net.loss_ == FunctionLoss(function)
     weights = np.arange(1, n + 1)
     NetRegressor((8,), loss=function, **FAST).fit(x, y, sample_weight=weights)
-    with pytest.raises(ValueError, match="one number for all samples, which cannot be weighed"):
+    with pytest.raises(ValueError, match="one number for all samples, which cannot be weighted"):
         NetRegressor((8,), loss=lambda o, t: (o - t).abs().mean(), **FAST).fit(x, y, sample_weight=weights)
 
 

@@ -36,7 +36,7 @@ def noted(policy):
 
 
 REFUSED = {
-    "attribute": ({"dropout": noted(RowDropout(0.5))}, "dropout=RowDropout.* was given note, which RowDropout does not take"),
+    "attribute": ({"dropout": noted(RowDropout(0.5))}, "dropout=RowDropout.* has the attribute note, which the constructor"),
     "layer": (
         {"layers": [Linear(64, 10), OwnLayer(2.0)]},
         "layer OwnLayer.. has no attribute 'slope', so its constructor.s arguments are unknown: .*state_dict",

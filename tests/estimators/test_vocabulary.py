@@ -150,7 +150,7 @@ NO_TEXT = [  # tokens, error, message
     (np.array([b"a"]), TypeError, "token 0 is bytes"),
     (3, TypeError, "a list of words or integers expected, got 3"),
     (None, TypeError, "got None"),
-    ([1 << 70], ValueError, "beyond what symbols can be, 0 to 2147483646"),
+    ([1 << 70], ValueError, "outside the range of symbols, 0 to 2147483646"),
 ]
 
 

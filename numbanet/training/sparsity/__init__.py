@@ -1,5 +1,6 @@
-"""Sparsity during training: this package removes groups of weights, prunes single weights, moves the entries of sparse
-weights, and reorders neurons, which keeps all of them."""
+"""Sparsity during training: classes that remove groups of weights, prune single weights, move the entries of sparse weights,
+and reorder neurons.
+"""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ A unit is a neuron of a `Linear` or a filter of a `Conv2d`. It is removed if
     it is constant       all its incoming weights are zero, and its constant output, such as relu(bias), can be added to the
                          next layer's bias, or subtracted from the mean of its batch norm
 
-so that the network computes the same function. If a following convolution pads a constant filter's output with zeros, the
-padded output is not constant: the filter stays, unless its output is zero. Features that no weight reads, such as pixels at the
-margin, are removed by a `Select` before the layer.
+In both cases the network computes the same function without it. If a following convolution pads a constant filter's output with
+zeros, the padded output is not constant: the filter stays, unless its output is zero. Features that no weight reads, such as
+pixels at the margin, are removed by a `Select` before the layer.
 
 This includes layers inside other layers, such as the body of a residual block: `joints` finds the layers between which units
 may be removed.
@@ -39,7 +39,7 @@ def compact(model: Sequential, optimizer: Optimizer, shape: tuple[int, ...]) -> 
     Each layer keeps at least one unit. `shape` is the shape of a batch of inputs.
     """
     count = 0
-    while any([_leave(joint, optimizer) for joint in joints(model, shape)]):  # a list: every joint is processed
+    while any([_leave(joint, optimizer) for joint in joints(model, shape)]):  # a list, so that every joint is processed
         count += 1
     return count > 0
 
@@ -48,7 +48,7 @@ def _leave(joint: Joint, optimizer: Optimizer) -> bool:
     weight = joint.reader.weight.numpy()
     read = np.asarray(weight.reshape(*weight.shape[:2], -1).any(axis=(0, 2)))
     if joint.source is not None and _units_leave(joint, joint.source, read, optimizer):
-        return True  # the joint has changed
+        return True  # the joint has changed, so it is processed again
     read[0] |= not read.any()
     if not joint.flat or (joint.source is not None and joint.pixels == 1) or read.all():
         return False
@@ -71,7 +71,7 @@ def _units_leave(joint: Joint, source: Linear | Conv2d, read: np.ndarray, optimi
         return False
     if values is not None:
         _fold(joint, values, leave[joint.owner] & read)
-    index = np.cumsum(np.repeat(~leave, joint.pixels)) - 1  # new indices of the features
+    index = np.cumsum(np.repeat(~leave, joint.pixels)) - 1  # new index of each feature that stays
     resize(source.weight, ~leave, 0, optimizer)
     if source.bias is not None:
         resize(source.bias, ~leave, 0, optimizer)
@@ -95,9 +95,7 @@ def resize(tensor: Tensor, keep: np.ndarray, axis: int, optimizer: Optimizer) ->
 
 
 def _select(joint: Joint, index: np.ndarray, features: int) -> None:
-    """Insert a `Select` before the reader of the joint. Of `features` features, it passes only those in `index`. An existing
-    `Select` is replaced.
-    """
+    """Insert a `Select` of the features in `index` before the reader of the joint, or change the `Select` that is there."""
     joint.place.replace(Select(features, index), joint.reader, before=int(joint.select is not None))
 
 
@@ -127,9 +125,7 @@ def _tiles(matrix: BSR) -> np.ndarray:
 
 # --- constant units ---------------------------------------------------------------------------------------------------
 def _constants(joint: Joint, source: Linear | Conv2d) -> np.ndarray:
-    """Return the inputs of the reader, (features,) or (channels, H, W), for the case that the output of each unit depends only
-    on its bias.
-    """
+    """Return the inputs of the reader, (features,) or (channels, H, W), if the outputs of units depend only on their biases."""
     units, *others = (n or 1 for n in joint.spec.shape[1:])
     bias = np.zeros(units, np.float32) if source.bias is None else source.bias.numpy()
     x = np.broadcast_to(bias.reshape(1, units, *(1 for _ in others)), (1, units, *others))

@@ -137,7 +137,7 @@ def paths(layer: Layer, spec: ActivationSpec) -> Iterator[list[Place]]:
             continue
         if called is not layer:
             yield from paths(called, ActivationSpec(shape))
-        elif isinstance(layer, Sequential):  # a subclass that calls `super().__call__`, and computes more before or after
+        elif isinstance(layer, Sequential):  # an instance of a subclass whose `__call__` calls that of `Sequential`
             yield from _paths_of(layer, ActivationSpec(shape))
 
 
@@ -194,9 +194,7 @@ def _joints(path: list[Place], known: dict[Linear | Conv2d, Place], shared: froz
 def _joint(
     source: Linear | Conv2d | None, passed: tuple[Place, ...], place: Place, after: Layer | None, spec: ActivationSpec
 ) -> Joint:
-    """Return the joint before the layer at `place`. It has the source if each unit of the source passes to the reader
-    independently of the other units.
-    """
+    """Return the joint before `place`; it has the source if each unit passes from there to the reader independently."""
     reader = place.layer
     inputs = reader.weight.shape[1]
     alone = Joint(None, passed, place, after, spec, np.arange(inputs))

@@ -41,7 +41,7 @@ from .joints import Joint, joints, places, trainable
 
 TILE = 32  # rows and columns of a tile, as in `TilePlan`
 MEASURED = 5  # number of timings of each layer
-REFRESHED = 16  # steps between updates of the mean norm: on a GPU reading it waits for the last step
+REFRESHED = 16  # number of steps between updates of the mean norm; on a GPU, reading the norm waits for the device
 
 
 class Group(NamedTuple):
@@ -192,7 +192,7 @@ class Lasso(Thinning):
         self.first = compaction.count_nonzero(model), compaction.flops(model, shape)
         self.until = max(1, round(epochs * (1 - chosen.fine_tuning)))
         self.costs = costs
-        self.means: dict[Group, float] = {}  # mean of the groups' root mean squares
+        self.means: dict[Group, float] = {}  # mean norm of the nonzero groups, each divided by the root of the group's size
         self.counts: dict[Group, int] = {}  # number of nonzero groups at the start of the epoch
         self._norms: dict[Group, Any] = {}  # the groups' norms after the last step
         self._said: dict[str, Any] = {}
@@ -226,7 +226,7 @@ class Lasso(Thinning):
             roots = group.layer.weight.device.download(norms) / np.sqrt(_sizes(group))
             self.counts.setdefault(group, max(int(np.count_nonzero(roots)), 1))
             mean = float(roots.sum() / self.counts[group])
-            self.means[group] = mean if math.isfinite(mean) else 0.0  # broken weights are handled after the epoch
+            self.means[group] = mean if math.isfinite(mean) else 0.0  # non-finite weights are handled after the epoch
 
     def _factors(self, group: Group) -> tuple[float, float]:
         """Return the two factors of sqrt(n_g) |w_g| in the loss: the one for sparsity and the one for time."""

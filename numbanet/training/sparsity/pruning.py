@@ -22,9 +22,7 @@ from .lasso import check_share
 
 
 def cubic(progress: float) -> float:
-    """Return 1 - (1 - progress)³: most weights are pruned at first, when many are redundant (Zhu & Gupta 2017, eq. 1, with an
-    initial sparsity of 0).
-    """
+    """Return 1 - (1 - progress)³: most weights are pruned early, when many are redundant (Zhu & Gupta 2017, eq. 1)."""
     return 1 - (1 - progress) ** 3
 
 

@@ -1,9 +1,9 @@
 """Reordering: permutes the neurons of hidden layers every n epochs, for policies that drop adjacent or periodic neurons
 together (`Dropout.shuffle`).
 
-Rows of a layer's weight, its bias and what lies between are permuted, and columns of the next layer's weight likewise, each
-with the optimiser's state. So the network computes the same function, up to the order of sums, and every weight goes on with
-its own state; but other neurons are neighbours from then on. `joints` finds the layers between which that is possible.
+The rows of a layer's weight, its bias and the parameters of the layers after it, such as a batch norm, are permuted; so are the
+columns of the next layer's weight, and the optimiser's state of all of these. The network then computes the same function, up
+to the order of sums, but other neurons are adjacent. `joints` finds the layers between which that is possible.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Reordering(Hook):
     Raises
     ------
     ValueError
-        When training starts: if the neurons of no layer can be permuted, or sparsity is trained, whose decisions hold places in
-        weights.
+        When training starts: if the neurons of no layer can be permuted, or if the estimator has a `sparsity`, which stores
+        positions in weights.
     """
 
     watches = changes = False
@@ -67,12 +67,12 @@ class Reordering(Hook):
         with run.session():
             for joint in movable(run.model, self.shape):
                 permute(joint, run.streams.plans.permutation(joint.source.weight.shape[0]), run.optimizer)
-        run.stepper.resume(run.stepper.drawn)  # forgets copies of weights
+        run.stepper.resume(run.stepper.drawn)  # with this call the stepper deletes its copies of weights
         return {"seconds": record["seconds"] + time.perf_counter() - began}
 
 
 def movable(model, shape: tuple[int, ...]) -> list[Joint]:
-    """The joints whose units may be permuted: all their parameters are trained, and no `Select` lists their features."""
+    """Return the joints whose units may be permuted: all their parameters are trained, and no `Select` lists their features."""
     return [
         joint
         for joint in joints(model, shape)
@@ -83,9 +83,7 @@ def movable(model, shape: tuple[int, ...]) -> list[Joint]:
 
 
 def permute(joint: Joint, order: Sequence[int] | np.ndarray, optimizer: Optimizer) -> None:
-    """Let unit order[i] of a joint become unit i, in all tensors that have an entry for each unit, and in the optimiser's
-    state.
-    """
+    """Move unit order[i] of a joint to position i, in all tensors with an entry per unit, and in the optimiser's state."""
     units, source = np.asarray(order), joint.source
     assert source is not None, "nothing is known of its units"
     optimizer.permute(source.weight, units, 0)
@@ -97,5 +95,5 @@ def permute(joint: Joint, order: Sequence[int] | np.ndarray, optimizer: Optimize
 
 
 def _spread(order: np.ndarray, times: int) -> np.ndarray:
-    """The order of features, of which each unit has several, one after the other."""
+    """Return the order of the features, if each unit has `times` adjacent features and the order of the units is `order`."""
     return (order[:, None] * times + np.arange(times)).reshape(-1)

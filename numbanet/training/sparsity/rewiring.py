@@ -61,7 +61,7 @@ class Rewire(Sparsity):
             if uses[layer.values] > 1:
                 raise ValueError(f"Rewire: {layer!r} is used more than once; its trace holds the gradient of one use only")
         for layer in _learning(model):
-            layer.keep_trace(True)  # before the stepper asks whether steps may be recorded
+            layer.keep_trace(True)  # called here, because afterwards the stepper asks whether steps may be recorded
         return Rewiring(self, max(1, round(self.until * epochs)))
 
 
@@ -96,7 +96,7 @@ class Rewiring(Thinning):
 
     def fit_end(self, run):
         for layer in _layers(run.model):
-            layer.keep_trace(False)  # drops activations of the last batch
+            layer.keep_trace(False)  # this also frees the activations of the last batch
 
 
 def _layers(model: Sequential) -> list[SparseLinear]:

@@ -9,13 +9,13 @@ from .family import check, lists_of
 
 
 def csr_transposed_cpu(x):
-    """panels[p, i, s] = x[p SAMPLES + s, i]: samples along the last axis (`cpu_loops`); computed once for two products"""
+    """panels[p, i, s] = x[p SAMPLES + s, i], with samples along the last axis (`cpu_loops`); computed once for two products"""
     expect("csr_transposed (cpu)", x=(x, ("N", "I")))
     return cpu_loops.transposed(x)
 
 
 def _panels(op, x, transposed):
-    """Return the panels of x: `transposed`, after a check, or new ones if it is None."""
+    """Return the panels of x: the checked argument `transposed`, or new panels if it is None."""
     if transposed is None:
         return cpu_loops.transposed(x)
     expect(op, transposed=(transposed, (cpu_loops.panels_of(x.shape[0]), x.shape[1], cpu_loops.SAMPLES)))

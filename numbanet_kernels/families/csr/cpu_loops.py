@@ -27,7 +27,7 @@ from ...layouts.slabs import LANES
 from ...runtime.declare import host_function, host_kernel
 from ...runtime.memory import empty_cpu
 
-SAMPLES = LANES  # a panel has the layout of a slab (`layouts.slabs`)
+SAMPLES = LANES  # panels have the layout of slabs (`layouts.slabs`)
 VECTORS = SAMPLES // WIDTH
 _all = functools.lru_cache(maxsize=64)(functools.partial(np.arange, dtype=np.int32))
 
@@ -149,9 +149,7 @@ def transposed(x):
 # --- products ---------------------------------------------------------------------------------------------------------
 @host_function
 def _live(ids, values, inverse, inputs, first, stop, live_ids, live_values):
-    """Of the entries first … stop - 1, write those whose input is kept to live_ids and live_values, and return how many they
-    are.
-    """
+    """Write to live_ids and live_values those of the entries first … stop - 1 whose input is kept, and return their number."""
     count = 0
     for k in range(first, stop):
         position = inverse[min(max(ids[k], 0), inverse.size - 1)] if inverse.size else -1
@@ -185,7 +183,7 @@ def _product(panels, starts, stops, ids, values, rows, inverse, selected, bias, 
                 added = bias[o] if biased else float32(0)
                 for s in range(SAMPLES):
                     value = row[s] + added
-                    row[s] = low if value < low else value  # in this order, NaN stays NaN
+                    row[s] = low if value < low else value  # with this order of the comparison, NaN stays NaN
             transpose_block(out, 0, j1 - j0, 0, n1 - n0, y, n0, j0, False)
 
 
@@ -246,9 +244,7 @@ def entries(dys, xs, starts, stops, ids, dw, rows=None, inverse=None):
 
 
 def by_column(values, order):
-    """Return values[order], computed on all threads. If `order` is the `order` of a matrix's `Entries`, the result holds its
-    values sorted by column.
-    """
+    """Return values[order], computed on all threads; if `order` is that of an `Entries`, the values are sorted by column."""
     sorted_values = empty_cpu(order.shape)
 
     def work(part):

@@ -17,8 +17,9 @@ from ..indexing import transpose_cuda
 from .family import check, lists_of
 
 # Indices are clamped to their axis, as on the CPU.
-SIDE, ROWS = 32, 8  # samples and neurons of the tile of y that a block computes; rows of it at the same time
-WARPS = 8  # of a block of `dots`; neither is tuned on a device
+# samples and neurons of the tile of y that a block computes; number of its rows that are computed at the same time
+SIDE, ROWS = 32, 8
+WARPS = 8  # number of warps of a block of `dots`; neither number is tuned on a device
 
 
 @kernels("csr")
@@ -87,7 +88,7 @@ def csr_transposed_cuda(x):
 
 
 def _columns(op, x, transposed):
-    """Return x.T: `transposed`, after a check, or a new array if it is None."""
+    """Return x.T: the checked argument `transposed`, or a new array if it is None."""
     if transposed is None:
         return transpose_cuda(x, (1, 0))
     expect(op, transposed=(transposed, x.shape[::-1]))
@@ -100,9 +101,7 @@ def _given(array, dtype=np.float32):
 
 
 def _launch(transposed, starts, stops, ids, values, through, rows, inverse, bias, relu, y):
-    """Launch the kernel for y = act(x w.T + bias). The entries of a row have the values at positions k or, if the index list
-    `through` is given, at positions through[k].
-    """
+    """Launch the kernel for y = act(x w.T + bias); an entry has the value at its position, or at through[position]."""
     grid = tuple(ceil_div(n, SIDE) for n in y.shape[::-1])
     launch(
         _product(),

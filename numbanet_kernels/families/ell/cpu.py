@@ -33,7 +33,7 @@ def _divided(part, slabs, groups, moved):
 
 
 def samples_together_cpu():
-    """count = the number of adjacent samples that are computed together: all of them, if at least one of them is alive"""
+    """Return the number of adjacent samples that are computed together: if one of them is alive, all of them are computed."""
     return WIDTH
 
 

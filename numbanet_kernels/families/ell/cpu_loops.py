@@ -18,7 +18,7 @@ from ...layouts.slabs import LANES, ROWS
 from ...runtime.declare import host_function, host_kernel
 from ...runtime.launch import ceil_div
 
-VECTORS = 4 if WIDTH == 16 else 2  # vectors of samples a row: ROWS x VECTORS sums stay in registers
+VECTORS = 4 if WIDTH == 16 else 2  # number of vectors of samples for a row; ROWS x VECTORS sums stay in registers
 INTEGER = numba.int64
 
 
@@ -67,9 +67,7 @@ def _finish(builder, total, ceiling, alive, n, y, at, live):
 
 
 def _rows(number):
-    """Return the intrinsic that computes `number` rows of y that read the same inputs, for `count` vectors of samples, of which
-    the first begins at sample n.
-    """
+    """Return the intrinsic that computes `number` rows of y with the same inputs, for `count` vectors of samples from n on."""
 
     @intrinsic
     def rows(typing_context, x, start, indices, values, depth, bias, ceiling, order, r, count, alive, n, y, y_at, live):
@@ -109,22 +107,20 @@ _one, _some = _rows(1), _rows(ROWS)
 
 @intrinsic
 def _squeeze(typing_context, x, at, bits, room, position):
-    """Write WIDTH floats to `room` from `position` on: first those of x[at:at + WIDTH] whose bits in `bits` are set, then
-    zeros.
-    """
+    """Write WIDTH floats to `room` from `position` on: those of x[at:at + WIDTH] whose bits are set, then zeros."""
 
     def generate(context, builder, signature, arguments):
         x, at, bits, room, position = data_of(context, builder, signature, arguments)
         flags, zeros = ir.VectorType(ir.IntType(1), WIDTH), FLOATS([REAL(0.0)] * WIDTH)
         chosen = builder.bitcast(builder.trunc(bits, ir.IntType(WIDTH)), flags)
         samples, target = builder.load(vector_at(builder, x, at), align=4), vector_at(builder, room, position)
-        if WIDTH == 16:  # AVX-512 has an instruction for this; for other targets LLVM 22 aborts
+        if WIDTH == 16:  # AVX-512 has an instruction for this; for other targets LLVM 22 would abort
             name, kind = f"llvm.experimental.vector.compress.v{WIDTH}f32", ir.FunctionType(FLOATS, [FLOATS, flags, FLOATS])
             squeeze = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
             builder.store(builder.call(squeeze, [samples, chosen, zeros]), target, align=4)
             return context.get_dummy_value()
         builder.store(zeros, target, align=4)
-        for lane in map(ir.IntType(32), range(WIDTH)):  # an unselected lane writes a 0 that the next lane overwrites
+        for lane in map(ir.IntType(32), range(WIDTH)):  # a lane that is not selected writes 0, which the next lane overwrites
             some = builder.extract_element(chosen, lane)
             builder.store(
                 builder.select(some, builder.extract_element(samples, lane), REAL(0.0)), builder.gep(room, [position])
@@ -148,9 +144,7 @@ def _collect(x, moves, first, stop, inputs, room):
 
 @host_function
 def _living(alive, n, end):
-    """Return how many consecutive vectors, from sample n on and before `end`, each contain a sample that is alive; at most
-    VECTORS.
-    """
+    """Return how many consecutive vectors, at most VECTORS, from sample n to `end`, each have a living sample."""
     count = int64(0)
     while count < VECTORS and n < end:
         some = False

@@ -18,9 +18,7 @@ GROUPS, SHARE = 4, 4  # row groups that a block computes at the same time, and o
 def _slabs():
     @kernel("void(f4[::1], i4[:, ::1], f4[:, ::1], f4[::1], f4, i4[::1], i4, i4[::1], i4[::1], f4[::1], i4[::1], i4)")
     def ell(x, indices, values, bias, ceiling, order, groups, lanes, alive, y, live, inputs):
-        """Each thread computes one sample for a group of rows. The threads of a warp read adjacent samples and the same
-        weights.
-        """
+        """Each thread computes one sample for a group of rows; a warp reads adjacent samples and the same weights."""
         tx, slab = cuda.threadIdx.x, cuda.blockIdx.x
         n, rows, some = slab * LANES + tx, order.size, False
         number = groups + rows - groups * ROWS
@@ -74,7 +72,7 @@ def _spreading():
 
 
 def samples_together_cuda():
-    return 1  # multiplications are counted by living sample, although a warp takes the time of all its lanes
+    return 1  # multiplications are counted per living sample, although a warp takes the time of all its lanes
 
 
 def empty_slabs_cuda(slabs, neurons):

@@ -10,13 +10,11 @@ from ...runtime.memory import empty_cpu
 from . import cpu_loops
 from .family import check
 
-TOGETHER = 16  # from this many samples with common outputs on, products are dense
+TOGETHER = 16  # if at least this many samples have the same outputs, their products are dense
 
 
 def _checked(op, lists, values=None, **arrays):
-    """Check the lists and arrays, and return the number of samples; raise ValueError if the lists are inconsistent or the
-    arrays do not fit them.
-    """
+    """Check the lists and arrays, and return the number of samples; raise ValueError unless they fit together."""
     samples = check(op, lists, values, **arrays)
     if cpu_loops.wrong(lists) or (values is not None and values.size != lists.starts[-1]):
         mismatch = "" if values is None else f", or not {values.size} values"
@@ -78,7 +76,7 @@ def gemm_samples_dx_cpu(dy, w, lists):
 
 
 def gemm_samples_dw_cpu(dy, x, lists):
-    """(dw, db): dw[o] = sum of dy x[n] over the kept pairs of o, db[o] = sum of dy"""
+    """Return (dw, db), where dw[o] = sum of dy x[n] over the kept pairs of o, and db[o] = sum of dy over them."""
     _checked("gemm_samples_dw (cpu)", lists, dy, x=(x, (lists.starts.size - 1, "I")))
     firsts, samples, positions = cpu_loops.pairs(lists)
     db = empty_cpu((lists.width,))

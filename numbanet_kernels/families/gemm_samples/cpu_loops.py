@@ -32,9 +32,7 @@ _AT[[(0x077CB531 << i & 0xFFFFFFFF) >> 27 for i in range(32)]] = np.arange(32)
 
 @host_function
 def _outputs(bits, width, at, outputs):
-    """Write the outputs that one row of bit words keeps to the array `outputs`, in increasing order, at most outputs.size of
-    them; return how many they are.
-    """
+    """Write the outputs that a row of bit words keeps to `outputs`, increasing, as many as fit; return their number."""
     count = 0
     for i in range(bits.size):
         word = uint32(bits[i])
@@ -112,7 +110,7 @@ def _by_output(bits, starts, group, at, firsts, samples, positions):
                 if turn:
                     samples[p], positions[p] = n, starts[n] + k
                 firsts[outputs[k] + 1] = p + 1
-        if turn == 0:  # exclusive prefix sum, shifted by one: filling moves each entry to where the next output begins
+        if turn == 0:  # the starts are shifted by one place: filling moves each of them to where the next output begins
             total = int32(0)
             for o in range(width):
                 size = firsts[o + 1]
@@ -147,7 +145,7 @@ def _listed(bits, at, outputs, count):
 
 
 # --- products ---------------------------------------------------------------------------------------------------------
-BLOCK = 512  # columns of x in one pass: 256 KiB for 128 samples
+BLOCK = 512  # number of columns of x in one pass, 256 KiB for 128 samples
 REDUCE = f"llvm.vector.reduce.fadd.v{WIDTH}f32"
 
 
@@ -201,7 +199,7 @@ def _dots(x, w, firsts, samples, positions, bias, biased, relu, values, first, s
                     total = sums[s] + (values[positions[p + s]] if d0 else float32(0))
                     if d0 + BLOCK >= depth:
                         total += added
-                        total = float32(0) if relu and total < 0 else total  # not max(): NaN stays NaN
+                        total = float32(0) if relu and total < 0 else total  # not max(total, 0), because NaN must stay NaN
                     values[positions[p + s]] = total
 
 
@@ -217,7 +215,8 @@ def dots(x, w, lists, bias, relu, values):
     return values
 
 
-COLUMNS = 4 * WIDTH  # columns of a weight or an activation summed at a time, in registers: 512 KiB for 2048 rows
+# number of columns of a weight or an activation that are summed at a time, in registers: 512 KiB for 2048 rows
+COLUMNS = 4 * WIDTH
 
 
 @intrinsic

@@ -11,8 +11,8 @@ from ...runtime.memory import THREADS, blocks_for, empty_cuda, flat
 from ..gemm import gemm_dw_cuda
 from .family import check
 
-WARPS, LANES = 4, 32  # words of a block (one a warp), outputs of a word
-ROOM = WARPS * LANES * (LANES + 1)  # a stride of LANES + 1 avoids bank conflicts
+WARPS, LANES = 4, 32  # number of words of a block, one per warp, and number of outputs of a word
+ROOM = WARPS * LANES * (LANES + 1)  # with rows of LANES + 1 floats there are no bank conflicts
 
 
 def _positions():

@@ -73,7 +73,7 @@ def _products(kind, a, b, lists, part, out):
 
 
 def tile_blocks_cpu(w, pattern, lists=None):
-    """blocks = the kept tiles of w, packed like dw; computed once for the forward pass and dx"""
+    """blocks = the kept tiles of w, packed like dw, for the forward pass and dx"""
     shape, packed_shape = valid("tile_blocks (cpu)", pattern)
     expect("tile_blocks (cpu)", w=(w, shape))
     lists, packed = _lists("tile_blocks (cpu)", lists, pattern), empty_cpu(packed_shape)
@@ -87,7 +87,7 @@ def tile_blocks_cpu(w, pattern, lists=None):
 
 
 def tile_room_cpu(pattern):
-    """`Into` = an uninitialised array for the result of `tile_blocks`, and the row of it that holds each row of the weight"""
+    """Return an `Into`: an uninitialised array for `tile_blocks`, and, for each row of the weight, its row in this array."""
     return Into(empty_cpu(valid("tile_room (cpu)", pattern)[1]), _room_rows(pattern))
 
 
@@ -95,17 +95,18 @@ _room_rows = functools.lru_cache(maxsize=1024)(row_positions)
 
 
 def tile_inputs_cpu(x, pattern, lists=None):
-    """inputs = x (N, I) transposed, with its columns sorted by class; computed once for the forward pass and dw"""
+    """inputs = x (N, I), transposed, with its columns sorted by class, for the forward pass and dw"""
     (_, cols), _ = valid("tile_inputs (cpu)", pattern)
     expect("tile_inputs (cpu)", x=(x, ("N", cols)))
     return transpose_in(x, cols, _lists("tile_inputs (cpu)", lists, pattern).col_positions)
 
 
 def tile_outputs_cpu(dy, pattern, scale=1.0, y=None, lists=None):
-    """outputs = (scale * dz transposed and sorted by class, sum_n dz[n, o]), for dx and dw; returns (dy, outputs)
+    """Return (dy, outputs), where outputs is (scale * dz, transposed and sorted by class; sum_n dz[n, o]). dx and dw use the
+    same outputs.
 
-    dz (N, O) is dy if y is None, else dy * (y > 0). dy may also be a function of `where` and `scale` that computes a pending
-    product.
+    dz (N, O) is dy if y is None, else dy * (y > 0). dy may also be a product that is not computed
+    yet, as a function of `where` and `scale`.
     """
     (rows, _), (outputs, _) = valid("tile_outputs (cpu)", pattern)
     dy = dy() if callable(dy) else dy
@@ -115,7 +116,7 @@ def tile_outputs_cpu(dy, pattern, scale=1.0, y=None, lists=None):
 
 
 def gemm_tiles_cpu(x, w, pattern, b=None, relu=False, scale=1.0, blocks=None, inputs=None, out=None, lists=None):
-    """y[n, o] = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o]), M the pattern's mask"""
+    """y[n, o] = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o]), where M is the pattern's mask."""
     (rows, cols), packed = valid("gemm_tiles (cpu)", pattern)
     out = output(
         "gemm_tiles (cpu)",
@@ -142,7 +143,7 @@ def gemm_tiles_cpu(x, w, pattern, b=None, relu=False, scale=1.0, blocks=None, in
 
 
 def gemm_tiles_dx_cpu(dy, w, pattern, scale=1.0, blocks=None, outputs=None, where=None, out=None, lists=None):
-    """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i], M the pattern's mask; if `where` is given, 0 unless where[n, i] > 0"""
+    """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i] with the pattern's mask M; if `where` is given, 0 unless it is > 0"""
     (rows, cols), packed = valid("gemm_tiles_dx (cpu)", pattern)
     transposed, _ = pair("gemm_tiles_dx (cpu)", "outputs", outputs)
     out = output(
@@ -172,7 +173,7 @@ def gemm_tiles_dx_cpu(dy, w, pattern, scale=1.0, blocks=None, outputs=None, wher
 
 
 def gemm_tiles_dw_cpu(dy, x, pattern, scale=1.0, blocks=None, inputs=None, outputs=None, out=None, lists=None):
-    """(dw, db): dw = scale * (dy.T x) on kept tiles, packed, db[o] = sum_n dy[n, o]"""
+    """Return (dw, db), where dw = scale * (dy.T x) on kept tiles, packed, and db[o] = sum_n dy[n, o]."""
     (rows, cols), packed = valid("gemm_tiles_dw (cpu)", pattern)
     transposed, db = pair("gemm_tiles_dw (cpu)", "outputs", outputs)
     out = output(

@@ -27,7 +27,7 @@ def _lists(op, lists, pattern):
 
 
 def tile_blocks_cuda(w, pattern, lists=None):
-    """blocks = the `TileLists` with which kernels read kept tiles in place: `lists`, or cached ones if it is None"""
+    """blocks = the `TileLists` with which kernels read kept tiles in place: `lists`, or cached lists if it is None."""
     shape, _ = valid("tile_blocks (cuda)", pattern)
     expect("tile_blocks (cuda)", w=(w, shape))
     return _lists("tile_blocks (cuda)", lists, pattern)
@@ -46,7 +46,7 @@ def tile_inputs_cuda(x, pattern, lists=None):
 
 def tile_outputs_cuda(dy, pattern, scale=1.0, y=None, lists=None):
     """Return (dz, None), because kernels read dz in place. dz (N, O) is dy if y is None, else dy * (y > 0). dy may also be a
-    function of `where` and `scale` that computes a pending product; the mask is then fused into the product.
+    product that is not computed yet, as a function of `where` and `scale`; the mask is then fused into it.
     """
     (rows, _), _ = valid("tile_outputs (cuda)", pattern)
     dz = dy(where=y) if callable(dy) else dy
@@ -91,7 +91,8 @@ def gemm_tiles_dx_cuda(dy, w, pattern, scale=1.0, blocks=None, outputs=None, whe
         w=(w, (rows, cols)),
         where=(where, ("N", cols)),
     )
-    if pattern.grid[0] < pattern.dp:  # fewer classes than dp: some columns are kept by no tile row
+    # if there are fewer classes than dp, no tile row keeps some of the columns, and no block writes dx there
+    if pattern.grid[0] < pattern.dp:
         full_cuda(out.shape, 0.0, out=out)
     if available(dy, w, out):
         of_rows, of_cols, starts = groups(lists, pattern)
@@ -139,9 +140,7 @@ def gemm_tiles_dw_cuda(dy, x, pattern, scale=1.0, blocks=None, inputs=None, outp
 
 
 def gemm_tiles_masked(x, w, mask, tile, out=None):
-    """Teaching step: y = x (w * M).T, where mask (tile rows, tile columns), int32, says which tiles M keeps; the grid covers
-    every tile.
-    """
+    """For teaching only: y = x (w * M).T, where the int32 array mask says which tiles M keeps; the grid covers every tile."""
     side, grid = cuda_listed.block_side("gemm_tiles_masked (cuda)", tile), tuple(ceil_div(n, tile) for n in w.shape)
     out = output(
         "gemm_tiles_masked (cuda)", empty_cuda, out, ("N", "O"), x=(x, ("N", "I")), w=(w, ("O", "I")), mask=(mask, grid, INT32)

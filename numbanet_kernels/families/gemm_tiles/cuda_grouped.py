@@ -93,7 +93,7 @@ def _grouped(inner=True, tile=128, a_along_k=True, b_along_k=True, passes=0):
         first_at, second_at = z * rooms[0], z * rooms[1]
         row0, col0 = int32(cuda.blockIdx.y * tile), int32(cuda.blockIdx.x * tile)
         rows, depth, cols = (plain, firsts[z], seconds[z]) if inner else (firsts[z], plain, seconds[z])
-        if row0 >= rows or (col0 >= cols and (inner or col0 > 0)):  # a class without columns still sums its rows
+        if row0 >= rows or (col0 >= cols and (inner or col0 > 0)):  # a class without columns still sums the rows of a
             return
         shape = rows, depth, cols
         sums, a_sum = products(a, b, t, row0, col0, shape, steps, first, first_at, second, second_at)
@@ -158,7 +158,7 @@ def _error(tile, passes, samples=45):
     for o, position in enumerate(row_positions(pattern)):
         columns = np.flatnonzero(mask[o])
         errors.append(np.abs(packed[position, : columns.size] - expected[o, columns]).max(initial=0.0))
-    return float(np.max(errors)) / samples  # NaN, too
+    return float(np.max(errors)) / samples  # NaN if an error is NaN
 
 
 def launch_grouped(

@@ -13,8 +13,8 @@ from ...runtime.declare import cuda, kernel, kernels
 
 @kernels("gemm_tiles")
 def forwards(tile=32):
-    """Return two kernels, (listed, masked): `listed` loops over the list of a class; `masked`, a teaching step, loops over all
-    tiles and skips dropped ones before the barrier.
+    """Return two kernels, (listed, masked): `listed` loops over the list of a class. `masked`, which is for teaching only,
+    loops over all tiles and skips dropped ones before the barrier.
     """
     padded = tile + 1
     side = tile // 2
@@ -75,7 +75,7 @@ def dx(tile=32):
         w_tile = cuda.shared.array((tile, padded), float32)
         tx, ty, z = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.z
         n0, i0 = cuda.blockIdx.y * tile, class_cols[z, cuda.blockIdx.x] * tile
-        if i0 < 0:  # padding: this class has fewer tile columns
+        if i0 < 0:  # padding, because this class has fewer tile columns than others
             return
         zero = float32(0)
         x00 = x01 = x10 = x11 = zero
@@ -115,7 +115,7 @@ def dw(tile=32):
         x_tile = cuda.shared.array((tile, padded), float32)
         tx, ty, r = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y
         i0, packed = class_cols[row_class[r], cuda.blockIdx.x] * tile, row_position[r] * tile
-        if i0 < 0:  # the row keeps fewer tiles
+        if i0 < 0:  # padding, because this row keeps fewer tiles than others
             return
         zero = float32(0)
         w00 = w01 = w10 = w11 = zero

@@ -17,7 +17,7 @@ lists on CUDA), `tile_inputs` returns the `inputs` of x, and `tile_outputs` retu
 `layouts.tiles.TileLists` on the device, hold the kept tiles. A recorded step reads them, so that it can be replayed with
 another pattern of the same kind; if they are None, they are computed and cached.
 
-There are three kinds of CUDA kernels. "masked" is a teaching step: every tile is visited, and dropped tiles are skipped by a
+There are three kinds of CUDA kernels. "masked" is for teaching only: every tile is visited, and dropped tiles are skipped by a
 test that has the same result in the whole block. "listed": a block walks the list of the tiles that its class keeps, so dropped
 work is never launched. Both are in `cuda_listed`. "grouped", in `cuda_grouped`, is used if the device supports it: each class
 is a dense product, and all products are one launch.

@@ -74,13 +74,11 @@ def _copies():
     return strided_copy, gather, scatter_add, take_rows, take_columns, paste, repeat_indices
 
 
-MOST_BLOCKS = 65535  # along the second and third axis of a grid
+MOST_BLOCKS = 65535  # largest number of blocks along the second and third axis of a grid
 
 
 def _strided(x, shape, strides):
-    """Return a contiguous copy of x for the given shape and strides. Adjacent axes with a common stride are merged; then there
-    may be up to four axes.
-    """
+    """Return a contiguous copy of x for the given shape and strides; at most four axes remain when axes are merged."""
     axes = [(n, s) for n, s in zip(shape, strides) if n != 1]
     merged: list[tuple[int, int]] = []
     for n, s in axes:
@@ -99,8 +97,8 @@ def _strided(x, shape, strides):
 
 
 def _transposed(x, y, axes):
-    """If an axis other than the last one of y is contiguous in x, copy x to y in squares; else return False. `axes` holds
-    (length, stride in x) of each axis of y.
+    """If an axis of y other than the last one is contiguous in x, copy x to y in squares and return True; else return False.
+    `axes` holds (length, stride in x) of each axis of y.
     """
     *outer, (n_b, s_b) = axes
     steps, contiguous = _element_strides([n for n, _ in axes]), [i for i, (n, s) in enumerate(outer) if s == 1 and n > 1]
@@ -109,7 +107,7 @@ def _transposed(x, y, axes):
     n_a, t_a = outer[contiguous[0]][0], steps[contiguous[0]]
     (n0, s0, t0), (n1, s1, t1) = [(*outer[i], steps[i]) for i in range(3) if i != contiguous[0]]
     grid = ceil_div(n_b, EDGE), ceil_div(n_a, EDGE), n0 * n1
-    if min(n_a, n_b) < EDGE // 2 or max(grid[1:]) > MOST_BLOCKS:  # most of a square would be empty
+    if min(n_a, n_b) < EDGE // 2 or max(grid[1:]) > MOST_BLOCKS:  # nearly empty squares, or too many blocks
         return False
     launch(turning(), grid, (EDGE, HEIGHT), flat(x), flat(y), n_a, n_b, s_b, t_a, n1, s0, t0, s1, t1)
     return True
@@ -155,7 +153,8 @@ def _hashable(key, shape):
         elif isinstance(k, (list, np.ndarray)):
             k = np.asarray(k)
             if k.dtype == bool:
-                np.broadcast_to(False, shape)[key]  # IndexError if a mask does not have the shape that it masks
+                # raises IndexError if a mask does not have the shape of the axes that it masks
+                np.broadcast_to(False, shape)[key]
             arrays = np.nonzero(k) if k.dtype == bool else (k.astype(np.int64),)
             parts.extend(("array", a.tobytes(), a.shape) for a in arrays)
         else:

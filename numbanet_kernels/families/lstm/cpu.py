@@ -14,7 +14,8 @@ from .cpu_lists import add_scaled, write_places, write_starts
 from .cpu_steps import add_scores, backward, copy_seen, forward
 from .family import AFTER, STATE, check, check_seen, started
 
-UNITS = 1 << 22  # bytes: if a packed weight is larger, threads divide the units; a smaller one is read by every core
+# bytes; if a packed weight is larger, threads divide the units, else they divide the samples and every core reads the weight
+UNITS = 1 << 22
 NOWHERE = np.zeros((1, 0), np.int32)
 
 
@@ -40,9 +41,7 @@ def _places(lists, total, places=None):
 
 
 def _divided(flops, panels, samples):
-    """Return (number of parts, True if parts are ranges of units, a function that calls work(part) for each part); this is
-    called inside `threads.held`.
-    """
+    """Return (number of parts, True if parts are ranges of units, a function that calls work(part) for each part)."""
     parts, by_units = threads.parts(flops=flops), 4 * panels >= UNITS
     if parts == 1 or (samples == 1 and not by_units):
         return 1, False, lambda work: work(threads.WHOLE)
@@ -76,7 +75,7 @@ def lstm_cpu(z, w, h0, c0, units=None, scale=1.0, lengths=None):
     kept = packed_gemm.all_of(hidden) if units is None or not shared else units[0]
     rows, depth = packed_gemm.all_rows(len(kept)) if shared else packed_gemm.rows_of(units, hidden)
     place = NOWHERE if units is None else _places(units, hidden)
-    once = steps == 1 and units is None  # reading w in place takes less time than packing it
+    once = steps == 1 and units is None  # with one time step, reading w in place takes less time than packing it
     flops = 8 * steps * n * hidden * depth
     with threads.held(flops):
         parts, by_units, run = _divided(flops, 4 * hidden * len(kept), n)
@@ -107,7 +106,7 @@ def lstm_cpu(z, w, h0, c0, units=None, scale=1.0, lengths=None):
 
 
 def lstm_grad_cpu(dy, gates, c, w, units=None, scale=1.0, lengths=None, dc=None, columns=None, threshold=0.0):
-    """dz = the gradient of the input products (T, N, 4H); returns (dz, dh0, dc0)
+    """Return (dz, dh0, dc0), where dz (T, N, 4H) is the gradient of the input products.
 
     dz overwrites the gates. If `columns` is given, dz (T, N, K) holds only these columns, in a new array.
     """

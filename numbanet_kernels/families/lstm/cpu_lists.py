@@ -21,9 +21,7 @@ def write_places(lists, places, found):
 
 @host_kernel("void(i4[::1], i8, i8[::1])")
 def write_starts(outs, hidden, starts):
-    """starts[b] = the first unit of block b, if a list of units is cut into blocks of WIDTH; the last entry is `hidden`, the
-    number of units.
-    """
+    """starts[b] = the first unit of block b of WIDTH listed units; the last entry is `hidden`, the number of units."""
     for b in range(starts.size):
         starts[b] = 0 if b == 0 else hidden if b == starts.size - 1 else outs[b * WIDTH]
 

@@ -36,7 +36,7 @@ def _store_gates(builder, gates, data, at, step, some):
 
 
 def _slopes(dy, dc, gates, before, after):
-    """Return dz of the four gates, and dc before it is multiplied by the forget gate."""
+    """Return dz of the four gates, and dc without the factor of the forget gate."""
     i, f, g, o = gates
     q = after.tanh()
     dc = dc + dy * o * (1.0 - q * q)
@@ -52,8 +52,8 @@ def _places(builder, places, count):
 
 @intrinsic
 def _cell(typing_context, room, z, c, h, places, room_step, z_step, scale, width, alive):
-    """Compute `width` units of one sample: z + scale room becomes the gates in z, and c[after] and h are computed. `places` are
-    the offsets in room, z, c, c after the step, and h.
+    """Compute `width` units of one sample: the gates, computed from z + scale room, overwrite z, and c[after] and h are
+    written. `places` are the offsets in room, z, c, c after the step, and h.
     """
 
     def generate(context, builder, signature, arguments):
@@ -81,8 +81,9 @@ def _cell(typing_context, room, z, c, h, places, room_step, z_step, scale, width
 
 @intrinsic
 def _cell_grad(typing_context, back, dy, gates, c, dc, out, places, step, out_step, scale, threshold, width, alive):
-    """Compute `width` units of one sample: dh = dy + scale back; out = dz, which may overwrite the gates; dc is updated for the
-    step before. `places` are the offsets in back, dy and c, gates, c after the step, dc, and out.
+    """Compute `width` units of one sample: dz, the gradient of the gates for dh = dy + scale back, is written to `out`, which
+    may be the array of the gates; dc is updated for the time step before. `places` are the offsets in back, dy and c, gates, c
+    after the step, dc, and out.
     """
 
     def generate(context, builder, signature, arguments):
@@ -192,9 +193,7 @@ def _spread(room, place, b, j, width, back):
 
 @host_function
 def _keep(slopes, n0, n1, j, width, hidden, columns, dz, x):
-    """dz[n, columns[i]] = x[columns[i], n - n0] = the gradient of gate i, from `slopes` (4, samples, WIDTH), for each gate i
-    that has a column.
-    """
+    """dz[n, columns[i]] = x[columns[i], n - n0] = the gradient of gate i, if it has a column, from `slopes`"""
     for g in range(4):
         for i in range(width):
             column = columns[g * hidden + j + i]

@@ -32,17 +32,16 @@ from ...blocks.intrinsics import sigmoids
 from ...runtime.declare import cuda, inlined, kernel, kernels
 
 # These sizes are not tuned on a device.
-SAMPLES, UNITS = 32, 16  # of a block that computes one step
-BLOCK, WARPS = (16, 16), 8  # its threads
-DEPTH, COLUMNS = 64, 128  # units of h, columns of dz in a tile
-SMALL, FEW = 128, 4  # units of a layer, and samples of a block, that runs through all time steps
-ROWS, ACROSS, SHARES = 8, 32, 32  # of scores: threads down and across, and blocks that share the time steps
+SAMPLES, UNITS = 32, 16  # samples and units of a block that computes one time step
+BLOCK, WARPS = (16, 16), 8  # shape of its threads, and number of its warps
+DEPTH, COLUMNS = 64, 128  # number of units of h, and of columns of dz, in a tile
+SMALL, FEW = 128, 4  # a layer of at most SMALL units is computed by blocks of FEW samples, which run through all time steps
+# `lstm_scores`: threads down and across a block, and number of blocks that share the time steps
+ROWS, ACROSS, SHARES = 8, 32, 32
 
 
 def _cells():
-    """Return device functions (forward, backward, writer of dz) for unit u of sample n in time step t; each factory makes its
-    own (`inlined`).
-    """
+    """Return device functions (forward, backward, writer of dz) for unit u of sample n in time step t (`inlined`)."""
     sigmoid = sigmoids()
 
     @inlined
@@ -80,7 +79,7 @@ def _cells():
 
     @inlined
     def write(dz, places, t, n, u, hidden, di, df, dg, do):
-        """Write dz of the four gates to their columns, if they are kept"""
+        """Write dz of the four gates to their columns if they are kept."""
         for gate, value in ((0, di), (1, df), (2, dg), (3, do)):
             place = places[gate * hidden + u] if places.size > 0 else gate * hidden + u
             if place >= 0:
@@ -90,11 +89,11 @@ def _cells():
 
 
 def _squares():
-    """Device functions for the 4 x 4 sums a<row><column> of a thread; each factory makes its own (`inlined`)."""
+    """Return device functions for the 4 x 4 sums a<row><column> of a thread; each factory makes its own (`inlined`)."""
 
     @inlined
     def add_products(sums, rows, cols, first, stop, r, c):
-        """sums + the products of rows[k, r:r + 4] and cols[k, c:c + 4] for first <= k < stop"""
+        """Return sums + the products of rows[k, r:r + 4] and cols[k, c:c + 4] for first <= k < stop."""
         ((a00, a01, a02, a03), (a10, a11, a12, a13), (a20, a21, a22, a23), (a30, a31, a32, a33)), k = sums, first
         while k < stop:
             b0, b1, b2, b3 = cols[k, c], cols[k, c + 1], cols[k, c + 2], cols[k, c + 3]
@@ -108,7 +107,7 @@ def _squares():
 
     @inlined
     def leave(sums, shared, part, r, c):
-        """shared[part, r + i, c + j] = sums[i][j]; then the block waits."""
+        """shared[part, r + i, c + j] = sums[i][j]; then all threads of the block wait for each other."""
         for i, row in ((0, sums[0]), (1, sums[1]), (2, sums[2]), (3, sums[3])):
             for j in range(4):
                 shared[part, r + i, c + j] = row[j]
@@ -141,7 +140,7 @@ def step():
         zeros = (zero, zero, zero, zero)
         squares = (zeros, zeros, zeros, zeros)
         for k0 in range(0, depth, DEPTH):
-            # load: 8 threads along k, 32 across: samples, and twice 8 units x 4 gates
+            # load the tiles: 8 threads along k; 32 threads along the samples, and twice along 8 units x 4 gates
             for i in range(0, DEPTH, 8):
                 k = uint32(i + own)
                 at, inside = uint32(k0 + k), k0 + k < depth
@@ -153,7 +152,7 @@ def step():
             squares = add_products(squares, h_tile, w_tile, first, first + half, n1, u1)
             cuda.syncthreads()
         leave(squares, sums, part, n1, u1)
-        # the cell: every sixteenth sample of one unit
+        # compute the cell: every sixteenth sample of one unit
         for j in range(ty, SAMPLES, 16):
             n, u = n0 + j, u0 + tx
             if n < samples and u < hidden:
@@ -191,7 +190,7 @@ def step_back():
         zeros = (zero, zero, zero, zero)
         squares = (zeros, zeros, zeros, zeros)
         for j0 in range(0, depth, COLUMNS):
-            # load: 16 threads along a row of w; 8 along a row of dz, 32 across
+            # load the tiles: 16 threads along a row of w; 8 threads along a row of dz, 32 across
             for i in range(0, COLUMNS, 16):
                 j = uint32(i + ty)
                 at, inside = uint32(j0 + j), j0 + j < depth and q < seen
@@ -203,7 +202,7 @@ def step_back():
             squares = add_products(squares, dz_tile, w_tile, first, first + share, n1, u1)
             cuda.syncthreads()
         leave(squares, sums, part, n1, u1)
-        # the cell: every sixteenth sample of one unit
+        # compute the cell: every sixteenth sample of one unit
         for j in range(ty, SAMPLES, 16):
             n, dh = n0 + j, zero
             if n < samples and q < hidden:
@@ -263,18 +262,16 @@ def sequence_back():
         "f4[:, :, ::1], f4[:, ::1], f4[:, ::1])"
     )
     def lstm_sequence_back(dy, gates, c, w, order, seen, columns, places, lengths, scale, threshold, dz, dc, dh0):
-        """Compute all steps of the backward pass. Thread (q, g) sums every fourth column for unit q of `order`, then computes
-        this unit of sample g.
-        """
+        """Compute all steps back in time. Thread (q, g) sums every fourth column for unit q of `order`, for sample g."""
         after = cuda.shared.array((columns_of_all, FEW), float32, 16)
         sums = cuda.shared.array((4, SMALL, FEW), float32, 16)
         q, g = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         n, hidden, steps = int32(cuda.blockIdx.x) * FEW + g, int32(w.shape[1]), int32(dy.shape[0])
         depth, listed, zero = int32(dz.shape[2]), places.size > 0, float32(0)
-        for j in range(q, depth, hidden):  # stays 0 if the block has fewer samples
+        for j in range(q, depth, hidden):  # the sum stays 0 if the block has fewer samples
             after[j, g] = zero
         for t in range(steps - 1, -2, -1):
-            # dh[t + 1] from dz[t + 1]
+            # compute dh[t + 1] from dz[t + 1]
             unit = uint32(order[min(t + 1, int32(order.shape[0]) - 1), q] if order.size > 0 else q)
             a0 = a1 = a2 = a3 = zero
             if q < seen and t + 1 < steps:
@@ -284,7 +281,7 @@ def sequence_back():
                     a0, a1, a2, a3 = a0 + after[j, 0] * b, a1 + after[j, 1] * b, a2 + after[j, 2] * b, a3 + after[j, 3] * b
             sums[g, q, 0], sums[g, q, 1], sums[g, q, 2], sums[g, q, 3] = a0, a1, a2, a3
             cuda.syncthreads()
-            # the cell
+            # compute the cell
             if n < dy.shape[1]:
                 dh = scale * (sums[0, q, g] + sums[1, q, g] + sums[2, q, g] + sums[3, q, g])
                 if t < 0:

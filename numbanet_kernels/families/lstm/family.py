@@ -97,8 +97,8 @@ def lstm_seen_reference(h, units):
 
 # --- checks, for CPU and CUDA -----------------------------------------------------------------------------------------
 def check(op, gates, w, units=None, lengths=None, columns=None, **states):
-    """Check the arguments, and return (T, N, H), from `gates` (T, N, 4H), which may also be z, and w (4H, H). States are given
-    as name=(array, shape). ValueError if arguments do not fit.
+    """Check the arguments: `gates` (T, N, 4H), which may also be z, w (4H, H), and states, which are given as name=(array,
+    shape). Return (T, N, H); raise ValueError if the arguments do not fit.
     """
     found = expect(
         op,

@@ -29,7 +29,7 @@ def _down(image, top, step, taps, best, places):
             for k in range(line.size if fresh else 0):
                 best[k], places[k] = line[k], place
             for k in range(0 if fresh else line.size):
-                value, before, at = line[k], best[k], places[k]  # all loads first, so that LLVM vectorises
+                value, before, at = line[k], best[k], places[k]  # all loads come first, so that LLVM vectorises the loop
                 larger = (value > before) | (value != value)
                 best[k], places[k] = value if larger else before, place if larger else at
             fresh = False

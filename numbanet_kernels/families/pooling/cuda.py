@@ -52,9 +52,7 @@ def _max_kernels(kind="u1"):
 
     @kernel(f"void(f4[::1], {kind}[::1], f4[::1], i4[:, ::1], i4[:, ::1], i4, i4, i4, UniTuple(i4, 8))")
     def to_largest(dy, places, dx, rows, cols, channels, y_height, y_width, numbers):
-        """Each thread computes the gradient of one channel of a pixel; it checks all outputs whose window, including its holes,
-        covers the pixel.
-        """
+        """Each thread computes one channel of dx at a pixel from all outputs whose window, with its holes, covers the pixel."""
         _, kw, sh, sw, ph, pw, dh, dw = numbers
         k = cuda.grid(1)
         if k < dx.size:

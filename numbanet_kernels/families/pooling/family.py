@@ -26,8 +26,9 @@ import numpy as np
 from ...layouts.windows import Bins, Window, pooled
 from ...runtime.expect import INT32, expect
 
-BYTE, KINDS = np.dtype(np.uint8), {True: "u1", False: "i4"}  # dtype of small places; key: places are bytes
-FEW = 16  # pixels that are summed in float32
+# dtype of `places` in bytes; codes of the types in signatures, by whether `places` are bytes
+BYTE, KINDS = np.dtype(np.uint8), {True: "u1", False: "i4"}
+FEW = 16  # number of pixels that are summed in float32
 
 
 class Bands(NamedTuple):
@@ -125,9 +126,7 @@ def check_max_grad(op, dy, places, window, shape):
 
 
 def in_bytes(op, window):
-    """Return True if the positions in a window fit into a byte; raise TypeError for `Bins`, which max pooling does not
-    support.
-    """
+    """Return True if the positions in a window fit into a byte; raise TypeError for `Bins`."""
     if not isinstance(window, Window):
         raise TypeError(f"{op}: expected a Window, got {window!r}")
     return (window.kernel[0] + 1) * window.kernel[1] <= 256
@@ -145,7 +144,7 @@ def numbers_of(window):
 
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
-WINDOW = Window((3, 3), (2, 2), (1, 1))  # they overlap
+WINDOW = Window((3, 3), (2, 2), (1, 1))  # the windows overlap
 
 
 def examples(dev, a, N, I, O):

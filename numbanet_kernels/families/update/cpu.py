@@ -52,9 +52,7 @@ def _sgd(w, v, g, packed, row_pos, row_class, cols, rates, momentum, nesterov, d
 
 @host_function
 def _due(lag, after, current, wanted, due):
-    """Write the blocks of a row of blocks that are updated to `due`, and return how many they are. All other blocks of the row
-    skip one more step.
-    """
+    """Write the blocks to update, of a row of blocks, to `due`, and return their number; other blocks skip a step more."""
     count = 0
     for b in range(lag.size):
         after[b] = lag[b] + 1
@@ -91,7 +89,7 @@ def _sgd_blocks(
     into,
     into_rows,
 ):
-    """SGD on lazy blocks: a current block makes a step with the gradient, a block that is only wanted all skipped steps."""
+    """Make an SGD step for current blocks, with the gradient, and all skipped steps for blocks that are only wanted."""
     lr, packed = rates[0], row_pos.size > 0
     nothing, spread = np.zeros(w.shape[1], np.float32), np.zeros(w.shape[1] + 1, np.float32)
     spread_class, due = -1, np.empty(lag.shape[1], np.int64)
@@ -132,7 +130,8 @@ def _sgd_blocks(
 
 
 _NO_INTO = Into(np.zeros((0, 0), np.float32), np.zeros(0, np.int64))
-_ALL = Packing(*(np.zeros(0, np.int32),) * 2, *(np.zeros((1, 0), np.int32),) * 2)  # not read if the gradient is dense
+# arguments that are not read if the gradient is dense
+_ALL = Packing(*(np.zeros(0, np.int32),) * 2, *(np.zeros((1, 0), np.int32),) * 2)
 
 
 def _share_rows(update, arrays, g, packing, numbers):
@@ -194,7 +193,7 @@ def _sgd_one(w, v, g, packing, lazy, into, numbers):
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4[::1], i8, i8)")
 def _adam(w, m, s, g, packed, row_pos, row_class, cols, numbers, first, stop):
-    """Adam on the rows first … stop - 1."""
+    """Make an Adam step for the rows first … stop - 1."""
     lr, beta1, beta2, eps = numbers[0], numbers[1], numbers[2], numbers[3]
     correct1, correct2, decay, left = numbers[4], numbers[5], numbers[6], numbers[7]
     spread, spread_class = np.zeros(w.shape[1] + 1, np.float32), -1

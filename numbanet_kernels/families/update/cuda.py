@@ -19,7 +19,7 @@ from .packed import check_update, packing, unread
 # One launch updates several weights: each has its own blocks, which look up their weight. All arrays are flat, because kernel
 # arguments must fit into 4 KiB and a second axis takes 16 bytes more.
 TOGETHER = 6
-EACH = 4  # weights a thread; a guess, not tuned on a device
+EACH = 4  # number of weights per thread; a guess, not tuned on a device
 
 
 def _groups(kind, count):
@@ -61,9 +61,8 @@ def _sgd_kernel():
         f" {_groups('i4', 5)}, f4, b1, f4)"
     )
     def sgd_step(weights, lists, flags, powers, rates, firsts, sizes, momentum, nesterov, decay):
-        """SGD on up to TOGETHER weights; without a packed gradient g_width is -1, without lazy blocks the block height is 0.
-
-        A thread whose block is neither current nor wanted leaves its weights unchanged.
+        """Make an SGD step for up to TOGETHER weights. If there is no packed gradient, g_width is -1; if there are no lazy
+        blocks, the height of a block is 0. A thread whose block is neither current nor wanted leaves its weights unchanged.
         """
         block, lr = int32(cuda.blockIdx.x), rates[0]
         k = owner(firsts, block)
@@ -99,7 +98,7 @@ def _adam_kernel():
 
     @kernel(f"void({_groups('f4[::1]', 4)}, {_groups('i4[::1]', 3)}, f4[::1], {FIRSTS}, {_groups('i4', 2)})")
     def adam_step(weights, lists, numbers, firsts, sizes):
-        """Adam on up to TOGETHER weights; without a packed gradient g_width is -1."""
+        """Make an Adam step for up to TOGETHER weights. If there is no packed gradient, g_width is -1."""
         lr, beta1, beta2, eps = numbers[0], numbers[1], numbers[2], numbers[3]
         correct1, correct2, decay, left = numbers[4], numbers[5], numbers[6], numbers[7]
         block = int32(cuda.blockIdx.x)
@@ -136,11 +135,11 @@ def _rate(lr):
 
 
 def _together(kernel, weights, shared, numbers):
-    """Launch a kernel on weights, each given as (groups of arrays, sizes), up to TOGETHER in a launch."""
+    """Launch a kernel on weights, up to TOGETHER in a launch. Each weight is given as (groups of arrays, sizes)."""
     for start in range(0, len(weights), TOGETHER):
         some = weights[start : start + TOGETHER]
         blocks = [ceil_div(arrays[0].size, THREADS * EACH) for arrays, *_ in some]
-        some = some + some[-1:] * (TOGETHER - len(some))  # padding; these weights get no blocks
+        some = some + some[-1:] * (TOGETHER - len(some))  # the list is padded; weights of the padding get no blocks
         firsts = [sum(blocks[:i]) if i < len(blocks) else sum(blocks) for i in range(TOGETHER)]
         *groups, sizes = (tuple(zip(*parts, strict=True)) for parts in zip(*some, strict=True))
         launch(kernel, sum(blocks), THREADS, *groups, *shared, tuple(firsts), sizes, *numbers)

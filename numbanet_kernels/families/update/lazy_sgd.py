@@ -51,7 +51,7 @@ def sgd_settle_reference(w, v, lazy):
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
 def lazy_pays_cpu(elements):
-    """True if updating a weight of this many elements by blocks is faster than updating it as a whole."""
+    """Return True if updating a weight of this many elements by blocks is faster than updating it as a whole."""
     return elements >= thresholds.current.lazy_elements
 
 
@@ -108,7 +108,7 @@ def _settling():
 
 
 def lazy_pays_cuda(elements):
-    """True for every number of elements: a launch takes about the same time either way."""
+    """Return True: on a GPU a launch takes about the same time either way."""
     return True
 
 

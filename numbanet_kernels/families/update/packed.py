@@ -53,7 +53,7 @@ def packed_squares_reference(g, packing):
     return np.sum(values * values)
 
 
-LARGEST = 2**31 - 2**16  # elements of a weight, so that indices of elements fit into 32 bits
+LARGEST = 2**31 - 2**16  # largest number of elements of a weight; indices of elements must fit into 32 bits
 
 
 def _expected(packing):
@@ -173,7 +173,7 @@ def _row_squares(g, row_pos, row_class, cols, sums, first, stop):
 
 
 def packed_squares_cpu(g, packing):
-    """The sum of g[row_pos[r], k]^2 over all r and k with row_pos[r] >= 0 and cols[row_class[r], k] >= 0.   -> ()"""
+    """y = the sum of g[row_pos[r], k]^2 over all r and k with row_pos[r] >= 0 and cols[row_class[r], k] >= 0.   -> ()"""
     sizes = expect("packed_squares (cpu)", g=(g, ("G", "K")), **_expected(packing))
     sums = np.empty(sizes["R"])
 
@@ -204,7 +204,7 @@ def _unpacking():
 def _squaring():
     @kernel("void(f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], f4[::1])")
     def row_squares(g, row_pos, row_class, cols, sums):
-        """Each block sums the squares of one row."""
+        """Each block sums the squares of one row of g."""
         shared = cuda.shared.array(THREADS, float32)
         r, lane = cuda.blockIdx.x, cuda.threadIdx.x
         total, z = float32(0), row_class[r]
