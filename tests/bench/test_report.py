@@ -111,7 +111,8 @@ def test_a_dot_for_each_kind_that_reached_the_target(results):
         for kind, target in (("none", 0.5), ("bernoulli", None), ("window", 0.25), ("window early", 1.25), ("tdp", 0.1))
     ]
     chart = drawings.charts([{**results.facts, "rows": rows}])["accuracy.svg"]
-    legend, dots = (re.findall(r'<circle cx="([\d.]+)" cy="[\d.]+" r="5" fill="([^"]+)"', part) for part in chart.split("0.5<", 1))
+    circle = re.compile(r'<circle cx="([\d.]+)" cy="[\d.]+" r="5" fill="([^"]+)"')
+    legend, dots = map(circle.findall, chart.split("0.5<", 1))
     assert len(legend) == len(drawings.DOTS) + 1
     assert [fill for _, fill in dots] == [drawings.DOTS["none"], drawings.DOTS["window"], "white"]
     none, window, early = (float(across) for across, _ in dots)
