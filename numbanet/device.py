@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +20,27 @@ else:
     Operations = object
 
 NAMES = ("cpu", "cuda", "emulated")
+THREADS = re.compile(r"cpu:[1-9]\d*")
+UNLIMITED = {"session", "records", "rehearses", "asides", "synchronize"}  # operations that compute nothing
+
+
+class DeviceFailure(RuntimeError):
+    """A device could not compute a layer; the message names both."""
 
 
 class Device(Operations):
     """A device that computes: it has a `name`, and one attribute, a function, for each operation of its table.
+
+    The name "cpu:2" stands for the CPU with at most two threads, whatever the session allows.
 
     The function `device` makes one object per name, so devices can be compared by identity. A device is pickled as its name.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        table = importlib.import_module(f"numbanet_kernels.{name}")
-        self.__dict__.update(operations(table))
+        base, _, threads = name.partition(":")
+        table = operations(importlib.import_module(f"numbanet_kernels.{base}"))
+        self.__dict__.update(_limited(table, int(threads)) if threads else table)
 
     if not TYPE_CHECKING:  # type checkers read the operations from the stub
 
@@ -49,9 +59,25 @@ def operations(table: ModuleType) -> dict[str, Any]:
     return {name: f for name, f in vars(table).items() if callable(f) and not name.startswith("_")}
 
 
+def _limited(table: dict[str, Any], threads: int) -> dict[str, Any]:
+    """Return a table whose operations use at most n = `threads` threads. It records nothing, as a tape has its own threads."""
+    session = table["session"]
+
+    def limited(operation: Any) -> Any:
+        @functools.wraps(operation)
+        def run(*args: Any, **options: Any) -> Any:
+            with session(limit=threads):
+                return operation(*args, **options)
+
+        return run
+
+    own = {name: limited(operation) for name, operation in table.items() if name not in UNLIMITED}
+    return {**table, **own, "records": lambda: False}
+
+
 def problem(name: str) -> str | None:
     """Return None if the device with this name can be used, else a sentence that says what is missing and how to get it."""
-    if name == "cpu":
+    if name == "cpu" or THREADS.fullmatch(name):
         return None
     from numbanet_kernels.runtime import availability  # not before a device is used: numba.cuda takes long to import
 
@@ -71,6 +97,7 @@ def _made(name: str) -> Device:
 
 def device(name: str | Device = "auto") -> Device:
     """Return the device with this name: "cpu", "cuda" or "emulated"; "auto" means "cuda" if a GPU is available, else "cpu".
+    "cpu:1" is the CPU with one thread, "cpu:2" with at most two, and so on; it records no steps.
 
     The emulated device runs the compiled CUDA kernels on the CPU (`numbanet_kernels.ptx`): slowly, and with checks.
 
@@ -85,7 +112,7 @@ def device(name: str | Device = "auto") -> Device:
         return name
     if name == "auto":
         return _made("cpu" if problem("cuda") else "cuda")
-    if name not in NAMES:
+    if name not in NAMES and not THREADS.fullmatch(name):
         raise ValueError(f"there is no device {name!r}; choose one of 'auto', {', '.join(map(repr, NAMES))}")
     missing = problem(name)
     if missing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..plans import DevicePlan, Site
 from ..tensor import Tensor
@@ -12,6 +12,9 @@ from .context import Context
 from .flow import NO_TAGS, Cost, Flow
 from .summary import summary
 from .tree import Tree
+
+if TYPE_CHECKING:
+    from .spanning import Spanning
 
 
 class Sequential(Layer):
@@ -33,6 +36,7 @@ class Sequential(Layer):
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = list(layers)
+        self.spanning: Spanning | None = None  # set by `span`, if the layers are on several devices
         # the shape of a sample and the policy that `expect` set
         self._expected: tuple[tuple[int | None, ...] | None, Any] = (None, None)
         for layer in self.layers:
@@ -58,16 +62,23 @@ class Sequential(Layer):
 
     @property
     def records(self) -> bool:
-        return super().records and all(layer.records for layer in self.layers)
+        return super().records and self.spanning is None and all(layer.records for layer in self.layers)
 
     def _stages(self) -> Iterator[tuple[Layer, Callable[[Flow, Context], Flow]]]:
-        """Yield (layer, function that applies it) for each stage; two layers that are fused are one stage."""
-        i = 0
+        """Yield (its first layer, function that applies it) for each stage; layers that are fused are one stage."""
+        i, spanning = 0, self.spanning
         while i < len(self.layers):
-            layer = self.layers[i]
-            both = layer.fuse_with(self.layers[i + 1]) if i + 1 < len(self.layers) else None
-            yield layer, both or layer.forward
-            i += 2 if both else 1
+            layer, first = self.layers[i], i
+            stage: Callable[[Flow, Context], Flow] = layer.forward
+            fuse: Callable[[Layer], Callable[[Flow, Context], Flow] | None] | None = layer.fuse_with
+            i += 1
+            while fuse and i < len(self.layers) and self._adjacent(i) and (fused := fuse(self.layers[i])):
+                stage, fuse, i = fused, getattr(fused, "fuse_with", None), i + 1
+            yield layer, stage if spanning is None else spanning.stage(first, i, stage)
+
+    def _adjacent(self, i: int) -> bool:
+        """Return True if layer i is on the device of the layer before it."""
+        return self.spanning is None or self.spanning.devices[i - 1] is self.spanning.devices[i]
 
     def forward(self, flow, context):
         return self._pass(self._stages(), flow, context)

@@ -78,6 +78,16 @@ class Plans:
         self.chosen: dict[str, Plan | None] = {}  # maps the path of a site to the plan that `choose` returned in this pass
         self.assigned = {path: plan for path, plan in (assigned or {}).items() if not plan.trivial}
         self.here: dict[str, DevicePlan] = {}  # maps the path of a site to the plan on the device that this pass has used
+        self._elsewhere: dict[Device, Plans] = {}
+
+    def on(self, dev: Device) -> Plans:
+        """Return the same plans for a part of the pass that another device computes."""
+        if dev is self.device:
+            return self
+        if dev not in self._elsewhere:
+            there = self._elsewhere[dev] = Plans(dev, self.sites, None, self.choose, self.feeds)
+            there.decides, there.chosen, there.assigned = self.decides, self.chosen, self.assigned
+        return self._elsewhere[dev]
 
     def of(self, layer: Any, name: str = "output") -> Plan | None:
         """Return the plan of a site if it is known before the pass; None if everything is computed, or it is chosen later."""

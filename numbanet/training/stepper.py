@@ -160,14 +160,20 @@ class Stepper:
             self.optimizer.zero_grad()  # an earlier step may have been interrupted
             batch = self.recorder.hold(X, batch, change)
             upcoming = None if last else self.draw(following is None)
-            wanted = None if upcoming is None or whole else self.tree.reads(upcoming, following and following.ids)
+            spanning = self.model.spanning
+            wanted = None if upcoming is None or whole or spanning else self.tree.reads(upcoming, following and following.ids)
             self.optimizer.prepare(wanted)
             flow = Flow(Tensor.wrap(batch.inputs, self.dev), DENSE if batch.ids is None else Symbols(batch.ids))
             packed, self.packed = self.packed, {}
             context = Context(self.dev, plans, training=True, state=self.state, packed=packed)
 
             def passes() -> tuple[Any, Any]:
-                results = self.task.learn(self.model, flow, context, batch)
+                try:
+                    results = self.task.learn(self.model, flow, context, batch)
+                except Exception as error:
+                    if spanning is None:
+                        raise
+                    raise spanning.failure(error) from error
                 packed.clear()  # frees memory for what the update packs
                 return results
 
