@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..device import Device, device
 from ..plans import DevicePlan, Site
 from ..tensor import Tensor
-from .base import Layer
+from .base import Layer, to
 from .context import Context
 from .flow import NO_TAGS, Cost, Flow
+from .spanning import Spanning
 from .summary import summary
 from .tree import Tree
-
-if TYPE_CHECKING:
-    from .spanning import Spanning
 
 
 class Sequential(Layer):
@@ -36,7 +35,7 @@ class Sequential(Layer):
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = list(layers)
-        self.spanning: Spanning | None = None  # set by `span`, if the layers are on several devices
+        self.spanning: Spanning | None = None  # if the layers are on several devices
         # the shape of a sample and the policy that `expect` set
         self._expected: tuple[tuple[int | None, ...] | None, Any] = (None, None)
         for layer in self.layers:
@@ -121,6 +120,21 @@ class Sequential(Layer):
 
     def config(self):
         return {"layers": self.layers}
+
+    def span(self, devices: Sequence[str | Device]) -> None:
+        """Move each layer to its device, in place; if it is one device for all layers, this is the same as `to`.
+
+        Raises
+        ------
+        ValueError
+            If there are not as many devices as layers.
+        """
+        chosen = [device(name) for name in devices]
+        if len(chosen) != len(self.layers):
+            raise ValueError(f"span: {len(chosen)} devices for {len(self.layers)} layers; give one device for each layer")
+        for layer, dev in zip(self.layers, chosen):
+            to(layer, dev)
+        self.spanning = Spanning(chosen) if len(set(chosen)) > 1 else None
 
     def expect(self, shape: tuple[int | None, ...], policy: Any = None) -> None:
         """Set the sample shape and the policy that `print(model)` shows."""

@@ -1,4 +1,4 @@
-"""`span` gives each layer of a `Sequential` a device of its own; activations and gradients are moved where the device changes.
+"""`Spanning`: the layers of a `Sequential` are on several devices (`Sequential.span`); activations and gradients are moved where the device changes.
 
     x_i = move(f_i(move(x_(i-1), device_i)), device_(i+1)) ,   dx_(i-1) = move(vjp_i(dx_i), device_(i-1))
 
@@ -11,28 +11,10 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from ..autograd import FREED
-from ..device import Device, DeviceFailure, device
+from ..device import Device, DeviceFailure
 from ..tensor import Tensor
-from .base import to
 from .context import Context
 from .flow import Flow
-from .sequential import Sequential
-
-
-def span(model: Sequential, devices: Sequence[str | Device]) -> None:
-    """Move each layer of a model to its device, in place. On one device alone the model is as if it had been moved by `to`.
-
-    Raises
-    ------
-    ValueError
-        If there are not as many devices as layers.
-    """
-    chosen = [device(name) for name in devices]
-    if len(chosen) != len(model.layers):
-        raise ValueError(f"span: {len(chosen)} devices for {len(model.layers)} layers; give one device for each layer")
-    for layer, dev in zip(model.layers, chosen):
-        to(layer, dev)
-    model.spanning = Spanning(chosen) if len(set(chosen)) > 1 else None
 
 
 class Spanning:

@@ -8,6 +8,7 @@ A policy draws a plan for each site before a pass, or chooses it during the pass
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -85,9 +86,12 @@ class Plans:
         if dev is self.device:
             return self
         if dev not in self._elsewhere:
-            there = self._elsewhere[dev] = Plans(dev, self.sites, None, self.choose, self.feeds)
-            there.decides, there.chosen, there.assigned = self.decides, self.chosen, self.assigned
+            self._elsewhere[dev] = copy.copy(self)._moved(dev)  # noqa: SLF001  an instance of this class
         return self._elsewhere[dev]
+
+    def _moved(self, dev: Device) -> Plans:
+        self.device, self.here, self._elsewhere = dev, {}, {}
+        return self
 
     def of(self, layer: Any, name: str = "output") -> Plan | None:
         """Return the plan of a site if it is known before the pass; None if everything is computed, or it is chosen later."""

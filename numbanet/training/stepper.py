@@ -160,20 +160,18 @@ class Stepper:
             self.optimizer.zero_grad()  # an earlier step may have been interrupted
             batch = self.recorder.hold(X, batch, change)
             upcoming = None if last else self.draw(following is None)
-            spanning = self.model.spanning
-            wanted = None if upcoming is None or whole or spanning else self.tree.reads(upcoming, following and following.ids)
+            wanted = (
+                None
+                if upcoming is None or whole or self.model.spanning
+                else self.tree.reads(upcoming, following and following.ids)
+            )
             self.optimizer.prepare(wanted)
             flow = Flow(Tensor.wrap(batch.inputs, self.dev), DENSE if batch.ids is None else Symbols(batch.ids))
             packed, self.packed = self.packed, {}
             context = Context(self.dev, plans, training=True, state=self.state, packed=packed)
 
             def passes() -> tuple[Any, Any]:
-                try:
-                    results = self.task.learn(self.model, flow, context, batch)
-                except Exception as error:
-                    if spanning is None:
-                        raise
-                    raise spanning.failure(error) from error
+                results = self._learn(flow, context, batch)
                 packed.clear()  # frees memory for what the update packs
                 return results
 
@@ -183,6 +181,15 @@ class Stepper:
             self.optimizer.advance()
             self.upcoming, self.packed = upcoming, packed_next if upcoming else {}
             return self._done(loss, answer, tuple(batch.inputs.shape), plans)
+
+    def _learn(self, flow: Flow, context: Context, batch: Batch) -> tuple[Any, Any]:
+        """Make both passes. If the layers are on several devices, an error names the layer and the device that raised it."""
+        try:
+            return self.task.learn(self.model, flow, context, batch)
+        except Exception as error:
+            if self.model.spanning is None:
+                raise
+            raise self.model.spanning.failure(error) from error
 
     def _states(self, resets: bool) -> list[Any]:
         """Return the states of the recurrent layers; if `resets`, set them to zero."""

@@ -9,7 +9,6 @@ import pytest
 from numbanet import BatchNorm2d, Context, Conv2d, Flatten, Linear, MaxPool2d, Net, ReLU, Sequential, Tensor
 from numbanet.device import DeviceFailure, device, problem
 from numbanet.layers import Flow
-from numbanet.layers.spanning import span
 
 OTHER = [pytest.param("emulated", marks=pytest.mark.skipif(problem("emulated") is not None, reason="NVVM is missing")), "cpu:1"]
 
@@ -33,7 +32,7 @@ def passed(given, x):
 def test_both_passes_are_those_of_one_device(rng, other, there):
     x, one = rng.standard_normal((4, 2, 6, 6), np.float32), model()
     several = copy.deepcopy(one)
-    span(several, [other if place == "1" else "cpu" for place in there])
+    several.span([other if place == "1" else "cpu" for place in there])
     (y, gradients), (y_several, gradients_several) = passed(one, x), passed(several, x)
     assert y_several.device is device("cpu")
     np.testing.assert_allclose(y_several.numpy(), y.numpy(), rtol=1e-5, atol=1e-5)
@@ -45,15 +44,15 @@ def test_both_passes_are_those_of_one_device(rng, other, there):
 
 def test_one_device_alone_is_not_spanned():
     given = model()
-    span(given, ["cpu:1"] * 6)
+    given.span(["cpu:1"] * 6)
     assert given.spanning is None and {p.device.name for p in given.parameters()} == {"cpu:1"}
     with pytest.raises(ValueError, match="2 devices for 6 layers"):
-        span(given, ["cpu", "cpu:1"])
+        given.span(["cpu", "cpu:1"])
 
 
 def test_a_spanned_model_is_pickled_with_its_devices():
     given = model()
-    span(given, ["cpu", "cpu", "cpu:1", "cpu:1", "cpu:1", "cpu"])
+    given.span(["cpu", "cpu", "cpu:1", "cpu:1", "cpu:1", "cpu"])
     passed(given, np.zeros((4, 2, 6, 6), np.float32))
     again = pickle.loads(pickle.dumps(given))
     assert again.spanning.devices == given.spanning.devices
@@ -63,7 +62,7 @@ def fitted(monkeypatch, names, epochs=3, **options):
     def adopt(self, model, *given, original=Net._adopt):
         original(self, model, *given)
         if names:
-            span(model, names)
+            model.span(names)
 
     monkeypatch.setattr(Net, "_adopt", adopt)
     rng = np.random.default_rng(0)
