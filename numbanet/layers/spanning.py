@@ -1,4 +1,4 @@
-"""`Spanning`: the layers of a `Sequential` are on several devices (`Sequential.span`); activations and gradients are moved where the device changes.
+"""`Spanning`: the layers of a `Sequential` are on several devices, and activations and gradients move between them.
 
     x_i = move(f_i(move(x_(i-1), device_i)), device_(i+1)) ,   dx_(i-1) = move(vjp_i(dx_i), device_(i-1))
 

@@ -160,12 +160,7 @@ class Stepper:
             self.optimizer.zero_grad()  # an earlier step may have been interrupted
             batch = self.recorder.hold(X, batch, change)
             upcoming = None if last else self.draw(following is None)
-            wanted = (
-                None
-                if upcoming is None or whole or self.model.spanning
-                else self.tree.reads(upcoming, following and following.ids)
-            )
-            self.optimizer.prepare(wanted)
+            self.optimizer.prepare(None if whole else self._reads(upcoming, following))
             flow = Flow(Tensor.wrap(batch.inputs, self.dev), DENSE if batch.ids is None else Symbols(batch.ids))
             packed, self.packed = self.packed, {}
             context = Context(self.dev, plans, training=True, state=self.state, packed=packed)
@@ -181,6 +176,10 @@ class Stepper:
             self.optimizer.advance()
             self.upcoming, self.packed = upcoming, packed_next if upcoming else {}
             return self._done(loss, answer, tuple(batch.inputs.shape), plans)
+
+    def _reads(self, plans: Plans | None, batch: Batch | None) -> dict[Tensor, Any] | None:
+        """Return the parts of weights that a step with these plans and this batch reads; None if it may read everything."""
+        return None if plans is None or self.model.spanning else self.tree.reads(plans, batch and batch.ids)
 
     def _learn(self, flow: Flow, context: Context, batch: Batch) -> tuple[Any, Any]:
         """Make both passes. If the layers are on several devices, an error names the layer and the device that raised it."""
