@@ -14,7 +14,7 @@ except ImportError as error:
     raise ImportError(f"it needs PyTorch: pip install torch ({error})") from error
 
 from . import cpu as _cpu
-from .families.conv.family import check as _check
+from .families.conv import check as _check
 from .families.gemm import _output
 from .families.reduce import sum_rows_cpu as _sum_rows
 from .host import threads as _threads
