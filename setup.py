@@ -46,6 +46,7 @@ setup(
         "cuda": cuda,
         "mkl": ["mkl>=2024; platform_machine == 'x86_64' or platform_machine == 'AMD64'"],
         "plots": plots,
+        "torch": ["torch"],
         "bench": bench,
         "test": [
             *bench,
@@ -64,7 +65,7 @@ setup(
             "pre-commit>=3",
         ],
     },
-    entry_points={"console_scripts": ["numbanet = numbanet.cli:main"]},
+    entry_points={"console_scripts": ["numbanet = numbanet.cli:main"], "numbanet.devices": ["torch = numbanet_kernels.torch"]},
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Developers",

@@ -98,6 +98,16 @@ def common_device(name: str, inputs: Sequence[Any]) -> Device:
     return devices.pop() if devices else device("cpu")
 
 
+def move(x: Tensor, dev: Device) -> Tensor:
+    """Return x on the device `dev`; the vjp moves the gradient back. Devices that compute on NumPy arrays share them."""
+    if x.device is dev:
+        return x
+    array, source = dev.upload(x.device.download(x.data)), x.device
+    if not (_recording.get() and x.requires_grad):
+        return Tensor.wrap(array, dev)
+    return Tensor.wrap(array, dev, True, Node("move", (x,), (lambda dy: source.upload(dev.download(dy)),), {}))
+
+
 def no_grad() -> contextlib.AbstractContextManager[bool]:
     """Return a context in which this thread records no graph: results require no gradient and keep no activations alive."""
     return _recording.within(False)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.metadata
+import re
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +21,27 @@ else:
     Operations = object
 
 NAMES = ("cpu", "cuda", "emulated")
+THREADS = re.compile(r"cpu:[1-9]\d*")
+UNLIMITED = {"session", "records", "rehearses", "asides", "synchronize"}  # operations that compute nothing
+
+
+class DeviceFailure(RuntimeError):
+    """A device could not compute a layer; the message names both."""
 
 
 class Device(Operations):
     """A device that computes: it has a `name`, and one attribute, a function, for each operation of its table.
+
+    The name "cpu:2" stands for the CPU with at most two threads, whatever the session allows.
 
     The function `device` makes one object per name, so devices can be compared by identity. A device is pickled as its name.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        table = importlib.import_module(f"numbanet_kernels.{name}")
-        self.__dict__.update(operations(table))
+        base, _, threads = name.partition(":")
+        table = operations(importlib.import_module(foreign().get(base, f"numbanet_kernels.{base}")))
+        self.__dict__.update(_limited(table, int(threads)) if threads else table)
 
     if not TYPE_CHECKING:  # type checkers read the operations from the stub
 
@@ -49,9 +60,47 @@ def operations(table: ModuleType) -> dict[str, Any]:
     return {name: f for name, f in vars(table).items() if callable(f) and not name.startswith("_")}
 
 
+def _limited(table: dict[str, Any], threads: int) -> dict[str, Any]:
+    """Return a table whose operations use at most n = `threads` threads. It records nothing, as a tape has its own threads."""
+    session = table["session"]
+
+    def limited(operation: Any) -> Any:
+        @functools.wraps(operation)
+        def run(*args: Any, **options: Any) -> Any:
+            with session(limit=threads):
+                return operation(*args, **options)
+
+        return run
+
+    own = {name: limited(operation) for name, operation in table.items() if name not in UNLIMITED}
+    return {**table, **own, "records": lambda: False}
+
+
+@functools.cache
+def foreign() -> dict[str, str]:
+    """Return {name: module} of the devices that packages bring by an entry point of the group "numbanet.devices".
+
+    The module holds the operations of the device as functions, with the names and signatures of `numbanet_kernels.cpu`, whose
+    functions it may import. It raises ImportError if the device cannot be used; the message says what to install.
+    """
+    found = importlib.metadata.entry_points(group="numbanet.devices")
+    return {point.name: point.value for point in found if point.name not in NAMES}
+
+
+def available() -> list[str]:
+    """Return the names of the devices that can be used on this machine."""
+    return [name for name in (*NAMES, *foreign()) if problem(name) is None]
+
+
 def problem(name: str) -> str | None:
     """Return None if the device with this name can be used, else a sentence that says what is missing and how to get it."""
-    if name == "cpu":
+    if name == "cpu" or THREADS.fullmatch(name):
+        return None
+    if name in foreign():
+        try:
+            importlib.import_module(foreign()[name])
+        except ImportError as error:
+            return str(error)
         return None
     from numbanet_kernels.runtime import availability  # not before a device is used: numba.cuda takes long to import
 
@@ -71,6 +120,8 @@ def _made(name: str) -> Device:
 
 def device(name: str | Device = "auto") -> Device:
     """Return the device with this name: "cpu", "cuda" or "emulated"; "auto" means "cuda" if a GPU is available, else "cpu".
+    "cpu:1" is the CPU with one thread, "cpu:2" with at most two, and so on; it records no steps. "torch" is the CPU with
+    PyTorch's products and convolutions; packages bring further devices (`foreign`).
 
     The emulated device runs the compiled CUDA kernels on the CPU (`numbanet_kernels.ptx`): slowly, and with checks.
 
@@ -85,8 +136,8 @@ def device(name: str | Device = "auto") -> Device:
         return name
     if name == "auto":
         return _made("cpu" if problem("cuda") else "cuda")
-    if name not in NAMES:
-        raise ValueError(f"there is no device {name!r}; choose one of 'auto', {', '.join(map(repr, NAMES))}")
+    if name not in (*NAMES, *foreign()) and not THREADS.fullmatch(name):
+        raise ValueError(f"there is no device {name!r}; choose one of 'auto', {', '.join(map(repr, (*NAMES, *foreign())))}")
     missing = problem(name)
     if missing:
         raise RuntimeError(f"device {name!r} is not available here: {missing}. device='auto' or 'cpu' runs without it")

@@ -24,9 +24,9 @@ def run(options: argparse.Namespace) -> int:
     """Print the devices; measure thresholds if asked to."""
     from numbanet_kernels.runtime import availability
 
-    from ..device import NAMES, device, problem
+    from ..device import NAMES, device, foreign, problem
 
-    rows = [[name, "ready" if problem(name) is None else "not here", problem(name) or ""] for name in NAMES]
+    rows = [[name, "ready" if problem(name) is None else "not here", problem(name) or ""] for name in (*NAMES, *foreign())]
     missing = availability.nvvm_problem()
     rows.append(["CUDA compiler", "ready" if missing is None else "not here", missing or "kernels can be compiled and read"])
     print_table("devices", ["device", "state", "why, and what to do"], rows)

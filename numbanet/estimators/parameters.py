@@ -237,10 +237,10 @@ SHARED = by_name(
     Parameter(
         "device",
         "auto",
-        '{"auto", "cpu", "cuda", "emulated"}',
+        '{"auto", "cpu", "cpu:1", "cuda", "emulated", "torch"} or the name of another device',
         """
-        The device; "auto" is CUDA if a GPU is available, else the CPU. "emulated" runs the CUDA kernels on the CPU, slowly, for
-        tests.""",
+        The device; "auto" is CUDA if a GPU is available, else the CPU. "cpu:1" is the CPU with one thread. "emulated" runs the
+        CUDA kernels on the CPU, slowly, for tests. "torch" is the CPU with PyTorch's products and convolutions.""",
     ),
     Parameter(
         "precision",

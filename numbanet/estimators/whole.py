@@ -31,7 +31,7 @@ def whole(train: Callable[..., Any]) -> Callable[..., Any]:
                 result = train(self, *args, **kwargs)
                 done = True
         except Interrupted as interrupted:
-            raise KeyboardInterrupt(*interrupted.args) from None
+            raise interrupted.args[0] from interrupted.__cause__
         except BaseException as error:
             if undo is not None and not (done and isinstance(error, KeyboardInterrupt)):
                 undo(self, before)

@@ -74,6 +74,12 @@ class Context:
         ):
             object.__setattr__(self, name, value)
 
+    def on(self, dev: Device) -> Context:
+        """Return the context for a part of the pass that another device computes."""
+        if dev is self.device:
+            return self
+        return Context(dev, self.plans.on(dev), self.training, None, self.state, self.packed, self.few)
+
 
 def _assigned(dev: Device, given: Mapping[Any, Plan], model: Any) -> Plans:
     """Return the `Plans` of a mapping whose keys are sites or layers."""

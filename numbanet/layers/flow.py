@@ -21,6 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import ops
+from ..autograd import move
+from ..device import Device
 from ..plans import AxisPlan, BernoulliPlan, Plan
 from ..plans.on_device import DeviceAxis, DeviceBits, DeviceSamples
 from ..tensor import Tensor
@@ -154,6 +156,15 @@ class Flow(NamedTuple):
     def images(self) -> Flow:
         """Return the flow with the layout `ChannelsLast`, in which image layers take it; its pending factors stay pending."""
         return self if isinstance(self.layout, ChannelsLast) else self.with_(self.dense().transpose(0, 2, 3, 1), CHANNELS_LAST)
+
+    def on(self, dev: Device) -> Flow:
+        """Return the flow on the device `dev`; a compact activation that is moved becomes dense."""
+        if self.x.device is dev:
+            return self
+        flow = self.applied()
+        if flow.indices is not None or flow.layout.plan is not None:
+            flow = flow.with_(flow.dense())
+        return flow._replace(x=move(flow.x, dev))
 
     def expanded(self) -> Tensor:
         """Return the values, with zeros for dropped entries; images keep their channels on the last axis."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from ..device import Device, device
 from ..plans import DevicePlan, Site
 from ..tensor import Tensor
-from .base import Layer
+from .base import Layer, to
 from .context import Context
 from .flow import NO_TAGS, Cost, Flow
+from .spanning import Spanning
 from .summary import summary
 from .tree import Tree
 
@@ -33,6 +35,7 @@ class Sequential(Layer):
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = list(layers)
+        self.spanning: Spanning | None = None  # if the layers are on several devices
         # the shape of a sample and the policy that `expect` set
         self._expected: tuple[tuple[int | None, ...] | None, Any] = (None, None)
         for layer in self.layers:
@@ -58,16 +61,23 @@ class Sequential(Layer):
 
     @property
     def records(self) -> bool:
-        return super().records and all(layer.records for layer in self.layers)
+        return super().records and self.spanning is None and all(layer.records for layer in self.layers)
 
     def _stages(self) -> Iterator[tuple[Layer, Callable[[Flow, Context], Flow]]]:
-        """Yield (layer, function that applies it) for each stage; two layers that are fused are one stage."""
-        i = 0
+        """Yield (its first layer, function that applies it) for each stage; layers that are fused are one stage."""
+        i, spanning = 0, self.spanning
         while i < len(self.layers):
-            layer = self.layers[i]
-            both = layer.fuse_with(self.layers[i + 1]) if i + 1 < len(self.layers) else None
-            yield layer, both or layer.forward
-            i += 2 if both else 1
+            layer, first = self.layers[i], i
+            stage: Callable[[Flow, Context], Flow] = layer.forward
+            fuse: Callable[[Layer], Callable[[Flow, Context], Flow] | None] | None = layer.fuse_with
+            i += 1
+            while fuse and i < len(self.layers) and self._adjacent(i) and (fused := fuse(self.layers[i])):
+                stage, fuse, i = fused, getattr(fused, "fuse_with", None), i + 1
+            yield layer, stage if spanning is None else spanning.stage(first, i, stage)
+
+    def _adjacent(self, i: int) -> bool:
+        """Return True if layer i is on the device of the layer before it."""
+        return self.spanning is None or self.spanning.devices[i - 1] is self.spanning.devices[i]
 
     def forward(self, flow, context):
         return self._pass(self._stages(), flow, context)
@@ -110,6 +120,21 @@ class Sequential(Layer):
 
     def config(self):
         return {"layers": self.layers}
+
+    def span(self, devices: Sequence[str | Device]) -> None:
+        """Move each layer to its device, in place; if it is one device for all layers, this is the same as `to`.
+
+        Raises
+        ------
+        ValueError
+            If there are not as many devices as layers.
+        """
+        chosen = [device(name) for name in devices]
+        if len(chosen) != len(self.layers):
+            raise ValueError(f"span: {len(chosen)} devices for {len(self.layers)} layers; give one device for each layer")
+        for layer, dev in zip(self.layers, chosen):
+            to(layer, dev)
+        self.spanning = Spanning(chosen) if len(set(chosen)) > 1 else None
 
     def expect(self, shape: tuple[int | None, ...], policy: Any = None) -> None:
         """Set the sample shape and the policy that `print(model)` shows."""

@@ -8,6 +8,7 @@ A policy draws a plan for each site before a pass, or chooses it during the pass
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -78,6 +79,19 @@ class Plans:
         self.chosen: dict[str, Plan | None] = {}  # maps the path of a site to the plan that `choose` returned in this pass
         self.assigned = {path: plan for path, plan in (assigned or {}).items() if not plan.trivial}
         self.here: dict[str, DevicePlan] = {}  # maps the path of a site to the plan on the device that this pass has used
+        self._elsewhere: dict[Device, Plans] = {}
+
+    def on(self, dev: Device) -> Plans:
+        """Return the same plans for a part of the pass that another device computes."""
+        if dev is self.device:
+            return self
+        if dev not in self._elsewhere:
+            self._elsewhere[dev] = copy.copy(self)._moved(dev)  # noqa: SLF001  an instance of this class
+        return self._elsewhere[dev]
+
+    def _moved(self, dev: Device) -> Plans:
+        self.device, self.here, self._elsewhere = dev, {}, {}
+        return self
 
     def of(self, layer: Any, name: str = "output") -> Plan | None:
         """Return the plan of a site if it is known before the pass; None if everything is computed, or it is chosen later."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from numbanet_kernels.runtime.interrupt import deferred
 
+from ..device import DeviceFailure
 from .data import Batch, Data
 from .recovery import Recovery
 from .run import Run
@@ -26,7 +27,9 @@ NOTHING = "fit was interrupted during the first epoch; the estimator is unchange
 
 
 class Interrupted(BaseException):
-    """Raised if training was interrupted after an epoch; estimators keep complete epochs and raise KeyboardInterrupt."""
+    """Raised if training ended early after an epoch, by an interrupt or because a device failed. Its argument is the exception
+    that estimators raise; they keep complete epochs, and the weights of the last complete step.
+    """
 
 
 def train(run: Run, data: Data) -> None:
@@ -35,15 +38,17 @@ def train(run: Run, data: Data) -> None:
     Raises
     ------
     Interrupted
-        If it is interrupted after at least one epoch. The run keeps its weights, or those of the last copy if they are not
-        finite.
+        If it is interrupted, or a device fails, after at least one epoch. The run keeps its weights, or those of the last
+        copy if they are not finite.
+    DeviceFailure
+        If a device failed in the first epoch.
     KeyboardInterrupt
         If it is interrupted before the first epoch is complete, or if the weights are not finite and there is no copy.
     FloatingPointError
         If the loss is not finite in the first epoch. If this happens in a later epoch, training ends with the weights of the
         previous one.
     """
-    recovery, interrupted = Recovery(run), False
+    recovery, interrupted, failure = Recovery(run), False, None
     with contextlib.ExitStack() as ends:
         ends.callback(run.settle)
         try:
@@ -61,11 +66,14 @@ def train(run: Run, data: Data) -> None:
                     recovery.go_back(broken)
         except KeyboardInterrupt:
             interrupted = True
-        if interrupted and not recovery.after_interrupt():
-            raise KeyboardInterrupt(NOTHING)
-    if interrupted:
+        except DeviceFailure as error:
+            failure = error
+        if (interrupted or failure) and not recovery.after_interrupt():
+            raise failure or KeyboardInterrupt(NOTHING)
+    if interrupted or failure:
         count = run.epoch - recovery.first
-        raise Interrupted(f"fit was interrupted after {count} complete epoch{'s' * (count != 1)}, which the estimator keeps")
+        after = f"after {count} complete epoch{'s' * (count != 1)}, which the estimator keeps"
+        raise Interrupted(failure or KeyboardInterrupt(f"fit was interrupted {after}")) from failure
 
 
 def _finish(run: Run, data: Data, record: dict[str, Any], recovery: Recovery) -> None:

@@ -213,8 +213,8 @@ class Run:
         self.stepper.reshaped()
 
     def move(self) -> None:
-        """Move the model and the state of the optimiser to the device of the run."""
-        if any(tensor.device is not self.dev for tensor in self.model.parameters()):
+        """Move the model and the state of the optimiser to the device of the run, unless its layers are on several devices."""
+        if self.model.spanning is None and any(tensor.device is not self.dev for tensor in self.model.parameters()):
             state = self.optimizer.snapshot()
             to(self.model, self.dev)
             self.optimizer.restore(state)
@@ -222,7 +222,7 @@ class Run:
     def finite(self) -> bool:
         """Return True if every parameter and buffer is finite. A step with a finite loss may make them non-finite."""
         floats = [tensor for _, tensor, _ in self.model.named() if tensor.dtype == np.float32]
-        return all(math.isfinite(float(self.dev.download(self.dev.sum(tensor.data)))) for tensor in floats)
+        return all(math.isfinite(float(tensor.device.download(tensor.device.sum(tensor.data)))) for tensor in floats)
 
     # --- going back ---------------------------------------------------------------------------------------------------
     def snapshot(self, weights_only: bool = False, into: Snapshot | None = None) -> Snapshot:

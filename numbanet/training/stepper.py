@@ -160,14 +160,13 @@ class Stepper:
             self.optimizer.zero_grad()  # an earlier step may have been interrupted
             batch = self.recorder.hold(X, batch, change)
             upcoming = None if last else self.draw(following is None)
-            wanted = None if upcoming is None or whole else self.tree.reads(upcoming, following and following.ids)
-            self.optimizer.prepare(wanted)
+            self.optimizer.prepare(None if whole else self._reads(upcoming, following))
             flow = Flow(Tensor.wrap(batch.inputs, self.dev), DENSE if batch.ids is None else Symbols(batch.ids))
             packed, self.packed = self.packed, {}
             context = Context(self.dev, plans, training=True, state=self.state, packed=packed)
 
             def passes() -> tuple[Any, Any]:
-                results = self.task.learn(self.model, flow, context, batch)
+                results = self._learn(flow, context, batch)
                 packed.clear()  # frees memory for what the update packs
                 return results
 
@@ -177,6 +176,19 @@ class Stepper:
             self.optimizer.advance()
             self.upcoming, self.packed = upcoming, packed_next if upcoming else {}
             return self._done(loss, answer, tuple(batch.inputs.shape), plans)
+
+    def _reads(self, plans: Plans | None, batch: Batch | None) -> dict[Tensor, Any] | None:
+        """Return the parts of weights that a step with these plans and this batch reads; None if it may read everything."""
+        return None if plans is None or self.model.spanning else self.tree.reads(plans, batch and batch.ids)
+
+    def _learn(self, flow: Flow, context: Context, batch: Batch) -> tuple[Any, Any]:
+        """Make both passes. If the layers are on several devices, an error names the layer and the device that raised it."""
+        try:
+            return self.task.learn(self.model, flow, context, batch)
+        except Exception as error:
+            if self.model.spanning is None:
+                raise
+            raise self.model.spanning.failure(error) from error
 
     def _states(self, resets: bool) -> list[Any]:
         """Return the states of the recurrent layers; if `resets`, set them to zero."""

@@ -2,7 +2,11 @@
 
 import dataclasses
 import inspect
+import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -307,3 +311,57 @@ def test_vjps_are_counted_and_their_shapes_checked():
     with pytest.raises(ValueError, match=r"wrong_shape: a vjp gives a gradient of shape \(2,\) for an input of shape \(2, 3\)"):
         wrong_shape(x).backward(np.ones(2))
     assert x.gradient is None and SGD([x], 0.1).step() == {}
+
+
+# --- a device ---------------------------------------------------------------------------------------------------------
+TABLE = '''
+"""A device whose products are NumPy's, in float64."""
+import numpy as np
+from numbanet_kernels import cpu
+
+globals().update({name: f for name, f in vars(cpu).items() if callable(f) and not name.startswith("_")})
+
+def records():
+    return False
+
+def gemm(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=None, out=None):
+    c = scale * np.float64(a.T if ta else a) @ (b.T if tb else b)
+    c = c if bias is None else c + bias
+    c = np.maximum(c, 0) if relu else c
+    c = np.float32(c if where is None else c * (where > 0))
+    return c if out is None else np.copyto(out, c) or out
+'''
+TRAINED = """
+import numpy as np
+from numbanet import Net, device
+from numbanet.device import available
+
+X, y = np.random.default_rng(0).standard_normal((90, 12), np.float32), np.arange(90) % 3
+exact, usual = (Net((20,), device=name, dropout="rdp", epochs=3, random_state=0).fit(X, y) for name in ("exact", "cpu"))
+assert exact.model_.layers[0].weight.device is device("exact") and "exact" in available() and "broken" not in available()
+np.testing.assert_allclose(exact.predict_proba(X), usual.predict_proba(X), rtol=1e-4, atol=1e-5)
+for name in ("broken", "absent"):
+    try:
+        device(name)
+    except (RuntimeError, ValueError) as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_device_from_another_package(tmp_path):
+    """Found by its entry point; one that lacks a library says so, and an unknown one which there are."""
+    (tmp_path / "exact_device.py").write_text(TABLE)
+    (tmp_path / "broken_device.py").write_text("raise ImportError('it needs the library that nobody has: pip install luck')")
+    info = tmp_path / "exact_device-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: exact-device\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[numbanet.devices]\nexact = exact_device\nbroken = broken_device\n")
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", TRAINED], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    broken, absent = done.stdout.splitlines()
+    assert "'broken' is not available here: it needs the library that nobody has: pip install luck" in broken
+    assert "there is no device 'absent'" in absent and "'exact'" in absent

@@ -2,5 +2,5 @@
 
 from .cpu import conv2d_cpu, conv2d_grad_cpu
 from .cuda import conv2d_cuda, conv2d_grad_cuda, conv2d_materialised
-from .family import conv2d_grad_reference, conv2d_reference
+from .family import check, conv2d_grad_reference, conv2d_reference
 from .sensitivity import count_large_cpu, count_large_cuda, count_large_reference
