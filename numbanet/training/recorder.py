@@ -138,7 +138,7 @@ class Recorder:
         if found is None or found.samples is not X or not optimizer.records or not same(found.state, optimizer.arrays):
             return None
         places, numbers = optimizer.changing()
-        if found.update != (optimizer.constants, places):
+        if found.update != optimizer.issues(places):
             return None
         if not all([t.data is array and t.requires_grad is grad for t, array, grad in found.tensors]):
             return None
@@ -204,7 +204,7 @@ class Recorder:
             return results, packed
         ready: dict[Tensor, Any] = {}
         places, values = optimizer.changing()
-        numbers, update = self.put_numbers(values), (optimizer.constants, places)
+        numbers, update = self.put_numbers(values), optimizer.issues(places)
 
         def work() -> Sequence[Any]:
             results = passes()
