@@ -16,7 +16,7 @@ from numbanet_kernels.layouts.windows import Blocks, Positions
 
 from ..device import Device
 from .base import AxisPlan, Plan
-from .rows import PositionPlan, RowPlan, TimePlan, repeat_indices
+from .rows import ChosenPlan, PositionPlan, RowPlan, TimePlan, repeat_indices
 from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, TilePlan
 from .windows import UnitWindow
@@ -154,6 +154,12 @@ class ListedAxis(DeviceAxis):
     @property
     def lists(self) -> RowLists:
         return self._lists
+
+
+def chosen_axis(bits: Any, n: int, count: int, dev: Device) -> ListedAxis:
+    """The axis of n indices that keeps those whose bits are set in the device array `bits` (1, words), which are `count`."""
+    inverse, indices = dev.bit_lists(bits, n, count)
+    return ListedAxis(ChosenPlan(n, count), dev, RowLists(inverse, _one_class(n, dev), indices))
 
 
 class DeviceUnits(DeviceAxis):

@@ -124,6 +124,24 @@ class DrawnPlan(IndexPlan):
     cacheable = False
 
 
+@dataclasses.dataclass(frozen=True)
+class ChosenPlan(AxisPlan):
+    """Keep `kept` of n indices that a device chooses during a pass, without the host: only lists on the device hold them."""
+
+    n: int
+    kept: int
+
+    cacheable = False
+
+    @property
+    def count(self) -> int:
+        """The number of kept indices."""
+        return self.kept
+
+    def indices(self):
+        raise NotImplementedError(f"{self}: only its device knows the indices")
+
+
 class PositionPlan(DrawnPlan):
     """Keep some rows of a convolution's im2col matrix; each row is an output position of an image. Each group of `together`
     consecutive images keeps the same positions.

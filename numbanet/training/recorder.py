@@ -63,7 +63,7 @@ class Recorder:
         self.dev, self.model = dev, model
         self.possible = not profile.ENABLED and dev.records()  # False under NUMBANET_PROFILE, which prints each operation
         self._recorded: list[Any] = []
-        self._failed, self._replayed, self._told = 0, None, False
+        self._failed, self._replayed, self._told, self._kindless = 0, None, False, False
         self._met: dict[Hashable, _Pass | tuple[()] | None] = {}  # None after one step, () if not recordable
         self._plans = Plans(dev)  # of the current step
         self._forms: set[Hashable] = set()  # what recorded steps that differ only in sizes have in common
@@ -248,10 +248,14 @@ class Recorder:
         """Print, once in a run, why these passes could not be recorded; called under NUMBANET_PROFILE."""
         if repeatable and plans.choose is not None and not self._plans.chosen:
             return  # wait for a step whose chosen plans are known
+        kindless = any(plan.kind is None for plan in plans.assigned.values())
+        if repeatable and kindless and not self._kindless:
+            self._kindless = True
+            return  # the next step may be of a kind that is recorded
         self._told, reasons = True, []
         if not repeatable:
             reasons = ["a layer, the task or the policy does not say that equal kinds of plans mean equal launches"]
-        elif any(plan.kind is None for plan in plans.assigned.values()):
+        elif kindless:
             reasons = ["a plan has no kind"]
         elif self.dev.records():
             with self._standing_in(plans, self._plans.chosen):

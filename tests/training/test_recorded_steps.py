@@ -308,6 +308,16 @@ def test_profiling_says_why_steps_are_not_recorded(monkeypatch, capsys, options,
     assert len(said) == (reason is not None) and (reason is None or reason in said[0])
 
 
+@pytest.mark.parametrize("mode", ["columns", "threshold"])
+def test_profiling_waits_for_a_step_that_may_be_recorded(monkeypatch, capsys, mode):
+    """The first step with sparse gates is compared with the dense gradient, which is not recorded; the next one tells."""
+    monkeypatch.setattr(profile, "ENABLED", True)
+    options = {"gate_sparsity": 0.5, "gate_mode": mode, "gate_schedule": 1.0, "epochs": 1, "batch_size": 4, "steps": 8}
+    LanguageModel((8,), random_state=0, **options).fit(list("abcdefgh" * 20))
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not recorded: ")]
+    assert said == ([] if mode == "columns" else ["not recorded: a plan has no kind"])
+
+
 def test_profiling_changes_nothing(monkeypatch):
     """The step whose recording is tried must not see what the trial allocates, such as states of recurrent layers."""
     words = list("abcdefgh" * 20)
