@@ -163,7 +163,7 @@ class DynamicSparseGraph(Dropout):
 
     @property
     def alike(self):
-        return self.share == "batch"
+        return self.share == "batch" or self.threshold == "exact"
 
     def calibrated(self, model, x):
         return self._with(self.rate)

@@ -253,9 +253,12 @@ class DeviceSamples(DevicePlan):
     plan: SamplePlan
 
     @functools.cached_property
+    def _host(self) -> tuple[np.ndarray, ...]:
+        return tuple(np.asarray(array, np.int32) for array in self.plan.lists()[:2])  # the bits and the starts
+
+    @functools.cached_property
     def lists(self) -> SampleLists:
-        lists = self.plan.lists()
-        return lists._replace(bits=self.device.upload(lists.bits), starts=self.device.upload(lists.starts.astype(np.int32)))
+        return SampleLists(*self._parts(), self.plan.group, self.plan.n)
 
 
 KINDS = {

@@ -138,6 +138,12 @@ class SamplePlan(Plan):
         return int(self.counts.sum())
 
     @property
+    def kind(self):
+        """None unless all samples keep equally many outputs."""
+        least, most = (self.counts.min(), self.counts.max()) if self.samples else (0, 0)
+        return (SamplePlan, self.samples, self.n, self.group, int(least), self.double) if least == most else None
+
+    @property
     def density(self) -> float:
         return self.count / (self.samples * self.n) if self.samples * self.n else 1.0
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from numbanet import GELU, Hook, LanguageModel, Net, NetRegressor, Optimizer, RowDropout, profile
+from numbanet import GELU, BatchNorm1d, Hook, LanguageModel, Linear, Net, NetRegressor, Optimizer, ReLU, RowDropout, profile
 from numbanet.dropout import Dropout, DynamicSparseGraph, TileDropout
 from numbanet.plans import IndexPlan
 from numbanet.training.recorder import Recorder
@@ -35,7 +35,7 @@ def fit(net=Net, layers=(9, 7), weights=False, **options):
     """Of 40 samples, 13 at a time: in an epoch three equal steps and a shorter one."""
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((40, 6)), np.arange(40) % 3
-    return net(layers, batch_size=13, random_state=0, **{"epochs": 5, "dropout": "none", **options}).fit(
+    return net(layers, random_state=0, **{"batch_size": 13, "epochs": 5, "dropout": "none", **options}).fit(
         x, y, sample_weight=1 + y if weights else None
     )
 
@@ -274,6 +274,32 @@ def test_neurons_that_are_chosen_in_a_step_are_put_where_recorded_loops_read_the
         equal(ours, alone(monkeypatch, **options, epochs=7))
 
 
+def normalised():
+    return [Linear(6, 70, rng=0), ReLU(), BatchNorm1d(70), Linear(70, 40, rng=1), ReLU(), Linear(40, 3, rng=2)]
+
+
+SAMPLED = {
+    "tiles": {"share": "tile", "group": 5},
+    "large tiles": {"share": "tile", "group": 32},
+    "samples": {"share": "sample"},
+    "samples of exact outputs": {"share": "sample", "epsilon": 0.1},
+}
+
+
+@pytest.mark.filterwarnings("ignore:fit. the network")
+@pytest.mark.filterwarnings("ignore:dsg")
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("sets", SAMPLED.values(), ids=SAMPLED)
+def test_each_sample_has_its_neurons_in_recorded_steps(monkeypatch, replays, sets, double, size):
+    policy = DynamicSparseGraph(lambda epoch: 0.5 if epoch < 3 else 0.3, double=double, **sets)
+    with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(4, user_api="blas"):
+        ours = fit(dropout=policy, layers=normalised(), n_jobs=size, epochs=7, batch_size=12)
+        assert len(replays) == 4 and all(recorded.asides for recorded in replays)
+        assert all(recorded.threads == size for recorded in replays)
+        equal(ours, alone(monkeypatch, dropout=policy, layers=normalised(), n_jobs=size, epochs=7, batch_size=12))
+
+
 class Moody(Dropout):
     """Chooses more or fewer neurons than it says."""
 
@@ -295,7 +321,8 @@ def test_a_choice_of_another_kind_than_was_recorded_is_an_error():
     "options, reason",
     [
         ({"dropout": "window", "dropout_rate": 0.5, "layers": (1000, 1000)}, None),
-        ({"dropout": DynamicSparseGraph(0.5, share="sample")}, "does not say that"),
+        ({"dropout": DynamicSparseGraph(0.5, share="sample")}, None),
+        ({"dropout": DynamicSparseGraph(0.5, share="sample", threshold="shared")}, "does not say that"),
         ({"dropout": "dsg", "dropout_rate": 0.5}, None),
         ({}, None),
     ],
