@@ -258,7 +258,8 @@ class DeviceSamples(DevicePlan):
 
     @functools.cached_property
     def lists(self) -> SampleLists:
-        return SampleLists(*self._parts(), self.plan.group, self.plan.n)
+        bits, starts = self._parts()
+        return SampleLists(bits, starts, self.plan.group, self.plan.n)
 
 
 KINDS = {

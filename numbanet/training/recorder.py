@@ -6,7 +6,7 @@ buffers, which only it knows. A device computes a small step faster than Python 
 (`numbanet_kernels.runtime.graph`) or a tape of the CPU (`numbanet_kernels.runtime.tape`) needs one call for all of them.
 
 A kind of step is recorded when it occurs for the second time, or at once if it differs only in sizes from one that was recorded
-(`_forms`). There are few kinds, so nearly all steps of a fit are replayed.
+(`_forms`) and calls the same loops. There are few kinds, so nearly all steps of a fit are replayed.
 All recorded steps share one memory, so the results of a replay are copied before the next one.
 
     hold    copy the batch to the fixed buffers
@@ -22,7 +22,7 @@ import contextlib
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,8 +65,9 @@ class Recorder:
         self._recorded: list[Any] = []
         self._failed, self._replayed, self._told, self._kindless = 0, None, False, False
         self._met: dict[Hashable, _Pass | tuple[()] | None] = {}  # None after one step, () if not recordable
+        self._unlike: set[Hashable] = set()  # keys of steps that call other loops than those of their form
         self._plans = Plans(dev)  # of the current step
-        self._forms: set[Hashable] = set()  # what recorded steps that differ only in sizes have in common
+        self._forms: dict[Hashable, set[tuple]] = {}  # forms of tapes, by what steps that differ only in sizes have in common
         self._chosen: dict[Hashable, dict[str, Plan | None]] = {}  # by key, the plans that the policy chose in the first step
         self._inputs: dict[tuple, Any] = {}
         self._lists = ListBuffers(dev)
@@ -303,7 +304,7 @@ class Recorder:
         found, own, form = self._met.get(key), {}, None
         if not found and plans.choose is None and not self.dev.rehearses():
             form = key[1:], tuple((path, type(plan), plan.density < 1) for path, plan in plans.assigned.items())
-        known = form in self._forms and len(self._recorded) < self.RECORDED
+        known = () if key in self._unlike or len(self._recorded) >= self.RECORDED else self._forms.get(form, ())
         new = key not in self._met and not known
         if self.dev.rehearses() or not (new or found == ()):
             self._lists.put(plans)
@@ -315,9 +316,8 @@ class Recorder:
             return results
         if found is None:
             with self._standing_in(plans, self._chosen.pop(key, {})):
-                found = self._met[key] = self._record(work, [*arrays, *(t.data for t in tensors)], known)
-            if found and form is not None:
-                self._forms.add(form)
+                found = self._record(work, [*arrays, *(t.data for t in tensors)], known)
+            found = self._met[key] = self._judged(found, key, form, bool(known))
         if not found:
             if not self.dev.rehearses():
                 plans.here.update(own)  # compute with the original lists
@@ -358,7 +358,18 @@ class Recorder:
         if plan is not None:
             self._lists.put_one(site.path, kind, upload_plan(plan, self.dev).buffer)
 
-    def _record(self, work: Callable[[], Sequence[Any]], arrays: list[Any], known: bool) -> _Pass | tuple[()]:
+    def _judged(self, found: _Pass | tuple[()], key: Hashable, form: Hashable, at_once: bool) -> _Pass | tuple[()] | None:
+        """Remember the form of a recording. If a step was not recorded `at_once`, it counts as the first one of its kind, which
+        has a trial when it occurs again: with its sizes other loops may be called.
+        """
+        if found and form is not None:
+            self._forms.setdefault(form, set()).add(found.graph.form)
+        if found or not at_once:
+            return found
+        self._unlike.add(key)
+        return None
+
+    def _record(self, work: Callable[[], Sequence[Any]], arrays: list[Any], known: Collection[tuple]) -> _Pass | tuple[()]:
         if len(self._recorded) == self.RECORDED:
             return ()
         parameters: list[Tensor] = list(self.model.parameters())
@@ -366,14 +377,14 @@ class Recorder:
         if graph is None:
             for parameter in parameters:
                 parameter.zero_grad()  # nothing was computed
-            self._failed += 1
+            self._failed += not known
             self.possible &= bool(self._recorded) or self._failed < self.TRIED
             return ()
         self._recorded.append(graph)
         return _Pass(graph, [p.gradient for p in parameters], arrays)
 
-    def _graph(self, work: Callable[[], Any], known: bool = False) -> Any:
-        """The recording of work(); None if it cannot be recorded. `known`: one of the same form was recorded."""
+    def _graph(self, work: Callable[[], Any], known: Collection[tuple] = ()) -> Any:
+        """The recording of work(); None if it cannot be recorded, or if `known` is given and the form is another one."""
         try:
             return self.dev.record(work, next(iter(self._recorded), None), self.MOST, known=known)
         except Exception as error:  # any error of a driver, or too little memory: training continues op by op

@@ -5,18 +5,22 @@ A CPU computes a small step faster than Python calls its operations. `record` ru
 `replay` calls the loops in the same order by their addresses, without the GIL. To replay with other values, write them into the
 arrays that the tape reads; scalar arguments, shapes and addresses stay those of the recording.
 
-A recording that would leave something out is refused, unless the caller knows that the same function was recorded with arrays
-of other sizes. First, an operation is refused if its CPU function does anything but call
+A recording that would leave something out is refused. First, an operation is refused if its CPU function does anything but call
 compiled loops (`OPERATIONS` lists the others). Second, the function is run twice. The first run, the trial, allocates separate
 arrays that are filled with random bytes. A call of NumPy is noticed because it changes these bytes, or because it makes an
 array or a number that differs between the two runs. Then nothing is recorded.
+
+If the function was recorded before with arrays of other sizes, it is run once. It must then call the same loops with arrays of
+the same origins (`Tape.form`), and must not change the random bytes at the ends of its new arrays. So a call of NumPy that is
+made at some sizes only is noticed, unless its only result is a number.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numba
@@ -44,6 +48,8 @@ OPERATIONS = frozenset(
     ).split()
 )
 NO_LIST = np.zeros(0, np.int32)
+BYTES = 1 << 12  # at each end of a new array that are random while a function is recorded
+STEP = 8  # offset between the random bytes of two arrays: they differ, so that copying one array to another is noticed
 
 
 # --- recording --------------------------------------------------------------------------------------------------------
@@ -57,6 +63,7 @@ class _Writer:
         self.together: Callable[..., None] | None = None  # runs work(part) for every part; there are as many as threads
         self.asides: list[tuple[int, Callable[[], None]]] = []  # (section, a function that the interpreter calls)
         self.facts: list[Any] = []  # of each call, everything that must be equal in both runs
+        self.form: list[Any] = []  # of each call, the loop, and whether each array existed before the recording
         self.held: dict[int, Any] = {}  # arrays that existed before the recording, by their addresses
         self.moved: set[int] = set()  # addresses of packed arguments that a recorded `callees.move` writes before their call
 
@@ -70,6 +77,7 @@ class _Writer:
     def call(self, loop: Any, args: tuple) -> None:
         """Record a call of a compiled loop."""
         callee, values = callee_of(loop), []
+        origins: list[bool] = []
         views: list[tuple[int, int, _Moving]] = []
         self.facts.append(loop)
         for kind, value in zip(callee.kinds, args, strict=True):
@@ -84,9 +92,13 @@ class _Writer:
             if isinstance(base := _owner(value).base, _Moving):
                 views.append((len(values) + callees.PLACE, place - base.place, base))
                 self.facts.append((place - base.place, value.shape, value.strides))
+                origins.append(True)
             else:
-                self.facts.append((self.known(value, place), value.shape, value.strides))
+                known = self.known(value, place)
+                self.facts.append((known, value.shape, value.strides))
+                origins.append(bool(known))
             values += (0, 0, value.size, value.itemsize, place, *value.shape, *value.strides)
+        self.form.append((loop, *origins))
         words = np.frombuffer(callee.pack(*values), np.int64).copy()
         for at, offset, base in views:
             self.moved.add(words.ctypes.data)
@@ -160,10 +172,7 @@ class _Lent(Loan):
 
 
 class _Trial(_Writer):
-    """The first of the two runs: no memory is reused, and the first and last BYTES of each new array are random."""
-
-    BYTES = 1 << 12
-    STEP = 8  # offset between the random bytes of two arrays: they differ, so that copying one array to another is noticed
+    """The first of the two runs: no memory is reused, and the ends of each new array are random."""
 
     def __init__(self) -> None:
         super().__init__(Pool(pages, chunk=1 << 16, keep=0, step=8))
@@ -172,8 +181,8 @@ class _Trial(_Writer):
     def lend(self, size, shape, dtype):
         array = super().lend(size, shape, dtype)
         whole = array.reshape(-1).view(np.uint8)
-        for end in (whole[: self.BYTES], whole[self.BYTES :][-self.BYTES :]):
-            first = self.STEP * len(self.marked) % (2 * self.BYTES)
+        for end in _ends(whole):
+            first = STEP * len(self.marked) % (2 * BYTES)
             end[:] = _random()[first : first + end.size]
             self.marked.append((end, end.copy()))
         return array
@@ -183,34 +192,92 @@ class _Trial(_Writer):
         return all(np.array_equal(end, before) for end, before in self.marked)
 
 
+class _Once(_Writer):
+    """The only run of a function that was recorded before with arrays of other sizes. The ends of each new array are random
+    until its memory is used again: it is checked when it is deleted, or after the run.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        super().__init__(pool)
+        self.count, self.changed = 0, False
+        self.lent: weakref.WeakSet[_Marked] = weakref.WeakSet()
+
+    def lend(self, size, shape, dtype):
+        piece, self.count = self.pool.take(max(size, 1)), self.count + 1
+        whole = piece.chunk.memory[piece.start : piece.start + size]
+        first = STEP * self.count % (2 * BYTES)
+        marks = [(end, _random()[first : first + end.size]) for end in _ends(whole)]
+        for end, random in marks:
+            end[:] = random
+        lent = _Marked(self, piece, shape, dtype, marks)
+        self.lent.add(lent)
+        return np.asarray(lent)
+
+    def untouched(self) -> bool:
+        """True if no new array was written to; called once, after the run."""
+        for lent in list(self.lent):
+            lent.check()
+        return not self.changed
+
+
+class _Marked(_Lent):
+    """Owns the memory of an array with random ends."""
+
+    def __init__(
+        self, writer: _Once, piece: Any, shape: tuple[int, ...], dtype: np.dtype, marks: Sequence[tuple[np.ndarray, np.ndarray]]
+    ) -> None:
+        super().__init__(writer, piece, shape, dtype)
+        self.marks = marks
+
+    def check(self) -> None:
+        """Note in the writer if the random ends have changed; they are not looked at again."""
+        self.writer.changed |= not all(np.array_equal(end, random) for end, random in self.marks)
+        self.marks = ()
+
+    __del__ = check
+
+
+def _ends(whole: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first bytes of an array, and the last of the rest."""
+    return whole[:BYTES], whole[BYTES:][-BYTES:]
+
+
 @functools.cache
 def _random() -> np.ndarray:
-    return np.random.default_rng(0).integers(256, size=3 * _Trial.BYTES, dtype=np.uint8)
+    return np.random.default_rng(0).integers(256, size=3 * BYTES, dtype=np.uint8)
 
 
 class Tape:
     """The result of a recorded function, and the compiled loops that it called: work() is run without computing anything.
 
-    If `known`, the function is run once: it is known to be recordable. New arrays are allocated in the arena. Tapes that share
-    an arena overwrite each other's arrays: those of `result` are valid from a `replay` until another tape of the arena is
-    replayed.
+    New arrays are allocated in the arena. Tapes that share an arena overwrite each other's arrays: those of `result` are valid
+    from a `replay` until another tape of the arena is replayed.
+
+    Parameters
+    ----------
+    known : collection, optional
+        The attributes `form` of tapes of the same function, which were recorded with arrays of other sizes: work() is run once.
 
     Raises
     ------
     NotRecorded
-        If work() does more than call compiled loops, or calls other ones in its second run, or if the arena is full.
+        If work() does more than call compiled loops, or calls other ones in its second run, or if the arena is full; if `known`
+        is given, also if the form of the tape is not among them.
     """
 
-    def __init__(self, work: Callable[[], Any], arena: Arena, known: bool = False) -> None:
+    def __init__(self, work: Callable[[], Any], arena: Arena, known: Collection[tuple] = ()) -> None:
         self.arena, trial = arena, None if known else _Trial()
         if trial is not None:
             with tape.within(trial):
                 first = list(_arrays(work()))
-        with arena.lending() as pool, tape.within(_Writer(pool)) as writer:
+        with arena.lending() as pool, tape.within(_Once(pool) if known else _Writer(pool)) as writer:
             self.result = work()
         places = writer.places(_arrays(self.result))
+        self.form = (*writer.form, *map(bool, places))
         if trial is not None and not (trial.untouched() and trial.places(first) == places and trial.facts == writer.facts):
             raise NotRecorded("the function did more than call compiled loops, or did not do the same each time")
+        if trial is None and not (writer.untouched() and self.form in known):
+            raise NotRecorded("the function did not call the same compiled loops as with other sizes, or did more than that")
         self.held = list(writer.held.values())
         numbers = [next(_numbers) for _ in writer.calls]
         self.names = {number: callee.loop.__name__ for number, (*_, callee, _) in zip(numbers, writer.calls)}
@@ -283,12 +350,14 @@ def rehearses_cpu():
     return False
 
 
-def record_cpu(work, beside=None, most=1 << 30, refused=None, known=False):
+def record_cpu(work, beside=None, most=1 << 30, refused=None, known=()):
     """A `Tape` of the compiled loops that work() calls, which do not compute yet; None if work does more than call compiled
     loops, or needs more memory than `most` bytes, or than those of the tape `beside`. The two tapes share their memory, so each
     may be replayed only after the results of the other have been used. Run work() once before, so that its caches are filled;
-    it is run twice here. If it is `known` that the same function was recorded with other sizes, it is run once, and need not
-    have run before. If nothing is recorded, the reason is appended to the list `refused`.
+    it is run twice here. If nothing is recorded, the reason is appended to the list `refused`.
+
+    If `known` holds the attributes `form` of tapes of the same function, recorded with other sizes, it is run once, and need
+    not have run before; the form of the tape must be one of them.
     """
     try:
         return Tape(work, Arena(most, pages) if beside is None else beside.arena, known)

@@ -176,22 +176,6 @@ def test_a_step_that_cannot_be_recorded_leaves_the_weights_to_the_next(monkeypat
     equal(ours, alone(monkeypatch))
 
 
-def test_kinds_that_differ_only_in_sizes_are_recorded_at_once(monkeypatch):
-    """Only the first kind runs op by op and has a trial; results are those of steps that are not recorded."""
-    trials, recorded, options = [], [], {"dropout": RowDropout(0.6, dp_max=3), "layers": (24, 36), "epochs": 5}
-
-    def record(self, work, arena, known=False, original=tape.Tape.__init__):
-        recorded.append(known)
-        original(self, work, arena, known)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tape.Tape, "__init__", record)
-        patch.setattr(tape, "_Trial", lambda original=tape._Trial: trials.append(1) or original())
-        ours = fit(**options)
-    assert len(trials) == recorded.count(False) < recorded.count(True)
-    equal(ours, alone(monkeypatch, **options))
-
-
 def test_what_a_callback_changes_is_trained(monkeypatch, replays):
     """Weights, layers and rates that are exchanged between epochs are the ones that the next steps use."""
 
