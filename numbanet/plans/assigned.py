@@ -75,6 +75,7 @@ class Plans:
     ) -> None:
         self.device, self.sites, self.choose = device(dev), {} if sites is None else sites, choose
         self.feeds = {} if feeds is None else feeds
+        self.choose_into: Callable[..., None] | None = None  # `Dropout.choose_into`, if recorded steps choose without the host
         self.stand_in: Callable[..., DevicePlan | None] | None = None  # replaces `choice` while a step is recorded
         self.decides: Any = None  # a value that determines the kinds of the plans that `choose` returns
         self.chosen: dict[str, Plan | None] = {}  # by the path of the site, the plans that `choose` returned in this pass
@@ -143,6 +144,16 @@ class Plans:
             site.check(plan, layer, shape)
             self.assigned[site.path] = plan
         return plan
+
+    def choose_on_device(self, choose_into: Callable[..., None]) -> None:
+        """Let recorded steps choose plans by `choose_into` (`Dropout.choose_into`), without the host."""
+        self.choose_into = choose_into
+
+    def take(self, here: Mapping[str, DevicePlan]) -> None:
+        """Note the plans that a recorded step chooses on the device; `here` has their lists."""
+        chosen = {path: given.chosen() for path, given in here.items()}
+        self.assigned.update(chosen)
+        self.chosen.update(chosen)
 
     @contextlib.contextmanager
     def standing_in(self, give: Callable[..., DevicePlan | None]) -> Iterator[None]:

@@ -17,7 +17,7 @@ from numbanet_kernels.layouts.windows import Blocks, Positions
 from ..device import Device
 from .base import AxisPlan, Plan
 from .rows import ChosenPlan, PositionPlan, RowPlan, TimePlan, repeat_indices
-from .samples import BernoulliPlan, SamplePlan
+from .samples import BernoulliPlan, ChosenSamples, SamplePlan
 from .tiles import BlockPlan, TilePlan
 from .windows import UnitWindow
 
@@ -44,6 +44,10 @@ class DevicePlan:
     def density(self) -> float:
         """The kept share of the plan, which `profile` prints."""
         return self.plan.density
+
+    def chosen(self) -> Plan:
+        """The plan whose lists an operation has written to the buffer of this one."""
+        raise TypeError(f"{self} is not chosen on the device")
 
     @functools.cached_property
     def _host(self) -> tuple[np.ndarray, ...]:
@@ -137,6 +141,10 @@ class DeviceAxis(DevicePlan):
         """(1, count) and (1, n): the indices and their inverse in the form of a `Packing` with one class of columns."""
         return self.device.reshape(self.indices, (1, self.plan.count)), self.device.reshape(self.inverse, (1, self.plan.n))
 
+    def chosen(self):
+        read = functools.partial(self.device.download, self.indices)
+        return ChosenPlan(self.plan.n, self.plan.count, read, self.plan.scale)
+
     def repeated(self, times: int) -> DeviceAxis:
         """The axis that has `times` consecutive indices for each index of this one, such as the pixels of a channel."""
         dev, longer = self.device, repeat_indices(self.plan, times)
@@ -159,7 +167,8 @@ class ListedAxis(DeviceAxis):
 def chosen_axis(bits: Any, n: int, count: int, dev: Device) -> ListedAxis:
     """The axis of n indices that keeps those whose bits are set in the device array `bits` (1, words), which are `count`."""
     inverse, indices = dev.bit_lists(bits, n, count)
-    return ListedAxis(ChosenPlan(n, count), dev, RowLists(inverse, _one_class(n, dev), indices))
+    plan = ChosenPlan(n, count, functools.partial(dev.download, indices))
+    return ListedAxis(plan, dev, RowLists(inverse, _one_class(n, dev), indices))
 
 
 class DeviceUnits(DeviceAxis):
@@ -260,6 +269,9 @@ class DeviceSamples(DevicePlan):
     def lists(self) -> SampleLists:
         bits, starts = self._parts()
         return SampleLists(bits, starts, self.plan.group, self.plan.n)
+
+    def chosen(self):
+        return ChosenSamples(self.plan, functools.partial(self.device.download, self.lists.bits))
 
 
 KINDS = {

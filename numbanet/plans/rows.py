@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -124,12 +125,16 @@ class DrawnPlan(IndexPlan):
     cacheable = False
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ChosenPlan(AxisPlan):
-    """Keep `kept` of n indices that a device chooses during a pass, without the host: only lists on the device hold them."""
+    """Keep `kept` of n indices that the device has chosen during a pass. The host reads them from the device when it first
+    needs them, by read(); a recorded step overwrites them when it is replayed again.
+    """
 
     n: int
     kept: int
+    read: Callable[[], np.ndarray] = dataclasses.field(repr=False)
+    scale: float = 1.0
 
     cacheable = False
 
@@ -138,8 +143,16 @@ class ChosenPlan(AxisPlan):
         """The number of kept indices."""
         return self.kept
 
+    @property
+    def kind(self):
+        return IndexPlan, self.n, self.kept, self.scale
+
+    @functools.cached_property
+    def _indices(self) -> np.ndarray:
+        return np.array(self.read())
+
     def indices(self):
-        raise NotImplementedError(f"{self}: only its device knows the indices")
+        return self._indices
 
 
 class PositionPlan(DrawnPlan):

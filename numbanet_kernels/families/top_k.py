@@ -27,7 +27,7 @@ from ..layouts.samples import WORD, sample_lists
 from ..runtime.declare import cuda, host_function, host_kernel, inlined, kernel, kernels
 from ..runtime.expect import INT32, expect, shapes
 from ..runtime.launch import ceil_div, launch
-from ..runtime.memory import THREADS, blocks_for, copy_cuda, empty_cpu, empty_cuda, flat
+from ..runtime.memory import THREADS, assign, blocks_for, copy_cuda, empty_cpu, empty_cuda, flat
 from .gemm import gemm_cuda
 
 
@@ -128,7 +128,7 @@ def scores_cpu(x, w, bias=None, packed=None):
     tiles = packed_gemm.tiles(n, size, depth)[0]
     for t, tile in enumerate(tiles):
         some = x[t * size : (t + 1) * size]
-        tile[:inputs, : len(some)] = some.T
+        assign(some.T, out=tile[:inputs, : len(some)])
 
     def work(part):
         span = part.of(packed.shape[1])

@@ -254,7 +254,8 @@ def test_neurons_that_are_chosen_in_a_step_are_put_where_recorded_loops_read_the
     options = {"dropout": DynamicSparseGraph(lambda epoch: 0.5 if epoch < 3 else 0.3), "layers": layers, "n_jobs": size}
     with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(4, user_api="blas"):
         ours = fit(**options, epochs=7)
-        assert len(replays) == 4 and all(recorded.asides and recorded.threads == size for recorded in replays)
+        assert len(replays) == 4 and not any(recorded.asides for recorded in replays)
+        assert all(recorded.threads == size and "_top_k" in recorded.names.values() for recorded in replays)
         equal(ours, alone(monkeypatch, **options, epochs=7))
 
 
@@ -279,9 +280,59 @@ def test_each_sample_has_its_neurons_in_recorded_steps(monkeypatch, replays, set
     policy = DynamicSparseGraph(lambda epoch: 0.5 if epoch < 3 else 0.3, double=double, **sets)
     with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(4, user_api="blas"):
         ours = fit(dropout=policy, layers=normalised(), n_jobs=size, epochs=7, batch_size=12)
-        assert len(replays) == 4 and all(recorded.asides for recorded in replays)
+        assert len(replays) == 4 and not any(recorded.asides for recorded in replays)
         assert all(recorded.threads == size for recorded in replays)
         equal(ours, alone(monkeypatch, dropout=policy, layers=normalised(), n_jobs=size, epochs=7, batch_size=12))
+
+
+@pytest.mark.filterwarnings("ignore:dsg")
+@pytest.mark.parametrize("share", ["batch", "sample"])
+def test_the_chosen_plans_of_a_replayed_step_are_those_of_the_step(monkeypatch, share):
+    """A hook that changes weights sees each step computed, and then reads its plans."""
+    seen = []
+
+    class Watch(Hook):
+        def after_update(self, run):
+            seen.append([plan.mask().copy() for plan in current[0].assigned.values()])
+
+    def begin(self, plans, original=Stepper._begin_choice):
+        current[:] = [plans]
+        original(self, plans)
+
+    current = []
+    monkeypatch.setattr(Stepper, "_begin_choice", begin)
+    options = {"dropout": DynamicSparseGraph(0.5, share=share), "layers": (70, 40), "callbacks": [Watch()]}
+    ours, recorded = fit(**options), seen.copy()
+    seen.clear()
+    equal(ours, alone(monkeypatch, **options))
+    assert len(recorded) == len(seen) == 20 and len({masks[1].tobytes() for masks in seen}) > 5
+    for masks, expected in zip(recorded, seen, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(masks, expected, strict=True))
+
+
+class Restless(Hook):
+    """Exchanges the policy in an epoch, in which the plans are of the same kinds before and after."""
+
+    watches = False
+
+    def epoch_start(self, run, epoch):
+        if epoch == 3:
+            run.stepper.policy = DynamicSparseGraph(0.5, samples=3, seed=1)
+
+
+def test_what_a_policy_projects_anew_is_read(monkeypatch, replays):
+    """Rows are projected again within an epoch and at its start, and steps that wait are computed before."""
+    options = {
+        "dropout": DynamicSparseGraph(0.5, epsilon=0.9, refresh=2),
+        "layers": (300, 200),
+        "epochs": 7,
+        "optimizer": "adam",
+        "learning_rate": 0.1,
+        "callbacks": [Restless()],
+    }
+    ours = fit(**options, n_jobs=1)
+    assert len(replays) == 4 and sum(replays.values()) == 7 * 4 - 4
+    equal(ours, alone(monkeypatch, **options, n_jobs=1))
 
 
 class Moody(Dropout):
