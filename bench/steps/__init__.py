@@ -84,6 +84,8 @@ def trainer_steps(
         fresh.draw = record
         for number in range(checked):
             step(fresh, feed, last=number + 1 == checked)
+            for plan in drawn[number].assigned.values():
+                plan.mask()  # a plan that the device has chosen is read before the next step overwrites it
         weights = [np.array(dev.download(p.data)) for p in fresh.optimizer.parameters]
         return {**describe(fresh, drawn), "weights": weights}
 

@@ -49,6 +49,7 @@ class WithoutProjection(DynamicSparseGraph):
     """Base class: dsg that selects neurons by `guesses` in place of estimates by projection."""
 
     guesses: ClassVar[type[Guesses]]
+    on_device = False
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -53,6 +53,7 @@ class Dropout(abc.ABC):
     by_sample: ClassVar[bool] = False  # True if samples of a batch drop different units
     data_dependent: bool = False  # True if plans depend on a layer's input (`choose`)
     alike: bool = False  # True if at one rate the chosen plans of a site are of one kind; then steps may be recorded
+    on_device: bool = False  # True if `choose_into` and `prepare` are defined, so that recorded steps choose without the host
     mixes_features: ClassVar[bool] = False  # True if features should be centred and permuted (`Shuffle`)
     shuffle: int | None = None  # number of epochs after which neurons are reordered (`Reordering`); None: never
 
@@ -237,6 +238,23 @@ class Dropout(abc.ABC):
             return None
         sites = set(self.sites(model))
         return lambda site, flow, layer: self.choose_from_flow(site, flow, layer, rng) if site in sites else None
+
+    def choose_into(self, site: Site, flow: Flow, layer: Any, given: Any) -> None:
+        """Choose a plan as `choose_from_flow` does, without the host, and write its lists to those of `given`, a `DevicePlan`
+        whose plan is of the same kind.
+        """
+        raise NotImplementedError(f"{self!r} chooses on the host")
+
+    @property
+    def chooses_by(self) -> Hashable:
+        """All that decides which operations `choose_into` issues and which arrays they read, apart from the rates."""
+        return None
+
+    def prepare(self, model: Sequential | Tree) -> Callable[[Callable[[], None]], None]:
+        """Return a function, called before each step, for what only some steps need before a choice. Its argument is a
+        function that computes earlier steps, which must be called before weights are read.
+        """
+        return lambda finish: None
 
     def inference_policy(self, epoch: int) -> Dropout | None:
         """Return the policy to apply at inference after this epoch; None, the default, if inference is dense."""

@@ -14,7 +14,6 @@ structured ones make the backward pass faster, and mixed training reaches the ac
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -23,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from ..arguments import check_count
-from ..plans import GateChoice, GatePlan, IndexPlan
+from ..plans import GateChoice, GatePlan
+from ..plans.on_device import chosen_axis
 from .base import Dropout
 from .schedule import is_rate
 
@@ -73,7 +73,7 @@ class GateSparsity(Dropout):
             )
         self.sparsity, self.mode, self.schedule, self.probe = sparsity, mode, schedule, check_count("probe", probe)
         self._epoch, self._sparse = 0, False  # whether the current step is sparse
-        self._met: dict[Any, int] = collections.Counter()  # by LSTM layer, number of its sparse steps
+        self._drawn = 0  # number of sparse steps
         self._thresholds: dict[Any, float] = {}
         self._seen: list[tuple[float, float]] = []
 
@@ -95,7 +95,7 @@ class GateSparsity(Dropout):
 
     def at(self, epoch):
         """Return a copy of the policy for `epoch`."""
-        return self.changed(_epoch=epoch, _met=collections.Counter(), _thresholds={})
+        return self.changed(_epoch=epoch, _drawn=0, _thresholds={})
 
     def at_mean_rate(self, epochs):
         return self
@@ -114,17 +114,19 @@ class GateSparsity(Dropout):
         if site.number == 0:  # the first site decides for the whole step
             share = self.share(self._epoch) if self.sparsity else 0.0
             self._sparse = share == 1 or (share > 0 and rng.random() < share)
-        return SparseGates(self, site.path) if self._sparse else None
+            self._drawn += self._sparse
+        return SparseGates(self, site.path, self._drawn % self.probe == 1 or self.probe == 1) if self._sparse else None
 
     @property
     def computed(self) -> float:
         """The FLOPs of a sparse backward pass divided by those of a dense one."""
         return 1 - self.sparsity if self.mode == "columns" else 1.0
 
-    def choice(self, layer: Any) -> GateChoice:
-        """Return the object that chooses the kept part of the gate gradients of one LSTM layer in one step."""
-        self._met[layer] += 1
-        return _Choice(self, layer, self._met[layer] % self.probe == 1 or self.probe == 1)
+    def choice(self, layer: Any, probed: bool) -> GateChoice:
+        """Return the object that chooses the kept part of the gate gradients of one LSTM layer in one step; if `probed`, it
+        compares the result with the dense gradient.
+        """
+        return _Choice(self, layer, probed or (self.mode == "threshold" and layer not in self._thresholds))
 
     def report(self):
         """Return a dict with two entries, means over the layers and steps that were probed since the last call: "gates_kept" is
@@ -147,13 +149,21 @@ class SparseGates(GatePlan):
 
     policy: GateSparsity
     path: str
+    probed: bool
+
+    cacheable = False
+
+    @property
+    def kind(self):
+        """None if numbers on the host decide, as thresholds do: such steps are not recorded."""
+        return None if self.probed or self.policy.mode == "threshold" else (SparseGates, self.policy.sparsity)
 
     @property
     def density(self) -> float:
         return self.policy.computed
 
     def of(self, cells):
-        return self.policy.choice((self.path, cells))
+        return self.policy.choice((self.path, cells), self.probed)
 
 
 class _Choice(GateChoice):
@@ -167,9 +177,10 @@ class _Choice(GateChoice):
         if self.probed:
             self.dense = np.array(dev.download(dense())).reshape(-1, gates.shape[2])
         if policy.mode == "columns":
-            scores = np.asarray(dev.download(dev.lstm_scores(dy, gates, c, lengths)))
-            count = round((1 - policy.sparsity) * scores.size)
-            return IndexPlan(scores.size, np.sort(np.argpartition(-scores, max(count - 1, 0))[:count]))
+            width = gates.shape[2]
+            count = round((1 - policy.sparsity) * width)
+            scores = dev.reshape(dev.lstm_scores(dy, gates, c, lengths), (1, width))
+            return chosen_axis(dev.top_k(scores, count), width, count, dev)
         if self.probed:
             some = np.abs(self.dense.reshape(-1)[:: max(self.dense.size // SAMPLES, 1)])
             policy._thresholds[self.layer] = float(np.quantile(some, policy.sparsity))
@@ -179,7 +190,7 @@ class _Choice(GateChoice):
         if not self.probed:
             return
         sparse = np.asarray(dev.download(dz), np.float64).reshape(len(self.dense), -1)
-        there = self.dense if columns is None else self.dense[:, columns.indices()]
+        there = self.dense if columns is None else self.dense[:, dev.download(columns.indices)]
         lengths = np.linalg.norm(sparse) * np.linalg.norm(self.dense)
         share = float(np.mean(sparse != 0)) * sparse.shape[1] / max(self.dense.shape[1], 1)
         self.policy._seen.append((share, float((sparse * there).sum() / lengths) if lengths else 1.0))

@@ -23,34 +23,25 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from numbanet_kernels.layouts.ternary import Ternary, ternary
+from numbanet_kernels.layouts.windows import Window
 
 from ..arguments import is_integer, is_real
 from ..autograd import no_grad
 from ..device import Device
-from ..layers import BatchNorm1d, BatchNorm2d, Conv2d, Flow, Tree
+from ..layers import BatchNorm1d, BatchNorm2d, Conv2d, Flow, PerSample, Tree
 from ..plans import IndexPlan, SamplePlan
 from ..tensor import Tensor
 from .base import Dropout, Style
+from .guesses import Guesses, johnson_lindenstrauss
 from .schedule import Rate
 
 SAMPLES = {"batch": 16, "tile": 16, "sample": 1}  # projected samples per set
 SHARING = 4  # sets whose thresholds the others share
 WINDOWS = 4  # projected windows per image
-ROWS = 256  # rows of a weight that are projected together: with fewer, calls would cost too much
-
-
-def johnson_lindenstrauss(outputs: int, epsilon: float) -> int:
-    """Return k = floor(4 ln n / (epsilon² / 2 - epsilon³ / 3)) for n = outputs. A projection to k dimensions can preserve the
-    distances of n points up to a factor of 1 ± epsilon (Dasgupta & Gupta 2003, theorem 2.1).
-    """
-    return max(int(4 * math.log(outputs) / (epsilon**2 / 2 - epsilon**3 / 3)), 1)
 
 
 class DynamicSparseGraph(Dropout):
@@ -163,7 +154,7 @@ class DynamicSparseGraph(Dropout):
 
     @property
     def alike(self):
-        return self.share == "batch"
+        return self.share == "batch" or self.threshold == "exact"
 
     def calibrated(self, model, x):
         return self._with(self.rate)
@@ -172,7 +163,7 @@ class DynamicSparseGraph(Dropout):
         """Return a copy with other rates, which projects all weights again, so that an epoch depends only on the weights at its
         start.
         """
-        return self.changed(rate=rate, _guesses=Guesses(self.epsilon, self.refresh, self.seed))
+        return self.changed(rate=rate, _guesses=self._guesses.restarted())
 
     def inference_policy(self, epoch):
         if not self.select_in_prediction:
@@ -207,39 +198,79 @@ class DynamicSparseGraph(Dropout):
     def choose_from_flow(self, site, flow, layer, rng):
         if not self.rate_of(site):
             return None
-        w, bias = layer.weight, layer.bias
+        w = layer.weight
         count = kept_of(w.shape[0], self.rate_of(site))
         if w.ndim > 2 and (self.share != "batch" or layer.groups > 1):
             raise ValueError(
                 f"dsg: {layer!r}: for convolutions without groups it chooses channels for a whole batch; use "
                 "share='batch', or a rate of 0 for this layer"
             )
+        bits = np.asarray(w.device.download(self._bits(flow, layer, count)))
+        if self.share == "batch":
+            chosen = np.unpackbits(bits.astype("<i4").view(np.uint8), count=w.shape[0], bitorder="little")
+            return IndexPlan(w.shape[0], np.flatnonzero(chosen))
+        samples = flow.layout.samples.plan.samples if isinstance(flow.layout, PerSample) else flow.x.shape[0]
+        return SamplePlan(samples, w.shape[0], self._group, bits, self.double)
+
+    @property
+    def on_device(self):
+        return self.threshold == "exact"
+
+    @property
+    def chooses_by(self):
+        return self._guesses.projections, self.epsilon, self.share, self.group, self.samples, self.double, self.seed
+
+    def choose_into(self, site, flow, layer, given):
+        dev, plan = layer.weight.device, given.plan
+        with self._guesses.uncounted():
+            bits = self._bits(flow, layer, kept_of(plan.n, self.rate_of(site)))
+        if isinstance(plan, SamplePlan):
+            dev.copy(bits, out=given.lists.bits)
+            return
+        inverse, indices = dev.bit_lists(bits, plan.n, plan.count)
+        dev.copy(inverse, out=given.inverse)
+        dev.copy(indices, out=given.indices)
+
+    def prepare(self, model):
+        tree = model if isinstance(model, Tree) else Tree(model)
+
+        @functools.cache
+        def weights():
+            return [tree.owners[site.path].weight for site in self.sites(tree) if self.rate_of(site)]
+
+        return lambda finish: self._guesses.prepare(weights(), finish)
+
+    @property
+    def _group(self) -> int:
+        return 1 if self.share == "sample" else self.group
+
+    def _bits(self, flow: Flow, layer: Any, count: int) -> Any:
+        """Return the neurons to compute, as bits on the device: a row for each set."""
+        w, bias = layer.weight, layer.bias
         with no_grad():
             if self.share == "batch":
                 some = _evenly(flow, self.samples).expanded()
                 scores = self._guesses.scores([some.data if w.ndim == 2 else _windows(some, layer)], w, bias)
-                bits = largest(w.device, scores, count).astype("<i4").view(np.uint8)
-                return IndexPlan(w.shape[0], np.flatnonzero(np.unpackbits(bits, count=w.shape[0], bitorder="little")))
+                return w.device.top_k(scores, count)
             x = flow.dense()
-            group = 1 if self.share == "sample" else self.group
-            scores = self._guesses.outputs(x.data, w, bias) if group == 1 else self._of_groups(x, w, bias)
-            return SamplePlan(x.shape[0], w.shape[0], group, self._chosen(w.device, scores, count), self.double)
+            scores = self._guesses.outputs(x.data, w, bias) if self._group == 1 else self._of_groups(x, w, bias)
+            return self._chosen(w.device, scores, count)
 
     def _of_groups(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
         """Return the scores (groups, O) of the O neurons for each group of samples."""
         groups = (Flow(x[first : first + self.group]) for first in range(0, x.shape[0], self.group))
         return self._guesses.scores([_evenly(flow, self.samples).x.data for flow in groups], w, bias)
 
-    def _chosen(self, dev: Device, scores: Any, count: int) -> np.ndarray:
+    def _chosen(self, dev: Device, scores: Any, count: int) -> Any:
         """Return a bit mask of the neurons that each row of `scores` keeps: the `count` largest scores, or, if `threshold` is
         "shared", those above the shared threshold.
         """
         if self.threshold == "exact":
-            return largest(dev, scores, count)
+            return dev.top_k(scores, count)
         few = np.asarray(dev.download(dev.getitem(scores, slice(0, SHARING))))
         shared = float(np.partition(few, few.shape[1] - count)[:, few.shape[1] - count].mean())
         least = shared if self.share == "sample" else max(shared, np.finfo(np.float32).tiny)  # excludes scores of 0
-        return np.asarray(dev.download(dev.above(scores, least)))
+        return dev.above(scores, least)
 
     def pop_flops(self):
         return self._guesses.pop_flops()
@@ -248,11 +279,6 @@ class DynamicSparseGraph(Dropout):
 def kept_of(n: int, rate: float) -> int:
     """Return the number of neurons out of n that are kept; it is at least 1."""
     return max(round((1 - rate) * n), 1)
-
-
-def largest(dev: Device, scores: Any, count: int) -> np.ndarray:
-    """Return a bit mask of the `count` largest scores in each row; of equal scores, the first ones are taken."""
-    return np.asarray(dev.download(dev.top_k(scores, count)))
 
 
 def _evenly(flow: Flow, count: int) -> Flow:
@@ -268,8 +294,16 @@ def _evenly(flow: Flow, count: int) -> Flow:
 def _windows(x: Tensor, layer: Conv2d) -> Any:
     """Return an array (N WINDOWS, C KH KW): WINDOWS windows of each image of x (N, H, W, C), evenly spaced over the inside of
     the image. Their values are in the order of a row of the weight. Images smaller than the kernel give partial windows."""
-    n, height, width, channels = x.shape
-    window, axes = layer.window, []
+    dev, at, taps = x.device, *_places(x.shape, layer.window, x.device)
+    return dev.reshape(dev.take_rows(dev.reshape(x.data, (x.size, 1)), at), (x.shape[0] * WINDOWS, taps))
+
+
+@functools.lru_cache(maxsize=64)
+def _places(shape: tuple[int, int, int, int], window: Window, dev: Device) -> tuple[Any, int]:
+    """Return the indices, on the device, of the values of `_windows` in an array of this shape, and the number of values of a
+    window.
+    """
+    (n, height, width, channels), axes = shape, []
     for axis, length in enumerate((height, width)):
         begins = np.arange(window.positions(height, width)[axis]) * window.stride[axis] - window.padding[axis]
         reach = (window.kernel[axis] - 1) * window.dilation[axis]
@@ -282,96 +316,4 @@ def _windows(x: Tensor, layer: Conv2d) -> Any:
     v = np.clip(axes[1][chosen % len(axes[1])][:, None] + taps[1], 0, width - 1)
     image = np.repeat(np.arange(n), WINDOWS)[:, None, None, None]
     at = ((image * height + h[:, None, :, None]) * width + v[:, None, None, :]) * channels + np.arange(channels)[:, None, None]
-    dev = x.device
-    values = dev.take_rows(dev.reshape(x.data, (x.size, 1)), dev.upload(at.reshape(-1).astype(np.int32)))
-    return dev.reshape(values, (n * WINDOWS, math.prod(at.shape[1:])))
-
-
-class Guesses:
-    """Computes estimated outputs f(x) . f(w) + b, and caches the projections f(w). A row of f(w) is recomputed after at most
-    `refresh` uses; if `refresh` is None, it is computed once.
-    """
-
-    def __init__(self, epsilon: float, refresh: int | None, seed: int) -> None:
-        self.epsilon, self.refresh, self.seed, self._flops = epsilon, refresh, seed, 0.0
-        self._projected: dict[int, tuple[Any, int]] = {}  # by id of the weight, deleted with the weight
-
-    def scores(self, sets: Sequence[Any], w: Tensor, bias: Tensor | None) -> Any:
-        """Return the scores (number of sets, O) for w (O, …): for each set of samples (S, I), the sum of the estimated outputs
-        of each neuron, after ReLU, over the samples.
-        """
-        dev, stops = w.device, list(itertools.accumulate((part.shape[0] for part in sets), initial=0))
-        x, weights, packed = self._before(sets[0] if len(sets) == 1 else dev.concatenate(sets, 0), w)
-        parts = [
-            dev.scores(dev.part(x, *ends), weights, None if bias is None else bias.data, packed)
-            for ends in itertools.pairwise(stops)
-        ]
-        parts = [dev.reshape(part, (1, w.shape[0])) for part in parts]
-        return parts[0] if len(sets) == 1 else dev.concatenate(parts, 0)
-
-    def outputs(self, x: Any, w: Tensor, bias: Tensor | None) -> Any:
-        """Return the estimated outputs (N, O) for samples x (N, I)."""
-        x, weights, _ = self._before(x, w)
-        return w.device.gemm(x, weights, tb=True, bias=None if bias is None else bias.data)
-
-    def _before(self, x: Any, w: Tensor) -> tuple[Any, Any, Any]:
-        """Return f(x), f(w), and f(w) packed for the operation `scores` of the device. If it is less work to multiply x and w
-        themselves, return x and w instead of f(x) and f(w).
-        """
-        dev, (outputs, inputs) = w.device, (w.shape[0], math.prod(w.shape[1:]))
-        k, weights, packed = johnson_lindenstrauss(outputs, self.epsilon), dev.reshape(w.data, (outputs, inputs)), None
-        if k < inputs:
-            lists = _lists(k, inputs, self.seed, dev)
-            weights, packed = self._weights(w, weights, lists, k)
-            x = dev.project(x, lists, k)
-            self._flops += x.shape[0] * lists.columns.size
-        self._flops += 2.0 * x.shape[0] * x.shape[1] * outputs
-        return x, weights, packed
-
-    def _weights(self, w: Tensor, matrix: Any, lists: Ternary, k: int) -> tuple[Any, Any]:
-        if id(w) not in self._projected:
-            weakref.finalize(w, self._projected.pop, id(w), None).atexit = False
-        projected, uses = self._projected.get(id(w), (None, 0))
-        rows = slice(0, w.shape[0]) if projected is None else self._due(uses, w.shape[0])
-        if count := len(range(*rows.indices(w.shape[0]))):
-            projected = _anew(w.device, projected, matrix, rows, lists, k)
-            self._flops += count * lists.columns.size
-        self._projected[id(w)] = projected, uses + 1
-        return projected
-
-    def _due(self, uses: int, outputs: int) -> slice:
-        """Return the rows to project again in use number `uses`, so that each row is projected once in `refresh` uses."""
-        if self.refresh is None:
-            return slice(0)
-        together = math.ceil(outputs / self.refresh / ROWS) * ROWS
-        first = uses % self.refresh * together
-        return slice(first, first + together)
-
-    def pop_flops(self) -> float:
-        """Return the number of FLOPs since the last call; an addition counts as one."""
-        flops, self._flops = self._flops, 0.0
-        return flops
-
-    def __reduce__(self) -> tuple:
-        return type(self), (self.epsilon, self.refresh, self.seed)
-
-
-def _anew(dev: Device, before: tuple[Any, Any] | None, matrix: Any, rows: slice, lists: Ternary, k: int) -> tuple[Any, Any]:
-    """Return f(w) and its packed form, in which the rows `rows` are projected again; `before` holds the previous values of
-    both, or is None.
-    """
-    if before is None:
-        projected = dev.project(matrix, lists, k)
-        return projected, dev.scores_packed(projected)
-    first, stop, _ = rows.indices(matrix.shape[0])
-    part = dev.project(dev.part(matrix, first, stop), lists, k)
-    packed = dev.scores_packed(part, before[1], first)
-    if packed is not before[0]:  # otherwise the rows are already in place
-        dev.copy(part, out=dev.part(before[0], first, stop))
-    return before[0], packed
-
-
-@functools.lru_cache(maxsize=64)
-def _lists(k: int, inputs: int, seed: int, dev: Device) -> Ternary:
-    """Return the index lists of the random matrix R of the projection, on the device."""
-    return Ternary(*map(dev.upload, ternary(k, inputs, seed)))
+    return dev.upload(at.reshape(-1).astype(np.int32)), math.prod(at.shape[1:])

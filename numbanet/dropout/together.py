@@ -37,6 +37,7 @@ class Together(Dropout):
         self.shuffle = next((policy.shuffle for policy in policies if policy.shuffle), None)
         self.data_dependent = any(policy.data_dependent for policy in policies)
         self.alike = all(policy.alike or not policy.data_dependent for policy in policies)
+        self.on_device = all(policy.on_device or not policy.data_dependent for policy in policies)
 
     def of(self, site):
         return next(policy for policy in self.policies if policy.kind == site.kind)
@@ -104,6 +105,22 @@ class Together(Dropout):
 
     def choose_from_flow(self, site, flow, layer, rng):
         return self.of(site).choose_from_flow(site, flow, layer, rng)
+
+    @property
+    def chooses_by(self):
+        return tuple(policy.chooses_by for policy in self.policies)
+
+    def choose_into(self, site, flow, layer, given):
+        self.of(site).choose_into(site, flow, layer, given)
+
+    def prepare(self, model):
+        prepare = [policy.prepare(model) for policy in self.policies]
+
+        def all_of_them(finish):
+            for each in prepare:
+                each(finish)
+
+        return all_of_them
 
     def inference_policy(self, epoch):
         selecting = tuple(filter(None, (policy.inference_policy(epoch) for policy in self.policies)))

@@ -66,11 +66,12 @@ class _Pass(NamedTuple):
 
         chosen = choice and choice.choose(dev, dy, self.gates, self.c, self.lengths, lambda: run(dev.copy(self.gates))[0])
         # a chosen plan is not cached, because it rarely repeats
-        columns: Any = upload_plan(chosen, dev) if isinstance(chosen, AxisPlan) else None if choice else active
+        chosen = upload_plan(chosen, dev) if isinstance(chosen, AxisPlan) else chosen
+        columns = active if choice is None else chosen if isinstance(chosen, DeviceAxis) else None
         options = {"columns": columns.indices} if columns else {"threshold": chosen or 0.0}
         dz, dh0, dc0 = run(self.gates, **options)
         if choice:
-            choice.done(dev, dz, columns and columns.plan)
+            choice.done(dev, dz, columns)
         dz = dev.reshape(dz, (steps * n, dz.shape[2]))
         return dz if columns is None else Columns(dz, columns, (steps * n, width)), dh0, dc0
 
@@ -122,8 +123,8 @@ def lstm(
         The number of time steps of each sequence. After its last one, y is 0 and c does not change.
     gates : GateChoice, optional
         Chooses the part of dz (T N, 4H) that the backward pass computes. Its method choose(dev, dy, gates, c, lengths, dense)
-        returns an IndexPlan of the 4H columns of dz, or a threshold: elements of dz up to it become 0. dense() computes the
-        full dz. Afterwards done(dev, dz, columns) is called with the result.
+        returns an IndexPlan or a DeviceAxis of the 4H columns of dz, or a threshold: elements of dz up to it become 0. dense()
+        computes the full dz. Afterwards done(dev, dz, columns) is called with the result.
     cell : bool, default=False
         If True, y has one more time step, y[T] = c[T].
     left : list of two arrays (N, H), optional

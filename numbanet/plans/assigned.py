@@ -73,6 +73,7 @@ class Plans:
     ) -> None:
         self.device, self.sites, self.choose = device(dev), {} if sites is None else sites, choose
         self.feeds = {} if feeds is None else feeds
+        self.choose_into: Callable[..., None] | None = None  # `Dropout.choose_into`, if recorded steps choose without the host
         self.stand_in: Callable[..., DevicePlan | None] | None = None  # called instead of `choice` while a step is recorded
         # a hashable value; if it is equal in two passes, so are the kinds of the plans that `choose` returns
         self.decides: Any = None
@@ -153,6 +154,16 @@ class Plans:
             site.check(plan, layer, shape)
             self.assigned[site.path] = plan
         return plan
+
+    def choose_on_device(self, choose_into: Callable[..., None]) -> None:
+        """Let recorded steps choose plans by `choose_into` (`Dropout.choose_into`), without the host."""
+        self.choose_into = choose_into
+
+    def take(self, here: Mapping[str, DevicePlan]) -> None:
+        """Note the plans that a recorded step chooses on the device; `here` has their lists."""
+        chosen = {path: given.chosen() for path, given in here.items()}
+        self.assigned.update(chosen)
+        self.chosen.update(chosen)
 
     @contextlib.contextmanager
     def standing_in(self, give: Callable[..., DevicePlan | None]) -> Iterator[None]:

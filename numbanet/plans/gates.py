@@ -10,6 +10,7 @@ import numpy as np
 
 from ..device import Device
 from .base import Plan
+from .on_device import DeviceAxis
 from .rows import IndexPlan
 
 
@@ -17,11 +18,15 @@ class GateChoice(abc.ABC):
     """Chooses which gate gradients one backward pass through one LSTM layer computes (the argument `gates` of `ops.lstm`)."""
 
     @abc.abstractmethod
-    def choose(self, dev: Device, dy: Any, gates: Any, c: Any, lengths: Any, dense: Callable[[], Any]) -> IndexPlan | float:
-        """Return a plan of the gate columns to compute, or a threshold: gate gradients up to this magnitude become 0."""
+    def choose(
+        self, dev: Device, dy: Any, gates: Any, c: Any, lengths: Any, dense: Callable[[], Any]
+    ) -> IndexPlan | DeviceAxis | float:
+        """Return a plan of the gate columns to compute, on the host or on the device, or a threshold: gate gradients up to this
+        magnitude become 0.
+        """
 
     @abc.abstractmethod
-    def done(self, dev: Device, dz: Any, columns: IndexPlan | None) -> None:
+    def done(self, dev: Device, dz: Any, columns: DeviceAxis | None) -> None:
         """Called after the backward pass with dz, which holds only the columns `columns`, or all columns if it is None."""
 
 

@@ -16,8 +16,8 @@ from numbanet_kernels.layouts.windows import Blocks, Positions
 
 from ..device import Device
 from .base import AxisPlan, Plan
-from .rows import PositionPlan, RowPlan, TimePlan, repeat_indices
-from .samples import BernoulliPlan, SamplePlan
+from .rows import ChosenPlan, PositionPlan, RowPlan, TimePlan, repeat_indices
+from .samples import BernoulliPlan, ChosenSamples, SamplePlan
 from .tiles import BlockPlan, TilePlan
 from .windows import UnitWindow
 
@@ -42,6 +42,10 @@ class DevicePlan:
     def density(self) -> float:
         """The share of elements that the plan keeps; `profile` prints it."""
         return self.plan.density
+
+    def chosen(self) -> Plan:
+        """The plan whose lists an operation has written to the buffer of this one."""
+        raise TypeError(f"{self} is not chosen on the device")
 
     @functools.cached_property
     def _host(self) -> tuple[np.ndarray, ...]:
@@ -135,6 +139,10 @@ class DeviceAxis(DevicePlan):
         """Return the indices (1, count) and their inverse (1, n) as in a `Packing` whose rows keep the same columns."""
         return self.device.reshape(self.indices, (1, self.plan.count)), self.device.reshape(self.inverse, (1, self.plan.n))
 
+    def chosen(self):
+        read = functools.partial(self.device.download, self.indices)
+        return ChosenPlan(self.plan.n, self.plan.count, read, self.plan.scale)
+
     def repeated(self, times: int) -> DeviceAxis:
         """Return the axis that has `times` consecutive indices for each index of this one, such as the pixels of a channel."""
         dev, longer = self.device, repeat_indices(self.plan, times)
@@ -152,6 +160,13 @@ class ListedAxis(DeviceAxis):
     @property
     def lists(self) -> RowLists:
         return self._lists
+
+
+def chosen_axis(bits: Any, n: int, count: int, dev: Device) -> ListedAxis:
+    """The axis of n indices that keeps those whose bits are set in the device array `bits` (1, words), which are `count`."""
+    inverse, indices = dev.bit_lists(bits, n, count)
+    plan = ChosenPlan(n, count, functools.partial(dev.download, indices))
+    return ListedAxis(plan, dev, RowLists(inverse, _one_class(n, dev), indices))
 
 
 class DeviceUnits(DeviceAxis):
@@ -241,9 +256,16 @@ class DeviceSamples(DevicePlan):
     plan: SamplePlan
 
     @functools.cached_property
+    def _host(self) -> tuple[np.ndarray, ...]:
+        return tuple(np.asarray(array, np.int32) for array in self.plan.lists()[:2])  # the bits and the starts
+
+    @functools.cached_property
     def lists(self) -> SampleLists:
-        lists = self.plan.lists()
-        return lists._replace(bits=self.device.upload(lists.bits), starts=self.device.upload(lists.starts.astype(np.int32)))
+        bits, starts = self._parts()
+        return SampleLists(bits, starts, self.plan.group, self.plan.n)
+
+    def chosen(self):
+        return ChosenSamples(self.plan, functools.partial(self.device.download, self.lists.bits))
 
 
 KINDS = {

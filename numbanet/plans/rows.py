@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,36 @@ class DrawnPlan(IndexPlan):
     """An `IndexPlan` with randomly drawn indices: such plans rarely repeat, so their device arrays are not cached."""
 
     cacheable = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ChosenPlan(AxisPlan):
+    """Keep `kept` of n indices that the device has chosen during a pass. The host reads them from the device when it first
+    needs them, by read(); a recorded step overwrites them when it is replayed again.
+    """
+
+    n: int
+    kept: int
+    read: Callable[[], np.ndarray] = dataclasses.field(repr=False)
+    scale: float = 1.0
+
+    cacheable = False
+
+    @property
+    def count(self) -> int:
+        """The number of kept indices."""
+        return self.kept
+
+    @property
+    def kind(self):
+        return IndexPlan, self.n, self.kept, self.scale
+
+    @functools.cached_property
+    def _indices(self) -> np.ndarray:
+        return np.array(self.read())
+
+    def indices(self):
+        return self._indices
 
 
 class PositionPlan(DrawnPlan):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import numbers
+from collections.abc import Callable
 
 import numpy as np
 
@@ -138,9 +139,34 @@ class SamplePlan(Plan):
         return int(self.counts.sum())
 
     @property
+    def kind(self):
+        """None unless all samples keep equally many outputs."""
+        least, most = (self.counts.min(), self.counts.max()) if self.samples else (0, 0)
+        return (SamplePlan, self.samples, self.n, self.group, int(least), self.double) if least == most else None
+
+    @property
     def density(self) -> float:
         return self.count / (self.samples * self.n) if self.samples * self.n else 1.0
 
     def lists(self) -> SampleLists:
         """Return a `SampleLists`: the bits, and the position of the first value of each sample."""
         return SampleLists(self.bits, np.concatenate([[0], np.cumsum(self.counts)]), self.group, self.n)
+
+
+class ChosenSamples(SamplePlan):
+    """A `SamplePlan` like another one, with outputs that the device has chosen during a pass. The host reads the bits from the
+    device when it first needs them, by read(); a recorded step overwrites them when it is replayed again.
+    """
+
+    def __init__(self, like: SamplePlan, read: Callable[[], np.ndarray]) -> None:
+        for name in ("samples", "n", "group", "double"):
+            object.__setattr__(self, name, getattr(like, name))
+        object.__setattr__(self, "counts", like.counts)
+        object.__setattr__(self, "_read", read)
+
+    _read: Callable[[], np.ndarray]
+
+    @functools.cached_property
+    def bits(self) -> np.ndarray:
+        """The kept outputs of each group, as a `SamplePlan` has them."""
+        return np.array(self._read())

@@ -60,15 +60,38 @@ class Due(NamedTuple):
     packing: Packing | None
 
 
+class Proximal(abc.ABC):
+    """A proximal step: what an optimiser does to weights at the end of each update (`Optimizer.proximal`). It is recorded with
+    the update, so its launches must always be the same, except for parameters that are frozen meanwhile.
+
+    Attributes
+    ----------
+    arrays : list of array
+        The arrays that `apply` changes, apart from the weights. They are never replaced.
+    """
+
+    arrays: Sequence[Any] = ()
+
+    def numbers(self, optimizer: Optimizer) -> tuple[float, ...]:
+        """Return the numbers that change between steps; `apply` gets them as a device array."""
+        return ()
+
+    @abc.abstractmethod
+    def apply(self, numbers: Any) -> None:
+        """Change the weights in place; `numbers` is a device array with the result of the method `numbers`."""
+
+
 class Optimizer(abc.ABC):
     """Base class of the optimisers. An optimiser has parameters, a learning rate, and a state for each parameter.
 
     Subclasses define `update`; they override `numbers` if more than the learning rate changes between steps. For each
     parameter, `state` holds arrays of the parameter's shape, and `counts` holds the number of steps in which the parameter had
-    a gradient. Both lists are made at the first step.
+    a gradient. Both lists are made at the first step. `proximal` is what happens to weights after each update; it needs all
+    weights, so no update is deferred.
     """
 
     recordable: ClassVar[bool] = False  # True if steps may be recorded (`records`)
+    proximal: Proximal | None = None
     foresees = False  # True if the launches of an update depend on `wanted` of `prepare`
     states = 1  # number of state arrays of a parameter
 
@@ -125,6 +148,7 @@ class Optimizer(abc.ABC):
 
     def prepare(self, wanted: Mapping[Tensor, DevicePlan | Plan] | None = None) -> None:
         """Prepare a step before its passes; `wanted` maps a weight to the part that is read before the next step (`step`)."""
+        wanted = None if self.proximal else wanted
         self.wanted = {w: on_device(plan, w.device) if isinstance(plan, Plan) else plan for w, plan in (wanted or {}).items()}
         for w, part in self.wanted.items():
             region = part.plan.region(w.shape) if isinstance(part, DevicePlan) else None
@@ -141,7 +165,13 @@ class Optimizer(abc.ABC):
         return (self.learning_rate,)
 
     def changing(self) -> tuple[tuple[int, ...], list[tuple[float, ...]]]:
-        """Return (indices, list): the list of the distinct results of `numbers`, and for each parameter an index into it."""
+        """Return (indices, list): the list of the distinct results of `numbers`, and for each parameter an index into it. The
+        numbers of the proximal step are the last ones in the list.
+        """
+        places, numbers = self._distinct()
+        return places, numbers if self.proximal is None else [*numbers, self.proximal.numbers(self)]
+
+    def _distinct(self) -> tuple[tuple[int, ...], list[tuple[float, ...]]]:
         counts = self.counts
         if counts and counts.count(counts[0]) == len(counts):
             return (0,) * len(counts), [self.numbers(counts[0])]
@@ -149,6 +179,10 @@ class Optimizer(abc.ABC):
         distinct = list(dict.fromkeys(found.values()))
         places = {count: distinct.index(own) for count, own in found.items()}
         return tuple([places[count] for count in self.counts]), distinct
+
+    def end_with(self, proximal: Proximal | None) -> None:
+        """End each update with a proximal step, or with none."""
+        self.proximal = proximal
 
     @property
     def records(self) -> bool:
@@ -166,6 +200,10 @@ class Optimizer(abc.ABC):
     def arrays(self) -> list[Any]:
         """Return the arrays that `update` changes, without those of the parameters."""
         return [array for state in self.state for array in state]
+
+    def issues(self, places: tuple[int, ...]) -> Hashable:
+        """Return all that decides which launches an update issues, apart from arrays and gradients."""
+        return self.constants, places, self.proximal
 
     def reduce(self) -> None:  # noqa: B027  in one process there is nothing to do
         """Called after the passes: if several processes train one model, sum their gradients."""
@@ -192,6 +230,9 @@ class Optimizer(abc.ABC):
         for (dev, place), parameters in due.items():
             own = _uploaded(dev, values[place]) if numbers is None else numbers[place]
             ready.update(self.update(dev, parameters, own) or {})
+        if self.proximal is not None:
+            dev = self.parameters[0].device
+            self.proximal.apply(_uploaded(dev, values[-1]) if numbers is None else numbers[-1])
         return ready
 
     def _clip(self) -> None:
@@ -297,7 +338,7 @@ class Optimizer(abc.ABC):
         self.counts = list(saved.get("counts", [self.steps] * len(self.state)))  # old pickles have one count for all
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), **self.snapshot(), "wanted": {}}
+        return {**vars(self), **self.snapshot(), "wanted": {}, "proximal": None}
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         vars(self).update(saved)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..device import Device
+from ..plans import DevicePlan
 from ..tensor import Tensor
 from .data import Batch
 
@@ -55,6 +56,7 @@ class Ready(NamedTuple):
     """
 
     graph: Any
+    chosen: dict[str, DevicePlan]  # plans whose lists a replay chooses on the device, by path
     fetch: Any  # a recording that copies the samples of the batch to the inputs
     samples: Any
     rows: Any  # the `place` of the buffer for the indices of the batch

@@ -6,7 +6,7 @@ buffers, which only it knows. A device computes a small step faster than Python 
 (`numbanet_kernels.runtime.graph`) or a tape of the CPU (`numbanet_kernels.runtime.tape`) needs one call for all of them.
 
 A kind of step is recorded when it occurs for the second time, or at once if it differs only in sizes from one that was recorded
-(`_forms`). There are few kinds, so nearly all steps of a fit are replayed.
+(`_forms`) and calls the same loops. There are few kinds, so nearly all steps of a fit are replayed.
 All recorded steps share one memory, so the results of a replay are copied before the next one.
 
     hold    copy the batch to the fixed buffers
@@ -18,24 +18,22 @@ in newly allocated arrays.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import profile
-from ..autograd import no_grad
 from ..device import Device
 from ..layers import Layer, walk
 from ..layers.tree import same, settings
-from ..plans import DevicePlan, Plan, Plans, Site
+from ..plans import DevicePlan, Plan, Plans
 from ..plans.buffers import ListBuffers
-from ..plans.on_device import upload_plan
 from ..tensor import Tensor
+from .choice import Choices
 from .data import Batch
 from .optim import Optimizer
 from .queue import Pages, Queue, Ready
@@ -49,6 +47,7 @@ class _Pass(NamedTuple):
     graph: Any
     gradients: list[Any]  # of the parameters; each replay overwrites them
     held: list[Any]  # the arrays of its key, kept alive so that no new array gets the same id
+    chosen: dict[str, DevicePlan]  # plans whose lists each replay chooses on the device, by path
 
 
 class Recorder:
@@ -63,13 +62,15 @@ class Recorder:
         self.dev, self.model = dev, model
         self.possible = not profile.ENABLED and dev.records()  # False under NUMBANET_PROFILE, which prints each operation
         self._recorded: list[Any] = []
-        self._failed, self._replayed, self._told = 0, None, False
+        self._replayed: _Pass | None = None  # in the current step
+        self._failed, self._told, self._kindless = 0, False, False
         self._met: dict[Hashable, _Pass | tuple[()] | None] = {}  # None after one step, () if not recordable
-        self._plans = Plans(dev)  # of the current step
-        self._forms: set[Hashable] = set()  # what recorded steps that differ only in sizes have in common
+        self._unlike: set[Hashable] = set()  # keys of steps that call other loops than those of their form
+        self._forms: dict[Hashable, set[tuple]] = {}  # forms of tapes, by what steps that differ only in sizes have in common
         self._chosen: dict[Hashable, dict[str, Plan | None]] = {}  # by key, the plans that the policy chose in the first step
         self._inputs: dict[tuple, Any] = {}
         self._lists = ListBuffers(dev)
+        self._choices = Choices(dev, self._lists)
         self._ready: dict[Hashable, Ready] = {}
         self._fetches: dict[tuple, tuple[Any, Any]] = {}  # by samples and size of a batch: the samples, and what takes a batch
         self._samples: Any = None  # of the batch that is held
@@ -138,7 +139,7 @@ class Recorder:
         if found is None or found.samples is not X or not optimizer.records or not same(found.state, optimizer.arrays):
             return None
         places, numbers = optimizer.changing()
-        if found.update != (optimizer.constants, places):
+        if found.update != optimizer.issues(places):
             return None
         if not all([t.data is array and t.requires_grad is grad for t, array, grad in found.tensors]):
             return None
@@ -151,9 +152,10 @@ class Recorder:
 
     def again(self, ready: Ready, numbers: Any, batch: Batch, plans: Plans) -> list[Any]:
         """Add a step that is ready to the queue; return the arrays that hold its results after `finish`."""
-        self._plans = plans  # `_choose` reads them during the replay
+        self._choices.begin(plans)
         results = self.queue.put(ready, numbers, batch, self._lists.copies(plans))
-        if plans.choose is not None:  # during the replay, not that of a later step
+        plans.take(ready.chosen)
+        if plans.choose is not None and not ready.chosen:  # chosen during the replay, not that of a later step
             self.finish()
         return results
 
@@ -204,7 +206,7 @@ class Recorder:
             return results, packed
         ready: dict[Tensor, Any] = {}
         places, values = optimizer.changing()
-        numbers, update = self.put_numbers(values), (optimizer.constants, places)
+        numbers, update = self.put_numbers(values), optimizer.issues(places)
 
         def work() -> Sequence[Any]:
             results = passes()
@@ -217,7 +219,7 @@ class Recorder:
             self._make_ready(self._replayed, plans, batch, optimizer, update)
         return results, ready if self._replayed is None else {}
 
-    def _make_ready(self, graph: Any, plans: Plans, batch: Batch, optimizer: Optimizer, update: Hashable) -> None:
+    def _make_ready(self, found: _Pass, plans: Plans, batch: Batch, optimizer: Optimizer, update: Hashable) -> None:
         """From now on, steps like the one that was just replayed can be queued, if fetching their batch can be recorded."""
         X, rows = self._samples, self.buffer("rows", (len(batch.rows),), np.dtype(np.int32))
         key = id(X), len(batch.rows)
@@ -230,7 +232,8 @@ class Recorder:
         tensors = [(t, t.data, t.requires_grad) for _, t, _ in self.model.named()]
         place, given = self.dev.place, batch.weights
         self._ready[self._quick_key(plans, batch)] = Ready(
-            graph,
+            found.graph,
+            found.chosen,
             fetch,
             X,
             place(rows),
@@ -241,20 +244,24 @@ class Recorder:
             place(batch.targets),
             None if given is None else place(given),
             [place(buffer) for buffer in self.put_numbers(optimizer.changing()[1])],
-            Pages(graph.result[0], self.dev),
+            Pages(found.graph.result[0], self.dev),
         )
 
     def _tell(self, passes: Callable[[], Sequence[Any]], repeatable: bool, plans: Plans) -> None:
         """Print, once in a run, why these passes could not be recorded; called under NUMBANET_PROFILE."""
-        if repeatable and plans.choose is not None and not self._plans.chosen:
+        if repeatable and plans.choose is not None and not plans.chosen:
             return  # wait for a step whose chosen plans are known
+        kindless = any(plan.kind is None for plan in plans.assigned.values())
+        if repeatable and kindless and not self._kindless:
+            self._kindless = True
+            return  # the next step may be of a kind that is recorded
         self._told, reasons = True, []
         if not repeatable:
             reasons = ["a layer, the task or the policy does not say that equal kinds of plans mean equal launches"]
-        elif any(plan.kind is None for plan in plans.assigned.values()):
+        elif kindless:
             reasons = ["a plan has no kind"]
         elif self.dev.records():
-            with self._standing_in(plans, self._plans.chosen):
+            with self._choices.standing_in(plans, dict(plans.chosen)):
                 self.dev.record(self._from_no_gradients(passes), most=self.MOST, refused=reasons)
             for parameter in self.model.parameters():
                 parameter.zero_grad()  # nothing was computed
@@ -291,7 +298,8 @@ class Recorder:
         The key, `arrays` and the model's arrays together decide which launches work() issues; if the key is None, work() is
         always computed. The inputs are in their buffers; this method copies the lists of the plans to theirs.
         """
-        self._replayed, self._plans = None, plans
+        self._replayed = None
+        self._choices.begin(plans)
         if not self.possible or key is None:
             return work()
         tensors = [tensor for _, tensor, _ in self.model.named()]
@@ -299,7 +307,7 @@ class Recorder:
         found, own, form = self._met.get(key), {}, None
         if not found and plans.choose is None and not self.dev.rehearses():
             form = key[1:], tuple((path, type(plan), plan.density < 1) for path, plan in plans.assigned.items())
-        known = form in self._forms and len(self._recorded) < self.RECORDED
+        known = () if key in self._unlike or len(self._recorded) >= self.RECORDED else self._forms.get(form, ())
         new = key not in self._met and not known
         if self.dev.rehearses() or not (new or found == ()):
             self._lists.put(plans)
@@ -310,51 +318,36 @@ class Recorder:
                 self._met[key], self._chosen[key] = None, plans.chosen
             return results
         if found is None:
-            with self._standing_in(plans, self._chosen.pop(key, {})):
-                found = self._met[key] = self._record(work, [*arrays, *(t.data for t in tensors)], known)
-            if found and form is not None:
-                self._forms.add(form)
+            with self._choices.standing_in(plans, self._chosen.pop(key, {})) as chosen:
+                found = self._record(work, [*arrays, *(t.data for t in tensors)], known, chosen)
+            found = self._met[key] = self._judged(found, key, form, bool(known))
         if not found:
             if not self.dev.rehearses():
                 plans.here.update(own)  # compute with the original lists
             return work()
         found.graph.replay()
-        self._replayed = found.graph
+        self._replayed = found
+        plans.take(found.chosen)
         for parameter, gradient in zip(self.model.parameters(), found.gradients, strict=True):
             parameter.zero_grad()
             if gradient is not None:
                 parameter.receive(gradient)
         return tuple(self.dev.copy(array) for array in found.graph.result[0])  # the next replay writes to the same memory
 
-    # --- plans chosen in a pass ---------------------------------------------------------------------------------------
-    @contextlib.contextmanager
-    def _standing_in(self, plans: Plans, like: dict[str, Plan | None]) -> Iterator[None]:
-        """A context for recording passes in which a policy chooses plans from data.
-
-        In the recording, the plans `like`, which the policy chose in an earlier step, replace its choice. Each replay chooses a
-        plan at this point, and copies its lists to the fixed buffers.
+    def _judged(self, found: _Pass | tuple[()], key: Hashable, form: Hashable, at_once: bool) -> _Pass | tuple[()] | None:
+        """Remember the form of a recording. If a step was not recorded `at_once`, it counts as the first one of its kind, which
+        has a trial when it occurs again: with its sizes other loops may be called.
         """
-        there = ((path, plan) for path, plan in like.items() if plan is not None)
-        here = {path: upload_plan(plan, self.dev, self._lists.of(path, plan)) for path, plan in there}
+        if found and form is not None:
+            self._forms.setdefault(form, set()).add(found.graph.form)
+        if found or not at_once:
+            return found
+        self._unlike.add(key)
+        return None
 
-        def stand_in(site: Site, flow: Any, layer: Layer, shape: tuple[int, ...] | None) -> DevicePlan | None:
-            plan, flow = like[site.path], flow._replace(x=Tensor.wrap(flow.x.data, self.dev))
-            self.dev.aside(functools.partial(self._choose, site, flow, layer, shape, plan and plan.kind))
-            return here.get(site.path)
-
-        with plans.standing_in(stand_in):
-            yield
-
-    def _choose(self, site: Site, flow: Any, layer: Layer, shape: tuple[int, ...] | None, kind: Hashable) -> None:
-        """Choose a plan for the current step, of the recorded kind, and copy its lists to their buffer."""
-        with no_grad():
-            plan = self._plans.choice(site, flow, layer, shape)
-        if (plan and plan.kind) != kind:
-            raise RuntimeError(f"{plan} was chosen for {site.path} where plans of the kind {kind} were recorded")
-        if plan is not None:
-            self._lists.put_one(site.path, kind, upload_plan(plan, self.dev).buffer)
-
-    def _record(self, work: Callable[[], Sequence[Any]], arrays: list[Any], known: bool) -> _Pass | tuple[()]:
+    def _record(
+        self, work: Callable[[], Sequence[Any]], arrays: list[Any], known: Collection[tuple], chosen: dict[str, DevicePlan]
+    ) -> _Pass | tuple[()]:
         if len(self._recorded) == self.RECORDED:
             return ()
         parameters: list[Tensor] = list(self.model.parameters())
@@ -362,14 +355,14 @@ class Recorder:
         if graph is None:
             for parameter in parameters:
                 parameter.zero_grad()  # nothing was computed
-            self._failed += 1
+            self._failed += not known
             self.possible &= bool(self._recorded) or self._failed < self.TRIED
             return ()
         self._recorded.append(graph)
-        return _Pass(graph, [p.gradient for p in parameters], arrays)
+        return _Pass(graph, [p.gradient for p in parameters], arrays, chosen)
 
-    def _graph(self, work: Callable[[], Any], known: bool = False) -> Any:
-        """The recording of work(); None if it cannot be recorded. `known`: one of the same form was recorded."""
+    def _graph(self, work: Callable[[], Any], known: Collection[tuple] = ()) -> Any:
+        """The recording of work(); None if it cannot be recorded, or if `known` is given and the form is another one."""
         try:
             return self.dev.record(work, next(iter(self._recorded), None), self.MOST, known=known)
         except Exception as error:  # any error of a driver, or too little memory: training continues op by op

@@ -41,7 +41,8 @@ class Recovery:
 
     def needs_whole(self) -> bool:
         """Return True if all weights must be up to date at the end of the epoch that starts."""
-        return self.watched or self.run.epoch + 1 == self.run.epochs.stop or self.run.changing
+        run = self.run
+        return self.watched or run.epoch + 1 == run.epochs.stop or run.changing or run.optimizer.proximal is not None
 
     def accepts(self, record: dict[str, Any], whole: bool) -> bool:
         """Return True if the loss of an epoch and the weights are finite. The weights are checked only if a copy of the

@@ -65,7 +65,7 @@ class SGD(Optimizer):
 
     @property
     def foresees(self):
-        return bool(self.lazy) or any(p.device.lazy_pays(p.size) for p in self.parameters)
+        return bool(self.lazy) or (self.proximal is None and any(p.device.lazy_pays(p.size) for p in self.parameters))
 
     @property
     def constants(self):

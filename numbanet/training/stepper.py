@@ -52,6 +52,8 @@ class Stepper:
         self.state: dict[Any, Any] | None = {} if self.task.stateful else None  # of recurrent layers
         self.packed: dict[Tensor, Any] = {}  # by weight, the blocks that the last update packed for the next step
         self._counted: dict[tuple, float] = {}  # FLOPs by kind of step
+        self._chosen_flops: dict[tuple, float] = {}  # FLOPs of the choice of plans, by what decides their kinds
+        self._spent = 0.0  # FLOPs of the preparation of the choice in the current step
         self._nothing = Plans(self.dev)  # the plans of a dense step
         self.tree = Tree(self.model)
         self._prepare_choice()
@@ -72,6 +74,8 @@ class Stepper:
     def _prepare_choice(self) -> None:
         """Make the function that chooses plans during a pass, for the policy of the current epoch."""
         self._choose, chooses = self.current.choosing(self.tree, self.streams.plans), self.current.data_dependent
+        self._prepare = self.current.prepare(self.tree)
+        self._decides: tuple | None = None  # what decides the kinds of the chosen plans, and how they are chosen
         self._alike = not chooses or (self.current.alike and self.dev.asides())  # plans of equal kinds mean equal launches
 
     @property
@@ -90,6 +94,7 @@ class Stepper:
         self.upcoming, self.packed, self.recorder = None, {}, Recorder(self.dev, self.model)
         self.state = {} if self.task.stateful else None
         self._counted.clear()
+        self._chosen_flops.clear()
 
     def rate(self) -> float:
         """The dropout rate of the current epoch, the mean over all sites; 0 if there are none."""
@@ -150,7 +155,7 @@ class Stepper:
         """
         with self.dev.session(**self.session_options):
             plans, self.upcoming = self.draw() if self.upcoming is None else self.upcoming, None
-            plans.decides = tuple(self.current.rates(self.tree)) if self._choose else None
+            self._begin_choice(plans)
             if whole or change is not None:  # hooks may change anything
                 self.look_around()
             if change is None and (queued := self._queued(X, batch, plans, following, last)):
@@ -190,6 +195,27 @@ class Stepper:
                 raise
             raise self.model.spanning.failure(error) from error
 
+    def _begin_choice(self, plans: Plans) -> None:
+        """Prepare the choice of plans in a step."""
+        if self._choose is None:
+            plans.decides = None
+            return
+        if self._decides is None:
+            self._decides = self.current.chooses_by, *self.current.rates(self.tree)
+        plans.decides = self._decides
+        if self.current.on_device and self.dev.asides():
+            plans.choose_on_device(self.current.choose_into)
+            self._prepare(self.recorder.finish)
+            self._spent = self.current.pop_flops()
+
+    def _choice_flops(self, plans: Plans, shape: tuple[int, ...]) -> float:
+        """Return the FLOPs of the choice of plans in a step; replays do not count them again."""
+        spent, before, self._spent = self.current.pop_flops(), self._spent, 0.0
+        if plans.choose_into is None:
+            return spent + before
+        key = plans.decides, shape
+        return before + (self._chosen_flops.setdefault(key, spent) if spent else self._chosen_flops.get(key, 0.0))
+
     def _states(self, resets: bool) -> list[Any]:
         """Return the states of the recurrent layers; if `resets`, set them to zero."""
         states = [state for arrays in (self.state or {}).values() for state in arrays]
@@ -217,7 +243,7 @@ class Stepper:
     def _done(self, loss: Any, answer: Any, shape: tuple[int, ...], plans: Plans) -> StepResult:
         dense = self._flops(shape, self._nothing)
         flops = dense if plans is self._nothing else self._flops(shape, plans)
-        return StepResult(Tensor.wrap(loss, self.dev), answer, flops + self.current.pop_flops(), dense)
+        return StepResult(Tensor.wrap(loss, self.dev), answer, flops + self._choice_flops(plans, shape), dense)
 
     def _flops(self, shape: tuple[int, ...], plans: Plans) -> float:
         """Return the FLOPs of a step with inputs of shape `shape`; they are cached by the kinds and densities of the plans."""

@@ -9,6 +9,9 @@ groups of 1 x (C KH KW), and input channels are groups of R x (KH KW). A group t
 If a reference r > 0 is given, t is first multiplied by r sqrt(n_g) / |w_g|: groups whose root mean square is above r shrink
 less, and other groups more, as with a penalty on log |w_g| (Candès, Wakin & Boyd 2008, section 2.3).
 
+The threshold and the reference may be given as one device array (2,) in place of the threshold, so that a recorded step can be
+replayed with others.
+
 A group is read twice, for its norm and to shrink it; if it fits into the L1 cache, the second read is from there.
 """
 
@@ -23,7 +26,7 @@ from ..host import threads
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.expect import expect
 from ..runtime.launch import ceil_div, launch
-from ..runtime.memory import THREADS, empty_cpu, empty_cuda
+from ..runtime.memory import THREADS, empty_cpu, empty_cuda, full_cpu, full_cuda
 
 ACROSS, DOWN = 32, 8  # threads of a block that shrinks ACROSS groups of one column each
 BLOCK = ACROSS * DOWN
@@ -49,19 +52,29 @@ def _groups(w, height, width):
     return ceil_div(w.shape[0], height), ceil_div(w.shape[1], width)
 
 
-def _checked(op, w, height, width, threshold, reference):
+def _checked(op, empty, full, w, height, width, threshold, reference, norms):
+    """Return (numbers, norms): a device array of the threshold and the reference, and the array for the norms."""
     expect(op, w=(w, ("R", "C")))
     if min(height, width) < 1:
         raise ValueError(f"{op}: groups of {height} x {width} of w {tuple(w.shape)} must be at least 1 x 1")
-    if not (0 <= threshold < math.inf and 0 <= reference < math.inf):
-        raise ValueError(f"{op}: the threshold {threshold} and the reference {reference} must be finite and not negative")
-    return _groups(w, height, width)
+    if np.isscalar(threshold):
+        if not (0 <= threshold < math.inf and 0 <= reference < math.inf):
+            raise ValueError(f"{op}: the threshold {threshold} and the reference {reference} must be finite and not negative")
+        numbers = empty((2,))
+        for part, value in ((numbers[:1], threshold), (numbers[1:], reference)):
+            full((1,), value, out=part)
+    else:
+        numbers = threshold
+    groups = _groups(w, height, width)
+    expect(op, numbers=(numbers, (2,)), norms=(norms, groups))
+    return numbers, empty(groups) if norms is None else norms
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-@host_kernel("void(f4[:, ::1], i8, i8, f4, f4, f4[:, ::1], i8, i8, i8, i8)")
-def _shrink(w, height, width, threshold, reference, norms, first, stop, left, right):
+@host_kernel("void(f4[:, ::1], i8, i8, f4[::1], f4[:, ::1], i8, i8, i8, i8)")
+def _shrink(w, height, width, numbers, norms, first, stop, left, right):
     """Shrink the groups in the block rows first … stop - 1 and the block columns left … right - 1."""
+    threshold, reference = numbers[0], numbers[1]
     sums = np.empty(right - left, np.float32)
     begin, end = left * width, min(right * width, w.shape[1])
     for u in range(first, stop):
@@ -99,16 +112,17 @@ def _shrink(w, height, width, threshold, reference, norms, first, stop, left, ri
                         part[c] *= factor
 
 
-def shrink_cpu(w, height, width, threshold, reference=0.0):
-    """w_g <- w_g max(0, 1 - threshold sqrt(n_g) / |w_g|) for each group of height x width, in place; returns (w, norms)"""
-    down, across = _checked("shrink (cpu)", w, height, width, threshold, reference)
-    norms = empty_cpu((down, across))
+def shrink_cpu(w, height, width, threshold, reference=0.0, norms=None):
+    """w_g <- w_g max(0, 1 - threshold sqrt(n_g) / |w_g|) for each group of height x width, in place; returns (w, norms)
+
+    If `norms` is given, the norms are written to it. `threshold` may be an array (2,) of the threshold and the reference.
+    """
+    numbers, norms = _checked("shrink (cpu)", empty_cpu, full_cpu, w, height, width, threshold, reference, norms)
+    down, across = norms.shape
 
     def work(part):
         down_span, across_span = (part.of(down), slice(0, across)) if down >= part.count else (slice(0, down), part.of(across))
-        _shrink(
-            w, height, width, threshold, reference, norms, down_span.start, down_span.stop, across_span.start, across_span.stop
-        )
+        _shrink(w, height, width, numbers, norms, down_span.start, down_span.stop, across_span.start, across_span.stop)
 
     if norms.size:
         threads.share(work, 2 * w.size)
@@ -118,10 +132,10 @@ def shrink_cpu(w, height, width, threshold, reference=0.0):
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels("group_shrink")
 def _groups_kernel():
-    @kernel("void(f4[:, ::1], i4, i4, f4, f4, f4[:, ::1])")
-    def groups(w, height, width, threshold, reference, norms):
+    @kernel("void(f4[:, ::1], i4, i4, f4[::1], f4[:, ::1])")
+    def groups(w, height, width, numbers, norms):
         """Each block shrinks one group; adjacent threads read adjacent columns."""
-        shared = cuda.shared.array(THREADS, float32)
+        shared, threshold, reference = cuda.shared.array(THREADS, float32), numbers[0], numbers[1]
         t = int32(cuda.threadIdx.x)
         u, b = int32(cuda.blockIdx.x // norms.shape[1]), int32(cuda.blockIdx.x % norms.shape[1])
         top, left = u * height, b * width
@@ -154,10 +168,10 @@ def _groups_kernel():
 
 @kernels("group_shrink")
 def _columns_kernel():
-    @kernel("void(f4[:, ::1], i4, f4, f4, f4[:, ::1])")
-    def columns(w, height, threshold, reference, norms):
+    @kernel("void(f4[:, ::1], i4, f4[::1], f4[:, ::1])")
+    def columns(w, height, numbers, norms):
         """Each block shrinks 32 groups (ACROSS) of one column each; the columns are adjacent, so that loads are coalesced."""
-        shared = cuda.shared.array(BLOCK, float32)
+        shared, threshold, reference = cuda.shared.array(BLOCK, float32), numbers[0], numbers[1]
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         blocks = (w.shape[1] + ACROSS - 1) // ACROSS
         u, c = int32(cuda.blockIdx.x // blocks), int32(cuda.blockIdx.x % blocks * ACROSS) + tx
@@ -186,13 +200,13 @@ def _columns_kernel():
     return columns
 
 
-def shrink_cuda(w, height, width, threshold, reference=0.0):
-    down, across = _checked("shrink (cuda)", w, height, width, threshold, reference)
-    norms = empty_cuda((down, across))
+def shrink_cuda(w, height, width, threshold, reference=0.0, norms=None):
+    numbers, norms = _checked("shrink (cuda)", empty_cuda, full_cuda, w, height, width, threshold, reference, norms)
+    down, across = norms.shape
     if width == 1:
-        launch(_columns_kernel(), down * ceil_div(across, ACROSS), (ACROSS, DOWN), w, height, threshold, reference, norms)
+        launch(_columns_kernel(), down * ceil_div(across, ACROSS), (ACROSS, DOWN), w, height, numbers, norms)
     else:
-        launch(_groups_kernel(), norms.size, THREADS, w, height, width, threshold, reference, norms)
+        launch(_groups_kernel(), norms.size, THREADS, w, height, width, numbers, norms)
     return w, norms
 
 
@@ -202,4 +216,5 @@ def examples(dev, a, N, I, O):
     return {
         **{f"shrink, {name}": lambda shape=shape: dev.shrink(a(O, I), *shape, 0.98) for name, shape in groups.items()},
         "shrink, weighed": lambda: dev.shrink(a(O, I), 1, I, 0.98, 1.1),
+        "shrink, numbers of a device": lambda: dev.shrink(a(O, I), 1, I, np.array([0.98, 1.1], np.float32)),
     }

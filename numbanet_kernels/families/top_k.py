@@ -4,6 +4,8 @@
     top_k      sets bit o of row n if v[n, o] is one of the k largest values of row n; of equal values, the first ones are taken
                v (N, O) -> bits (N, words of 32 bits)
     above      sets bit o of row n if v[n, o] is not below a threshold      v (N, O) -> bits (N, words of 32 bits)
+    bit_lists  lists the bits that are set among the first n, in increasing order, and for each bit its position in this list,
+               -1 if it is not set; k bits must be set      bits (1, words) -> inverse (n,), indices (k,) int32
 
 Scores are the outputs after ReLU, summed over samples. The CPU never stores the product (N, O); CUDA stores it until it is
 summed. The k-th largest value is found by bisection on integers: if all bits but the sign bit of negative floats are inverted,
@@ -23,9 +25,9 @@ from ..host.simd import WIDTH
 from ..host.transpose import EMPTY
 from ..layouts.samples import WORD, sample_lists
 from ..runtime.declare import cuda, host_function, host_kernel, inlined, kernel, kernels
-from ..runtime.expect import expect, shapes
+from ..runtime.expect import INT32, expect, shapes
 from ..runtime.launch import ceil_div, launch
-from ..runtime.memory import THREADS, blocks_for, copy_cuda, empty_cpu, empty_cuda, flat
+from ..runtime.memory import THREADS, assign, blocks_for, copy_cuda, empty_cpu, empty_cuda, flat
 from .gemm import gemm_cuda
 
 
@@ -49,6 +51,19 @@ def top_k_reference(v, k):
 
 def above_reference(v, threshold):
     return _bits(np.asarray(v) >= np.float32(threshold))
+
+
+def bit_lists_reference(bits, n, k):
+    mask = np.unpackbits(np.asarray(bits, "<i4").view(np.uint8), bitorder="little")[:n]
+    return np.where(mask, np.cumsum(mask, dtype=np.int64) - 1, -1), np.flatnonzero(mask)
+
+
+def _lists(op, empty, bits, n, k):
+    """Return arrays for the two lists of `bit_lists`; raise ValueError unless the bits are those of a row of n values."""
+    if not 0 <= k <= n:
+        raise ValueError(f"{op}: {k} of {n} bits cannot be set")
+    expect(op, bits=(bits, (1, ceil_div(n, WORD)), INT32))
+    return empty((n,), np.int32), empty((k,), np.int32)
 
 
 def _words(op, empty, v, k=0):
@@ -113,7 +128,7 @@ def scores_cpu(x, w, bias=None, packed=None):
     tiles = packed_gemm.tiles(n, size, depth)[0]
     for t, tile in enumerate(tiles):
         some = x[t * size : (t + 1) * size]
-        tile[:inputs, : len(some)] = some.T
+        assign(some.T, out=tile[:inputs, : len(some)])
 
     def work(part):
         span = part.of(packed.shape[1])
@@ -183,6 +198,26 @@ def top_k_cpu(v, k):
 def above_cpu(v, threshold):
     """bit o of row n = 1 if v[n, o] is not below the threshold, else 0"""
     return _by_rows(_above, v, threshold, _words("above (cpu)", empty_cpu, v))
+
+
+@host_kernel("void(i4[:, ::1], i4[::1], i4[::1])")
+def _bit_lists(bits, inverse, indices):
+    count, indices[:] = 0, 0  # if fewer bits are set, the rest of the list is valid, too
+    for o in range(inverse.size):
+        inverse[o] = -1
+        if (bits[0, o // 32] >> int32(o % 32)) & int32(1) and count < indices.size:
+            inverse[o], indices[count] = count, o
+            count += 1
+
+
+def bit_lists_cpu(bits, n, k):
+    """indices = the bits that are set among the first n, increasing; inverse[o] = the position of bit o in indices, or -1
+
+    bits (1, words), of which k bits are set -> (inverse (n,), indices (k,)), int32
+    """
+    inverse, indices = _lists("bit_lists (cpu)", empty_cpu, bits, n, k)
+    _bit_lists(bits, inverse, indices)
+    return inverse, indices
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
@@ -273,6 +308,34 @@ def above_cuda(v, threshold):
     return bits
 
 
+@kernels("top_k")
+def _listing():
+    @kernel("void(i4[::1], i4[::1], i4[::1])")
+    def bit_lists(bits, inverse, indices):
+        """Each thread places one bit: it counts the bits that are set before. Thread n - 1 fills what is left of the list."""
+        o = cuda.grid(1)
+        if o < inverse.size:
+            word, place = o // 32, int32(0)
+            for i in range(word):
+                place += int32(cuda.popc(bits[i]))
+            place += int32(cuda.popc(bits[word] & ((int32(1) << int32(o % 32)) - int32(1))))
+            chosen = (bits[word] >> int32(o % 32)) & int32(1) and place < indices.size
+            inverse[o] = place if chosen else int32(-1)
+            if chosen:
+                indices[place] = o
+            if o == inverse.size - 1:
+                for i in range(place + int32(chosen), indices.size):
+                    indices[i] = 0
+
+    return bit_lists
+
+
+def bit_lists_cuda(bits, n, k):
+    inverse, indices = _lists("bit_lists (cuda)", empty_cuda, bits, n, k)
+    launch(_listing(), blocks_for(n), THREADS, flat(bits), inverse, indices)
+    return inverse, indices
+
+
 def scores_packed_cuda(w, out=None, first=0):
     """packed = w itself, because CUDA packs nothing; if `out` is given, the changed rows w are copied into it."""
     if out is None:
@@ -306,4 +369,5 @@ def examples(dev, a, N, I, O):
         "scores": lambda: dev.scores(a(16, I), a(2 * O, I), a(2 * O)),
         "top_k": lambda: dev.top_k(a(N, O), O // 3),
         "above": lambda: dev.above(a(N, O), 0.5),
+        "bit_lists": lambda: dev.bit_lists(_bits(np.arange(O)[None] % 3 == 0), O, ceil_div(O, 3)),
     }

@@ -112,7 +112,7 @@ def rehearses_cuda():
     return True  # the run compiles the kernels
 
 
-def record_cuda(work, beside=None, most=1 << 30, refused=None, known=False):
+def record_cuda(work, beside=None, most=1 << 30, refused=None, known=()):
     """Return a `Graph` of the launches of work(), which are not executed. Return None if work does more than launch kernels, or
     if its memory does not fit: it may use `most` bytes or, if the graph `beside` is given, the memory of that graph. Two graphs
     that share their memory may each be replayed only after the results of the other one have been used. Run work() once before,

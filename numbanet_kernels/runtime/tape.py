@@ -5,18 +5,22 @@ A CPU computes a small step faster than Python calls its operations. `record` ru
 `replay` calls the loops in the same order by their addresses, without the GIL. To replay with other values, write them into the
 arrays that the tape reads; scalar arguments, shapes and addresses stay those of the recording.
 
-A recording that would leave something out is refused, unless the caller knows that the same function was recorded with arrays
-of other sizes. First, an operation is refused if its CPU function does anything but call
+A recording that would leave something out is refused. First, an operation is refused if its CPU function does anything but call
 compiled loops (`OPERATIONS` lists the others). Second, the function is run twice. The first run, the trial, allocates separate
 arrays that are filled with random bytes. A call of NumPy is noticed because it changes these bytes, or because it makes an
 array or a number that differs between the two runs. Then nothing is recorded.
+
+If the function was recorded before with arrays of other sizes, it is run once. It must then call the same loops with arrays of
+the same origins (`Tape.form`), and must not change the random bytes at the ends of its new arrays. So a call of NumPy that is
+made at some sizes only is noticed, unless its only result is a number.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numba
@@ -33,16 +37,19 @@ from .pool import Arena, Loan, Pool, pages
 OPERATIONS = frozenset(
     (
         "abs absolute_error adam add affine argmax aside asides avg_pool avg_pool_grad batch_norm batch_norm_apply "
-        "batch_norm_grad broadcast_to compact concatenate conv2d conv2d_grad copy div dropout empty exp expand full gelu "
-        "gelu_grad gemm gemm_dw gemm_few gemm_rows gemm_rows_dx gemm_tiles gemm_tiles_dw gemm_tiles_dx getitem group_rows "
-        "gru_cell gru_cell_grad huber_error layer_norm layer_norm_grad lazy_pays log log_softmax log_softmax_grad lstm "
-        "lstm_grad lstm_scores lstm_seen max_pool max_pool_grad maximum minimum mul part power putitem quantile_error records "
-        "relu relu_grad repeat_indices reshape session sgd sigmoid sigmoid_cross_entropy sigmoid_grad sign softmax "
-        "softmax_cross_entropy softmax_grad sqrt squared_error sub sum sum_by_row sum_rows take_rows tanh tanh_grad "
-        "tile_blocks tile_inputs tile_outputs transpose unpack_gradient upload"
+        "batch_norm_grad bit_lists broadcast_to compact compact_samples concatenate conv2d conv2d_grad copy div dropout "
+        "empty exp expand expand_samples full gelu gelu_grad gemm gemm_dw gemm_few gemm_rows gemm_rows_dx gemm_samples "
+        "gemm_samples_dw gemm_samples_dx gemm_tiles gemm_tiles_dw gemm_tiles_dx getitem group_rows gru_cell gru_cell_grad "
+        "huber_error layer_norm layer_norm_grad lazy_pays log log_softmax log_softmax_grad lstm lstm_grad lstm_scores "
+        "lstm_seen max_pool max_pool_grad maximum minimum mul part power project putitem quantile_error records relu "
+        "relu_grad repeat_indices reshape scores session sgd shrink sigmoid sigmoid_cross_entropy sigmoid_grad sign "
+        "softmax softmax_cross_entropy softmax_grad sqrt squared_error sub sum sum_by_row sum_rows take_rows tanh "
+        "tanh_grad tile_blocks tile_inputs tile_outputs top_k transpose unpack_gradient upload"
     ).split()
 )
 NO_LIST = np.zeros(0, np.int32)
+BYTES = 1 << 12  # at each end of a new array that are random while a function is recorded
+STEP = 8  # offset between the random bytes of two arrays: they differ, so that copying one array to another is noticed
 
 
 # --- recording --------------------------------------------------------------------------------------------------------
@@ -57,6 +64,7 @@ class _Writer:
         self.together: Callable[..., None] | None = None
         self.asides: list[tuple[int, Callable[[], None]]] = []  # (section, function) of each call of the interpreter
         self.facts: list[Any] = []  # for each call, all values that must be equal in both runs
+        self.form: list[Any] = []  # for each call, the loop, and whether each array existed before the recording
         self.held: dict[int, Any] = {}  # maps addresses to the arrays that existed before the recording
         # addresses of packed arguments that a recorded `callees.move` overwrites before their call
         self.moved: set[int] = set()
@@ -71,6 +79,7 @@ class _Writer:
     def call(self, loop: Any, args: tuple) -> None:
         """Record a call of a compiled loop."""
         callee, values = callee_of(loop), []
+        origins: list[bool] = []
         views: list[tuple[int, int, _Moving]] = []
         self.facts.append(loop)
         for kind, value in zip(callee.kinds, args, strict=True):
@@ -85,9 +94,13 @@ class _Writer:
             if isinstance(base := _owner(value).base, _Moving):
                 views.append((len(values) + callees.PLACE, place - base.place, base))
                 self.facts.append((place - base.place, value.shape, value.strides))
+                origins.append(True)
             else:
-                self.facts.append((self.known(value, place), value.shape, value.strides))
+                known = self.known(value, place)
+                self.facts.append((known, value.shape, value.strides))
+                origins.append(bool(known))
             values += (0, 0, value.size, value.itemsize, place, *value.shape, *value.strides)
+        self.form.append((loop, *origins))
         words = np.frombuffer(callee.pack(*values), np.int64).copy()
         for at, offset, base in views:
             self.moved.add(words.ctypes.data)
@@ -159,10 +172,7 @@ class _Lent(Loan):
 
 
 class _Trial(_Writer):
-    """The first of the two runs: no memory is reused, and the first and last BYTES of each new array are random."""
-
-    BYTES = 1 << 12
-    STEP = 8  # the random bytes of the next array begin this much later, so that a copy from one array to another is noticed
+    """The first of the two runs: no memory is reused, and the ends of each new array are random."""
 
     def __init__(self) -> None:
         super().__init__(Pool(pages, chunk=1 << 16, keep=0, step=8))
@@ -171,8 +181,8 @@ class _Trial(_Writer):
     def lend(self, size, shape, dtype):
         array = super().lend(size, shape, dtype)
         whole = array.reshape(-1).view(np.uint8)
-        for end in (whole[: self.BYTES], whole[self.BYTES :][-self.BYTES :]):
-            first = self.STEP * len(self.marked) % (2 * self.BYTES)
+        for end in _ends(whole):
+            first = STEP * len(self.marked) % (2 * BYTES)
             end[:] = _random()[first : first + end.size]
             self.marked.append((end, end.copy()))
         return array
@@ -182,32 +192,92 @@ class _Trial(_Writer):
         return all(np.array_equal(end, before) for end, before in self.marked)
 
 
+class _Once(_Writer):
+    """The only run of a function that was recorded before with arrays of other sizes. The ends of each new array are random
+    until its memory is used again: it is checked when it is deleted, or after the run.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        super().__init__(pool)
+        self.count, self.changed = 0, False
+        self.lent: weakref.WeakSet[_Marked] = weakref.WeakSet()
+
+    def lend(self, size, shape, dtype):
+        piece, self.count = self.pool.take(max(size, 1)), self.count + 1
+        whole = piece.chunk.memory[piece.start : piece.start + size]
+        first = STEP * self.count % (2 * BYTES)
+        marks = [(end, _random()[first : first + end.size]) for end in _ends(whole)]
+        for end, random in marks:
+            end[:] = random
+        lent = _Marked(self, piece, shape, dtype, marks)
+        self.lent.add(lent)
+        return np.asarray(lent)
+
+    def untouched(self) -> bool:
+        """True if no new array was written to; called once, after the run."""
+        for lent in list(self.lent):
+            lent.check()
+        return not self.changed
+
+
+class _Marked(_Lent):
+    """Owns the memory of an array with random ends."""
+
+    def __init__(
+        self, writer: _Once, piece: Any, shape: tuple[int, ...], dtype: np.dtype, marks: Sequence[tuple[np.ndarray, np.ndarray]]
+    ) -> None:
+        super().__init__(writer, piece, shape, dtype)
+        self.marks = marks
+
+    def check(self) -> None:
+        """Note in the writer if the random ends have changed; they are not looked at again."""
+        self.writer.changed |= not all(np.array_equal(end, random) for end, random in self.marks)
+        self.marks = ()
+
+    __del__ = check
+
+
+def _ends(whole: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first bytes of an array, and the last of the rest."""
+    return whole[:BYTES], whole[BYTES:][-BYTES:]
+
+
 @functools.cache
 def _random() -> np.ndarray:
-    return np.random.default_rng(0).integers(256, size=3 * _Trial.BYTES, dtype=np.uint8)
+    return np.random.default_rng(0).integers(256, size=3 * BYTES, dtype=np.uint8)
 
 
 class Tape:
-    """The recorded calls of the function `work`, and its result. To record them, work() is run without computing anything,
-    twice or, if it is `known` to be recordable, once. New arrays are allocated in the arena. Tapes that share an arena
-    overwrite each other's arrays: those of `result` are valid from a `replay` until another tape of the arena is replayed.
+    """The result of a recorded function, and the compiled loops that it called: work() is run without computing anything.
+
+    New arrays are allocated in the arena. Tapes that share an arena overwrite each other's arrays: those of `result` are valid
+    from a `replay` until another tape of the arena is replayed.
+
+    Parameters
+    ----------
+    known : collection, optional
+        The attributes `form` of tapes of the same function, which were recorded with arrays of other sizes: work() is run once.
 
     Raises
     ------
     NotRecorded
-        If work() does more than call compiled loops, or calls other ones in its second run, or if the arena is full.
+        If work() does more than call compiled loops, or calls other ones in its second run, or if the arena is full; if `known`
+        is given, also if the form of the tape is not among them.
     """
 
-    def __init__(self, work: Callable[[], Any], arena: Arena, known: bool = False) -> None:
+    def __init__(self, work: Callable[[], Any], arena: Arena, known: Collection[tuple] = ()) -> None:
         self.arena, trial = arena, None if known else _Trial()
         if trial is not None:
             with tape.within(trial):
                 first = list(_arrays(work()))
-        with arena.lending() as pool, tape.within(_Writer(pool)) as writer:
+        with arena.lending() as pool, tape.within(_Once(pool) if known else _Writer(pool)) as writer:
             self.result = work()
         places = writer.places(_arrays(self.result))
+        self.form = (*writer.form, *map(bool, places))
         if trial is not None and not (trial.untouched() and trial.places(first) == places and trial.facts == writer.facts):
             raise NotRecorded("the function did more than call compiled loops, or did not do the same each time")
+        if trial is None and not (writer.untouched() and self.form in known):
+            raise NotRecorded("the function did not call the same compiled loops as with other sizes, or did more than that")
         self.held = list(writer.held.values())
         numbers = [next(_numbers) for _ in writer.calls]
         self.names = {number: callee.loop.__name__ for number, (*_, callee, _) in zip(numbers, writer.calls)}
@@ -280,15 +350,14 @@ def rehearses_cpu():
     return False
 
 
-def record_cpu(work, beside=None, most=1 << 30, refused=None, known=False):
-    """Return a `Tape` of the compiled loops that work() calls; they are recorded, not executed. Return None if work does more
-    than call compiled loops, or if its memory does not fit: it may use `most` bytes or, if the tape `beside` is given, the
-    memory of that tape. Two tapes that share their memory may each be replayed only after the results of the other one have
-    been used.
+def record_cpu(work, beside=None, most=1 << 30, refused=None, known=()):
+    """A `Tape` of the compiled loops that work() calls, which do not compute yet; None if work does more than call compiled
+    loops, or needs more memory than `most` bytes, or than those of the tape `beside`. The two tapes share their memory, so each
+    may be replayed only after the results of the other have been used. Run work() once before, so that its caches are filled;
+    it is run twice here. If nothing is recorded, the reason is appended to the list `refused`.
 
-    Run work() once before, so that its caches are filled; here it is run twice. If `known`, the same function was recorded with
-    arrays of other sizes: it is then run only once here, and need not have run before. If nothing is recorded, the reason is
-    appended to the list `refused`.
+    If `known` holds the attributes `form` of tapes of the same function, recorded with other sizes, it is run once, and need
+    not have run before; the form of the tape must be one of them.
     """
     try:
         return Tape(work, Arena(most, pages) if beside is None else beside.arena, known)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numbanet import Context, DynamicSparseGraph, IndexPlan, Plans, SamplePlan, Tensor
-from numbanet.dropout import graph
+from numbanet.dropout import guesses
 from numbanet.dropout.graph import johnson_lindenstrauss, kept_of
 from numbanet.layers import Flow, Tree
 from numbanet_kernels.families.projection import project_reference
@@ -80,7 +80,7 @@ def test_weights_are_projected_anew_after_so_many_steps():
 
 def test_rows_of_a_weight_are_projected_anew_in_turn(dev, monkeypatch):
     """Of 60 rows 32 in one step and 28 in the next one, so that after two steps none is old; on CUDA they are copied once."""
-    monkeypatch.setattr(graph, "ROWS", 16)
+    monkeypatch.setattr(guesses, "ROWS", 16)
     model, x = network(device=dev), Tensor(samples()[0], dev)
     chosen, w, plans, spent = DynamicSparseGraph(0.5, epsilon=0.99, refresh=2), model.layers[0].weight, [], []
     copied, kind, k = [], type(w.data), johnson_lindenstrauss(60, 0.99)

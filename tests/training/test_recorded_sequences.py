@@ -52,12 +52,24 @@ FITS = {
     "what comes back at each step": lambda **given: language(
         recurrent_dropout="rdp", recurrent_dropout_rate=0.5, recurrent_sampling="step", epochs=6, **given
     ),
+    "gates": lambda **given: language(gate_sparsity=0.5, gate_schedule=0.7, epochs=12, **given),
+    "gates and units": lambda **given: language(
+        gate_sparsity=0.5, gate_schedule=1.0, dropout=RowDropout(0.5, dp_max=2), **given
+    ),
     "lstm": lambda **given: classify(words(LSTM), **given),
     "two directions": lambda **given: classify(words(LSTM, bidirectional=True), **given),
     "gru": lambda **given: classify(words(GRU), optimizer="sgd", **given),
     "numbers, lstm": lambda **given: classify(numbers(LSTM), ids=False, **given),
     "numbers, gru": lambda **given: classify(numbers(GRU), ids=False, **given),
 }
+
+
+def test_gates_that_are_compared_with_dense_ones_run_op_by_op(replays):  # noqa: F811
+    """Of four steps of an epoch, the first one is compared; of the other 15, the first one runs op by op as well."""
+    fit = language(gate_sparsity=0.5, gate_schedule=1.0, epochs=5, steps=11)
+    assert [record["gates_kept"] for record in fit.history_] == pytest.approx([0.5] * 5, abs=0.02)  # some are 0 by themselves
+    (recorded,) = replays
+    assert replays[recorded] == 14 and "_bit_lists" in recorded.names.values()
 
 
 @pytest.mark.filterwarnings("ignore:fit. the network answers no better")

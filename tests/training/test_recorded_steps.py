@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from numbanet import GELU, Hook, LanguageModel, Net, NetRegressor, Optimizer, RowDropout, profile
+from numbanet import GELU, BatchNorm1d, Hook, LanguageModel, Linear, Net, NetRegressor, Optimizer, ReLU, RowDropout, profile
 from numbanet.dropout import Dropout, DynamicSparseGraph, TileDropout
 from numbanet.plans import IndexPlan
 from numbanet.training.recorder import Recorder
@@ -35,7 +35,7 @@ def fit(net=Net, layers=(9, 7), weights=False, **options):
     """Of 40 samples, 13 at a time: in an epoch three equal steps and a shorter one."""
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((40, 6)), np.arange(40) % 3
-    return net(layers, batch_size=13, random_state=0, **{"epochs": 5, "dropout": "none", **options}).fit(
+    return net(layers, random_state=0, **{"batch_size": 13, "epochs": 5, "dropout": "none", **options}).fit(
         x, y, sample_weight=1 + y if weights else None
     )
 
@@ -176,22 +176,6 @@ def test_a_step_that_cannot_be_recorded_leaves_the_weights_to_the_next(monkeypat
     equal(ours, alone(monkeypatch))
 
 
-def test_kinds_that_differ_only_in_sizes_are_recorded_at_once(monkeypatch):
-    """Only the first kind runs op by op and has a trial; results are those of steps that are not recorded."""
-    trials, recorded, options = [], [], {"dropout": RowDropout(0.6, dp_max=3), "layers": (24, 36), "epochs": 5}
-
-    def record(self, work, arena, known=False, original=tape.Tape.__init__):
-        recorded.append(known)
-        original(self, work, arena, known)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tape.Tape, "__init__", record)
-        patch.setattr(tape, "_Trial", lambda original=tape._Trial: trials.append(1) or original())
-        ours = fit(**options)
-    assert len(trials) == recorded.count(False) < recorded.count(True)
-    equal(ours, alone(monkeypatch, **options))
-
-
 def test_what_a_callback_changes_is_trained(monkeypatch, replays):
     """Weights, layers and rates that are exchanged between epochs are the ones that the next steps use."""
 
@@ -270,8 +254,85 @@ def test_neurons_that_are_chosen_in_a_step_are_put_where_recorded_loops_read_the
     options = {"dropout": DynamicSparseGraph(lambda epoch: 0.5 if epoch < 3 else 0.3), "layers": layers, "n_jobs": size}
     with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(4, user_api="blas"):
         ours = fit(**options, epochs=7)
-        assert len(replays) == 4 and all(recorded.asides and recorded.threads == size for recorded in replays)
+        assert len(replays) == 4 and not any(recorded.asides for recorded in replays)
+        assert all(recorded.threads == size and "_top_k" in recorded.names.values() for recorded in replays)
         equal(ours, alone(monkeypatch, **options, epochs=7))
+
+
+def normalised():
+    return [Linear(6, 70, rng=0), ReLU(), BatchNorm1d(70), Linear(70, 40, rng=1), ReLU(), Linear(40, 3, rng=2)]
+
+
+SAMPLED = {
+    "tiles": {"share": "tile", "group": 5},
+    "large tiles": {"share": "tile", "group": 32},
+    "samples": {"share": "sample"},
+    "samples of exact outputs": {"share": "sample", "epsilon": 0.1},
+}
+
+
+@pytest.mark.filterwarnings("ignore:fit. the network")
+@pytest.mark.filterwarnings("ignore:dsg")
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("sets", SAMPLED.values(), ids=SAMPLED)
+def test_each_sample_has_its_neurons_in_recorded_steps(monkeypatch, replays, sets, double, size):
+    policy = DynamicSparseGraph(lambda epoch: 0.5 if epoch < 3 else 0.3, double=double, **sets)
+    with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(4, user_api="blas"):
+        ours = fit(dropout=policy, layers=normalised(), n_jobs=size, epochs=7, batch_size=12)
+        assert len(replays) == 4 and not any(recorded.asides for recorded in replays)
+        assert all(recorded.threads == size for recorded in replays)
+        equal(ours, alone(monkeypatch, dropout=policy, layers=normalised(), n_jobs=size, epochs=7, batch_size=12))
+
+
+@pytest.mark.filterwarnings("ignore:dsg")
+@pytest.mark.parametrize("share", ["batch", "sample"])
+def test_the_chosen_plans_of_a_replayed_step_are_those_of_the_step(monkeypatch, share):
+    """A hook that changes weights sees each step computed, and then reads its plans."""
+    seen = []
+
+    class Watch(Hook):
+        def after_update(self, run):
+            seen.append([plan.mask().copy() for plan in current[0].assigned.values()])
+
+    def begin(self, plans, original=Stepper._begin_choice):
+        current[:] = [plans]
+        original(self, plans)
+
+    current = []
+    monkeypatch.setattr(Stepper, "_begin_choice", begin)
+    options = {"dropout": DynamicSparseGraph(0.5, share=share), "layers": (70, 40), "callbacks": [Watch()]}
+    ours, recorded = fit(**options), seen.copy()
+    seen.clear()
+    equal(ours, alone(monkeypatch, **options))
+    assert len(recorded) == len(seen) == 20 and len({masks[1].tobytes() for masks in seen}) > 5
+    for masks, expected in zip(recorded, seen, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(masks, expected, strict=True))
+
+
+class Restless(Hook):
+    """Exchanges the policy in an epoch, in which the plans are of the same kinds before and after."""
+
+    watches = False
+
+    def epoch_start(self, run, epoch):
+        if epoch == 3:
+            run.stepper.policy = DynamicSparseGraph(0.5, samples=3, seed=1)
+
+
+def test_what_a_policy_projects_anew_is_read(monkeypatch, replays):
+    """Rows are projected again within an epoch and at its start, and steps that wait are computed before."""
+    options = {
+        "dropout": DynamicSparseGraph(0.5, epsilon=0.9, refresh=2),
+        "layers": (300, 200),
+        "epochs": 7,
+        "optimizer": "adam",
+        "learning_rate": 0.1,
+        "callbacks": [Restless()],
+    }
+    ours = fit(**options, n_jobs=1)
+    assert len(replays) == 4 and sum(replays.values()) == 7 * 4 - 4
+    equal(ours, alone(monkeypatch, **options, n_jobs=1))
 
 
 class Moody(Dropout):
@@ -295,7 +356,8 @@ def test_a_choice_of_another_kind_than_was_recorded_is_an_error():
     "options, reason",
     [
         ({"dropout": "window", "dropout_rate": 0.5, "layers": (1000, 1000)}, None),
-        ({"dropout": DynamicSparseGraph(0.5, share="sample")}, "does not say that"),
+        ({"dropout": DynamicSparseGraph(0.5, share="sample")}, None),
+        ({"dropout": DynamicSparseGraph(0.5, share="sample", threshold="shared")}, "does not say that"),
         ({"dropout": "dsg", "dropout_rate": 0.5}, None),
         ({}, None),
     ],
@@ -306,6 +368,16 @@ def test_profiling_says_why_steps_are_not_recorded(monkeypatch, capsys, options,
     fit(**options, epochs=2)
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not recorded: ")]
     assert len(said) == (reason is not None) and (reason is None or reason in said[0])
+
+
+@pytest.mark.parametrize("mode", ["columns", "threshold"])
+def test_profiling_waits_for_a_step_that_may_be_recorded(monkeypatch, capsys, mode):
+    """The first step with sparse gates is compared with the dense gradient, which is not recorded; the next one tells."""
+    monkeypatch.setattr(profile, "ENABLED", True)
+    options = {"gate_sparsity": 0.5, "gate_mode": mode, "gate_schedule": 1.0, "epochs": 1, "batch_size": 4, "steps": 8}
+    LanguageModel((8,), random_state=0, **options).fit(list("abcdefgh" * 20))
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not recorded: ")]
+    assert said == ([] if mode == "columns" else ["not recorded: a plan has no kind"])
 
 
 def test_profiling_changes_nothing(monkeypatch):

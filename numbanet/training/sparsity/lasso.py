@@ -33,7 +33,7 @@ from ...device import Device
 from ...layers import Context, Conv2d, Flow, Layer, Linear, Sequential
 from ...tensor import Tensor
 from ...user_warnings import warn
-from ..optim import matrix
+from ..optim import Proximal, matrix
 from ..run import Run
 from . import compaction
 from .base import Sparsity, Thinning
@@ -182,6 +182,49 @@ class GroupLasso(Sparsity):
         return Lasso(self, model, shape, epochs, costs)
 
 
+class Shrinking(Proximal):
+    """The proximal step of a group lasso.
+
+    Parameters
+    ----------
+    groups : list of Group
+        The groups, in the order in which they are shrunk.
+    factors : list of float
+        For each of them, the factor of its norms in the loss.
+    """
+
+    def __init__(self, groups: list[Group], factors: list[float]) -> None:
+        self.factors = factors
+        self.means: dict[Group, float] = {}  # r, the mean of the groups' root mean squares
+        # the norms after the last step
+        self.norms = {group: group.layer.weight.device.full(_sizes(group).shape, 0.0) for group in groups}
+        self.arrays = list(self.norms.values())
+
+    def serves(self, groups: list[Group], factors: list[float]) -> bool:
+        """Return True if the step is that of these groups, and their number has not changed."""
+        sizes = [tuple(norms.shape) for norms in self.arrays]
+        return list(self.norms) == groups and factors == self.factors and sizes == [_sizes(group).shape for group in groups]
+
+    def restart(self) -> None:
+        """Shrink all groups equally until there are new means."""
+        self.means = dict.fromkeys(self.norms, 0.0)
+
+    def seen(self) -> list[tuple[Group, Any]]:
+        """Return the groups that are not frozen, and their norms after the last step."""
+        return [(group, norms) for group, norms in self.norms.items() if group.layer.weight.requires_grad]
+
+    def numbers(self, optimizer):
+        step = optimizer.learning_rate / (1 - getattr(optimizer, "momentum", 0.0))
+        return tuple([n for factor, mean in zip(self.factors, self.means.values()) for n in (step * factor, mean)])
+
+    def apply(self, numbers):
+        places = {group: 2 * i for i, group in enumerate(self.norms)}
+        for group, norms in self.seen():
+            weight, at = group.layer.weight, places[group]
+            own = weight.device.part(numbers, at, at + 2)
+            weight.device.shrink(matrix(weight, weight.data), group.height, group.width, own, norms=norms)
+
+
 class Lasso(Thinning):
     """The hook that applies a `GroupLasso`."""
 
@@ -192,41 +235,45 @@ class Lasso(Thinning):
         self.first = compaction.count_nonzero(model), compaction.flops(model, shape)
         self.until = max(1, round(epochs * (1 - chosen.fine_tuning)))
         self.costs = costs
-        self.means: dict[Group, float] = {}  # mean norm of the nonzero groups, each divided by the root of the group's size
+        self.step: Shrinking | None = None  # the proximal step of the current epoch
         self.counts: dict[Group, int] = {}  # number of nonzero groups at the start of the epoch
-        self._norms: dict[Group, Any] = {}  # the groups' norms after the last step
         self._said: dict[str, Any] = {}
 
     def epoch_start(self, run, epoch):
-        self._norms = {}
         groups = self.chosen.of(run.model, self.shape)
-        self.means, self.counts, self._steps = dict.fromkeys(groups, 0.0), {}, 0
+        self.counts, self._steps = {}, 0
         self.share = compaction.flops(run.model, self.shape) / self.first[1]
         self.final = epoch >= self.until or self._left(run) <= self.chosen.keep
-        self.changes = not self.final
+        if self.final:
+            self.step = None
+        else:
+            factors = [sum(self._factors(group)) for group in groups]
+            if self.step is None or not self.step.serves(groups, factors):  # recorded steps are those of an object
+                self.step = Shrinking(groups, factors)
+            self.step.restart()
+        run.optimizer.end_with(self.step)
+
+    def fit_end(self, run):
+        run.optimizer.end_with(None)
 
     def after_update(self, run):
-        if self.final:
+        if self.step is None:
             return
-        optimizer = run.optimizer
-        step = optimizer.learning_rate / (1 - getattr(optimizer, "momentum", 0.0))
-        for group, mean in self.means.items():
-            if group.layer.weight.requires_grad:
-                self._norms[group] = _shrunk(group, step * sum(self._factors(group)), mean)
         if self.chosen.adaptive and self._steps % REFRESHED == 0:
-            self._weigh()
+            run.stepper.finish()
+            self._weigh(self.step)
         self._steps += 1
 
     def _left(self, run: Run) -> float:
         return compaction.count_nonzero(run.model) / self.first[0]
 
-    def _weigh(self) -> None:
-        """Update `means`, the mean norms r of the nonzero groups, from which the adaptive factors r / |w_g| are computed."""
-        for group, norms in self._norms.items():
+    def _weigh(self, step: Shrinking) -> None:
+        """Update the mean norms r of the nonzero groups, from which the adaptive factors r / |w_g| are computed."""
+        for group, norms in step.seen():
             roots = group.layer.weight.device.download(norms) / np.sqrt(_sizes(group))
             self.counts.setdefault(group, max(int(np.count_nonzero(roots)), 1))
             mean = float(roots.sum() / self.counts[group])
-            self.means[group] = mean if math.isfinite(mean) else 0.0  # non-finite weights are handled after the epoch
+            step.means[group] = mean if math.isfinite(mean) else 0.0  # non-finite weights are handled after the epoch
 
     def _factors(self, group: Group) -> tuple[float, float]:
         """Return the two factors of sqrt(n_g) |w_g| in the loss: the one for sparsity and the one for time."""
@@ -236,13 +283,12 @@ class Lasso(Thinning):
     def compact(self, run):
         parts = [
             np.array(self._factors(group)) * _weighed(group, group.layer.weight.device.download(norms).astype(np.float64))
-            for group, norms in self._norms.items()
+            for group, norms in (self.step.seen() if self.step else ())
         ]
         self._said = dict(zip(("sparsity_loss", "time_loss"), map(float, sum(parts, np.zeros(2)))))
-        self._norms = {}
         changed = not self.final and compaction.compact(run.model, run.optimizer, self.shape)
         self._said["weights_kept"] = left = self._left(run)
-        if dead := [group.layer for group in parts and self.means if not group.layer.weight.numpy().any()]:
+        if dead := [group.layer for group in (self.step.means if self.step else ()) if not group.layer.weight.numpy().any()]:
             warn(
                 f"GroupLasso: all weights of {dead[0]!r} are zero; try a smaller strength than {self.chosen.strength}"
                 f"{', or a smaller cost_weight' * bool(self.costs)}"
@@ -257,7 +303,7 @@ class Lasso(Thinning):
         some = [
             group.layer
             for group in groups
-            if isinstance(group.layer, Linear) and not group.layer.weight.device.download(_shrunk(group, 0.0, 0.0)).all()
+            if isinstance(group.layer, Linear) and not group.layer.weight.device.download(_norms(group)).all()
         ]
         known = places(run.model, self.shape)
         for layer in some:
@@ -268,7 +314,7 @@ class Lasso(Thinning):
         return self._said
 
     def __getstate__(self):
-        return {**vars(self), "_norms": {}}
+        return {**vars(self), "step": None}
 
 
 def _sizes(group: Group) -> np.ndarray:
@@ -287,10 +333,10 @@ def _weighed(group: Group, norms: np.ndarray) -> float:
     return float((np.sqrt(_sizes(group)) * norms).sum())
 
 
-def _shrunk(group: Group, threshold: float, mean: float) -> Any:
-    """Shrink the groups of a weight by a proximal step, and return the norms of the groups after it."""
+def _norms(group: Group) -> Any:
+    """Return the norms of the groups of a weight: a proximal step of length 0 does not change the weight."""
     weight = group.layer.weight
-    return weight.device.shrink(matrix(weight, weight.data), group.height, group.width, threshold, mean)[1]
+    return weight.device.shrink(matrix(weight, weight.data), group.height, group.width, 0.0)[1]
 
 
 def seconds(model: Sequential, shape: tuple[int, ...], dev: Device) -> dict[Layer, float]:

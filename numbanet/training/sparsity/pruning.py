@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from ...layers import LSTM, Layer, Linear, Sequential, Tree
 from ...tensor import Tensor
+from ..optim import Proximal
 from . import compaction
 from .base import Sparsity, Thinning
 from .joints import places, trainable
@@ -86,6 +87,26 @@ def _weights(model: Sequential) -> list[Tensor]:
     ]
 
 
+class Masking(Proximal):
+    """Keeps zero entries of weights at zero: w *= mask."""
+
+    def __init__(self, weights: list[Tensor]) -> None:
+        self.masks = {weight: weight.device.full(weight.shape, 1.0) for weight in weights}
+
+    def serves(self, weights: list[Tensor]) -> bool:
+        """Return True if the step masks these weights, and their shapes have not changed."""
+        return list(self.masks) == weights and all(weight.shape == tuple(mask.shape) for weight, mask in self.masks.items())
+
+    def keep(self) -> None:
+        """Let the entries that are zero now stay zero."""
+        for weight, mask in self.masks.items():
+            weight.device.copy(weight.device.upload(np.float32(weight.numpy() != 0)), out=mask)
+
+    def apply(self, numbers):
+        for weight, mask in self.masks.items():
+            weight.device.mul(weight.data, mask, out=weight.data)
+
+
 class Pruning(Thinning):
     """The hook that applies a `MagnitudePruning`."""
 
@@ -99,19 +120,22 @@ class Pruning(Thinning):
         if not math.isclose(self.shares[-1], 1):
             raise ValueError(f"MagnitudePruning: the schedule must give 1 at 1, not {self.shares[-1]!r}")
         self._left = 1.0
-        self._masks: dict[Tensor, Any] = {}
+        self.step: Masking | None = None
 
     def epoch_start(self, run, epoch):
         self.final = epoch >= self.until
         self.share = compaction.flops(run.model, self.shape) / self.first[1]
-        self._masks = (
-            {weight: weight.device.upload(np.float32(weight.numpy() != 0)) for weight in _weights(run.model)} if epoch else {}
-        )
-        self.changes = not self.final or bool(self._masks)
+        weights = _weights(run.model) if epoch else []
+        if not weights:
+            self.step = None
+        else:
+            if self.step is None or not self.step.serves(weights):  # recorded steps are those of an object
+                self.step = Masking(weights)
+            self.step.keep()
+        run.optimizer.end_with(self.step)
 
-    def after_update(self, run):
-        for weight, mask in self._masks.items():
-            weight.device.mul(weight.data, mask, out=weight.data)
+    def fit_end(self, run):
+        run.optimizer.end_with(None)
 
     def compact(self, run):
         linear = []
@@ -130,7 +154,7 @@ class Pruning(Thinning):
         return {"weights_kept": self._left}
 
     def __getstate__(self):
-        return {**vars(self), "_masks": {}}
+        return {**vars(self), "step": None}
 
 
 def _zero(weight: Tensor, share: float) -> None:

@@ -3,6 +3,7 @@
 wrong          counts the samples whose values do not begin where those of the previous sample end
 move           copies values to the dense form or back
 pairs          lists the kept pairs (sample, output), sorted by output
+listed         lists the output of each kept pair
 blocks         lists the kept outputs of each group of samples
 dots           computes dot products of single pairs, four samples of an output at a time, in blocks of columns that fit the
                cache
@@ -123,25 +124,48 @@ def pairs(lists):
     firsts[o + 1] - 1, with the sample samples[p] and the value at positions[p].
     """
     count = int(lists.starts[-1])
-    firsts, samples, positions = np.empty(lists.width + 1, np.int32), np.empty(count, np.int32), np.empty(count, np.int32)
+    firsts, samples, positions = (empty_cpu((size,), np.int32) for size in (lists.width + 1, count, count))
     _by_output(lists.bits, lists.starts, lists.group, _AT, firsts, samples, positions)
     return firsts, samples, positions
 
 
-def blocks(lists, values):
-    """Yield (samples, kept outputs, view of the values as (samples, kept outputs)) for each group of samples."""
-    room = np.empty(lists.width, np.int32)
+@host_kernel("void(i4[:, ::1], i4[::1], i8, i8, i4[::1], i4[::1])")
+def _list_all(bits, starts, group, width, at, outputs):
+    """Write the outputs of each sample to `outputs`, one sample after the other."""
+    for n in range(starts.size - 1):
+        if n % group == 0:
+            _outputs(bits[n // group], width, at, outputs[starts[n] : starts[n + 1]])
+        else:
+            before, count = starts[n - 1], starts[n + 1] - starts[n]
+            outputs[starts[n] : starts[n + 1]] = outputs[before : before + count]
+
+
+def listed(lists):
+    """Return an int32 array with the output of each kept pair, in the order of the values."""
+    outputs = empty_cpu((int(lists.starts[-1]),), np.int32)
+    _list_all(lists.bits, lists.starts, lists.group, lists.width, _AT, outputs)
+    return outputs
+
+
+def blocks(lists, values, bias):
+    """Yield (samples, kept outputs, view of the values as (samples, kept outputs), bias of the kept outputs) for each group of
+    samples. The bias may be None.
+    """
     for g in range(len(lists.bits)):
         n0, n1 = g * lists.group, min((g + 1) * lists.group, lists.starts.size - 1)
         first, stop = int(lists.starts[n0]), int(lists.starts[n1])
-        count = np.zeros(1, np.int64)
-        _listed(lists.bits[g], _AT, room, count)
-        yield slice(n0, n1), room[: count[0]].copy(), values[first:stop].reshape(n1 - n0, count[0])
+        count = (stop - first) // (n1 - n0)
+        outputs, own = empty_cpu((count,), np.int32), None if bias is None else empty_cpu((count,))
+        _listed(lists.bits[g], lists.width, _AT, EMPTY if bias is None else bias, outputs, EMPTY if bias is None else own)
+        yield slice(n0, n1), outputs, values[first:stop].reshape(n1 - n0, count), own
 
 
-@host_kernel("void(i4[::1], i4[::1], i4[::1], i8[::1])")
-def _listed(bits, at, outputs, count):
-    count[0] = _outputs(bits, outputs.size, at, outputs)
+@host_kernel("void(i4[::1], i8, i4[::1], f4[::1], i4[::1], f4[::1])")
+def _listed(bits, width, at, bias, outputs, own):
+    """Write the outputs that a row of bits keeps, and their bias to `own`."""
+    _outputs(bits, width, at, outputs)
+    for k in range(own.size):
+        own[k] = bias[outputs[k]]
 
 
 # --- products ---------------------------------------------------------------------------------------------------------

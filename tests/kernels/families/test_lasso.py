@@ -27,13 +27,19 @@ def operands(rng, shape, group):
     return w
 
 
+@pytest.mark.parametrize("recorded", [False, True], ids=["numbers", "arrays"])
 @pytest.mark.parametrize("threshold, reference", [(0.0, 0.0), (0.4, 0.0), (100.0, 0.0), (0.4, 0.7), (0.0, 0.7)])
 @pytest.mark.parametrize("shape, group", CASES, ids=str)
-def test_shrink(suffix, put, get, rng, shape, group, threshold, reference):
+def test_shrink(suffix, put, get, rng, shape, group, threshold, reference, recorded):
+    """The two numbers, and where the norms go, may be arrays of the device, which a recorded step reads and writes."""
     w = operands(rng, shape, group)
     expected, norms = group_shrink.shrink_reference(w, *group, threshold, reference)
     there = put(w)
-    same, found = getattr(group_shrink, f"shrink_{suffix}")(there, *group, threshold, reference)
+    given, room = (threshold, reference), put(np.zeros(norms.shape, np.float32))
+    options = {"norms": room} if recorded else {}
+    given = (put(np.float32(given)),) if recorded else given
+    same, found = getattr(group_shrink, f"shrink_{suffix}")(there, *group, *given, **options)
+    assert (found is room) == recorded
     found = get(found)
     assert same is there
     np.testing.assert_allclose(get(there), expected, rtol=2e-5, atol=1e-6)
@@ -76,3 +82,9 @@ def test_what_does_not_fit_is_refused(suffix, put, arguments, message):
         getattr(group_shrink, f"shrink_{suffix}")(put(np.ones((2, 2))), *arguments)
     with pytest.raises(ValueError, match="w"):
         getattr(group_shrink, f"shrink_{suffix}")(put(np.ones(4)), 1, 2, 0.1)
+    with pytest.raises(ValueError, match="numbers"):
+        getattr(group_shrink, f"shrink_{suffix}")(put(np.ones((2, 2), np.float32)), 1, 2, put(np.ones(3, np.float32)))
+    with pytest.raises(ValueError, match="norms"):
+        getattr(group_shrink, f"shrink_{suffix}")(
+            put(np.ones((2, 2), np.float32)), 1, 2, 0.1, norms=put(np.ones((1, 1), np.float32))
+        )

@@ -135,6 +135,26 @@ def test_top_k(suffix, put, get, rng, n, o, k, values):
     np.testing.assert_array_equal(found, top_k.top_k_reference(v, k))
 
 
+@pytest.mark.parametrize("n, k", [(1, 1), (1, 0), (40, 7), (300, 150), (64, 64), (33, 0), (95, 3), (600, 1)])
+def test_bit_lists(suffix, put, get, rng, n, k):
+    bits = top_k.top_k_reference(rng.standard_normal((1, n)), k)
+    found = getattr(top_k, f"bit_lists_{suffix}")(put(bits), n, k)
+    for ours, expected in zip(found, top_k.bit_lists_reference(bits, n, k), strict=True):
+        np.testing.assert_array_equal(get(ours), expected)
+
+
+@pytest.mark.parametrize("bits, n, k", [((1, 2), 33, -1), ((1, 2), 33, 34), ((1, 1), 33, 3), ((2, 2), 33, 3)])
+def test_bits_of_another_row_are_refused(suffix, put, bits, n, k):
+    with pytest.raises(ValueError, match=r"bit_lists"):
+        getattr(top_k, f"bit_lists_{suffix}")(put(np.zeros(bits, np.int32)), n, k)
+
+
+def test_a_list_is_valid_if_fewer_or_more_bits_are_set(suffix, put, get):
+    for k, expected in ((4, [3, 35, 0, 0]), (1, [3])):
+        inverse, indices = getattr(top_k, f"bit_lists_{suffix}")(put(np.array([[8, 8]], np.int32)), 40, k)
+        assert get(indices).tolist() == expected and get(inverse)[3] == 0 and get(inverse)[35] == (1 if k > 1 else -1)
+
+
 @pytest.mark.parametrize("n, o", [(1, 1), (5, 40), (3, 300), (0, 5), (2, 0)])
 def test_above(suffix, put, get, rng, n, o):
     v = rng.integers(-2, 3, (n, o)).astype(np.float32)

@@ -12,7 +12,7 @@ from numbanet_kernels.families import gemm_rows
 from numbanet_kernels.host import blas, threads, thresholds
 from numbanet_kernels.host.ufuncs import apply
 from numbanet_kernels.layouts.rows import Period
-from numbanet_kernels.layouts.samples import key_words
+from numbanet_kernels.layouts.samples import key_words, sample_lists
 from numbanet_kernels.runtime import pool, tape
 from numbanet_kernels.runtime.declare import host_kernel
 from numbanet_kernels.runtime.launch import NotRecorded
@@ -124,6 +124,39 @@ def test_lists_of_another_plan_are_read(rng, monkeypatch, shared, listed):
             np.testing.assert_allclose(
                 recorded.result[0], 2 * np.maximum(x @ w[bias::3, bias::3].T + b[bias::3], 0), rtol=1e-4, atol=1e-4
             )
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("group", [1, 5, 20])
+def test_bits_of_another_plan_are_read(rng, group, size):
+    """Each sample keeps as many outputs."""
+    n, width = 44, 50
+    x, w, bias = (rng.standard_normal(shape, np.float32) for shape in ((n, 30), (width, 30), (width,)))
+    dy = rng.standard_normal(n * 7, np.float32)
+
+    def kept():
+        mask = np.zeros((-(-n // group), width), bool)
+        np.put_along_axis(mask, np.argsort(rng.random(mask.shape), axis=1)[:, :7], True, axis=1)
+        return sample_lists(mask, n, group)
+
+    lists = kept()
+    with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(2, user_api="blas"), cpu.session(size):
+
+        def work(lists):
+            values = cpu.gemm_samples(x, w, lists, dy.size, bias, relu=True)
+            dense = cpu.expand_samples(values, lists)
+            dx, (dw, db) = cpu.gemm_samples_dx(dy, w, lists), cpu.gemm_samples_dw(dy, x, lists)
+            return values, dense, cpu.compact_samples(dense, lists, dy.size), dx, dw, db
+
+        work(lists)
+        recorded = taped(lambda: work(lists))
+        for _ in range(3):
+            now = kept()
+            assert (now.bits != lists.bits).any()
+            lists.bits[:] = now.bits
+            recorded.replay()
+            equal(recorded.result, work(now))
+            np.testing.assert_array_equal(recorded.result[0], recorded.result[2])
 
 
 def test_the_operations_are_those_of_the_table():

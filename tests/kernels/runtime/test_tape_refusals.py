@@ -42,6 +42,48 @@ def test_numpy_is_found(monkeypatch, work):
     assert cpu.record(work) is None
 
 
+def summed(size, extra=lambda y: y):
+    """Loops on arrays of a size; `extra` gets one that is new, and its result is read again."""
+    y = cpu.affine(cpu.relu(X[:size]), mul=2.0)
+    return cpu.add(cpu.exp(extra(y)), X[:size])
+
+
+SOMETIMES = {
+    "into an array": lambda y: np.multiply(y, 2, out=y),
+    "into its start": lambda y: np.multiply(y[:1], 2, out=y[:1]) is None or y,
+    "into its end": lambda y: np.multiply(y[-1:], 2, out=y[-1:]) is None or y,
+    "into one that is deleted": lambda y: np.multiply(y, 2, out=cpu.empty(y.shape)) is None or y,
+    "into a new one": lambda y: 2 * y,
+    "another loop": cpu.sigmoid,
+    "the same loop again": lambda y: cpu.affine(y, mul=2.0),
+    "an array that existed": lambda y: X[: len(y)],
+}
+
+
+@pytest.mark.parametrize("extra", SOMETIMES.values(), ids=SOMETIMES)
+@pytest.mark.parametrize("size", [7, 3000, 5000])
+def test_what_is_done_at_some_sizes_only_is_found_in_one_run(extra, size):
+    first = taped(lambda: summed(100))
+    again = taped(lambda: summed(size), {first.form})
+    again.replay()
+    np.testing.assert_array_equal(again.result, summed(size))
+    with pytest.raises(NotRecorded, match="did not call the same compiled loops as with other sizes, or did more"):
+        taped(lambda: summed(size, extra), {first.form})
+
+
+def test_any_known_form_will_do():
+    forms = {taped(work).form for work in (lambda: summed(100), lambda: summed(100, cpu.sigmoid))}
+    assert len(forms) == 2
+    for extra in (lambda y: y, cpu.sigmoid):
+        assert taped(lambda extra=extra: summed(900, extra), forms).form in forms
+
+
+def test_a_result_that_existed_is_of_another_form():
+    first = taped(lambda: (summed(100), cpu.relu(X)))
+    with pytest.raises(NotRecorded, match="as with other sizes"):
+        taped(lambda: (X, cpu.relu(X)) if summed(900).size else None, {first.form})
+
+
 def test_another_loop_each_time_is_found():
     done = []
 
