@@ -36,12 +36,17 @@ class Blocks(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """Kept rows of a convolution's im2col matrix: a list that is padded to the number of all rows with numbers beyond the last
-    row. Each group of `together` consecutive images keeps the same output positions.
+    """Kept rows of a convolution's im2col matrix: an increasing list, which may be padded to the number of all rows with numbers
+    beyond the last row. Each group of `together` consecutive images keeps the same output positions.
+
+    If `tiles` is given, the kept rows are the positions of these tiles: images are cut into tiles of side x side positions, cut
+    off at the edges, and numbered by image, line and column. This list may be padded in the same way.
     """
 
     kept: Any  # (rows,) int32, increasing
-    together: int
+    together: int = 1
+    tiles: Any = None  # (tiles,) int32, increasing
+    side: int = 1
 
 
 class Bins(NamedTuple):

@@ -8,11 +8,11 @@ import math
 from typing import Any, NamedTuple
 
 from ...host import threads
-from ...layouts.windows import Blocks, Positions as Listed, Window
+from ...layouts.windows import Blocks, Window
 from ...runtime.declare import tape
-from . import cpu_direct, cpu_im2col, cpu_winograd
+from . import cpu_direct, cpu_im2col, cpu_winograd, cpu_winograd_tiles
 from .cpu_direct import Positions, Sight
-from .family import check
+from .family import check, positions_of
 
 
 class Plan(NamedTuple):
@@ -21,6 +21,8 @@ class Plan(NamedTuple):
     groups: int = 1
     rows: Any = None  # increasing int32 list, None for all
     together: int = 1  # number of consecutive images that keep the same positions
+    tiles: Any = None  # increasing int32 list of the tiles to which the rows belong, if they are whole tiles
+    side: int = 1  # of tiles
     blocks: Blocks | None = None
 
 
@@ -48,7 +50,8 @@ def choose(window: Window, shape: tuple[int, ...], plan: Plan) -> Choice:
     *images, outs = shape
     if plan.groups > 1 or plan.blocks is not None:
         return Choice()
-    if plan.rows is None and cpu_winograd.suits(window, images, outs):
+    whole = plan.rows is None or plan.tiles is not None
+    if whole and cpu_winograd.suits(window, images, outs, None if plan.tiles is None else plan.side):
         return Choice(winograd=True)
     if not cpu_direct.suits(window, images, outs):
         return Choice()
@@ -67,11 +70,6 @@ def choose(window: Window, shape: tuple[int, ...], plan: Plan) -> Choice:
     return Choice(False, sight, lists, lists is not None, dx, tiled and few)
 
 
-def _listed(rows):
-    """(the kept rows, the number of consecutive images that keep the same positions)"""
-    return rows if isinstance(rows, Listed) else (rows, 1)
-
-
 def _increasing(op, lists, below):
     """ValueError unless the numbers of each row increase and are in 0 … below - 1."""
     if lists.size and (
@@ -82,14 +80,17 @@ def _increasing(op, lists, below):
         raise ValueError(f"{op}: kept indices must increase and be from 0 to {below - 1}")
 
 
-def _planned(op, x, w, positions, plan):
+def _planned(op, x, w, positions, groups, listed, blocks):
     """The plan; ValueError unless its indices increase. During a recording they are not checked: replays read other indices,
     which were checked when their plans were made.
     """
+    plan = Plan(groups, *listed, blocks)
     if tape.get() is not None:
         return plan
     if plan.rows is not None:
         _increasing(op, plan.rows, x.shape[0] * math.prod(positions))
+    if plan.tiles is not None:
+        _increasing(op, plan.tiles, x.shape[0] * math.prod(-(-n // plan.side) for n in positions))
     if plan.blocks is not None:
         _increasing(op, plan.blocks.kept, -(-math.prod(w.shape[1:]) // plan.blocks.width))
     return plan
@@ -97,11 +98,13 @@ def _planned(op, x, w, positions, plan):
 
 def conv2d_cpu(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=None, blocks=None):
     """y[r, o] = act(scale sum_k A[r, k] w[o, k] + bias[o]), where A is the im2col matrix of x."""
-    op, (rows, together) = "conv2d (cpu)", _listed(rows)
-    positions = check(op, x, w, window, groups, bias, rows=rows, blocks=blocks)
-    plan = _planned(op, x, w, positions, Plan(groups, rows, together, blocks))
+    op, listed = "conv2d (cpu)", positions_of(rows)
+    positions = check(op, x, w, window, groups, bias, rows=listed, blocks=blocks)
+    plan = _planned(op, x, w, positions, groups, listed, blocks)
     with threads.session():
         choice = choose(window, (*x.shape, len(w)), plan)
+        if choice.winograd and plan.tiles is not None:
+            return cpu_winograd_tiles.convolved(x, w, window, positions, plan.tiles, plan.side, bias, relu, scale)
         if choice.winograd:
             return cpu_winograd.convolved(x, w, window, positions, bias, relu, scale)
         if choice.y:
@@ -111,11 +114,13 @@ def conv2d_cpu(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=No
 
 def conv2d_grad_cpu(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None, blocks=None, wants_dx=True):
     """(dx or None, dw, db) of conv2d"""
-    op, (rows, together) = "conv2d_grad (cpu)", _listed(rows)
-    positions = check(op, x, w, window, groups, None, dy, where, rows, blocks)
-    plan = _planned(op, x, w, positions, Plan(groups, rows, together, blocks))
+    op, listed = "conv2d_grad (cpu)", positions_of(rows)
+    positions = check(op, x, w, window, groups, None, dy, where, listed, blocks)
+    plan = _planned(op, x, w, positions, groups, listed, blocks)
     with threads.session():
         choice = choose(window, (*x.shape, len(w)), plan)
+        if choice.winograd and plan.tiles is not None:
+            return cpu_winograd_tiles.gradients(dy, where, x, w, window, plan.tiles, plan.side, scale, wants_dx)
         if choice.winograd:
             return cpu_winograd.gradients(dy, where, x, w, window, scale, wants_dx)
         choice = choice if wants_dx else choice._replace(dx="")

@@ -14,7 +14,8 @@ there are at least two vectors of images and 32 positions, no groups and no bloc
 it then multiplies the pixels directly, with one image per lane of a vector. A plan may keep part of A:
 
     rows     an increasing int32 list: only these rows of A are computed, and other rows of y are 0 (without bias); on the CPU
-             this is faster if the images of a tile keep the same rows
+             this is faster if the images of a tile keep the same rows, or if rows are those of whole tiles (`Positions`), for
+             which Winograd's filtering is then used
     blocks   `Blocks`: each block row of A keeps some block columns; the number is the same for all block rows
 """
 
@@ -25,7 +26,7 @@ import math
 
 import numpy as np
 
-from ...layouts.windows import Blocks, Window
+from ...layouts.windows import Blocks, Positions, Window
 from ...runtime.expect import INT32, expect
 
 
@@ -89,18 +90,25 @@ def conv2d_grad_reference(dy, x, w, window, groups=1, where=None, scale=1.0, row
 
 
 # --- checks, for CPU and CUDA -----------------------------------------------------------------------------------------
+def positions_of(rows):
+    """Return the argument `rows` of an operation as `Positions`; it may be an increasing list, or None for all rows."""
+    return rows if isinstance(rows, Positions) else Positions(rows)
+
+
 def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, blocks=None):
     """Check the arguments, and return the numbers of output positions along the height and along the width of images x; raise
     an error if the arguments do not fit.
     """
     if not isinstance(window, Window) or not (blocks is None or isinstance(blocks, Blocks)):
         raise TypeError(f"{op}: expected a Window and Blocks, got {window!r} and {type(blocks).__name__}")
+    rows, _, tiles, side = positions_of(rows)
     found = expect(
         op,
         x=(x, ("N", "H", "W", "C")),
         w=(w, ("O", "D", "KH", "KW")),
         bias=(bias, ("O",)),
         rows=(rows, ("R",), INT32),
+        tiles=(tiles, ("T",), INT32),
         kept=(None if blocks is None else blocks.kept, ("B", "Q"), INT32),
     )
     outs, channels, kernel = found["O"], found["D"], (found["KH"], found["KW"])
@@ -116,6 +124,10 @@ def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, b
     total = math.prod(shape[:3])
     if rows is not None and (blocks is not None or found["R"] > total):
         raise ValueError(f"{op}: {found['R']} rows are listed of {total}{' and blocks as well' if blocks is not None else ''}")
+    if tiles is not None and (
+        rows is None or side < 1 or found["T"] > found["N"] * math.prod(-(-n // side) for n in positions)
+    ):
+        raise ValueError(f"{op}: {found['T']} tiles of side {side} are not those of {positions} positions, or have no rows")
     if blocks is not None and (
         groups > 1 or min(blocks[1:]) < 1 or found["B"] != -(-total // blocks.height) or found["Q"] > -(-depth // blocks.width)
     ):
