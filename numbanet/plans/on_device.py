@@ -16,7 +16,7 @@ from numbanet_kernels.layouts.windows import Blocks, Positions
 
 from ..device import Device
 from .base import AxisPlan, Plan
-from .rows import PositionPlan, RowPlan, TimePlan, repeat_indices
+from .rows import PositionPlan, PositionTilePlan, RowPlan, TimePlan, repeat_indices
 from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, TilePlan
 from .windows import UnitWindow
@@ -186,6 +186,18 @@ class DevicePositions(DeviceAxis):
         return self.device.upload(np.array(self.plan.chosen))
 
 
+class DevicePositionTiles(DevicePositions):
+    """The kept tiles of a convolution's output positions."""
+
+    plan: PositionTilePlan
+
+    @functools.cached_property
+    def indices(self) -> Any:
+        own = self.plan.chosen, self.plan.tiles
+        rows, tiles = self._parts() if self._given else [self.device.upload(np.array(indices)) for indices in own]
+        return Positions(rows, self.plan.together, tiles, self.plan.side)
+
+
 @functools.lru_cache(maxsize=64)
 def _one_class(n: int, dev: Device) -> Any:
     """The row classes of an axis whose rows all keep the same columns."""
@@ -255,6 +267,7 @@ class DeviceSamples(DevicePlan):
 KINDS = {
     BernoulliPlan: DeviceBits,
     SamplePlan: DeviceSamples,
+    PositionTilePlan: DevicePositionTiles,
     PositionPlan: DevicePositions,
     UnitWindow: DeviceUnits,
     AxisPlan: DeviceAxis,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 
@@ -25,6 +26,13 @@ class Window(NamedTuple):
         )
 
 
+def tile_of(height: int, width: int, sides: Sequence[int] = (2, 4)) -> int:
+    """The side of tiles that needs fewest multiplications for this many outputs, if Winograd's filtering computes them; the
+    first one of those that need as many.
+    """
+    return min(sides, key=lambda m: -(-height // m) * -(-width // m) * (m + 2) ** 2)
+
+
 class Blocks(NamedTuple):
     """Kept blocks of a convolution's im2col matrix: block row b keeps the block columns kept[b, 0], kept[b, 1], …,
     increasing.
@@ -36,8 +44,8 @@ class Blocks(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """Kept rows of a convolution's im2col matrix: an increasing list, which may be padded to the number of all rows with numbers
-    beyond the last row. Each group of `together` consecutive images keeps the same output positions.
+    """Kept rows of a convolution's im2col matrix: an increasing list, which may be padded to the number of all rows with
+    numbers beyond the last row. Each group of `together` consecutive images keeps the same output positions.
 
     If `tiles` is given, the kept rows are the positions of these tiles: images are cut into tiles of side x side positions, cut
     off at the edges, and numbered by image, line and column. This list may be padded in the same way.
