@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ...host import threads
 from ...layouts.windows import Blocks, Window
 from ...runtime.declare import tape
-from . import cpu_direct, cpu_im2col, cpu_winograd, cpu_winograd_tiles
+from . import cpu_direct, cpu_im2col, cpu_position, cpu_winograd, cpu_winograd_tiles
 from .cpu_direct import Positions, Sight
 from .family import check, positions_of
 
@@ -30,6 +30,7 @@ class Choice(NamedTuple):
     """How results are computed: all by Winograd's filtering, or some directly, with one image per lane of a vector.
 
     winograd : True if all results are computed by Winograd's filtering
+    by_position : True if all results are computed for all images of a position at once
     sight : geometry of the pixels that positions read; None if nothing is computed directly
     lists : the positions that tiles of images compute; None if the images of a tile keep different positions, or if
         threads cannot share the tiles equally
@@ -38,6 +39,7 @@ class Choice(NamedTuple):
     """
 
     winograd: bool = False
+    by_position: bool = False
     sight: Sight | None = None
     lists: Positions | None = None
     y: bool = False
@@ -53,6 +55,8 @@ def choose(window: Window, shape: tuple[int, ...], plan: Plan) -> Choice:
     whole = plan.rows is None or plan.tiles is not None
     if whole and cpu_winograd.suits(window, images, outs, None if plan.tiles is None else plan.side):
         return Choice(winograd=True)
+    if plan.rows is not None and cpu_position.suits(window, images, outs):
+        return Choice(by_position=True)
     if not cpu_direct.suits(window, images, outs):
         return Choice()
     count, *_, channels = images
@@ -67,7 +71,7 @@ def choose(window: Window, shape: tuple[int, ...], plan: Plan) -> Choice:
         dx = "convolved"
     elif sooner and tiled:
         dx = "spread"
-    return Choice(False, sight, lists, lists is not None, dx, tiled and few)
+    return Choice(False, False, sight, lists, lists is not None, dx, tiled and few)
 
 
 def _increasing(op, lists, below):
@@ -107,6 +111,8 @@ def conv2d_cpu(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=No
             return cpu_winograd_tiles.convolved(x, w, window, positions, plan.tiles, plan.side, bias, relu, scale)
         if choice.winograd:
             return cpu_winograd.convolved(x, w, window, positions, bias, relu, scale)
+        if choice.by_position:
+            return cpu_position.convolved(x, w, window, positions, plan.rows, bias, relu, scale)
         if choice.y:
             return cpu_direct.convolved(choice, x, w, positions, bias, relu, scale)
         return cpu_im2col.convolved(x, w, window, plan, positions, bias, relu, scale)
@@ -123,6 +129,8 @@ def conv2d_grad_cpu(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None
             return cpu_winograd_tiles.gradients(dy, where, x, w, window, plan.tiles, plan.side, scale, wants_dx)
         if choice.winograd:
             return cpu_winograd.gradients(dy, where, x, w, window, scale, wants_dx)
+        if choice.by_position:
+            return cpu_position.gradients(dy, where, x, w, window, plan.rows, scale, wants_dx)
         choice = choice if wants_dx else choice._replace(dx="")
         dx, others = cpu_direct.gradients(choice, dy, where, x, w, window, scale)
         if others is None:
