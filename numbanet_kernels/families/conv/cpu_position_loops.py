@@ -44,8 +44,7 @@ def _set(pieces, i, position, first, end, taps):
 
 @host_kernel("void(i8[::1], i4[::1], i8, i8[::1], i4[::1], i8[:, ::1])")
 def cut(g, rows, images, starts, members, pieces):
-    """List the images that keep each position, `members`, and cut them into pieces; the last piece, and unused ones, are empty.
-    """
+    """List the images that keep each position, `members`, and cut them into pieces; the last and unused ones are empty."""
     positions, count, taps = g[3] * g[4], int64(0), int64(0)
     starts[:] = 0
     for r in rows:

@@ -78,9 +78,14 @@ class _Work(NamedTuple):
         return (0, 1, own.start, own.stop) if self.far else (*part, 0, self.panels)
 
 
+def _far(weight: int, pixels: int) -> bool:
+    """True if threads share the panels of a transformed weight of this size, not the tiles; each then transforms all tiles."""
+    return weight >= FAR and pixels <= FAR
+
+
 def _work(tiles: Tiling, kept: Any, images: int, outs: int, depth: int, width: int) -> _Work:
     elements = tiles.elements
-    far = elements * depth * width >= FAR and elements * tiles.tiles * depth <= FAR
+    far = _far(elements * depth * width, elements * tiles.tiles * depth)
     near = max(NEAR // (elements * row_of(depth)), ROWS)
     most = max(tiles.tiles if far else min(near, tiles.tiles), 1)
     return _Work(kept, images, tiles, depth, width, most, far, 2 * elements * tiles.tiles * depth * width)

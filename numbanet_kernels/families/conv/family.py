@@ -30,10 +30,15 @@ from ...layouts.windows import Blocks, Positions, Window
 from ...runtime.expect import INT32, expect
 
 
+def positions_of(rows):
+    """Return the argument `rows` of an operation as `Positions`; it may be an increasing list, or None for all rows."""
+    return rows if isinstance(rows, Positions) else Positions(rows)
+
+
 # --- reference --------------------------------------------------------------------------------------------------------
 def kept_reference(positions, depth, rows=None, blocks=None):
     """Return an array (positions, depth) that is 1 for kept elements of A, else 0."""
-    kept = np.ones((positions, depth))
+    kept, rows = np.ones((positions, depth)), positions_of(rows).kept
     if rows is not None:
         kept[np.setdiff1d(np.arange(positions), rows)] = 0
     if blocks is not None:
@@ -90,11 +95,6 @@ def conv2d_grad_reference(dy, x, w, window, groups=1, where=None, scale=1.0, row
 
 
 # --- checks, for CPU and CUDA -----------------------------------------------------------------------------------------
-def positions_of(rows):
-    """Return the argument `rows` of an operation as `Positions`; it may be an increasing list, or None for all rows."""
-    return rows if isinstance(rows, Positions) else Positions(rows)
-
-
 def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, blocks=None):
     """Check the arguments, and return the numbers of output positions along the height and along the width of images x; raise
     an error if the arguments do not fit.

@@ -33,8 +33,9 @@ def count_large_reference(x, window, height, width, offsets, threshold, position
     down, across = window.positions(*x.shape[1:3]) if positions is None else positions
     more = [(0, n * step) for n, step in zip((down, across), window.stride)]
     wide = np.pad(x, ((0, 0), *more, (0, 0)))
-    a = np.abs(im2col_reference(wide, window)[0]).reshape(len(x), *window.positions(*wide.shape[1:3]), -1)
-    a = a[:, :down, :across].reshape(len(x) * down * across, -1)
+    depth = math.prod(window.kernel) * x.shape[3]
+    a = np.abs(im2col_reference(wide, window)[0]).reshape(len(x), *window.positions(*wide.shape[1:3]), depth)
+    a = a[:, :down, :across].reshape(len(x) * down * across, depth)
     rows, columns = (-(-n // side) for n, side in zip(a.shape, (height, width)))
     found = np.zeros((rows, columns))
     for row, column in np.asarray(offsets):
