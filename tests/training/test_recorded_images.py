@@ -63,6 +63,7 @@ OPTIONS = {
     "bernoulli": {"dropout": BernoulliDropout(0.3), "batch_size": DIRECT},
     "positions": {"dropout": RowSensitiveDropout(0.4)},
     "positions, side by side": {"dropout": RowSensitiveDropout(0.6), "batch_size": DIRECT},
+    "tiles": {"dropout": RowSensitiveDropout(0.6, tile="auto"), "batch_size": DIRECT, "wide": True},
     "blocks": {"dropout": BlockSensitiveDropout(0.4)},
     "blocks, many images": {"dropout": BlockSensitiveDropout(0.6, scale="rate"), "batch_size": DIRECT, "optimizer": "sgd"},
     "channels": {"dropout": DynamicSparseGraph(0.5), "norm": False},
