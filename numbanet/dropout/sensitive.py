@@ -29,7 +29,7 @@ from numbanet_kernels.layouts.windows import Window, tile_of
 from ..arguments import check_count, is_real
 from ..autograd import no_grad
 from ..layers import Context, Conv2d, Tree
-from ..plans import BlockPlan, Plan, Plans, PositionPlan, PositionTilePlan, Site
+from ..plans import Plan, Plans, PositionPlan, PositionTilePlan, Site
 from ..tensor import Tensor
 from .base import Dropout, Rate
 
@@ -37,10 +37,7 @@ MOST = 0.95  # upper bound of the rate of a region
 SCALED_BY = 4096  # values from which the scale of an input is estimated
 STEPS = 12  # bisection steps of the search for a threshold
 LOOKS = 12  # random samples of each step; with a single one, the share of sensitive regions is off by up to .11
-COLUMNS = 64  # maximal columns of a block: with fewer, products with its rows of the weight are short
-THREADS = 2  # minimal number of block rows, if images are not split
 SIDES, CHANNELS = (2, 4), 16  # of tiles, and least number of channels and filters for which they are dropped
-ROWS = 512  # approximate rows of a block: with fewer, gathering its rows of the weight takes longer than the product
 
 
 class SensitiveDropout(Dropout):
@@ -333,61 +330,3 @@ class RowSensitiveDropout(SensitiveDropout):
         mask = drawn.reshape(below.shape) >= below
         mask = mask if self.together == 1 else np.repeat(mask, self.together, axis=0)[:images]
         return PositionPlan(shape[0], np.flatnonzero(mask), scale, self.together)
-
-
-class BlockSensitiveDropout(SensitiveDropout):
-    """bsdp: blocks of a convolution's im2col matrix are dropped, the same number in every block row (5.2.2).
-
-    Each block row keeps the first blocks of a random order, in which blocks with lower rates tend to come first.
-
-    Parameters
-    ----------
-    rate, sample, most, votes, sensitive, contrast, scale, thresholds
-        As for `SensitiveDropout`; each block is a region.
-    rows, columns : int, optional
-        Size of a block. By default, `rows` is a divisor of the number of output positions of an image, or a multiple of it; it
-        is at most 512 and at most half of all positions, so that two threads have work. By default, `columns` is the number of
-        channels of a kernel tap, up to 64.
-    """
-
-    name, computes = "bsdp", "1 − p of the convolutions"
-    drops = "blocks of the input matrix of convolutions, the same number in every block row"
-
-    def __init__(
-        self,
-        rate: Rate = 0.5,
-        sample: float = 0.3,
-        most: int = 16,
-        votes: float = 0.5,
-        sensitive: float = 0.3,
-        contrast: float = 0.5,
-        scale: str = "none",
-        thresholds: dict[int, float] | None = None,
-        rows: int | None = None,
-        columns: int | None = None,
-    ) -> None:
-        super().__init__(rate, sample, most, votes, sensitive, contrast, scale, thresholds)
-        for name, value in (("rows", rows), ("columns", columns)):
-            if value is not None:
-                check_count(name, value)
-        self.rows, self.columns = rows, columns
-
-    def region(self, images, positions, window, channels):
-        most = max(min(ROWS, images * positions // THREADS), 1)
-        rows = positions * max(most // max(positions, 1), 1) if positions <= most else _divisor(positions, most)
-        columns = _divisor(channels, COLUMNS) if channels > 4 else channels * window.kernel[1]
-        return self.rows or rows, self.columns or columns
-
-    def choose_regions(self, sensitive, images, shape, region, rates, scale, rng):
-        count = sensitive.shape[1]
-        wanted = (1 - (sensitive.mean() * rates[0] + (1 - sensitive.mean()) * rates[1])) * count if sensitive.size else count
-        keep = min(int(wanted + rng.random()), count)
-        order = rng.standard_exponential(sensitive.shape, np.float32) / np.where(sensitive, *(np.float32(1 - r) for r in rates))
-        chosen = np.sort(np.argpartition(order, min(keep, count - 1), axis=1)[:, :keep], axis=1)
-        return BlockPlan(shape, *region, chosen, scale)
-
-
-def _divisor(n: int, most: int) -> int:
-    """Return the largest divisor of n that is at most `most`, or min(n, most) if that divisor is less than half of it."""
-    best = max(d for d in range(1, min(n, most) + 1) if n % d == 0)
-    return best if 2 * best >= min(n, most) else min(n, most)

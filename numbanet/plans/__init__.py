@@ -7,13 +7,14 @@ from .gates import GateChoice, GatePlan
 from .on_device import DeviceAxis, DeviceBlocks, DevicePlan, DeviceSamples, DeviceTiles, DeviceTimes, DeviceUnits, on_device
 from .rows import DrawnPlan, IndexPlan, PositionPlan, PositionTilePlan, RowPlan, TimePlan, repeat_indices
 from .samples import BernoulliPlan, SamplePlan
-from .tiles import BlockPlan, TilePlan
+from .tiles import BlockPlan, ChannelBlockPlan, TilePlan
 from .windows import UnitWindow, WindowPlan
 
 __all__ = [
     "AxisPlan",
     "BernoulliPlan",
     "BlockPlan",
+    "ChannelBlockPlan",
     "DeviceAxis",
     "DeviceBlocks",
     "DevicePlan",

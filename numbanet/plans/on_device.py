@@ -18,7 +18,7 @@ from ..device import Device
 from .base import AxisPlan, Plan
 from .rows import PositionPlan, PositionTilePlan, RowPlan, TimePlan, repeat_indices
 from .samples import BernoulliPlan, SamplePlan
-from .tiles import BlockPlan, TilePlan
+from .tiles import BlockPlan, ChannelBlockPlan, TilePlan
 from .windows import UnitWindow
 
 APART = 64  # numbers between the starts of two lists: 256 bytes, the alignment of device arrays
@@ -253,6 +253,18 @@ class DeviceBlocks(DevicePlan):
         return Blocks(kept, self.plan.height, self.plan.width)
 
 
+class DeviceChannelBlocks(DeviceBlocks):
+    """The kept blocks of channels of a convolution's input."""
+
+    plan: ChannelBlockPlan
+
+    @functools.cached_property
+    def blocks(self) -> Blocks:
+        own = self.plan.chosen, self.plan.kept
+        kept, channels = self._parts() if self._given else [self.device.upload(np.array(indices)) for indices in own]
+        return Blocks(kept, self.plan.height, self.plan.width, channels)
+
+
 class DeviceSamples(DevicePlan):
     """The entries of an activation that each sample keeps."""
 
@@ -273,6 +285,7 @@ KINDS = {
     AxisPlan: DeviceAxis,
     TimePlan: DeviceTimes,
     TilePlan: DeviceTiles,
+    ChannelBlockPlan: DeviceChannelBlocks,
     BlockPlan: DeviceBlocks,
 }
 

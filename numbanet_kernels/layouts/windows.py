@@ -36,11 +36,15 @@ def tile_of(height: int, width: int, sides: Sequence[int] = (2, 4)) -> int:
 class Blocks(NamedTuple):
     """Kept blocks of a convolution's im2col matrix: block row b keeps the block columns kept[b, 0], kept[b, 1], …,
     increasing.
+
+    If `channels` is given, block rows consist of whole images, and all taps keep the same blocks of channels, which are these;
+    the last one is not narrower. Then `kept` follows from it.
     """
 
     kept: Any  # (block rows, Q) int32
     height: int  # rows of a block: output positions, counted through all images
     width: int  # columns of a block; the last one may be narrower
+    channels: Any = None  # (block rows, Q / taps) int32, increasing
 
 
 class Positions(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ...host import threads
 from ...layouts.windows import Blocks, Window
 from ...runtime.declare import tape
-from . import cpu_direct, cpu_im2col, cpu_position, cpu_winograd, cpu_winograd_tiles
+from . import cpu_direct, cpu_im2col, cpu_position, cpu_winograd, cpu_winograd_blocks, cpu_winograd_tiles
 from .cpu_direct import Positions, Sight
 from .family import check, positions_of
 
@@ -51,7 +51,7 @@ def choose(window: Window, shape: tuple[int, ...], plan: Plan) -> Choice:
     """The fastest choice for images and outputs (N, H, W, C, O)."""
     *images, outs = shape
     if plan.groups > 1 or plan.blocks is not None:
-        return Choice()
+        return Choice(plan.groups == 1 and cpu_winograd_blocks.suits(window, images, outs, plan.blocks))
     whole = plan.rows is None or plan.tiles is not None
     if whole and cpu_winograd.suits(window, images, outs, None if plan.tiles is None else plan.side):
         return Choice(winograd=True)
@@ -97,6 +97,8 @@ def _planned(op, x, w, positions, groups, listed, blocks):
         _increasing(op, plan.tiles, x.shape[0] * math.prod(-(-n // plan.side) for n in positions))
     if plan.blocks is not None:
         _increasing(op, plan.blocks.kept, -(-math.prod(w.shape[1:]) // plan.blocks.width))
+        if plan.blocks.channels is not None:
+            _increasing(op, plan.blocks.channels, w.shape[1] // plan.blocks.width)
     return plan
 
 
@@ -109,6 +111,8 @@ def conv2d_cpu(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=No
         choice = choose(window, (*x.shape, len(w)), plan)
         if choice.winograd and plan.tiles is not None:
             return cpu_winograd_tiles.convolved(x, w, window, positions, plan.tiles, plan.side, bias, relu, scale)
+        if choice.winograd and plan.blocks is not None:
+            return cpu_winograd_blocks.convolved(x, w, window, positions, plan.blocks, bias, relu, scale)
         if choice.winograd:
             return cpu_winograd.convolved(x, w, window, positions, bias, relu, scale)
         if choice.by_position:
@@ -127,6 +131,8 @@ def conv2d_grad_cpu(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None
         choice = choose(window, (*x.shape, len(w)), plan)
         if choice.winograd and plan.tiles is not None:
             return cpu_winograd_tiles.gradients(dy, where, x, w, window, plan.tiles, plan.side, scale, wants_dx)
+        if choice.winograd and plan.blocks is not None:
+            return cpu_winograd_blocks.gradients(dy, where, x, w, window, plan.blocks, scale, wants_dx)
         if choice.winograd:
             return cpu_winograd.gradients(dy, where, x, w, window, scale, wants_dx)
         if choice.by_position:

@@ -16,7 +16,8 @@ it then multiplies the pixels directly, with one image per lane of a vector. A p
     rows     an increasing int32 list: only these rows of A are computed, and other rows of y are 0 (without bias); on the CPU
              this is faster if the images of a tile keep the same rows, or if rows are those of whole tiles (`Positions`), for
              which Winograd's filtering is then used
-    blocks   `Blocks`: each block row of A keeps some block columns; the number is the same for all block rows
+    blocks   `Blocks`: each block row of A keeps some block columns; the number is the same for all block rows. If blocks have
+             all taps of their channels, and whole images, the CPU uses Winograd's filtering for them
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, b
         rows=(rows, ("R",), INT32),
         tiles=(tiles, ("T",), INT32),
         kept=(None if blocks is None else blocks.kept, ("B", "Q"), INT32),
+        channels=(None if blocks is None else blocks.channels, ("B", "G"), INT32),
     )
     outs, channels, kernel = found["O"], found["D"], (found["KH"], found["KW"])
     if groups < 1 or channels * groups != found["C"] or outs % groups or kernel != tuple(window.kernel):
@@ -129,12 +131,16 @@ def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, b
     ):
         raise ValueError(f"{op}: {found['T']} tiles of side {side} are not those of {positions} positions, or have no rows")
     if blocks is not None and (
-        groups > 1 or min(blocks[1:]) < 1 or found["B"] != -(-total // blocks.height) or found["Q"] > -(-depth // blocks.width)
+        groups > 1 or min(blocks[1:3]) < 1 or found["B"] != -(-total // blocks.height) or found["Q"] > -(-depth // blocks.width)
     ):
         raise ValueError(
-            f"{op}: blocks {blocks.kept.shape} of {blocks[1:]} do not divide a matrix {total, depth}"
+            f"{op}: blocks {blocks.kept.shape} of {blocks[1:3]} do not divide a matrix {total, depth}"
             f"{' of several groups' if groups > 1 else ''}"
         )
+    if blocks is not None and blocks.channels is not None:
+        places, (_, height, width, kept) = math.prod(positions), blocks
+        if height % places or channels % width or found["Q"] != kept.shape[1] * math.prod(kernel):
+            raise ValueError(f"{op}: {blocks[1:3]} are not blocks of {places} positions and {channels} channels with all taps")
     return positions
 
 

@@ -165,7 +165,9 @@ def uploaded(thinned, put):
     def moved(kept):
         if isinstance(kept, Positions):
             return kept._replace(kept=put(kept.kept), tiles=put(kept.tiles))
-        return Blocks(put(kept.kept), *kept[1:]) if isinstance(kept, Blocks) else put(kept)
+        if not isinstance(kept, Blocks):
+            return put(kept)
+        return kept._replace(kept=put(kept.kept), channels=None if kept.channels is None else put(kept.channels))
 
     return {name: moved(kept) for name, kept in thinned.items()}
 
