@@ -9,6 +9,7 @@ import numpy as np
 from numbanet_kernels.layouts.windows import Window
 
 from ..arguments import check_count
+from ..layers import Conv2d
 from ..plans import BlockPlan, ChannelBlockPlan
 from .base import Rate
 from .sensitive import SensitiveDropout
@@ -16,10 +17,7 @@ from .sensitive import SensitiveDropout
 COLUMNS = 64  # maximal columns of a block: with fewer, products with its rows of the weight are short
 THREADS = 2  # minimal number of block rows, if images are not split
 ROWS = 512  # approximate rows of a block: with fewer, gathering its rows of the weight takes longer than the product
-WIDTH, LEAST = (
-    32,
-    128,
-)  # channels of a block of channels, and least number of channels: a block row has at least four such blocks
+LEAST, MANY = 64, 128  # channels from which there are blocks of channels, of 16, and of 32: at least four in a block row
 
 
 class BlockSensitiveDropout(SensitiveDropout):
@@ -33,7 +31,8 @@ class BlockSensitiveDropout(SensitiveDropout):
         As for `SensitiveDropout`; each block is a region.
     channels : bool, default=False
         If True, a block consists of all kernel taps of 32 channels, at all positions of some images, in convolutions with 3 x 3
-        windows, stride 1, and at least 128 channels, a multiple of 32. Winograd's filtering then computes the kept blocks only.
+        windows, stride 1, and at least 128 channels, a multiple of 32; with at least 64 channels, of 16. Winograd's filtering
+        then computes the kept blocks only.
     rows, columns : int, optional
         Size of a block. By default, `rows` is a divisor of the number of output positions of an image, or a multiple of it; it
         is at most 512 and at most half of all positions, so that two threads have work. By default, `columns` is the number of
@@ -74,7 +73,7 @@ class BlockSensitiveDropout(SensitiveDropout):
     def _images(self, layer, x):
         """Return the number of images of a block row of blocks of channels; None if the blocks are of other form."""
         channels, unpadded = layer.in_channels, layer.window._replace(padding=(0, 0))
-        if not self.channels or unpadded != Window((3, 3)) or layer.groups > 1 or channels < LEAST or channels % WIDTH:
+        if not self.channels or unpadded != Window((3, 3)) or layer.groups > 1 or channels < LEAST or channels % _width(layer):
             return None
         positions = max(math.prod(layer.window.positions(*x.shape[1:3])), 1)
         return max(min(ROWS // positions, x.shape[0] // THREADS), 1)
@@ -83,14 +82,14 @@ class BlockSensitiveDropout(SensitiveDropout):
         if (images := self._images(layer, x)) is None:
             return super().grid(layer, x)
         height, width = x.shape[1:3]
-        return self.changed(rows=images * height * width, columns=WIDTH), Window((1, 1)), (height, width)
+        return self.changed(rows=images * height * width, columns=_width(layer)), Window((1, 1)), (height, width)
 
     def planned(self, plan, layer, x):
         if (images := self._images(layer, x)) is None:
             return plan
         grid = x.shape[0], *layer.window.positions(*x.shape[1:3])
         taps = math.prod(layer.window.kernel)
-        return ChannelBlockPlan(grid, images, taps, layer.in_channels, WIDTH, plan.chosen, plan.scale)
+        return ChannelBlockPlan(grid, images, taps, layer.in_channels, _width(layer), plan.chosen, plan.scale)
 
     def region(self, images, positions, window, channels):
         most = max(min(ROWS, images * positions // THREADS), 1)
@@ -105,6 +104,11 @@ class BlockSensitiveDropout(SensitiveDropout):
         order = rng.standard_exponential(sensitive.shape, np.float32) / np.where(sensitive, *(np.float32(1 - r) for r in rates))
         chosen = np.sort(np.argpartition(order, min(keep, count - 1), axis=1)[:, :keep], axis=1)
         return BlockPlan(shape, *region, chosen, scale)
+
+
+def _width(layer: Conv2d) -> int:
+    """Return the number of channels of a block of channels."""
+    return 32 if layer.in_channels >= MANY else 16
 
 
 def _divisor(n: int, most: int) -> int:

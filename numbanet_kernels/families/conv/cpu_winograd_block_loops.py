@@ -2,8 +2,8 @@
 and arrays are those of `cpu_winograd_loops`.
 
 `kept` (groups of images, Q) lists the blocks of `width` channels that each group keeps, increasing, and then numbers beyond the
-last block; `width` is a multiple of PANEL. Other channels of the images count as 0, and their gradients are 0. A group has
-`size` tiles, the last one fewer; a stretch consists of whole groups, as many as v has room for.
+last block; `width` is a multiple or a divisor of PANEL. Other channels of the images count as 0, and their gradients are 0. A
+group has `size` tiles, the last one fewer; a stretch consists of whole groups, as many as v has room for.
 """
 
 from __future__ import annotations
@@ -19,13 +19,24 @@ LOW = -np.inf  # nothing is less
 
 
 @host_function
-def _holds(kept, width, panel):
-    """True if a group keeps the channels of a panel."""
-    block = panel * PANEL // width
+def _holds(kept, block):
+    """True if a group keeps a block."""
     for i in range(kept.size):
         if kept[i] >= block:
             return kept[i] == block
     return False
+
+
+@host_function
+def _cleared(kept, width, goals, first, count, c0, c1, dx):
+    """dx = 0 in tiles for the dropped ones of the channels c0 … c1 - 1; True if none is kept."""
+    none = True
+    for c in range(c0, c1, min(width, PANEL)):
+        if _holds(kept, c // width):
+            none = False
+        else:
+            _clear(goals, first, count, c, min(c + width, c1), dx)
+    return none
 
 
 @host_function
@@ -111,16 +122,17 @@ def backward(
             weighed = ready
             for b in range(b0, b1):
                 t, count = (b - b0) * size, min(size, total - b * size)
-                if not _holds(kept[b], width, panel):
-                    _clear(goals, t, count, c0, c1, dx)
+                if _cleared(kept[b], width, goals, t, count, c0, c1, dx):
                     continue
                 if not weighed:
                     _weigh(m, w, channels, True, True, panel, room, u, at)
                     weighed = True
                 for i in range(elements):
                     _multiply(v, i * plane_v + t * row, row, 1, u, at + i * plane_u, depth, count, s, i * plane_s, False)
-                for n in range(count):
-                    scatter_output(m, s, n * PANEL, plane_s, scale, bias, LOW, goals[t + n], c0, c1 - c0, dx)
+                for c in range(c0, c1, min(width, PANEL)):
+                    end = min(c + width, c1) if _holds(kept[b], c // width) else c
+                    for n in range(count):
+                        scatter_output(m, s, n * PANEL + c - c0, plane_s, scale, bias, LOW, goals[t + n], c, end - c, dx)
 
 
 @host_function

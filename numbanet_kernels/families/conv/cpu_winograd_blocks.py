@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...host import threads
-from ...host.simd import aligned
+from ...host.simd import WIDTH, aligned
 from ...layouts.windows import Blocks, Window
 from ...runtime.memory import empty_cpu, full_cpu
 from . import cpu_winograd, cpu_winograd_block_loops as loops, cpu_winograd_loops
@@ -23,7 +23,8 @@ FEW = 4  # groups of images: if there are fewer, threads do not share them
 
 def suits(window: Window, images: tuple[int, ...], outs: int, blocks: Blocks) -> bool:
     """True if blocks of channels of images (N, H, W, C) are computed so, because it is faster than from gathered patches."""
-    return blocks.channels is not None and blocks.width % PANEL == 0 and cpu_winograd.suits(window, images, outs)
+    fits = blocks.width % WIDTH == 0 and (blocks.width % PANEL == 0 or PANEL % blocks.width == 0)
+    return blocks.channels is not None and fits and cpu_winograd.suits(window, images, outs)
 
 
 class _Work(NamedTuple):
