@@ -109,6 +109,7 @@ def test_step_suite_end_to_end(run_bench, tmp_path):
         "rsdp p=0.6": "torch",
         "rsdp tiles p=0.6": "torch",
         "bsdp p=0.6": "torch",
+        "bsdp channels p=0.6": "torch",
         "rdp p=0.5": "torch",
         "torch": None,
     }
@@ -121,7 +122,7 @@ def test_without_a_peer_numbanets_dense_step_is_it():
         assert {i.name: i.peer for i in case.implementations} == {
             "none": None,
             "rsdp p=0.6": "none",
-            **({} if case.name.startswith("lenet5") else {"rsdp tiles p=0.6": "none"}),
+            **({} if case.name.startswith("lenet5") else dict.fromkeys(("rsdp tiles p=0.6", "bsdp channels p=0.6"), "none")),
             "bsdp p=0.6": "none",
             "rdp p=0.5": "none",
         }

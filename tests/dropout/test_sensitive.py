@@ -27,7 +27,7 @@ from numbanet import (
 from numbanet.dropout import policy
 from numbanet.dropout.sensitive import MOST, rates_of
 from numbanet.layers import CHANNELS_LAST, Tree
-from numbanet.plans import PositionTilePlan
+from numbanet.plans import ChannelBlockPlan, PositionTilePlan
 
 CONFIDENCE = 1 - 1e-4  # of each test as a whole: one false alarm in ten thousand runs with fresh seeds (the seeds are fixed)
 DRAWS = 400
@@ -204,6 +204,34 @@ def test_thresholds_make_the_asked_share_of_tiles_sensitive():
     for _ in range(30):
         chosen_for(policy, model, Tensor(x), rng)
     assert policy.report()["sensitive"] == [pytest.approx(policy.sensitive, abs=0.06)]
+
+
+# --- blocks of channels -----------------------------------------------------------------------------------------------
+def channel_plans(channels, count, images=6, size=(4, 4), contrast=0.5, **options):
+    """Plans of a convolution for images whose first 16 channels are bright."""
+    layer, x = Conv2d(channels, 4, 3, **SAME), np.full((images, *size, channels), 0.01, np.float32)
+    x[..., :16] = 1.0
+    model = Sequential([layer, ReLU(), Flatten(), Linear(4 * size[0] * size[1], 2, rng=0)])
+    policy = BlockSensitiveDropout(0.4, contrast=contrast, thresholds={0: 1.0}, votes=0.2, channels=True, **options)
+    rng = np.random.default_rng(1)
+    return [chosen_for(policy, model, Tensor(x), rng) for _ in range(count)]
+
+
+@pytest.mark.parametrize("channels, width", [(64, 16), (80, 16), (128, 32), (160, 32)])
+def test_blocks_of_channels_are_dropped_at_the_rate_that_was_asked_for(channels, width):
+    plans = channel_plans(channels, DRAWS)
+    assert all(isinstance(plan, ChannelBlockPlan) and (plan.width, plan.taps) == (width, 9) for plan in plans)
+    assert {plan.shape for plan in plans} == {(96, 9 * channels)} and {plan.height for plan in plans} == {48}  # three images
+    check_mean([1 - plan.density for plan in plans], 0.4)
+    bright, dark = (np.mean([block in plan.kept[0] for plan in plans]) for block in (0, channels // width - 1))
+    assert bright > dark + 0.1
+
+
+@pytest.mark.parametrize("channels, images, size, expected", [(48, 6, (4, 4), None), (72, 6, (4, 4), None), (64, 1, (4, 4), 1)])
+def test_other_convolutions_have_blocks_of_taps(channels, images, size, expected):
+    (plan,) = channel_plans(channels, 1, images, size)
+    assert isinstance(plan, ChannelBlockPlan) == (expected is not None)
+    assert expected is None or len(plan.kept) == expected
 
 
 # --- looking at data --------------------------------------------------------------------------------------------------
@@ -425,6 +453,7 @@ def test_bad_arguments_are_named(kind, options, message):
         (lambda: RowSensitiveDropout(tile=3), "tile must be None, 'auto', 2 or 4, got 3"),
         (lambda: RowSensitiveDropout(tile="4"), "tile must be"),
         (lambda: RowSensitiveDropout(tile=True), "tile must be"),
+        (lambda: BlockSensitiveDropout(channels=1), "channels must be True or False, got 1"),
         (lambda: BlockSensitiveDropout(columns=-1), "columns must be a positive integer, got -1"),
     ],
 )

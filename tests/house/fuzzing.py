@@ -212,7 +212,7 @@ def a_pass(r):
     policy = r.one(
         None,
         RowSensitiveDropout(0.5, together=r.one(1, 2), tile=r.one(None, 2)),
-        BlockSensitiveDropout(0.5, columns=r.one(None, 4)),
+        BlockSensitiveDropout(0.5, columns=r.one(None, 4), channels=r.one(False, True)),
     )
 
     def choose(site, flow, layer):
