@@ -153,7 +153,8 @@ def _trained(experiment, seed, data):
 
 
 @pytest.mark.parametrize(
-    "suite, device, count", [(papers_cnn, "cpu", 2 * 33 + 8), (papers_cnn, "cuda", 4 * 33 + 8), (motivation, "cpu", 1 + 4 * 7)]
+    "suite, device, count",
+    [(papers_cnn, "cpu", 2 * 33 + 10), (papers_cnn, "cuda", 2 * 33 + 2 * 41 + 10), (motivation, "cpu", 1 + 4 * 7)],
 )
 def test_every_way_to_drop_can_be_trained(suite, device, count):
     found = list(suite.experiments(Options(device)))

@@ -68,6 +68,15 @@ def equal(found, expected):
         assert ours.tobytes() == theirs.tobytes()
 
 
+def compared(case, put, get, share=0.4):
+    """Compare a case with the reference; put and get copy arrays."""
+    rng = np.random.default_rng(7)
+    given, kept = arrays(rng, case), blocks(rng, case, share)
+    ours = kept._replace(kept=put(kept.kept), channels=put(kept.channels))
+    for found, expected in zip(both(case, ours, list(map(put, given))), reference(case, kept, given), strict=True):
+        close(get(found), expected)
+
+
 @contextlib.contextmanager
 def cut(few):
     """Threads share the panels if there are fewer groups than `few`, or slices of groups are added up."""

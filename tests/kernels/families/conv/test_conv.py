@@ -228,6 +228,7 @@ def test_a_bias_gradient_that_cancels_is_off_by_rounding_alone(suffix, put, get,
 # --- in a process of its own ------------------------------------------------------------------------------------------
 def main():
     from tests.kernels import guards
+    from tests.kernels.families.conv import test_blocks_of_channels
 
     for threads, turn in ((1, 2), (2, 3)):
         with thresholds.using(thresholds.Thresholds(1, 1, 0)), threadpoolctl.threadpool_limits(threads, user_api="blas"):
@@ -241,6 +242,11 @@ def main():
     for case, plan in itertools.product(WINOGRAD, ("all", "rows", "tiles of 2", "tiles of 4")):
         check(case, plan, "everything", conv.conv2d_cpu, conv.conv2d_grad_cpu, guards.guarded, np.array)
         guards.check()
+    for case in test_blocks_of_channels.CASES:
+        for few in (0, 1 << 30):
+            with test_blocks_of_channels.cut(few):
+                test_blocks_of_channels.compared(case, guards.guarded, np.array)
+            guards.check()
     print("nothing was wrong")
 
 
