@@ -1,5 +1,7 @@
-"""Convolutions on the CPU: `choose` decides whether results are computed by Winograd's filtering (`cpu_winograd`), and if not,
-which are computed directly (`cpu_direct`); the others are computed from gathered patches (`cpu_im2col`).
+"""Convolutions on the CPU: `choose` decides whether results are computed by Winograd's filtering (`cpu_winograd`; of kept
+tiles, `cpu_winograd_tiles`, or of kept channels, `cpu_winograd_blocks`) or, at listed positions, for all images of a position
+at once (`cpu_position`). If not, it decides which are computed directly (`cpu_direct`); the others are computed from gathered
+patches (`cpu_im2col`).
 """
 
 from __future__ import annotations
