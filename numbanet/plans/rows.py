@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -150,6 +151,57 @@ class PositionPlan(DrawnPlan):
         rows = np.arange(self.n, 2 * self.n, dtype=np.int32)
         rows[: self.count] = self.chosen
         return (rows,)
+
+
+class PositionTilePlan(PositionPlan):
+    """Keep some tiles of a convolution's output positions, which are rows of its im2col matrix. The output positions of an
+    image are cut into tiles of side x side positions, cut off at the far edges, and numbered by image, line and column.
+
+    Parameters
+    ----------
+    grid : tuple of int
+        (N, OH, OW): the number of images, and of output positions along their height and width.
+    side : int
+        Side of a tile.
+    tiles : array_like of int
+        The kept tiles, increasing.
+    scale : float, default=1.0
+        Factor of the kept values.
+
+    Raises
+    ------
+    ValueError
+        If the side is not positive, or the tiles are not increasing integers in range.
+    """
+
+    def __init__(self, grid: tuple[int, int, int], side: int, tiles: np.ndarray, scale: float = 1.0) -> None:
+        if side < 1 or min(grid) < 0:
+            raise ValueError(f"PositionTilePlan: the side {side} must be at least 1, and no number of {grid} negative")
+        images, *positions = grid
+        down, across = (-(-n // side) for n in positions)
+        kept = IndexPlan(images * down * across, tiles)  # checks them
+        mask = kept.mask().reshape(images, down, across).repeat(side, axis=1).repeat(side, axis=2)
+        super().__init__(math.prod(grid), np.flatnonzero(mask[:, : positions[0], : positions[1]]), scale)
+        for name, value in (("grid", tuple(grid)), ("side", side), ("tiles", kept.chosen), ("_all", kept.n)):
+            object.__setattr__(self, name, value)
+
+    grid: tuple[int, int, int]
+    side: int
+    tiles: np.ndarray
+    _all: int
+
+    def _value(self):
+        return *super()._value(), self.grid, self.side
+
+    @property
+    def kind(self):
+        return PositionTilePlan, self.grid, self.side, self.scale
+
+    def lists(self):
+        """Return the kept rows, and the kept tiles, both padded with numbers beyond the last one."""
+        tiles = np.arange(self._all, 2 * self._all, dtype=np.int32)
+        tiles[: len(self.tiles)] = self.tiles
+        return *super().lists(), tiles
 
 
 def repeat_indices(plan: AxisPlan, times: int) -> IndexPlan:

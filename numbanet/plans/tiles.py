@@ -217,3 +217,65 @@ class BlockPlan(Plan):
         found = np.full((len(self.chosen), columns), columns, np.int32)
         found[:, : self.chosen.shape[1]] = self.chosen
         return (found,)
+
+
+class ChannelBlockPlan(BlockPlan):
+    """Keep blocks that consist of all kernel taps of some channels at all output positions of some images; each group of images
+    keeps the same number of them.
+
+    Parameters
+    ----------
+    grid : tuple of int
+        (N, OH, OW): the number of images, and of output positions along their height and width.
+    images : int
+        Number of images of a group; the last group may have fewer.
+    taps, channels : int
+        Numbers of kernel taps and of channels, which are KH KW and C.
+    width : int
+        Number of channels of a block; it divides the number of channels.
+    kept : array_like of int, (groups, Q)
+        The kept blocks of channels of each group, increasing.
+    scale : float, default=1.0
+        Factor of the kept products.
+
+    Raises
+    ------
+    ValueError
+        If the blocks do not fit.
+    """
+
+    def __init__(
+        self,
+        grid: tuple[int, int, int],
+        images: int,
+        taps: int,
+        channels: int,
+        width: int,
+        kept: np.ndarray,
+        scale: float = 1.0,
+    ) -> None:
+        if min(images, width) < 1 or channels % width:
+            raise ValueError(f"ChannelBlockPlan: blocks of {width} channels do not divide {channels}, or have {images} images")
+        count, places = channels // width, grid[1] * grid[2]
+        own = BlockPlan((grid[0], channels), images, width, kept).chosen  # checks them
+        chosen = (np.arange(taps)[:, None] * count + own[:, None]).reshape(len(own), taps * own.shape[1])
+        super().__init__((grid[0] * places, taps * channels), images * max(places, 1), width, chosen, scale)
+        for name, value in (("taps", taps), ("kept", own)):
+            object.__setattr__(self, name, value)
+
+    taps: int
+    kept: np.ndarray
+
+    def _value(self):
+        return *super()._value(), self.taps
+
+    @property
+    def kind(self):
+        return ChannelBlockPlan, self.shape, self.height, self.width, self.taps, self.scale
+
+    def lists(self):
+        """Return the kept block columns, and the kept blocks of channels, both padded with numbers beyond the last one."""
+        count = self.shape[1] // self.taps // self.width
+        channels = np.full((len(self.kept), count), count, np.int32)
+        channels[:, : self.kept.shape[1]] = self.kept
+        return *super().lists(), channels

@@ -346,6 +346,10 @@ def test_bad_arguments_are_named(kind, options, message):
     "make, message",
     [
         (lambda: RowSensitiveDropout(together=0), "together must be a positive integer, got 0"),
+        (lambda: RowSensitiveDropout(tile=3), "tile must be None, 'auto', 2 or 4, got 3"),
+        (lambda: RowSensitiveDropout(tile="4"), "tile must be"),
+        (lambda: RowSensitiveDropout(tile=True), "tile must be"),
+        (lambda: BlockSensitiveDropout(channels=1), "channels must be True or False, got 1"),
         (lambda: BlockSensitiveDropout(columns=-1), "columns must be a positive integer, got -1"),
     ],
 )

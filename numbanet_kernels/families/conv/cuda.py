@@ -7,17 +7,18 @@ import math
 from ..gemm import gemm_cuda
 from .cuda_im2col import launch_im2col, transpose_gradient, transpose_weight
 from .cuda_implicit_gemm import launch_dw, launch_dx, launch_forward
-from .family import check
+from .family import check, positions_of
 
 
 def conv2d_cuda(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=None, blocks=None):
     positions = check("conv2d (cuda)", x, w, window, groups, bias, rows=rows, blocks=blocks)
-    y = launch_forward(x, transpose_weight(w), window, bias, relu, scale, rows, blocks)
+    y = launch_forward(x, transpose_weight(w), window, bias, relu, scale, positions_of(rows).kept, blocks)
     return y.reshape((x.shape[0], *positions, w.shape[0]))
 
 
 def conv2d_grad_cuda(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None, blocks=None, wants_dx=True):
     check("conv2d_grad (cuda)", x, w, window, groups, None, dy, where, rows, blocks)
+    rows = positions_of(rows).kept
     slopes, gate = (None if array is None else array.reshape((math.prod(dy.shape[:3]), w.shape[0])) for array in (dy, where))
     dx = launch_dx(slopes, transpose_weight(w), gate, x.shape, window, scale, rows, blocks) if wants_dx else None
     dwt, db = launch_dw(x, slopes, gate, window, groups, scale, rows, blocks)

@@ -14,8 +14,10 @@ there are at least two vectors of images and 32 positions, no groups and no bloc
 it then multiplies the pixels directly, with one image per lane of a vector. A plan may keep part of A:
 
     rows     an increasing int32 list: only these rows of A are computed, and other rows of y are 0 (without bias); on the CPU
-             this is faster if the images of a tile keep the same rows
-    blocks   `Blocks`: each block row of A keeps some block columns; the number is the same for all block rows
+             this is faster if the images of a tile keep the same rows, or if rows are those of whole tiles (`Positions`), for
+             which Winograd's filtering is then used
+    blocks   `Blocks`: each block row of A keeps some block columns; the number is the same for all block rows. If blocks have
+             all taps of their channels, and whole images, the CPU uses Winograd's filtering for them
 """
 
 from __future__ import annotations
@@ -25,14 +27,19 @@ import math
 
 import numpy as np
 
-from ...layouts.windows import Blocks, Window
+from ...layouts.windows import Blocks, Positions, Window
 from ...runtime.expect import INT32, expect
+
+
+def positions_of(rows):
+    """Return the argument `rows` of an operation as `Positions`; it may be an increasing list, or None for all rows."""
+    return rows if isinstance(rows, Positions) else Positions(rows)
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def kept_reference(positions, depth, rows=None, blocks=None):
     """Return an array (positions, depth) that is 1 for kept elements of A, else 0."""
-    kept = np.ones((positions, depth))
+    kept, rows = np.ones((positions, depth)), positions_of(rows).kept
     if rows is not None:
         kept[np.setdiff1d(np.arange(positions), rows)] = 0
     if blocks is not None:
@@ -95,13 +102,16 @@ def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, b
     """
     if not isinstance(window, Window) or not (blocks is None or isinstance(blocks, Blocks)):
         raise TypeError(f"{op}: expected a Window and Blocks, got {window!r} and {type(blocks).__name__}")
+    rows, _, tiles, side = positions_of(rows)
     found = expect(
         op,
         x=(x, ("N", "H", "W", "C")),
         w=(w, ("O", "D", "KH", "KW")),
         bias=(bias, ("O",)),
         rows=(rows, ("R",), INT32),
+        tiles=(tiles, ("T",), INT32),
         kept=(None if blocks is None else blocks.kept, ("B", "Q"), INT32),
+        channels=(None if blocks is None else blocks.channels, ("B", "G"), INT32),
     )
     outs, channels, kernel = found["O"], found["D"], (found["KH"], found["KW"])
     if groups < 1 or channels * groups != found["C"] or outs % groups or kernel != tuple(window.kernel):
@@ -116,13 +126,21 @@ def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, b
     total = math.prod(shape[:3])
     if rows is not None and (blocks is not None or found["R"] > total):
         raise ValueError(f"{op}: {found['R']} rows are listed of {total}{' and blocks as well' if blocks is not None else ''}")
+    if tiles is not None and (
+        rows is None or side < 1 or found["T"] > found["N"] * math.prod(-(-n // side) for n in positions)
+    ):
+        raise ValueError(f"{op}: {found['T']} tiles of side {side} are not those of {positions} positions, or have no rows")
     if blocks is not None and (
-        groups > 1 or min(blocks[1:]) < 1 or found["B"] != -(-total // blocks.height) or found["Q"] > -(-depth // blocks.width)
+        groups > 1 or min(blocks[1:3]) < 1 or found["B"] != -(-total // blocks.height) or found["Q"] > -(-depth // blocks.width)
     ):
         raise ValueError(
-            f"{op}: blocks {blocks.kept.shape} of {blocks[1:]} do not divide a matrix {total, depth}"
+            f"{op}: blocks {blocks.kept.shape} of {blocks[1:3]} do not divide a matrix {total, depth}"
             f"{' of several groups' if groups > 1 else ''}"
         )
+    if blocks is not None and blocks.channels is not None:
+        places, (_, height, width, kept) = math.prod(positions), blocks
+        if height % places or channels % width or found["Q"] != kept.shape[1] * math.prod(kernel):
+            raise ValueError(f"{op}: {blocks[1:3]} are not blocks of {places} positions and {channels} channels with all taps")
     return positions
 
 
