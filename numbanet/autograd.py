@@ -105,6 +105,11 @@ def no_grad() -> contextlib.AbstractContextManager[bool]:
     return _recording.within(False)
 
 
+def recording() -> bool:
+    """Return True unless this thread is in `no_grad`: an op may then need what it computes for the gradient."""
+    return _recording.get()
+
+
 # --- backward ---------------------------------------------------------------------------------------------------------
 def backward(root: Tensor, dy: Any = None) -> None:
     """`Tensor.backward`: compute gradients from the root to the leaves; a gradient of an inner node is freed after its use."""

@@ -60,13 +60,16 @@ class Sequential(Layer):
         return super().records and all(layer.records for layer in self.layers)
 
     def _stages(self) -> Iterator[tuple[Layer, Callable[[Flow, Context], Flow]]]:
-        """Yield (layer, function that applies it) for each stage; two layers that are fused are one stage."""
+        """Yield (its first layer, function that applies it) for each stage; layers that are fused are one stage."""
         i = 0
         while i < len(self.layers):
             layer = self.layers[i]
-            both = layer.fuse_with(self.layers[i + 1]) if i + 1 < len(self.layers) else None
-            yield layer, both or layer.forward
-            i += 2 if both else 1
+            stage: Callable[[Flow, Context], Flow] = layer.forward
+            fuse: Callable[[Layer], Callable[[Flow, Context], Flow] | None] | None = layer.fuse_with
+            i += 1
+            while fuse and i < len(self.layers) and (fused := fuse(self.layers[i])):
+                stage, fuse, i = fused, getattr(fused, "fuse_with", None), i + 1
+            yield layer, stage
 
     def forward(self, flow, context):
         return self._pass(self._stages(), flow, context)

@@ -33,6 +33,7 @@ class Blocks(NamedTuple):
     kept: Any  # (block rows, Q) int32
     height: int  # rows of a block: output positions, counted through all images
     width: int  # columns of a block; the last one may be narrower
+    together: int = 1  # each group of so many consecutive images keeps the same blocks; above 1, the height divides an image
 
 
 class Positions(NamedTuple):

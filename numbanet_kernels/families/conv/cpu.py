@@ -7,12 +7,17 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...host import threads
+from ...host.simd import WIDTH
 from ...layouts.windows import Blocks, Positions as Listed, Window
 from ...runtime.declare import tape
+from ..elementwise import relu_grad_cpu
+from ..pooling import max_pool_cpu, max_pool_grad_cpu
 from . import cpu_direct, cpu_im2col, cpu_winograd
 from .cpu_direct import Positions, Sight
-from .family import check
+from .family import check, check_pool, check_pool_grad
 
 
 class Plan(NamedTuple):
@@ -31,6 +36,7 @@ class Choice(NamedTuple):
     sight : geometry of the pixels that positions read; None if nothing is computed directly
     lists : the positions that tiles of images compute; None if the images of a tile keep different positions, or if
         threads cannot share the tiles equally
+    blocks : the kept blocks, which the images of a tile share
     y, dw : True if computed directly
     dx : "convolved", as a convolution of dz, "spread", each gradient added to the pixels that its position reads, or ""
     """
@@ -38,6 +44,7 @@ class Choice(NamedTuple):
     winograd: bool = False
     sight: Sight | None = None
     lists: Positions | None = None
+    blocks: Blocks | None = None
     y: bool = False
     dx: str = ""
     dw: bool = False
@@ -46,25 +53,28 @@ class Choice(NamedTuple):
 def choose(window: Window, shape: tuple[int, ...], plan: Plan) -> Choice:
     """The fastest choice for images and outputs (N, H, W, C, O)."""
     *images, outs = shape
-    if plan.groups > 1 or plan.blocks is not None:
+    if plan.groups > 1:
         return Choice()
-    if plan.rows is None and cpu_winograd.suits(window, images, outs):
+    whole = plan.rows is None and plan.blocks is None
+    if whole and cpu_winograd.suits(window, images, outs):
         return Choice(winograd=True)
     if not cpu_direct.suits(window, images, outs):
         return Choice()
     count, *_, channels = images
     sight = cpu_direct.sight(window, *images[1:])
+    if plan.blocks is not None and not cpu_direct.agree(plan.blocks, sight.count, count):
+        return Choice()
     parts = threads.parts(flops=sight.flops(count, outs))
     lists = cpu_direct.positions(sight, plan.rows, count, parts, plan.together)
     tiled = lists is not None and parts <= cpu_direct.tiles_of(count)  # every thread has a tile
     few = sight.depth * outs <= cpu_direct.WEIGHTS and outs <= cpu_direct.OUTPUTS
-    sooner = few or (plan.rows is None and outs <= cpu_direct.WIDER * channels)
+    sooner = few or (whole and outs <= cpu_direct.WIDER * channels)
     dx = ""
-    if sooner and plan.rows is None and cpu_direct.convolves_back(window, images, outs):
+    if sooner and whole and cpu_direct.convolves_back(window, images, outs):
         dx = "convolved"
     elif sooner and tiled:
         dx = "spread"
-    return Choice(False, sight, lists, lists is not None, dx, tiled and few)
+    return Choice(False, sight, lists, plan.blocks, lists is not None, dx, tiled and few)
 
 
 def _listed(rows):
@@ -92,7 +102,20 @@ def _planned(op, x, w, positions, plan):
         _increasing(op, plan.rows, x.shape[0] * math.prod(positions))
     if plan.blocks is not None:
         _increasing(op, plan.blocks.kept, -(-math.prod(w.shape[1:]) // plan.blocks.width))
+        _alike(op, plan.blocks, len(x), math.prod(positions))
     return plan
+
+
+def _alike(op, blocks, images, places):
+    """ValueError unless each group of `together` consecutive images keeps the same blocks."""
+    kept, high, _, together = blocks
+    if together == 1:
+        return
+    own = -(-places // high)  # block rows of an image
+    grouped = len(kept) == images * own
+    first = kept[np.arange(len(kept)) // (own * together) * (own * together) + np.arange(len(kept)) % own] if grouped else kept
+    if places % high or not grouped or not np.array_equal(first, kept):
+        raise ValueError(f"{op}: blocks of {high} rows are not alike for {together} images of {places} rows")
 
 
 def conv2d_cpu(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=None, blocks=None):
@@ -124,3 +147,46 @@ def conv2d_grad_cpu(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None
             gathered, *others = cpu_im2col.gradients(dy, where, x, w, window, plan, positions, scale, wants_dx and dx is None)
             dx = gathered if dx is None else dx
     return dx, *others
+
+
+# --- with max pooling -------------------------------------------------------------------------------------------------
+def conv2d_max_pool_cpu(
+    x, w, window, pool, groups=1, bias=None, relu=False, scale=1.0, rows=None, blocks=None, wants_places=True
+):
+    """(y, places) = max_pool(conv2d(x, w, …), pool), without storing what is pooled if images go abreast. `places` are for
+    conv2d_max_pool_grad, in a form that only it knows; None unless `wants_places`.
+    """
+    op, (kept, together) = "conv2d_max_pool (cpu)", _listed(rows)
+    positions = check(op, x, w, window, groups, bias, rows=kept, blocks=blocks)
+    check_pool(op, pool, (len(x), *positions, len(w)))
+    with threads.session():
+        plan = _planned(op, x, w, positions, Plan(groups, kept, together, blocks))
+        choice = choose(window, (*x.shape, len(w)), plan)
+        if choice.y and cpu_direct.pools(choice.sight, pool, positions, len(w)):
+            pooling = cpu_direct.pooling(pool, positions, len(x), len(w), wants_places)
+            y = cpu_direct.convolved(choice, x, w, positions, bias, relu, scale, pooling)
+            return y, pooling.marks if wants_places else None
+        y, places = max_pool_cpu(conv2d_cpu(x, w, window, groups, bias, relu, scale, rows, blocks), pool)
+        return y, places if wants_places else None
+
+
+def conv2d_max_pool_grad_cpu(
+    dy, y, places, x, w, window, pool, groups=1, relu=False, scale=1.0, rows=None, blocks=None, wants_dx=True
+):
+    """(dx or None, dw, db) of conv2d_max_pool"""
+    op, (kept, together) = "conv2d_max_pool_grad (cpu)", _listed(rows)
+    positions = check(op, x, w, window, groups, None, rows=kept, blocks=blocks)
+    shape, marked = (len(x), *positions, len(w)), getattr(places, "ndim", 4) == 3
+    marks = cpu_direct.tiles_of(len(x)), math.prod(check_pool(op, pool, shape)[1:]), WIDTH
+    check_pool_grad(op, pool, shape, dy, y, places, marks if marked else None)
+    with threads.session():
+        plan = _planned(op, x, w, positions, Plan(groups, kept, together, blocks))
+        choice = choose(window, (*x.shape, len(w)), plan)
+        if marked and choice.dw and (choice.dx or not wants_dx):
+            pooling = cpu_direct.pooling(pool, positions, len(x), len(w), False)._replace(marks=places)
+            choice = choice if wants_dx else choice._replace(dx="")
+            dx, others = cpu_direct.gradients(choice, dy, None, x, w, window, scale, pooling)
+            return dx, *others
+        gated = relu_grad_cpu(dy, y) if relu and not marked else dy
+        dz = max_pool_grad_cpu(gated, cpu_direct.unmarked(places, dy.shape) if marked else places, pool, shape)
+        return conv2d_grad_cpu(dz, x, w, window, groups, None, scale, rows, blocks, wants_dx)

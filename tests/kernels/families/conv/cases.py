@@ -77,6 +77,15 @@ def alike(rng, total, places, depth):
     return {"rows": np.flatnonzero(kept[: total // max(places, 1)]).astype(np.int32)}
 
 
+def blocks_alike(rng, total, places, depth):
+    """Blocks of parts of an image, as of every 16 images in a row; the last column is narrower."""
+    images, high = total // max(places, 1), max(d for d in range(1, max(places, 1) + 1) if places % d == 0 and d <= 10)
+    wide = 4 if depth % 4 else 5
+    order = rng.random((-(-images // 16), places // high, -(-depth // wide))).argsort(2)
+    kept = np.repeat(np.sort(order[..., : round(0.4 * order.shape[2])], 2), 16, axis=0)[:images]
+    return {"blocks": Blocks(kept.reshape(images * (places // high), kept.shape[2]).astype(np.int32), high, wide, 16)}
+
+
 def blocks(share, straddling=False):
     """Blocks as high as an image; or of 7 rows, which ends of images cut, the last column narrower than the others."""
 
@@ -100,6 +109,7 @@ PLANS = {
     "no blocks": blocks(0),
     "all blocks": blocks(1),
     "blocks across images": blocks(0.5, True),
+    "blocks alike": blocks_alike,
 }
 OPTIONS = {
     "plain": {},
