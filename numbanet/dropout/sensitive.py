@@ -38,6 +38,8 @@ LOOKS = 12  # random samples of each step; with a single one, the share of sensi
 COLUMNS = 64  # maximal columns of a block: with fewer, products with its rows of the weight are short
 THREADS = 2  # minimal number of block rows, if images are not split
 ROWS = 512  # approximate rows of a block: with fewer, gathering its rows of the weight takes longer than the product
+NARROW = 16  # largest number of channels for which images that keep the same blocks are computed together, without gathering
+ROWS_TOGETHER = 128  # approximate rows of a block then: with fewer, more positions than those of the block are computed
 
 
 class SensitiveDropout(Dropout):
@@ -112,9 +114,9 @@ class SensitiveDropout(Dropout):
         output positions each.
         """
 
-    def watched(self, x: Tensor) -> Tensor:
-        """Return the images of a batch whose values are sampled."""
-        return x
+    def group(self, positions: int, window: Any, channels: int) -> int:
+        """Return the number of consecutive images that drop the same regions; the first of them is sampled."""
+        return 1
 
     def offsets(self, size: tuple[int, int], count: int, rng: np.random.Generator) -> np.ndarray:
         """Return an array (count, 2): the position of each sampled value of a region, as (row, column) from the first row and
@@ -173,7 +175,7 @@ class SensitiveDropout(Dropout):
         size = min(region[0], n * positions), min(region[1], depth)
         looked = max(min(math.ceil(self.sample * math.prod(size)), self.most), 1)
         offsets = np.sort(self.offsets(size, looked, rng), axis=0).astype(np.int32)
-        x = self.watched(x)
+        x = _first_of(x, self.group(positions, layer.window, channels))
         counts = dev.download(dev.count_large(x.data, layer.window, *region, dev.upload(offsets), threshold * scale_of(x)))
         return (n * positions, depth), region, counts, looked
 
@@ -209,6 +211,15 @@ class SensitiveDropout(Dropout):
         means = {number: np.mean(seen, axis=0) for number, seen in sorted(self._seen.items())}
         self._seen.clear()
         return {name: [float(mean[i]) for mean in means.values()] for i, name in enumerate(("dropped", "sensitive"))}
+
+
+def _first_of(x: Tensor, group: int) -> Tensor:
+    """Return the first image of each group of consecutive images."""
+    if group == 1:
+        return x
+    first, flat = np.arange(0, x.shape[0], group, dtype=np.int32), (x.shape[0], math.prod(x.shape[1:]))
+    values = x.device.take_rows(x.device.reshape(x.data, flat), x.device.upload(first))
+    return Tensor.wrap(x.device.reshape(values, (len(first), *x.shape[1:])), x.device)
 
 
 def scale_of(x: Tensor) -> float:
@@ -268,12 +279,8 @@ class RowSensitiveDropout(SensitiveDropout):
     def region(self, images, positions, window, channels):
         return self.rows, math.prod(window.kernel) * channels
 
-    def watched(self, x):
-        if self.together == 1:
-            return x
-        first, flat = np.arange(0, x.shape[0], self.together, dtype=np.int32), (x.shape[0], math.prod(x.shape[1:]))
-        values = x.device.take_rows(x.device.reshape(x.data, flat), x.device.upload(first))
-        return Tensor.wrap(x.device.reshape(values, (len(first), *x.shape[1:])), x.device)
+    def group(self, positions, window, channels):
+        return self.together
 
     def offsets(self, size, count, rng):  # all in one row, so that the start of its patch is computed once
         return np.stack([np.full(count, rng.integers(max(size[0], 1))), rng.integers(max(size[1], 1), size=count)], 1)
@@ -301,6 +308,11 @@ class BlockSensitiveDropout(SensitiveDropout):
         Size of a block. By default, `rows` is a divisor of the number of output positions of an image, or a multiple of it; it
         is at most 512 and at most half of all positions, so that two threads have work. By default, `columns` is the number of
         channels of a kernel tap, up to 64.
+    together : int, default=16
+        Number of consecutive images of the batch that keep the same blocks, if their convolution has at most 16 channels; only
+        the first image is sampled then. On the CPU a multiple of 16 is fastest, because vectors hold 16 images. The share that
+        is dropped is the same, but images of a group are not dropped independently. If `rows` does not divide the output
+        positions of an image, or with 1, each image keeps other blocks.
     """
 
     name, computes = "bsdp", "1 − p of the convolutions"
@@ -318,16 +330,26 @@ class BlockSensitiveDropout(SensitiveDropout):
         thresholds: dict[int, float] | None = None,
         rows: int | None = None,
         columns: int | None = None,
+        together: int = 16,
     ) -> None:
         super().__init__(rate, sample, most, votes, sensitive, contrast, scale, thresholds)
         for name, value in (("rows", rows), ("columns", columns)):
             if value is not None:
                 check_count(name, value)
-        self.rows, self.columns = rows, columns
+        check_count("together", together)
+        self.rows, self.columns, self.together = rows, columns, together
+
+    def group(self, positions, window, channels):
+        divides = self.rows is None or positions % self.rows == 0
+        return self.together if channels <= NARROW and divides else 1
 
     def region(self, images, positions, window, channels):
-        most = max(min(ROWS, images * positions // THREADS), 1)
-        rows = positions * max(most // max(positions, 1), 1) if positions <= most else _divisor(positions, most)
+        if self.group(positions, window, channels) > 1:
+            most = ROWS_TOGETHER
+            rows = max(d for d in range(1, min(positions, most) + 1) if positions % d == 0)
+        else:
+            most = max(min(ROWS, images * positions // THREADS), 1)
+            rows = positions * max(most // max(positions, 1), 1) if positions <= most else _divisor(positions, most)
         columns = _divisor(channels, COLUMNS) if channels > 4 else channels * window.kernel[1]
         return self.rows or rows, self.columns or columns
 
@@ -337,7 +359,12 @@ class BlockSensitiveDropout(SensitiveDropout):
         keep = min(int(wanted + rng.random()), count)
         order = rng.standard_exponential(sensitive.shape, np.float32) / np.where(sensitive, *(np.float32(1 - r) for r in rates))
         chosen = np.sort(np.argpartition(order, min(keep, count - 1), axis=1)[:, :keep], axis=1)
-        return BlockPlan(shape, *region, chosen, scale)
+        total = -(-shape[0] // region[0])
+        if total == len(chosen):
+            return BlockPlan(shape, *region, chosen, scale)
+        grouped = chosen.reshape(-(-images // self.together), total // images, keep)
+        whole = np.repeat(grouped, self.together, axis=0)[:images].reshape(total, keep)
+        return BlockPlan(shape, *region, whole, scale, self.together)
 
 
 def _divisor(n: int, most: int) -> int:

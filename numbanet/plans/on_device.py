@@ -238,7 +238,7 @@ class DeviceBlocks(DevicePlan):
         of the kind.
         """
         kept = self.lists[0] if self._given else self.device.upload(np.array(self.plan.chosen))
-        return Blocks(kept, self.plan.height, self.plan.width)
+        return Blocks(kept, self.plan.height, self.plan.width, self.plan.together)
 
 
 class DeviceSamples(DevicePlan):
