@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import abc
 import collections
+import functools
 import math
 from typing import Any
 
@@ -26,6 +27,7 @@ import numpy as np
 
 from ..arguments import check_count, is_real
 from ..autograd import no_grad
+from ..device import Device
 from ..layers import Context, Conv2d, Tree
 from ..plans import BlockPlan, Plan, Plans, PositionPlan, Site
 from ..tensor import Tensor
@@ -224,10 +226,17 @@ def _first_of(x: Tensor, group: int) -> Tensor:
 
 def scale_of(x: Tensor) -> float:
     """Return the mean magnitude of some values of a tensor."""
-    every = max(x.size // SCALED_BY, 1) | 1  # odd, because channels are often a power of two
-    index = np.arange(0, x.size, every, dtype=np.int32)
-    values = x.device.take_rows(x.device.reshape(x.data, (x.size, 1)), x.device.upload(index))
-    return float(np.abs(x.device.download(values)).mean()) if index.size else 0.0
+    if not x.size:
+        return 0.0
+    values = x.device.take_rows(x.device.reshape(x.data, (x.size, 1)), _some_of(x.size, x.device))
+    return float(np.abs(x.device.download(values)).mean())
+
+
+@functools.lru_cache(maxsize=64)
+def _some_of(size: int, dev: Device) -> Any:
+    """The indices of the values from which the scale of an input of `size` values is estimated."""
+    every = max(size // SCALED_BY, 1) | 1  # odd, because channels are often a power of two
+    return dev.upload(np.arange(0, size, every, dtype=np.int32))
 
 
 def rates_of(rate: float, share: float, contrast: float) -> tuple[float, float]:
@@ -291,8 +300,9 @@ class RowSensitiveDropout(SensitiveDropout):
         below = np.repeat(np.where(sensitive[:, 0], low, high), self.rows)[: watched * positions].reshape(watched, positions)
         drawn = np.frombuffer(rng.bytes(2 * below.size), np.uint16)  # faster than rng.integers
         mask = drawn.reshape(below.shape) >= below
-        mask = mask if self.together == 1 else np.repeat(mask, self.together, axis=0)[:images]
-        return PositionPlan(shape[0], np.flatnonzero(mask), scale, self.together)
+        if self.together > 1:
+            return PositionPlan.of_groups(images, mask, scale, self.together)
+        return PositionPlan(shape[0], np.flatnonzero(mask), scale)
 
 
 class BlockSensitiveDropout(SensitiveDropout):

@@ -178,7 +178,7 @@ class DevicePositions(DeviceAxis):
 
     @functools.cached_property
     def indices(self) -> Any:
-        """The argument of convolutions: the kept rows; if the lists are in a given buffer, a list that is long enough for any
+        """The argument of convolutions: the kept rows; if the lists are in a given buffer, lists that are long enough for any
         plan of the kind.
         """
         if self._given:

@@ -38,10 +38,11 @@ class Blocks(NamedTuple):
 
 class Positions(NamedTuple):
     """Kept rows of a convolution's im2col matrix: a list that is padded to the number of all rows with numbers beyond the last
-    row. Each group of `together` consecutive images keeps the same output positions.
+    row. Each group of `together` consecutive images keeps the same output positions. The list may have a row for each group
+    instead, of the kept positions of an image, padded to the number of positions with numbers beyond the last one.
     """
 
-    kept: Any  # (rows,) int32, increasing
+    kept: Any  # (rows,) or (groups, positions) int32, increasing
     together: int
 
 

@@ -13,6 +13,7 @@ from ...host import threads
 from ...host.simd import WIDTH
 from ...layouts.windows import Blocks, Positions as Listed, Window
 from ...runtime.declare import tape
+from ...runtime.expect import INT32, expect
 from ..elementwise import relu_grad_cpu
 from ..pooling import max_pool_cpu, max_pool_grad_cpu
 from . import cpu_direct, cpu_im2col, cpu_winograd
@@ -24,7 +25,7 @@ class Plan(NamedTuple):
     """The kept part of the im2col matrix; `family` defines rows and blocks."""
 
     groups: int = 1
-    rows: Any = None  # increasing int32 list, None for all
+    rows: Any = None  # increasing int32 list, or a list of positions for each group of images (`Positions`); None for all
     together: int = 1  # number of consecutive images that keep the same positions
     blocks: Blocks | None = None
 
@@ -77,9 +78,23 @@ def choose(window: Window, shape: tuple[int, ...], plan: Plan) -> Choice:
     return Choice(False, sight, lists, plan.blocks, lists is not None, dx, tiled and few)
 
 
-def _listed(rows):
-    """(the kept rows, the number of consecutive images that keep the same positions)"""
-    return rows if isinstance(rows, Listed) else (rows, 1)
+def _checked(op, x, w, window, groups, bias, dy, where, rows, blocks):
+    """Check the arguments; return (the numbers of output positions, the plan)."""
+    rows, together = rows if isinstance(rows, Listed) else (rows, 1)
+    grouped = getattr(rows, "ndim", 1) == 2  # a list for each group of images
+    positions = check(op, x, w, window, groups, bias, dy, where, None if grouped else rows, blocks)
+    if grouped:
+        expect(op, kept=(rows, (-(-len(x) // together), math.prod(positions)), INT32))
+        if blocks is not None:
+            raise ValueError(f"{op}: rows are listed, and blocks as well")
+    return positions, _planned(op, x, w, positions, Plan(groups, rows, together, blocks))
+
+
+def _by_rows(plan, images):
+    """The plan with a list of rows instead of a list for each group of images."""
+    if plan.rows is None or plan.rows.ndim == 1:
+        return plan
+    return plan._replace(rows=cpu_direct.rows_of(plan.rows, plan.together, images))
 
 
 def _increasing(op, lists, below):
@@ -99,7 +114,10 @@ def _planned(op, x, w, positions, plan):
     if tape.get() is not None:
         return plan
     if plan.rows is not None:
-        _increasing(op, plan.rows, x.shape[0] * math.prod(positions))
+        listed = (
+            plan.rows if plan.rows.ndim == 1 else np.minimum(plan.rows, math.prod(positions) + np.arange(plan.rows.shape[1]))
+        )
+        _increasing(op, listed, (x.shape[0] if plan.rows.ndim == 1 else 2) * math.prod(positions))
     if plan.blocks is not None:
         _increasing(op, plan.blocks.kept, -(-math.prod(w.shape[1:]) // plan.blocks.width))
         _alike(op, plan.blocks, len(x), math.prod(positions))
@@ -120,23 +138,19 @@ def _alike(op, blocks, images, places):
 
 def conv2d_cpu(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=None, blocks=None):
     """y[r, o] = act(scale sum_k A[r, k] w[o, k] + bias[o]), where A is the im2col matrix of x."""
-    op, (rows, together) = "conv2d (cpu)", _listed(rows)
-    positions = check(op, x, w, window, groups, bias, rows=rows, blocks=blocks)
-    plan = _planned(op, x, w, positions, Plan(groups, rows, together, blocks))
+    positions, plan = _checked("conv2d (cpu)", x, w, window, groups, bias, None, None, rows, blocks)
     with threads.session():
         choice = choose(window, (*x.shape, len(w)), plan)
         if choice.winograd:
             return cpu_winograd.convolved(x, w, window, positions, bias, relu, scale)
         if choice.y:
             return cpu_direct.convolved(choice, x, w, positions, bias, relu, scale)
-        return cpu_im2col.convolved(x, w, window, plan, positions, bias, relu, scale)
+        return cpu_im2col.convolved(x, w, window, _by_rows(plan, len(x)), positions, bias, relu, scale)
 
 
 def conv2d_grad_cpu(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None, blocks=None, wants_dx=True):
     """(dx or None, dw, db) of conv2d"""
-    op, (rows, together) = "conv2d_grad (cpu)", _listed(rows)
-    positions = check(op, x, w, window, groups, None, dy, where, rows, blocks)
-    plan = _planned(op, x, w, positions, Plan(groups, rows, together, blocks))
+    positions, plan = _checked("conv2d_grad (cpu)", x, w, window, groups, None, dy, where, rows, blocks)
     with threads.session():
         choice = choose(window, (*x.shape, len(w)), plan)
         if choice.winograd:
@@ -144,7 +158,8 @@ def conv2d_grad_cpu(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None
         choice = choice if wants_dx else choice._replace(dx="")
         dx, others = cpu_direct.gradients(choice, dy, where, x, w, window, scale)
         if others is None:
-            gathered, *others = cpu_im2col.gradients(dy, where, x, w, window, plan, positions, scale, wants_dx and dx is None)
+            plan, wanted = _by_rows(plan, len(x)), wants_dx and dx is None
+            gathered, *others = cpu_im2col.gradients(dy, where, x, w, window, plan, positions, scale, wanted)
             dx = gathered if dx is None else dx
     return dx, *others
 
@@ -156,11 +171,10 @@ def conv2d_max_pool_cpu(
     """(y, places) = max_pool(conv2d(x, w, …), pool), without storing what is pooled if images go abreast. `places` are for
     conv2d_max_pool_grad, in a form that only it knows; None unless `wants_places`.
     """
-    op, (kept, together) = "conv2d_max_pool (cpu)", _listed(rows)
-    positions = check(op, x, w, window, groups, bias, rows=kept, blocks=blocks)
+    op = "conv2d_max_pool (cpu)"
+    positions, plan = _checked(op, x, w, window, groups, bias, None, None, rows, blocks)
     check_pool(op, pool, (len(x), *positions, len(w)))
     with threads.session():
-        plan = _planned(op, x, w, positions, Plan(groups, kept, together, blocks))
         choice = choose(window, (*x.shape, len(w)), plan)
         if choice.y and cpu_direct.pools(choice.sight, pool, positions, len(w)):
             pooling = cpu_direct.pooling(pool, positions, len(x), len(w), wants_places)
@@ -174,13 +188,12 @@ def conv2d_max_pool_grad_cpu(
     dy, y, places, x, w, window, pool, groups=1, relu=False, scale=1.0, rows=None, blocks=None, wants_dx=True
 ):
     """(dx or None, dw, db) of conv2d_max_pool"""
-    op, (kept, together) = "conv2d_max_pool_grad (cpu)", _listed(rows)
-    positions = check(op, x, w, window, groups, None, rows=kept, blocks=blocks)
+    op = "conv2d_max_pool_grad (cpu)"
+    positions, plan = _checked(op, x, w, window, groups, None, None, None, rows, blocks)
     shape, marked = (len(x), *positions, len(w)), getattr(places, "ndim", 4) == 3
     marks = cpu_direct.tiles_of(len(x)), math.prod(check_pool(op, pool, shape)[1:]), WIDTH
     check_pool_grad(op, pool, shape, dy, y, places, marks if marked else None)
     with threads.session():
-        plan = _planned(op, x, w, positions, Plan(groups, kept, together, blocks))
         choice = choose(window, (*x.shape, len(w)), plan)
         if marked and choice.dw and (choice.dx or not wants_dx):
             pooling = cpu_direct.pooling(pool, positions, len(x), len(w), False)._replace(marks=places)

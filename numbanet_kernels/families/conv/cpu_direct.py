@@ -122,8 +122,20 @@ def positions(seen: Sight, rows: Any, images: int, parts: int, together: int = 1
     if writer is not None and not equal:
         writer.refuse(f"a convolution of which {together} images keep the same positions, not {WIDTH},")
     bases, targets, starts = (empty_cpu((n,), np.int64) for n in (*2 * [tiles * seen.begins.size], tiles + 1))
+    if rows.ndim == 2:
+        if not equal:
+            return None
+        loops.share_groups(rows, -(-together // WIDTH), seen.begins, seen.goals, bases, targets, starts)
+        return Positions(bases, targets, starts, True)
     loops.share_lists(rows, images, seen.count, seen.begins, seen.goals, bases, targets, starts)
     return Positions(bases, targets, starts, True) if writer is not None or starts[-1] >= 0 else None
+
+
+def rows_of(kept: Any, together: int, images: int) -> Any:
+    """The list of kept rows of A, padded, from a list for each group of images."""
+    rows = empty_cpu(images * kept.shape[1], np.int32)
+    loops.list_rows(kept, together, images, rows)
+    return rows
 
 
 def columns(seen: Sight, blocks: Blocks | None) -> tuple[np.ndarray, np.ndarray]:

@@ -329,6 +329,38 @@ def add_up(lanes, db_lanes, scale, dw, db):
         db[o] = sums
 
 
+@host_kernel("void(i4[:, ::1], i8, i8[::1], i8[::1], i8[::1], i8[::1], i8[::1])")
+def share_groups(kept, tiles_together, begins, goals, bases, targets, starts):
+    """The lists of all tiles, from the kept positions of each group of `tiles_together` tiles."""
+    filled, places = 0, kept.shape[1]
+    for tile in range(starts.size - 1):
+        starts[tile], own = filled, kept[tile // tiles_together]
+        for i in range(places):
+            if not 0 <= own[i] < places:
+                break
+            bases[filled], targets[filled] = begins[own[i]], goals[own[i]]
+            filled += 1
+        while filled % POSITIONS:
+            bases[filled], targets[filled] = begins[places], goals[places]
+            filled += 1
+    starts[starts.size - 1] = filled
+
+
+@host_kernel("void(i4[:, ::1], i8, i8, i4[::1])")
+def list_rows(kept, together, images, rows):
+    """The kept rows of A from the kept positions of each group of `together` images, padded with numbers beyond the last."""
+    filled, places = 0, kept.shape[1]
+    for n in range(images):
+        own = kept[n // together]
+        for i in range(places):
+            if not 0 <= own[i] < places:
+                break
+            rows[filled] = n * places + own[i]
+            filled += 1
+    for i in range(filled, rows.size):
+        rows[i] = images * places + i - filled
+
+
 @host_kernel("void(i4[::1], i8, i8, i8[::1], i8[::1], i8[::1], i8[::1], i8[::1])")
 def share_lists(rows, images, places, begins, goals, bases, targets, starts):
     """The lists of all tiles, from increasing rows of A; the last of `starts` is negative if images of a tile keep different

@@ -10,7 +10,7 @@ from numbanet_kernels.families import conv
 from numbanet_kernels.families.conv import cpu, cpu_direct
 from numbanet_kernels.families.pooling import max_pool_cpu
 from numbanet_kernels.host import thresholds
-from numbanet_kernels.layouts.windows import Window
+from numbanet_kernels.layouts.windows import Positions, Window
 from tests.kernels.families.conv.cases import ABREAST, FEW, OPTIONS, WINOGRAD, compared, fits, operands, uploaded
 
 HALVES = Window((2, 2), (2, 2))
@@ -101,6 +101,44 @@ def test_nan_equal_maxima_and_infinity_are_those_of_pooling_afterwards(relu):
     np.testing.assert_array_equal(y, expected)
     found, opened = cpu_direct.unmarked(places, y.shape), expected > 0 if relu else np.ones(y.shape, bool)
     np.testing.assert_array_equal(found, np.where(opened, taps, 255))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("case", [ABREAST[1], ABREAST[4], FEW[0], FEW[1]], ids=str)
+def test_positions_of_groups_are_those_that_their_rows_list(case, threads):
+    """To the last bit, whether images go abreast or are gathered; the padding is anything beyond the last position."""
+    x, w, bias, *_ = operands(np.random.default_rng(7), case)
+    grid, images, rng = case[2].positions(*case[0][1:3]), len(x), np.random.default_rng(9)
+    for together in (16, 32, 64, 5):
+        mask = rng.random((-(-images // together), grid[0] * grid[1])) < 0.4
+        kept = np.full(mask.shape, mask.shape[1], np.int32)
+        for own, row in zip(mask, kept, strict=True):
+            row[: own.sum()] = np.flatnonzero(own)
+        kept += np.int32(3) * (kept == mask.shape[1]) * np.arange(mask.shape[1], dtype=np.int32)
+        rows = np.flatnonzero(np.repeat(mask, together, axis=0)[:images]).astype(np.int32)
+        found = []
+        with thresholds.using(thresholds.Thresholds(1, 1, 0)), threadpoolctl.threadpool_limits(threads, "blas"):
+            for given in (rows, Positions(kept, together)):
+                y = conv.conv2d_cpu(x, w, *case[2:], bias=bias, relu=True, rows=given)
+                dy = np.random.default_rng(8).standard_normal(y.shape).astype(np.float32)
+                found.append([y, *conv.conv2d_grad_cpu(dy, x, w, *case[2:], where=y, rows=given)])
+        for by_rows, by_group in zip(*found, strict=True):
+            np.testing.assert_array_equal(by_rows, by_group)
+
+
+@pytest.mark.parametrize(
+    "kept, message",
+    [
+        (np.zeros((2, 36), np.int32), "increase"),
+        (np.tile(np.arange(36, dtype=np.int32), (3, 1)), "kept"),
+        (np.tile(np.arange(35, dtype=np.int32), (2, 1)), "kept"),
+        (np.tile(np.arange(-1, 35, dtype=np.int32), (2, 1)), "increase"),
+    ],
+)
+def test_positions_of_groups_that_do_not_fit_are_refused(kept, message):
+    x, w = np.zeros((32, 8, 8, 1), np.float32), np.zeros((2, 1, 3, 3), np.float32)
+    with pytest.raises(ValueError, match=rf"conv2d \(cpu\).*{message}"):
+        conv.conv2d_cpu(x, w, Window((3, 3)), rows=Positions(kept, 16))
 
 
 def test_what_does_not_fit_is_refused():
