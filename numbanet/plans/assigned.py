@@ -8,7 +8,7 @@ A policy draws a plan for each site before a pass, or chooses it during the pass
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..device import Device, device
@@ -76,6 +76,7 @@ class Plans:
         self.device, self.sites, self.choose = device(dev), {} if sites is None else sites, choose
         self.feeds = {} if feeds is None else feeds
         self.stand_in: Callable[..., DevicePlan | None] | None = None  # replaces `choice` while a step is recorded
+        self.asked: Collection[Site] | None = None  # the sites for which `choose` may return a plan; None: any
         self.decides: Any = None  # a value that determines the kinds of the plans that `choose` returns
         self.chosen: dict[str, Plan | None] = {}  # by the path of the site, the plans that `choose` returned in this pass
         self.assigned = {path: plan for path, plan in (assigned or {}).items() if not plan.trivial}
@@ -123,7 +124,7 @@ class Plans:
             return here
         plan = self.assigned.get(site.path)
         if plan is None:
-            if self.choose is None or not site.chosen or flow is None:
+            if self.choose is None or not site.chosen or flow is None or (self.asked is not None and site not in self.asked):
                 return None
             if self.stand_in is not None:
                 return self.stand_in(site, flow, layer, shape)

@@ -17,6 +17,7 @@ from ...host.simd import FLOATS, NUMBER, REAL, WIDTH, data_of, vector_at
 from ...runtime.declare import host_function, host_kernel
 
 CLOSED = 255  # a mark that is the number of no tap
+USUAL = 4  # taps of the usual window, 2 x 2, for which a loop is unrolled
 MARKS = ir.VectorType(ir.IntType(8), WIDTH)
 ALIGNED = 4 * WIDTH
 
@@ -42,25 +43,56 @@ def _largest(typing_context, values, places, taps, count, outs, gated, keeps, be
 
     def generate(context, builder, signature, arguments):
         values, places, taps, count, outs, gated, keeps, best, marks, at = data_of(context, builder, signature, arguments)
-        held, mark = cgutils.alloca_once(builder, FLOATS), cgutils.alloca_once(builder, MARKS)
-        zero = FLOATS([REAL(0.0)] * WIDTH)
-        with cgutils.for_range(builder, outs) as loop:
-            with cgutils.for_range(builder, count) as inner:
-                place = builder.add(builder.load(builder.gep(places, [inner.index])), loop.index)
-                value = builder.load(vector_at(builder, values, builder.mul(place, NUMBER(WIDTH))), align=ALIGNED)
-                before = builder.load(held)
-                larger = builder.or_(builder.fcmp_ordered(">", value, before), builder.fcmp_unordered("uno", value, value))
-                fresh = builder.icmp_signed("==", inner.index, NUMBER(0))
-                number = _mark(builder, builder.load(builder.gep(taps, [inner.index])))
-                builder.store(builder.select(fresh, value, builder.select(larger, value, before)), held)
-                builder.store(builder.select(fresh, number, builder.select(larger, number, builder.load(mark))), mark)
-            place = builder.mul(builder.add(at, loop.index), NUMBER(WIDTH))
-            value = builder.load(held)
+        zero, shut = FLOATS([REAL(0.0)] * WIDTH), _all(builder, builder.not_(gated))
+
+        def first(t):
+            return builder.gep(values, [builder.mul(builder.load(builder.gep(places, [t])), NUMBER(WIDTH))])
+
+        def number(t):
+            return _mark(builder, builder.load(builder.gep(taps, [t])))
+
+        def larger(value, before):
+            return builder.or_(builder.fcmp_ordered(">", value, before), builder.fcmp_unordered("uno", value, value))
+
+        def stored(o, value, mark):
+            place = builder.mul(builder.add(at, o), NUMBER(WIDTH))
             builder.store(value, vector_at(builder, best, place), align=ALIGNED)
             with builder.if_then(keeps):
-                opened = builder.or_(builder.fcmp_ordered(">", value, zero), _all(builder, builder.not_(gated)))
-                number = builder.select(opened, builder.load(mark), MARKS([ir.IntType(8)(CLOSED)] * WIDTH))
-                builder.store(number, vector_at(builder, marks, place, MARKS), align=1)
+                opened = builder.or_(builder.fcmp_ordered(">", value, zero), shut)
+                mark = builder.select(opened, mark, MARKS([ir.IntType(8)(CLOSED)] * WIDTH))
+                builder.store(mark, vector_at(builder, marks, place, MARKS), align=1)
+
+        def unrolled():
+            begins, numbers = ([of(NUMBER(t)) for t in range(USUAL)] for of in (first, number))
+            with cgutils.for_range(builder, outs) as loop:
+                found = [
+                    builder.load(vector_at(builder, begin, builder.mul(loop.index, NUMBER(WIDTH))), align=ALIGNED)
+                    for begin in begins
+                ]
+                value, mark = found[0], numbers[0]
+                for other, own in zip(found[1:], numbers[1:]):
+                    wins = larger(other, value)
+                    value, mark = builder.select(wins, other, value), builder.select(wins, own, mark)
+                stored(loop.index, value, mark)
+
+        def looped():
+            held, mark = cgutils.alloca_once(builder, FLOATS), cgutils.alloca_once(builder, MARKS)
+            with cgutils.for_range(builder, outs) as loop:
+                offset = builder.mul(loop.index, NUMBER(WIDTH))
+                builder.store(builder.load(vector_at(builder, first(NUMBER(0)), offset), align=ALIGNED), held)
+                builder.store(number(NUMBER(0)), mark)
+                with cgutils.for_range_slice(builder, NUMBER(1), count, NUMBER(1)) as (t, _):
+                    value = builder.load(vector_at(builder, first(t), offset), align=ALIGNED)
+                    wins = larger(value, builder.load(held))
+                    builder.store(builder.select(wins, value, builder.load(held)), held)
+                    builder.store(builder.select(wins, number(t), builder.load(mark)), mark)
+                stored(loop.index, builder.load(held), builder.load(mark))
+
+        with builder.if_else(builder.icmp_signed("==", count, NUMBER(USUAL)), likely=True) as (usual, others):
+            with usual:
+                unrolled()
+            with others:
+                looped()
         return context.get_dummy_value()
 
     return void(values, places, taps, int64, int64, boolean, boolean, best, marks, int64), generate
