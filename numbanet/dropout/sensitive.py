@@ -29,7 +29,7 @@ from ..arguments import check_count, is_real
 from ..autograd import no_grad
 from ..device import Device
 from ..layers import Context, Conv2d, Tree
-from ..plans import BlockPlan, Plan, Plans, PositionPlan, Site
+from ..plans import BlockPlan, GroupPlan, Plan, Plans, PositionPlan, Site
 from ..tensor import Tensor
 from .base import Dropout, Rate
 
@@ -301,7 +301,7 @@ class RowSensitiveDropout(SensitiveDropout):
         drawn = np.frombuffer(rng.bytes(2 * below.size), np.uint16)  # faster than rng.integers
         mask = drawn.reshape(below.shape) >= below
         if self.together > 1:
-            return PositionPlan.of_groups(images, mask, scale, self.together)
+            return GroupPlan(images, mask, scale, self.together)
         return PositionPlan(shape[0], np.flatnonzero(mask), scale)
 
 

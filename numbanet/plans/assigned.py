@@ -63,6 +63,8 @@ class Plans:
         `chosen` is True.
     feeds : mapping of layer to layer, optional
         Maps a layer to the layer whose outputs are its inputs, in the same order (`Tree.feeds`).
+    asked : collection of Site, optional
+        The sites for which `choose` is called; by default all.
     """
 
     def __init__(
@@ -72,11 +74,11 @@ class Plans:
         assigned: Mapping[str, Plan] | None = None,
         choose: Callable[[Site, Any, Any], Plan | None] | None = None,
         feeds: Mapping[Any, Any] | None = None,
+        asked: Collection[Site] | None = None,
     ) -> None:
         self.device, self.sites, self.choose = device(dev), {} if sites is None else sites, choose
-        self.feeds = {} if feeds is None else feeds
+        self.feeds, self.asked = {} if feeds is None else feeds, asked
         self.stand_in: Callable[..., DevicePlan | None] | None = None  # replaces `choice` while a step is recorded
-        self.asked: Collection[Site] | None = None  # the sites for which `choose` may return a plan; None: any
         self.decides: Any = None  # a value that determines the kinds of the plans that `choose` returns
         self.chosen: dict[str, Plan | None] = {}  # by the path of the site, the plans that `choose` returned in this pass
         self.assigned = {path: plan for path, plan in (assigned or {}).items() if not plan.trivial}

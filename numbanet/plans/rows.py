@@ -129,52 +129,14 @@ class PositionPlan(DrawnPlan):
     consecutive images keeps the same positions.
 
     Plans with an equal `kind` may keep different numbers of rows. So the list of kept rows is padded to length n with the
-    numbers n, n + 1, …. A plan of groups (`of_groups`) has a list for each group instead, of the kept positions of an image,
-    padded with the number of positions.
+    numbers n, n + 1, ….
     """
 
     def __init__(self, n: int, chosen: np.ndarray, scale: float = 1.0, together: int = 1) -> None:
         super().__init__(n, chosen, scale)
         object.__setattr__(self, "together", together)
-        object.__setattr__(self, "groups", None)
 
     together: int
-    images: int
-    groups: np.ndarray | None  # (groups, positions of an image), True for kept positions
-
-    @classmethod
-    def of_groups(cls, images: int, groups: np.ndarray, scale: float, together: int) -> PositionPlan:
-        """Return the plan for `images` images of which each group keeps the positions where its row of `groups`, an array of
-        bool, is True.
-        """
-        wanted = -(-images // together)
-        if groups.dtype != np.bool_ or groups.ndim != 2 or len(groups) != wanted:
-            raise ValueError(f"PositionPlan: {wanted} rows of bool are required, not {groups.shape} {groups.dtype}")
-        plan = cls.__new__(cls)
-        for name, value in (
-            ("n", images * groups.shape[1]),
-            ("scale", scale),
-            ("together", together),
-            ("groups", groups),
-            ("images", images),
-        ):
-            object.__setattr__(plan, name, value)
-        return plan
-
-    @functools.cached_property
-    def chosen(self) -> np.ndarray:
-        """The kept rows; a plan of groups lists them only if they are asked for."""
-        assert self.groups is not None
-        found = np.flatnonzero(np.repeat(self.groups, self.together, axis=0)[: self.images]).astype(np.int32)
-        found.flags.writeable = False
-        return found
-
-    @functools.cached_property
-    def count(self) -> int:
-        if self.groups is None:
-            return len(self.chosen)
-        last = self.images - (len(self.groups) - 1) * self.together
-        return int(self.groups.sum()) * self.together - int(self.groups[-1:].sum()) * (self.together - last)
 
     @property
     def trivial(self) -> bool:
@@ -182,18 +144,53 @@ class PositionPlan(DrawnPlan):
 
     @property
     def kind(self):
-        return PositionPlan, self.n, self.scale, self.together, None if self.groups is None else self.groups.shape
+        return PositionPlan, self.n, self.scale, self.together
 
     def lists(self):
-        if self.groups is not None:
-            found = np.full(self.groups.shape, self.groups.shape[1], np.int32)
-            for own, row in zip(self.groups, found, strict=True):
-                kept = np.flatnonzero(own)
-                row[: kept.size] = kept
-            return (found,)
         rows = np.arange(self.n, 2 * self.n, dtype=np.int32)
         rows[: self.count] = self.chosen
         return (rows,)
+
+
+class GroupPlan(PositionPlan):
+    """A `PositionPlan` for `images` images, of which each group keeps the positions where its row of `groups`, an array
+    (groups, positions of an image) of bool, is True. Its list has a row for each group, padded with the number of positions;
+    the rows of the im2col matrix are listed only if they are asked for.
+    """
+
+    def __init__(self, images: int, groups: np.ndarray, scale: float, together: int) -> None:
+        wanted = -(-images // together)
+        if groups.dtype != np.bool_ or groups.ndim != 2 or len(groups) != wanted:
+            raise ValueError(f"GroupPlan: {wanted} rows of bool are required, not {groups.shape} {groups.dtype}")
+        given = {"n": images * groups.shape[1], "images": images, "groups": groups, "scale": scale, "together": together}
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+
+    images: int
+    groups: np.ndarray
+
+    @functools.cached_property
+    def chosen(self) -> np.ndarray:
+        """The kept rows of the im2col matrix."""
+        found = np.flatnonzero(np.repeat(self.groups, self.together, axis=0)[: self.images]).astype(np.int32)
+        found.setflags(write=False)
+        return found
+
+    @functools.cached_property
+    def count(self) -> int:
+        last = self.images - (len(self.groups) - 1) * self.together
+        return int(self.groups.sum()) * self.together - int(self.groups[-1:].sum()) * (self.together - last)
+
+    @property
+    def kind(self):
+        return GroupPlan, self.groups.shape, self.n, self.scale, self.together
+
+    def lists(self):
+        found = np.full(self.groups.shape, self.groups.shape[1], np.int32)
+        for own, row in zip(self.groups, found, strict=True):
+            kept = np.flatnonzero(own)
+            row[: kept.size] = kept
+        return (found,)
 
 
 def repeat_indices(plan: AxisPlan, times: int) -> IndexPlan:

@@ -108,9 +108,7 @@ class Stepper:
 
     def _plans(self, assigned: dict[str, Plan]) -> Plans:
         choose = self._chosen if self.current.data_dependent else None
-        plans = Plans(self.dev, self.tree.sites, assigned, choose, self.tree.feeds)
-        plans.asked = self._asked
-        return plans
+        return Plans(self.dev, self.tree.sites, assigned, choose, self.tree.feeds, self._asked)
 
     def _chosen(self, *given: Any) -> Plan | None:
         """Return the plan that the policy of the current epoch chooses from data."""

@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 
 from numbanet import BernoulliPlan, BlockPlan, IndexPlan, RowPlan, TilePlan, TimePlan, device
 from numbanet.gradients import Packed
-from numbanet.plans import PositionPlan, on_device
+from numbanet.plans import GroupPlan, PositionPlan, on_device
 from numbanet.plans.on_device import packing
 from numbanet_kernels.layouts.tiles import arrangement
 
@@ -123,7 +123,7 @@ def test_plans_are_values(rows, tiles, indices, blocks, times):
 @pytest.mark.parametrize("images, together", [(7, 3), (6, 3), (2, 16), (5, 1)])
 def test_positions_of_groups_are_listed_only_where_they_must_be(images, together):
     mask = np.random.default_rng(images).random((-(-images // together), 10)) < 0.5
-    plan = PositionPlan.of_groups(images, mask, 1.5, together)
+    plan = GroupPlan(images, mask, 1.5, together)
     listed = PositionPlan(10 * images, np.flatnonzero(np.repeat(mask, together, axis=0)[:images]), 1.5, together)
     (lists,) = plan.lists()
     assert plan.count == listed.count and plan.density == listed.density and "chosen" not in vars(plan)
@@ -131,8 +131,8 @@ def test_positions_of_groups_are_listed_only_where_they_must_be(images, together
     assert plan == listed and hash(plan) == hash(listed) and plan.kind != listed.kind
     np.testing.assert_array_equal(plan.mask(), listed.mask())
     for wrong in (mask[1:], mask.astype(int), mask[0]):
-        with pytest.raises(ValueError, match="PositionPlan: .* rows of bool are required"):
-            PositionPlan.of_groups(images, wrong, 1.5, together)
+        with pytest.raises(ValueError, match="GroupPlan: .* rows of bool are required"):
+            GroupPlan(images, wrong, 1.5, together)
 
 
 @given(st.one_of(row_plans(), index_plans(), tile_plans()))
