@@ -16,7 +16,10 @@ from tests.kernels.families.conv.cases import ABREAST, FEW, OPTIONS, WINOGRAD, c
 HALVES = Window((2, 2), (2, 2))
 # images, filters, window, groups; window of pooling: pixels left over, overlaps, gaps, padding, one pixel, dilation, wide
 POOLED = [
-    *zip(ABREAST[:7], (HALVES, Window((3, 3), (2, 2), (1, 1)), Window((2, 3), (3, 3)), *[HALVES] * 4)),
+    *zip(
+        ABREAST[:7],
+        (HALVES, Window((3, 3), (2, 2), (1, 1)), Window((2, 3), (3, 3)), HALVES, Window((2, 3), (2, 1)), HALVES, HALVES),
+    ),
     (ABREAST[2], Window((1, 1), (1, 1))),
     (ABREAST[5], Window((3, 2), (1, 1), (1, 0))),
     (ABREAST[8], Window((2, 2), (2, 2), (0, 0), (2, 1))),
