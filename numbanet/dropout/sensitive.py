@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import abc
 import collections
+import functools
 import math
 from typing import Any
 
@@ -28,8 +29,9 @@ from numbanet_kernels.layouts.windows import Window, tile_of
 
 from ..arguments import check_count, is_real
 from ..autograd import no_grad
+from ..device import Device
 from ..layers import Context, Conv2d, Tree
-from ..plans import Plan, Plans, PositionPlan, PositionTilePlan, Site
+from ..plans import GroupPlan, Plan, Plans, PositionPlan, PositionTilePlan, Site
 from ..tensor import Tensor
 from .base import Dropout, Rate
 
@@ -122,9 +124,9 @@ class SensitiveDropout(Dropout):
         """Return the plan of a layer for images x from that of the matrix that `grid` names."""
         return plan
 
-    def watched(self, x: Tensor) -> Tensor:
-        """Return the images of a batch whose values are sampled."""
-        return x
+    def group(self, positions: int, window: Window, channels: int) -> int:
+        """Return the number of consecutive images that drop the same regions; the first of them is sampled."""
+        return 1
 
     def offsets(self, size: tuple[int, int], count: int, rng: np.random.Generator) -> np.ndarray:
         """Return an array (count, 2): the position of each sampled value of a region, as (row, column) from the first row and
@@ -177,7 +179,7 @@ class SensitiveDropout(Dropout):
         size = min(region[0], n * positions), min(region[1], depth)
         looked = max(min(math.ceil(self.sample * math.prod(size)), self.most), 1)
         offsets = np.sort(self.offsets(size, looked, rng), axis=0).astype(np.int32)
-        x = self.watched(x)
+        x = _first_of(x, self.group(positions, window, channels))
         large = threshold * scale_of(x)
         counts = dev.download(dev.count_large(x.data, window, *region, dev.upload(offsets), large, positions=places))
         return (n * positions, depth), region, counts, looked
@@ -217,12 +219,28 @@ class SensitiveDropout(Dropout):
         return {name: [float(mean[i]) for mean in means.values()] for i, name in enumerate(("dropped", "sensitive"))}
 
 
+def _first_of(x: Tensor, group: int) -> Tensor:
+    """Return the first image of each group of consecutive images."""
+    if group == 1:
+        return x
+    first, flat = np.arange(0, x.shape[0], group, dtype=np.int32), (x.shape[0], math.prod(x.shape[1:]))
+    values = x.device.take_rows(x.device.reshape(x.data, flat), x.device.upload(first))
+    return Tensor.wrap(x.device.reshape(values, (len(first), *x.shape[1:])), x.device)
+
+
 def scale_of(x: Tensor) -> float:
     """Return the mean magnitude of some values of a tensor."""
-    every = max(x.size // SCALED_BY, 1) | 1  # odd, because channels are often a power of two
-    index = np.arange(0, x.size, every, dtype=np.int32)
-    values = x.device.take_rows(x.device.reshape(x.data, (x.size, 1)), x.device.upload(index))
-    return float(np.abs(x.device.download(values)).mean()) if index.size else 0.0
+    if not x.size:
+        return 0.0
+    values = x.device.take_rows(x.device.reshape(x.data, (x.size, 1)), _some_of(x.size, x.device))
+    return float(np.abs(x.device.download(values)).mean())
+
+
+@functools.lru_cache(maxsize=64)
+def _some_of(size: int, dev: Device) -> Any:
+    """The indices of the values from which the scale of an input of `size` values is estimated."""
+    every = max(size // SCALED_BY, 1) | 1  # odd, because channels are often a power of two
+    return dev.upload(np.arange(0, size, every, dtype=np.int32))
 
 
 def rates_of(rate: float, share: float, contrast: float) -> tuple[float, float]:
@@ -312,12 +330,8 @@ class RowSensitiveDropout(SensitiveDropout):
     def region(self, images, positions, window, channels):
         return self.rows, math.prod(window.kernel) * channels
 
-    def watched(self, x):
-        if self.together == 1:
-            return x
-        first, flat = np.arange(0, x.shape[0], self.together, dtype=np.int32), (x.shape[0], math.prod(x.shape[1:]))
-        values = x.device.take_rows(x.device.reshape(x.data, flat), x.device.upload(first))
-        return Tensor.wrap(x.device.reshape(values, (len(first), *x.shape[1:])), x.device)
+    def group(self, positions, window, channels):
+        return self.together
 
     def offsets(self, size, count, rng):  # all in one row, so that the start of its patch is computed once
         return np.stack([np.full(count, rng.integers(max(size[0], 1))), rng.integers(max(size[1], 1), size=count)], 1)
@@ -328,5 +342,6 @@ class RowSensitiveDropout(SensitiveDropout):
         below = np.repeat(np.where(sensitive[:, 0], low, high), self.rows)[: watched * positions].reshape(watched, positions)
         drawn = np.frombuffer(rng.bytes(2 * below.size), np.uint16)  # faster than rng.integers
         mask = drawn.reshape(below.shape) >= below
-        mask = mask if self.together == 1 else np.repeat(mask, self.together, axis=0)[:images]
-        return PositionPlan(shape[0], np.flatnonzero(mask), scale, self.together)
+        if self.together > 1:
+            return GroupPlan(images, mask, scale, self.together)
+        return PositionPlan(shape[0], np.flatnonzero(mask), scale)

@@ -5,7 +5,7 @@ from .assigned import Plans, Site
 from .base import AxisPlan, Plan, Region
 from .gates import GateChoice, GatePlan
 from .on_device import DeviceAxis, DeviceBlocks, DevicePlan, DeviceSamples, DeviceTiles, DeviceTimes, DeviceUnits, on_device
-from .rows import DrawnPlan, IndexPlan, PositionPlan, PositionTilePlan, RowPlan, TimePlan, repeat_indices
+from .rows import DrawnPlan, GroupPlan, IndexPlan, PositionPlan, PositionTilePlan, RowPlan, TimePlan, repeat_indices
 from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, ChannelBlockPlan, TilePlan
 from .windows import UnitWindow, WindowPlan
@@ -25,6 +25,7 @@ __all__ = [
     "DrawnPlan",
     "GateChoice",
     "GatePlan",
+    "GroupPlan",
     "IndexPlan",
     "Plan",
     "Plans",

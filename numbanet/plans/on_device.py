@@ -244,7 +244,7 @@ class DeviceBlocks(DevicePlan):
     def blocks(self) -> Blocks:
         """The kept blocks, as the argument of kernels; in a given buffer, long enough for any plan of the kind."""
         kept = self.lists[0] if self._given else self.device.upload(np.array(self.plan.chosen))
-        return Blocks(kept, self.plan.height, self.plan.width)
+        return Blocks(kept, self.plan.height, self.plan.width, together=self.plan.together)
 
 
 class DeviceChannelBlocks(DeviceBlocks):

@@ -204,6 +204,47 @@ class PositionTilePlan(PositionPlan):
         return *super().lists(), tiles
 
 
+class GroupPlan(PositionPlan):
+    """A `PositionPlan` for `images` images, of which each group keeps the positions where its row of `groups`, an array
+    (groups, positions of an image) of bool, is True. Its list has a row for each group, padded with the number of positions;
+    the rows of the im2col matrix are listed only if they are asked for.
+    """
+
+    def __init__(self, images: int, groups: np.ndarray, scale: float, together: int) -> None:
+        wanted = -(-images // together)
+        if groups.dtype != np.bool_ or groups.ndim != 2 or len(groups) != wanted:
+            raise ValueError(f"GroupPlan: {wanted} rows of bool are required, not {groups.shape} {groups.dtype}")
+        given = {"n": images * groups.shape[1], "images": images, "groups": groups, "scale": scale, "together": together}
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+
+    images: int
+    groups: np.ndarray
+
+    @functools.cached_property
+    def chosen(self) -> np.ndarray:
+        """The kept rows of the im2col matrix."""
+        found = np.flatnonzero(np.repeat(self.groups, self.together, axis=0)[: self.images]).astype(np.int32)
+        found.setflags(write=False)
+        return found
+
+    @functools.cached_property
+    def count(self) -> int:
+        last = self.images - (len(self.groups) - 1) * self.together
+        return int(self.groups.sum()) * self.together - int(self.groups[-1:].sum()) * (self.together - last)
+
+    @property
+    def kind(self):
+        return GroupPlan, self.groups.shape, self.n, self.scale, self.together
+
+    def lists(self):
+        found = np.full(self.groups.shape, self.groups.shape[1], np.int32)
+        for own, row in zip(self.groups, found, strict=True):
+            kept = np.flatnonzero(own)
+            row[: kept.size] = kept
+        return (found,)
+
+
 def repeat_indices(plan: AxisPlan, times: int) -> IndexPlan:
     """Return the plan that keeps `times` consecutive indices for each kept index of `plan`, such as the pixels of a channel."""
     return (_repeat_indices if plan.cacheable else _repeat_indices.__wrapped__)(plan, times)

@@ -135,6 +135,9 @@ class BlockPlan(Plan):
         The kept block columns of each block row, increasing.
     scale : float, default=1.0
         Factor of the kept products.
+    together : int, default=1
+        Each group of this many consecutive images keeps the same blocks; `height` then divides the output positions of an
+        image. It changes no result: it tells kernels that images may be computed together.
 
     Raises
     ------
@@ -147,10 +150,13 @@ class BlockPlan(Plan):
     width: int
     chosen: np.ndarray
     scale: float = 1.0
+    together: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.height, self.width) < 1 or min(self.shape) < 0:
-            raise ValueError(f"BlockPlan: blocks {self.height} x {self.width} must be at least 1 x 1")
+        if min(self.height, self.width, self.together) < 1 or min(self.shape) < 0:
+            raise ValueError(
+                f"BlockPlan: blocks {self.height} x {self.width}, {self.together} images together: all must be at least 1"
+            )
         chosen = np.array(self.chosen)
         rows, columns = (-(-n // side) for n, side in zip(self.shape, (self.height, self.width)))
         fits = chosen.ndim == 2 and len(chosen) == rows and (not chosen.size or chosen.dtype.kind in "iu")
@@ -169,7 +175,7 @@ class BlockPlan(Plan):
         object.__setattr__(self, "chosen", chosen)
 
     def _value(self) -> tuple:
-        return self.shape, self.height, self.width, self.chosen.shape, self.chosen.tobytes(), self.scale
+        return self.shape, self.height, self.width, self.chosen.shape, self.chosen.tobytes(), self.scale, self.together
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BlockPlan) and self._value() == other._value()
@@ -188,7 +194,7 @@ class BlockPlan(Plan):
 
     @property
     def kind(self):
-        return BlockPlan, self.shape, self.height, self.width, self.scale
+        return BlockPlan, self.shape, self.height, self.width, self.scale, self.together
 
     @functools.cached_property
     def density(self) -> float:

@@ -25,8 +25,7 @@ class Window(NamedTuple):
 
 
 def tile_of(height: int, width: int, sides: Sequence[int] = (2, 4)) -> int:
-    """Return the side of tiles for which Winograd's filtering needs fewest multiplications; of equal ones the first.
-    """
+    """Return the side of tiles for which Winograd's filtering needs fewest multiplications; of equal ones the first."""
     return min(sides, key=lambda m: -(-height // m) * -(-width // m) * (m + 2) ** 2)
 
 
@@ -41,17 +40,20 @@ class Blocks(NamedTuple):
     height: int  # number of rows of a block, which are output positions; they are counted through all images
     width: int  # number of columns of a block; the last block may be narrower
     channels: Any = None  # (block rows, Q / taps) int32, increasing
+    together: int = 1  # each group of this many consecutive images keeps the same blocks; above 1, the height divides an image
 
 
 class Positions(NamedTuple):
     """Kept rows of a convolution's im2col matrix: an increasing list, which may be padded to the number of all rows with
-    numbers beyond the last row. Each group of `together` consecutive images keeps the same output positions.
+    numbers beyond the last row. Each group of `together` consecutive images keeps the same output positions. The list may
+    instead have a row for each group, with the kept positions of an image, padded to the number of positions with numbers
+    beyond the last one.
 
     If `tiles` is given, the kept rows are the positions of these tiles: images are cut into tiles of side x side positions, cut
     off at the edges, and numbered by image, line and column. This list may be padded in the same way.
     """
 
-    kept: Any  # (rows,) int32, increasing
+    kept: Any  # (rows,) or (groups, positions) int32, increasing
     together: int = 1
     tiles: Any = None  # (tiles,) int32, increasing
     side: int = 1

@@ -154,7 +154,7 @@ def _trained(experiment, seed, data):
 
 @pytest.mark.parametrize(
     "suite, device, count",
-    [(papers_cnn, "cpu", 2 * 33 + 10), (papers_cnn, "cuda", 2 * 33 + 2 * 41 + 10), (motivation, "cpu", 1 + 4 * 7)],
+    [(papers_cnn, "cpu", 2 * 34 + 10), (papers_cnn, "cuda", 2 * 34 + 2 * 42 + 10), (motivation, "cpu", 1 + 4 * 7)],
 )
 def test_every_way_to_drop_can_be_trained(suite, device, count):
     found = list(suite.experiments(Options(device)))
@@ -182,7 +182,7 @@ def test_papers_suite_resumes_and_compares_with_dense_training(tmp_path, monkeyp
     assert len(load(path)["runs"]) == 4
     results = Results(path)
     rows = papers_cnn.run(options, results, lambda text: None)
-    assert len(rows) == len(set(trained)) == len(trained) - 1 == 12
+    assert len(rows) == len(set(trained)) == len(trained) - 1 == 13
     assert {row["implementation"]: round(row["points"], 6) for row in rows}["rsdp skew p=0.6"] == 1.0
     text = markdown(rows)
     assert "points against none" in text and "| mnist, lenet5, 2 epochs | bsdp chance p=0.6 | 1 | 0.9700 " in text

@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 
 from numbanet import BernoulliPlan, BlockPlan, IndexPlan, RowPlan, TilePlan, TimePlan, device
 from numbanet.gradients import Packed
-from numbanet.plans import ChannelBlockPlan, PositionTilePlan, on_device
+from numbanet.plans import ChannelBlockPlan, GroupPlan, PositionPlan, PositionTilePlan, on_device
 from numbanet.plans.on_device import packing
 from numbanet_kernels.layouts.tiles import arrangement
 
@@ -152,6 +152,21 @@ def test_plans_are_values(rows, tiles, indices, blocks, times):
         assert plan == type(plan)(**{f: getattr(plan, f) for f in plan.__dataclass_fields__}) and hash(plan) == hash(plan)
         with pytest.raises(AttributeError):
             plan.scale = 2.0
+
+
+@pytest.mark.parametrize("images, together", [(7, 3), (6, 3), (2, 16), (5, 1)])
+def test_positions_of_groups_are_listed_only_where_they_must_be(images, together):
+    mask = np.random.default_rng(images).random((-(-images // together), 10)) < 0.5
+    plan = GroupPlan(images, mask, 1.5, together)
+    listed = PositionPlan(10 * images, np.flatnonzero(np.repeat(mask, together, axis=0)[:images]), 1.5, together)
+    (lists,) = plan.lists()
+    assert plan.count == listed.count and plan.density == listed.density and "chosen" not in vars(plan)
+    assert [list(row[row < 10]) for row in lists] == [list(np.flatnonzero(own)) for own in mask]
+    assert plan == listed and hash(plan) == hash(listed) and plan.kind != listed.kind
+    np.testing.assert_array_equal(plan.mask(), listed.mask())
+    for wrong in (mask[1:], mask.astype(int), mask[0]):
+        with pytest.raises(ValueError, match="GroupPlan: .* rows of bool are required"):
+            GroupPlan(images, wrong, 1.5, together)
 
 
 @given(st.one_of(row_plans(), index_plans(), tile_plans()))

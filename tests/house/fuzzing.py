@@ -194,6 +194,7 @@ def a_convolution(r):
         window=layer.window,
         groups=r.one(*[layer.groups] * 9, r.size()),
         relu=bool(r.rng.random() < 0.5),
+        pool=r.one(None, None, Window((2, 2), (2, 2)), r.window()),
         **options,
     )
 

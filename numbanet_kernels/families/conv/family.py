@@ -5,6 +5,9 @@
                   dA = scale dz w,   dw = scale dz.T A,   db[o] = sum_r dz[r, o]
                   dx[pixel] = the sum of dA[r, k] over all (r, k) for which A[r, k] is this pixel
 
+    conv2d_max_pool, conv2d_max_pool_grad   of max_pool(conv2d(…)) (`families.pooling`). What is pooled is not kept for the
+                  gradient, and not stored if images go abreast: a ReLU has a slope where the maximum is positive
+
 The im2col matrix A has a row for each output position, r = (n, oh, ow), and a column k = (kh, kw, c) for each tap and channel
 of the group: A[r, k] = x[n, oh stride - padding + kh dilation, ow stride - padding + kw dilation, c], 0 outside the image. A is
 KH KW times as large as x and is never built: tiles of it are gathered and used at once, on the CPU at most 4 MB per thread (at
@@ -27,8 +30,9 @@ import math
 
 import numpy as np
 
-from ...layouts.windows import Blocks, Positions, Window
+from ...layouts.windows import Blocks, Positions, Window, pooled
 from ...runtime.expect import INT32, expect
+from ..pooling import BYTE, in_bytes, max_pool_grad_reference, max_pool_reference
 
 
 def positions_of(rows):
@@ -95,6 +99,18 @@ def conv2d_grad_reference(dy, x, w, window, groups=1, where=None, scale=1.0, row
     return dx if wants_dx else None, dw, dz.sum(0)
 
 
+def conv2d_max_pool_reference(x, w, window, pool, **options):
+    """Return y of conv2d_max_pool, in float64; `options` are those of conv2d."""
+    return max_pool_reference(conv2d_reference(x, w, window, **options), pool)[0]
+
+
+def conv2d_max_pool_grad_reference(dy, x, w, window, pool, bias=None, relu=False, wants_dx=True, **options):
+    """Return (dx, dw, db) of conv2d_max_pool, in float64."""
+    z = conv2d_reference(x, w, window, bias=bias, relu=relu, **options)
+    dz = max_pool_grad_reference(dy, max_pool_reference(z, pool)[1], pool, z.shape)
+    return conv2d_grad_reference(dz, x, w, window, where=z if relu else None, wants_dx=wants_dx, **options)
+
+
 # --- checks, for CPU and CUDA -----------------------------------------------------------------------------------------
 def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, blocks=None):
     """Check the arguments, and return the numbers of output positions along the height and along the width of images x; raise
@@ -131,17 +147,35 @@ def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, b
     ):
         raise ValueError(f"{op}: {found['T']} tiles of side {side} are not those of {positions} positions, or have no rows")
     if blocks is not None and (
-        groups > 1 or min(blocks[1:3]) < 1 or found["B"] != -(-total // blocks.height) or found["Q"] > -(-depth // blocks.width)
+        groups > 1
+        or min(*blocks[1:3], blocks.together) < 1
+        or found["B"] != -(-total // blocks.height)
+        or found["Q"] > -(-depth // blocks.width)
     ):
         raise ValueError(
             f"{op}: blocks {blocks.kept.shape} of {blocks[1:3]} do not divide a matrix {total, depth}"
             f"{' of several groups' if groups > 1 else ''}"
         )
     if blocks is not None and blocks.channels is not None:
-        places, (_, height, width, kept) = math.prod(positions), blocks
+        places, (_, height, width, kept, _) = math.prod(positions), blocks
         if height % places or channels % width or found["Q"] != kept.shape[1] * math.prod(kernel):
             raise ValueError(f"{op}: {blocks[1:3]} are not blocks of {places} positions and {channels} channels with all taps")
     return positions
+
+
+def check_pool(op, pool, shape):
+    """Check the window of pooling of outputs of this shape; return the shape after it."""
+    in_bytes(op, pool)
+    return pooled(op, pool, shape)
+
+
+def check_pool_grad(op, pool, shape, dy, y, places, marks=None):
+    """Check the arrays after pooling; `marks` is the shape of `places` if they have a form of their own, of bytes."""
+    if places is None:
+        raise TypeError(f"{op}: places must be those of conv2d_max_pool with wants_places, not None")
+    after = check_pool(op, pool, shape)
+    kind = BYTE if marks or in_bytes(op, pool) else INT32
+    expect(op, dy=(dy, after), y=(y, after), places=(places, marks or after, kind))
 
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
@@ -163,4 +197,13 @@ def examples(dev, a, N, I, O):
             ),
             plan,
         )
+    pool, after = Window((2, 2), (2, 2)), (images, 3, 5, outs)
+
+    def given():
+        return a(*shape), a(outs, channels, 3, 3), window, pool
+
+    found["conv2d_max_pool"] = lambda: dev.conv2d_max_pool(*given(), bias=a(outs), relu=True)
+    found["conv2d_max_pool_grad"] = lambda: dev.conv2d_max_pool_grad(
+        a(*after), a(*after), a.indices(4, *after).astype(np.uint8), *given(), relu=True
+    )
     return found

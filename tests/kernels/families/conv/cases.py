@@ -93,6 +93,16 @@ def tiles(side, share=0.4):
     return made
 
 
+def blocks_alike(rng, total, places, depth, *sizes):
+    """Blocks of parts of an image, as of every 16 images in a row; the last column is narrower."""
+    images, high = total // max(places, 1), max(d for d in range(1, max(places, 1) + 1) if places % d == 0 and d <= 10)
+    wide = 4 if depth % 4 else 5
+    order = rng.random((-(-images // 16), places // high, -(-depth // wide))).argsort(2)
+    kept = np.repeat(np.sort(order[..., : round(0.4 * order.shape[2])], 2), 16, axis=0)[:images]
+    kept = kept.reshape(images * (places // high), kept.shape[2]).astype(np.int32)
+    return {"blocks": Blocks(kept, high, wide, together=16)}
+
+
 def blocks(share, straddling=False):
     """Blocks as high as an image; or of 7 rows, which ends of images cut, the last column narrower than the others."""
 
@@ -118,6 +128,7 @@ PLANS = {
     "no blocks": blocks(0),
     "all blocks": blocks(1),
     "blocks across images": blocks(0.5, True),
+    "blocks alike": blocks_alike,
 }
 OPTIONS = {
     "plain": {},

@@ -96,7 +96,14 @@ def test_neighbouring_positions_are_joined_within_blocks_of_lines(monkeypatch, c
 def test_many_images_are_convolved_abreast_unless_those_of_a_tile_differ(monkeypatch, case):
     gathered, loop = [], cpu_im2col_loops.forward
     monkeypatch.setattr(cpu_im2col_loops, "forward", lambda *given: gathered.append(given) or loop(*given))
-    for plan, expected in (("all", False), ("rows alike", False), ("no rows", False), ("rows", True), ("blocks", True)):
+    for plan, expected in (
+        ("all", False),
+        ("rows alike", False),
+        ("no rows", False),
+        ("blocks alike", False),
+        ("rows", True),
+        ("blocks", True),
+    ):
         x, w, _, _, _, thinned = operands(np.random.default_rng(7), case, plan)
         conv.conv2d_cpu(x, w, *case[2:], **thinned)
         assert bool(gathered) == expected, plan
