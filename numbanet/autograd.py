@@ -113,6 +113,11 @@ def no_grad() -> contextlib.AbstractContextManager[bool]:
     return _recording.within(False)
 
 
+def recording() -> bool:
+    """Return True unless this thread is in `no_grad`: an op may then need what it computes for the gradient."""
+    return _recording.get()
+
+
 # --- backward ---------------------------------------------------------------------------------------------------------
 def backward(root: Tensor, dy: Any = None) -> None:
     """Compute gradients from the root to the leaves (`Tensor.backward`). Gradients of inner nodes are freed after their use."""

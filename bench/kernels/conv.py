@@ -16,7 +16,13 @@ import numpy as np
 
 from numbanet.dropout import BlockSensitiveDropout, RowSensitiveDropout
 from numbanet.plans import BlockPlan, IndexPlan, on_device
-from numbanet_kernels.families.conv import conv2d_grad_reference, conv2d_materialised, conv2d_reference
+from numbanet_kernels.families.conv import (
+    conv2d_grad_reference,
+    conv2d_materialised,
+    conv2d_max_pool_grad_reference,
+    conv2d_max_pool_reference,
+    conv2d_reference,
+)
 from numbanet_kernels.families.norm import batch_norm_grad_reference, batch_norm_reference
 from numbanet_kernels.families.pooling import max_pool_grad_reference, max_pool_reference
 from numbanet_kernels.layouts.windows import Blocks, Window
@@ -43,6 +49,7 @@ LAYERS = (  # n images of side x side pixels, c channels, o filters of k x k, pa
     (64, 4, 512, 512, 3, 1),
     (64, 2, 512, 512, 3, 1),
 )
+BEFORE_POOLING = LAYERS[0], LAYERS[1], LAYERS[3], LAYERS[8]
 IMAGES = (128, 28, 6), (128, 14, 192), (64, 32, 64), (64, 8, 256)
 SHAPED = False  # layers have more sizes than N, I and O
 
@@ -62,10 +69,14 @@ def _plan(kind, n, side, c, o, k, p):
         together = RowSensitiveDropout(RATE).together
         drawn = np.repeat(rng.random((-(-n // together), positions)), together, axis=0)[:n]
         return IndexPlan(shape[0], np.flatnonzero(drawn >= RATE))
-    region = BlockSensitiveDropout(RATE).region(n, positions, _window(k, p), c)
+    policy, given = BlockSensitiveDropout(RATE), (positions, _window(k, p), c)
+    region, together = policy.region(n, *given), policy.group(*given)
     rows, columns = (-(-length // side) for length, side in zip(shape, region))
-    keep = max(round((1 - RATE) * columns), 1)
-    return BlockPlan(shape, *region, np.sort(rng.permuted(np.tile(np.arange(columns), (rows, 1)), axis=1)[:, :keep], axis=1))
+    own, keep = (rows if together == 1 else rows // n), max(round((1 - RATE) * columns), 1)
+    groups = 1 if together == 1 else -(-n // together)
+    drawn = np.sort(rng.permuted(np.tile(np.arange(columns), (groups * own, 1)), axis=1)[:, :keep], axis=1)
+    chosen = np.repeat(drawn.reshape(groups, own, keep), together, axis=0).reshape(-1, keep)[:rows]
+    return BlockPlan(shape, *region, chosen, together=together)
 
 
 def _on_device(dev, kind, sizes):
@@ -79,7 +90,11 @@ def _on_host(kind, sizes):
     if kind is None:
         return {}
     plan = _plan(kind, **sizes)
-    return {"rows": plan.indices()} if kind == "rows" else {"blocks": Blocks(plan.chosen, plan.height, plan.width)}
+    return (
+        {"rows": plan.indices()}
+        if kind == "rows"
+        else {"blocks": Blocks(plan.chosen, plan.height, plan.width, together=plan.together)}
+    )
 
 
 # --- convolutions -----------------------------------------------------------------------------------------------------
@@ -185,6 +200,24 @@ def _torch_without_relu(t, x, w, b, p, **_):
     return lambda: _last(t.nn.functional.conv2d(x, w, b, padding=p))
 
 
+# --- with max pooling -------------------------------------------------------------------------------------------------
+def _pooled_images(rng, n, side, c, o, k, p):
+    """dy, x, w, b"""
+    shape = n, *POOL.positions(*_window(k, p).positions(side, side)), o
+    return rng.standard_normal(shape, np.float32), *_images(rng, n, side, c, o, k, p)
+
+
+def _pooled_backward(dev, dy, x, w, b, c, k, p, **_):
+    window = _window(k, p)
+    y, places = dev.conv2d_max_pool(x, w, window, POOL, bias=b, relu=True)
+    return lambda: _without_none(*dev.conv2d_max_pool_grad(dy, y, places, x, w, window, POOL, relu=True, wants_dx=c > 3))
+
+
+def _torch_pooled(t, x, w, b, p, **_):
+    x, functions = _first(x), t.nn.functional
+    return lambda: _last(functions.max_pool2d(t.relu(functions.conv2d(x, w, b, padding=p)), 2))
+
+
 # --- pooling and batch norm on images ---------------------------------------------------------------------------------
 def _pixels(rng, n, side, c):
     return (rng.standard_normal((n, side, side, c), np.float32),)
@@ -268,6 +301,22 @@ KERNELS = {
         for backward in (False, True)
         for kind in (None, "rows", "blocks")
     },
+    "conv2d_max_pool": Kernel(
+        _images,
+        lambda dev, x, w, b, k, p, **_: lambda: dev.conv2d_max_pool(x, w, _window(k, p), POOL, bias=b, relu=True)[0],
+        _torch_pooled,
+        lambda x, w, b, k, p, **_: conv2d_max_pool_reference(x, w, _window(k, p), POOL, bias=b, relu=True),
+        flops=_flops(None, lambda c: 1),
+    ),
+    "conv2d_max_pool_grad": Kernel(
+        _pooled_images,
+        _pooled_backward,
+        None,
+        lambda dy, x, w, b, c, k, p, **_: _without_none(
+            *conv2d_max_pool_grad_reference(dy, x, w, _window(k, p), POOL, bias=b, relu=True, wants_dx=c > 3)
+        ),
+        flops=_flops(None, lambda c: 2 if c > 3 else 1),
+    ),
     "materialised": Kernel(
         _images,
         _materialised,
@@ -305,13 +354,20 @@ KERNELS = {
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """Each layer forward and backward: dense, with rows and with blocks skipped; then pooling and batch norm."""
+    """Each layer forward and backward: dense, with rows and with blocks skipped; then some with ReLU and pooling; then pooling
+    and batch norm.
+    """
     layers, images = ([(3, 8, 8, 4, 3, 1)], [(3, 8, 8)]) if options.quick else (LAYERS, IMAGES)
     chosen = [
         (name, dict(zip(("n", "side", "c", "o", "k", "p"), layer)))
         for layer in layers
         for name, kernel in KERNELS.items()
-        if kernel.flops and (name != "materialised" or options.device == "cuda")
+        if kernel.flops and (name != "materialised" or options.device == "cuda") and "max_pool" not in name
+    ]
+    chosen += [
+        (name, dict(zip(("n", "side", "c", "o", "k", "p"), layer)))
+        for layer in (layers if options.quick else BEFORE_POOLING)
+        for name in ("conv2d_max_pool", "conv2d_max_pool_grad")
     ]
     chosen += [
         (name, dict(zip(("n", "side", "c"), shape))) for shape in images for name, kernel in KERNELS.items() if not kernel.flops

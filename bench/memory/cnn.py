@@ -59,7 +59,7 @@ def _implementations(options: Options, name: str, shape: cnn.Shape, batch: int) 
     torch = options.against == "torch"
     if torch:
         yield "torch", torch_peak, common, None, least
-    for dropout, rate in {"none": 0.0, **cnn.DROPOUTS}.items():
+    for dropout, rate in {"none": 0.0, **cnn.kinds(name)}.items():
         yield (
             f"{dropout} p={rate}" if rate else dropout,
             numbanet_peak,

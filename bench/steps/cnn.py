@@ -1,7 +1,8 @@
 """Training step of lenet5 and alexnet on 1x28x28 at batch 128, and of vgg19 on 3x32x32 at batch 64: SGD with momentum 0.9.
 
 `none`, rsdp and bsdp at p = 0.6, and rdp on channels at p = 0.5, are compared with PyTorch's dense step: same layers, optimiser
-and batches. Without --against torch numbanet's `none` is the peer. The ceiling is the ratio of the FLOPs of the products.
+and batches. In convolutions of 3 x 3, `rsdp tiles` drops tiles of positions and `bsdp channels` blocks of channels. Without
+--against torch numbanet's `none` is the peer. The ceiling is the ratio of the FLOPs of the products.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ RECORDED = ("--against torch --json bench/results/cnn.json --plot cnn.png",)
 Shape = tuple[int, int, int]
 NETWORKS = {"lenet5": ((1, 28, 28), 128), "alexnet": ((1, 28, 28), 128), "vgg19": ((3, 32, 32), 64)}  # images, batch
 QUICK = {"lenet5": ((1, 12, 12), 16), "alexnet": ((1, 8, 8), 4)}
-DROPOUTS = {"rsdp": 0.6, "bsdp": 0.6, "rdp": 0.5}
+DROPOUTS = {"rsdp": 0.6, "rsdp tiles": 0.6, "bsdp": 0.6, "bsdp channels": 0.6, "rdp": 0.5}
+SETTINGS: dict[str, dict[str, Any]] = {"rsdp tiles": {"tile": "auto"}, "bsdp channels": {"channels": True}}  # beside the rate
 LEAST = {"lenet5": 20, "alexnet": 3, "vgg19": 2}  # n steps of a turn, because the cost of a step under random plans is random
 # n steps that are compared with the reference. Deep networks: one, because max pooling may choose another of two nearly equal
 # values in float32 than in float64. The difference then grows from step to step, in PyTorch and in numbanet
@@ -65,17 +67,28 @@ def network(name: str, shape: Shape, dev: Any = "cpu", keep: float = 1.0) -> Any
     return model
 
 
+def policy_of(dropout: str, rate: float) -> Any:
+    """The policy of a kind of dropout: a policy's name, and more words if it has settings."""
+    from numbanet.dropout.registry import POLICIES
+
+    return POLICIES[dropout.split()[0]](rate, **SETTINGS.get(dropout, {}))
+
+
+def kinds(name: str) -> dict[str, float]:
+    """The rates of the kinds of dropout that are measured with a network: settings are for convolutions of 3 x 3."""
+    return {dropout: rate for dropout, rate in DROPOUTS.items() if dropout not in SETTINGS or name != "lenet5"}
+
+
 # --- numbanet and PyTorch ---------------------------------------------------------------------------------------------
 def numbanet_task(device: str, name: str, shape: Shape, batch: int, dropout: str, rate: float) -> Task:
     """Task: training steps by numbanet's Stepper."""
     from numbanet import Tensor, device as named
-    from numbanet.dropout import policy
     from numbanet.training.sgd import SGD
     from numbanet.training.stepper import Stepper
     from numbanet.training.streams import Streams
     from numbanet.training.task import Classification
 
-    dev, (X, y), chosen = named(device), samples(shape, batch), policy(dropout, rate)
+    dev, (X, y), chosen = named(device), samples(shape, batch), policy_of(dropout, rate)
     keep = 1 - rate if chosen.data_dependent else 1.0
 
     def make():
@@ -230,11 +243,10 @@ def update_error(name: str, shape: Shape, batch: int, outputs: Mapping[str, Any]
 def mean_flops(name: str, shape: Shape, batch: int, dropout: str, rate: float) -> float:
     """FLOPs of the matrix products of a step. For rsdp and bsdp the plan keeps the share 1 - rate of each im2col matrix; for
     rdp it is the mean over random patterns."""
-    from numbanet.dropout import policy
     from numbanet.layers import ActivationSpec, Context
     from numbanet.plans import IndexPlan
 
-    model, chosen, rng = network(name, shape), policy(dropout, rate), np.random.default_rng(6)
+    model, chosen, rng = network(name, shape), policy_of(dropout, rate), np.random.default_rng(6)
     sites = chosen.sites(model)
 
     def plans():
@@ -271,7 +283,7 @@ def cases(options: Options) -> Iterator[Case]:
                 dense,
             )
         ]
-        for dropout, rate in DROPOUTS.items():
+        for dropout, rate in kinds(name).items():
             flops = mean_flops(name, shape, batch, dropout, rate)
             ours.append(
                 Implementation(

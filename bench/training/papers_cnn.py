@@ -3,9 +3,11 @@
 *DNN Training Acceleration via Exploring GPGPU Friendly Sparsity*, Figs. 14 to 18: rsdp and bsdp at p = 0.3 to 0.6, each with
 the same rate in all epochs, with rates that rise and fall (`skew`), and with random rows or blocks that ignore sensitivity
 (`chance`); and rdp on channels, which does not depend on the data. At p = 0.6 also outputs multiplied by 1 / (1 - p)
-(`scaled`), rows drawn for each image separately (`each`), and blocks in all convolutions except the first, whose sums have few
-terms (`inner`). LeNet-5 has three seeds at the rate that the paper discusses most, 0.6 on MNIST and 0.4 on CIFAR-10, and one
-seed at the others. AlexNet, whose runs take minutes on two cores, has one seed and one rate. VGG19 is trained only on a GPU.
+(`scaled`), rows or blocks drawn for each image separately (`each`), and blocks in all convolutions except the first, whose sums
+have few terms (`inner`). In the other networks, whose convolutions are 3 x 3, also tiles of positions and blocks of channels
+(`tiles`, `channels`). LeNet-5 has three seeds at the rate that the paper discusses most, 0.6 on MNIST and 0.4 on CIFAR-10, and
+one seed at the others. AlexNet, whose runs take minutes on two cores, has one seed and one rate. VGG19 is trained only on a
+GPU.
 """
 
 from __future__ import annotations
@@ -47,8 +49,11 @@ def variants(network: str, rate: float, data: str, epochs: int) -> Iterator[tupl
     ways = {"": {}, " skew": {"epochs": epochs}, " chance": {"contrast": 0.0}}
     last = {" scaled": {"scale": "rate"}} if rate == LAST else {}
     for kind in ("rsdp", "bsdp"):
-        special = {" each": {"together": 1}} if kind == "rsdp" else {" inner": {"inner": CONVOLUTIONS[network] - 1}}
-        for way, settings in (ways | last | (special if rate == LAST else {})).items():
+        special: dict[str, dict[str, Any]] = {" each": {"together": 1}}
+        special |= {} if kind == "rsdp" else {" inner": {"inner": CONVOLUTIONS[network] - 1}}
+        whole = {" tiles": {"tile": "auto"}} if kind == "rsdp" else {" channels": {"channels": True}}
+        whole = {} if network == "lenet5" else whole
+        for way, settings in (ways | last | (special if rate == LAST else {}) | whole).items():
             yield f"{kind}{way} p={rate}", functools.partial(_sensitive, kind, rate, data, **settings)
     yield f"rdp p={rate}", functools.partial(dict, dropout="rdp", dropout_rate=rate, image_shape=IMAGES[data])
 

@@ -6,7 +6,8 @@ from .base import BernoulliDropout, NoDropout
 from .batchwise import BatchwiseDropout
 from .graph import DynamicSparseGraph
 from .patterns import RowDropout, TileDropout
-from .sensitive import BlockSensitiveDropout, RowSensitiveDropout
+from .sensitive import RowSensitiveDropout
+from .sensitive_blocks import BlockSensitiveDropout
 from .window import WindowDropout
 
 __all__ = [  # noqa: RUF022  in the order of tables

@@ -19,15 +19,19 @@ from __future__ import annotations
 
 import abc
 import collections
+import functools
 import math
 from typing import Any
 
 import numpy as np
 
+from numbanet_kernels.layouts.windows import Window, tile_of
+
 from ..arguments import check_count, is_real
 from ..autograd import no_grad
+from ..device import Device
 from ..layers import Context, Conv2d, Tree
-from ..plans import BlockPlan, Plan, Plans, PositionPlan, Site
+from ..plans import GroupPlan, Plan, Plans, PositionPlan, PositionTilePlan, Site
 from ..tensor import Tensor
 from .base import Dropout, Rate
 
@@ -35,9 +39,7 @@ MOST = 0.95  # upper bound of the rate of a region
 SCALED_BY = 4096  # values from which the scale of an input is estimated
 STEPS = 12  # bisection steps of the search for a threshold
 LOOKS = 12  # random samples of each step; with a single one, the share of sensitive regions is off by up to .11
-COLUMNS = 64  # maximal columns of a block: with fewer, products with its rows of the weight are short
-THREADS = 2  # minimal number of block rows, if images are not split
-ROWS = 512  # approximate rows of a block: with fewer, gathering its rows of the weight takes longer than the product
+SIDES, CHANNELS = (2, 4), 16  # of tiles, and least number of channels and filters for which they are dropped
 
 
 class SensitiveDropout(Dropout):
@@ -112,9 +114,19 @@ class SensitiveDropout(Dropout):
         output positions each.
         """
 
-    def watched(self, x: Tensor) -> Tensor:
-        """Return the images of a batch whose values are sampled."""
-        return x
+    def grid(self, layer: Conv2d, x: Tensor) -> tuple[SensitiveDropout, Window, tuple[int, int]]:
+        """Return (policy, window, positions) for images x: `policy` draws regions of the im2col matrix in which each image has
+        positions[0] x positions[1] positions of the window.
+        """
+        return self, layer.window, layer.window.positions(*x.shape[1:3])
+
+    def planned(self, plan: Plan, layer: Conv2d, x: Tensor) -> Plan:
+        """Return the plan of a layer for images x from that of the matrix that `grid` names."""
+        return plan
+
+    def group(self, positions: int, window: Window, channels: int) -> int:
+        """Return the number of consecutive images that drop the same regions; the first of them is sampled."""
+        return 1
 
     def offsets(self, size: tuple[int, int], count: int, rng: np.random.Generator) -> np.ndarray:
         """Return an array (count, 2): the position of each sampled value of a region, as (row, column) from the first row and
@@ -147,34 +159,29 @@ class SensitiveDropout(Dropout):
         if not rate:
             return None
         x = flow.expanded()
-        shape, region, counts, looked = self._count(layer, x, rng, self.thresholds.get(site.number, 1.0))
+        policy, window, positions = self.grid(layer, x)
+        shape, region, counts, looked = policy.count(window, positions, x, rng, self.thresholds.get(site.number, 1.0))
         sensitive = counts > self.votes * looked
         share = float(sensitive.mean()) if sensitive.size else 0.0
-        plan = self.choose_regions(
-            sensitive,
-            x.shape[0],
-            shape,
-            region,
-            rates_of(rate, share, self.contrast),
-            1.0 if self.scale == "none" else 1 / (1 - rate),
-            rng,
-        )
+        rates, scale = rates_of(rate, share, self.contrast), 1.0 if self.scale == "none" else 1 / (1 - rate)
+        plan = self.planned(policy.choose_regions(sensitive, x.shape[0], shape, region, rates, scale, rng), layer, x)
         self._seen[site.number].append((1 - plan.density, share))
         return plan
 
-    def _count(self, layer: Conv2d, x: Tensor, rng: np.random.Generator, threshold: float) -> tuple:
+    def count(self, window: Window, places: tuple[int, int], x: Tensor, rng: np.random.Generator, threshold: float) -> tuple:
         """Return (shape of the im2col matrix, shape of a region, number of large values in each region, number of sampled
         values per region).
         """
         dev = x.device
-        n, height, width, channels = x.shape
-        positions, depth = math.prod(layer.window.positions(height, width)), math.prod(layer.window.kernel) * channels
-        region = self.region(n, positions, layer.window, channels)
+        n, channels = x.shape[0], x.shape[3]
+        positions, depth = math.prod(places), math.prod(window.kernel) * channels
+        region = self.region(n, positions, window, channels)
         size = min(region[0], n * positions), min(region[1], depth)
         looked = max(min(math.ceil(self.sample * math.prod(size)), self.most), 1)
         offsets = np.sort(self.offsets(size, looked, rng), axis=0).astype(np.int32)
-        x = self.watched(x)
-        counts = dev.download(dev.count_large(x.data, layer.window, *region, dev.upload(offsets), threshold * scale_of(x)))
+        x = _first_of(x, self.group(positions, window, channels))
+        large = threshold * scale_of(x)
+        counts = dev.download(dev.count_large(x.data, window, *region, dev.upload(offsets), large, positions=places))
         return (n * positions, depth), region, counts, looked
 
     def calibrated(self, model, x):
@@ -195,10 +202,11 @@ class SensitiveDropout(Dropout):
         return self.changed(thresholds=thresholds, _seen=collections.defaultdict(list))
 
     def _threshold(self, site: Site, layer: Conv2d, x: Tensor) -> float:
+        policy, window, positions = self.grid(layer, x)
         low, high = 0.0, 64.0
         for _ in range(STEPS):
             middle, rng = (low + high) / 2, np.random.default_rng(site.number)
-            found = [self._count(layer, x, rng, middle)[2:] for _ in range(LOOKS)]
+            found = [policy.count(window, positions, x, rng, middle)[2:] for _ in range(LOOKS)]
             share = np.mean([counts > self.votes * looked for counts, looked in found])
             low, high = (middle, high) if share > self.sensitive else (low, middle)
         return (low + high) / 2
@@ -211,12 +219,28 @@ class SensitiveDropout(Dropout):
         return {name: [float(mean[i]) for mean in means.values()] for i, name in enumerate(("dropped", "sensitive"))}
 
 
+def _first_of(x: Tensor, group: int) -> Tensor:
+    """Return the first image of each group of consecutive images."""
+    if group == 1:
+        return x
+    first, flat = np.arange(0, x.shape[0], group, dtype=np.int32), (x.shape[0], math.prod(x.shape[1:]))
+    values = x.device.take_rows(x.device.reshape(x.data, flat), x.device.upload(first))
+    return Tensor.wrap(x.device.reshape(values, (len(first), *x.shape[1:])), x.device)
+
+
 def scale_of(x: Tensor) -> float:
     """Return the mean magnitude of some values of a tensor."""
-    every = max(x.size // SCALED_BY, 1) | 1  # odd, because channels are often a power of two
-    index = np.arange(0, x.size, every, dtype=np.int32)
-    values = x.device.take_rows(x.device.reshape(x.data, (x.size, 1)), x.device.upload(index))
-    return float(np.abs(x.device.download(values)).mean()) if index.size else 0.0
+    if not x.size:
+        return 0.0
+    values = x.device.take_rows(x.device.reshape(x.data, (x.size, 1)), _some_of(x.size, x.device))
+    return float(np.abs(x.device.download(values)).mean())
+
+
+@functools.lru_cache(maxsize=64)
+def _some_of(size: int, dev: Device) -> Any:
+    """The indices of the values from which the scale of an input of `size` values is estimated."""
+    every = max(size // SCALED_BY, 1) | 1  # odd, because channels are often a power of two
+    return dev.upload(np.arange(0, size, every, dtype=np.int32))
 
 
 def rates_of(rate: float, share: float, contrast: float) -> tuple[float, float]:
@@ -242,6 +266,19 @@ class RowSensitiveDropout(SensitiveDropout):
         Number of consecutive images of the batch that drop the same positions. Only the first image is sampled, and its
         sensitive regions are used for all. On the CPU a multiple of 16 is fastest, because vectors hold 16 images. The accuracy
         of LeNet-5 is the same as with 1, where rows are drawn for each image (`papers-cnn`, `each`).
+    tile : {None, "auto", 2, 4}, default=None
+        If given, adjacent output positions are dropped together, in tiles of this many positions along each axis, in
+        convolutions with 3 x 3 windows, stride 1 and at least 16 channels and filters. Winograd's filtering then computes the
+        kept tiles only. A region is a tile; values are sampled from all pixels that its positions read; each image has tiles of
+        its own. A smaller side is taken where an image would not have more than one tile along each axis, and where even 2 is
+        too large, positions are dropped as without tiles. "auto" chooses the side that needs fewest multiplications.
+
+    Notes
+    -----
+    Tiles change the method: what is dropped is correlated in space, as in DropBlock (Ghiasi, Lin and Le 2018), whose blocks may
+    begin anywhere. A dropped position is then no longer seen through its
+    neighbours, so that the same rate regularises more, and the number of dropped positions of an image varies more. Each
+    position is still dropped at its rate.
     """
 
     name, computes = "rsdp", "1 − p of the convolutions"
@@ -259,21 +296,42 @@ class RowSensitiveDropout(SensitiveDropout):
         thresholds: dict[int, float] | None = None,
         rows: int = 8,
         together: int = 16,
+        tile: int | str | None = None,
     ) -> None:
         super().__init__(rate, sample, most, votes, sensitive, contrast, scale, thresholds)
         for name, value in (("rows", rows), ("together", together)):
             check_count(name, value)
-        self.rows, self.together = rows, together
+        if isinstance(tile, bool) or tile not in (None, "auto", *SIDES):
+            raise ValueError(f"tile must be None, 'auto', 2 or 4, got {tile!r}")
+        self.rows, self.together, self.tile = rows, together, tile
+
+    def side(self, layer: Conv2d, positions: tuple[int, int]) -> int:
+        """Return the side of the tiles of a convolution with this many output positions; 1 if there are no tiles."""
+        unpadded, least = layer.window._replace(padding=(0, 0)), min(layer.in_channels, layer.out_channels)
+        if self.tile is None or unpadded != Window((3, 3)) or layer.groups > 1 or least < CHANNELS:
+            return 1
+        most = max(SIDES) if isinstance(self.tile, str) else self.tile
+        sides = [m for m in SIDES if m <= min(most, *(n - 1 for n in positions))]
+        return tile_of(*positions, sides) if self.tile == "auto" and sides else max(sides, default=1)
+
+    def grid(self, layer, x):
+        _, window, positions = super().grid(layer, x)
+        if (side := self.side(layer, positions)) == 1:
+            return self, window, positions
+        reach = tuple(n + side - 1 for n in window.kernel)
+        tiles = Window(reach, (side, side), window.padding)
+        return self.changed(rows=1, together=1), tiles, tuple(-(-n // side) for n in positions)
+
+    def planned(self, plan, layer, x):
+        positions = layer.window.positions(*x.shape[1:3])
+        side = self.side(layer, positions)
+        return plan if side == 1 else PositionTilePlan((x.shape[0], *positions), side, plan.indices(), plan.scale)
 
     def region(self, images, positions, window, channels):
         return self.rows, math.prod(window.kernel) * channels
 
-    def watched(self, x):
-        if self.together == 1:
-            return x
-        first, flat = np.arange(0, x.shape[0], self.together, dtype=np.int32), (x.shape[0], math.prod(x.shape[1:]))
-        values = x.device.take_rows(x.device.reshape(x.data, flat), x.device.upload(first))
-        return Tensor.wrap(x.device.reshape(values, (len(first), *x.shape[1:])), x.device)
+    def group(self, positions, window, channels):
+        return self.together
 
     def offsets(self, size, count, rng):  # all in one row, so that the start of its patch is computed once
         return np.stack([np.full(count, rng.integers(max(size[0], 1))), rng.integers(max(size[1], 1), size=count)], 1)
@@ -284,63 +342,6 @@ class RowSensitiveDropout(SensitiveDropout):
         below = np.repeat(np.where(sensitive[:, 0], low, high), self.rows)[: watched * positions].reshape(watched, positions)
         drawn = np.frombuffer(rng.bytes(2 * below.size), np.uint16)  # faster than rng.integers
         mask = drawn.reshape(below.shape) >= below
-        mask = mask if self.together == 1 else np.repeat(mask, self.together, axis=0)[:images]
-        return PositionPlan(shape[0], np.flatnonzero(mask), scale, self.together)
-
-
-class BlockSensitiveDropout(SensitiveDropout):
-    """bsdp: blocks of a convolution's im2col matrix are dropped, the same number in every block row (5.2.2).
-
-    Each block row keeps the first blocks of a random order, in which blocks with lower rates tend to come first.
-
-    Parameters
-    ----------
-    rate, sample, most, votes, sensitive, contrast, scale, thresholds
-        As for `SensitiveDropout`; each block is a region.
-    rows, columns : int, optional
-        Size of a block. By default, `rows` is a divisor of the number of output positions of an image, or a multiple of it; it
-        is at most 512 and at most half of all positions, so that two threads have work. By default, `columns` is the number of
-        channels of a kernel tap, up to 64.
-    """
-
-    name, computes = "bsdp", "1 − p of the convolutions"
-    drops = "blocks of the input matrix of convolutions, the same number in every block row"
-
-    def __init__(
-        self,
-        rate: Rate = 0.5,
-        sample: float = 0.3,
-        most: int = 16,
-        votes: float = 0.5,
-        sensitive: float = 0.3,
-        contrast: float = 0.5,
-        scale: str = "none",
-        thresholds: dict[int, float] | None = None,
-        rows: int | None = None,
-        columns: int | None = None,
-    ) -> None:
-        super().__init__(rate, sample, most, votes, sensitive, contrast, scale, thresholds)
-        for name, value in (("rows", rows), ("columns", columns)):
-            if value is not None:
-                check_count(name, value)
-        self.rows, self.columns = rows, columns
-
-    def region(self, images, positions, window, channels):
-        most = max(min(ROWS, images * positions // THREADS), 1)
-        rows = positions * max(most // max(positions, 1), 1) if positions <= most else _divisor(positions, most)
-        columns = _divisor(channels, COLUMNS) if channels > 4 else channels * window.kernel[1]
-        return self.rows or rows, self.columns or columns
-
-    def choose_regions(self, sensitive, images, shape, region, rates, scale, rng):
-        count = sensitive.shape[1]
-        wanted = (1 - (sensitive.mean() * rates[0] + (1 - sensitive.mean()) * rates[1])) * count if sensitive.size else count
-        keep = min(int(wanted + rng.random()), count)
-        order = rng.standard_exponential(sensitive.shape, np.float32) / np.where(sensitive, *(np.float32(1 - r) for r in rates))
-        chosen = np.sort(np.argpartition(order, min(keep, count - 1), axis=1)[:, :keep], axis=1)
-        return BlockPlan(shape, *region, chosen, scale)
-
-
-def _divisor(n: int, most: int) -> int:
-    """Return the largest divisor of n that is at most `most`, or min(n, most) if that divisor is less than half of it."""
-    best = max(d for d in range(1, min(n, most) + 1) if n % d == 0)
-    return best if 2 * best >= min(n, most) else min(n, most)
+        if self.together > 1:
+            return GroupPlan(images, mask, scale, self.together)
+        return PositionPlan(shape[0], np.flatnonzero(mask), scale)

@@ -14,7 +14,8 @@ define:
     config()                returns the arguments of the constructor, from which a saved layer is made again; by default these
                             are the attributes of the same names
     commutes(plan)          returns True if the layer may be applied before the pending factors of a plan
-    fuse_with(following)    returns a function that computes this layer and the next one together
+    fuse_with(following)    returns a function that computes this layer and the next one together; it may have a `fuse_with`
+                            itself, for the layer after those
     unitwise                is True if each neuron or channel is processed by itself, so that some may be removed
 """
 
@@ -118,7 +119,9 @@ class Layer:
         return False
 
     def fuse_with(self, following: Layer) -> Callable[[Flow, Context], Flow] | None:
-        """Return a function that computes this layer and the following one together; None if they are not fused."""
+        """Return a function that computes this layer and the following one together; None if they are not fused. If the
+        function has a `fuse_with` itself, it may be fused with the layer after both.
+        """
         return None
 
     def __getstate__(self) -> dict[str, Any]:

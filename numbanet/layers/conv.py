@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from .activation import ReLU
 from .base import Layer, only
 from .context import Context
 from .flow import CHANNELS_LAST, ActivationSpec, ChannelsLast, Cost, Flow
-from .pooling import Pair, pair
+from .pooling import MaxPool2d, Pair, pair
 
 
 def positions_of(layer: Layer, spec: ActivationSpec, window: Window, channels: int) -> tuple[int, int]:
@@ -29,6 +31,24 @@ def positions_of(layer: Layer, spec: ActivationSpec, window: Window, channels: i
     if not min(positions):
         raise ValueError(f"{layer!r}: its window is larger than the images {spec.shape[2:]} with their padding")
     return positions
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fused:
+    """A convolution and the layers after it that are computed with it: ReLU, MaxPool2d, or both in this order."""
+
+    layer: Conv2d
+    relu: bool = False
+
+    def __call__(self, flow: Flow, context: Context) -> Flow:
+        return self.layer.forward(flow, context, relu=self.relu)
+
+    def fuse_with(self, following: Layer) -> Callable[[Flow, Context], Flow] | None:
+        if type(following) is ReLU and not self.relu:
+            return dataclasses.replace(self, relu=True)
+        if type(following) is MaxPool2d:
+            return functools.partial(self.layer.forward, relu=self.relu, pool=following)
+        return None
 
 
 class Conv2d(Layer):
@@ -129,8 +149,10 @@ class Conv2d(Layer):
             Site("input", "patches", shape, (AxisPlan, BlockPlan) if ungrouped else (AxisPlan,), True, True),
         )
 
-    def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
-        """Return act(conv(x) + b), where act is ReLU if `relu`, else the identity, for the parts that the plans keep."""
+    def forward(self, flow: Flow, context: Context, relu: bool = False, pool: MaxPool2d | None = None) -> Flow:
+        """Return act(conv(x) + b), where act is ReLU if `relu`, else the identity, for the parts that the plans keep; if `pool`
+        is given, return its output for that.
+        """
         flow, channels_last = flow.applied(), isinstance(flow.layout, ChannelsLast)
         if flow.x.ndim != 4 or (flow.indices is None and flow.x.shape[3 if channels_last else 1] != self.in_channels):
             raise ValueError(f"{self!r}: x {flow.x.shape} is not a batch of images ({self.in_channels}, H, W)")
@@ -139,6 +161,7 @@ class Conv2d(Layer):
         filters = context.plans.at(self, "output", flow)
         inner = context.plans.at(self, "input", flow, (positions, math.prod(self.weight.shape[1:])))
         rows, blocks = filters if isinstance(filters, DeviceAxis) else None, isinstance(inner, DeviceBlocks)
+        apart = None if rows else filters  # random factors come before pooling
         if blocks and flow.indices is not None:
             flow = flow.with_(flow.expanded(), CHANNELS_LAST)
         y = ops.conv2d(
@@ -148,14 +171,16 @@ class Conv2d(Layer):
             window=self.window,
             groups=self.groups,
             relu=relu,
+            pool=pool.window if pool and not apart else None,
             rows=rows,
             cols=flow.indices,
             **{"blocks" if blocks else "positions": inner},
         )
-        return flow.with_(y, ChannelsLast(rows), () if filters is None or rows else (filters.pending,))
+        flow = flow.with_(y, ChannelsLast(rows), (apart.pending,) if apart else ())
+        return pool.forward(flow.before(pool.commutes), context) if pool and apart else flow
 
     def fuse_with(self, following):
-        return functools.partial(self.forward, relu=True) if type(following) is ReLU else None
+        return _Fused(self).fuse_with(following)
 
     def cost(self, spec, plans):
         positions = positions_of(self, spec, self.window, self.in_channels)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 from numbanet_kernels.layouts.windows import Window
 
-from ..autograd import op
+from ..autograd import op, recording
 from ..device import Device
 from ..gradients import Packed
 from ..plans import AxisPlan, BlockPlan, DevicePlan
@@ -47,12 +48,12 @@ def _parts(
     return lists, scale, sums_scale
 
 
-def _vjps(dev: Device, x: Any, w: Any, db_scale: float, **options: Any) -> tuple[Callable, Callable, Callable]:
-    """Return the vjps of a convolution of x with w. The call that computes dx also computes dw and db."""
+def _vjps(dev: Device, db_scale: float, back: Callable[..., tuple]) -> tuple[Callable, Callable, Callable]:
+    """Return the vjps of a convolution. The function back(dy, wants_dx=…) computes dx, dw and db in one call."""
     computed: dict[str, Any] = {}  # dw and db, which are computed together with dx
 
     def gradients(dy, wants_dx):
-        dx, computed["w"], computed["b"] = dev.conv2d_grad(dy.dense(dev), x, w, wants_dx=wants_dx, **options)
+        dx, computed["w"], computed["b"] = back(dy.dense(dev), wants_dx=wants_dx)
         return dx
 
     def parameter(name, dy):
@@ -65,6 +66,10 @@ def _vjps(dev: Device, x: Any, w: Any, db_scale: float, **options: Any) -> tuple
         return sums if db_scale == 1.0 else dev.affine(sums, mul=db_scale)
 
     return lambda dy: gradients(dy, True), lambda dy: parameter("w", dy), db
+
+
+def _gradient(grad: Callable[..., tuple], given: tuple, dy: Any, **options: Any) -> tuple:
+    return grad(dy, *given, **options)
 
 
 def _packed(vjps: tuple[Callable, Callable, Callable], rows: DeviceAxis, columns: DeviceAxis, shape: tuple[int, ...]) -> tuple:
@@ -90,6 +95,7 @@ def conv2d(
     window: Window,
     groups: int = 1,
     relu: bool = False,
+    pool: Window | None = None,
     rows: AxisPlan | DevicePlan | None = None,
     cols: AxisPlan | DevicePlan | None = None,
     positions: AxisPlan | DevicePlan | None = None,
@@ -98,8 +104,8 @@ def conv2d(
     """y[n, oh, ow, o] = act(sum x[n, oh sh - ph + kh dh, ow sw - pw + kw dw, c] w[o, c, kh, kw] + b[o])
 
     The sum is over kh, kw and the channels c of the group of o; x is 0 outside the image. `window` holds the kernel (KH, KW),
-    the stride (sh, sw), the padding (ph, pw) and the dilation (dh, dw). act is ReLU if `relu`, else the identity. Plans leave
-    out part of the work:
+    the stride (sh, sw), the padding (ph, pw) and the dilation (dh, dw). act is ReLU if `relu`, else the identity. If `pool`
+    is given, the maximum of y in each of these windows is returned (`max_pool2d`). Plans leave out part of the work:
 
     rows, cols   keep filters and input channels: y and x are compact and hold only the kept channels
     positions    keeps rows of the im2col matrix (N OH OW, KH KW C): y is 0 at all other positions
@@ -132,6 +138,12 @@ def conv2d(
     bias = b if b is None or weight is w else dev.take_rows(b, rows.indices)
     biased = bias if bias is None or scale == 1.0 else dev.affine(bias, mul=scale)
     options = {"window": window, "groups": groups, "scale": scale * sums_scale, **lists}
-    y = dev.conv2d(x, weight, bias=biased, relu=relu, **options)
-    vjps = _vjps(dev, x, weight, scale, where=y if relu else None, **options)
+    if pool is None:
+        y = dev.conv2d(x, weight, bias=biased, relu=relu, **options)
+        back = functools.partial(_gradient, dev.conv2d_grad, (x, weight), where=y if relu else None, **options)
+    else:
+        options.update(pool=pool, relu=relu)
+        y, places = dev.conv2d_max_pool(x, weight, bias=biased, wants_places=recording(), **options)
+        back = functools.partial(_gradient, dev.conv2d_max_pool_grad, (y, places, x, weight), **options)
+    vjps = _vjps(dev, scale, back)
     return y, vjps if weight is w else _packed(vjps, rows, columns, tuple(w.shape))

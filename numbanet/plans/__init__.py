@@ -5,15 +5,16 @@ from .assigned import Plans, Site
 from .base import AxisPlan, Plan, Region
 from .gates import GateChoice, GatePlan
 from .on_device import DeviceAxis, DeviceBlocks, DevicePlan, DeviceSamples, DeviceTiles, DeviceTimes, DeviceUnits, on_device
-from .rows import DrawnPlan, IndexPlan, PositionPlan, RowPlan, TimePlan, repeat_indices
+from .rows import DrawnPlan, GroupPlan, IndexPlan, PositionPlan, PositionTilePlan, RowPlan, TimePlan, repeat_indices
 from .samples import BernoulliPlan, SamplePlan
-from .tiles import BlockPlan, TilePlan
+from .tiles import BlockPlan, ChannelBlockPlan, TilePlan
 from .windows import UnitWindow, WindowPlan
 
 __all__ = [
     "AxisPlan",
     "BernoulliPlan",
     "BlockPlan",
+    "ChannelBlockPlan",
     "DeviceAxis",
     "DeviceBlocks",
     "DevicePlan",
@@ -24,10 +25,12 @@ __all__ = [
     "DrawnPlan",
     "GateChoice",
     "GatePlan",
+    "GroupPlan",
     "IndexPlan",
     "Plan",
     "Plans",
     "PositionPlan",
+    "PositionTilePlan",
     "Region",
     "RowPlan",
     "SamplePlan",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..device import Device, device
@@ -61,6 +61,8 @@ class Plans:
         `chosen` is True.
     feeds : mapping of layer to layer, optional
         Maps a layer to the layer whose outputs are its inputs, in the same order (`Tree.feeds`).
+    asked : collection of Site, optional
+        The sites for which `choose` is called; by default all.
     """
 
     def __init__(
@@ -70,9 +72,10 @@ class Plans:
         assigned: Mapping[str, Plan] | None = None,
         choose: Callable[[Site, Any, Any], Plan | None] | None = None,
         feeds: Mapping[Any, Any] | None = None,
+        asked: Collection[Site] | None = None,
     ) -> None:
         self.device, self.sites, self.choose = device(dev), {} if sites is None else sites, choose
-        self.feeds = {} if feeds is None else feeds
+        self.feeds, self.asked = {} if feeds is None else feeds, asked
         self.choose_into: Callable[..., None] | None = None  # `Dropout.choose_into`, if recorded steps choose without the host
         self.stand_in: Callable[..., DevicePlan | None] | None = None  # called instead of `choice` while a step is recorded
         # a hashable value; if it is equal in two passes, so are the kinds of the plans that `choose` returns
@@ -134,7 +137,7 @@ class Plans:
             return here
         plan = self.assigned.get(site.path)
         if plan is None:
-            if self.choose is None or not site.chosen or flow is None:
+            if self.choose is None or not site.chosen or flow is None or (self.asked is not None and site not in self.asked):
                 return None
             if self.stand_in is not None:
                 return self.stand_in(site, flow, layer, shape)

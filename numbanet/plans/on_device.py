@@ -16,9 +16,9 @@ from numbanet_kernels.layouts.windows import Blocks, Positions
 
 from ..device import Device
 from .base import AxisPlan, Plan
-from .rows import ChosenPlan, PositionPlan, RowPlan, TimePlan, repeat_indices
+from .rows import ChosenPlan, PositionPlan, PositionTilePlan, RowPlan, TimePlan, repeat_indices
 from .samples import BernoulliPlan, ChosenSamples, SamplePlan
-from .tiles import BlockPlan, TilePlan
+from .tiles import BlockPlan, ChannelBlockPlan, TilePlan
 from .windows import UnitWindow
 
 APART = 64  # int32 numbers between the starts of two lists: 256 bytes, which is the alignment of device arrays
@@ -197,6 +197,18 @@ class DevicePositions(DeviceAxis):
         return self.device.upload(np.array(self.plan.chosen))
 
 
+class DevicePositionTiles(DevicePositions):
+    """The kept tiles of a convolution's output positions."""
+
+    plan: PositionTilePlan
+
+    @functools.cached_property
+    def indices(self) -> Any:
+        own = self.plan.chosen, self.plan.tiles
+        rows, tiles = self._parts() if self._given else [self.device.upload(np.array(indices)) for indices in own]
+        return Positions(rows, self.plan.together, tiles, self.plan.side)
+
+
 @functools.lru_cache(maxsize=64)
 def _one_class(n: int, dev: Device) -> Any:
     """Return the row classes of a `Packing` for an axis whose rows all keep the same columns."""
@@ -247,7 +259,19 @@ class DeviceBlocks(DevicePlan):
     def blocks(self) -> Blocks:
         """The kept blocks, as the argument of kernels; in a given buffer, long enough for any plan of the kind."""
         kept = self.lists[0] if self._given else self.device.upload(np.array(self.plan.chosen))
-        return Blocks(kept, self.plan.height, self.plan.width)
+        return Blocks(kept, self.plan.height, self.plan.width, together=self.plan.together)
+
+
+class DeviceChannelBlocks(DeviceBlocks):
+    """The kept blocks of channels of a convolution's input."""
+
+    plan: ChannelBlockPlan
+
+    @functools.cached_property
+    def blocks(self) -> Blocks:
+        own = self.plan.chosen, self.plan.kept
+        kept, channels = self._parts() if self._given else [self.device.upload(np.array(indices)) for indices in own]
+        return Blocks(kept, self.plan.height, self.plan.width, channels)
 
 
 class DeviceSamples(DevicePlan):
@@ -271,11 +295,13 @@ class DeviceSamples(DevicePlan):
 KINDS = {
     BernoulliPlan: DeviceBits,
     SamplePlan: DeviceSamples,
+    PositionTilePlan: DevicePositionTiles,
     PositionPlan: DevicePositions,
     UnitWindow: DeviceUnits,
     AxisPlan: DeviceAxis,
     TimePlan: DeviceTimes,
     TilePlan: DeviceTiles,
+    ChannelBlockPlan: DeviceChannelBlocks,
     BlockPlan: DeviceBlocks,
 }
 

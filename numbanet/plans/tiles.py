@@ -135,6 +135,9 @@ class BlockPlan(Plan):
         The kept block columns of each block row, increasing.
     scale : float, default=1.0
         Factor of the kept products.
+    together : int, default=1
+        Each group of this many consecutive images keeps the same blocks; `height` then divides the output positions of an
+        image. It changes no result: it tells kernels that images may be computed together.
 
     Raises
     ------
@@ -147,10 +150,13 @@ class BlockPlan(Plan):
     width: int
     chosen: np.ndarray
     scale: float = 1.0
+    together: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.height, self.width) < 1 or min(self.shape) < 0:
-            raise ValueError(f"BlockPlan: blocks {self.height} x {self.width} must be at least 1 x 1")
+        if min(self.height, self.width, self.together) < 1 or min(self.shape) < 0:
+            raise ValueError(
+                f"BlockPlan: blocks {self.height} x {self.width}, {self.together} images together: all must be at least 1"
+            )
         chosen = np.array(self.chosen)
         rows, columns = (-(-n // side) for n, side in zip(self.shape, (self.height, self.width)))
         fits = chosen.ndim == 2 and len(chosen) == rows and (not chosen.size or chosen.dtype.kind in "iu")
@@ -169,7 +175,7 @@ class BlockPlan(Plan):
         object.__setattr__(self, "chosen", chosen)
 
     def _value(self) -> tuple:
-        return self.shape, self.height, self.width, self.chosen.shape, self.chosen.tobytes(), self.scale
+        return self.shape, self.height, self.width, self.chosen.shape, self.chosen.tobytes(), self.scale, self.together
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BlockPlan) and self._value() == other._value()
@@ -188,7 +194,7 @@ class BlockPlan(Plan):
 
     @property
     def kind(self):
-        return BlockPlan, self.shape, self.height, self.width, self.scale
+        return BlockPlan, self.shape, self.height, self.width, self.scale, self.together
 
     @functools.cached_property
     def density(self) -> float:
@@ -217,3 +223,65 @@ class BlockPlan(Plan):
         found = np.full((len(self.chosen), columns), columns, np.int32)
         found[:, : self.chosen.shape[1]] = self.chosen
         return (found,)
+
+
+class ChannelBlockPlan(BlockPlan):
+    """Keep blocks that consist of all kernel taps of some channels at all output positions of some images; each group of images
+    keeps the same number of them.
+
+    Parameters
+    ----------
+    grid : tuple of int
+        (N, OH, OW): the number of images, and of output positions along their height and width.
+    images : int
+        Number of images of a group; the last group may have fewer.
+    taps, channels : int
+        Numbers of kernel taps and of channels, which are KH KW and C.
+    width : int
+        Number of channels of a block; it divides the number of channels.
+    kept : array_like of int, (groups, Q)
+        The kept blocks of channels of each group, increasing.
+    scale : float, default=1.0
+        Factor of the kept products.
+
+    Raises
+    ------
+    ValueError
+        If the blocks do not fit.
+    """
+
+    def __init__(
+        self,
+        grid: tuple[int, int, int],
+        images: int,
+        taps: int,
+        channels: int,
+        width: int,
+        kept: np.ndarray,
+        scale: float = 1.0,
+    ) -> None:
+        if min(images, width) < 1 or channels % width:
+            raise ValueError(f"ChannelBlockPlan: blocks of {width} channels do not divide {channels}, or have {images} images")
+        count, places = channels // width, grid[1] * grid[2]
+        own = BlockPlan((grid[0], channels), images, width, kept).chosen  # checks them
+        chosen = (np.arange(taps)[:, None] * count + own[:, None]).reshape(len(own), taps * own.shape[1])
+        super().__init__((grid[0] * places, taps * channels), images * max(places, 1), width, chosen, scale)
+        for name, value in (("taps", taps), ("kept", own)):
+            object.__setattr__(self, name, value)
+
+    taps: int
+    kept: np.ndarray
+
+    def _value(self):
+        return *super()._value(), self.taps
+
+    @property
+    def kind(self):
+        return ChannelBlockPlan, self.shape, self.height, self.width, self.taps, self.scale
+
+    def lists(self):
+        """Return the kept block columns, and the kept blocks of channels, both padded with numbers beyond the last one."""
+        count = self.shape[1] // self.taps // self.width
+        channels = np.full((len(self.kept), count), count, np.int32)
+        channels[:, : self.kept.shape[1]] = self.kept
+        return *super().lists(), channels

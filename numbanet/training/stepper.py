@@ -76,6 +76,7 @@ class Stepper:
         self._choose, chooses = self.current.choosing(self.tree, self.streams.plans), self.current.data_dependent
         self._prepare = self.current.prepare(self.tree)
         self._decides: tuple | None = None  # what decides the kinds of the chosen plans, and how they are chosen
+        self._asked = frozenset(self.current.sites(self.tree)) if chooses else None
         self._alike = not chooses or (self.current.alike and self.dev.asides())  # plans of equal kinds mean equal launches
 
     @property
@@ -112,7 +113,7 @@ class Stepper:
 
     def _plans(self, assigned: dict[str, Plan]) -> Plans:
         choose = self._chosen if self.current.data_dependent else None
-        return Plans(self.dev, self.tree.sites, assigned, choose, self.tree.feeds)
+        return Plans(self.dev, self.tree.sites, assigned, choose, self.tree.feeds, self._asked)
 
     def _chosen(self, *given: Any) -> Plan | None:
         """Return the plan that the policy of the current epoch chooses from data."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 
@@ -23,21 +24,39 @@ class Window(NamedTuple):
         )
 
 
+def tile_of(height: int, width: int, sides: Sequence[int] = (2, 4)) -> int:
+    """Return the side of tiles for which Winograd's filtering needs fewest multiplications; of equal ones the first."""
+    return min(sides, key=lambda m: -(-height // m) * -(-width // m) * (m + 2) ** 2)
+
+
 class Blocks(NamedTuple):
-    """Kept blocks of a convolution's im2col matrix: block row b keeps the increasing block columns kept[b]."""
+    """Kept blocks of a convolution's im2col matrix: block row b keeps the increasing block columns kept[b].
+
+    If `channels` is given, block rows consist of whole images, and all taps keep the same blocks of channels, which are these;
+    the last one is not narrower. Then `kept` follows from it.
+    """
 
     kept: Any  # (block rows, Q) int32
     height: int  # number of rows of a block, which are output positions; they are counted through all images
     width: int  # number of columns of a block; the last block may be narrower
+    channels: Any = None  # (block rows, Q / taps) int32, increasing
+    together: int = 1  # each group of this many consecutive images keeps the same blocks; above 1, the height divides an image
 
 
 class Positions(NamedTuple):
-    """Kept rows of a convolution's im2col matrix: a list that is padded to the number of all rows with numbers beyond the last
-    row. Each group of `together` consecutive images keeps the same output positions.
+    """Kept rows of a convolution's im2col matrix: an increasing list, which may be padded to the number of all rows with
+    numbers beyond the last row. Each group of `together` consecutive images keeps the same output positions. The list may
+    instead have a row for each group, with the kept positions of an image, padded to the number of positions with numbers
+    beyond the last one.
+
+    If `tiles` is given, the kept rows are the positions of these tiles: images are cut into tiles of side x side positions, cut
+    off at the edges, and numbered by image, line and column. This list may be padded in the same way.
     """
 
-    kept: Any  # (rows,) int32, increasing
-    together: int
+    kept: Any  # (rows,) or (groups, positions) int32, increasing
+    together: int = 1
+    tiles: Any = None  # (tiles,) int32, increasing
+    side: int = 1
 
 
 class Bins(NamedTuple):

@@ -107,7 +107,9 @@ def test_step_suite_end_to_end(run_bench, tmp_path):
     assert {row["implementation"]: row["peer"] for row in rows} == {
         "none": "torch",
         "rsdp p=0.6": "torch",
+        "rsdp tiles p=0.6": "torch",
         "bsdp p=0.6": "torch",
+        "bsdp channels p=0.6": "torch",
         "rdp p=0.5": "torch",
         "torch": None,
     }
@@ -120,6 +122,7 @@ def test_without_a_peer_numbanets_dense_step_is_it():
         assert {i.name: i.peer for i in case.implementations} == {
             "none": None,
             "rsdp p=0.6": "none",
+            **({} if case.name.startswith("lenet5") else dict.fromkeys(("rsdp tiles p=0.6", "bsdp channels p=0.6"), "none")),
             "bsdp p=0.6": "none",
             "rdp p=0.5": "none",
         }
@@ -150,7 +153,8 @@ def _trained(experiment, seed, data):
 
 
 @pytest.mark.parametrize(
-    "suite, device, count", [(papers_cnn, "cpu", 2 * 33 + 8), (papers_cnn, "cuda", 4 * 33 + 8), (motivation, "cpu", 1 + 4 * 7)]
+    "suite, device, count",
+    [(papers_cnn, "cpu", 2 * 34 + 10), (papers_cnn, "cuda", 2 * 34 + 2 * 42 + 10), (motivation, "cpu", 1 + 4 * 7)],
 )
 def test_every_way_to_drop_can_be_trained(suite, device, count):
     found = list(suite.experiments(Options(device)))
@@ -178,7 +182,7 @@ def test_papers_suite_resumes_and_compares_with_dense_training(tmp_path, monkeyp
     assert len(load(path)["runs"]) == 4
     results = Results(path)
     rows = papers_cnn.run(options, results, lambda text: None)
-    assert len(rows) == len(set(trained)) == len(trained) - 1 == 12
+    assert len(rows) == len(set(trained)) == len(trained) - 1 == 13
     assert {row["implementation"]: round(row["points"], 6) for row in rows}["rsdp skew p=0.6"] == 1.0
     text = markdown(rows)
     assert "points against none" in text and "| mnist, lenet5, 2 epochs | bsdp chance p=0.6 | 1 | 0.9700 " in text

@@ -184,6 +184,12 @@ CASES = {
         [(2, 4, 3, 2)],
         APART,
     ),
+    "convolution and max pool": (
+        lambda *t: ops.conv2d(*t, window=Window((1, 1)), relu=True, pool=Window((2, 2), (2, 1))),
+        lambda x, w, b: windows(np.maximum(x @ w[..., 0, 0].T + b, 0)).max((3, 4)),
+        [(2, 4, 3, 2), (3, 2, 1, 1), (3,)],
+        APART,
+    ),
     "average pool": (
         lambda x: ops.avg_pool2d(x, window=Window((2, 2), (2, 1))),
         lambda x: windows(x).mean((3, 4)),

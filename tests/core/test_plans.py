@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 
 from numbanet import BernoulliPlan, BlockPlan, IndexPlan, RowPlan, TilePlan, TimePlan, device
 from numbanet.gradients import Packed
-from numbanet.plans import on_device
+from numbanet.plans import ChannelBlockPlan, GroupPlan, PositionPlan, PositionTilePlan, on_device
 from numbanet.plans.on_device import packing
 from numbanet_kernels.layouts.tiles import arrangement
 
@@ -44,6 +44,40 @@ def block_plans(draw):
 def time_plans(draw):
     n, dp = draw(st.integers(1, 40)), draw(st.integers(1, 12))
     return TimePlan(n, dp, draw(st.integers(0, -(-n // dp))), tuple(draw(st.lists(st.integers(0, n - 1), max_size=5))))
+
+
+@given(st.tuples(*[st.integers(0, 9)] * 3), st.integers(1, 5), st.integers(0, 2**32 - 1), st.floats(0, 1))
+def test_a_plan_of_position_tiles_keeps_whole_tiles(grid, side, seed, share):
+    """Each position is kept if its tile is; the lists are padded with numbers beyond the last row and tile."""
+    down, across = (-(-n // side) for n in grid[1:])
+    kept = np.random.default_rng(seed).random((grid[0], down, across)) < share
+    plan = PositionTilePlan(grid, side, np.flatnonzero(kept), 1.5)
+    mask = np.zeros(grid, bool)
+    for place in np.ndindex(grid):
+        mask[place] = kept[place[0], place[1] // side, place[2] // side]
+    np.testing.assert_array_equal(plan.mask(), mask.ravel())
+    assert plan.n == mask.size and plan.scale == 1.5 and plan.density == (mask.mean() if mask.size else 1.0)
+    assert not plan.trivial and plan.shape == (mask.size,) and plan == PositionTilePlan(grid, side, np.flatnonzero(kept), 1.5)
+    for found, chosen in zip(plan.lists(), (mask, kept), strict=True):
+        assert len(found) == chosen.size and (np.diff(found) > 0).all()
+        np.testing.assert_array_equal(found[found < chosen.size], np.flatnonzero(chosen))
+
+
+@given(st.tuples(*[st.integers(1, 6)] * 3), *[st.integers(1, 4)] * 4, st.data())
+def test_a_plan_of_channel_blocks_keeps_all_taps_of_a_groups_channels(grid, images, taps, width, count, data):
+    groups = -(-grid[0] // images)
+    order = np.random.default_rng(data.draw(st.integers(0, 99))).random((groups, count)).argsort(1)
+    kept = np.sort(order[:, : data.draw(st.integers(0, count))], 1)
+    plan = ChannelBlockPlan(grid, images, taps, count * width, width, kept, 2.0)
+    channels = np.zeros((grid[0], count * width), bool)
+    for n in range(grid[0]):
+        channels[n] = np.isin(np.arange(count * width) // width, kept[n // images])
+    np.testing.assert_array_equal(plan.mask(), np.tile(channels, taps).repeat(grid[1] * grid[2], 0))
+    assert plan.density == pytest.approx(plan.mask().mean()) and plan.scale == 2.0
+    columns, own = plan.lists()
+    assert columns.shape == (groups, taps * count) and own.shape == (groups, count)
+    for found, chosen in ((columns, plan.chosen), (own, kept)):
+        assert [row[row < found.shape[1]].tolist() for row in found] == chosen.tolist()
 
 
 @given(time_plans())
@@ -120,6 +154,21 @@ def test_plans_are_values(rows, tiles, indices, blocks, times):
             plan.scale = 2.0
 
 
+@pytest.mark.parametrize("images, together", [(7, 3), (6, 3), (2, 16), (5, 1)])
+def test_positions_of_groups_are_listed_only_where_they_must_be(images, together):
+    mask = np.random.default_rng(images).random((-(-images // together), 10)) < 0.5
+    plan = GroupPlan(images, mask, 1.5, together)
+    listed = PositionPlan(10 * images, np.flatnonzero(np.repeat(mask, together, axis=0)[:images]), 1.5, together)
+    (lists,) = plan.lists()
+    assert plan.count == listed.count and plan.density == listed.density and "chosen" not in vars(plan)
+    assert [list(row[row < 10]) for row in lists] == [list(np.flatnonzero(own)) for own in mask]
+    assert plan == listed and hash(plan) == hash(listed) and plan.kind != listed.kind
+    np.testing.assert_array_equal(plan.mask(), listed.mask())
+    for wrong in (mask[1:], mask.astype(int), mask[0]):
+        with pytest.raises(ValueError, match="GroupPlan: .* rows of bool are required"):
+            GroupPlan(images, wrong, 1.5, together)
+
+
 @given(st.one_of(row_plans(), index_plans(), tile_plans()))
 def test_a_region_is_what_the_mask_says(plan):
     """Of a weight with the plan's axis in front, or of the plan's shape."""
@@ -144,6 +193,10 @@ def test_plans_of_one_kind_have_lists_of_the_same_shapes():
         (TimePlan(9, 3, 2, (0, 4)), TimePlan(9, 3, 2, (5, 1))),
         (TimePlan(9, 3, 2, (0,)), TimePlan(9, 3, 3, (0,))),
         (BlockPlan((4, 9), 2, 3, [[0], [1]]), BlockPlan((4, 9), 2, 3, [[0, 1], [1, 2]])),
+        (PositionTilePlan((2, 4, 4), 2, [0, 5]), PositionTilePlan((2, 4, 4), 2, [])),
+        (PositionTilePlan((2, 4, 4), 2, [0]), PositionTilePlan((2, 4, 4), 4, [0])),
+        (ChannelBlockPlan((2, 4, 4), 1, 9, 6, 2, [[0], [1]]), ChannelBlockPlan((2, 4, 4), 1, 9, 6, 2, [[0, 1], [0, 2]])),
+        (ChannelBlockPlan((2, 4, 4), 1, 9, 6, 2, [[0], [1]]), ChannelBlockPlan((2, 4, 4), 2, 9, 6, 2, [[0]])),
     ):
         shapes = [[np.shape(array) for array in plan.lists()] for plan in (one, other)]
         assert (one.kind == other.kind) == (shapes[0] == shapes[1])
@@ -178,6 +231,14 @@ def test_plans_of_one_kind_have_lists_of_the_same_shapes():
         lambda: BlockPlan((4, 9), 2, 3, [[1, 0], [0, 1]]),
         lambda: BlockPlan((4, 9), 2, 3, [[1, 1], [0, 1]]),
         lambda: BlockPlan((4, 9), 2, 3, [[0.5], [1]]),
+        lambda: PositionTilePlan((2, 4, 4), 0, [0]),
+        lambda: ChannelBlockPlan((2, 4, 4), 0, 9, 6, 2, [[0], [1]]),
+        lambda: ChannelBlockPlan((2, 4, 4), 1, 9, 6, 4, [[0], [1]]),
+        lambda: ChannelBlockPlan((2, 4, 4), 1, 9, 6, 2, [[0], [3]]),
+        lambda: ChannelBlockPlan((2, 4, 4), 1, 9, 6, 2, [[0]]),
+        lambda: PositionTilePlan((2, -4, 4), 2, []),
+        lambda: PositionTilePlan((2, 4, 4), 2, [8]),
+        lambda: PositionTilePlan((2, 4, 4), 2, [1, 0]),
     ],
 )
 def test_impossible_plans_are_refused(make):

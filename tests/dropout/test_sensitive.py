@@ -130,6 +130,45 @@ def test_images_drop_the_same_positions_together(together):
     assert together == 12 or not (by_image[:, 0] == by_image[:, together]).all()
 
 
+@pytest.mark.parametrize("together", [2, 5, 12])
+def test_images_keep_the_same_blocks_together(together):
+    """Of 12 images, each with 2 block rows of 15 blocks; every group draws others."""
+    groups, rng, policy = -(-12 // together), np.random.default_rng(1), BlockSensitiveDropout(0.4, together=together)
+    sensitive = np.random.default_rng(2).random((2 * groups, 15)) < 0.3
+    masks = []
+    for _ in range(200):
+        plan = policy.choose_regions(sensitive, 12, (192, 45), (8, 3), rates_of(0.4, sensitive.mean(), 0.5), 1.0, rng)
+        assert plan.together == together
+        masks.append(plan.mask()[::8, ::3].reshape(12, 2, 15))
+    masks = np.array(masks)
+    np.testing.assert_array_equal(masks, masks[:, np.arange(12) // together * together])
+    check_mean(1 - masks.mean((1, 2, 3)), 0.4)
+    assert not (masks[:, :, 0] == masks[:, :, 1]).all() and (together == 12 or not (masks[:, 0] == masks[:, together]).all())
+
+
+def test_blocks_are_alike_where_images_go_abreast():
+    """In convolutions with few channels, if blocks divide images; of each group of images the first is looked at."""
+    model, rng = Sequential(network()), np.random.default_rng(3)
+    X, _ = images(40)
+    x = Tensor(np.ascontiguousarray(X.transpose(0, 2, 3, 1)))
+    plan = chosen_for(BlockSensitiveDropout(0.5).calibrated(model, Tensor(X)), model, x, rng)
+    positions = plan.shape[0] // 40
+    own = plan.chosen.reshape(40, positions // plan.height, -1)
+    assert plan.together == 16 and positions % plan.height == 0
+    np.testing.assert_array_equal(own, own[np.arange(40) // 16 * 16])
+    assert not np.array_equal(own[0], own[16])
+    window = model.layers[0].window
+    for blocky, channels, group in (
+        (BlockSensitiveDropout(together=8), 16, 8),
+        (BlockSensitiveDropout(), 17, 1),
+        (BlockSensitiveDropout(rows=25), 3, 16),
+        (BlockSensitiveDropout(rows=30), 3, 1),
+        (BlockSensitiveDropout(together=1), 3, 1),
+    ):
+        assert blocky.group(100, window, channels) == group
+        assert blocky.region(64, 100, window, channels)[0] == (blocky.rows or (500 if group == 1 else 100))
+
+
 # --- looking at data --------------------------------------------------------------------------------------------------
 def network(seed=0):
     return [
@@ -171,7 +210,7 @@ def fitted(dropout, X=None, y=None, **options):
 @pytest.mark.parametrize("wanted", [0.1, 0.3, 0.6, 0.9])
 def test_thresholds_make_the_asked_share_sensitive(kind, wanted, options, tolerance):
     """In the mean over steps, as well as the values tell that were looked at: few of a region, or all."""
-    X, _ = images(256 if kind is RowSensitiveDropout else 64)  # of which one in 16 is looked at
+    X, _ = images(256 if kind is RowSensitiveDropout else 1024)  # of which one in 16 is looked at
     size = {} if kind is RowSensitiveDropout else {"rows": 64, "columns": 6}  # there are enough of them
     model, given, rng = Sequential(network()), kind(0.5, sensitive=wanted, **size, **options), np.random.default_rng(3)
     found = given.calibrated(model, Tensor(X))
@@ -346,7 +385,12 @@ def test_bad_arguments_are_named(kind, options, message):
     "make, message",
     [
         (lambda: RowSensitiveDropout(together=0), "together must be a positive integer, got 0"),
+        (lambda: RowSensitiveDropout(tile=3), "tile must be None, 'auto', 2 or 4, got 3"),
+        (lambda: RowSensitiveDropout(tile="4"), "tile must be"),
+        (lambda: RowSensitiveDropout(tile=True), "tile must be"),
+        (lambda: BlockSensitiveDropout(channels=1), "channels must be True or False, got 1"),
         (lambda: BlockSensitiveDropout(columns=-1), "columns must be a positive integer, got -1"),
+        (lambda: BlockSensitiveDropout(together=0), "together must be a positive integer, got 0"),
     ],
 )
 def test_bad_arguments_of_one_are_named(make, message):

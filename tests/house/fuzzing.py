@@ -194,6 +194,7 @@ def a_convolution(r):
         window=layer.window,
         groups=r.one(*[layer.groups] * 9, r.size()),
         relu=bool(r.rng.random() < 0.5),
+        pool=r.one(None, None, Window((2, 2), (2, 2)), r.window()),
         **options,
     )
 
@@ -209,7 +210,11 @@ def a_pass(r):
     for (layer, _), site in Tree(model).sites.items():
         owned.setdefault(layer, []).append(site)
     plans = {r.one(*sites): plan for sites in owned.values() if (plan := r.plan()) is not None}
-    policy = r.one(None, RowSensitiveDropout(0.5, together=r.one(1, 2)), BlockSensitiveDropout(0.5, columns=r.one(None, 4)))
+    policy = r.one(
+        None,
+        RowSensitiveDropout(0.5, together=r.one(1, 2), tile=r.one(None, 2)),
+        BlockSensitiveDropout(0.5, columns=r.one(None, 4), channels=r.one(False, True)),
+    )
 
     def choose(site, flow, layer):
         return policy.choose_from_flow(site, flow, layer, r.rng) if site.kind == "patches" else None

@@ -181,6 +181,11 @@ def prepared(dev):
         images, weight, window, slopes = a(17, 6, 6, 40), a(33, 40, 3, 3), Window((3, 3), (1, 1), (1, 1)), a(17, 6, 6, 33)
         yield Example("conv2d", (images, weight, window), {"bias": a(33), "relu": True})
         yield Example("conv2d_grad", (slopes, images, weight, window), {"where": slopes, "scale": 2.0})
+        abreast, weight, pool = a(35, 9, 8, 2), a(3, 2, 3, 3), Window((3, 2), (2, 2), (1, 1))
+        y, marks = dev.conv2d_max_pool(abreast, weight, window, pool, relu=True)
+        yield Example("conv2d_max_pool", (abreast, weight, window, pool), {"bias": a(3), "relu": True})
+        held = np.array(y), np.array(y), np.array(marks), abreast, weight, window, pool
+        yield Example("conv2d_max_pool_grad", held, {"relu": True})
     lag, current = dev.upload(np.zeros(pattern.grid, np.int32)), dev.upload(np.ones(pattern.grid, np.bool_))
     lazy = LazyBlocks(lag, lag, current, dev.upload(kept_tiles(pattern)), dev.sgd_powers(8, 0.1, 0.9), (4, 4))
     yield Example("sgd", ([SGDUpdate(w, a(O, I), a(O, I), None, lazy, dev.tile_room(pattern))], 0.1, 0.9), {})
@@ -239,7 +244,7 @@ def described(call):
 
 
 ARRAYS = {"out", "bias", "b", "where", "weights", "shift", "blocks", "inputs", "outputs", "lists", "y", "kept", "lazy", "into"}
-STRUCTURES = {("conv2d", "blocks"), ("conv2d_grad", "blocks")}
+STRUCTURES = {(op, "blocks") for op in ("conv2d", "conv2d_grad", "conv2d_max_pool", "conv2d_max_pool_grad")}
 UNNAMED = {"getitem", "putitem", "full", "reshape", "dropout"}  # NumPy or `random` says it
 
 

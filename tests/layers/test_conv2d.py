@@ -25,7 +25,7 @@ from numbanet import (
 )
 from numbanet.gradients import Dense, Packed
 from numbanet.layers import ActivationSpec, Tree
-from numbanet.plans import AxisPlan
+from numbanet.plans import AxisPlan, ChannelBlockPlan, PositionTilePlan
 from numbanet_kernels.layouts.windows import Window
 from tests.layers.tolerance import close
 
@@ -192,6 +192,7 @@ POSITIONS = [
     (RowPlan(90, 2, 1, 2.0), None),
     (IndexPlan(90, [0, 3, 4, 50, 89], 1.5), IndexPlan(18, [2, 17])),
     (None, IndexPlan(18, [])),
+    (PositionTilePlan((3, 6, 5), 4, [0, 2, 5, 7, 10], 2.0), PositionTilePlan((3, 2, 3), 2, [1, 4], 1.5)),
 ]
 
 
@@ -204,6 +205,10 @@ BLOCKS = [
     (block_plan((90, 18), 30, 6, 2, 1.5), None),
     (block_plan((90, 18), 7, 4, 3, 1), block_plan((18, 63), 6, 7, 4, 1.75)),
     (None, block_plan((18, 63), 4, 10, 0, 1.0)),
+    (
+        ChannelBlockPlan((3, 6, 5), 2, 9, 2, 1, [[0], [1]], 1.5),
+        ChannelBlockPlan((3, 2, 3), 1, 9, 7, 1, [[0, 3], [2, 6], [1, 2]]),
+    ),
     (None, block_plan((18, 63), 20, 64, 1, 0.5)),
 ]
 

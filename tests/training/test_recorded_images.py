@@ -16,9 +16,9 @@ DIRECT, GATHERED, SHAPE = 70, 14, (2, 13, 13)  # samples: of those in a batch so
 
 def layers(norm, pool, wide):
     """Two convolutions, with and without padding, the second by joined positions where patches are gathered; if `wide`, by
-    Winograd's filtering.
+    Winograd's filtering, of 32 channels or so many.
     """
-    first, second = (32, 40) if wide else (6, 8)
+    first, second = (32 if wide is True else wide, 40) if wide else (6, 8)
     norms = [BatchNorm2d(first)] if norm else []
     pools = [AvgPool2d(2), MaxPool2d(2)] if pool == "avg" else [MaxPool2d(2), MaxPool2d(2, stride=1)]
     return [
@@ -63,7 +63,9 @@ OPTIONS = {
     "bernoulli": {"dropout": BernoulliDropout(0.3), "batch_size": DIRECT},
     "positions": {"dropout": RowSensitiveDropout(0.4)},
     "positions, side by side": {"dropout": RowSensitiveDropout(0.6), "batch_size": DIRECT},
+    "tiles": {"dropout": RowSensitiveDropout(0.6, tile="auto"), "batch_size": DIRECT, "wide": True},
     "blocks": {"dropout": BlockSensitiveDropout(0.4)},
+    "blocks of channels": {"dropout": BlockSensitiveDropout(0.5, channels=True), "batch_size": DIRECT, "wide": 64},
     "blocks, many images": {"dropout": BlockSensitiveDropout(0.6, scale="rate"), "batch_size": DIRECT, "optimizer": "sgd"},
     "channels": {"dropout": DynamicSparseGraph(0.5), "norm": False},
     "filters": {"dropout": RowDropout(0.5, dp_max=2), "epochs": 12},

@@ -66,7 +66,7 @@ class _Work:
     """
 
     def __init__(self, x, w, window, plan, positions):
-        groups, rows, _, blocks = plan
+        groups, rows, blocks = plan.groups, plan.rows, plan.blocks
         self.rows, self.listed = NO_INDICES if rows is None else rows, rows is not None
         self.images, self.groups, self.kernel, self.step = x.shape[0], groups, window.kernel, window.stride[1]
         self.joined = 1 if self.listed or groups > 1 else _joined(window, *w.shape[:2], positions[1], blocks)

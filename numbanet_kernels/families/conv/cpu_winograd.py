@@ -14,7 +14,7 @@ import numpy as np
 
 from ...host import threads
 from ...host.simd import aligned
-from ...layouts.windows import Window
+from ...layouts.windows import Window, tile_of
 from ...runtime.memory import empty_cpu, full_cpu
 from . import cpu_winograd_loops as loops
 from .cpu_im2col_loops import add_up
@@ -63,14 +63,11 @@ class Tiling(NamedTuple):
         return -(-self.tiles // (-(-count // parts) * parts))
 
 
-def tile_of(height: int, width: int) -> int:
-    """The side of tiles, 4 or 2, that needs fewer multiplications for this many outputs; 2 if both need as many."""
-    return min((2, 4), key=lambda m: -(-height // m) * -(-width // m) * (m + 2) ** 2)
-
-
-def tiling(images: tuple[int, ...], padding: tuple[int, int], positions: tuple[int, int], outs: int) -> Tiling:
-    """The tiling of outputs at `positions` of images (N, H, W, C) with this padding."""
-    m = tile_of(*positions)
+def tiling(
+    images: tuple[int, ...], padding: tuple[int, int], positions: tuple[int, int], outs: int, side: int | None = None
+) -> Tiling:
+    """The tiling of outputs at `positions` of images (N, H, W, C) with this padding; `side` is that of tiles, if given."""
+    m = side or tile_of(*positions)
     down, across = (-(-n // m) for n in positions)
     tiles, panels, channels = images[0] * down * across, -(-outs // PANEL), images[3]
     elements = (m + 2) ** 2
@@ -84,13 +81,15 @@ def _geometry(*sizes: int) -> np.ndarray:
     return np.array(sizes)
 
 
-def suits(window: Window, images: tuple[int, ...], outs: int) -> bool:
-    """True if convolving images (N, H, W, C) so is faster than from gathered patches or directly."""
+def suits(window: Window, images: tuple[int, ...], outs: int, side: int | None = None) -> bool:
+    """True if convolving images (N, H, W, C) so is faster than from gathered patches or directly; `side` is that of tiles, if
+    given.
+    """
     count, height, width, channels = images
     positions = window.positions(height, width)
     if window._replace(padding=(0, 0)) != Window((3, 3)) or max(window.padding) > 2 or not min(positions):
         return False
-    m = tile_of(*positions)
+    m = side or tile_of(*positions)
     saved = 9 * math.prod(positions) - math.prod(-(-n // m) for n in positions) * (m + 2) ** 2
     return channels * outs >= WIDE * (channels + outs) and count * channels * outs * saved >= SAVED
 
@@ -145,7 +144,7 @@ def _convolved(x, w, turned, tiles, bias, low, scale, y):
 
         def weigh(part):
             own = part.of(tiles.panels)
-            loops.weigh(tiles.m, matrix, channels, turned, rooms[part.number].room, u[0], own.start, own.stop)
+            loops.weigh(tiles.m, matrix, channels, turned, turned, rooms[part.number].room, u[0], own.start, own.stop)
 
         threads.share(weigh, w.size)
 

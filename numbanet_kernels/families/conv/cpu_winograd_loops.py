@@ -118,8 +118,8 @@ def _multiply(a, at, row, step, b, b_at, depth, rows, c, c_at, add):
 
 # --- the weight -------------------------------------------------------------------------------------------------------
 @host_function
-def _weigh(m, w, channels, turned, panel, room, u, at):
-    """u of a panel from w (O, 9 C). If `turned`, the outputs of the panel are channels of w, and the taps are reversed."""
+def _weigh(m, w, channels, turned, reverse, panel, room, u, at):
+    """u of a panel from w (O, 9 C). If `turned`, the outputs of the panel are channels of w; if `reverse`, so are the taps."""
     outs, depth = (channels, w.shape[0]) if turned else (w.shape[0], channels)
     o0, plane = panel * PANEL, _plane_of(depth, PANEL)
     o1 = min(o0 + PANEL, outs)
@@ -134,16 +134,16 @@ def _weigh(m, w, channels, turned, panel, room, u, at):
         else:
             transpose_block(w, o0, o1, c0 * TAPS, c1 * TAPS, room, 0, 0, True)
         for c in range(c0, c1):
-            first = (c - c0) * TAPS + (TAPS - 1 if turned else 0)
-            transform_taps(m, room, first * PANEL, -PANEL if turned else PANEL, u, at + c * PANEL, plane)
+            first = (c - c0) * TAPS + (TAPS - 1 if reverse else 0)
+            transform_taps(m, room, first * PANEL, -PANEL if reverse else PANEL, u, at + c * PANEL, plane)
 
 
-@host_kernel("void(i8, f4[:, ::1], i8, b1, f4[:, ::1], f4[::1], i8, i8)")
-def weigh(m, w, channels, turned, room, u, first, stop):
+@host_kernel("void(i8, f4[:, ::1], i8, b1, b1, f4[:, ::1], f4[::1], i8, i8)")
+def weigh(m, w, channels, turned, reverse, room, u, first, stop):
     """u of the panels first … stop - 1."""
     size = (m + 2) * (m + 2) * _plane_of(w.shape[0] if turned else channels, PANEL)
     for panel in range(first, stop):
-        _weigh(m, w, channels, turned, panel, room, u, panel * size)
+        _weigh(m, w, channels, turned, reverse, panel, room, u, panel * size)
 
 
 # --- forward ----------------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def forward(
         for panel in range(panel_first, panel_stop):
             at = panel * elements * plane_u if ready else 0
             if not ready:
-                _weigh(m, w, outs if turned else channels, turned, panel, room, u, at)
+                _weigh(m, w, outs if turned else channels, turned, turned, panel, room, u, at)
             for i in range(elements):
                 _multiply(v, i * plane_v, row, 1, u, at + i * plane_u, channels, count, s, i * plane_s, False)
             o0 = panel * PANEL

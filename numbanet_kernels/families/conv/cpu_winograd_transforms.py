@@ -1,10 +1,11 @@
 """Winograd's minimal filtering (Lavin and Gray 2016) for windows of 3 x 3 with stride 1: matrices, transforms and products.
 
 A tile of m x m outputs, m = 2 or 4, reads n x n pixels, n = m + 2. With d the pixels and g the taps of one channel, the outputs
-Y and, from their gradient dY, the gradient of the taps are
+Y and, from their gradient dY, the gradients of the taps and of the pixels are
 
     Y  = A^T [(G g G^T) * (B^T d B)] A        * elementwise; summed over channels before the outer transform
     dg = G^T [(A dY A^T) * (B^T d B)] G       summed over tiles before the outer transform
+    dd = B [(G g G^T) * (A dY A^T)] B^T       summed over outputs before the outer transform; added up where tiles overlap
 
 The sums are n n matrix products, one for each element of a tile. They need n n / (9 m m) of the multiplications: 4/9 for m = 2,
 1/4 for m = 4. The matrices interpolate polynomials, for m = 2 at the points 0, 1, -1 and infinity, for m = 4 at 0, a, -a, b, -b
@@ -55,7 +56,7 @@ def _turned(matrices):
     return {m: [list(row) for row in zip(*matrix)] for m, matrix in matrices.items()}
 
 
-A, GT = _turned(AT), _turned(G)
+A, B, GT = _turned(AT), _turned(BT), _turned(G)
 PANEL = 2 * WIDTH  # outputs of a product's panel: two vectors
 ROWS = 12 if WIDTH == 16 else 6  # rows of a product in registers, two sums each
 
@@ -200,6 +201,41 @@ def scatter_output(typing_context, m, source, at, plane, scale, bias, low, place
 
     number = numba.int64
     return numba.void(number, source, number, number, numba.float32, bias, numba.float32, places, number, number, y), generate
+
+
+@intrinsic
+def scatter_pixels(typing_context, m, source, at, plane, scale, places, first, count, x):
+    """x[place + c] += scale (B S B^T)[place] for channels c from `first` to first + count - 1 and the places that are not
+    negative; S[i] is source[i plane + at + c - first].
+    """
+
+    def generate(context, builder, signature, arguments):
+        m, source, at, plane, scale, places, first, count, x = data_of(context, builder, signature, arguments)
+        factor = spread(builder, scale)
+
+        def body(size):
+            matrix = B[size]
+            side = len(matrix)
+            begin = builder.gep(source, [at])
+            planes = [builder.gep(begin, [builder.mul(plane, NUMBER(i))]) for i in range(side * side)]
+            goals = [builder.load(builder.gep(places, [NUMBER(i)])) for i in range(side * side)]
+            with cgutils.for_range_slice(builder, NUMBER(0), count, NUMBER(WIDTH)) as (c, _):
+                channel = builder.add(first, c)
+
+                def vectors(some):
+                    rows = _sandwich(matrix, lambda r, s: load(builder, planes[r * side + s], c))
+                    for goal, value in zip(goals, (value for row in rows for value in row)):
+                        with builder.if_then(builder.icmp_signed(">=", goal, NUMBER(0))):
+                            place = builder.add(goal, channel)
+                            store(builder, load(builder, x, place, some) + value * factor, x, place, some)
+
+                for_lanes(builder, builder.sub(count, c), vectors)
+
+        _by_size(builder, m, body)
+        return context.get_dummy_value()
+
+    number = numba.int64
+    return numba.void(number, source, number, number, numba.float32, places, number, number, x), generate
 
 
 def _transforming(matrices):

@@ -106,7 +106,7 @@ def launch_col2im(matrix, shape, window, scale=1.0, rows=None, blocks=None):
     R, K), or the kept blocks (groups, N P, Q width), in which column q width + j is column j of the q-th kept block."""
     grid_height, grid_width = window.positions(*shape[1:3])
     total, depth = shape[0] * grid_height * grid_width, window.kernel[0] * window.kernel[1] * (shape[3] // matrix.shape[0])
-    plan, places, (_, height, width) = WHOLE, None, Blocks(None, 1, 1) if blocks is None else blocks
+    plan, places, (_, height, width) = WHOLE, None, (Blocks(None, 1, 1) if blocks is None else blocks)[:3]
     if rows is not None:
         plan, places = ROWS, row_inverse(rows, total)
     elif blocks is not None:

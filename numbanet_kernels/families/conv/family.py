@@ -5,6 +5,9 @@
                   dA = scale dz w,   dw = scale dz.T A,   db[o] = sum_r dz[r, o]
                   dx[pixel] = the sum of dA[r, k] over all (r, k) for which A[r, k] is this pixel
 
+    conv2d_max_pool, conv2d_max_pool_grad   of max_pool(conv2d(…)) (`families.pooling`). What is pooled is not kept for the
+                  gradient, and not stored if images go abreast: a ReLU has a slope where the maximum is positive
+
 The im2col matrix A has a row for each output position, r = (n, oh, ow), and a column k = (kh, kw, c) for each tap and channel
 of the group: A[r, k] = x[n, oh stride - padding + kh dilation, ow stride - padding + kw dilation, c], 0 outside the image. A is
 KH KW times as large as x and is never built: tiles of it are gathered and used at once, on the CPU at most 4 MB per thread (at
@@ -14,8 +17,10 @@ there are at least two vectors of images and 32 positions, no groups and no bloc
 it then multiplies the pixels directly, with one image per lane of a vector. A plan may keep part of A:
 
     rows     an increasing int32 list: only these rows of A are computed, and other rows of y are 0 (without bias); on the CPU
-             this is faster if the images of a tile keep the same rows
-    blocks   `Blocks`: each block row of A keeps some block columns; the number is the same for all block rows
+             this is faster if the images of a tile keep the same rows, or if rows are those of whole tiles (`Positions`), for
+             which Winograd's filtering is then used
+    blocks   `Blocks`: each block row of A keeps some block columns; the number is the same for all block rows. If blocks have
+             all taps of their channels, and whole images, the CPU uses Winograd's filtering for them
 """
 
 from __future__ import annotations
@@ -25,14 +30,20 @@ import math
 
 import numpy as np
 
-from ...layouts.windows import Blocks, Window
+from ...layouts.windows import Blocks, Positions, Window, pooled
 from ...runtime.expect import INT32, expect
+from ..pooling import BYTE, in_bytes, max_pool_grad_reference, max_pool_reference
+
+
+def positions_of(rows):
+    """Return the argument `rows` of an operation as `Positions`; it may be an increasing list, or None for all rows."""
+    return rows if isinstance(rows, Positions) else Positions(rows)
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def kept_reference(positions, depth, rows=None, blocks=None):
     """Return an array (positions, depth) that is 1 for kept elements of A, else 0."""
-    kept = np.ones((positions, depth))
+    kept, rows = np.ones((positions, depth)), positions_of(rows).kept
     if rows is not None:
         kept[np.setdiff1d(np.arange(positions), rows)] = 0
     if blocks is not None:
@@ -88,6 +99,18 @@ def conv2d_grad_reference(dy, x, w, window, groups=1, where=None, scale=1.0, row
     return dx if wants_dx else None, dw, dz.sum(0)
 
 
+def conv2d_max_pool_reference(x, w, window, pool, **options):
+    """Return y of conv2d_max_pool, in float64; `options` are those of conv2d."""
+    return max_pool_reference(conv2d_reference(x, w, window, **options), pool)[0]
+
+
+def conv2d_max_pool_grad_reference(dy, x, w, window, pool, bias=None, relu=False, wants_dx=True, **options):
+    """Return (dx, dw, db) of conv2d_max_pool, in float64."""
+    z = conv2d_reference(x, w, window, bias=bias, relu=relu, **options)
+    dz = max_pool_grad_reference(dy, max_pool_reference(z, pool)[1], pool, z.shape)
+    return conv2d_grad_reference(dz, x, w, window, where=z if relu else None, wants_dx=wants_dx, **options)
+
+
 # --- checks, for CPU and CUDA -----------------------------------------------------------------------------------------
 def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, blocks=None):
     """Check the arguments, and return the numbers of output positions along the height and along the width of images x; raise
@@ -95,13 +118,16 @@ def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, b
     """
     if not isinstance(window, Window) or not (blocks is None or isinstance(blocks, Blocks)):
         raise TypeError(f"{op}: expected a Window and Blocks, got {window!r} and {type(blocks).__name__}")
+    rows, _, tiles, side = positions_of(rows)
     found = expect(
         op,
         x=(x, ("N", "H", "W", "C")),
         w=(w, ("O", "D", "KH", "KW")),
         bias=(bias, ("O",)),
         rows=(rows, ("R",), INT32),
+        tiles=(tiles, ("T",), INT32),
         kept=(None if blocks is None else blocks.kept, ("B", "Q"), INT32),
+        channels=(None if blocks is None else blocks.channels, ("B", "G"), INT32),
     )
     outs, channels, kernel = found["O"], found["D"], (found["KH"], found["KW"])
     if groups < 1 or channels * groups != found["C"] or outs % groups or kernel != tuple(window.kernel):
@@ -116,14 +142,40 @@ def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, b
     total = math.prod(shape[:3])
     if rows is not None and (blocks is not None or found["R"] > total):
         raise ValueError(f"{op}: {found['R']} rows are listed of {total}{' and blocks as well' if blocks is not None else ''}")
+    if tiles is not None and (
+        rows is None or side < 1 or found["T"] > found["N"] * math.prod(-(-n // side) for n in positions)
+    ):
+        raise ValueError(f"{op}: {found['T']} tiles of side {side} are not those of {positions} positions, or have no rows")
     if blocks is not None and (
-        groups > 1 or min(blocks[1:]) < 1 or found["B"] != -(-total // blocks.height) or found["Q"] > -(-depth // blocks.width)
+        groups > 1
+        or min(*blocks[1:3], blocks.together) < 1
+        or found["B"] != -(-total // blocks.height)
+        or found["Q"] > -(-depth // blocks.width)
     ):
         raise ValueError(
-            f"{op}: blocks {blocks.kept.shape} of {blocks[1:]} do not divide a matrix {total, depth}"
+            f"{op}: blocks {blocks.kept.shape} of {blocks[1:3]} do not divide a matrix {total, depth}"
             f"{' of several groups' if groups > 1 else ''}"
         )
+    if blocks is not None and blocks.channels is not None:
+        places, (_, height, width, kept, _) = math.prod(positions), blocks
+        if height % places or channels % width or found["Q"] != kept.shape[1] * math.prod(kernel):
+            raise ValueError(f"{op}: {blocks[1:3]} are not blocks of {places} positions and {channels} channels with all taps")
     return positions
+
+
+def check_pool(op, pool, shape):
+    """Check the window of pooling of outputs of this shape; return the shape after it."""
+    in_bytes(op, pool)
+    return pooled(op, pool, shape)
+
+
+def check_pool_grad(op, pool, shape, dy, y, places, marks=None):
+    """Check the arrays after pooling; `marks` is the shape of `places` if they have a form of their own, of bytes."""
+    if places is None:
+        raise TypeError(f"{op}: places must be those of conv2d_max_pool with wants_places, not None")
+    after = check_pool(op, pool, shape)
+    kind = BYTE if marks or in_bytes(op, pool) else INT32
+    expect(op, dy=(dy, after), y=(y, after), places=(places, marks or after, kind))
 
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
@@ -145,4 +197,13 @@ def examples(dev, a, N, I, O):
             ),
             plan,
         )
+    pool, after = Window((2, 2), (2, 2)), (images, 3, 5, outs)
+
+    def given():
+        return a(*shape), a(outs, channels, 3, 3), window, pool
+
+    found["conv2d_max_pool"] = lambda: dev.conv2d_max_pool(*given(), bias=a(outs), relu=True)
+    found["conv2d_max_pool_grad"] = lambda: dev.conv2d_max_pool_grad(
+        a(*after), a(*after), a.indices(4, *after).astype(np.uint8), *given(), relu=True
+    )
     return found

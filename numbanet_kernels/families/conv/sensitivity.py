@@ -2,8 +2,10 @@
 
     count_large    counts[b, q] = the number of sampled values of region (b, q) of A whose magnitude exceeds a threshold
 
-A is cut into regions of height x width. Every region is sampled at the same `offsets` (S, 2) from its first row and column. If
-a sample is beyond the last row, the last row is read instead; a sample beyond the last column counts as small.
+`positions` are the numbers of rows of A along the height and the width of an image, by default those of the window; if there
+are more, they read 0 beyond the image. A is cut into regions of height x width. Every region is sampled at the same `offsets`
+(S, 2) from its first row and column. If a sample is beyond the last row, the last row is read instead; a sample beyond the last
+column counts as small.
 """
 
 from __future__ import annotations
@@ -26,9 +28,14 @@ from .family import im2col_reference
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
-def count_large_reference(x, window, height, width, offsets, threshold):
+def count_large_reference(x, window, height, width, offsets, threshold, positions=None):
     """Return the counts of count_large, an array (number of regions along the rows, along the columns)."""
-    a = np.abs(im2col_reference(x, window)[0])
+    down, across = window.positions(*x.shape[1:3]) if positions is None else positions
+    more = [(0, n * step) for n, step in zip((down, across), window.stride)]
+    wide = np.pad(x, ((0, 0), *more, (0, 0)))
+    depth = math.prod(window.kernel) * x.shape[3]
+    a = np.abs(im2col_reference(wide, window)[0]).reshape(len(x), *window.positions(*wide.shape[1:3]), depth)
+    a = a[:, :down, :across].reshape(len(x) * down * across, depth)
     rows, columns = (-(-n // side) for n, side in zip(a.shape, (height, width)))
     found = np.zeros((rows, columns))
     for row, column in np.asarray(offsets):
@@ -39,14 +46,16 @@ def count_large_reference(x, window, height, width, offsets, threshold):
     return found
 
 
-def _checked(op, x, window, height, width, offsets):
+def _checked(op, x, window, height, width, offsets, positions):
     """Check the arguments. Return (numbers of regions along the rows and along the columns), `geometry` of the images, and
     `segments` of single columns.
     """
     expect(op, x=(x, ("N", "H", "W", "C")), offsets=(offsets, ("S", 2), INT32))
     if min(*window.kernel, *window.stride, *window.dilation) < 1 or min(window.padding) < 0:
         raise ValueError(f"{op}: {window} must have sizes from 1 and paddings from 0 on")
-    positions = window.positions(*x.shape[1:3])
+    positions = window.positions(*x.shape[1:3]) if positions is None else tuple(positions)
+    if min(positions) < 0:
+        raise ValueError(f"{op}: the numbers of positions must be from 0 on, got {positions}")
     total, depth = x.shape[0] * math.prod(positions), math.prod(window.kernel) * x.shape[3]
     if min(height, width) < 1:
         raise ValueError(f"{op}: regions of {height} x {width} must be at least 1 x 1")
@@ -101,9 +110,9 @@ def _count(pixels, channels, geometry, table, rows, height, width, offsets, thre
             counts[b, q] = total
 
 
-def count_large_cpu(x, window, height, width, offsets, threshold):
+def count_large_cpu(x, window, height, width, offsets, threshold, positions=None):
     """counts[b, q] = the number of sampled values of region (b, q) of A whose magnitude exceeds a threshold"""
-    shape, geometry, table = _checked("count_large (cpu)", x, window, height, width, offsets)
+    shape, geometry, table = _checked("count_large (cpu)", x, window, height, width, offsets, positions)
     if not len(offsets):
         return full_cpu(shape, 0, np.int32)
     counts = empty_cpu(shape, np.int32)
@@ -143,8 +152,8 @@ def _counting():
     return count
 
 
-def count_large_cuda(x, window, height, width, offsets, threshold):
-    shape, geometry, table = _checked("count_large (cuda)", x, window, height, width, offsets)
+def count_large_cuda(x, window, height, width, offsets, threshold, positions=None):
+    shape, geometry, table = _checked("count_large (cuda)", x, window, height, width, offsets, positions)
     counts, channels = empty_cuda(shape, np.int32), x.shape[3]
     numbers = np.array([geometry[0], geometry[1] * channels, *geometry[2:8], channels], np.int32)
     launch(

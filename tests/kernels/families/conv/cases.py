@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 from numbanet_kernels.families import conv
-from numbanet_kernels.layouts.windows import Blocks, Window
+from numbanet_kernels.layouts.windows import Blocks, Positions, Window
 
 # images, filters, window, groups; FEW run on every device
 FEW = [
@@ -68,19 +68,45 @@ MANY += [*JOINED, *ABREAST, *WINOGRAD]
 
 
 def rows(share):
-    return lambda rng, total, places, depth: {"rows": np.flatnonzero(rng.random(total) < share).astype(np.int32)}
+    return lambda rng, total, *sizes: {"rows": np.flatnonzero(rng.random(total) < share).astype(np.int32)}
 
 
-def alike(rng, total, places, depth):
+def alike(rng, total, places, *sizes):
     """Each 16 images in a row have rows alike."""
     kept = np.repeat(rng.random((-(-total // max(places, 1) // 16), places)) < 0.4, 16, axis=0)
     return {"rows": np.flatnonzero(kept[: total // max(places, 1)]).astype(np.int32)}
 
 
+def tiled(rng, images, positions, side, share):
+    """`Positions` of tiles, each of which is kept with probability `share`."""
+    down, across = (-(-n // side) for n in positions)
+    kept = rng.random((images, down, across)) < share
+    mask = kept.repeat(side, 1).repeat(side, 2)[:, : positions[0], : positions[1]]
+    rows, tiles = (np.flatnonzero(array).astype(np.int32) for array in (mask, kept))
+    return Positions(rows, tiles=tiles, side=side)
+
+
+def tiles(side, share=0.4):
+    def made(rng, total, places, depth, positions):
+        return {"rows": tiled(rng, total // max(places, 1), positions, side, share)}
+
+    return made
+
+
+def blocks_alike(rng, total, places, depth, *sizes):
+    """Blocks of parts of an image, as of every 16 images in a row; the last column is narrower."""
+    images, high = total // max(places, 1), max(d for d in range(1, max(places, 1) + 1) if places % d == 0 and d <= 10)
+    wide = 4 if depth % 4 else 5
+    order = rng.random((-(-images // 16), places // high, -(-depth // wide))).argsort(2)
+    kept = np.repeat(np.sort(order[..., : round(0.4 * order.shape[2])], 2), 16, axis=0)[:images]
+    kept = kept.reshape(images * (places // high), kept.shape[2]).astype(np.int32)
+    return {"blocks": Blocks(kept, high, wide, together=16)}
+
+
 def blocks(share, straddling=False):
     """Blocks as high as an image; or of 7 rows, which ends of images cut, the last column narrower than the others."""
 
-    def made(rng, total, places, depth):
+    def made(rng, total, places, depth, *sizes):
         height, width = places, max(depth // 3, 1)
         if straddling:
             height, width = 7, 4 if depth % 4 else 5
@@ -96,10 +122,13 @@ PLANS = {
     "no rows": rows(0),
     "all rows": rows(1),
     "rows alike": alike,
+    "tiles of 2": tiles(2),
+    "tiles of 4": tiles(4),
     "blocks": blocks(0.5),
     "no blocks": blocks(0),
     "all blocks": blocks(1),
     "blocks across images": blocks(0.5, True),
+    "blocks alike": blocks_alike,
 }
 OPTIONS = {
     "plain": {},
@@ -140,11 +169,18 @@ def operands(rng, case, plan="all"):
     arrays = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
     np.maximum(arrays[-1], 0, out=arrays[-1])  # what a ReLU leaves
     places = int(np.prod(positions))
-    return *arrays, PLANS[plan](rng, n * places, places, channels // groups * int(np.prod(kernel)))
+    return *arrays, PLANS[plan](rng, n * places, places, channels // groups * int(np.prod(kernel)), positions)
 
 
 def uploaded(thinned, put):
-    return {name: Blocks(put(kept.kept), *kept[1:]) if name == "blocks" else put(kept) for name, kept in thinned.items()}
+    def moved(kept):
+        if isinstance(kept, Positions):
+            return kept._replace(kept=put(kept.kept), tiles=put(kept.tiles))
+        if not isinstance(kept, Blocks):
+            return put(kept)
+        return kept._replace(kept=put(kept.kept), channels=None if kept.channels is None else put(kept.channels))
+
+    return {name: moved(kept) for name, kept in thinned.items()}
 
 
 def compared(found, expected, get):

@@ -13,7 +13,15 @@ import pytest
 import threadpoolctl
 
 from numbanet_kernels.families import conv
-from numbanet_kernels.families.conv import cpu_direct, cpu_direct_loops, cpu_im2col, cpu_im2col_loops, cpu_winograd
+from numbanet_kernels.families.conv import (
+    cpu_direct,
+    cpu_direct_loops,
+    cpu_im2col,
+    cpu_im2col_loops,
+    cpu_position,
+    cpu_winograd,
+    cpu_winograd_tiles,
+)
 from numbanet_kernels.host import thresholds
 from numbanet_kernels.host.simd import WIDTH
 from numbanet_kernels.layouts.windows import Blocks, Window
@@ -69,7 +77,7 @@ def test_neighbouring_positions_are_joined_within_blocks_of_lines(monkeypatch, c
     line, (_, across) = window.kernel[1] * channels, window.positions(height, width)
     assert cpu_im2col._joined(window, filters, channels, across, None) > 1
 
-    def lines(rng, total, places, depth):
+    def lines(rng, total, places, depth, *sizes):
         """Blocks as high as one line of positions, and as wide as one of a patch, or two."""
         wide = line * (1 + depth // line % 2)
         order = rng.random((total // across, -(-depth // wide))).argsort(1)
@@ -88,7 +96,14 @@ def test_neighbouring_positions_are_joined_within_blocks_of_lines(monkeypatch, c
 def test_many_images_are_convolved_abreast_unless_those_of_a_tile_differ(monkeypatch, case):
     gathered, loop = [], cpu_im2col_loops.forward
     monkeypatch.setattr(cpu_im2col_loops, "forward", lambda *given: gathered.append(given) or loop(*given))
-    for plan, expected in (("all", False), ("rows alike", False), ("no rows", False), ("rows", True), ("blocks", True)):
+    for plan, expected in (
+        ("all", False),
+        ("rows alike", False),
+        ("no rows", False),
+        ("blocks alike", False),
+        ("rows", True),
+        ("blocks", True),
+    ):
         x, w, _, _, _, thinned = operands(np.random.default_rng(7), case, plan)
         conv.conv2d_cpu(x, w, *case[2:], **thinned)
         assert bool(gathered) == expected, plan
@@ -220,6 +235,7 @@ def test_a_bias_gradient_that_cancels_is_off_by_rounding_alone(suffix, put, get,
 # --- in a process of its own ------------------------------------------------------------------------------------------
 def main():
     from tests.kernels import guards
+    from tests.kernels.families.conv import test_blocks_of_channels
 
     for threads, turn in ((1, 2), (2, 3)):
         with thresholds.using(thresholds.Thresholds(1, 1, 0)), threadpoolctl.threadpool_limits(threads, user_api="blas"):
@@ -229,9 +245,15 @@ def main():
                     guards.check()
     made = cpu_winograd.tiling
     cpu_winograd.tiling = lambda *given: made(*given)._replace(far=True)  # as for weights that are too large for a test
-    for case in WINOGRAD:
-        check(case, "all", "everything", conv.conv2d_cpu, conv.conv2d_grad_cpu, guards.guarded, np.array)
+    cpu_winograd_tiles._far, cpu_position.ALL = lambda weight, pixels: True, 1
+    for case, plan in itertools.product(WINOGRAD, ("all", "rows", "tiles of 2", "tiles of 4")):
+        check(case, plan, "everything", conv.conv2d_cpu, conv.conv2d_grad_cpu, guards.guarded, np.array)
         guards.check()
+    for case in test_blocks_of_channels.CASES:
+        for few in (0, 1 << 30):
+            with test_blocks_of_channels.cut(few):
+                test_blocks_of_channels.compared(case, guards.guarded, np.array)
+            guards.check()
     print("nothing was wrong")
 
 

@@ -19,6 +19,22 @@ def test_count_large(suffix, put, get, rng, case, height, width):
     assert found.dtype == np.int32
 
 
+@pytest.mark.parametrize("positions", [(2, 1), (3, 4), (0, 2)])
+def test_more_or_fewer_positions_than_the_windows(suffix, put, get, rng, positions):
+    """Positions beyond the image read 0."""
+    x, offsets = np.float32(rng.integers(-8, 9, (3, 7, 5, 2))) / 8, np.array([[0, 3], [0, 40], [1, 71]], np.int32)
+    window, found = Window((6, 6), (4, 4), (1, 1)), getattr(conv, f"count_large_{suffix}")
+    counts = get(found(put(x), window, 1, 72, put(offsets), 0.25, positions=positions))
+    assert counts.shape == (3 * positions[0] * positions[1], 1)
+    np.testing.assert_array_equal(counts, conv.count_large_reference(x, window, 1, 72, offsets, 0.25, positions))
+
+
+def test_negative_numbers_of_positions_are_refused(suffix, put):
+    offsets = put(np.zeros((1, 2), np.int32))
+    with pytest.raises(ValueError, match=r"count_large.*from 0 on, got \(-1, 2\)"):
+        getattr(conv, f"count_large_{suffix}")(put(np.ones((2, 5, 4, 3))), Window((3, 3)), 1, 1, offsets, 0.5, (-1, 2))
+
+
 def test_without_samples_nothing_is_counted(suffix, put, get):
     x, offsets = np.ones((2, 5, 4, 3), np.float32), np.zeros((0, 2), np.int32)
     found = get(getattr(conv, f"count_large_{suffix}")(put(x), Window((3, 3)), 4, 5, put(offsets), 0.5))
