@@ -108,3 +108,21 @@ def conv2d_grad(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None, bl
         dw.mul_(scale)
         dx = None if dx is None else dx.mul_(scale)
     return _channels_last(dx) if wants_dx else None, dw.contiguous().numpy(), dz.sum((0, 2, 3)).numpy()
+
+
+def conv2d_max_pool(x, w, window, pool, groups=1, bias=None, relu=False, scale=1.0, rows=None, blocks=None, wants_places=True):
+    """(y, places) = max_pool(conv2d(x, w, …), pool), for conv2d_max_pool_grad"""
+    if rows is not None or blocks is not None:
+        return _cpu.conv2d_max_pool(x, w, window, pool, groups, bias, relu, scale, rows, blocks, wants_places)
+    return _cpu.max_pool(conv2d(x, w, window, groups, bias, relu, scale), pool)
+
+
+def conv2d_max_pool_grad(
+    dy, y, places, x, w, window, pool, groups=1, relu=False, scale=1.0, rows=None, blocks=None, wants_dx=True
+):
+    """(dx or None, dw, db) of conv2d_max_pool"""
+    if rows is not None or blocks is not None:
+        return _cpu.conv2d_max_pool_grad(dy, y, places, x, w, window, pool, groups, relu, scale, rows, blocks, wants_dx)
+    shape = len(x), *window.positions(*x.shape[1:3]), len(w)
+    dz = _cpu.max_pool_grad(_cpu.relu_grad(dy, y) if relu else dy, places, pool, shape)
+    return conv2d_grad(dz, x, w, window, groups, None, scale, wants_dx=wants_dx)
