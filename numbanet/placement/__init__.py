@@ -1,0 +1,30 @@
+"""Placement: which device computes which layer, by measured time, power and energy.
+
+table     `Profile`: figures by layer, device and direction, and their file
+choice    `choose`: the device of each layer, exact for a chain
+"""
+
+from .choice import OBJECTIVES, choose, enumerate_all
+from .figures import ESTIMATED, MEASURED, NONE, UNAVAILABLE, Figure
+from .result import Placed, Placement, placement
+from .table import DeviceFacts, LayerTimes, Profile, Stage, Transfer, folder
+
+__all__ = [
+    "ESTIMATED",
+    "MEASURED",
+    "NONE",
+    "OBJECTIVES",
+    "UNAVAILABLE",
+    "DeviceFacts",
+    "Figure",
+    "LayerTimes",
+    "Placed",
+    "Placement",
+    "Profile",
+    "Stage",
+    "Transfer",
+    "choose",
+    "enumerate_all",
+    "folder",
+    "placement",
+]
