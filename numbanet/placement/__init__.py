@@ -5,7 +5,9 @@ choice    `choose`: the device of each layer, exact for a chain
 """
 
 from .choice import OBJECTIVES, choose, enumerate_all
+from .energy import Meter
 from .figures import ESTIMATED, MEASURED, NONE, UNAVAILABLE, Figure
+from .measure import profile
 from .result import Placed, Placement, placement
 from .table import DeviceFacts, LayerTimes, Profile, Stage, Transfer, folder
 
@@ -18,6 +20,7 @@ __all__ = [
     "DeviceFacts",
     "Figure",
     "LayerTimes",
+    "Meter",
     "Placed",
     "Placement",
     "Profile",
@@ -27,4 +30,5 @@ __all__ = [
     "enumerate_all",
     "folder",
     "placement",
+    "profile",
 ]
