@@ -4,10 +4,11 @@ table     `Profile`: figures by layer, device and direction, and their file
 choice    `choose`: the device of each layer, exact for a chain
 """
 
-from .choice import OBJECTIVES, choose, enumerate_all
+from .choice import OBJECTIVES, choose, enumerate_all, pareto
 from .energy import Meter
 from .figures import ESTIMATED, MEASURED, NONE, UNAVAILABLE, Figure
-from .measure import profile
+from .measure import profile, profiles
+from .predict import Predictor
 from .result import Placed, Placement, placement
 from .table import DeviceFacts, LayerTimes, Profile, Stage, Transfer, folder
 
@@ -23,12 +24,15 @@ __all__ = [
     "Meter",
     "Placed",
     "Placement",
+    "Predictor",
     "Profile",
     "Stage",
     "Transfer",
     "choose",
     "enumerate_all",
     "folder",
+    "pareto",
     "placement",
     "profile",
+    "profiles",
 ]

@@ -88,6 +88,18 @@ def enumerate_all(
             yield found
 
 
+def pareto(
+    profile: Profile, memory: Mapping[str, float] | None = None, *, prediction: bool | None = None, what_if: bool = False
+) -> list[Placement]:
+    """Return the placements that no other one beats in time and energy, the fastest first (the parameters of `choose`)."""
+    problem = _Problem(profile, EDP, memory, prediction, what_if, None)
+    fronts = problem.fronts()
+    ends = [(values[:2], name, label) for name, found in fronts[-1].items() for label, values in enumerate(found.costs)]
+    kept = front(np.array([values for values, *_ in ends]))
+    found = (problem.backwards(fronts, *ends[i][1:]) for i in kept)
+    return [placement(profile, devices, EDP, problem.training) for devices in found]
+
+
 class _Front:
     """The costs (n, k) that no other one dominates, and for each (number of the device, row) of the stage before."""
 
@@ -117,7 +129,7 @@ class _Problem:
         self.training = profile.training and not prediction
         if start is not None:
             profile.facts(start)
-        self.limits = _limits(profile, memory)
+        self.limits, self.count = _limits(profile, memory), 2 if objective == EDP else 1
         self.candidates = [self._candidates(stage, what_if) for stage in profile.stages]
 
     def _wanted(self, ms: Figure, joules: Figure) -> tuple[Figure, ...]:
@@ -184,6 +196,13 @@ class _Problem:
 
     def solve(self) -> list[str]:
         """Return the best device of each stage."""
+        fronts = self.fronts()
+        ends = ((values, name, label) for name, found in fronts[-1].items() for label, values in enumerate(found.costs))
+        best = min(ends, key=lambda end: float(np.prod(end[0][: self.count])))
+        return self.backwards(fronts, *best[1:])
+
+    def fronts(self) -> list[dict[str, _Front]]:
+        """Return the front of each stage on each device."""
         stages, fronts = self.profile.stages, list[dict[str, _Front]]()
         for i, stage in enumerate(stages):
             here = {}
@@ -200,16 +219,10 @@ class _Problem:
             if not here:
                 raise ValueError(self._nowhere(stage))
             fronts.append(here)
-        return self._backwards(fronts)
+        return fronts
 
-    def _backwards(self, fronts: list[dict[str, _Front]]) -> list[str]:
-        """Return the devices on the way to the best end."""
-        count = len(self._wanted(Figure(0.0), Figure(0.0)))
-        device, label, least = "", 0, math.inf
-        for name, found in fronts[-1].items():
-            values = found.costs[:, :count].prod(1)
-            if values.min() < least:
-                device, label, least = name, int(values.argmin()), float(values.min())
+    def backwards(self, fronts: list[dict[str, _Front]], device: str, label: int) -> list[str]:
+        """Return the devices on the way to row `label` of the last stage's front on a device."""
         chosen = []
         for i in reversed(range(len(fronts))):
             chosen.append(device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from ..training.optim import Optimizer
 from ..training.sgd import SGD
 from . import energy, facts, stages as staging
 from .figures import ESTIMATED, NONE, Figure
-from .table import BACKWARD, FORWARD, UPDATE, DeviceFacts, LayerTimes, Profile, Stage, Transfer, folder
+from .table import BACKWARD, DIRECTIONS, FORWARD, UPDATE, DeviceFacts, LayerTimes, Profile, Stage, Transfer, folder
 from .works import Lacking, Place, Work, available, place, works
 
 SMALL, LARGE, MOST = 1024, 1 << 20, 1 << 24  # float32 values of the moves that are timed
@@ -43,7 +42,9 @@ class Settings:
     optimizer : callable, optional
         Parameters -> the `Optimizer` whose update is measured; by default SGD with momentum.
     runs : int, default=7
-        Number of timed runs, of which the median is reported.
+        Number of timed runs.
+    quantile : float, default=0.5
+        Which of the runs is reported: by default the median. 0 is the fastest one, for machines that others use as well.
     seconds : float, default=0.01
         Least time of a run; fast layers are repeated.
     recorded : bool, default=True
@@ -59,23 +60,29 @@ class Settings:
     cached : bool, default=True
         If True, a profile of the same model, shape, devices and settings is read from `folder()`, unless the machine or the
         versions differ; and a new one is written there. With a meter that is given, nothing is read.
+    again : bool, default=False
+        If True, nothing is read from the cache.
     """
 
     plans: Mapping[Any, Any] | None = None
     optimizer: Callable[[list[Tensor]], Optimizer] = usual_optimizer
     runs: int = 7
+    quantile: float = 0.5
     seconds: float = 0.01
     recorded: bool = True
     meters: Counters | None = None
     watts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     mm2: Mapping[str, float] = dataclasses.field(default_factory=dict)
     cached: bool = True
+    again: bool = False
 
     def check(self, names: list[str]) -> None:
         """Raise ValueError if a number is out of range, or a device has no such name."""
         check_count("runs", self.runs)
         if not is_real(self.seconds) or not 0 < self.seconds < 60:
             raise ValueError(f"seconds must be a number in (0, 60), got {self.seconds!r}")
+        if not is_real(self.quantile) or not 0 <= self.quantile <= 1:
+            raise ValueError(f"quantile must be a number in [0, 1], got {self.quantile!r}")
         if len(set(names)) < len(names):
             raise ValueError(f"profile: a device is named twice in {', '.join(map(repr, names))}")
         for what, given in (("watts", self.watts), ("mm2", self.mm2)):
@@ -92,9 +99,9 @@ def profile(
     """Measure the layers of a model on devices: milliseconds, power and energy by layer, device and direction.
 
     Each top-level layer is measured as it runs in the model: on the activation that the layers before it compute, warm, fused
-    with the next one if `Sequential` fuses them, and recorded if its device and its layers can be. The runs of all devices
-    alternate, and the median is reported. A ReLU mask that a whole model fuses into the product of the next layer is counted
-    here with its own layer. The quantities are those of CNNLab (Zhu et al. 2016, section IV).
+    with the next one if `Sequential` fuses them, and recorded if its device and its layers can be. The runs of all layers and
+    devices alternate, and the median is reported. A ReLU mask that a whole model fuses into the product of the next layer is
+    counted here with its own layer. The quantities are those of CNNLab (Zhu et al. 2016, section IV).
 
     Parameters
     ----------
@@ -116,7 +123,28 @@ def profile(
     RuntimeError
         If a device is not available on this machine.
     """
-    return _Measuring(model, shape, devices, training, Settings(**settings)).profile()
+    return profiles([(model, shape)], devices, training, **settings)[0]
+
+
+def profiles(
+    models: Sequence[tuple[str | Sequential | Sequence[Layer], Sequence[int] | None]],
+    devices: Sequence[str] | None = None,
+    training: bool = True,
+    **settings: Any,
+) -> list[Profile]:
+    """Return the profile of each (model, shape of a batch), measured together: a turn times each layer of each model on each
+    device, so that a change of the machine's speed over time affects all alike. The other parameters are those of `profile`.
+    """
+    how = Settings(**settings)
+    asked = [_Measuring(model, shape, devices, training, how) for model, shape in models]
+    found = {number: each.cached() for number, each in enumerate(asked)}
+    new = [each for number, each in enumerate(asked) if found[number] is None]
+    for each in new:
+        each.prepare()
+    for _ in range(how.runs + 1):
+        for each in new:
+            each.turn()
+    return [found[number] or each.result() for number, each in enumerate(asked)]
 
 
 class _Measuring:
@@ -134,6 +162,7 @@ class _Measuring:
             "model": name,
             "recorded": settings.recorded,
             "runs": settings.runs,
+            "quantile": settings.quantile,
             "seconds": settings.seconds,
             "threads": _threads(self.places),
         }
@@ -152,42 +181,46 @@ class _Measuring:
         """The file of the profile in the cache."""
         layers = [(type(layer).__qualname__, repr(layer)) for layer in self.net.layers]
         made = self.settings.plans, getattr(self.settings.optimizer, "__qualname__", self.settings.optimizer)
-        decides = repr((layers, made, self.batch, self.training, self.said, self.facts))
+        decides = repr((layers, self.table, made, self.batch, self.training, self.said, self.facts))
         return folder() / f"{hashlib.sha256(decides.encode()).hexdigest()[:24]}.json"
 
-    def profile(self) -> Profile:
-        """Return the profile, measured or from the cache."""
-        cached = self.settings.cached
-        if cached and self.settings.meters is None and (found := _read(self.path)) is not None:
-            return found
-        stages = tuple(stage for stage, _ in self.table)
-        entries, moves = self._entries(), self._transfers()
-        made = facts.machine(), facts.now(), facts.versions(), self.batch, self.training
-        result = Profile(*made, self.facts, stages, tuple(entries), tuple(moves), self.said)
-        return _written(result, self.path) if cached else result
+    def cached(self) -> Profile | None:
+        """Return the profile in the cache; None if there is none, or it is to be measured."""
+        how = self.settings
+        return None if not how.cached or how.again or how.meters is not None else _read(self.path)
 
-    def _entries(self) -> list[LayerTimes]:
-        """Return the figures of all stages on all places; warn of what could not be computed."""
+    def prepare(self) -> None:
+        """Make what is to be timed; warn of what cannot be computed."""
         how, stages = self.settings, [stage for stage, _ in self.table]
         ways = [works(self.net, stages, each, self.training, how.recorded, how.plans, how.optimizer) for each in self.places]
-        counters = {each.name: energy.meter(each.name, each.on_host, each.on_card, how.meters) for each in self.places}
-        entries = list[LayerTimes]()
+        self.works: list[tuple[Stage, Cost, Work]] = []
         for (stage, cost), *found in zip(self.table, *ways, strict=True):
-            own = [work for each in found if not isinstance(each, Lacking) for work in each[1]]
             for each in found:
                 if isinstance(each, Lacking):
-                    warnings.warn(f"profile: {each.place.name!r} cannot compute layer {stage.path}: {each.why}", stacklevel=4)
-            for direction in stage.directions(self.training):  # the runs of a direction on all devices alternate
-                here = [work for work in own if work.direction == direction]
-                for _ in range(how.runs + 1):
-                    for work in here:
-                        work.measure(how.seconds)
-                entries += [self._entry(stage, cost, work, counters[work.place.name]) for work in here]
-        return entries
+                    warnings.warn(f"profile: {each.place.name!r} cannot compute layer {stage.path}: {each.why}", stacklevel=5)
+            own = [work for each in found if not isinstance(each, Lacking) for work in each[1]]
+            own.sort(key=lambda work: DIRECTIONS.index(work.direction))  # the devices alternate
+            self.works += [(stage, cost, work) for work in own]
+
+    def turn(self) -> None:
+        """Time all layers once, on all devices."""
+        for _, _, work in self.works:
+            work.measure(self.settings.seconds)
+
+    def result(self) -> Profile:
+        """Return the profile after all turns, and write it to the cache."""
+        counters = {
+            each.name: energy.meter(each.name, each.on_host, each.on_card, self.settings.meters) for each in self.places
+        }
+        entries = tuple(self._entry(stage, cost, work, counters[work.place.name]) for stage, cost, work in self.works)
+        stages, moves = tuple(stage for stage, _ in self.table), tuple(self._transfers())
+        made = facts.machine(), facts.now(), facts.versions(), self.batch, self.training
+        result = Profile(*made, self.facts, stages, entries, moves, self.said)
+        return _written(result, self.path) if self.settings.cached else result
 
     def _entry(self, stage: Stage, cost: Cost, work: Work, counter: energy.Meter | None) -> LayerTimes:
         """Return the figures of a work; its first time is only for the number of repetitions."""
-        ms = Figure(statistics.median(work.ms[1:]))
+        ms = Figure(float(np.quantile(work.ms[1:], self.settings.quantile)))
         figures = energy.measured(work.run, counter) if counter else (NONE, NONE)
         if not figures[1].known:
             figures = energy.stated(self.settings.watts.get(work.place.name), ms)
@@ -201,7 +234,7 @@ class _Measuring:
         found = {(a.dev, b.dev): (a, b) for a in self.places for b in self.places if a.dev is not b.dev}
         moves = []
         for source, target in found.values():
-            slow, fast = (_move(source, target, size, self.settings.runs) for size in (large, SMALL))
+            slow, fast = (_move(source, target, size, self.settings) for size in (large, SMALL))
             per = max(slow - fast, 0.0) / (4e-6 * (large - SMALL))
             watts = [self.settings.watts[name] for name in (source.name, target.name) if name in self.settings.watts]
             drawn = Figure(sum(watts), ESTIMATED) if len(watts) == 2 else NONE
@@ -219,7 +252,7 @@ def amount(stage: Stage, cost: Cost, direction: str) -> tuple[float, float]:
 
 
 # --- transfers --------------------------------------------------------------------------------------------------------
-def _move(source: Place, target: Place, size: int, runs: int) -> float:
+def _move(source: Place, target: Place, size: int, how: Settings) -> float:
     """Return the milliseconds of a move of n = `size` values."""
     array = source.dev.full((size,), 1.0)
 
@@ -228,7 +261,7 @@ def _move(source: Place, target: Place, size: int, runs: int) -> float:
             target.dev.upload(source.dev.download(array))
             target.dev.synchronize()
 
-    return statistics.median(_timed(once) for _ in range(runs + 1))
+    return float(np.quantile([_timed(once) for _ in range(how.runs + 1)], how.quantile))
 
 
 def _timed(once: Callable[[], Any]) -> float:

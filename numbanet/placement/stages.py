@@ -69,12 +69,12 @@ def stages(model: Sequential, shape: Sequence[int], plans: Plans | None = None) 
 
 
 def kind(layer: Layer) -> str:
-    """Return the type of a layer and the size and stride of its window, without its numbers of channels or units."""
+    """Return the type of a layer and the size of its window, with its stride if that is neither 1 nor the size."""
     name, window = type(layer).__name__, getattr(layer, "window", None)
     if not isinstance(window, tuple):
         return name
     size, stride = window[0], window[1] if len(window) > 2 else 1
-    return f"{name} {_pair(size)}" + (f" / {_pair(stride)}" if _pair(stride) != "1x1" else "")
+    return f"{name} {_pair(size)}" + (f" / {_pair(stride)}" if _pair(stride) not in ("1x1", _pair(size)) else "")
 
 
 def _pair(value: Any) -> str:

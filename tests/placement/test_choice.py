@@ -7,7 +7,18 @@ import math
 import numpy as np
 import pytest
 
-from numbanet.placement import ESTIMATED, DeviceFacts, Figure, LayerTimes, Profile, Transfer, choose, enumerate_all, placement
+from numbanet.placement import (
+    ESTIMATED,
+    DeviceFacts,
+    Figure,
+    LayerTimes,
+    Profile,
+    Transfer,
+    choose,
+    enumerate_all,
+    pareto,
+    placement,
+)
 from numbanet.placement.choice import OBJECTIVES, front
 
 from .tables import chain, profile, random_profile
@@ -92,6 +103,16 @@ def test_edp_is_not_a_sum_and_the_greedy_choice_is_not_the_best():
     found = choose(table, "edp")
     assert found.devices == {"0": "b", "1": "b"} and found.cost == pytest.approx(7 * 7.2)  # a alone has the least of stage 0
     assert found.cost == pytest.approx(brute_force(table, "edp", True))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_pareto_front_is_that_of_all_placements(seed):
+    table = random_profile(seed, 5, DEVICES)
+    points = np.array([(each.ms.value, each.joules.value) for each in enumerate_all(table, "edp")])
+    found = [(each.ms.value, each.joules.value) for each in pareto(table)]
+    np.testing.assert_allclose(found, points[front(points)])
+    assert choose(table, "time").ms.value == pytest.approx(found[0][0])
+    assert choose(table, "energy").joules.value == pytest.approx(found[-1][1])
 
 
 def test_the_front_keeps_what_nothing_dominates():
