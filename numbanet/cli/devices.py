@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
+from ..arguments import check_count
+from .arguments import list_of
 from .tables import print_table
+
+if TYPE_CHECKING:
+    from ..placement import Profile
 
 
 def add(commands: Any) -> None:
@@ -17,11 +23,38 @@ def add(commands: Any) -> None:
         help="measure from which sizes threads and lazy updates pay off on this machine, which must be idle, and "
         "save the result for later processes",
     )
+    parser.add_argument(
+        "--profile",
+        metavar="NETWORK",
+        help="measure each layer of lenet5, alexnet or vgg19 on each device, and show which device is chosen for it",
+    )
+    parser.add_argument("--batch", type=int, default=64, help="samples of a batch (default: %(default)s)")
+    parser.add_argument(
+        "--on", type=list_of(str), metavar="DEVICE,…", help='devices to measure, such as "cpu:1,cpu" (default: all, and cpu:1)'
+    )
+    parser.add_argument(
+        "--watts", type=_watts, default={}, metavar="DEVICE=W,…", help="the power of devices without a meter, for an estimate"
+    )
+    parser.add_argument(
+        "--objective", choices=("time", "energy", "edp"), default="time", help="what the choice minimises (default: time)"
+    )
+    parser.add_argument("--prediction", action="store_true", help="forward passes alone")
+    parser.add_argument("--again", action="store_true", help="measure again, even if there is a profile of these versions")
     parser.set_defaults(run=run)
 
 
+def _watts(text: str) -> dict[str, float]:
+    """Parse DEVICE=W,… of --watts."""
+    try:
+        return {name: float(value) for name, _, value in (part.rpartition("=") for part in text.split(","))}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be DEVICE=W,…, such as cpu=65, not {text}") from None
+
+
 def run(options: argparse.Namespace) -> int:
-    """Print the devices; measure thresholds if asked to."""
+    """Print the devices, or a profile; measure thresholds if asked to."""
+    if options.profile is not None:
+        return _profile(options)
     from numbanet_kernels.runtime import availability
 
     from ..device import NAMES, device, foreign, problem
@@ -34,6 +67,42 @@ def run(options: argparse.Namespace) -> int:
     if options.calibrate:
         _calibrate()
     return 0
+
+
+def _profile(options: argparse.Namespace) -> int:
+    """Print the figures of each layer on each device, and the device that is chosen for it."""
+    from ..placement import choose, profile
+    from ..placement.stages import network
+
+    check_count("--batch", options.batch)
+    shape = (options.batch, *network(options.profile, None)[1][1:])
+    how = {"watts": options.watts, "again": options.again}
+    found = profile(options.profile, shape, options.on, not options.prediction, **how)
+    title = f"{options.profile}, a batch of {' x '.join(map(str, found.shape))}, on {found.machine}, {found.date}"
+    columns = ["layer", "", "device", "ms", "GFLOP/s", "MB", "W", "mJ", "/W", "/mm2"]
+    rows = list(_figures(found))
+    known = [k for k in range(len(columns)) if k < 6 or any(row[k] != "-" for row in rows)]
+    print_table(title, [columns[k] for k in known], [[row[k] for k in known] for row in rows], narrow=True)
+    print("/W and /mm2: GFLOP/s per watt and per mm2 of the die; ~ is estimated, - is unavailable")
+    print(choose(found, options.objective))
+    return 0
+
+
+def _figures(found: Profile) -> Iterator[list[str]]:
+    """Yield a row for each layer, direction and device of a profile; the layer is named in its first row."""
+    for stage in found.stages:
+        layer = f"{'-'.join(dict.fromkeys((stage.paths[0], stage.paths[-1])))} {stage.kind}"
+        for direction in stage.directions(found.training):
+            way = direction
+            for facts in found.devices:
+                entry, cells = found.of(stage.path, facts.name, direction), ["-"] * 7
+                if entry is not None:
+                    density = entry.gflops_per_mm2(facts.mm2)
+                    figures = entry.ms, entry.gflops, entry.watts, entry.joules.times(1e3), entry.gflops_per_watt, density
+                    cells = [figure.shown() for figure in figures]
+                    cells.insert(2, f"{entry.bytes / 1e6:.3g}")
+                yield [layer, way, facts.name, *cells]
+                layer = way = ""
 
 
 def _calibrate() -> None:

@@ -48,6 +48,31 @@ def test_devices_and_kernels(capsys):
     assert status == 0 and all(name in out for name in ("gemm_rows", "gemm_tiles", "softmax_cross", "CUDA kernels"))
 
 
+@pytest.mark.slow
+def test_the_profile_of_a_network(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("NUMBANET_PROFILES", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "120")
+    arguments = "devices", "--profile", "lenet5", "--batch", "2", "--on", "cpu:1,cpu", "--watts", "cpu=65,cpu:1=40"
+    status, out, err = run(capsys, *arguments, "--objective", "energy")
+    assert (status, err) == (0, "") and "placement by energy: a training step" in out and "2 x 1 x 28 x 28" in out
+    assert all(word in out for word in ("cpu:1", "backward", "update", "mJ", "Conv2d 5x5 + ReLU", "on one device"))
+    (file,) = tmp_path.iterdir()
+    before = file.read_text()
+    assert run(capsys, *arguments)[0] == 0 and file.read_text() == before  # read, not measured
+    assert run(capsys, *arguments, "--again")[0] == 0 and file.read_text() != before
+    assert "a forward pass" in run(capsys, *arguments, "--prediction")[1]
+    for bad, why in (
+        (("--profile", "resnet"), "there is no network 'resnet'"),
+        (("--profile", "lenet5", "--on", "tpu"), "there is no device 'tpu'"),
+        (("--profile", "lenet5", "--batch", "0"), "--batch must be"),
+        (("--profile", "lenet5", "--batch", "2", "--on", "cpu", "--objective", "energy"), "needs joules of each layer"),
+    ):
+        status, _, err = run(capsys, "devices", *bad)
+        assert status == 2 and why in err and err.count("\n") == 1, err
+    status, _, err = run(capsys, "devices", "--watts", "cpu")
+    assert status == 2 and "must be DEVICE=W" in err
+
+
 @pytest.mark.skipif(problem("emulated") is not None, reason="needs NVVM")
 @pytest.mark.slow
 def test_counters(capsys, tmp_path):

@@ -51,6 +51,7 @@ LEVELS = [
     "dropout",
     "training",
     "datasets",
+    "placement",
     "estimators",
     "check",
     "challenge",

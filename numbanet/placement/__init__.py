@@ -1,0 +1,38 @@
+"""Placement: which device computes which layer, by measured time, power and energy.
+
+table     `Profile`: figures by layer, device and direction, and their file
+choice    `choose`: the device of each layer, exact for a chain
+"""
+
+from .choice import OBJECTIVES, choose, enumerate_all, pareto
+from .energy import Meter
+from .figures import ESTIMATED, MEASURED, NONE, UNAVAILABLE, Figure
+from .measure import profile, profiles
+from .predict import Predictor
+from .result import Placed, Placement, placement
+from .table import DeviceFacts, LayerTimes, Profile, Stage, Transfer, folder
+
+__all__ = [
+    "ESTIMATED",
+    "MEASURED",
+    "NONE",
+    "OBJECTIVES",
+    "UNAVAILABLE",
+    "DeviceFacts",
+    "Figure",
+    "LayerTimes",
+    "Meter",
+    "Placed",
+    "Placement",
+    "Predictor",
+    "Profile",
+    "Stage",
+    "Transfer",
+    "choose",
+    "enumerate_all",
+    "folder",
+    "pareto",
+    "placement",
+    "profile",
+    "profiles",
+]

@@ -1,0 +1,266 @@
+"""`choose`: the device of each layer of a chain, by time, energy or their product; exact for the figures of a profile.
+
+Let c_i(d) be the cost of stage i on device d, forward, backward and update together, and t_i(d, e) that of moving the input of
+stage i from d to e, and in training its gradient back. The dynamic programme
+
+    best_i(e) = c_i(e) + min over d of (best_(i-1)(d) + t_i(d, e))
+
+is exact if costs add up, as times and energies do. The energy-delay product does not, and memory limits are not of one stage:
+then best_i(e) is a set, the Pareto front of (time, energy, memory of each limited device). What is dominated at a stage is
+dominated after all later stages, because these add the same to both; so the best placement is never left out.
+
+CNNLab (Zhu et al. 2016, sections III and IV) assigns layers to a GPU and an FPGA by these figures, one layer at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from ..arguments import is_real
+from .figures import MEASURED, Figure, total
+from .result import Placement, placement
+from .table import Profile, Stage
+
+TIME, ENERGY, EDP = OBJECTIVES = "time", "energy", "edp"
+
+
+def choose(
+    profile: Profile,
+    objective: str = TIME,
+    memory: Mapping[str, float] | None = None,
+    *,
+    prediction: bool | None = None,
+    what_if: bool = False,
+    start: str | None = None,
+) -> Placement:
+    """Return the placement with the least time, energy or energy-delay product of a step.
+
+    Parameters
+    ----------
+    profile : Profile
+        Figures by stage and device.
+    objective : "time", "energy" or "edp", default="time"
+        Milliseconds, joules, or their product.
+    memory : mapping of str to float, optional
+        The largest MB that stages may need on a device (`Stage.memory`). Devices that share a memory share its limit, which is
+        named by the device that owns it: "cpu" for "cpu:1".
+    prediction : bool, optional
+        If True, only forward passes count; by default if the profile has nothing else.
+    what_if : bool, default=False
+        If True, estimated figures compete with measured ones. By default an estimate never decides against a measurement: a
+        device with estimates is not chosen for a stage of which another device has measurements.
+    start : str, optional
+        The device on which the batch is, so that moving it counts; by default it is where the first stage is.
+
+    Raises
+    ------
+    ValueError
+        If the objective or a device is unknown, no device has the figures that the objective needs, or nothing fits the memory.
+    """
+    problem = _Problem(profile, objective, memory, prediction, what_if, start)
+    devices = problem.solve()
+    return placement(profile, devices, objective, problem.training, start)
+
+
+def enumerate_all(
+    profile: Profile,
+    objective: str = TIME,
+    memory: Mapping[str, float] | None = None,
+    *,
+    prediction: bool | None = None,
+    what_if: bool = False,
+    start: str | None = None,
+) -> Iterator[Placement]:
+    """Yield every placement among which `choose` chooses, for short chains: there are n devices to the power of n stages."""
+    problem = _Problem(profile, objective, memory, prediction, what_if, start)
+    for devices in itertools.product(*problem.candidates):
+        used = dict.fromkeys(problem.limits, 0.0)
+        for stage, device in zip(profile.stages, devices):
+            home = profile.facts(device).home
+            if home in used:
+                used[home] += stage.memory(problem.training)
+        found = placement(profile, devices, objective, problem.training, start)
+        if all(used[home] <= limit for home, limit in problem.limits.items()) and math.isfinite(found.cost):
+            yield found
+
+
+def pareto(
+    profile: Profile, memory: Mapping[str, float] | None = None, *, prediction: bool | None = None, what_if: bool = False
+) -> list[Placement]:
+    """Return the placements that no other one beats in time and energy, the fastest first (the parameters of `choose`)."""
+    problem = _Problem(profile, EDP, memory, prediction, what_if, None)
+    fronts = problem.fronts()
+    ends = [(values[:2], name, label) for name, found in fronts[-1].items() for label, values in enumerate(found.costs)]
+    kept = front(np.array([values for values, *_ in ends]))
+    found = (problem.backwards(fronts, *ends[i][1:]) for i in kept)
+    return [placement(profile, devices, EDP, problem.training) for devices in found]
+
+
+class _Front:
+    """The costs (n, k) that no other one dominates, and for each (number of the device, row) of the stage before."""
+
+    def __init__(self, costs: np.ndarray, origin: np.ndarray) -> None:
+        self.costs, self.origin = costs, origin
+
+
+class _Problem:
+    """The costs of a profile under an objective."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        objective: str,
+        memory: Mapping[str, float] | None,
+        prediction: bool | None,
+        what_if: bool,
+        start: str | None,
+    ) -> None:
+        if objective not in OBJECTIVES:
+            raise ValueError(f"objective must be one of {', '.join(map(repr, OBJECTIVES))}, got {objective!r}")
+        if not profile.stages:
+            raise ValueError("choose: the profile has no layers")
+        if prediction is False and not profile.training:
+            raise ValueError("choose: the profile has only forward passes; measure it with training=True")
+        self.profile, self.objective, self.start = profile, objective, start
+        self.training = profile.training and not prediction
+        if start is not None:
+            profile.facts(start)
+        self.limits, self.count = _limits(profile, memory), 2 if objective == EDP else 1
+        self.candidates = [self._candidates(stage, what_if) for stage in profile.stages]
+
+    def _wanted(self, ms: Figure, joules: Figure) -> tuple[Figure, ...]:
+        """Return the figures that the objective needs."""
+        return {TIME: (ms,), ENERGY: (joules,), EDP: (ms, joules)}[self.objective]
+
+    def _candidates(self, stage: Stage, what_if: bool) -> list[str]:
+        """Return the devices that have the figures of a stage: those with measurements, if there are any."""
+        tags = {}
+        for device in self.profile.names:
+            figures = self._wanted(*self.profile.cost(stage, device, self.training))
+            if all(figure.known for figure in figures):
+                tags[device] = total(figures).tag
+        if not tags:
+            raise ValueError(self._lacking(stage))
+        best = [device for device, tag in tags.items() if what_if or tag == MEASURED]
+        return best or list(tags)
+
+    def _lacking(self, stage: Stage) -> str:
+        """Return the message for a stage of which no device has the figures: what is there, and what to do."""
+        needed = {TIME: "ms", ENERGY: "joules", EDP: "ms and joules"}[self.objective]
+        there = []
+        for device in self.profile.names:
+            ms, joules = self.profile.cost(stage, device, self.training)
+            there.append(f"{device!r} has ms {ms.tag} and joules {joules.tag}")
+        advice = "measure with a meter, or state the power of each device with profile(..., watts={'cpu': ...})"
+        return (
+            f"objective {self.objective!r} needs {needed} of each layer, and no device has them for layer {stage.path} "
+            f"({stage.layer}): {'; '.join(there)}. "
+            + (f"{advice}; or choose objective 'time'" if self.objective != TIME else "measure the layer on a device")
+        )
+
+    # --- costs as vectors ---------------------------------------------------------------------------------------------
+    def _stage(self, stage: Stage, device: str) -> np.ndarray:
+        """Return the cost of a stage on a device: its objectives, then the MB on each limited device."""
+        figures = self._wanted(*self.profile.cost(stage, device, self.training))
+        home, megabytes = self.profile.facts(device).home, stage.memory(self.training)
+        return np.array([*(figure.number for figure in figures), *(megabytes * (home == limited) for limited in self.limits)])
+
+    def _move(self, stage: Stage, source: str, target: str, back: bool) -> np.ndarray:
+        """Return the cost of moving the input of a stage, and of moving its gradient `back`."""
+        figures = self.profile.moved(stage, source, target, back)
+        return np.array([*(figure.number for figure in self._wanted(*figures)), *(0.0 for _ in self.limits)])
+
+    def _reach(self, before: dict[str, _Front], i: int, device: str) -> _Front:
+        """Return the front of stage i on a device, from those of the stage before it."""
+        stage = self.profile.stages[i]
+        parts, origins = [], []
+        for number, (source, front) in enumerate(before.items()):
+            move = self._move(stage, source, device, self.training and stage.differentiable)
+            parts.append(front.costs + move)
+            origins.append(np.stack([np.full(len(front.costs), number), np.arange(len(front.costs))], 1))
+        costs, origin = np.concatenate(parts) + self._stage(stage, device), np.concatenate(origins)
+        return self._kept(costs, origin)
+
+    def _kept(self, costs: np.ndarray, origin: np.ndarray) -> _Front:
+        """Return the front of what is finite and fits the limits."""
+        fits = np.isfinite(costs).all(1)
+        for k, limit in enumerate(self.limits.values()):
+            fits &= costs[:, costs.shape[1] - len(self.limits) + k] <= limit
+        costs, origin = costs[fits], origin[fits]
+        chosen = front(costs)
+        return _Front(costs[chosen], origin[chosen])
+
+    def solve(self) -> list[str]:
+        """Return the best device of each stage."""
+        fronts = self.fronts()
+        ends = ((values, name, label) for name, found in fronts[-1].items() for label, values in enumerate(found.costs))
+        best = min(ends, key=lambda end: float(np.prod(end[0][: self.count])))
+        return self.backwards(fronts, *best[1:])
+
+    def fronts(self) -> list[dict[str, _Front]]:
+        """Return the front of each stage on each device."""
+        stages, fronts = self.profile.stages, list[dict[str, _Front]]()
+        for i, stage in enumerate(stages):
+            here = {}
+            for device in self.candidates[i]:
+                if i:
+                    found = self._reach(fronts[-1], i, device)
+                else:
+                    cost = self._stage(stage, device)
+                    if self.start is not None:
+                        cost = cost + self._move(stage, self.start, device, False)
+                    found = self._kept(cost[None], np.zeros((1, 2), int))
+                if len(found.costs):
+                    here[device] = found
+            if not here:
+                raise ValueError(self._nowhere(stage))
+            fronts.append(here)
+        return fronts
+
+    def backwards(self, fronts: list[dict[str, _Front]], device: str, label: int) -> list[str]:
+        """Return the devices on the way to row `label` of the last stage's front on a device."""
+        chosen = []
+        for i in reversed(range(len(fronts))):
+            chosen.append(device)
+            number, label = map(int, fronts[i][device].origin[label])
+            device = list(fronts[i - 1])[number] if i else ""
+        return chosen[::-1]
+
+    def _nowhere(self, stage: Stage) -> str:
+        limits = ", ".join(f"{home}: {limit:g} MB" for home, limit in self.limits.items()) or "none"
+        return (
+            f"choose: no device can take layer {stage.path} ({stage.layer}), which needs {stage.memory(self.training):.3g} MB: "
+            f"the memory limits are {limits}, and transfers without figures are not used. Raise the limits or measure transfers"
+        )
+
+
+def front(costs: np.ndarray) -> np.ndarray:
+    """Return the rows of `costs` (n, k) that no other row dominates, one of equal rows; sorted by the first column."""
+    order = np.lexsort(costs.T[::-1])
+    if costs.shape[1] == 1:
+        return order[:1]
+    if costs.shape[1] == 2:
+        second = costs[order, 1]
+        least = np.minimum.accumulate(np.concatenate([[np.inf], second[:-1]]))
+        return order[second < least]
+    kept: list[int] = []
+    for row in order:
+        if not kept or not (costs[kept] <= costs[row]).all(1).any():
+            kept.append(int(row))
+    return np.array(kept, int)
+
+
+def _limits(profile: Profile, memory: Mapping[str, float] | None) -> dict[str, float]:
+    """Return the limits, by the device that owns the memory."""
+    homes, limits = {facts.home for facts in profile.devices}, {}
+    for name, limit in (memory or {}).items():
+        if name not in homes:
+            raise ValueError(f"memory: there is no memory of {name!r}; the profile has {', '.join(map(repr, sorted(homes)))}")
+        if not is_real(limit) or not limit >= 0:
+            raise ValueError(f"memory: the limit of {name!r} must be a number of MB of at least 0, got {limit!r}")
+        limits[name] = float(limit)
+    return limits

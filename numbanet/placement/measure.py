@@ -1,0 +1,300 @@
+"""`profile`: measure each layer of a model on each device, forward, backward and update."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..arguments import check_count, is_real
+from ..layers import Context, Cost, Layer, Sequential
+from ..tensor import Tensor
+from ..training.optim import Optimizer
+from ..training.sgd import SGD
+from . import energy, facts, stages as staging
+from .figures import ESTIMATED, NONE, Figure
+from .table import BACKWARD, DIRECTIONS, FORWARD, UPDATE, DeviceFacts, LayerTimes, Profile, Stage, Transfer, folder
+from .works import Lacking, Place, Work, available, place, works
+
+SMALL, LARGE, MOST = 1024, 1 << 20, 1 << 24  # float32 values of the moves that are timed
+Counters = Callable[[], float] | Mapping[str, Callable[[], float]]
+
+
+def usual_optimizer(parameters: list[Tensor]) -> Optimizer:
+    """Return SGD with momentum, whose updates are timed by default; its rate is 0, so that weights stay as they are."""
+    return SGD(parameters, 0.0, momentum=0.9)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a profile is measured.
+
+    Parameters
+    ----------
+    plans : mapping of Site or Layer to Plan, optional
+        The plans of a step with dropout (`Context`); by default everything is computed.
+    optimizer : callable, optional
+        Parameters -> the `Optimizer` whose update is measured; by default SGD with momentum.
+    runs : int, default=7
+        Number of timed runs.
+    quantile : float, default=0.5
+        Which of the runs is reported: by default the median. 0 is the fastest one, for machines that others use as well.
+    seconds : float, default=0.01
+        Least time of a run; fast layers are repeated.
+    recorded : bool, default=True
+        If True, recordings are replayed where that is possible, as in training on one device. If False, layers run op by op,
+        as in a model whose layers are on several devices.
+    meters : callable or mapping of str to callable, optional
+        () -> joules so far: a counter of energy for all devices, or by device. By default NVML's counter of a GPU, and
+        RAPL's of the CPU where it may be read; then each layer also runs for a second.
+    watts : mapping of str to float, optional
+        The power of devices without a meter; energy is then estimated from it.
+    mm2 : mapping of str to float, optional
+        The area of a device's die, for the performance density; by default known for some GPUs.
+    cached : bool, default=True
+        If True, a profile of the same model, shape, devices and settings is read from `folder()`, unless the machine or the
+        versions differ; and a new one is written there. With a meter that is given, nothing is read.
+    again : bool, default=False
+        If True, nothing is read from the cache.
+    """
+
+    plans: Mapping[Any, Any] | None = None
+    optimizer: Callable[[list[Tensor]], Optimizer] = usual_optimizer
+    runs: int = 7
+    quantile: float = 0.5
+    seconds: float = 0.01
+    recorded: bool = True
+    meters: Counters | None = None
+    watts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    mm2: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    cached: bool = True
+    again: bool = False
+
+    def check(self, names: list[str]) -> None:
+        """Raise ValueError if a number is out of range, or a device has no such name."""
+        check_count("runs", self.runs)
+        if not is_real(self.seconds) or not 0 < self.seconds < 60:
+            raise ValueError(f"seconds must be a number in (0, 60), got {self.seconds!r}")
+        if not is_real(self.quantile) or not 0 <= self.quantile <= 1:
+            raise ValueError(f"quantile must be a number in [0, 1], got {self.quantile!r}")
+        if len(set(names)) < len(names):
+            raise ValueError(f"profile: a device is named twice in {', '.join(map(repr, names))}")
+        for what, given in (("watts", self.watts), ("mm2", self.mm2)):
+            energy.check_by_device(what, given, names)
+
+
+def profile(
+    model: str | Sequential | Sequence[Layer],
+    shape: Sequence[int] | None = None,
+    devices: Sequence[str] | None = None,
+    training: bool = True,
+    **settings: Any,
+) -> Profile:
+    """Measure the layers of a model on devices: milliseconds, power and energy by layer, device and direction.
+
+    Each top-level layer is measured as it runs in the model: on the activation that the layers before it compute, warm, fused
+    with the next one if `Sequential` fuses them, and recorded if its device and its layers can be. The runs of all layers and
+    devices alternate, and the median is reported. A ReLU mask that a whole model fuses into the product of the next layer is
+    counted here with its own layer. The quantities are those of CNNLab (Zhu et al. 2016, section IV).
+
+    Parameters
+    ----------
+    model : str, Sequential or sequence of Layer
+        "lenet5", "alexnet", "vgg19", or layers; it is not changed.
+    shape : sequence of int, optional
+        Shape of a batch; for a name by default 64 images of the network's usual size.
+    devices : sequence of str, optional
+        Names of devices; "cpu:2" is the CPU with two threads. By default all devices of this machine, and "cpu:1".
+    training : bool, default=True
+        If True, the backward pass and the update are measured as well.
+    **settings
+        The parameters of `Settings`.
+
+    Raises
+    ------
+    ValueError
+        If a device or a network is unknown, a number is out of range, or a layer cannot take the batch.
+    RuntimeError
+        If a device is not available on this machine.
+    """
+    return profiles([(model, shape)], devices, training, **settings)[0]
+
+
+def profiles(
+    models: Sequence[tuple[str | Sequential | Sequence[Layer], Sequence[int] | None]],
+    devices: Sequence[str] | None = None,
+    training: bool = True,
+    **settings: Any,
+) -> list[Profile]:
+    """Return the profile of each (model, shape of a batch), measured together: a turn times each layer of each model on each
+    device, so that a change of the machine's speed over time affects all alike. The other parameters are those of `profile`.
+    """
+    how = Settings(**settings)
+    asked = [_Measuring(model, shape, devices, training, how) for model, shape in models]
+    found = {number: each.cached() for number, each in enumerate(asked)}
+    new = [each for number, each in enumerate(asked) if found[number] is None]
+    for each in new:
+        each.prepare()
+    for _ in range(how.runs + 1):
+        for each in new:
+            each.turn()
+    return [found[number] or each.result() for number, each in enumerate(asked)]
+
+
+class _Measuring:
+    """A model, the devices that it is measured on, and how."""
+
+    def __init__(self, model: Any, shape: Any, devices: Sequence[str] | None, training: bool, settings: Settings) -> None:
+        self.net, self.batch, name = staging.network(model, shape)
+        self.places = [place(device) for device in devices or available()]
+        names = [each.name for each in self.places]
+        settings.check(names)
+        self.settings, self.training = settings, training
+        plans = Context("cpu", settings.plans, training, model=self.net).plans if settings.plans else None
+        self.table = staging.stages(self.net, self.batch, plans)
+        self.said = {
+            "model": name,
+            "recorded": settings.recorded,
+            "runs": settings.runs,
+            "quantile": settings.quantile,
+            "seconds": settings.seconds,
+            "threads": _threads(self.places),
+        }
+        self.facts = tuple(
+            DeviceFacts(
+                each.name,
+                each.dev.name,
+                settings.mm2.get(each.name, facts.die() if each.on_card else None),
+                settings.watts.get(each.name),
+            )
+            for each in self.places
+        )
+
+    @property
+    def path(self) -> Path:
+        """The file of the profile in the cache."""
+        layers = [(type(layer).__qualname__, repr(layer)) for layer in self.net.layers]
+        made = self.settings.plans, getattr(self.settings.optimizer, "__qualname__", self.settings.optimizer)
+        decides = repr((layers, self.table, made, self.batch, self.training, self.said, self.facts))
+        return folder() / f"{hashlib.sha256(decides.encode()).hexdigest()[:24]}.json"
+
+    def cached(self) -> Profile | None:
+        """Return the profile in the cache; None if there is none, or it is to be measured."""
+        how = self.settings
+        return None if not how.cached or how.again or how.meters is not None else _read(self.path)
+
+    def prepare(self) -> None:
+        """Make what is to be timed; warn of what cannot be computed."""
+        how, stages = self.settings, [stage for stage, _ in self.table]
+        ways = [works(self.net, stages, each, self.training, how.recorded, how.plans, how.optimizer) for each in self.places]
+        self.works: list[tuple[Stage, Cost, Work]] = []
+        for (stage, cost), *found in zip(self.table, *ways, strict=True):
+            for each in found:
+                if isinstance(each, Lacking):
+                    warnings.warn(f"profile: {each.place.name!r} cannot compute layer {stage.path}: {each.why}", stacklevel=5)
+            own = [work for each in found if not isinstance(each, Lacking) for work in each[1]]
+            own.sort(key=lambda work: DIRECTIONS.index(work.direction))  # the devices alternate
+            self.works += [(stage, cost, work) for work in own]
+
+    def turn(self) -> None:
+        """Time all layers once, on all devices."""
+        for _, _, work in self.works:
+            work.measure(self.settings.seconds)
+
+    def result(self) -> Profile:
+        """Return the profile after all turns, and write it to the cache."""
+        counters = {
+            each.name: energy.meter(each.name, each.on_host, each.on_card, self.settings.meters) for each in self.places
+        }
+        entries = tuple(self._entry(stage, cost, work, counters[work.place.name]) for stage, cost, work in self.works)
+        stages, moves = tuple(stage for stage, _ in self.table), tuple(self._transfers())
+        made = facts.machine(), facts.now(), facts.versions(), self.batch, self.training
+        result = Profile(*made, self.facts, stages, entries, moves, self.said)
+        return _written(result, self.path) if self.settings.cached else result
+
+    def _entry(self, stage: Stage, cost: Cost, work: Work, counter: energy.Meter | None) -> LayerTimes:
+        """Return the figures of a work; its first time is only for the number of repetitions."""
+        ms = Figure(float(np.quantile(work.ms[1:], self.settings.quantile)))
+        figures = energy.measured(work.run, counter) if counter else (NONE, NONE)
+        if not figures[1].known:
+            figures = energy.stated(self.settings.watts.get(work.place.name), ms)
+        flops, moved = amount(stage, cost, work.direction)
+        return LayerTimes(stage.path, stage.layer, work.place.name, work.direction, ms, flops, moved, *figures)
+
+    def _transfers(self) -> list[Transfer]:
+        """Return the figures of moves between devices whose memory differs, timed with a small and a large array."""
+        most = max(stage.megabytes for stage, _ in self.table)
+        large = int(min(max(2.5e5 * most, LARGE), MOST))
+        found = {(a.dev, b.dev): (a, b) for a in self.places for b in self.places if a.dev is not b.dev}
+        moves = []
+        for source, target in found.values():
+            slow, fast = (_move(source, target, size, self.settings) for size in (large, SMALL))
+            per = max(slow - fast, 0.0) / (4e-6 * (large - SMALL))
+            watts = [self.settings.watts[name] for name in (source.name, target.name) if name in self.settings.watts]
+            drawn = Figure(sum(watts), ESTIMATED) if len(watts) == 2 else NONE
+            moves.append(Transfer(source.dev.name, target.dev.name, Figure(per), Figure(fast), drawn))
+        return moves
+
+
+def amount(stage: Stage, cost: Cost, direction: str) -> tuple[float, float]:
+    """Return (FLOPs, bytes moved) of a stage in one direction: those of its products, and at least its activations once."""
+    if direction == UPDATE:
+        return 0.0, 20.0 * stage.parameters  # reads the weight, the gradient and the velocity, writes weight and velocity
+    ends = 4.0 * (np.prod(stage.inputs) + np.prod(stage.outputs))
+    flops, moved = {FORWARD: (cost.forward, cost.bytes_forward), BACKWARD: (cost.backward, cost.bytes_backward)}[direction]
+    return float(flops), float(max(moved, ends))
+
+
+# --- transfers --------------------------------------------------------------------------------------------------------
+def _move(source: Place, target: Place, size: int, how: Settings) -> float:
+    """Return the milliseconds of a move of n = `size` values."""
+    array = source.dev.full((size,), 1.0)
+
+    def once() -> None:
+        with target.session():
+            target.dev.upload(source.dev.download(array))
+            target.dev.synchronize()
+
+    return float(np.quantile([_timed(once) for _ in range(how.runs + 1)], how.quantile))
+
+
+def _timed(once: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    once()
+    return 1e3 * (time.perf_counter() - start)
+
+
+# --- the cache --------------------------------------------------------------------------------------------------------
+def _threads(places: list[Place]) -> dict[str, int]:
+    """Return the number of threads of each place."""
+    counts = {}
+    for each in places:
+        with each.session():
+            counts[each.name] = int(each.dev.workers())
+    return counts
+
+
+def _read(path: Path) -> Profile | None:
+    """Return the profile in the cache; None if there is none, it is unreadable, or machine or versions have changed."""
+    try:
+        found = Profile.load(path)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        warnings.warn(f"profile: {error}; it is measured anew", stacklevel=5)
+        return None
+    return found if (found.machine, dict(found.versions)) == (facts.machine(), facts.versions()) else None
+
+
+def _written(result: Profile, path: Path) -> Profile:
+    try:
+        result.save(path)
+    except OSError as error:
+        warnings.warn(f"profile: it is not kept, as {path} cannot be written ({error})", stacklevel=5)
+    return result

@@ -1,0 +1,142 @@
+"""`Placement`: the device of each layer, with the predicted time and energy of a step; printed as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .figures import NONE, ZERO, Figure, product, total
+from .table import Profile
+
+
+class Placed(NamedTuple):
+    """One stage of a placement: its layers, its device, its own cost, and that of moving its input and the gradient of it."""
+
+    paths: tuple[str, ...]
+    layer: str
+    device: str
+    ms: Figure
+    joules: Figure
+    transfer_ms: Figure
+    transfer_joules: Figure
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """The device of each layer of a model.
+
+    Parameters
+    ----------
+    objective : "time", "energy" or "edp"
+        What was minimised.
+    training : bool
+        True if the costs are those of a training step, False if they are those of a forward pass.
+    stages : tuple of Placed
+        The stages, in order.
+    machine : str
+        Where the figures were measured.
+    singles : dict of str to (Figure, Figure)
+        For each device that has figures of all stages, the milliseconds and joules of a step on this device alone.
+    """
+
+    objective: str
+    training: bool
+    stages: tuple[Placed, ...]
+    machine: str
+    singles: dict[str, tuple[Figure, Figure]]
+
+    @property
+    def devices(self) -> dict[str, str]:
+        """{path of a top-level layer: name of its device}, in order."""
+        return {path: stage.device for stage in self.stages for path in stage.paths}
+
+    @property
+    def ms(self) -> Figure:
+        """The predicted milliseconds of a step, with transfers."""
+        return total(figure for stage in self.stages for figure in (stage.ms, stage.transfer_ms))
+
+    @property
+    def joules(self) -> Figure:
+        """The predicted joules of a step, with transfers."""
+        return total(figure for stage in self.stages for figure in (stage.joules, stage.transfer_joules))
+
+    @property
+    def cost(self) -> float:
+        """The value of the objective: ms, J, or ms * J; inf if a figure that it needs is unavailable."""
+        return self._objective(self.ms, self.joules).number
+
+    def _objective(self, ms: Figure, joules: Figure) -> Figure:
+        return {"time": ms, "energy": joules, "edp": product(ms, joules)}[self.objective]
+
+    @property
+    def best_single(self) -> tuple[str, float] | None:
+        """(device, value of the objective) of the best device alone; None if no device has all figures."""
+        costs = {name: self._objective(*figures).number for name, figures in self.singles.items()}
+        best = min(costs, key=lambda name: costs[name], default=None)
+        return None if best is None or costs[best] == float("inf") else (best, costs[best])
+
+    def __str__(self) -> str:
+        """Return a table of the stages, their devices and their figures."""
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+
+        step = "training step" if self.training else "forward pass"
+        table = Table(
+            title=f"placement by {self.objective}: a {step}",
+            box=box.SIMPLE_HEAD,
+            show_footer=True,
+            title_justify="left",
+            caption="~ is estimated, - is unavailable",
+        )
+        moves = total(stage.transfer_ms for stage in self.stages)
+        for name, foot in (
+            ("", ""),
+            ("layer", ""),
+            ("device", ""),
+            ("ms", total(stage.ms for stage in self.stages).shown()),
+            ("transfer ms", moves.shown()),
+            ("J", self.joules.shown()),
+        ):
+            table.add_column(name, foot, justify="right" if name in ("ms", "transfer ms", "J") else "left", no_wrap=True)
+        for stage in self.stages:
+            path = stage.paths[0] if len(stage.paths) == 1 else f"{stage.paths[0]}-{stage.paths[-1]}"
+            moved = "" if stage.transfer_ms is ZERO else stage.transfer_ms.shown()
+            table.add_row(path, stage.layer.replace("[", "\\["), stage.device, stage.ms.shown(), moved, stage.joules.shown())
+        file = io.StringIO()
+        Console(file=file, width=160).print(table)
+        singles = ", ".join(f"{name} {ms.shown()} ms {joules.shown()} J" for name, (ms, joules) in self.singles.items())
+        lines = [line.rstrip() for line in file.getvalue().rstrip().splitlines()]
+        return "\n".join([*lines, f"sum: {self.ms.shown()} ms, {self.joules.shown()} J; on one device: {singles or '-'}"])
+
+
+def placement(profile: Profile, devices: Sequence[str], objective: str, training: bool, start: str | None = None) -> Placement:
+    """Return the placement of each stage of a profile on these devices, with the sums of its figures.
+
+    Raises
+    ------
+    ValueError
+        If there are not as many devices as stages, or the profile lacks a device.
+    """
+    if len(devices) != len(profile.stages):
+        raise ValueError(f"placement: {len(devices)} devices for {len(profile.stages)} stages; give one device for each stage")
+    placed, before = [], start
+    for i, (stage, device) in enumerate(zip(profile.stages, devices)):
+        profile.facts(device)
+        moves = (ZERO, ZERO)
+        if before is not None and before != device:
+            moves = profile.moved(stage, before, device, bool(i) and training and stage.differentiable)
+        placed.append(Placed(stage.paths, stage.layer, device, *profile.cost(stage, device, training), *moves))
+        before = device
+    singles = {name: _alone(profile, name, training) for name in profile.names}
+    return Placement(
+        objective, training, tuple(placed), profile.machine, {name: pair for name, pair in singles.items() if pair[0].known}
+    )
+
+
+def _alone(profile: Profile, device: str, training: bool) -> tuple[Figure, Figure]:
+    """Return (milliseconds, joules) of a step on one device; unavailable if it lacks a stage."""
+    costs = [profile.cost(stage, device, training) for stage in profile.stages]
+    return (total(ms for ms, _ in costs), total(joules for _, joules in costs)) if costs else (NONE, NONE)

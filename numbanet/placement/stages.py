@@ -1,0 +1,105 @@
+"""The stages of a model: which top-level layers run together, their shapes and costs; and the functions that run them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ..layers import ActivationSpec, Context, Cost, Flow, Layer, Sequential
+from ..plans import Plans
+from .table import Stage
+
+BATCH = 64  # samples of a batch if only the name of a network is given
+
+
+class Part(NamedTuple):
+    """The layers from `first` on that run together, and the function that applies them."""
+
+    first: int
+    layers: tuple[Layer, ...]
+    act: Callable[[Flow, Context], Flow]
+
+    def __call__(self, flow: Flow, context: Context) -> Flow:
+        """Apply the layers, as `Sequential` does."""
+        return self.act(flow.before(self.layers[0].commutes), context)
+
+
+def parts(model: Sequential) -> Iterator[Part]:
+    """Yield the parts of a model: layers that are fused are one part, because they must run on one device."""
+    i, layers = 0, model.layers
+    while i < len(layers):
+        first = i
+        act: Callable[[Flow, Context], Flow] = layers[i].forward
+        fuse: Callable[[Layer], Callable[[Flow, Context], Flow] | None] | None = layers[i].fuse_with
+        i += 1
+        while fuse is not None and i < len(layers) and (both := fuse(layers[i])):
+            act, fuse, i = both, getattr(both, "fuse_with", None), i + 1
+        yield Part(first, tuple(layers[first:i]), act)
+
+
+def stages(model: Sequential, shape: Sequence[int], plans: Plans | None = None) -> list[tuple[Stage, Cost]]:
+    """Return the stages of a model for a batch of this shape, and the cost of each under `plans`.
+
+    Raises
+    ------
+    ValueError
+        If a layer cannot take the batch.
+    """
+    found, spec = [], ActivationSpec(tuple(shape))
+    for part in parts(model):
+        cost, given = Cost(), spec
+        for layer in part.layers:
+            own, spec = layer.cost(spec, plans or Plans())
+            cost = cost.plus(own)
+        paths = tuple(str(part.first + i) for i in range(len(part.layers)))
+        stage = Stage(
+            paths[0],
+            paths,
+            " + ".join(map(repr, part.layers)),
+            " + ".join(map(kind, part.layers)),
+            tuple(n or 1 for n in given.shape),
+            tuple(n or 1 for n in spec.shape),
+            sum({id(p): p.size for layer in part.layers for p in layer.parameters()}.values()),
+            given.differentiable,
+        )
+        found.append((stage, cost))
+    return found
+
+
+def kind(layer: Layer) -> str:
+    """Return the type of a layer and the size of its window, with its stride if that is neither 1 nor the size."""
+    name, window = type(layer).__name__, getattr(layer, "window", None)
+    if not isinstance(window, tuple):
+        return name
+    size, stride = window[0], window[1] if len(window) > 2 else 1
+    return f"{name} {_pair(size)}" + (f" / {_pair(stride)}" if _pair(stride) not in ("1x1", _pair(size)) else "")
+
+
+def _pair(value: Any) -> str:
+    return "x".join(map(str, value if isinstance(value, tuple) else (value, value)))
+
+
+def network(model: str | Sequence[Layer] | Sequential, shape: Sequence[int] | None) -> tuple[Sequential, tuple[int, ...], str]:
+    """Return a model, the shape of its batch, and its name.
+
+    Parameters
+    ----------
+    model : str, Sequential or sequence of Layer
+        "lenet5", "alexnet", "vgg19", or layers.
+    shape : sequence of int or None
+        Shape of a batch. It may be left out for a name: then it is a batch of images of the network's usual size.
+    """
+    if isinstance(model, str):
+        zoo = importlib.import_module("..estimators.zoo", __package__)  # found when it is asked for, because it stands above
+        if model not in zoo.MODELS:
+            raise ValueError(f"there is no network {model!r}; choose one of {', '.join(map(repr, zoo.MODELS))}")
+        make = zoo.MODELS[model]
+        shape = tuple(shape or (BATCH, *inspect.signature(make).parameters["image_shape"].default))
+        return Sequential(make(shape[1:], rng=0)), shape, model
+    if shape is None:
+        raise ValueError("profile: shape, the shape of a batch, is needed for a model that is given by its layers")
+    if not isinstance(model, Sequential):
+        model = Sequential(model)
+    return model, tuple(shape), "model"

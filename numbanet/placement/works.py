@@ -1,0 +1,255 @@
+"""What is timed: the passes and the update of each stage of a model on a device, op by op or as recordings."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..autograd import Node, backward, no_grad, op
+from ..device import NAMES, Device, device, problem
+from ..layers import DENSE, Context, Flow, Sequential, Symbols
+from ..layers.base import to
+from ..tensor import Tensor
+from ..training.optim import Optimizer
+from .stages import Part, parts
+from .table import BACKWARD, FORWARD, UPDATE, Stage
+
+
+class Place(NamedTuple):
+    """A device as a profile names it: "cpu:2" is the device "cpu" with at most two threads."""
+
+    name: str
+    dev: Device
+    limit: int | None = None
+
+    def session(self) -> AbstractContextManager:
+        """Return a session of the device with its number of threads."""
+        return self.dev.session(limit=self.limit)
+
+    @property
+    def on_host(self) -> bool:
+        """True if the arrays of the device are NumPy's, so that it computes on the host's processor."""
+        return isinstance(self.dev.full((1,), 0.0), np.ndarray)
+
+    @property
+    def on_card(self) -> bool:
+        """True if the arrays of the device are in the memory of an NVIDIA GPU."""
+        return hasattr(self.dev.full((1,), 0.0), "__cuda_array_interface__")
+
+
+def place(name: str) -> Place:
+    """Return the place of this name.
+
+    Raises
+    ------
+    ValueError
+        If there is no device of this name.
+    RuntimeError
+        If it is not available on this machine.
+    """
+    base, _, threads = name.partition(":")
+    if base == "cpu" and re.fullmatch(r"[1-9]\d*", threads):
+        return Place(name, device("cpu"), int(threads))
+    try:
+        dev = device(name)
+    except ValueError as error:
+        raise ValueError(f"{error}; 'cpu:2' is the CPU with two threads") from None
+    return Place(dev.name, dev)
+
+
+def available() -> list[str]:
+    """Return the devices of this machine: the CPU with one and with all threads, and each other one that is available. The
+    emulated device is left out, because its times mean nothing."""
+    cpu = place("cpu")
+    with cpu.session():
+        several = cpu.dev.workers() > 1
+    others = [name for name in NAMES if name not in ("cpu", "emulated") and problem(name) is None]
+    return [*["cpu:1"] * several, "cpu", *others]
+
+
+@op
+def _seeded(dev: Device, _y: Any, *, dy: Any) -> Any:
+    """A number whose gradient with respect to _y is dy, which is not copied."""
+    return dev.full((1,), 0.0), (lambda _: dy,)
+
+
+class Work:
+    """The passes or the update of one stage in one direction on one device; run(n) makes it n times."""
+
+    def __init__(self, where: Place, direction: str, compute: Callable[[], Any], recorded: bool, held: Any = None) -> None:
+        self.place, self.direction, self.held = where, direction, held  # held: arrays that a replay reads
+        with where.session():
+            compute()  # fills caches, and compiles
+            tape = where.dev.record(compute) if recorded and where.dev.records() else None
+            self.once = compute if tape is None else tape.replay
+            self.recorded = tape is not None
+            self.once()
+        self.ms: list[float] = []
+
+    def run(self, n: int) -> None:
+        """Make it n times."""
+        with self.place.session():
+            for _ in range(n):
+                self.once()
+            self.place.dev.synchronize()
+
+    def measure(self, seconds: float) -> None:
+        """Append the milliseconds of one call, the mean over about `seconds`."""
+        n = max(1, min(10000, math.ceil(1e3 * seconds / max(self.ms[0], 1e-4)))) if self.ms else 1
+        start = time.perf_counter()
+        self.run(n)
+        self.ms.append(1e3 * (time.perf_counter() - start) / n)
+
+
+class Lacking(NamedTuple):
+    """A stage that a device cannot compute, and why."""
+
+    stage: Stage
+    place: Place
+    why: str
+
+
+def works(
+    model: Sequential,
+    table: list[Stage],
+    where: Place,
+    training: bool,
+    recorded: bool,
+    plans: Mapping[Any, Any] | None,
+    optimizer: Callable[[list[Tensor]], Optimizer],
+) -> Iterator[tuple[Stage, list[Work]] | Lacking]:
+    """Yield the works of each stage on a device, each on the activation that the stages before it compute.
+
+    A stage that fails is `Lacking`, unless it fails on the CPU as well; later stages get its output from the CPU.
+    """
+    dev, symbols = where.dev, model.symbols
+    rng, own = np.random.default_rng(0), copy.deepcopy(model)
+    to(own, dev)
+    shape = table[0].inputs
+    values = rng.integers(symbols, size=shape).astype(np.int32) if symbols else rng.standard_normal(shape, np.float32)
+    flow = Flow(Tensor.wrap(dev.upload(values), dev), Symbols(values) if symbols else DENSE)
+    chosen = {} if plans is None else _moved(plans, model, own)
+    context = Context(dev, chosen, training, model=own if chosen else None, state={})
+    reference: Flow | None = None
+    for stage, part in zip(table, parts(own)):
+        try:
+            with where.session(), no_grad():
+                after = part(flow, context)
+            yield stage, _stage(stage, part, flow, context, where, training, recorded, optimizer)
+        except (AttributeError, NotImplementedError, TypeError, RuntimeError) as error:
+            if dev.name == "cpu":
+                raise
+            yield Lacking(stage, where, f"{type(error).__name__}: {error}")
+            home = device("cpu")
+            host = copy.deepcopy(part.layers)
+            for layer in host:
+                to(layer, home)
+            reference = Flow(Tensor(flow.dense().numpy(), home))
+            with home.session(), no_grad():
+                for layer in host:
+                    reference = layer.forward(reference, Context(home, training=training, state={}))
+            after = Flow(Tensor(reference.dense().numpy(), dev))
+        flow = after._replace(x=after.x.detach())
+
+
+def _moved(plans: Mapping[Any, Any], model: Sequential, own: Sequential) -> dict[Any, Any]:
+    """Return the plans with the layers of the copy `own` in place of those of `model`."""
+    copies = dict(zip(map(id, model.layers), own.layers))
+    return {copies.get(id(key), key): plan for key, plan in plans.items()}
+
+
+def _stage(
+    stage: Stage,
+    part: Part,
+    flow: Flow,
+    context: Context,
+    where: Place,
+    training: bool,
+    recorded: bool,
+    optimizer: Callable[[list[Tensor]], Optimizer],
+) -> list[Work]:
+    """Return the works of one stage."""
+    dev = where.dev
+    recorded = recorded and all(layer.records for layer in part.layers)
+    parameters = list({id(p): p for layer in part.layers for p in layer.parameters()}.values())
+    given = flow._replace(x=Tensor.wrap(flow.x.data, dev, training and stage.differentiable))
+
+    def forward() -> Any:
+        return part(given, context).x.data
+
+    if not training:
+
+        def predict() -> Any:
+            with no_grad():
+                return forward()
+
+        return [Work(where, FORWARD, predict, recorded)]
+    found = [Work(where, FORWARD, forward, recorded)]
+    if BACKWARD not in stage.directions(True):
+        return found
+    leaves = [*parameters, given.x] if given.x.requires_grad else parameters
+    backwards, held = _backward(where, lambda: part(given, context).x, leaves)
+    found.append(Work(where, BACKWARD, backwards, recorded, held))
+    if UPDATE in stage.directions(True):
+        with where.session():
+            backwards()
+        updates = optimizer(parameters)
+        found.append(Work(where, UPDATE, _update(where, updates), recorded and updates.records))
+    for leaf in leaves:
+        leaf.zero_grad()
+    return found
+
+
+def _backward(where: Place, forward: Callable[[], Tensor], leaves: list[Tensor]) -> tuple[Callable[[], list[Any]], list[Node]]:
+    """Return (run, nodes): run() makes the backward pass of one forward pass, as often as it is called. The nodes of its graph
+    hold the arrays that it reads."""
+    with where.session():
+        y = forward()
+        dy = where.dev.upload(np.random.default_rng(1).standard_normal(y.shape, np.float32))
+        root = _seeded(y, dy=dy)
+    graph = _graph(root)
+
+    def run() -> list[Any]:
+        for leaf in leaves:
+            leaf.zero_grad()
+        for tensor, node in graph:
+            tensor.release(node)  # the pass before this one has freed it
+        backward(root)
+        return [getattr(leaf.gradient, "values", None) for leaf in leaves]
+
+    return run, [node for _, node in graph]
+
+
+def _update(where: Place, optimizer: Optimizer) -> Callable[[], None]:
+    """Return a function that updates parameters from the gradients that they have now, as often as it is called."""
+    kept = [(p, p.gradient) for p in optimizer.parameters]
+    with where.session():
+        optimizer.prepare()
+        numbers = [where.dev.upload(np.array(own, np.float32)) for own in optimizer.changing()[1]]
+
+    def run() -> None:
+        for p, gradient in kept:
+            p.zero_grad()
+            if gradient is not None:
+                p.receive(gradient)
+        optimizer.launch(numbers)
+
+    return run
+
+
+def _graph(root: Tensor) -> list[tuple[Tensor, Node]]:
+    """Return (tensor, node that computed it) for each computed tensor of a graph."""
+    found, stack = {id(root): root}, [root]
+    while stack:
+        for x in stack.pop().node.inputs:
+            if x is not None and x.node is not None and id(x) not in found:
+                found[id(x)] = x
+                stack.append(x)
+    return [(tensor, tensor.node) for tensor in found.values()]

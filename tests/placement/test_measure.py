@@ -1,0 +1,178 @@
+"""Profiles of small models: what is measured, that it is what a model computes, and when it is measured anew."""
+
+import json
+
+import numpy as np
+import pytest
+
+from numbanet import BatchNorm1d, Context, Linear, ReLU, Sequential, Tanh, Tensor
+from numbanet.layers import LSTM, Conv2d, Embedding, Flatten, Flow, MaxPool2d
+from numbanet.placement import NONE, Profile, choose, facts, measure, profile
+from numbanet.placement.stages import parts, stages
+from numbanet.placement.works import Lacking, available, place, works
+from numbanet.plans import IndexPlan
+
+QUICK = {"runs": 2, "seconds": 1e-4}
+LAYERS = [Linear(20, 30, rng=0), ReLU(), BatchNorm1d(30), Linear(30, 4, rng=1)]
+IMAGES = [Conv2d(2, 3, 3, rng=0), ReLU(), MaxPool2d(2), Flatten(), Linear(27, 4, rng=1)]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("NUMBANET_PROFILES", str(tmp_path / "profiles"))
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_tiny_model_on_one_thread_and_on_all():
+    found = profile(LAYERS, (8, 20), ["cpu:1", "cpu"], watts={"cpu": 50}, mm2={"cpu": 100.0}, **QUICK)
+    assert found.names == ("cpu:1", "cpu") and found.settings["threads"] == {"cpu:1": 1, "cpu": 2}
+    assert [(s.paths, s.layer) for s in found.stages] == [
+        (("0", "1"), "Linear(20, 30) + ReLU()"),
+        (("2",), "BatchNorm1d(30)"),
+        (("3",), "Linear(30, 4)"),
+    ]
+    assert [s.differentiable for s in found.stages] == [False, True, True] and found.stages[1].inputs == (8, 30)
+    assert len(found.entries) == 2 * 3 * 3 and all(entry.ms.tag == "measured" and entry.ms.value > 0 for entry in found.entries)
+    first = found.of("0", "cpu", "forward")
+    assert first.flops == 2 * 8 * 20 * 30 and first.bytes >= 4 * (8 * 50 + 600)
+    assert (first.joules.tag, found.of("0", "cpu:1", "forward").joules) == ("estimated", NONE)
+    assert found.of("0", "cpu", "backward").flops == first.flops  # the gradient of the input is not computed
+    assert found.facts("cpu").mm2 == 100 and found.facts("cpu:1").home == "cpu" and not found.transfers
+    assert choose(found).devices.keys() == {"0", "1", "2", "3"}
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("layers, shape", [(LAYERS, (8, 20)), (IMAGES, (4, 2, 8, 8))])
+def test_what_is_timed_is_what_the_model_computes(layers, shape, recorded):
+    """The gradients that the timed backward passes leave are those of each part of the model, each time."""
+    model = Sequential(layers)
+    table = [stage for stage, _ in stages(model, shape)]
+    kept = []
+
+    def optimizer(parameters):
+        kept.append((parameters, [np.array(p.grad.numpy()) for p in parameters]))
+        return measure.usual_optimizer(parameters)
+
+    flow = Flow(Tensor(np.random.default_rng(0).standard_normal(shape, np.float32)))
+    context = Context("cpu", training=True)
+    for (stage, timed), part in zip(works(model, table, place("cpu"), True, recorded, None, optimizer), parts(model)):
+        assert [work.direction for work in timed] == list(stage.directions(True))
+        assert all(work.recorded == recorded for work in timed if work.direction != "update")
+        flow = flow._replace(x=Tensor.wrap(flow.x.data, flow.x.device, True))
+        for p in (p for layer in part.layers for p in layer.parameters()):
+            p.zero_grad()
+        after = part(flow, context)
+        after.x.backward(np.random.default_rng(1).standard_normal(after.x.shape, np.float32))
+        own = [p for layer in part.layers for p in layer.parameters()]
+        if own:
+            before = [p.numpy().copy() for p in kept[-1][0]]
+            for work in timed:
+                work.run(2)
+            for p, gradient, copied, old in zip(own, kept[-1][1], kept[-1][0], before, strict=True):
+                np.testing.assert_allclose(gradient, p.grad.numpy(), rtol=1e-5, atol=1e-6)
+                np.testing.assert_array_equal(copied.numpy(), old)  # the rate is 0
+        for p in (p for layer in part.layers for p in layer.parameters()):
+            p.zero_grad()
+        flow = after
+
+
+def test_the_model_is_not_changed():
+    model = Sequential([Linear(5, 4, rng=0), BatchNorm1d(4)])
+    before = model.state_dict()
+    profile(model, (6, 5), ["cpu"], cached=False, **QUICK)
+    assert all(np.array_equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_sequences_and_integers():
+    found = profile([Embedding(11, 6, rng=0), LSTM(6, 5, rng=0)], (3, 7), ["cpu"], cached=False, **QUICK)
+    assert [s.outputs[-1] for s in found.stages] == [6, 5]
+    assert all(found.of(s.path, "cpu", d).ms.value > 0 for s in found.stages for d in s.directions(True))
+
+
+def test_plans_save_flops():
+    layers = [Linear(20, 30, rng=0), ReLU(), Linear(30, 4, rng=1)]
+    dense, half = (
+        profile(layers, (8, 20), ["cpu"], plans=plans, cached=False, **QUICK)
+        for plans in (None, {layers[0]: IndexPlan(30, np.arange(15), 2.0)})
+    )
+    for path in ("0", "2"):
+        assert half.of(path, "cpu", "forward").flops == dense.of(path, "cpu", "forward").flops / 2
+
+
+def test_forward_passes_alone():
+    found = profile(LAYERS, (8, 20), ["cpu"], training=False, cached=False, **QUICK)
+    assert {entry.direction for entry in found.entries} == {"forward"} and not choose(found).training
+
+
+def test_a_meter_measures_energy(monkeypatch):
+    joules = iter(range(10**9))
+    monkeypatch.setattr(measure.energy.measured, "__defaults__", (1e-3,))
+    found = profile([Linear(5, 4, rng=0)], (6, 5), ["cpu"], meters=lambda: float(next(joules)), **QUICK)
+    assert all(entry.joules.tag == entry.watts.tag == "measured" and entry.joules.value > 0 for entry in found.entries)
+    assert choose(found, "energy").joules.tag == "measured"
+
+
+# --- the cache --------------------------------------------------------------------------------------------------------
+def test_a_profile_is_used_again_until_versions_change(monkeypatch):
+    first = profile(LAYERS, (8, 20), ["cpu"], **QUICK)
+    assert profile(LAYERS, (8, 20), ["cpu"], **QUICK) == first
+    assert profile(LAYERS, (9, 20), ["cpu"], **QUICK).shape == (9, 20)  # another shape is another profile
+    monkeypatch.setattr(facts, "versions", lambda: {"numbanet": "99"})
+    again = profile(LAYERS, (8, 20), ["cpu"], **QUICK)
+    assert again != first and again.versions == {"numbanet": "99"}
+    assert profile(LAYERS, (8, 20), ["cpu"], **QUICK) == again
+
+
+def test_a_damaged_file_in_the_cache_is_measured_anew_with_a_warning(tmp_path):
+    profile(LAYERS, (8, 20), ["cpu"], **QUICK)
+    (file,) = (tmp_path / "profiles").iterdir()
+    file.write_text("{")
+    with pytest.warns(UserWarning, match="cannot be read as a profile.*measured anew"):
+        profile(LAYERS, (8, 20), ["cpu"], **QUICK)
+    assert json.loads(file.read_text())["format"] == "numbanet profile" and Profile.load(file).names == ("cpu",)
+
+
+# --- devices that lack something --------------------------------------------------------------------------------------
+def test_a_stage_that_a_device_cannot_compute_is_left_out(monkeypatch):
+    """The rest of the model is measured on the output that the CPU computes."""
+    from numbanet.device import Device
+
+    poor = Device("cpu")
+    poor.name = "poor"
+    del poor.__dict__["tanh"]
+    where = place("cpu")._replace(name="poor", dev=poor)
+    model = Sequential([Linear(5, 4, rng=0), Tanh(), Linear(4, 3, rng=1)])
+    monkeypatch.setattr(measure, "place", lambda name: where if name == "poor" else place(name))
+    with pytest.warns(UserWarning, match="'poor' cannot compute layer 1.*no operation 'tanh'"):
+        found = profile(model, (6, 5), ["cpu", "poor"], cached=False, **QUICK)
+    assert found.of("1", "poor", "forward") is None and found.of("2", "poor", "forward").ms.value > 0
+    assert {(move.source, move.target) for move in found.transfers} == {("cpu", "poor"), ("poor", "cpu")}
+    assert choose(found).devices["1"] == "cpu" and set(choose(found).singles) == {"cpu"}
+    table = [stage for stage, _ in stages(model, (6, 5))]
+    assert isinstance(list(works(model, table, where, True, True, None, measure.usual_optimizer))[1], Lacking)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "arguments, why",
+    [
+        ({"devices": ["tpu"]}, "there is no device 'tpu'.*'cpu:2' is the CPU with two threads"),
+        ({"devices": ["cpu:0"]}, "there is no device 'cpu:0'"),
+        ({"devices": ["cpu", "cpu"]}, "named twice"),
+        ({"devices": ["cpu"], "watts": {"gpu": 3}}, "no device 'gpu'"),
+        ({"runs": 0}, "runs must be"),
+        ({"seconds": 0}, "seconds must be"),
+        ({"shape": (8, 21)}, "Linear"),
+        ({"shape": None}, "shape, the shape of a batch, is needed"),
+        ({"model": "resnet"}, "no network 'resnet'; choose one of 'lenet5', 'alexnet', 'vgg19'"),
+    ],
+)
+def test_refusals(arguments, why):
+    given = {"model": LAYERS, "shape": (8, 20), "devices": ["cpu"], **arguments}
+    with pytest.raises(ValueError, match=why):
+        profile(given.pop("model"), given.pop("shape"), given.pop("devices"), **given, cached=False)
+
+
+def test_the_devices_of_this_machine():
+    assert "cpu" in available() and "emulated" not in available()
