@@ -243,6 +243,15 @@ SHARED = by_name(
         CUDA kernels on the CPU, slowly, for tests. "torch" is the CPU with PyTorch's products and convolutions.""",
     ),
     Parameter(
+        "objective",
+        None,
+        '{None, "time", "energy", "edp"}',
+        """
+        What `device="auto"` chooses devices by. None: one device for all layers, without measuring. Otherwise `fit` measures
+        each layer on each device of this machine, or reads what was measured before, and places each layer so that a training
+        step takes the least time, energy, or product of both ("edp"); `placement_` says where (`numbanet.placement`).""",
+    ),
+    Parameter(
         "precision",
         "float32",
         '{"float32", "tf32"}',

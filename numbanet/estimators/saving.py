@@ -30,7 +30,7 @@ from ..tensor import Tensor
 from .serialization import described, described_layer, made, made_layer
 
 ENTRY, VERSION = "numbanet", 3
-MADE_ANEW = ("model_", "optimizer_")
+MADE_ANEW = ("model_", "optimizer_", "placement_")  # a placement is of the machine where it was measured
 HIDDEN = ("_by_step", "_flat_target", "_several")  # private attributes that predictions need
 
 

@@ -35,6 +35,7 @@ from ..training.validation import Validation
 from ..user_warnings import warn
 from .base import Estimator
 from .build import as_images, build, merged
+from .placing import check_objective, placed
 from .settings import FitSettings
 from .whole import whole
 from .zoo import MODELS, network
@@ -68,13 +69,10 @@ class Supervised(Estimator):
         A warning is issued if the network is no better than always predicting the most frequent class, or the mean; and if
         `epochs` was not given and the loss was still falling clearly in the last epochs.
 
-        Ctrl-C ends training after the current step and raises KeyboardInterrupt, so that a caller, such as a grid search, stops
-        as well. If at least one epoch is complete, the Net keeps the complete epochs: it predicts, scores and can be saved, and
-        `partial_fit` continues. `n_iter_` and `history_` count the complete epochs; with early stopping the weights are the
-        best ones. If the interrupted epoch made weights non-finite, the Net returns to the last copy, which may be some epochs
-        old. Before the first complete epoch, or without such a copy, the Net is unchanged. It is also unchanged if the handler
-        of another signal raises an exception, for example for a time-out. Python handlers run between training steps, and
-        immediately during callbacks; other user functions, such as schedules, are not interrupted.
+        Ctrl-C ends training after the current step and raises KeyboardInterrupt. If at least one epoch is complete, the Net
+        keeps the complete epochs, which `n_iter_` and `history_` count, and `partial_fit` continues; the weights are those of
+        the last step, or with early stopping the best ones, or the last finite copy. Otherwise the Net is unchanged, as if the
+        handler of another signal raises an exception. Handlers run between training steps and during callbacks.
 
         Parameters
         ----------
@@ -100,8 +98,8 @@ class Supervised(Estimator):
             If the data or a parameter is invalid; the Net is unchanged.
         FloatingPointError
             If the loss is not finite in the first epoch; the Net is unchanged.
-        KeyboardInterrupt
-            If training is interrupted.
+        KeyboardInterrupt, DeviceFailure
+            If training is interrupted, or a device fails (`objective`).
         """
         run, data = self._begun(X, y, sample_weight, dropout, dropout_rate, validation)
         train(run, data)
@@ -206,6 +204,7 @@ class Supervised(Estimator):
         if self.augment is not None and not callable(self.augment):
             raise ValueError(f"augment must be a function augment(x, rng, dev), such as FlipsAndCrops(), got {self.augment!r}")
         self._criterion()
+        check_objective(self.objective, self.device)
         return super()._settings(dropout, dropout_rate, samples)
 
     def _policy(self, dropout, dropout_rate, samples=None):
@@ -317,6 +316,7 @@ class Supervised(Estimator):
         self, X, y, weights, settings: FitSettings, epochs: int, trained: bool, validation: tuple | None = None
     ) -> tuple[Run, Data]:
         """Return the arguments of `train`."""
+        settings, watching = placed(self, settings, Data(X, y, weights), trained)
         run, scorer, watched = self._run(settings, epochs, trained), settings.scorer, None
         data = Data(on_device(X, run.dev), y, weights)
         if validation is not None:
@@ -326,7 +326,7 @@ class Supervised(Estimator):
             rows, held = self._split(y)
             data, others = dataclasses.replace(data, rows=rows), dataclasses.replace(data, rows=held)
             watched = Validation(others, scorer and functools.partial(self._scored, scorer, X[held], y[held]))
-        self._hook(run, settings, data, watched, *([] if self.augment is None else [Augmentation(self.augment)]))
+        self._hook(run, settings, data, watched, *([Augmentation(self.augment)] if self.augment else []), *watching)
         return run, data
 
     def _scored(self, scorer, X, y) -> float:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..autograd import Node, backward, no_grad, op
-from ..device import NAMES, Device, device, problem
+from ..device import NAMES, Device, device, foreign, problem
 from ..layers import DENSE, Context, Flow, Sequential, Symbols
 from ..layers.base import to
 from ..tensor import Tensor
@@ -70,7 +70,7 @@ def available() -> list[str]:
     cpu = place("cpu")
     with cpu.session():
         several = cpu.dev.workers() > 1
-    others = [name for name in NAMES if name not in ("cpu", "emulated") and problem(name) is None]
+    others = [name for name in (*NAMES, *foreign()) if name not in ("cpu", "emulated") and problem(name) is None]
     return [*["cpu:1"] * several, "cpu", *others]
 
 
