@@ -38,26 +38,34 @@ def check_objective(objective: Any, name: Any) -> None:
         raise ValueError(f"objective={objective!r} chooses the device of each layer: leave device='auto', got device={name!r}")
 
 
-def placed(estimator: Any, settings: FitSettings, data: Data, trained: bool) -> tuple[FitSettings, list[Hook]]:
-    """Place the layers of the estimator's new model, if it has an objective, and set `placement_`. Return the settings with the
-    device of the run, and the hooks that record predicted and actual times. A trained model stays where it is.
-    """
-    before = getattr(estimator, "placement_", None)
-    if estimator.objective is None or (trained and before is None):
-        vars(estimator).pop("placement_", None)
-        return settings, []
-    if not trained:
-        watch = getattr(estimator, "_placing", None)
-        estimator.placement_ = _chosen(estimator, settings, data, again=watch is not None and watch.off)
-        if estimator.verbose:
-            print(estimator.placement_, flush=True)
-    names = list(estimator.placement_.devices.values())
-    if len(set(names)) == 1:
-        settings = dataclasses.replace(settings, device=device(names[0]))
-    if not trained:
-        estimator.model_.span(names)
-    estimator._placing = Watched(estimator.placement_, len(data), settings.batch_size)
-    return settings, [estimator._placing]
+class Placing:
+    """What an estimator with the parameter `objective` does before training; the base class of such estimators."""
+
+    objective: str | None
+    model_: Sequential
+    verbose: int
+    placement_: Placement
+
+    def _placed(self, settings: FitSettings, data: Data, trained: bool) -> tuple[FitSettings, list[Hook]]:
+        """Place the layers of a new model if there is an objective; set `placement_`. Return the settings with the device of
+        the run, and the hooks that record predicted and actual times. A trained model stays where it is.
+        """
+        before = getattr(self, "placement_", None)
+        if self.objective is None or (trained and before is None):
+            vars(self).pop("placement_", None)
+            return settings, []
+        if not trained:
+            watch = getattr(self, "_watched", None)
+            self.placement_ = _chosen(self, settings, data, again=watch is not None and watch.off)
+            if self.verbose:
+                print(self.placement_, flush=True)
+        names = list(self.placement_.devices.values())
+        if len(set(names)) == 1:
+            settings = dataclasses.replace(settings, device=device(names[0]))
+        if not trained:
+            self.model_.span(names)
+        self._watched = Watched(self.placement_, len(data), settings.batch_size)
+        return settings, [self._watched]
 
 
 def _chosen(estimator: Any, settings: FitSettings, data: Data, again: bool) -> Placement:

@@ -35,7 +35,7 @@ from ..training.validation import Validation
 from ..user_warnings import warn
 from .base import Estimator
 from .build import as_images, build, merged
-from .placing import check_objective, placed
+from .placing import Placing, check_objective
 from .settings import FitSettings
 from .whole import whole
 from .zoo import MODELS, network
@@ -44,7 +44,7 @@ PLAIN = np.dtype(np.float32), np.dtype(np.float64)
 PREDICTORS: weakref.WeakKeyDictionary[Supervised, Predictor] = weakref.WeakKeyDictionary()  # not copied or pickled
 
 
-class Supervised(Estimator):
+class Supervised(Placing, Estimator):
     """Base class of the classifier and the regressor. It checks the data, builds the network, and trains it."""
 
     least_to_score = 1  # the smallest number of samples that `score` takes
@@ -316,7 +316,7 @@ class Supervised(Estimator):
         self, X, y, weights, settings: FitSettings, epochs: int, trained: bool, validation: tuple | None = None
     ) -> tuple[Run, Data]:
         """Return the arguments of `train`."""
-        settings, watching = placed(self, settings, Data(X, y, weights), trained)
+        settings, watching = self._placed(settings, Data(X, y, weights), trained)
         run, scorer, watched = self._run(settings, epochs, trained), settings.scorer, None
         data = Data(on_device(X, run.dev), y, weights)
         if validation is not None:
