@@ -21,7 +21,11 @@ from .host import threads as _threads
 from .runtime.memory import empty_cpu as _empty
 
 globals().update({name: f for name, f in vars(_cpu).items() if callable(f) and not name.startswith("_")})
-_view = _torch.from_numpy
+
+
+def _view(x):
+    """The array as PyTorch's tensor of the same memory; a copy if it is read-only, which tensors cannot be."""
+    return _torch.from_numpy(x if x.flags.writeable else x.copy())
 
 
 def records():
