@@ -1,4 +1,4 @@
-"""Plots of training curves and rooflines; they need matplotlib: pip install numbanet[plots]."""
+"""Plots of training curves, rooflines and placements; they need matplotlib: pip install numbanet[plots]."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .dropout import POLICIES, Style
+from .placement import Profile, pareto
 
 
 def check_target(path: str | os.PathLike) -> Path:
@@ -125,6 +126,79 @@ def rooflines(intensities: Mapping[str, float], path: str | os.PathLike) -> Path
     for axes in (above, below):
         axes.spines[["top", "right"]].set_visible(False)
     above.legend(frameon=False, loc="upper left")
+    return _save(figure, path)
+
+
+WAYS = {"forward": ("#134f82", "o"), "backward": ("#e07b39", "^")}
+
+
+def layer_rooflines(profile: Profile, path: str | os.PathLike, title: str = "") -> Path:
+    """Write a picture to `path`: for each device of a profile GFLOP/s by FLOPs per byte, a dot for each layer and direction,
+    with its path beside it. The lines are the largest GFLOP/s and GB/s that a layer reached on the device.
+    """
+    path = check_target(path)
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2 * len(profile.devices), 4.4), layout="constrained")
+    panels = figure.subplots(1, len(profile.devices), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, device in zip(panels, profile.names):
+        entries = [e for e in profile.entries if e.device == device and e.ms.value and e.bytes]
+        counted = [e for e in entries if e.flops]
+        intensity = np.array([e.flops / e.bytes for e in counted])
+        speed = np.array([e.gflops.number for e in counted])
+        if len(counted):
+            peak, bandwidth = speed.max(), max(e.bytes / e.ms.number / 1e6 for e in entries)
+            x = np.geomspace(intensity.min() / 2, intensity.max() * 2, 100)
+            roof = np.minimum(peak, bandwidth * x)
+            axes.plot(
+                x, roof, color="black", linewidth=1, label=f"{peak:.3g} GFLOP/s, {bandwidth:.3g} GB/s, the best of a layer"
+            )
+        for direction, (colour, mark) in WAYS.items():
+            here = [k for k, e in enumerate(counted) if e.direction == direction]
+            axes.plot(intensity[here], speed[here], mark, color=colour, markersize=5, label=direction)
+            for k in here:
+                axes.annotate(counted[k].path, (intensity[k], speed[k]), xytext=(4, 3), textcoords="offset points", fontsize=7)
+        axes.set(xscale="log", yscale="log", xlabel="FLOPs per byte")
+        axes.set_title(device, loc="left", fontsize=10)
+        axes.grid(alpha=0.25, which="both")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8, loc="lower right")
+    panels[0].set_ylabel("GFLOP/s")
+    figure.suptitle(title or f"Layers of {profile.settings.get('model', 'a model')} on {profile.machine}", fontsize=11)
+    return _save(figure, path)
+
+
+def time_and_energy(profiles: Mapping[str, Profile], path: str | os.PathLike, title: str = "") -> Path:
+    """Write a picture to `path`: for each profile, by name, the milliseconds and joules of a step on each device alone, and the
+    Pareto front of all placements (`placement.pareto`). "~" marks axes with estimates.
+
+    Raises
+    ------
+    ValueError
+        If a profile has no joules.
+    """
+    path = check_target(path)
+    from matplotlib.figure import Figure
+
+    fronts = {name: pareto(profile, what_if=True) for name, profile in profiles.items()}
+    figure = Figure(figsize=(4.4 * len(fronts), 3.8), layout="constrained")
+    for axes, (name, front) in zip(figure.subplots(1, len(fronts), squeeze=False)[0], fronts.items()):
+        points = [(each.ms.number, each.joules.number) for each in front]
+        axes.plot(*zip(*points), ".-", color="#134f82", label=f"Pareto front of {len(points)} placements")
+        best = min(front, key=lambda each: each.cost)
+        axes.plot(best.ms.number, best.joules.number, "*", color="#134f82", markersize=12, label="least ms x J")
+        for device, (ms, joules) in front[0].singles.items():
+            if joules.known:
+                axes.plot(ms.number, joules.number, "s", color="#e07b39", markersize=6)
+                axes.annotate(device, (ms.number, joules.number), xytext=(6, 4), textcoords="offset points", fontsize=9)
+        marks = ["~" * any(f.tag != "measured" for f in fs) for fs in zip(*((each.ms, each.joules) for each in front))]
+        axes.set(xlabel=f"{marks[0]}ms of a step", ylabel=f"{marks[1]}J of a step")
+        axes.set_title(name, loc="left", fontsize=10)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8)
+    figure.suptitle(title or f"Time and energy of placements on {next(iter(profiles.values())).machine}", fontsize=11)
     return _save(figure, path)
 
 

@@ -189,6 +189,22 @@ ENDS = {
 }
 
 
+PLACED = {
+    "case": _text("case"),
+    "device": _text("implementation"),
+    "ms": _number("layer_ms"),
+    "predicted ms": _number("predicted_ms"),
+    "error": _number("off", ".0%"),
+    "measured again": _number("noise", ".0%"),
+    "GFLOP/s": _number("gflops"),
+    "MB moved": _number("megabytes"),
+    "W": _number("watts"),
+    "J": _number("joules"),
+    "GFLOP/s/W": _number("gflops_per_watt"),
+    "GFLOP/s/mm²": _number("gflops_per_mm2"),
+}
+
+
 def _points(row: Row) -> dict[str, Callable[[Row], str]]:
     """Columns for percentage points against bernoulli, one for each kind of pattern and rate."""
 
@@ -214,6 +230,7 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
         "found": QUALITY,
         "last": ENDS,
         "score": SCORES,
+        "layer_ms": PLACED,
         "points_of": _points(first),
     }
     columns = next((kind for key, kind in kinds.items() if rows and key in rows[0]), TIMES)

@@ -9,7 +9,7 @@ is exact if costs add up, as times and energies do. The energy-delay product doe
 then best_i(e) is a set, the Pareto front of (time, energy, memory of each limited device). What is dominated at a stage is
 dominated after all later stages, because these add the same to both; so the best placement is never left out.
 
-CNNLab (Zhu et al. 2016, sections III and IV) assigns layers to a GPU and an FPGA by these figures, one layer at a time.
+CNNLab (Zhu et al. 2016, arXiv 1606.06234) weighs a GPU against an FPGA by such figures before it offloads a task.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Meters of energy: NVML's counter, Linux powercap (RAPL), a user's counter, or an estimate from stated watts.
 
-CNNLab (Zhu et al. 2016, section IV) reports power and energy by layer. A meter returns joules so far; a layer is repeated for a
+CNNLab (Zhu et al. 2016) compares devices by power and energy. A meter returns joules so far; a layer is repeated for a
 window of at least a second, because counters are updated every 1 to 100 ms.
 """
 

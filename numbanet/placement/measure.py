@@ -101,7 +101,7 @@ def profile(
     Each top-level layer is measured as it runs in the model: on the activation that the layers before it compute, warm, fused
     with the next one if `Sequential` fuses them, and recorded if its device and its layers can be. The runs of all layers and
     devices alternate, and the median is reported. A ReLU mask that a whole model fuses into the product of the next layer is
-    counted here with its own layer. The quantities are those of CNNLab (Zhu et al. 2016, section IV).
+    counted here with its own layer. The quantities are those of CNNLab (Zhu et al. 2016).
 
     Parameters
     ----------

@@ -78,11 +78,14 @@ class Predictor:
 
     def predict(self, stage: Stage, cost: Cost, device: str, direction: str) -> Prediction:
         """Return the predicted time of a stage; unavailable if nothing was measured on this device in this direction."""
+        return self.sized(stage, *amount(stage, cost, direction), device, direction)
+
+    def sized(self, stage: Stage, flops: float, moved: float, device: str, direction: str) -> Prediction:
+        """Return the predicted time of a stage whose FLOPs and bytes moved are known; as `predict`."""
         group = self._groups.get((stage.kind, device, direction)) or self._groups.get((device, direction))
         if group is None:
             return Prediction(NONE, float("nan"), 0)
-        ms = group.fit.of(_numbers(stage, *amount(stage, cost, direction)))
-        return Prediction(Figure(ms, ESTIMATED), group.error, len(group.ms))
+        return Prediction(Figure(group.fit.of(_numbers(stage, flops, moved)), ESTIMATED), group.error, len(group.ms))
 
     @property
     def errors(self) -> dict[tuple[str, ...], tuple[float, int]]:

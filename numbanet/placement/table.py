@@ -5,8 +5,8 @@
     Transfer     figures of a move of an activation from one device to another one
     DeviceFacts  what is known of a device: the memory that it uses, the area of its die, its stated power
 
-The quantities are those of CNNLab (Zhu et al. 2016, section IV: time, throughput, power, energy and performance density by
-layer and device), by direction. A profile is saved as JSON.
+The quantities are those of CNNLab (Zhu et al. 2016, arXiv 1606.06234: performance, throughput, power, energy and performance
+density on two devices), by layer and direction. A profile is saved as JSON.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class LayerTimes:
         return ratio(self.flops / 1e9, self.joules)
 
     def gflops_per_mm2(self, mm2: float | None) -> Figure:
-        """Return the performance density in GFLOP/s/mm2 of a die of `mm2` (CNNLab, section IV); unavailable without an area."""
+        """Return the performance density in GFLOP/s/mm2 of a die of this area; unavailable without an area."""
         return NONE if not mm2 else self.gflops.times(1 / mm2)
 
 
