@@ -12,7 +12,7 @@ from numbanet_kernels.examples import example, families
 from numbanet_kernels.layouts.windows import Window
 from tests.core.test_ops import CASES, inputs
 
-OWN = {"gemm", "gemm_dw", "conv2d", "conv2d_grad"}
+OWN = {"gemm", "gemm_dw", "conv2d", "conv2d_grad", "conv2d_max_pool", "conv2d_max_pool_grad"}
 pytestmark = pytest.mark.skipif("torch" not in available(), reason="the package is not installed with its entry points")
 
 
