@@ -14,7 +14,7 @@ except ImportError as error:
     raise ImportError(f"it needs PyTorch: pip install torch ({error})") from error
 
 from . import cpu as _cpu
-from .families.conv import check as _check
+from .families.conv import check as _check, check_pool_grad as _check_pool_grad
 from .families.gemm import _output
 from .families.reduce import sum_rows_cpu as _sum_rows
 from .host import threads as _threads
@@ -88,6 +88,14 @@ def conv2d(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=None, 
     return y.numpy()
 
 
+def conv2d_max_pool(x, w, window, pool, groups=1, bias=None, relu=False, scale=1.0, rows=None, blocks=None, wants_places=True):
+    """(y, places) = max_pool(conv2d(x, w, …), pool)"""
+    if rows is not None or blocks is not None:
+        return _cpu.conv2d_max_pool(x, w, window, pool, groups, bias, relu, scale, rows, blocks, wants_places)
+    y, places = _cpu.max_pool(conv2d(x, w, window, groups, bias, relu, scale), pool)
+    return y, places if wants_places else None
+
+
 def conv2d_grad(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None, blocks=None, wants_dx=True):
     """(dx or None, dw, db) of conv2d"""
     if rows is not None or blocks is not None:
@@ -114,19 +122,14 @@ def conv2d_grad(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None, bl
     return _channels_last(dx) if wants_dx else None, dw.contiguous().numpy(), dz.sum((0, 2, 3)).numpy()
 
 
-def conv2d_max_pool(x, w, window, pool, groups=1, bias=None, relu=False, scale=1.0, rows=None, blocks=None, wants_places=True):
-    """(y, places) = max_pool(conv2d(x, w, …), pool), for conv2d_max_pool_grad"""
-    if rows is not None or blocks is not None:
-        return _cpu.conv2d_max_pool(x, w, window, pool, groups, bias, relu, scale, rows, blocks, wants_places)
-    return _cpu.max_pool(conv2d(x, w, window, groups, bias, relu, scale), pool)
-
-
 def conv2d_max_pool_grad(
     dy, y, places, x, w, window, pool, groups=1, relu=False, scale=1.0, rows=None, blocks=None, wants_dx=True
 ):
     """(dx or None, dw, db) of conv2d_max_pool"""
     if rows is not None or blocks is not None:
         return _cpu.conv2d_max_pool_grad(dy, y, places, x, w, window, pool, groups, relu, scale, rows, blocks, wants_dx)
-    shape = len(x), *window.positions(*x.shape[1:3]), len(w)
+    positions = _check("conv2d_max_pool_grad (torch)", x, w, window, groups)
+    shape = (len(x), *positions, len(w))
+    _check_pool_grad("conv2d_max_pool_grad (torch)", pool, shape, dy, y, places)
     dz = _cpu.max_pool_grad(_cpu.relu_grad(dy, y) if relu else dy, places, pool, shape)
     return conv2d_grad(dz, x, w, window, groups, None, scale, wants_dx=wants_dx)

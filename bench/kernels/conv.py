@@ -153,16 +153,14 @@ def _torch_forward(t, x, w, b, p, **_):
     return lambda: _last(t.relu(t.nn.functional.conv2d(x, w, b, padding=p)))
 
 
+def _torch_gradients(t, dy, x, w, c, o, p):
+    dx, dw, db = t.ops.aten.convolution_backward(dy, x, w, [o], [1, 1], [p, p], [1, 1], False, [0, 0], 1, [c > 3, True, True])
+    return (_last(dx), dw, db) if c > 3 else (dw, db)
+
+
 def _torch_backward(t, dy, x, w, c, o, p, **_):
     dy, x = _first(dy), _first(x)
-
-    def run():
-        dx, dw, db = t.ops.aten.convolution_backward(
-            dy, x, w, [o], [1, 1], [p, p], [1, 1], False, [0, 0], 1, [c > 3, True, True]
-        )
-        return (_last(dx), dw, db) if c > 3 else (dw, db)
-
-    return run
+    return lambda: _torch_gradients(t, dy, x, w, c, o, p)
 
 
 def _flops(kind, products):
@@ -216,6 +214,18 @@ def _pooled_backward(dev, dy, x, w, b, c, k, p, **_):
 def _torch_pooled(t, x, w, b, p, **_):
     x, functions = _first(x), t.nn.functional
     return lambda: _last(functions.max_pool2d(t.relu(functions.conv2d(x, w, b, padding=p)), 2))
+
+
+def _torch_pooled_backward(t, dy, x, w, b, c, o, p, **_):
+    dy, x, aten = _first(dy), _first(x), t.ops.aten
+    z = t.relu(t.nn.functional.conv2d(x, w, b, padding=p))
+    places = aten.max_pool2d_with_indices(z, 2, 2)[1]
+
+    def run():
+        dz = aten.max_pool2d_with_indices_backward(dy, z, [2, 2], [2, 2], [0, 0], [1, 1], False, places)
+        return _torch_gradients(t, aten.threshold_backward(dz, z, 0), x, w, c, o, p)
+
+    return run
 
 
 # --- pooling and batch norm on images ---------------------------------------------------------------------------------
@@ -311,7 +321,7 @@ KERNELS = {
     "conv2d_max_pool_grad": Kernel(
         _pooled_images,
         _pooled_backward,
-        None,
+        _torch_pooled_backward,
         lambda dy, x, w, b, c, k, p, **_: _without_none(
             *conv2d_max_pool_grad_reference(dy, x, w, _window(k, p), POOL, bias=b, relu=True, wants_dx=c > 3)
         ),

@@ -72,6 +72,18 @@ def _gradient(grad: Callable[..., tuple], given: tuple, dy: Any, **options: Any)
     return grad(dy, *given, **options)
 
 
+def _convolved(
+    dev: Device, x: Any, w: Any, bias: Any, relu: bool, pool: Window | None, options: dict[str, Any]
+) -> tuple[Any, Callable[..., tuple]]:
+    """Return y, after pooling if `pool` is given, and the function that `_vjps` takes."""
+    if pool is None:
+        y = dev.conv2d(x, w, bias=bias, relu=relu, **options)
+        return y, functools.partial(_gradient, dev.conv2d_grad, (x, w), where=y if relu else None, **options)
+    options = {**options, "pool": pool, "relu": relu}
+    y, places = dev.conv2d_max_pool(x, w, bias=bias, wants_places=recording(), **options)
+    return y, functools.partial(_gradient, dev.conv2d_max_pool_grad, (y, places, x, w), **options)
+
+
 def _packed(vjps: tuple[Callable, Callable, Callable], rows: DeviceAxis, columns: DeviceAxis, shape: tuple[int, ...]) -> tuple:
     """Return vjps whose dw and db are packed gradients of a weight of shape `shape` and its bias. `vjps` compute dw and db of
     the kept part: the rows `rows` and the columns `columns` of the weight's matrix.
@@ -138,12 +150,6 @@ def conv2d(
     bias = b if b is None or weight is w else dev.take_rows(b, rows.indices)
     biased = bias if bias is None or scale == 1.0 else dev.affine(bias, mul=scale)
     options = {"window": window, "groups": groups, "scale": scale * sums_scale, **lists}
-    if pool is None:
-        y = dev.conv2d(x, weight, bias=biased, relu=relu, **options)
-        back = functools.partial(_gradient, dev.conv2d_grad, (x, weight), where=y if relu else None, **options)
-    else:
-        options.update(pool=pool, relu=relu)
-        y, places = dev.conv2d_max_pool(x, weight, bias=biased, wants_places=recording(), **options)
-        back = functools.partial(_gradient, dev.conv2d_max_pool_grad, (y, places, x, weight), **options)
+    y, back = _convolved(dev, x, weight, biased, relu, pool, options)
     vjps = _vjps(dev, scale, back)
     return y, vjps if weight is w else _packed(vjps, rows, columns, tuple(w.shape))

@@ -5,7 +5,8 @@ from .assigned import Plans, Site
 from .base import AxisPlan, Plan, Region
 from .gates import GateChoice, GatePlan
 from .on_device import DeviceAxis, DeviceBlocks, DevicePlan, DeviceSamples, DeviceTiles, DeviceTimes, DeviceUnits, on_device
-from .rows import DrawnPlan, GroupPlan, IndexPlan, PositionPlan, PositionTilePlan, RowPlan, TimePlan, repeat_indices
+from .positions import GroupPlan, PositionPlan, PositionTilePlan
+from .rows import DrawnPlan, IndexPlan, RowPlan, TimePlan, repeat_indices
 from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, ChannelBlockPlan, TilePlan
 from .windows import UnitWindow, WindowPlan

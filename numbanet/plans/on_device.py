@@ -16,7 +16,8 @@ from numbanet_kernels.layouts.windows import Blocks, Positions
 
 from ..device import Device
 from .base import AxisPlan, Plan
-from .rows import ChosenPlan, PositionPlan, PositionTilePlan, RowPlan, TimePlan, repeat_indices
+from .positions import PositionPlan, PositionTilePlan
+from .rows import ChosenPlan, RowPlan, TimePlan, repeat_indices
 from .samples import BernoulliPlan, ChosenSamples, SamplePlan
 from .tiles import BlockPlan, ChannelBlockPlan, TilePlan
 from .windows import UnitWindow

@@ -18,9 +18,10 @@ from ...runtime.declare import tape
 from ...runtime.expect import INT32, expect
 from ..elementwise import relu_grad_cpu
 from ..pooling import max_pool_cpu, max_pool_grad_cpu
-from . import cpu_direct, cpu_im2col, cpu_position, cpu_winograd, cpu_winograd_blocks, cpu_winograd_tiles
+from . import cpu_direct, cpu_im2col, cpu_position
 from .cpu_direct import Positions, Sight
 from .family import check, check_pool, check_pool_grad, positions_of
+from .winograd import cpu_winograd, cpu_winograd_blocks, cpu_winograd_tiles
 
 
 class Plan(NamedTuple):

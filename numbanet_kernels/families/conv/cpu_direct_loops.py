@@ -161,7 +161,7 @@ def forward(
 ):
     """y (N, P O) = max(A w + bias, low) for images x (N, H W C), 0 at dropped positions; then pooled, and `marks` kept if there
     are any. If `back`, x are gradients after pooling instead. If tiles cannot be shared equally, each is cut into `bands` of
-    positions, or of lines after pooling, and first … stop - 1 are bands.
+    positions, or of lines after pooling, and first … stop - 1 are bands; nothing is listed then.
     """
     outs, last, pools = w.shape[1], y.shape[1], pool.size > 0 and not back
     own = np.empty(offsets.size, np.int64) if block[0] > 0 else offsets
@@ -172,10 +172,7 @@ def forward(
         tile, band = number // bands, number % bands
         n0, n1, (begin, end) = tile * WIDTH, min((tile + 1) * WIDTH, x.shape[0]), _list_of(starts, listed, tile)
         if band == 0 or number == first:
-            if back:
-                _read_slopes(x, where, gated, pool, marks, n0, n1, geometry, line, pooled, seen, turned)
-            else:
-                _read(x, where, gated, n0, n1, geometry, line, turned)
+            _read_slopes(x, where, gated, pool if back else pool[:0], marks, n0, n1, geometry, line, pooled, seen, turned)
         if listed:
             clear(out, 0, out.shape[0])
         if not pools:
@@ -185,9 +182,8 @@ def forward(
             c0, c1 = (0, last) if bands == 1 else ((a - begin) * outs, min((b - begin) * outs, last))
             transpose_block(out, c0, c1, 0, n1 - n0, y, n0, c0, False)
             continue
-        r0, r1, done = pool[8] * band // bands, pool[8] * (band + 1) // bands, begin
-        if bands > 1:  # nothing is listed
-            done = max(r0 * pool[2] - pool[4], 0) * pool[7] // POSITIONS * POSITIONS
+        r0, r1 = pool[8] * band // bands, pool[8] * (band + 1) // bands
+        done = begin if bands == 1 else max(r0 * pool[2] - pool[4], 0) * pool[7] // POSITIONS * POSITIONS
         keeps, best = marks.shape[0] > 0, marks[tile if marks.shape[0] > 0 else 0]
         for row in range(r0, r1):
             a, wanted = done, lines_read(pool, row) * pool[7]
@@ -195,8 +191,7 @@ def forward(
                 done += POSITIONS
             _multiply(turned, bases, targets, a, done, offsets, kept, block, n0, w, bias, low, own, rows, weights, out)
             pool_lines(out, outs, pool, row, row + 1, low == 0, keeps, seen, pooled, best)
-        c0, c1 = r0 * pool[9] * outs, r1 * pool[9] * outs
-        transpose_block(pooled, c0, c1, 0, n1 - n0, y, n0, c0, False)
+        transpose_block(pooled, r0 * pool[9] * outs, r1 * pool[9] * outs, 0, n1 - n0, y, n0, r0 * pool[9] * outs, False)
 
 
 @host_kernel(f"void({IMAGES}, {POOL}, f4[:, ::1], {ROOMS}, i8[::1], f4[:, ::1], i8, i8)")

@@ -16,7 +16,7 @@ from ...layouts.windows import Window
 from ...runtime.memory import empty_cpu, full_cpu
 from . import cpu_position_loops as loops
 from .cpu_position_loops import BLOCK, IMAGES
-from .cpu_winograd_transforms import PANEL
+from .winograd.cpu_winograd_transforms import PANEL
 
 LEAST = 32  # least number of images, because products have a row for each image that keeps a position
 WIDE = 12  # least ratio of products to channels plus outputs: those are multiplied, these are copied

@@ -19,8 +19,8 @@ from ...host.simd import LINE
 from ...host.transpose import transpose_block
 from ...runtime.declare import host_function, host_kernel
 from .cpu_im2col_loops import clear
-from .cpu_winograd_loops import _even, _multiply
-from .cpu_winograd_transforms import PANEL
+from .winograd.cpu_winograd_loops import _even, _multiply
+from .winograd.cpu_winograd_transforms import PANEL
 
 IMAGES = 48  # of a piece, at most
 BLOCK = 32  # rows of a weight, or channels, whose taps are transposed at a time

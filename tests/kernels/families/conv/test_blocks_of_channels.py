@@ -11,7 +11,8 @@ import threadpoolctl
 from hypothesis import given, settings, strategies as st
 
 from numbanet_kernels.families import conv
-from numbanet_kernels.families.conv import cpu, cpu_winograd, cpu_winograd_block_loops, cpu_winograd_blocks
+from numbanet_kernels.families.conv import cpu
+from numbanet_kernels.families.conv.winograd import cpu_winograd, cpu_winograd_block_loops, cpu_winograd_blocks
 from numbanet_kernels.host import thresholds
 from numbanet_kernels.host.simd import WIDTH
 from numbanet_kernels.layouts.windows import Blocks, Window

@@ -13,15 +13,8 @@ import pytest
 import threadpoolctl
 
 from numbanet_kernels.families import conv
-from numbanet_kernels.families.conv import (
-    cpu_direct,
-    cpu_direct_loops,
-    cpu_im2col,
-    cpu_im2col_loops,
-    cpu_position,
-    cpu_winograd,
-    cpu_winograd_tiles,
-)
+from numbanet_kernels.families.conv import cpu_direct, cpu_direct_loops, cpu_im2col, cpu_im2col_loops, cpu_position
+from numbanet_kernels.families.conv.winograd import cpu_winograd, cpu_winograd_tiles
 from numbanet_kernels.host import thresholds
 from numbanet_kernels.host.simd import WIDTH
 from numbanet_kernels.layouts.windows import Blocks, Window

@@ -11,16 +11,14 @@ import threadpoolctl
 from hypothesis import given, settings, strategies as st
 
 from numbanet_kernels.families import conv
-from numbanet_kernels.families.conv import (
-    cpu,
-    cpu_position,
-    cpu_position_loops,
+from numbanet_kernels.families.conv import cpu, cpu_position, cpu_position_loops
+from numbanet_kernels.families.conv.family import positions_of
+from numbanet_kernels.families.conv.winograd import (
     cpu_winograd,
     cpu_winograd_tile_loops,
     cpu_winograd_tiles,
     cpu_winograd_transforms as transforms,
 )
-from numbanet_kernels.families.conv.family import positions_of
 from numbanet_kernels.host import thresholds
 from numbanet_kernels.layouts.windows import Positions, Window
 from numbanet_kernels.runtime.pool import Arena, pages

@@ -7,7 +7,8 @@ import pytest
 import threadpoolctl
 
 from numbanet_kernels.families import conv
-from numbanet_kernels.families.conv import cpu, cpu_winograd, cpu_winograd_loops, cpu_winograd_transforms as transforms
+from numbanet_kernels.families.conv import cpu
+from numbanet_kernels.families.conv.winograd import cpu_winograd, cpu_winograd_loops, cpu_winograd_transforms as transforms
 from numbanet_kernels.host import thresholds
 from numbanet_kernels.layouts.windows import Window
 from numbanet_kernels.runtime.pool import Arena, pages

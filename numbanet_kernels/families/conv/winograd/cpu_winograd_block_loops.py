@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, int64
 
-from ...runtime.declare import host_function, host_kernel
+from ....runtime.declare import host_function, host_kernel
 from .cpu_winograd_loops import _finish, _multiply, _place, _plane_of, _row_of, _weigh
 from .cpu_winograd_transforms import PANEL, gather_input, gather_slopes, scatter_output
 

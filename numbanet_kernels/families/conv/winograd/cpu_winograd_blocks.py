@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...host import threads
-from ...host.simd import WIDTH, aligned
-from ...layouts.windows import Blocks, Window
-from ...runtime.memory import empty_cpu, full_cpu
+from ....host import threads
+from ....host.simd import WIDTH, aligned
+from ....layouts.windows import Blocks, Window
+from ....runtime.memory import empty_cpu, full_cpu
+from ..cpu_im2col_loops import add_up
 from . import cpu_winograd, cpu_winograd_block_loops as loops, cpu_winograd_loops
-from .cpu_im2col_loops import add_up
 from .cpu_winograd import FAR, SLICES, Tiling, tiling
 from .cpu_winograd_loops import BLOCK, TAPS, plane_of, row_of
 from .cpu_winograd_transforms import PANEL

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...host import threads
-from ...host.simd import aligned
-from ...layouts.windows import Window
-from ...runtime.memory import empty_cpu, full_cpu
+from ....host import threads
+from ....host.simd import aligned
+from ....layouts.windows import Window
+from ....runtime.memory import empty_cpu, full_cpu
+from ..cpu_im2col_loops import add_up
 from . import cpu_winograd_loops, cpu_winograd_tile_loops as loops
-from .cpu_im2col_loops import add_up
 from .cpu_winograd import FAR, LENGTH, NEAR, SLICES, Tiling, tiling
 from .cpu_winograd_loops import BLOCK, ROWS, TAPS, plane_of, row_of
 from .cpu_winograd_transforms import PANEL

@@ -20,7 +20,7 @@ import numba
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ...host.simd import FLOATS, NUMBER, REAL, WIDTH, Lanes, data_of, for_lanes, load, multiply_add, spread, store
+from ....host.simd import FLOATS, NUMBER, REAL, WIDTH, Lanes, data_of, for_lanes, load, multiply_add, spread, store
 
 a, b = 5 / 8, 3 / 2
 BT = {

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...host import threads
-from ...host.simd import aligned
-from ...layouts.windows import Window, tile_of
-from ...runtime.memory import empty_cpu, full_cpu
+from ....host import threads
+from ....host.simd import aligned
+from ....layouts.windows import Window, tile_of
+from ....runtime.memory import empty_cpu, full_cpu
+from ..cpu_im2col_loops import add_up
 from . import cpu_winograd_loops as loops
-from .cpu_im2col_loops import add_up
 from .cpu_winograd_transforms import PANEL
 
 # measured on two cores of an AMD EPYC against gathered patches and the direct loops
