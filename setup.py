@@ -46,6 +46,7 @@ setup(
         "cuda": cuda,
         "mkl": ["mkl>=2024; platform_machine == 'x86_64' or platform_machine == 'AMD64'"],
         "plots": plots,
+        "energy": ["nvidia-ml-py>=12"],  # the energy counters of NVIDIA's GPUs
         "bench": bench,
         "test": [
             *bench,
