@@ -169,7 +169,7 @@ class _Measuring:
         self.facts = tuple(
             DeviceFacts(
                 each.name,
-                each.dev.name,
+                each.home,
                 settings.mm2.get(each.name, facts.die() if each.on_card else None),
                 settings.watts.get(each.name),
             )
@@ -231,14 +231,14 @@ class _Measuring:
         """Return the figures of moves between devices whose memory differs, timed with a small and a large array."""
         most = max(stage.megabytes for stage, _ in self.table)
         large = int(min(max(2.5e5 * most, LARGE), MOST))
-        found = {(a.dev, b.dev): (a, b) for a in self.places for b in self.places if a.dev is not b.dev}
+        found = {(a.home, b.home): (a, b) for a in self.places for b in self.places if a.home != b.home}
         moves = []
         for source, target in found.values():
             slow, fast = (_move(source, target, size, self.settings) for size in (large, SMALL))
             per = max(slow - fast, 0.0) / (4e-6 * (large - SMALL))
             watts = [self.settings.watts[name] for name in (source.name, target.name) if name in self.settings.watts]
             drawn = Figure(sum(watts), ESTIMATED) if len(watts) == 2 else NONE
-            moves.append(Transfer(source.dev.name, target.dev.name, Figure(per), Figure(fast), drawn))
+            moves.append(Transfer(source.home, target.home, Figure(per), Figure(fast), drawn))
         return moves
 
 

@@ -39,6 +39,11 @@ class Place(NamedTuple):
         return isinstance(self.dev.full((1,), 0.0), np.ndarray)
 
     @property
+    def home(self) -> str:
+        """The name of the device whose memory it uses: "cpu" if its arrays are NumPy's, which all such devices share."""
+        return "cpu" if type(self.dev.full((1,), 0.0)) is np.ndarray else self.dev.name
+
+    @property
     def on_card(self) -> bool:
         """True if the arrays of the device are in the memory of an NVIDIA GPU."""
         return hasattr(self.dev.full((1,), 0.0), "__cuda_array_interface__")

@@ -47,6 +47,7 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(datasets, "load_wikitext2", words)
     challenge = importlib.import_module("numbanet.challenge.run")
     monkeypatch.setattr(challenge, "load_challenge", lambda neurons, layers, folder: challenge.generated(neurons, layers))
+    monkeypatch.setenv("NUMBANET_PROFILES", str(tmp_path / "profiles"))
     monkeypatch.chdir(tmp_path)
 
 

@@ -24,6 +24,22 @@ def test_rapl_adds_packages_and_counts_on_after_an_overflow(tmp_path):
     assert meter.joules() == pytest.approx(135)
 
 
+def test_nvml_counts_millijoules(monkeypatch):
+    class Library:
+        NVMLError = RuntimeError
+        nvmlDeviceGetHandleByIndex = staticmethod(lambda index: index)
+        nvmlDeviceGetTotalEnergyConsumption = staticmethod(lambda handle: 1500 + handle)
+
+    monkeypatch.setattr(energy.facts, "nvml", lambda: Library)
+    assert energy.meter("cuda", False, True).joules() == energy.nvml(0).joules() == 1.5
+
+    def old(handle):
+        raise RuntimeError("not supported")
+
+    monkeypatch.setattr(Library, "nvmlDeviceGetTotalEnergyConsumption", staticmethod(old))
+    assert energy.nvml() is None
+
+
 def test_without_counters_there_is_no_meter(tmp_path):
     assert energy.rapl(tmp_path) is None
     (tmp_path / "intel-rapl:0").mkdir()

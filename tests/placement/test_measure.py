@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from numbanet import BatchNorm1d, Context, Linear, ReLU, Sequential, Tanh, Tensor
+from numbanet.device import problem
 from numbanet.layers import LSTM, Conv2d, Embedding, Flatten, Flow, MaxPool2d
 from numbanet.placement import NONE, Profile, choose, facts, measure, profile
 from numbanet.placement.stages import parts, stages
@@ -23,6 +24,7 @@ def own_folder(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("two_threads")
+@pytest.mark.slow
 def test_a_tiny_model_on_one_thread_and_on_all():
     found = profile(LAYERS, (8, 20), ["cpu:1", "cpu"], watts={"cpu": 50}, mm2={"cpu": 100.0}, **QUICK)
     assert found.names == ("cpu:1", "cpu") and found.settings["threads"] == {"cpu:1": 1, "cpu": 2}
@@ -147,10 +149,23 @@ def test_a_stage_that_a_device_cannot_compute_is_left_out(monkeypatch):
     with pytest.warns(UserWarning, match="'poor' cannot compute layer 1.*no operation 'tanh'"):
         found = profile(model, (6, 5), ["cpu", "poor"], cached=False, **QUICK)
     assert found.of("1", "poor", "forward") is None and found.of("2", "poor", "forward").ms.value > 0
-    assert {(move.source, move.target) for move in found.transfers} == {("cpu", "poor"), ("poor", "cpu")}
+    assert found.facts("poor").home == "cpu" and not found.transfers  # both compute on NumPy's arrays
     assert choose(found).devices["1"] == "cpu" and set(choose(found).singles) == {"cpu"}
     table = [stage for stage, _ in stages(model, (6, 5))]
     assert isinstance(list(works(model, table, where, True, True, None, measure.usual_optimizer))[1], Lacking)
+
+
+@pytest.mark.skipif(problem("emulated") is not None, reason="needs NVVM")
+@pytest.mark.slow
+def test_moves_between_memories_are_measured():
+    found = profile(
+        [Linear(5, 4, rng=0)], (3, 5), ["cpu:1", "emulated"], watts={"cpu:1": 10, "emulated": 20}, cached=False, **QUICK
+    )
+    assert {(move.source, move.target) for move in found.transfers} == {("cpu", "emulated"), ("emulated", "cpu")}
+    assert all(move.latency_ms.value > 0 and move.ms_per_mb.value >= 0 for move in found.transfers)
+    ms, joules = found.transfer("cpu:1", "emulated", 2.0)  # the memory of "cpu:1" is that of "cpu"
+    assert ms.tag == "measured" and joules.tag == "estimated" and joules.value == pytest.approx(ms.value * 30 / 1e3)
+    assert choose(found, start="emulated").stages[0].transfer_ms.value > 0
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

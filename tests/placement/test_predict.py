@@ -48,6 +48,7 @@ def test_times_of_shapes_that_were_not_measured(rng):
     assert all(error < 0.02 for error, _ in predictor.errors.values())
 
 
+@pytest.mark.slow
 def test_small_and_large_channels_by_different_loops(rng):
     """Five times as fast from 24 channels on: one sum for all would be off by far."""
 
