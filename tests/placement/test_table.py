@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from numbanet.placement import NONE, Figure, LayerTimes, Profile, folder
+from numbanet.placement import NONE, Figure, LayerTimes, Profile, Stage, folder
 from numbanet.placement.figures import product, ratio, total
 
 from .tables import random_profile
@@ -33,6 +33,17 @@ def test_derived_figures():
     assert entry.gflops == Figure(2000.0) and entry.gflops_per_mm2(500) == Figure(4.0) and entry.gflops_per_mm2(None) == NONE
     assert entry.gflops_per_watt == Figure(40.0, "estimated")
     assert dataclasses.replace(entry, flops=0.0).gflops == NONE
+
+
+def test_memory_and_directions_of_a_stage():
+    """500 values out, 1000 parameters; in training each has a gradient, and parameters a velocity."""
+    stage = Stage("0", ("0",), "Linear", "Linear", (5, 10), (5, 100), 1000, False)
+    assert stage.memory(False) == pytest.approx(4e-6 * (500 + 1000)) and stage.megabytes == pytest.approx(4e-6 * 50)
+    assert stage.memory(True) == pytest.approx(4e-6 * (2 * 500 + 3 * 1000))
+    assert stage.directions(True) == ("forward", "backward", "update") and stage.directions(False) == ("forward",)
+    first = dataclasses.replace(stage, parameters=0)
+    assert first.directions(True) == ("forward",)  # nothing before it or in it is trained
+    assert dataclasses.replace(first, differentiable=True).directions(True) == ("forward", "backward")
 
 
 def test_a_profile_is_the_same_after_it_was_written_and_read(tmp_path):
