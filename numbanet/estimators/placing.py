@@ -59,9 +59,7 @@ class Placing:
             self.placement_ = _chosen(self, settings, data, again=watch is not None and watch.off)
             if self.verbose:
                 print(self.placement_, flush=True)
-        names = list(self.placement_.devices.values())
-        if len(set(names)) == 1:
-            settings = dataclasses.replace(settings, device=device(names[0]))
+        names, settings = _run_on(list(self.placement_.devices.values()), settings)
         if not trained:
             self.model_.span(names)
         self._watched = Watched(self.placement_, len(data), settings.batch_size)
@@ -95,11 +93,22 @@ def _on_one(profile: placement.Profile, name: str, objective: str) -> Placement:
     return placement.placement(profile, [name] * len(profile.stages), objective, profile.training)
 
 
+def _run_on(names: Sequence[str], settings: FitSettings) -> tuple[Sequence[str], FitSettings]:
+    """Return the devices of the layers, and the settings of a run that is as fast as possible there. If all layers are on one
+    device, the run is on it, so that steps are recorded; "cpu:2" is then the CPU in a session of two threads.
+    """
+    if len(set(names)) > 1:
+        return names, settings
+    base, _, threads = names[0].partition(":")
+    session = {**settings.session, "limit": int(threads)} if threads else settings.session
+    return [base] * len(names), dataclasses.replace(settings, device=device(base), session=session)
+
+
 def _step_seconds(estimator: Any, model: Sequential, names: Sequence[str], settings: FitSettings, data: Data) -> float:
     """Return the seconds of a training step of a copy of the model with its layers on these devices; inf if one fails."""
-    trial = copy.deepcopy(model)
+    names, settings = _run_on(names, settings)
+    trial, dev = copy.deepcopy(model), settings.device
     trial.span(names)
-    dev = device(names[0]) if len(set(names)) == 1 else settings.device
     stepper = Stepper(
         trial,
         estimator._new_optimizer(trial),
