@@ -9,6 +9,7 @@ from numbanet.dropout import BernoulliDropout, BlockSensitiveDropout, DynamicSpa
 from numbanet.training.recorder import Recorder
 from numbanet_kernels.host import thresholds
 
+from .networks import on_threads
 from .test_recorded_steps import equal, replays  # noqa: F401  a fixture
 
 DIRECT, GATHERED, SHAPE = 70, 14, (2, 13, 13)  # samples: of those in a batch so many, images are convolved side by side
@@ -74,9 +75,9 @@ OPTIONS = {
 
 
 @pytest.mark.filterwarnings("ignore:fit. the network answers no better")
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_replayed_steps_train_the_same(monkeypatch, replays, options, size):  # noqa: F811
+@on_threads(OPTIONS)
+def test_replayed_steps_train_the_same(monkeypatch, replays, name, size):  # noqa: F811
+    options = OPTIONS[name]
     with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(4, user_api="blas"):
         ours = fit(**options, n_jobs=size)
         assert sum(replays.values()) > 8 and all(recorded.threads == size for recorded in replays)

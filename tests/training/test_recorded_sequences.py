@@ -8,6 +8,7 @@ from numbanet import GRU, LSTM, BatchwiseDropout, Embedding, LanguageModel, Last
 from numbanet.training.recorder import Recorder
 from numbanet_kernels.host import thresholds
 
+from .networks import on_threads
 from .test_recorded_steps import equal, replays  # noqa: F401  a fixture
 
 WORDS = 11
@@ -73,9 +74,9 @@ def test_gates_that_are_compared_with_dense_ones_run_op_by_op(replays):  # noqa:
 
 
 @pytest.mark.filterwarnings("ignore:fit. the network answers no better")
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
-def test_replayed_steps_train_the_same(monkeypatch, replays, fit, size):  # noqa: F811
+@on_threads(FITS)
+def test_replayed_steps_train_the_same(monkeypatch, replays, name, size):  # noqa: F811
+    fit = FITS[name]
     with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(4, user_api="blas"):
         ours = fit(n_jobs=size)
         assert sum(replays.values()) > 8 and all(recorded.threads == size for recorded in replays)
