@@ -18,7 +18,7 @@ def same(a, b):
 
 
 def on_threads(cases):
-    """Parametrise a test by the names of cases and the number of threads; of the three numbers of a case one in turn is long."""
+    """Parametrise a test by the names of cases and the number of threads; of the three numbers of a case one is long."""
     sizes = 1, 2, 4
     return pytest.mark.parametrize(
         "name, size",
