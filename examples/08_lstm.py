@@ -334,13 +334,13 @@ for name in ("none", "rdp"):
 class Recorded(GateSparsity):
     """Records the masks of the columns that it chooses."""
 
-    def choice(self, place):
-        choice = super().choice(place)
+    def choice(self, place, probed):
+        choice = super().choice(place, probed)
         choose = choice.choose
 
         def choose_and_record(*arguments):
             plan = choose(*arguments)
-            masks.append(plan.mask())
+            masks.append(getattr(plan, "plan", plan).mask())
             return plan
 
         choice.choose = choose_and_record

@@ -105,12 +105,12 @@ def sparse_gates(log: list[dict[str, np.ndarray]]) -> Any:
     from numbanet.dropout import GateSparsity
 
     class Logged(GateSparsity):
-        def choice(self, place: Any) -> Any:
-            choice = super().choice(place)
+        def choice(self, place: Any, probed: bool) -> Any:
+            choice = super().choice(place, probed)
             done = choice.done
 
             def logged(dev: Any, dz: Any, columns: Any) -> None:
-                log.append({f"columns_l{place[1]}": columns.indices()})
+                log.append({f"columns_l{place[1]}": columns.plan.indices()})
                 done(dev, dz, columns)
 
             choice.done = logged

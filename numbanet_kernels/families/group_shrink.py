@@ -36,6 +36,7 @@ TINY = 1e-30  # a group with a smaller sum of squares counts as zero, because th
 # --- reference --------------------------------------------------------------------------------------------------------
 def shrink_reference(w, height, width, threshold, reference=0.0):
     """Return (w, norms) after shrinking, in float64."""
+    threshold, reference = (threshold, reference) if np.isscalar(threshold) else np.float64(threshold)
     w = np.array(w, np.float64)
     norms = np.zeros(_groups(w, height, width))
     for u, b in np.ndindex(*norms.shape):

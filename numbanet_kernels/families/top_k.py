@@ -369,5 +369,5 @@ def examples(dev, a, N, I, O):
         "scores": lambda: dev.scores(a(16, I), a(2 * O, I), a(2 * O)),
         "top_k": lambda: dev.top_k(a(N, O), O // 3),
         "above": lambda: dev.above(a(N, O), 0.5),
-        "bit_lists": lambda: dev.bit_lists(_bits(np.arange(O)[None] % 3 == 0), O, ceil_div(O, 3)),
+        "bit_lists": lambda: dev.bit_lists(_bits(np.arange(8 * O)[None] % 3 == 0), 8 * O, ceil_div(8 * O, 3)),
     }

@@ -110,9 +110,9 @@ def test_steps_of_every_period_are_replayed_with_lists_that_are_made_once(where,
 
 
 def test_what_is_found_on_the_host_is_not_recorded(where, monkeypatch, replays):
-    """How long padded sequences are; which gate columns are kept; which of many look-ups are of one row."""
+    """How long padded sequences are; which gate gradients are above a threshold; which of many look-ups are of one row."""
     sequences(where, first=[Embedding(5, 2, padding_idx=0, rng=0)], epochs=3)
-    language(where, gate_sparsity=0.5, gate_schedule=1.0)
+    language(where, gate_sparsity=0.5, gate_schedule=1.0, gate_mode="threshold")
     monkeypatch.setattr(embedding, "MOST", 3)
     language(where)
     assert not replays
