@@ -18,7 +18,7 @@ from numba import int32, int64, uint64
 
 from ...host import threads
 from ...layouts.windows import Window
-from ...runtime.declare import cuda, host_function, host_kernel, kernel, kernels
+from ...runtime.declare import cuda, host_function, host_kernel, kernel, kernels, tape
 from ...runtime.expect import INT32, expect
 from ...runtime.launch import launch
 from ...runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, full_cpu, upload_cuda
@@ -115,6 +115,8 @@ def count_large_cpu(x, window, height, width, offsets, threshold, positions=None
     shape, geometry, table = _checked("count_large (cpu)", x, window, height, width, offsets, positions)
     if not len(offsets):
         return full_cpu(shape, 0, np.int32)
+    if tape.get() is None and offsets.min() < 0:  # replays read other offsets, which a policy draws
+        raise ValueError(f"count_large (cpu): offsets must be from 0 on, got {offsets.min()}")
     counts = empty_cpu(shape, np.int32)
     rows = x.shape[0] * int(geometry[6] * geometry[7])
     x, window = padded(x, window)

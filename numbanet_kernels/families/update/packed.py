@@ -121,7 +121,7 @@ def _fits(update, packing):
             and kept_cols.shape[1:] == g.shape[1:]
             and col_pos.shape == (kept_cols.shape[0], cols)
         )
-    except (AttributeError, ValueError):
+    except (AttributeError, TypeError, ValueError):
         return False
 
 
