@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 import re
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -40,7 +39,7 @@ class Device(Operations):
     def __init__(self, name: str) -> None:
         self.name = name
         base, _, threads = name.partition(":")
-        table = operations(importlib.import_module(foreign().get(base, f"numbanet_kernels.{base}")))
+        table = operations(importlib.import_module(f"numbanet_kernels.{base}" if base in NAMES else foreign()[base]))
         self.__dict__.update(_limited(table, int(threads)) if threads else table)
 
     if not TYPE_CHECKING:  # type checkers read the operations from the stub
@@ -83,7 +82,9 @@ def foreign() -> dict[str, str]:
     The module holds the operations of the device as functions, with the names and signatures of `numbanet_kernels.cpu`, whose
     functions it may import. It raises ImportError if the device cannot be used; the message says what to install.
     """
-    found = importlib.metadata.entry_points(group="numbanet.devices")
+    from importlib import metadata  # not before it is needed: reading what is installed takes long
+
+    found = metadata.entry_points(group="numbanet.devices")
     return {point.name: point.value for point in found if point.name not in NAMES}
 
 
@@ -96,11 +97,15 @@ def problem(name: str) -> str | None:
     """Return None if the device with this name can be used, else a sentence that says what is missing and how to get it."""
     if name == "cpu" or THREADS.fullmatch(name):
         return None
-    if name in foreign():
+    if name not in NAMES:
+        if name not in foreign():
+            return "no package that is installed brings it"
         try:
             importlib.import_module(foreign()[name])
         except ImportError as error:
             return str(error)
+        except Exception as error:  # whatever another package raises
+            return f"its table {foreign()[name]} cannot be imported ({type(error).__name__}: {error})"
         return None
     from numbanet_kernels.runtime import availability  # not before a device is used: numba.cuda takes long to import
 
@@ -136,7 +141,7 @@ def device(name: str | Device = "auto") -> Device:
         return name
     if name == "auto":
         return _made("cpu" if problem("cuda") else "cuda")
-    if name not in (*NAMES, *foreign()) and not THREADS.fullmatch(name):
+    if name not in NAMES and not THREADS.fullmatch(name) and name not in foreign():  # these last: their search takes long
         raise ValueError(f"there is no device {name!r}; choose one of 'auto', {', '.join(map(repr, (*NAMES, *foreign())))}")
     missing = problem(name)
     if missing:

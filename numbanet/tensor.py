@@ -136,7 +136,11 @@ class Tensor:
     def to(self, other: str | Device) -> Tensor:
         """Return a copy on the device `other`, detached from the graph; this tensor itself if it is already there."""
         other = named(other)
-        return self if other is self.device else Tensor(self.numpy(), other, self.requires_grad)
+        if other is self.device:
+            return self
+        values = self.numpy()
+        shared = isinstance(self.data, np.ndarray) and np.shares_memory(values, self.data)
+        return Tensor(values.copy() if shared else values, other, self.requires_grad)
 
     def move(self, other: Device) -> None:
         """Move this tensor to another device, in place, and delete its gradient."""

@@ -1,9 +1,9 @@
 """The table of the device "torch": the CPU's operations, but dense products and convolutions are those of PyTorch.
 
-Another library's kernels behind our table (CNNLab: Zhu et al. 2016, section III, where a layer may run on any library of a
-device). The arrays of this device are NumPy arrays, as on the CPU, and PyTorch works on the same memory (`from_numpy`): nothing
-is copied between the two devices. An operation, or a part that a plan keeps, that is not replaced below stays with the CPU's
-kernels; so random numbers are the same, and results are those of the CPU up to rounding. Nothing is recorded.
+It is one of the devices among which `numbanet.placement` chooses. Its arrays are NumPy arrays, as on the CPU, and PyTorch works
+on the same memory (`from_numpy`): nothing is copied between the two devices. An operation, or a part that a plan keeps, that is
+not replaced below stays with the CPU's kernels; so random numbers are the same, and results are the CPU's up to rounding.
+Nothing is recorded.
 """
 
 from __future__ import annotations

@@ -10,19 +10,20 @@ import dataclasses
 import math
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .. import placement
 from ..device import device
 from ..dropout import NoDropout
 from ..layers import Sequential
-from ..placement import Placement
 from ..training.data import Data, on_device
 from ..training.hooks import Hook
 from ..training.stepper import Stepper
 from ..training.streams import Streams
 from ..user_warnings import warn
 from .settings import FitSettings
+
+if TYPE_CHECKING:
+    from ..placement import Placement, Profile
 
 WARM, TIMED = 4, 3  # steps that each candidate makes; a step is recorded when its kind occurs for the second time
 OFF = 1.2  # a profile is measured anew if steps take longer, or are predicted to take longer, by more than this factor
@@ -32,6 +33,8 @@ def check_objective(objective: Any, name: Any) -> None:
     """Raise ValueError unless the objective is known and the device is left to it."""
     if objective is None:
         return
+    from .. import placement  # not before an objective is given, because few estimators have one
+
     if objective not in placement.OBJECTIVES:
         raise ValueError(f"objective must be None, {', '.join(map(repr, placement.OBJECTIVES))}, got {objective!r}")
     if name != "auto":
@@ -72,15 +75,15 @@ def _chosen(estimator: Any, settings: FitSettings, data: Data, again: bool) -> P
     Layers are measured one by one (`placement.profile`), recorded as they run on one device, and op by op as they run on
     several. By time, the best placement and each single device then make some steps, and the fastest one stays.
     """
+    from .. import placement
+
     model, objective = estimator.model_, estimator.objective
     shape = settings.batch_size, *data.X.shape[1:]
     alone = placement.profile(model, shape, again=again)
     chosen = placement.choose(alone, objective)
     if len(set(chosen.devices.values())) > 1:
-        apart, single = (
-            placement.choose(placement.profile(model, shape, recorded=False, again=again), objective),
-            chosen.best_single,
-        )
+        apart = placement.choose(placement.profile(model, shape, recorded=False, again=again), objective)
+        single = chosen.best_single
         chosen = apart if single is None or apart.cost < single[1] else _on_one(alone, single[0], objective)
     if objective != "time":
         return chosen
@@ -89,8 +92,11 @@ def _chosen(estimator: Any, settings: FitSettings, data: Data, again: bool) -> P
     return candidates[min(took, key=lambda names: took[names])]
 
 
-def _on_one(profile: placement.Profile, name: str, objective: str) -> Placement:
-    return placement.placement(profile, [name] * len(profile.stages), objective, profile.training)
+def _on_one(profile: Profile, name: str, objective: str) -> Placement:
+    """Return the placement of all layers on one device."""
+    from ..placement import placement
+
+    return placement(profile, [name] * len(profile.stages), objective, profile.training)
 
 
 def _run_on(names: Sequence[str], settings: FitSettings) -> tuple[Sequence[str], FitSettings]:

@@ -64,16 +64,23 @@ class Sequential(Layer):
         return super().records and self.spanning is None and all(layer.records for layer in self.layers)
 
     def _stages(self) -> Iterator[tuple[Layer, Callable[[Flow, Context], Flow]]]:
-        """Yield (its first layer, function that applies it) for each stage; layers that are fused are one stage."""
-        i, spanning = 0, self.spanning
+        """Yield (its first layer, function that applies it) for each stage, on the devices of the layers."""
+        for first, end, stage in self.stages():
+            yield self.layers[first], stage if self.spanning is None else self.spanning.stage(first, end, stage)
+
+    def stages(self) -> Iterator[tuple[int, int, Callable[[Flow, Context], Flow]]]:
+        """Yield (index of its first layer, index after its last one, function that applies it) for each stage. Layers that are
+        fused are one stage; they are on one device.
+        """
+        i = 0
         while i < len(self.layers):
-            layer, first = self.layers[i], i
-            stage: Callable[[Flow, Context], Flow] = layer.forward
-            fuse: Callable[[Layer], Callable[[Flow, Context], Flow] | None] | None = layer.fuse_with
+            first = i
+            stage: Callable[[Flow, Context], Flow] = self.layers[i].forward
+            fuse: Callable[[Layer], Callable[[Flow, Context], Flow] | None] | None = self.layers[i].fuse_with
             i += 1
             while fuse and i < len(self.layers) and self._adjacent(i) and (fused := fuse(self.layers[i])):
                 stage, fuse, i = fused, getattr(fused, "fuse_with", None), i + 1
-            yield layer, stage if spanning is None else spanning.stage(first, i, stage)
+            yield first, i, stage
 
     def _adjacent(self, i: int) -> bool:
         """Return True if layer i is on the device of the layer before it."""

@@ -2,7 +2,7 @@
 
     x_i = move(f_i(move(x_(i-1), device_i)), device_(i+1)) ,   dx_(i-1) = move(vjp_i(dx_i), device_(i-1))
 
-CNNLab (Zhu et al. 2016, section III) assigns layers to devices in this way; `numbanet.placement` chooses the devices.
+CNNLab (Zhu et al. 2016, abstract) offloads layers to devices at run time; `numbanet.placement` chooses the devices.
 """
 
 from __future__ import annotations

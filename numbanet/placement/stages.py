@@ -28,15 +28,8 @@ class Part(NamedTuple):
 
 def parts(model: Sequential) -> Iterator[Part]:
     """Yield the parts of a model: layers that are fused are one part, because they must run on one device."""
-    i, layers = 0, model.layers
-    while i < len(layers):
-        first = i
-        act: Callable[[Flow, Context], Flow] = layers[i].forward
-        fuse: Callable[[Layer], Callable[[Flow, Context], Flow] | None] | None = layers[i].fuse_with
-        i += 1
-        while fuse is not None and i < len(layers) and (both := fuse(layers[i])):
-            act, fuse, i = both, getattr(both, "fuse_with", None), i + 1
-        yield Part(first, tuple(layers[first:i]), act)
+    for first, end, act in model.stages():
+        yield Part(first, tuple(model.layers[first:end]), act)
 
 
 def stages(model: Sequential, shape: Sequence[int], plans: Plans | None = None) -> list[tuple[Stage, Cost]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..autograd import Node, backward, no_grad, op
-from ..device import NAMES, Device, device, foreign, problem
+from ..device import THREADS, Device, available as usable, device
 from ..layers import DENSE, Context, Flow, Sequential, Symbols
 from ..layers.base import to
 from ..tensor import Tensor
@@ -59,9 +58,8 @@ def place(name: str) -> Place:
     RuntimeError
         If it is not available on this machine.
     """
-    base, _, threads = name.partition(":")
-    if base == "cpu" and re.fullmatch(r"[1-9]\d*", threads):
-        return Place(name, device("cpu"), int(threads))
+    if THREADS.fullmatch(name):
+        return Place(name, device("cpu"), int(name.partition(":")[2]))
     try:
         dev = device(name)
     except ValueError as error:
@@ -75,7 +73,7 @@ def available() -> list[str]:
     cpu = place("cpu")
     with cpu.session():
         several = cpu.dev.workers() > 1
-    others = [name for name in (*NAMES, *foreign()) if name not in ("cpu", "emulated") and problem(name) is None]
+    others = [name for name in usable() if name not in ("cpu", "emulated")]
     return [*["cpu:1"] * several, "cpu", *others]
 
 

@@ -22,6 +22,15 @@ def test_a_tensor_used_twice_adds_its_gradients(dev):
     assert x.grad is None
 
 
+def test_a_copy_on_another_device_is_a_copy(dev):
+    """Also if both devices compute on NumPy arrays."""
+    for there in ("cpu", "cpu:1"):
+        x = Tensor([1.0, 2.0], dev)
+        y = x.to(there)
+        y.numpy()[:] = 5.0
+        assert (x.numpy().tolist() == [1.0, 2.0]) == (y is not x) and y.device is device(there)
+
+
 def test_a_graph_of_ten_thousand_nodes():
     x = Tensor([1.0], requires_grad=True)
     y = x

@@ -340,7 +340,7 @@ X, y = np.random.default_rng(0).standard_normal((90, 12), np.float32), np.arange
 exact, usual = (Net((20,), device=name, dropout="rdp", epochs=3, random_state=0).fit(X, y) for name in ("exact", "cpu"))
 assert exact.model_.layers[0].weight.device is device("exact") and "exact" in available() and "broken" not in available()
 np.testing.assert_allclose(exact.predict_proba(X), usual.predict_proba(X), rtol=1e-4, atol=1e-5)
-for name in ("broken", "absent"):
+for name in ("broken", "failing", "absent"):
     try:
         device(name)
     except (RuntimeError, ValueError) as error:
@@ -353,15 +353,19 @@ def test_a_device_from_another_package(tmp_path):
     """Found by its entry point; one that lacks a library says so, and an unknown one which there are."""
     (tmp_path / "exact_device.py").write_text(TABLE)
     (tmp_path / "broken_device.py").write_text("raise ImportError('it needs the library that nobody has: pip install luck')")
+    (tmp_path / "failing_device.py").write_text("1 / 0")
     info = tmp_path / "exact_device-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: exact-device\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[numbanet.devices]\nexact = exact_device\nbroken = broken_device\n")
+    (info / "entry_points.txt").write_text(
+        "[numbanet.devices]\nexact = exact_device\nbroken = broken_device\nfailing = failing_device\n"
+    )
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", TRAINED], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    broken, absent = done.stdout.splitlines()
+    broken, failing, absent = done.stdout.splitlines()
+    assert "its table failing_device cannot be imported (ZeroDivisionError: division by zero)" in failing
     assert "'broken' is not available here: it needs the library that nobody has: pip install luck" in broken
     assert "there is no device 'absent'" in absent and "'exact'" in absent

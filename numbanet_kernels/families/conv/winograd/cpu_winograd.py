@@ -26,6 +26,16 @@ SAVED = 1 << 22  # least number of multiplications that are saved
 NEAR = 80_000  # floats of a thread's v: they stay in the L2 cache
 FAR = 1 << 22  # floats of u from which a thread transforms a panel when it is needed, and of v that it may hold then
 SLICES, LENGTH = 8, 128  # largest number of slices of tiles that are summed separately, and least number of their tiles
+ROOM = 2  # place of the buffer for taps in the buffers of a thread (`_Rooms`)
+
+
+class Panels(NamedTuple):
+    """The panels of a transformed weight: the side of its tiles, their number, the floats of one, and `far` (`Tiling`)."""
+
+    m: int
+    count: int
+    floats: int
+    far: bool
 
 
 class Tiling(NamedTuple):
@@ -52,6 +62,11 @@ class Tiling(NamedTuple):
     def channels(self) -> int:
         """Number of channels of the pixels."""
         return int(self.geometry[3])
+
+    @property
+    def weight(self) -> Panels:
+        """The panels of the transformed weight."""
+        return Panels(self.m, self.panels, self.elements * loops.plane_of(self.channels, PANEL), self.far)
 
     def stretch(self, parts: int) -> int:
         """The number of tiles of a stretch, if `parts` threads share the stretches."""
@@ -115,9 +130,62 @@ def _rooms(tiles: Tiling, most: int) -> _Rooms:
     )
 
 
-def _panel_floats(tiles: Tiling) -> int:
-    """Floats of u for a panel."""
-    return tiles.elements * loops.plane_of(tiles.channels, PANEL)
+def weighed(matrix, channels, turned, reverse, panels, rooms, parts):
+    """The transformed weight of each of `parts` threads: one for all, which the threads of `rooms` make; or if the weight is
+    far, room for a panel.
+    """
+    if panels.far:
+        return [aligned(panels.floats) for _ in range(parts)]
+    u = aligned(panels.count * panels.floats)
+
+    def weigh(part):
+        own = part.of(panels.count)
+        loops.weigh(panels.m, matrix, channels, turned, reverse, rooms[part.number][ROOM], u, own.start, own.stop)
+
+    threads.share(weigh, matrix.size)
+    return [u] * parts
+
+
+def gated(dy, where):
+    """(dz, db) of conv2d_grad: dz is dy, but 0 unless `where` is positive, and db the sum of its rows."""
+    slopes = dy.reshape(-1, dy.shape[3])
+    dz = dy if where is None else empty_cpu(dy.shape)
+    sums, db = empty_cpu((min(len(dy), SLICES), dy.shape[3]), np.float64), empty_cpu(dy.shape[3])
+
+    def gate(part):
+        own = part.of(len(sums))
+        gates = slopes if where is None else where.reshape(slopes.shape)
+        loops.gate(slopes, gates, where is not None, dz.reshape(slopes.shape), sums, own.start, own.stop)
+
+    threads.share(gate, dy.size)
+    add_up(sums, db)
+    return dz, db
+
+
+def add_slices(add, span, slices, panels, rooms, flops, dw, scale):
+    """dw, a matrix, from sums over n = `slices` slices of the tiles. add(thread, sums, *span(slice), first panel, end) adds a
+    slice for some panels, and writes dw itself if the weight is far. Threads share the panels of a single slice.
+    """
+    parts, floats = threads.parts(flops=flops), panels.floats
+    sums = aligned(parts, floats) if panels.far else aligned(slices, panels.count * floats)
+
+    def run(part):
+        if slices == 1:
+            own = part.of(panels.count)
+            add(part.number, sums[part.number if panels.far else 0], *span(0), own.start, own.stop)
+            return
+        own = part.of(slices)
+        for number in range(own.start, own.stop):
+            add(part.number, sums[number], *span(number), 0, panels.count)
+
+    threads.share(run, flops=flops)
+    if not panels.far:
+
+        def end(part):
+            own = part.of(panels.count)
+            loops.finish(panels.m, sums, scale, rooms[part.number][ROOM], dw, own.start, own.stop)
+
+        threads.share(end, dw.size)
 
 
 def _stretches(part, tiles, most):
@@ -136,17 +204,7 @@ def _convolved(x, w, turned, tiles, bias, low, scale, y):
     parts = threads.parts(flops=flops)
     most = tiles.stretch(parts)
     rooms = [_rooms(tiles, most) for _ in range(threads.parts(w.size, flops))]
-    zeros, size = full_cpu(tiles.channels, 0.0), _panel_floats(tiles)
-    if tiles.far:
-        u = [aligned(size) for _ in range(parts)]
-    else:
-        u = [aligned(tiles.panels * size)] * parts
-
-        def weigh(part):
-            own = part.of(tiles.panels)
-            loops.weigh(tiles.m, matrix, channels, turned, turned, rooms[part.number].room, u[0], own.start, own.stop)
-
-        threads.share(weigh, w.size)
+    zeros, u = full_cpu(tiles.channels, 0.0), weighed(matrix, channels, turned, turned, tiles.weight, rooms, parts)
 
     def run(part):
         own = rooms[part.number]
@@ -186,17 +244,7 @@ def convolved(x, w, window, positions, bias, relu, scale):
 def gradients(dy, where, x, w, window, scale, wants_dx):
     """(dx or None, dw, db) of conv2d_grad"""
     outs, positions = len(w), dy.shape[1:3]
-    slopes = dy.reshape(-1, outs)
-    dz = dy if where is None else empty_cpu(dy.shape)
-    sums, db = empty_cpu((min(len(dy), SLICES), outs), np.float64), empty_cpu(outs)
-
-    def gate(part):
-        own = part.of(len(sums))
-        gates = slopes if where is None else where.reshape(slopes.shape)
-        loops.gate(slopes, gates, where is not None, dz.reshape(slopes.shape), sums, own.start, own.stop)
-
-    threads.share(gate, dy.size)
-    add_up(sums, db)
+    dz, db = gated(dy, where)
     dw, dx = _weight_gradient(dz, x, w.shape, tiling(x.shape, window.padding, positions, outs), scale), None
     if wants_dx:
         behind = tuple(2 - before for before in window.padding)
@@ -208,16 +256,14 @@ def gradients(dy, where, x, w, window, scale, wants_dx):
 def _weight_gradient(dz, x, shape, tiles, scale):
     """dw of conv2d for a weight of this shape."""
     dw = empty_cpu(shape)
-    flops, size = 2 * tiles.elements * tiles.tiles * shape[0] * shape[1], tiles.panels * _panel_floats(tiles)
-    parts = threads.parts(flops=flops)
-    slices = 1 if tiles.far else max(min(SLICES, FAR // size, tiles.tiles // LENGTH), 1)
+    flops, panels = 2 * tiles.elements * tiles.tiles * shape[0] * shape[1], tiles.weight
+    slices = 1 if tiles.far else max(min(SLICES, FAR // (panels.count * panels.floats), tiles.tiles // LENGTH), 1)
     most = tiles.stretch(slices)
     length = -(-tiles.tiles // (most * slices)) * most  # tiles of a slice, of whole stretches
     slices = -(-tiles.tiles // length)
     rooms = [_rooms(tiles, most) for _ in range(threads.parts(dw.size, flops))]
     zeros = full_cpu(max(shape[:2]), 0.0)
     matrix = dw.reshape(shape[0], -1)
-    sums = aligned(parts, _panel_floats(tiles)) if tiles.far else aligned(slices, size)
 
     def add(number, terms, *spans):
         own = rooms[number]
@@ -238,21 +284,8 @@ def _weight_gradient(dz, x, shape, tiles, scale):
             *spans,
         )
 
-    def run(part):
-        if slices == 1:  # threads share the panels
-            own = part.of(tiles.panels)
-            add(part.number, sums[part.number if tiles.far else 0], 0, tiles.tiles, own.start, own.stop)
-            return
-        own = part.of(slices)
-        for number in range(own.start, own.stop):
-            add(part.number, sums[number], number * length, min((number + 1) * length, tiles.tiles), 0, tiles.panels)
+    def span(number):
+        return number * length, min((number + 1) * length, tiles.tiles)
 
-    threads.share(run, flops=flops)
-    if not tiles.far:
-
-        def end(part):
-            own = part.of(tiles.panels)
-            loops.finish(tiles.m, sums, scale, rooms[part.number].room, matrix, own.start, own.stop)
-
-        threads.share(end, dw.size)
+    add_slices(add, span, slices, panels, rooms, flops, matrix, scale)
     return dw

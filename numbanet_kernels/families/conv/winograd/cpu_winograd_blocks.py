@@ -12,9 +12,8 @@ from ....host import threads
 from ....host.simd import WIDTH, aligned
 from ....layouts.windows import Blocks, Window
 from ....runtime.memory import empty_cpu, full_cpu
-from ..cpu_im2col_loops import add_up
-from . import cpu_winograd, cpu_winograd_block_loops as loops, cpu_winograd_loops
-from .cpu_winograd import FAR, SLICES, Tiling, tiling
+from . import cpu_winograd, cpu_winograd_block_loops as loops
+from .cpu_winograd import FAR, SLICES, Panels, Tiling, add_slices, gated, tiling, weighed
 from .cpu_winograd_loops import BLOCK, TAPS, plane_of, row_of
 from .cpu_winograd_transforms import PANEL
 
@@ -52,6 +51,11 @@ class _Work(NamedTuple):
     def floats(self) -> int:
         """Floats of u for a panel."""
         return self.tiles.elements * plane_of(self.tiles.channels, PANEL)
+
+    @property
+    def weight(self) -> Panels:
+        """The panels of the transformed weight."""
+        return Panels(self.tiles.m, self.panels, self.floats, self.far)
 
     @property
     def flops(self) -> int:
@@ -100,16 +104,7 @@ def _convolved(work, loop, x, w, turned, bias, scale, y, *low):
     matrix = w.reshape(len(w), -1)
     parts = threads.parts(flops=work.flops)
     rooms, zeros = work.rooms(threads.parts(w.size, work.flops)), full_cpu(work.tiles.channels, 0.0)
-    if work.far:
-        u = [aligned(work.floats) for _ in range(parts)]
-    else:
-        u = [aligned(work.panels * work.floats)] * parts
-
-        def weigh(part):
-            own, room = part.of(work.panels), rooms[part.number][2]
-            cpu_winograd_loops.weigh(work.tiles.m, matrix, w.shape[1], turned, turned, room, u[0], own.start, own.stop)
-
-        threads.share(weigh, w.size)
+    u = weighed(matrix, w.shape[1], turned, turned, work.weight, rooms, parts)
 
     def run(part):
         places, goals, room, v, s = rooms[part.number]
@@ -149,16 +144,7 @@ def convolved(x, w, window: Window, positions, blocks: Blocks, bias, relu, scale
 def gradients(dy, where, x, w, window: Window, blocks: Blocks, scale, wants_dx):
     """(dx or None, dw, db) of conv2d_grad"""
     outs, positions, channels = len(w), dy.shape[1:3], x.shape[3]
-    each, slopes = blocks.height // (positions[0] * positions[1]), dy.reshape(-1, outs)
-    dz = dy if where is None else empty_cpu(dy.shape)
-    sums, db = empty_cpu((min(len(dy), SLICES), outs), np.float64), empty_cpu(outs)
-
-    def gate(part):
-        own, gates = part.of(len(sums)), slopes if where is None else where.reshape(slopes.shape)
-        cpu_winograd_loops.gate(slopes, gates, where is not None, dz.reshape(slopes.shape), sums, own.start, own.stop)
-
-    threads.share(gate, dy.size)
-    add_up(sums, db)
+    each, (dz, db) = blocks.height // (positions[0] * positions[1]), gated(dy, where)
     work = _work(tiling(x.shape, window.padding, positions, outs), blocks, len(x), each, outs)
     dw, dx = _weight_gradient(work, dz, x, w.shape, scale), None
     if wants_dx:
@@ -170,11 +156,10 @@ def gradients(dy, where, x, w, window: Window, blocks: Blocks, scale, wants_dx):
 
 def _weight_gradient(work, dz, x, shape, scale):
     """dw of conv2d for a weight of this shape."""
-    dw, zeros, matrix = empty_cpu(shape), full_cpu(max(shape[:2]), 0.0), (shape[0], shape[1] * TAPS)
+    dw, zeros = empty_cpu(shape), full_cpu(max(shape[:2]), 0.0)
+    matrix = dw.reshape(shape[0], shape[1] * TAPS)
     slices = 1 if work.far else max(min(SLICES, FAR // (work.panels * work.floats), len(work.kept)), 1)
-    parts = threads.parts(flops=work.flops)
     rooms = work.rooms(threads.parts(dw.size, work.flops))
-    u = aligned(parts, work.floats) if work.far else aligned(slices, work.panels * work.floats)
 
     def add(number, terms, *spans):
         places, goals, room, v, s = rooms[number]
@@ -192,26 +177,13 @@ def _weight_gradient(work, dz, x, shape, scale):
             terms,
             s,
             not work.far,
-            dw.reshape(matrix),
+            matrix,
             *spans,
         )
 
-    def run(part):
-        if slices == 1:  # threads share the panels
-            own = part.of(work.panels)
-            add(part.number, u[part.number if work.far else 0], 0, len(work.kept), own.start, own.stop)
-            return
-        own = part.of(slices)
-        for number in range(own.start, own.stop):
-            groups = threads.Part(number, slices).of(len(work.kept))
-            add(part.number, u[number], groups.start, groups.stop, 0, work.panels)
+    def span(number):
+        groups = threads.Part(number, slices).of(len(work.kept))
+        return groups.start, groups.stop
 
-    threads.share(run, flops=work.flops)
-    if not work.far:
-
-        def end(part):
-            own, room = part.of(work.panels), rooms[part.number][2]
-            cpu_winograd_loops.finish(work.tiles.m, u, scale, room, dw.reshape(matrix), own.start, own.stop)
-
-        threads.share(end, dw.size)
+    add_slices(add, span, slices, work.weight, rooms, work.flops, matrix, scale)
     return dw

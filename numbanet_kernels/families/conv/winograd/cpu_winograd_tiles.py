@@ -14,8 +14,8 @@ from ....host.simd import aligned
 from ....layouts.windows import Window
 from ....runtime.memory import empty_cpu, full_cpu
 from ..cpu_im2col_loops import add_up
-from . import cpu_winograd_loops, cpu_winograd_tile_loops as loops
-from .cpu_winograd import FAR, LENGTH, NEAR, SLICES, Tiling, tiling
+from . import cpu_winograd_tile_loops as loops
+from .cpu_winograd import FAR, LENGTH, NEAR, SLICES, Panels, Tiling, add_slices, tiling, weighed
 from .cpu_winograd_loops import BLOCK, ROWS, TAPS, plane_of, row_of
 from .cpu_winograd_transforms import PANEL
 
@@ -58,6 +58,11 @@ class _Work(NamedTuple):
         """Floats of u for a panel."""
         return self.tiles.elements * plane_of(self.depth, PANEL)
 
+    @property
+    def weight(self) -> Panels:
+        """The panels of the transformed weight."""
+        return Panels(self.tiles.m, self.panels, self.floats, self.far)
+
     def rooms(self, each: int, one: int, parts: int) -> list[_Rooms]:
         """The buffers of each thread; `each` and `one` are the numbers of places of a tile."""
         elements = self.tiles.elements
@@ -91,20 +96,6 @@ def _work(tiles: Tiling, kept: Any, images: int, outs: int, depth: int, width: i
     return _Work(kept, images, tiles, depth, width, most, far, 2 * elements * tiles.tiles * depth * width)
 
 
-def _weights(work: _Work, w: Any, channels: int, turned: bool, rooms: list[_Rooms], parts: int) -> list[Any]:
-    """u of each thread: all panels, transformed; or if the weight is far, room for a panel."""
-    if work.far:
-        return [aligned(work.floats) for _ in range(parts)]
-    u = aligned(work.panels * work.floats)
-
-    def weigh(part):
-        own, room = part.of(work.panels), rooms[part.number].room
-        cpu_winograd_loops.weigh(work.tiles.m, w, channels, turned, False, room, u, own.start, own.stop)
-
-    threads.share(weigh, w.size)
-    return [u] * parts
-
-
 def convolved(x, w, window: Window, positions, kept, side, bias, relu, scale):
     """y of conv2d, of the kept tiles of side x side positions."""
     outs, channels = w.shape[:2]
@@ -113,7 +104,7 @@ def convolved(x, w, window: Window, positions, kept, side, bias, relu, scale):
     bias, zeros = full_cpu(outs, 0.0) if bias is None else bias, full_cpu(channels, 0.0)
     y, parts = empty_cpu((len(x), *positions, outs)), threads.parts(flops=work.flops)
     rooms = work.rooms(tiles.m**2, tiles.elements, threads.parts(w.size, work.flops))
-    u = _weights(work, matrix, channels, False, rooms, parts)
+    u = weighed(matrix, channels, False, False, work.weight, rooms, parts)
 
     def run(part):
         goals, places, room, v, s = rooms[part.number]
@@ -179,7 +170,7 @@ def _pixel_gradient(dz, x, w, tiles, kept, scale):
     work, matrix, zeros = _work(tiles, kept, len(x), outs, outs, channels), w.reshape(outs, -1), full_cpu(outs, 0.0)
     dx, parts = empty_cpu(x.shape), threads.parts(flops=work.flops)
     rooms = work.rooms(tiles.elements, tiles.m**2, threads.parts(w.size, work.flops))
-    u = _weights(work, matrix, channels, True, rooms, parts)
+    u = weighed(matrix, channels, True, False, work.weight, rooms, parts)
 
     def run(part):
         places, goals, room, v, s = rooms[part.number]
@@ -211,9 +202,8 @@ def _weight_gradient(dz, x, shape, tiles, kept, scale):
     outs, channels = shape[:2]
     work, dw, zeros = _work(tiles, kept, len(x), outs, channels, outs), empty_cpu(shape), full_cpu(max(shape[:2]), 0.0)
     slices = 1 if work.far else max(min(SLICES, FAR // (work.panels * work.floats), tiles.tiles // LENGTH), 1)
-    parts, matrix = threads.parts(flops=work.flops), dw.reshape(outs, -1)
+    matrix = dw.reshape(outs, -1)
     rooms = work.rooms(tiles.m**2, tiles.elements, threads.parts(dw.size, work.flops))
-    u = aligned(parts, work.floats) if work.far else aligned(slices, work.panels * work.floats)
 
     def add(number, terms, *spans):
         goals, places, room, v, s = rooms[number]
@@ -236,21 +226,8 @@ def _weight_gradient(dz, x, shape, tiles, kept, scale):
             *spans,
         )
 
-    def run(part):
-        if slices == 1:  # threads share the panels
-            own = part.of(work.panels)
-            add(part.number, u[part.number if work.far else 0], 0, 1, own.start, own.stop)
-            return
-        own = part.of(slices)
-        for number in range(own.start, own.stop):
-            add(part.number, u[number], number, slices, 0, work.panels)
+    def span(number):
+        return number, slices
 
-    threads.share(run, flops=work.flops)
-    if not work.far:
-
-        def end(part):
-            own, room = part.of(work.panels), rooms[part.number].room
-            cpu_winograd_loops.finish(tiles.m, u, scale, room, matrix, own.start, own.stop)
-
-        threads.share(end, dw.size)
+    add_slices(add, span, slices, work.weight, rooms, work.flops, matrix, scale)
     return dw

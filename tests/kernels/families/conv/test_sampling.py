@@ -55,3 +55,10 @@ def test_regions_that_do_not_fit_are_refused(suffix, put, height, width, offsets
         getattr(conv, f"count_large_{suffix}")(
             put(np.ones((2, 5, 4, 3))), Window((3, 3)), height, width, put(np.zeros(offsets, np.int32)), 0.5
         )
+
+
+def test_negative_offsets_are_refused(rng):
+    """They would be read in front of the images; the CPU checks them, because it reads without bounds."""
+    x, offsets = rng.standard_normal((4, 9, 8, 4), np.float32), np.array([[0, 2], [-(2**31), 0]], np.int32)
+    with pytest.raises(ValueError, match="offsets must be from 0 on, got -2147483648"):
+        conv.count_large_cpu(x, Window((3, 3), (1, 1), (1, 1)), 2, 5, offsets, 0.5)
