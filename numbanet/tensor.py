@@ -138,9 +138,7 @@ class Tensor:
         other = named(other)
         if other is self.device:
             return self
-        values = self.numpy()
-        shared = isinstance(self.data, np.ndarray) and np.shares_memory(values, self.data)
-        return Tensor(values.copy() if shared else values, other, self.requires_grad)
+        return Tensor(np.array(self.numpy()), other, self.requires_grad)  # a copy, as devices may share NumPy's arrays
 
     def move(self, other: Device) -> None:
         """Move this tensor to another device, in place, and delete its gradient."""
