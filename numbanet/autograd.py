@@ -88,7 +88,7 @@ def op(fn: Callable[..., tuple[Any, Sequence[Callable]]] | None = None, *, fuses
 
 
 def common_device(name: str, inputs: Sequence[Any]) -> Device:
-    """Return the device of the tensors among `inputs`, by default the CPU; raise ValueError if they are on several devices."""
+    """Return the device of the tensors among `inputs`, or the CPU if there is none; raise ValueError if devices differ."""
     devices = {t.device for t in inputs if isinstance(t, Tensor)}
     if len(devices) > 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The elementwise part of a GRU step, n samples, o // 2 units, limited by memory bandwidth. Suite `gemm` times the products."""
+"""The elementwise part of a GRU step, limited by memory bandwidth: N samples, O // 2 units. Suite `gemm` times the products."""
 
 from __future__ import annotations
 

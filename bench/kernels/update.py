@@ -39,7 +39,8 @@ def _row_mask(o, i, dp):
 
 
 def _inputs(mask):
-    """w, v, g; v and g are 0 for dropped weights. Else v would decay to denormal numbers, which training does not have."""
+    """Return weights w, velocities v and gradients g. v and g are 0 for dropped weights: repeated updates would make v
+    denormal."""
 
     def inputs(rng, o, i, dp=1):
         w, v, g = (rng.standard_normal((o, i), np.float32) for _ in range(3))

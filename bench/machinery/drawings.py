@@ -1,7 +1,7 @@
 """SVG drawings of the README: the speed-ups of training steps and their times by width, from the files of results, and a step
 under row patterns.
 
-SVG is text, so that git shows which figures changed. The colours differ in lightness, so that they differ in grey as well.
+SVG is text, so git shows which numbers changed. The colours differ in lightness, and so in greyscale as well.
 """
 
 from __future__ import annotations

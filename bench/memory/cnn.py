@@ -37,8 +37,7 @@ def _measured(make: Callable[..., Task], sizes: tuple, steps: int) -> Task:
 
 
 def counted(name: str, shape: cnn.Shape, batch: int) -> float:
-    """Bytes of the batch, of activations and their gradients, and of the gradients of the weights. ReLU and Flatten have
-    none of their own."""
+    """Bytes of the batch, of activations, and of the gradients of activations and weights. ReLU and Flatten add none."""
     from numbanet.layers import ActivationSpec, Flatten, ReLU
     from numbanet.plans import Plans
 

@@ -68,7 +68,7 @@ def network(name: str, shape: Shape, dev: Any = "cpu", keep: float = 1.0) -> Any
 
 
 def policy_of(dropout: str, rate: float) -> Any:
-    """The policy of a kind of dropout: a policy's name, and more words if it has settings."""
+    """The policy that `dropout` describes: its first word is the policy's name, all words are a key of SETTINGS."""
     from numbanet.dropout.registry import POLICIES
 
     return POLICIES[dropout.split()[0]](rate, **SETTINGS.get(dropout, {}))

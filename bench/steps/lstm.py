@@ -1,10 +1,10 @@
-"""Training step of a language model, 8800 words, two LSTM layers of 1500, against PyTorch; also single passes and kernels.
+"""Training step of a language model with a vocabulary of 8800 and two LSTM layers of 1500, against PyTorch; also its passes.
 
 Embedding(8800, 1500), LSTM(1500, 1500, 2), Linear(1500, 8800): batch 20, 35 time steps, SGD with gradient clipping; states
 are carried over to the next batch. `none` is compared with PyTorch without dropout; rdp, tdp, batchwise, window, and rdp
-and window that also drop recurrent inputs, with PyTorch's dropout at the same rate. Sparse gate gradients (half of the
-columns) change the backward pass only. So the suite also times the forward and the backward pass separately, of the model
-and of its LSTM. Without --against torch numbanet's `none` is the peer.
+and window that also drop recurrent inputs, with PyTorch's dropout at the same rate. Sparse gate gradients, of half of the
+columns, change the backward pass only. So the suite also times the two passes separately, for the model and for its LSTM.
+Without --against torch, numbanet's `none` is the peer.
 """
 
 from __future__ import annotations

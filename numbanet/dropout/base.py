@@ -97,7 +97,7 @@ class Dropout(abc.ABC):
         return self._changed_rates(lambda rate: hasattr(rate, "over"), lambda rate: rate.over(epochs))
 
     def at_mean_rate(self, epochs: int) -> Dropout:
-        """Return the policy with each rate averaged over `epochs` epochs; initial weights are made for these rates."""
+        """Return the policy with each rate averaged over `epochs` epochs; the initial weights depend on these rates."""
         if self.at(0) is self:
             return self
         rates: list[Any] = [self.at(epoch).rate for epoch in range(epochs)]

@@ -360,7 +360,7 @@ class LanguageModel(Estimator):
         return next(self.model_.parameters()).device
 
     def _read(self, symbols: np.ndarray, state: dict) -> np.ndarray:
-        """Return the logits (V,) after some symbols; overwrite `state` with the final states of the layers."""
+        """Return the logits (V,) after the last of `symbols`; overwrite `state` with the layers' final states."""
         dev = self._device()
         with no_grad(), dev.session(**self._session_options()):
             for start in range(0, len(symbols), self.steps):

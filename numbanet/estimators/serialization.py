@@ -161,7 +161,7 @@ def _argument(value: Any) -> Any:
 
 
 def _known(name: str, asked: type[Layer] | None = None) -> type[Layer]:
-    """Return the layer class with the name `name`, of numbanet or of a user; raise TypeError unless there is exactly one."""
+    """Return the layer class named `name`, which numbanet or a user defines; raise TypeError unless there is exactly one."""
     matches, kinds = [], [Layer]
     while kinds:
         kinds += (children := kinds.pop().__subclasses__())

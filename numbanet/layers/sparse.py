@@ -134,7 +134,8 @@ class SparseLinear(Layer):
         self._structure(arrays[self.crow_indices], arrays[self.col_indices])
 
     def _structure(self, crow: np.ndarray, col: np.ndarray) -> CSR | BSR:
-        """Return a weight of zeros with the indices `crow` and `col`; raise ValueError if they form no valid structure."""
+        """Return a weight whose entries at `crow` and `col` are 0; raise ValueError if these are not the indices of a CSR
+        matrix."""
         kind = CSR if self.tile is None else BSR
         zeros = np.zeros(self.values.shape, np.float32)
         return kind(np.array(crow), np.array(col), zeros, (self.out_features, self.in_features))
@@ -240,7 +241,7 @@ class SparseLinear(Layer):
         return functools.partial(self.forward, relu=True) if type(following) is ReLU else None
 
     def cost(self, spec, plans):
-        """Return the cost of products with the stored entries, times the shares of neurons and of inputs that plans keep."""
+        """Return the cost of products with the stored entries, times the shares of neurons and inputs that dropout keeps."""
         if not spec.shape or spec.shape[-1] not in (None, self.in_features):
             raise ValueError(f"{self!r}: it takes {self.in_features} features, and its input has {spec.shape[-1:]}")
         plan = plans.of(self)

@@ -1,7 +1,7 @@
 """Placement: which device computes which layer, by measured time, power and energy.
 
-table     `Profile`: figures by layer, device and direction, and their file
-choice    `choose`: the device of each layer, exact for a chain
+table     `Profile`: what was measured, by layer, device and direction; reads and writes its file
+choice    `choose`: the best device of each layer, exact for a chain of layers
 """
 
 from .choice import OBJECTIVES, choose, enumerate_all, pareto

@@ -65,7 +65,7 @@ def _products_of(of_a, of_b, tile, passes, summed):
 
     @inlined
     def products(a, b, a_tile, b_tile, t, begin, shape, a_steps, b_steps):
-        """Return (sums, sum of a row of A) for the block that begins at row and column `begin` of the arrays. While one k-tile
+        """Return (this thread's sums of the block of A B that begins at `begin`, sum of a row of A). While one k-tile
         is multiplied, the next one is copied.
         """
         (row0, col0, a0, b0), (rows, cols, depth), (am, ak), (bk, bn) = begin, shape, a_steps, b_steps

@@ -3,8 +3,8 @@
     crop_flip   y[n, c, h, w] = x[n, c, h + down, w' + right], 0 outside x      x, y (N, C, H, W), moves (N, 3)
                 where (down, right, flipped) = moves[n], and w' = W - 1 - w if flipped is not 0, else w
 
-The result is a crop of the zero-padded image with the size of the image, which may be mirrored. On the CPU threads share the
-images, and a loop copies rows; on CUDA each thread copies one element.
+The result is a crop of the zero-padded image with the size of the image, which may be mirrored. On the CPU, threads divide the
+images, and a loop copies rows; on CUDA, each thread copies one element.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def _crop_flip(x, moves, y, start, stop):
 
 
 def crop_flip_cpu(x, moves, out=None):
-    """y[n, c, h, w] = x[n, c, h + down, w' + right], 0 outside x, for (down, right, flipped) = moves[n]; w' as in the module"""
+    """y[n, c, h, w] = x[n, c, h + down, w' + right], 0 outside x, for (down, right, flipped) = moves[n]; w' as in the module's
+    docstring"""
     y = _output("crop_flip (cpu)", empty_cpu, x, moves, out)
 
     def work(part):

@@ -193,7 +193,7 @@ def softmax_cross_entropy_cpu(logits, labels, weights=None, out=None):
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels("loss")
 def _cross_entropy_kernels():
-    """Return two kernels, with NARROW and with WIDE threads per row; each block computes one row."""
+    """Return two kernels, one with NARROW and one with WIDE threads per row; a block computes a row."""
 
     def declared(lanes):
         _, exponentials = row_sums(lanes)

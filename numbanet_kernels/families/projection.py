@@ -104,8 +104,8 @@ def _add_rows(typing_context, room, columns, first, middle, stop, sums, at):
 
 @host_kernel("void(f4[:, ::1], i4[::1], i4[::1], f4, f4[:, ::1], i8, i8, i8, f4[:, ::1], f4[:, ::1])")
 def _project(v, columns, starts, scale, f, n_first, n_stop, j_first, room, sums):
-    """Compute f[n, j_first + j] for n_first <= n < n_stop and all rows j of `sums`, T samples at a time. room (PIECE, T) and
-    sums (…, T) are buffers.
+    """Compute f (as in `project_cpu`) for samples n_first to n_stop and the outputs j_first + j, a row j of `sums` each; T
+    samples at a time. room (PIECE, T) and sums (…, T) are buffers.
     """
     outputs, together = f.shape[1], room.shape[1]
     for n0 in range(n_first, n_stop, together):

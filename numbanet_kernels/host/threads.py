@@ -220,11 +220,11 @@ _size: contextvars.ContextVar[int | None] = contextvars.ContextVar("size", defau
 
 
 class session:
-    """A context manager: inside the session BLAS runs on one thread, so that calls of `share` need not change the number of its
+    """A context manager: inside the session BLAS runs on one thread, so that calls of `share` need not change BLAS's number of
     threads. Signals that arrive inside are handled at the end of the session.
 
-    Inside, `share` divides work into at most `limit` parts. If `limit` is None, it makes as many parts as BLAS had threads
-    before the session. A session without a limit inside another session changes nothing.
+    Inside, `share` divides work into at most `limit` parts. If `limit` is None, `share` makes as many parts as BLAS had
+    threads before the session. A session inside another session changes nothing if it has no limit.
     """
 
     def __init__(self, limit: int | None = None) -> None:

@@ -127,7 +127,7 @@ def list_shapes(pattern: Pattern) -> TileLists:
 
 
 def tile_lists(pattern: Pattern) -> TileLists:
-    """Return the `TileLists` of a pattern: which tiles, rows and columns each class keeps."""
+    """Return the `TileLists` of a pattern: the tiles, rows and columns that each of its classes keeps."""
     packed, shapes = packed_tiles(pattern), list_shapes(pattern)
 
     def listed(numbers: np.ndarray, shape: tuple[int, int], length: int) -> tuple[np.ndarray, np.ndarray]:

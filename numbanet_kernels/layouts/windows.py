@@ -17,7 +17,7 @@ class Window(NamedTuple):
     dilation: tuple[int, int] = (1, 1)
 
     def positions(self, height: int, width: int) -> tuple[int, int]:
-        """Return the numbers of output positions along the height and the width; below 1 if the window does not fit."""
+        """Return the height and the width of the output; a number below 1 means that the window does not fit."""
         return tuple(
             (n + 2 * p - d * (k - 1) - 1) // s + 1 if n + 2 * p >= d * (k - 1) + 1 else 0
             for n, k, s, p, d in zip((height, width), *self)

@@ -268,7 +268,7 @@ class Lasso(Thinning):
         return compaction.count_nonzero(run.model) / self.first[0]
 
     def _weigh(self, step: Shrinking) -> None:
-        """Update the mean norms r of the nonzero groups, from which the adaptive factors r / |w_g| are computed."""
+        """Update r, the mean norm of a layer's nonzero groups, of which the adaptive factors are r / |w_g|."""
         for group, norms in step.seen():
             roots = group.layer.weight.device.download(norms) / np.sqrt(_sizes(group))
             self.counts.setdefault(group, max(int(np.count_nonzero(roots)), 1))

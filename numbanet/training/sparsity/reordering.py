@@ -34,8 +34,8 @@ class Reordering(Hook):
     Raises
     ------
     ValueError
-        When training starts: if the neurons of no layer can be permuted, or if the estimator has a `sparsity`, which stores
-        positions in weights.
+        When training starts: if the neurons of no layer can be permuted, or if the estimator has a `sparsity`, because that
+        stores indices of neurons.
     """
 
     watches = changes = False

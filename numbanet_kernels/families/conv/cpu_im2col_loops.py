@@ -242,7 +242,7 @@ def _ends(rows, listed, first, stop):
 
 @host_function
 def _finish(part, count, t0, y, bias, low, scale, rows, listed):
-    """y = max(scale part + bias, low) for `count` rows from t0 on; rows between listed ones, up to the next tile, are 0."""
+    """y = max(scale part + bias, low) for `count` rows from t0 on; if `listed`, y is 0 between the rows of the list."""
     for i in range(count):
         row = rows[t0 + i] if listed else t0 + i
         if listed and i % CLEARED == 0:

@@ -89,7 +89,7 @@ def _rooms(work, size, parts):
 
 
 def _packed(work, w, turned, panels, rooms, whole, parts):
-    """u of each thread: all panels of the weight, packed; or if v holds all pieces (`whole`), room for a panel."""
+    """u of each thread: all panels of the weight, packed; or if v holds all pieces (`whole`), a buffer for one panel."""
     size = math.prod(w.shape[2:]) * w.shape[0 if turned else 1] * PANEL
     if whole:
         return [aligned(size) for _ in range(parts)]

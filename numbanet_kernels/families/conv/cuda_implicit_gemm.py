@@ -249,8 +249,8 @@ LEAST_ROWS = 16 * DEPTH  # of A, for one part of dw; not tuned on a device
 
 
 def launch_dw(x, dy, where, window, groups=1, scale=1.0, rows=None, blocks=None, parts=None):
-    """(dwt (K, O), db (O,)), K = KH KW C / groups; db sums all rows of dz, or the listed ones. The rows are divided into
-    `parts`; None: enough to fill the device.
+    """(dwt (K, O), db (O,)), K = KH KW C / groups; db sums all rows of dz, or the listed ones. The rows are divided into n =
+    `parts` parts, by default enough to fill the device.
     """
     depth, outs = window.kernel[0] * window.kernel[1] * (x.shape[3] // groups), dy.shape[1]
     work = _Work("implicit dw", x.shape, (depth, outs), window, rows, blocks, x=x, dy=dy, where=where)

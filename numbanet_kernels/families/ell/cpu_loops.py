@@ -107,7 +107,7 @@ _one, _some = _rows(1), _rows(ROWS)
 
 @intrinsic
 def _squeeze(typing_context, x, at, bits, room, position):
-    """Write WIDTH floats to `room` from `position` on: those of x[at:at + WIDTH] whose bits are set, then zeros."""
+    """Write WIDTH floats to room[position:]: those of x[at:at + WIDTH] whose bit in `bits` is 1, then zeros."""
 
     def generate(context, builder, signature, arguments):
         x, at, bits, room, position = data_of(context, builder, signature, arguments)

@@ -18,7 +18,8 @@ GROUPS, SHARE = 4, 4  # row groups that a block computes at the same time, and o
 def _slabs():
     @kernel("void(f4[::1], i4[:, ::1], f4[:, ::1], f4[::1], f4, i4[::1], i4, i4[::1], i4[::1], f4[::1], i4[::1], i4)")
     def ell(x, indices, values, bias, ceiling, order, groups, lanes, alive, y, live, inputs):
-        """Each thread computes one sample for a group of rows; a warp reads adjacent samples and the same weights."""
+        """Each thread computes a group of outputs of one sample; the threads of a warp have adjacent samples and the same
+        weights."""
         tx, slab = cuda.threadIdx.x, cuda.blockIdx.x
         n, rows, some = slab * LANES + tx, order.size, False
         number = groups + rows - groups * ROWS

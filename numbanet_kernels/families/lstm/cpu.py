@@ -106,9 +106,9 @@ def lstm_cpu(z, w, h0, c0, units=None, scale=1.0, lengths=None):
 
 
 def lstm_grad_cpu(dy, gates, c, w, units=None, scale=1.0, lengths=None, dc=None, columns=None, threshold=0.0):
-    """Return (dz, dh0, dc0), where dz (T, N, 4H) is the gradient of the input products.
+    """Return (dz, dh0, dc0), where dz (T, N, 4H) is the gradient of x W_ih^T + b.
 
-    dz overwrites the gates. If `columns` is given, dz (T, N, K) holds only these columns, in a new array.
+    dz overwrites `gates`. If `columns` is given, dz (T, N, K) holds only these columns, in a new array.
     """
     op = "lstm_grad (cpu)"
     steps, n, hidden = check(

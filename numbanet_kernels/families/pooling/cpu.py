@@ -131,7 +131,8 @@ def avg_pool_cpu(x, window, include_padding=True):
 
 
 def avg_pool_grad_cpu(dy, window, shape, include_padding=True):
-    """dx[n, h, w, c] = sum of a[oh] b[ow] dy[n, oh, ow, c] over the outputs whose window has (h, w); `shape` is that of dx"""
+    """dx[n, h, w, c] = sum of a[oh] b[ow] dy[n, oh, ow, c] over the windows that contain (h, w); a, b: 1 / sides of a window;
+    `shape`: of dx"""
     expect("avg_pool_grad (cpu)", dy=(dy, averaged("avg_pool_grad (cpu)", window, shape)))
     dx = empty_cpu(shape)
     _share(_sums, dx.shape, dx.size, dy, dx, *bands_of(window, *shape[1:3], bool(include_padding), True))

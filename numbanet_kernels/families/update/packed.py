@@ -190,7 +190,7 @@ def packed_squares_cpu(g, packing):
 def _unpacking():
     @kernel("void(f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], f4[:, ::1])")
     def unpack(g, row_pos, row_class, col_pos, dense):
-        """Each thread writes the gradient of one element of the weight, 0 if the plan dropped it."""
+        """Each thread writes the gradient of one element of the weight, 0 if the plan dropped the element."""
         i = cuda.grid(1)
         if i < dense.size:
             r, c = i // dense.shape[1], i % dense.shape[1]

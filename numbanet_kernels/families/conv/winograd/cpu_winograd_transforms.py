@@ -3,15 +3,15 @@
 A tile of m x m outputs, m = 2 or 4, reads n x n pixels, n = m + 2. With d the pixels and g the taps of one channel, the outputs
 Y and, from their gradient dY, the gradients of the taps and of the pixels are
 
-    Y  = A^T [(G g G^T) * (B^T d B)] A        * elementwise; summed over channels before the outer transform
+    Y  = A^T [(G g G^T) * (B^T d B)] A        (* is elementwise; sums over channels come before the outer transform)
     dg = G^T [(A dY A^T) * (B^T d B)] G       summed over tiles before the outer transform
-    dd = B [(G g G^T) * (A dY A^T)] B^T       summed over outputs before the outer transform; added up where tiles overlap
+    dd = B [(G g G^T) * (A dY A^T)] B^T       (sums over filters come before the outer transform; overlapping tiles are added)
 
-The sums are n n matrix products, one for each element of a tile. They need n n / (9 m m) of the multiplications: 4/9 for m = 2,
-1/4 for m = 4. The matrices interpolate polynomials, for m = 2 at the points 0, 1, -1 and infinity, for m = 4 at 0, a, -a, b, -b
-and infinity. The paper takes a = 1, b = 2. Here a = 5/8, b = 3/2, as in oneDNN: powers of these points are closer to 1, and so
-errors are less than half as large. With 512 channels, and relative to the largest element, they are at most 1e-6 for m = 2, and
-4e-6 for m = 4.
+The sums are n² matrix products, one for each element of a tile of n x n pixels. They need n² / (9 m²) of the multiplications
+of the direct form: 4/9 for m = 2, 1/4 for m = 4. The matrices interpolate polynomials, for m = 2 at the points 0, 1, -1 and
+infinity, for m = 4 at 0, a, -a, b, -b and infinity. The paper takes a = 1, b = 2. Here a = 5/8, b = 3/2, as in oneDNN: powers
+of these points are closer to 1, and so errors are less than half as large. With 512 channels, and relative to the largest
+element, they are at most 1e-6 for m = 2, and 4e-6 for m = 4.
 """
 
 from __future__ import annotations
