@@ -177,7 +177,7 @@ def _trained(experiment, seed, data):
 @pytest.mark.filterwarnings("ignore:tdp. a weight of shape")
 def test_every_way_to_train_a_language_model_can_be_trained():
     found = list(papers_lstm.experiments(Options()))
-    assert len({experiment.key for experiment in found}) == len(found) == 10
+    assert len({experiment.key for experiment in found}) == len(found) == 12
     assert {experiment.name for experiment in found if experiment.seeds < training.SEEDS} == {
         "rdp + recurrent rdp",
         "rdp dp_max=3",
@@ -256,7 +256,7 @@ def test_papers_suite_resumes_and_compares_perplexities(tmp_path, monkeypatch):
     assert len(load(path)["runs"]) == 4
     results = Results(path)
     rows = {row["implementation"]: row for row in papers_lstm.run(options, results, lambda text: None)}
-    assert len(trained) == 6 * 3 + 4 + 1
+    assert len(trained) == 8 * 3 + 4 + 1
     rdp, none = rows["rdp"], rows["gate columns 50%"]
     assert (rdp["perplexity"], rdp["baseline"], none["baseline"]) == (pytest.approx(55), "bernoulli", "none")
     assert rdp["of_baseline"] == pytest.approx(1.1) and none["of_baseline"] == none["of_baseline_in_time"] == pytest.approx(1)
