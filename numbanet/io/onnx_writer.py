@@ -47,6 +47,7 @@ class Value:
 
     @property
     def rank(self) -> int:
+        """The number of axes."""
         return len(self.shape)
 
 
