@@ -11,6 +11,7 @@ version = re.search(r'^__version__ = "(.+)"$', (here / "numbanet/__init__.py").r
 cuda = ["numba-cuda[cu13]>=0.30"]
 torch = ["torch==2.13.0"]  # the peer that tests and benchmarks compare with; pinned, because figures name it
 plots = ["matplotlib>=3.7"]
+onnx = ["onnx>=1.15"]
 graphblas = ["python-graphblas[suitesparse]; platform_system == 'Linux'"]  # another peer, of sparse products
 bench = [*torch, *plots, *graphblas, "joblib>=1.4"]
 # NVVM, ptxas and nvdisasm compile, assemble and read CUDA kernels on any machine: the tests want them where there is no GPU
@@ -47,12 +48,15 @@ setup(
         "mkl": ["mkl>=2024; platform_machine == 'x86_64' or platform_machine == 'AMD64'"],
         "plots": plots,
         "torch": ["torch"],
+        "onnx": onnx,
         "energy": ["nvidia-ml-py>=12"],  # the energy counters of NVIDIA's GPUs
         "bench": bench,
         "test": [
             *bench,
             *cuda,
             *compilers,
+            *onnx,
+            "onnxruntime>=1.17",
             "pytest>=8",
             "pytest-xdist>=3",
             "hypothesis>=6",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ class Estimator(Settings):
     """Base class of the estimators. A subclass builds the network and the data, and names the parameters of the network."""
 
     # --- files --------------------------------------------------------------------------------------------------------
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike, card: bool = False) -> None:
         """Write the trained estimator to one safetensors file. Parameters and buffers have the names of `model_.state_dict()`;
         everything else is in the metadata.
 
@@ -48,6 +49,8 @@ class Estimator(Settings):
         ----------
         path : str or path
             The file; it is replaced atomically.
+        card : bool, default=False
+            If True, also write `numbanet.io.model_card` to a file of the same name that ends in .md.
 
         Raises
         ------
@@ -59,6 +62,16 @@ class Estimator(Settings):
             If the estimator is not fitted.
         """
         saving.save(self, path)
+        if card:
+            from ..io import model_card
+
+            Path(path).with_suffix(".md").write_text(model_card(self), encoding="utf-8")
+
+    def export(self, path: str | os.PathLike) -> None:
+        """Write the predictions of the trained estimator as an ONNX file; `numbanet.io.export` describes it, and its errors."""
+        from ..io import export
+
+        export(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike, device: str | Device | None = None) -> Estimator:

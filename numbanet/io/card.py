@@ -1,0 +1,107 @@
+"""A model card (Mitchell et al. 2019, "Model cards for model reporting"): what a network is, in Markdown."""
+
+from __future__ import annotations
+
+import math
+import platform
+from typing import Any
+
+import numba
+import numpy as np
+import sklearn
+from sklearn.utils.validation import check_is_fitted
+
+FIGURES = ("loss", "score", "perplexity", "validation_loss", "validation_score", "validation_perplexity")
+
+
+def facts(net: Any) -> dict[str, Any]:
+    """What a fitted estimator is, as values that JSON can hold: class, parameters, classes or vocabulary, figures, versions."""
+    from .. import __version__
+
+    history = net.history_[-1] if net.history_ else {}
+    told: dict[str, Any] = {
+        "class": type(net).__name__,
+        "parameters": _changed(net),
+        "epochs": int(net.n_iter_),
+        "figures": {name: float(history[name]) for name in FIGURES if name in history},
+        "versions": {
+            "numbanet": __version__,
+            "numba": numba.__version__,
+            "numpy": np.__version__,
+            "scikit-learn": sklearn.__version__,
+            "python": platform.python_version(),
+        },
+    }
+    if hasattr(net, "classes_"):
+        told["classes"] = np.asarray(net.classes_).tolist()
+    if hasattr(net, "vocabulary_"):
+        told["vocabulary"] = [str(word) for word in net.vocabulary_.words]
+    if getattr(net, "image_shape", None) is not None:
+        told["image_shape"] = [int(n) for n in net.image_shape]
+    return told
+
+
+def model_card(net: Any) -> str:
+    """Describe a fitted estimator in Markdown: layers, what it was trained with, what it reached, and versions.
+
+    The data are not known here except for their shape and classes; add where they come from, and what the network is for.
+
+    Parameters
+    ----------
+    net : estimator
+        A fitted estimator.
+
+    Raises
+    ------
+    sklearn.exceptions.NotFittedError
+        If the estimator is not fitted.
+    """
+    check_is_fitted(net, "model_")
+    told = facts(net)
+    count = sum(math.prod(tensor.shape) for tensor in net.model_.parameters())
+    lines = [
+        f"# {told['class']}: {len(net.model_.layers)} layers, {count:,} parameters",
+        "",
+        "```text",
+        *str(net.model_).strip("\n").splitlines(),
+        "```",
+        "",
+        "## Data",
+        "",
+        f"- shape of a sample: {_shape(net)}",
+        *([f"- {len(told['classes'])} classes: {_some(told['classes'])}"] if "classes" in told else []),
+        *([f"- vocabulary: {len(told['vocabulary']):,} words"] if "vocabulary" in told else []),
+        "- source, and conditions of use: (to be added)",
+        "",
+        "## Training",
+        "",
+        f"- epochs: {told['epochs']}",
+        *(f"- {name}: `{value}`" for name, value in told["parameters"].items()),
+        "",
+        "## Figures after the last epoch",
+        "",
+        *(f"- {name}: {value:.4g}" for name, value in told["figures"].items()),
+        "",
+        "## Versions",
+        "",
+        ", ".join(f"{name} {version}" for name, version in told["versions"].items()),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _changed(net: Any) -> dict[str, str]:
+    """The parameters that are not at their defaults."""
+    usual = type(net)().get_params(deep=False)
+    given = net.get_params(deep=False)
+    return {name: repr(value) for name, value in given.items() if repr(value) != repr(usual[name])}
+
+
+def _shape(net: Any) -> str:
+    shape = getattr(net, "input_shape_", None)
+    return "a text" if shape is None else " × ".join(map(str, shape))
+
+
+def _some(classes: list[Any], most: int = 20) -> str:
+    named = ", ".join(map(str, classes[:most]))
+    return named if len(classes) <= most else f"{named}, …"

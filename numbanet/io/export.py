@@ -1,0 +1,98 @@
+"""An estimator -> an ONNX file, which onnxruntime and other runtimes compute without numbanet."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import numpy as np
+from sklearn.utils.validation import check_is_fitted
+
+from numbanet_kernels.runtime.interrupt import deferred
+
+from ..estimators.base import Estimator
+from ..estimators.language import LanguageModel
+from ..estimators.saving import check_target
+from .card import facts
+from .onnx_graph import Graph
+from .onnx_writer import Value, write
+
+
+def export(net: Any, path: str | os.PathLike) -> None:
+    """Write the predictions of a fitted estimator as an ONNX file (opset 17, float32), atomically.
+
+    The batch size is free, and so is the length of sequences. Weights have the names of `net.model_.state_dict()`. The file's
+    metadata has the classes or the vocabulary, the parameters and the versions, as JSON. The file has been checked by
+    `onnx.checker`, which infers the shapes of all values.
+
+    Inputs and outputs by kind of estimator:
+
+        Net             X (N, …), where … is `input_shape_`; float32, or int64 for an embedding -> probabilities
+        NetRegressor    X (N, …) -> predictions (N, outputs), in the units of y
+        LanguageModel   words (T, N) int64; h0, c0, h1, … (layers, N, H), the states -> logits (T, N, V); h0_out, c0_out, …
+
+    Parameters
+    ----------
+    net : estimator
+        A fitted `Net`, `NetRegressor` or `LanguageModel`.
+    path : str or path
+        The file; it is replaced.
+
+    Raises
+    ------
+    TypeError
+        If a layer is not one of the library's, or the loss has an inverse link, which is a function.
+    FileNotFoundError, IsADirectoryError, PermissionError
+        If the file cannot be written.
+    sklearn.exceptions.NotFittedError
+        If the estimator is not fitted.
+    ImportError
+        If onnx is missing.
+    """
+    if not isinstance(net, Estimator):
+        raise TypeError(f"export takes a fitted estimator, not {type(net).__name__}")
+    check_is_fitted(net, "model_")
+    target = check_target(path)
+    try:
+        import onnx  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"export needs onnx: pip install 'numbanet[onnx]' ({error})") from error
+    from numbanet.datasets.files import write_file
+
+    graph = Graph()
+    (_language if isinstance(net, LanguageModel) else _samples)(graph, net)
+    metadata = {name: json.dumps(value) for name, value in facts(net).items()}
+    content = graph.model(metadata).SerializeToString()
+    with deferred:
+        write_file(target, content)
+
+
+def _samples(graph: Graph, net: Any) -> None:
+    """X -> probabilities or predictions."""
+    if getattr(net.loss_, "link", None) is not None:
+        raise TypeError(f"export: the inverse link of {net.loss_!r} is a function of numbanet's tensors; train without a link")
+    symbols, shape = net.model_.symbols is not None, tuple(net.input_shape_)
+    free = symbols or len(shape) == 2  # the length of a sequence
+    axes: list[int | str] = ["samples", *(("steps", *shape[1:]) if free else shape)]
+    graph.inputs["X"] = np.int64 if symbols else np.float32, axes
+    value = Value("X", (1, *shape))
+    write(graph, net.model_, value)
+    outputs: list[int | str] = ["samples", *("steps",) * (value.rank - 2), int(value.shape[-1] or 0)]
+    if hasattr(net, "target_scale_"):
+        scale, mean = (graph.constant(np.float32(part)) for part in (net.target_scale_, net.target_mean_))
+        graph.rename(graph.add("Add", graph.add("Mul", value.name, scale), mean), "predictions")
+        graph.outputs["predictions"] = np.float32, outputs
+        return
+    several = getattr(net, "_several", False)
+    graph.rename(graph.add("Sigmoid", value.name) if several else graph.add("Softmax", value.name, axis=-1), "probabilities")
+    graph.outputs["probabilities"] = np.float32, outputs
+
+
+def _language(graph: Graph, model: LanguageModel) -> None:
+    """Words and states -> logits and states."""
+    graph.inputs["words"] = np.int64, ["steps", "samples"]
+    graph.outputs["logits"] = np.float32, ["steps", "samples", len(model.vocabulary_)]
+    value = Value("words", (1, 1), states=[])
+    write(graph, model.model_, value)
+    graph.rename(value.name, "logits")

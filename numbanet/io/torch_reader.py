@@ -1,0 +1,131 @@
+"""PyTorch's modules -> layers: a function for each class of modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+from .. import layers
+from ..layers import Layer, Sequential
+from . import torch_modules as modules
+
+LEFT_OUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.Identity)
+
+EMBEDDING = "num_embeddings", "embedding_dim", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"
+
+
+def _same(module: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(module, name) for name in names}
+
+
+def _conv(module: nn.Conv2d) -> Layer:
+    padding: Any = module.padding
+    if isinstance(padding, str):
+        ends = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+        if padding == "same" and any(end % 2 for end in ends):
+            raise ValueError("padding='same' of an even kernel pads one side more than the other; pad the images themselves")
+        padding = tuple(end // 2 for end in ends) if padding == "same" else (0, 0)
+    names = "in_channels", "out_channels", "kernel_size", "stride", "dilation", "groups", "padding_mode"
+    return layers.Conv2d(**_same(module, *names), padding=padding, bias=module.bias is not None, rng=0)
+
+
+def _recurrent(kind: type[Layer]) -> Callable[[Any], Layer]:
+    names = "input_size", "hidden_size", "num_layers", "bias", "batch_first", "bidirectional"
+
+    def read(module: Any) -> Layer:
+        if module.dropout and module.num_layers > 1:
+            raise ValueError("dropout between its layers is the estimator's here: set module.dropout = 0, and Net's dropout")
+        extra = {"proj_size": module.proj_size} if kind is layers.LSTM else {}
+        return kind(**_same(module, *names), **extra, rng=0)  # type: ignore[call-arg]
+
+    return read
+
+
+def _batch_norm(kind: type[Layer]) -> Callable[[Any], Layer]:
+    return lambda module: kind(**_same(module, "num_features", "eps", "momentum", "affine", "track_running_stats"))
+
+
+def _gather(module: modules.Gather) -> Layer:
+    index, mean = module.index.numpy(), module.mean
+    if mean is None and index.size < module.features:
+        return layers.Select(module.features, index)
+    return layers.Shuffle(index, None if mean is None else mean.numpy())
+
+
+READERS: dict[type[nn.Module], Callable[[Any], Layer]] = {
+    nn.AdaptiveAvgPool2d: lambda module: layers.AdaptiveAvgPool2d(module.output_size),
+    nn.AvgPool2d: lambda module: layers.AvgPool2d(
+        **_same(module, "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+    ),
+    nn.BatchNorm1d: _batch_norm(layers.BatchNorm1d),
+    nn.BatchNorm2d: _batch_norm(layers.BatchNorm2d),
+    nn.Conv2d: _conv,
+    nn.Embedding: lambda module: layers.Embedding(
+        **_same(
+            module, "num_embeddings", "embedding_dim", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"
+        ),
+        rng=0,
+    ),
+    nn.Flatten: lambda module: layers.Flatten(module.start_dim, module.end_dim),
+    nn.GELU: lambda module: layers.GELU(module.approximate),
+    nn.GRU: _recurrent(layers.GRU),
+    nn.LSTM: _recurrent(layers.LSTM),
+    nn.LayerNorm: lambda module: layers.LayerNorm(
+        module.normalized_shape, module.eps, module.elementwise_affine, module.bias is not None
+    ),
+    nn.Linear: lambda module: layers.Linear(module.in_features, module.out_features, module.bias is not None, rng=0),
+    nn.MaxPool2d: lambda module: layers.MaxPool2d(
+        **_same(module, "kernel_size", "stride", "padding", "dilation", "return_indices", "ceil_mode")
+    ),
+    nn.ReLU: lambda module: layers.ReLU(),
+    nn.Sigmoid: lambda module: layers.Sigmoid(),
+    nn.Tanh: lambda module: layers.Tanh(),
+    modules.Gather: _gather,
+    modules.LastStep: lambda module: layers.LastStep(module.bidirectional),
+    modules.Normalize: lambda module: layers.Normalize(module.mean.numpy(), module.std.numpy()),
+}
+
+
+def read(module: nn.Module) -> Sequential:
+    """The layers of a module (`numbanet.io.from_torch`)."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"from_torch takes a torch.nn.Module, not {type(module).__name__}")
+    return Sequential(list(_layers(module, "", {})))
+
+
+def _layers(module: nn.Module, path: str, shared: dict[int, Any]) -> Iterator[Layer]:
+    """Yield the layers of a module; a nested container is one `Sequential`."""
+    if isinstance(module, nn.Sequential) and type(module).forward in (nn.Sequential.forward, modules.Chain.forward):
+        for name, child in module.named_children():
+            at = f"{path}.{name}" if path else name
+            chained = isinstance(child, nn.Sequential)
+            found = list(_layers(child, at, shared))
+            yield from [Sequential(found)] if chained else found
+    elif not isinstance(module, LEFT_OUT):
+        yield _layer(module, path, shared)
+
+
+def _layer(module: nn.Module, path: str, shared: dict[int, Any]) -> Layer:
+    where = f"module {path or 'itself'} ({type(module).__name__})"
+    readers = (reader for kind, reader in READERS.items() if isinstance(module, kind) and type(module).forward is kind.forward)
+    if (reader := next(readers, None)) is None:
+        raise TypeError(
+            f"{where} has no counterpart here, only {', '.join(sorted(one.__name__ for one in READERS))} and Sequential; "
+            "write a numbanet.Layer for it, and put the modules before and after it through from_torch"
+        )
+    try:
+        layer = reader(module)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"{where}: {error}") from None
+    parts = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    own = {name: tensor for name, tensor, _ in layer.named()}
+    for name, tensor in own.items():
+        if id(parts[name]) in shared:
+            setattr(layer, name, shared[id(parts[name])])
+            continue
+        tensor.assign(tensor.device.upload(parts[name].detach().cpu().numpy().astype(tensor.dtype)))
+        tensor.requires_grad = bool(parts[name].requires_grad)
+        shared[id(parts[name])] = tensor
+    return layer
