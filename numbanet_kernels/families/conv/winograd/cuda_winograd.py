@@ -43,6 +43,7 @@ from .cuda_winograd_tiles import (
     pixels_of,
     places_of,
     series_of,
+    thread,
     transform_of,
     zeros,
 )
@@ -99,7 +100,7 @@ def _forward():
     """Return the kernel that computes y, or dx."""
     (_, store), pixels, place, goal = series_of(ELEMENTS), pixels_of(4), places_of(4), places_of(2)
     of_pixels, of_sums, multiply, finish = transform_of("BT"), transform_of("AT"), multiply_of(True), _finishing()
-    (share, row_of), room_floats = exchange_of(), 3 * PLANE
+    (corner, share, row_of), room_floats = exchange_of(), 3 * PLANE
 
     @kernel(f"void(f4[::1], f4[::1], f4[::1], f4[::1], {SIZES}, b1, b1, f4)", least=(8, 0), bounds=(THREADS, 2))
     def winograd(x, u, bias, y, sizes, biased, relu, scale):
@@ -111,7 +112,6 @@ def _forward():
         tile0, c = int32(cuda.blockIdx.x * SIDE), lane & 7
         at, mask = place(int32(tile0 + 4 * warp + (lane >> 3)), tiles, (down, across), (height, width), (above, beside))
         at, line, to = int32(at * channels + c), int32(width * channels), int32(c * LINE + 4 * (warp ^ c) + (lane >> 3))
-        element, r, column = int32(2 * warp + (lane >> 4)), (lane >> 2) & 3, lane & 3
         source = int32(cuda.blockIdx.y) * stages * PLANE + 4 * t
         d, sums = pixels(x, at, line, channels, mask if c < channels else int32(0)), zeros()
         copy_plane(room, int32(PLANE + 4 * t), u, source)
@@ -125,14 +125,15 @@ def _forward():
             commit()
             wait_for_all_but_one()
             cuda.syncthreads()
-            begin = int32(PLANE + (stage & 1) * PLANE + element * SIDE + 4 * column)
-            sums = multiply(sums, room, int32(element * SIDE), r, begin)
+            row, column = corner(thread())
+            sums = multiply(sums, room, row, int32(PLANE + (stage & 1) * PLANE + column))
             cuda.syncthreads()
-        o = int32(cuda.blockIdx.y * SIDE + lane)
+        t = thread()
+        o = int32(cuda.blockIdx.y * SIDE + (t & 31))
         added = bias[o] if biased and o < outs else float32(0)
         for turn in range(4):
-            y00, y01, y10, y11 = of_sums(share(room, sums, int32(turn), element, r, column, t))
-            tile, grid = int32(tile0 + row_of(turn, warp)), (grid_height, grid_width)
+            y00, y01, y10, y11 = of_sums(share(room, sums, int32(turn), t))
+            tile, grid = int32(tile0 + row_of(turn, t)), (grid_height, grid_width)
             at, mask = goal(tile, tiles, (down, across), grid, (int32(0), int32(0)))
             at, mask = int32(at * outs + o), mask if o < outs else int32(0)
             finish(y, at, mask & 1 != 0, y00, added, scale, relu)
@@ -146,15 +147,17 @@ def _forward():
 @kernels("conv")
 def _gradient():
     """Return the kernel that computes dw."""
-    (_, store), (_, store_taps), (share, row_of) = series_of(ELEMENTS), series_of(9), exchange_of()
+    (_, store), (_, store_taps), (corner, share, row_of) = series_of(ELEMENTS), series_of(9), exchange_of()
     pixels, slopes, place, source = pixels_of(4), pixels_of(2), places_of(4), places_of(2)
     of_pixels, of_slopes, of_sums = transform_of("BT"), transform_of("A"), transform_of("GT")
     multiply, room_floats = multiply_of(False), 2 * PLANE
 
     @inlined
-    def load(x, dy, tile, end, c, o, sizes):
-        """Return (a tile of pixels of channel c, of gradients of filter o); 0 beyond the end, and beyond the last of them."""
+    def load(x, dy, first, end, sizes):
+        """Return (a tile of pixels of a channel, one of gradients of a filter); 0 beyond the end, and beyond the last of them."""
         _, down, across, height, width, above, beside, channels, grid_height, grid_width, outs = sizes
+        tile, lane = int32(first + (thread() >> 5)), thread() & 31
+        c, o = int32(cuda.blockIdx.x * SIDE + lane), int32(cuda.blockIdx.y * SIDE + lane)
         at, mask = place(tile, end, (down, across), (height, width), (above, beside))
         d = pixels(x, int32(at * channels + c), int32(width * channels), channels, mask if c < channels else int32(0))
         at, mask = source(tile, end, (down, across), (grid_height, grid_width), (int32(0), int32(0)))
@@ -163,26 +166,22 @@ def _gradient():
     @kernel(f"void(f4[::1], f4[::1], f4[::1], {SIZES}, i4)", bounds=(THREADS, 2))
     def winograd_gradient(x, dy, terms, sizes, span):
         """Compute terms (parts, 9 C, O) for 32 channels by 32 filters, of `span` tiles, a multiple of 8: each warp loads a tile."""
-        tiles, channels, outs = sizes[0], sizes[7], sizes[10]
-        room, t = cuda.shared.array(room_floats, float32, 16), int32(cuda.threadIdx.x)
-        lane, warp = t & 31, t >> 5
-        c, o = int32(cuda.blockIdx.x * SIDE + lane), int32(cuda.blockIdx.y * SIDE + lane)
-        element, r, column, to = int32(2 * warp + (lane >> 4)), (lane >> 2) & 3, lane & 3, int32(warp * LINE + lane)
-        tile, end = int32(cuda.blockIdx.z * span), min(int32(cuda.blockIdx.z * span + span), tiles)
-        stages, tile, sums = int32((end - tile + INNER - 1) // INNER), int32(tile + warp), zeros()
-        d, g = load(x, dy, tile, end, c, o, sizes)
-        for stage in range(stages):
+        channels, outs, room = sizes[7], sizes[10], cuda.shared.array(room_floats, float32, 16)
+        first, end = int32(cuda.blockIdx.z * span), min(int32(cuda.blockIdx.z * span + span), sizes[0])
+        t, sums, (d, g) = thread(), zeros(), load(x, dy, first, end, sizes)
+        to, (row, column) = int32((t >> 5) * LINE + (t & 31)), corner(t)
+        while first < end:
             store(room, to, int32(SIDE), of_pixels(d))
             store(room, int32(PLANE + to), int32(SIDE), of_slopes(g))
             cuda.syncthreads()
-            if stage + 1 < stages:
-                tile = int32(tile + INNER)
-                d, g = load(x, dy, tile, end, c, o, sizes)
-            sums = multiply(sums, room, int32(element * SIDE), r, int32(PLANE + element * SIDE + 4 * column))
+            first = int32(first + INNER)
+            d, g = load(x, dy, first, end, sizes)
+            sums = multiply(sums, room, row, int32(PLANE + column))
             cuda.syncthreads()
+        t = thread()
+        o = int32(cuda.blockIdx.y * SIDE + (t & 31))
         for turn in range(4):
-            found = of_sums(share(room, sums, int32(turn), element, r, column, t))
-            c = int32(cuda.blockIdx.x * SIDE + row_of(turn, warp))
+            found, c = of_sums(share(room, sums, int32(turn), t)), int32(cuda.blockIdx.x * SIDE + row_of(turn, t))
             if c < channels and o < outs:
                 at = int32((cuda.blockIdx.z * 9 * channels + c) * outs + o)
                 store_taps(terms, at, int32(channels * outs), found)

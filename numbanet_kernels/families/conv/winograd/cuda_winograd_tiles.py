@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import float32, int32, types
 
 from ....blocks.accumulate import QUAD
-from ....blocks.intrinsics import F32, I32, I64, constant, data_of, element, loaded
+from ....blocks.intrinsics import F32, I32, I64, constant, data_of, element
 from ....runtime.declare import cuda, inlined, intrinsic
 from ..cuda_gather import split
 from .matrices import AT, BT, GT, A, G, sandwich
@@ -44,6 +44,24 @@ class _Number:
 
     def __mul__(self, other):
         return self._with("fmul", other)
+
+
+LOAD = ir.InlineAsm(
+    ir.FunctionType(F32, [I64, I32]),
+    "{.reg .pred %there; setp.ne.b32 %there, $2, 0; mov.f32 $0, 0f00000000; @%there ld.global.f32 $0, [$1];}",
+    "=f,l,r",
+    side_effect=True,
+)  # predicated: a select would wait for the value at once, before the block multiplies
+
+
+@intrinsic()
+def thread(typing_context):
+    """Return threadIdx.x, read anew: what is computed from it need not stay in registers beside the sums."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.call(ir.InlineAsm(ir.FunctionType(I32, []), "mov.u32 $0, %tid.x;", "=r", side_effect=True), [])
+
+    return types.int32(), generate
 
 
 # --- tiles in registers ---------------------------------------------------------------------------------------------------
@@ -76,14 +94,14 @@ def pixels_of(side):
 
         def generate(context, builder, signature, arguments):
             source, at, line, step, mask = arguments
-            data, places, wanted = data_of(context, builder, signature.args[0], source), [], []
+            data, values = data_of(context, builder, signature.args[0], source), []
             for i in range(side):
                 first = builder.add(at, builder.mul(constant(i), line))
                 for j in range(side):
-                    places.append(builder.add(first, builder.mul(constant(j), step)))
+                    place = element(builder, data, builder.add(first, builder.mul(constant(j), step)))
                     bit = builder.and_(mask, constant(1 << side * i + j))
-                    wanted.append(builder.icmp_signed("!=", bit, constant(0)))
-            return context.make_tuple(builder, kind, loaded(builder, data, places, wanted, ir.Constant(ir.IntType(1), 1)))
+                    values.append(builder.call(LOAD, [builder.ptrtoint(place, I64), bit]))
+            return context.make_tuple(builder, kind, values)
 
         return kind(source, *[types.int32] * 4), generate
 
@@ -184,6 +202,11 @@ def zeros(typing_context):
     return SUMS(), generate
 
 
+TURN = ir.InlineAsm(  # computed when needed: four addresses in registers all along would be too many
+    ir.FunctionType(I32, [I32, I32]), "xor.b32 $0, $1, $2;", "=r,r,n", side_effect=True
+)
+
+
 @functools.cache
 def multiply_of(mixed):
     """Return the intrinsic that multiplies two planes. If `mixed`, quad q of the 32 rows of inner entry k lies at q ^ k: threads
@@ -191,13 +214,13 @@ def multiply_of(mixed):
     """
 
     @intrinsic(mixed)
-    def multiply(typing_context, sums, room, left, r, right):
-        """sums[i, j] += sum_k L[k, row i] R[k, column j], in the order of k, by fma.rn.f32. L begins at `left` and R at `right`,
-        plus the offsets of the thread's element and, in R, of its first column; r is a quarter of its first row.
+    def multiply(typing_context, sums, room, left, right):
+        """sums[i, j] += sum_k L[k, row i] R[k, column j], in the order of k, by fma.rn.f32; the thread's first row of its
+        element is at room[left], and its first column at room[right].
         """
 
         def generate(context, builder, signature, arguments):
-            sums, room, left, r, right = arguments
+            sums, room, left, right = arguments
             values = [builder.extract_value(sums, i) for i in range(64)]
             data = data_of(context, builder, signature.args[1], room)
 
@@ -208,15 +231,15 @@ def multiply_of(mixed):
 
             for k in range(INNER):
                 low, high = (k & 3, k >> 2) if mixed else (0, 0)
-                begin = builder.add(left, builder.mul(builder.xor(r, constant(low)), constant(4)))
+                begin = builder.call(TURN, [left, constant(4 * low)]) if low else left
                 rows = [v for half in range(2) for v in quad(begin, LINE * k + 16 * (half ^ high))]
-                columns = [v for half in range(2) for v in quad(right, LINE * k + 16 * half)]
-                for i, row in enumerate(rows):
-                    for j, column in enumerate(columns):
-                        values[8 * i + j] = builder.fma(row, column, values[8 * i + j])
+                for half in range(2):
+                    for j, column in enumerate(quad(right, LINE * k + 16 * half), 4 * half):
+                        for i, row in enumerate(rows):
+                            values[8 * i + j] = builder.fma(row, column, values[8 * i + j])
             return context.make_tuple(builder, SUMS, values)
 
-        return SUMS(SUMS, room, *[types.int32] * 3), generate
+        return SUMS(SUMS, room, types.int32, types.int32), generate
 
     return multiply
 
@@ -244,21 +267,30 @@ def leave(typing_context, room, at, sums, turn):
 
 
 def exchange_of():
-    """Return device functions (share, row_of); each factory makes its own (`inlined`)."""
+    """Return device functions (corner, share, row_of); each factory makes its own (`inlined`)."""
     load, _ = series_of(ELEMENTS)
 
     @inlined
-    def share(room, sums, turn, element, r, column, t):
+    def corner(t):
+        """Return the offsets of a thread's first row and first column in an inner entry of a plane. Of 8 adjacent threads, which
+        load or store 16 bytes each at a time, four columns and two rows differ.
+        """
+        element, r, column = int32(t >> 4), int32((t >> 2) & 3), int32(t & 3)
+        return int32(element * SIDE + 4 * r), int32(element * SIDE + 4 * column)
+
+    @inlined
+    def share(room, sums, turn, t):
         """Exchange 8 rows of sums; return the 16 elements of this thread's row, t // 32, and column, t % 32."""
         cuda.syncthreads()
-        leave(room, int32(element * (ROWS * PITCH) + 2 * r * PITCH + 4 * column), sums, turn)
+        leave(room, int32((t >> 4) * ROWS * PITCH + ((t >> 2) & 3) * 2 * PITCH + 4 * (t & 3)), sums, turn)
         cuda.syncthreads()
         return load(room, int32((t >> 5) * PITCH + (t & 31)), int32(ROWS * PITCH))
 
     @inlined
-    def row_of(turn, warp):
-        """Return the row of 32 that `share` gives to a warp in this turn."""
+    def row_of(turn, t):
+        """Return the row of 32 that `share` gives to thread t in this turn."""
+        warp = int32(t >> 5)
         i = int32(2 * turn + (warp & 1))
         return int32(4 * (warp >> 1) + (i & 3) + 16 * (i >> 2))
 
-    return share, row_of
+    return corner, share, row_of
