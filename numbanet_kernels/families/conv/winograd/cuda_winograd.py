@@ -21,6 +21,7 @@ import math
 from numba import float32, int32
 
 from ....blocks.intrinsics import commit, wait_for_all_but_one
+from ....layouts.windows import Window
 from ....runtime.availability import capability, multiprocessors
 from ....runtime.declare import cuda, inlined, kernel, kernels
 from ....runtime.launch import ceil_div, launch
@@ -47,6 +48,14 @@ from .cuda_winograd_tiles import (
     transform_of,
     zeros,
 )
+
+# Where it is chosen, by what the PTX machine counted of it and of the direct kernels: no card has timed it. With 64 channels and
+# filters it issues 0.44 of their instructions forward (4 images of 8 x 8 pixels), 0.54 backward, and touches 0.93 and 0.88 of
+# their sectors. From 4 to 64 channels these are 0.97 and 1.38 forward, from 8 to 64 0.63 and 0.93
+CHANNELS = 8  # least number of channels, and of filters
+# Largest share of the multiplications of the definition. On images of 3 x 3 pixels the share is 64 / 81, the sectors are 1.17; on
+# single pixels 16 / 9, and 2.16
+SHARE = 2 / 3
 
 SIZES = "UniTuple(i4, 11)"
 
@@ -163,7 +172,7 @@ def _gradient():
         at, mask = source(tile, end, (down, across), (grid_height, grid_width), (int32(0), int32(0)))
         return d, slopes(dy, int32(at * outs + o), int32(grid_width * outs), outs, mask if o < outs else int32(0))
 
-    @kernel(f"void(f4[::1], f4[::1], f4[::1], {SIZES}, i4)", bounds=(THREADS, 2))
+    @kernel(f"void(f4[::1], f4[::1], f4[::1], {SIZES}, i4)", least=(8, 0), bounds=(THREADS, 2))
     def winograd_gradient(x, dy, terms, sizes, span):
         """Compute terms (parts, 9 C, O) for 32 channels by 32 filters, of `span` tiles, a multiple of 8: each warp loads a tile."""
         channels, outs, room = sizes[7], sizes[10], cuda.shared.array(room_floats, float32, 16)
@@ -220,8 +229,18 @@ def _weight_gradient(dz, x, padding, scale):
 
 
 def suits(window, images, outs):
-    """True if convolving images (N, H, W, C) so takes fewer instructions than the direct kernels."""
-    return True
+    """True if convolving images (N, H, W, C) so takes fewer instructions, and touches no more memory, than the direct kernels
+    do. If the arrays are too large for 32 bits, the direct kernels say so.
+    """
+    (count, height, width, channels), positions = images, window.positions(*images[1:3])
+    if window._replace(padding=(0, 0)) != Window((3, 3)) or max(window.padding) > 2 or not min(positions):
+        return False
+    if min(channels, outs) < CHANNELS or capability() < (8, 0):
+        return False
+    own = math.prod(ceil_div(n, 2) for n in positions)  # tiles of an image
+    floats = max(count * height * width * channels, count * math.prod(positions) * outs, 16 * (channels + SIDE) * (outs + SIDE))
+    fewer = ELEMENTS * own <= SHARE * 9 * math.prod(positions)
+    return fewer and count * own >= SIDE and floats < 1 << 31  # with fewer tiles, a block computes mostly padding
 
 
 def convolved(x, w, window, positions, bias, relu, scale):
