@@ -53,9 +53,7 @@ LAYERS = (  # n images of side x side pixels, c channels, o filters of k x k, pa
 FIELDS = "n", "side", "c", "o", "k", "p"
 VGG19 = {  # name and layer: the pixels shrink, and the filters change, from group to group
     f"vgg19 conv{group}_{number}": (64, 64 >> group, before if number == 1 else filters, filters, 3, 1)
-    for group, (before, filters, count) in enumerate(
-        ((3, 64, 2), (64, 128, 2), (128, 256, 4), (256, 512, 4), (512, 512, 4)), 1
-    )
+    for group, (before, filters, count) in enumerate(((3, 64, 2), (64, 128, 2), (128, 256, 4), (256, 512, 4), (512, 512, 4)), 1)
     for number in range(1, count + 1)
 }
 BEFORE_POOLING = LAYERS[0], LAYERS[1], LAYERS[3], LAYERS[8]
@@ -383,7 +381,10 @@ def cases(options: Options) -> Iterator[Case]:
         (name, layer)
         for layer in layers
         for name, kernel in KERNELS.items()
-        if kernel.flops and (name != "materialised" or options.device == "cuda") and "max_pool" not in name and name not in VGG19
+        if kernel.flops
+        and (name != "materialised" or options.device == "cuda")
+        and "max_pool" not in name
+        and name not in VGG19
     ]
     chosen += [(name, small if options.quick else layer) for name, layer in VGG19.items()]
     chosen += [

@@ -25,7 +25,7 @@ from ....layouts.windows import Window
 from ....runtime.availability import capability, multiprocessors
 from ....runtime.declare import cuda, inlined, kernel, kernels
 from ....runtime.launch import ceil_div, launch
-from ....runtime.memory import THREADS, blocks_for, empty_cuda, flat
+from ....runtime.memory import THREADS, empty_cuda, flat
 from ...elementwise import relu_grad_cuda
 from ..cuda_gather import split
 from ..cuda_im2col import transpose_gradient
@@ -34,9 +34,7 @@ from .cuda_winograd_tiles import (
     ELEMENTS,
     INNER,
     LINE,
-    PITCH,
     PLANE,
-    ROWS,
     SIDE,
     copy_plane,
     exchange_of,
@@ -49,13 +47,14 @@ from .cuda_winograd_tiles import (
     zeros,
 )
 
-# Where it is chosen, by what the PTX machine counted of it and of the direct kernels: no card has timed it. With 64 channels and
-# filters it issues 0.44 of their instructions forward (4 images of 8 x 8 pixels), 0.54 backward, and touches 0.93 and 0.88 of
-# their sectors. From 4 to 64 channels these are 0.97 and 1.38 forward, from 8 to 64 0.63 and 0.93
+# Where it is chosen, by what the PTX machine counted of it and of the direct kernels; no card has timed them. With 64 channels
+# and filters and 4 images of 8 x 8 pixels it issues 0.44 of their instructions forward and 0.54 backward, and touches 0.93 and
+# 0.88 of their sectors. From 8 to 64 channels these are 0.63 and 0.93 forward, from 4 to 64 they are 0.97 and 1.38
 CHANNELS = 8  # least number of channels, and of filters
-# Largest share of the multiplications of the definition. On images of 3 x 3 pixels the share is 64 / 81, the sectors are 1.17; on
-# single pixels 16 / 9, and 2.16
+# Largest share of the multiplications of the definition. With 64 channels it touches 1.17 of the sectors on images of 3 x 3, of
+# which the share is 64 / 81, and 2.16 on single pixels, 16 / 9
 SHARE = 2 / 3
+MOST = SIDE * 65535  # channels or filters: a grid has no more blocks along its second axis
 
 SIZES = "UniTuple(i4, 11)"
 
@@ -163,7 +162,7 @@ def _gradient():
 
     @inlined
     def load(x, dy, first, end, sizes):
-        """Return (a tile of pixels of a channel, one of gradients of a filter); 0 beyond the end, and beyond the last of them."""
+        """Return (a tile of pixels of a channel, one of gradients of a filter); 0 from tile `end`, and beyond the last channel."""
         _, down, across, height, width, above, beside, channels, grid_height, grid_width, outs = sizes
         tile, lane = int32(first + (thread() >> 5)), thread() & 31
         c, o = int32(cuda.blockIdx.x * SIDE + lane), int32(cuda.blockIdx.y * SIDE + lane)
@@ -174,7 +173,7 @@ def _gradient():
 
     @kernel(f"void(f4[::1], f4[::1], f4[::1], {SIZES}, i4)", least=(8, 0), bounds=(THREADS, 2))
     def winograd_gradient(x, dy, terms, sizes, span):
-        """Compute terms (parts, 9 C, O) for 32 channels by 32 filters, of `span` tiles, a multiple of 8: each warp loads a tile."""
+        """Compute terms (parts, 9 C, O) for 32 channels by 32 filters, of `span` tiles, a multiple of 8; a warp loads a tile."""
         channels, outs, room = sizes[7], sizes[10], cuda.shared.array(room_floats, float32, 16)
         first, end = int32(cuda.blockIdx.z * span), min(int32(cuda.blockIdx.z * span + span), sizes[0])
         t, sums, (d, g) = thread(), zeros(), load(x, dy, first, end, sizes)
@@ -218,7 +217,9 @@ def _weight_gradient(dz, x, padding, scale):
     (images, *positions, outs), channels = dz.shape, x.shape[3]
     down, across = (ceil_div(n, 2) for n in positions)
     tiles, grid = images * down * across, (ceil_div(channels, SIDE), ceil_div(outs, SIDE))
-    parts = max(min(2 * multiprocessors() // math.prod(grid), 4 * tiles // LEAST_ROWS), 1)  # two blocks each, as in `gemm_block`
+    parts = max(
+        min(2 * multiprocessors() // math.prod(grid), 4 * tiles // LEAST_ROWS), 1
+    )  # two blocks each, as in `gemm_block`
     span = ceil_div(ceil_div(tiles, parts), INNER) * INNER
     parts, dwt = ceil_div(tiles, span), empty_cuda((9 * channels, outs))
     terms = empty_cuda((parts, dwt.size))
@@ -235,7 +236,7 @@ def suits(window, images, outs):
     (count, height, width, channels), positions = images, window.positions(*images[1:3])
     if window._replace(padding=(0, 0)) != Window((3, 3)) or max(window.padding) > 2 or not min(positions):
         return False
-    if min(channels, outs) < CHANNELS or capability() < (8, 0):
+    if min(channels, outs) < CHANNELS or max(channels, outs) > MOST or capability() < (8, 0):
         return False
     own = math.prod(ceil_div(n, 2) for n in positions)  # tiles of an image
     floats = max(count * height * width * channels, count * math.prod(positions) * outs, 16 * (channels + SIDE) * (outs + SIDE))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 
 from llvmlite import ir
-from numba import float32, int32, types
+from numba import int32, types
 
 from ....blocks.accumulate import QUAD
 from ....blocks.intrinsics import F32, I32, I64, constant, data_of, element
@@ -64,7 +64,7 @@ def thread(typing_context):
     return types.int32(), generate
 
 
-# --- tiles in registers ---------------------------------------------------------------------------------------------------
+# --- tiles in registers -----------------------------------------------------------------------------------------------
 @functools.cache
 def transform_of(name):
     """Return the intrinsic that maps the elements of a tile X to those of M X M^T; `name` is that of the matrix M."""
@@ -209,8 +209,8 @@ TURN = ir.InlineAsm(  # computed when needed: four addresses in registers all al
 
 @functools.cache
 def multiply_of(mixed):
-    """Return the intrinsic that multiplies two planes. If `mixed`, quad q of the 32 rows of inner entry k lies at q ^ k: threads
-    that transform tiles of 8 adjacent channels then store them to different banks.
+    """Return the intrinsic that multiplies two planes. If `mixed`, quad q of the 32 rows of inner entry k lies at q ^ k, so that
+    threads that transform tiles of 8 adjacent channels store them to different banks.
     """
 
     @intrinsic(mixed)
@@ -246,7 +246,7 @@ def multiply_of(mixed):
 
 @intrinsic()
 def leave(typing_context, room, at, sums, turn):
-    """Store the thread's rows 2 turn and 2 turn + 1 to room[at + PITCH row + column], by st.shared.v4.f32; the turn is below 4."""
+    """Store the thread's rows 2 turn and 2 turn + 1, turn < 4, from room[at] on, PITCH floats apart, by st.shared.v4.f32."""
 
     def generate(context, builder, signature, arguments):
         room, at, sums, turn = arguments
@@ -272,8 +272,8 @@ def exchange_of():
 
     @inlined
     def corner(t):
-        """Return the offsets of a thread's first row and first column in an inner entry of a plane. Of 8 adjacent threads, which
-        load or store 16 bytes each at a time, four columns and two rows differ.
+        """Return the offsets of a thread's first row and first column in an inner entry of a plane. 8 adjacent threads, whose
+        16 bytes each are moved at a time, have two rows and four columns.
         """
         element, r, column = int32(t >> 4), int32((t >> 2) & 3), int32(t & 3)
         return int32(element * SIDE + 4 * r), int32(element * SIDE + 4 * column)

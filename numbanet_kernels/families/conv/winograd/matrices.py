@@ -95,7 +95,7 @@ def _times(matrix, values):
 
 
 def sandwich(matrix, element):
-    """M X M^T as rows of values; element(r, s) is a value of X: a vector of channels, or one number, with Python's operators."""
+    """M X M^T as rows of values; element(r, s) is a value of X, a vector or a number with Python's operators."""
     size = len(matrix[0])
     columns = [_times(matrix, [element(r, s) for r in range(size)]) for s in range(size)]
     return [_times(matrix, [column[i] for column in columns]) for i in range(len(matrix))]

@@ -64,7 +64,7 @@ WINOGRAD = [
     ((17, 6, 11, 17), 48, Window((3, 3), (1, 1), (2, 0)), 1),
     ((75, 3, 3, 40), 32, Window((3, 3), (1, 1), (1, 1)), 1),
 ]
-# Winograd's filtering on CUDA: blocks of tiles, of filters and of channels that are not full, each padding, odd sizes, one image
+# on CUDA: blocks of tiles, of filters and of channels that are not full, each padding, odd sizes, one image
 WIDE = [
     ((2, 7, 9, 8), 8, Window((3, 3), (1, 1), (1, 1)), 1),
     ((9, 6, 5, 9), 33, Window((3, 3)), 1),

@@ -10,8 +10,9 @@ from numbanet_kernels.families.conv import cuda, cuda_im2col, cuda_implicit_gemm
 from numbanet_kernels.families.conv.winograd import cuda_winograd
 from numbanet_kernels.layouts.windows import Blocks, Positions, Window
 from numbanet_kernels.runtime import availability, emulation
+from numbanet_kernels.runtime.memory import upload_cuda
 from tests.kernels.assembly import PROBLEM, assembled
-from tests.kernels.families.conv.cases import FEW, MANY, OPTIONS, PLANS, WIDE, check, close, fits, of, operands, uploaded
+from tests.kernels.families.conv.cases import FEW, OPTIONS, WIDE, check, close, of, operands
 from tests.kernels.families.conv.test_implicit_gemm import counted
 
 NEEDS_NVVM = pytest.mark.skipif(availability.nvvm_problem() is not None, reason=str(availability.nvvm_problem()))
@@ -149,8 +150,8 @@ def test_sums_stay_in_registers(made, card):
 @NEEDS_NVVM
 def test_it_does_less_than_the_direct_kernels_without_bank_conflicts(rng):
     """With what transforms and transposes the weight; 64 channels and filters, no tile is ragged."""
-    x, w = rng.standard_normal((2, 8, 8, 64)).astype(np.float32), rng.standard_normal((64, 64, 3, 3)).astype(np.float32)
-    dy = rng.standard_normal((2, 8, 8, 64)).astype(np.float32)
+    with emulation.emulated():  # arrays begin at whole sectors
+        x, w, dy = (upload_cuda(rng.standard_normal(s, np.float32)) for s in ((2, 8, 8, 64), (64, 64, 3, 3), (2, 8, 8, 64)))
     slopes = dy.reshape(-1, 64)
     filtered = counted(lambda: conv.conv2d_cuda(x, w, SAME))
     direct = counted(lambda: implicit.launch_forward(x, cuda_im2col.transpose_weight(w), SAME))
