@@ -162,7 +162,7 @@ def _gradient():
 
     @inlined
     def load(x, dy, first, end, sizes):
-        """Return (a tile of pixels of a channel, one of gradients of a filter); 0 from tile `end`, and beyond the last channel."""
+        """Return (a tile of pixels of a channel, one of gradients of a filter); 0 from tile `end` on and beyond channels."""
         _, down, across, height, width, above, beside, channels, grid_height, grid_width, outs = sizes
         tile, lane = int32(first + (thread() >> 5)), thread() & 31
         c, o = int32(cuda.blockIdx.x * SIDE + lane), int32(cuda.blockIdx.y * SIDE + lane)
@@ -173,7 +173,7 @@ def _gradient():
 
     @kernel(f"void(f4[::1], f4[::1], f4[::1], {SIZES}, i4)", least=(8, 0), bounds=(THREADS, 2))
     def winograd_gradient(x, dy, terms, sizes, span):
-        """Compute terms (parts, 9 C, O) for 32 channels by 32 filters, of `span` tiles, a multiple of 8; a warp loads a tile."""
+        """Compute terms (parts, 9 C, O) for 32 channels by 32 filters, of `span` tiles, 8 at a time; a warp loads a tile."""
         channels, outs, room = sizes[7], sizes[10], cuda.shared.array(room_floats, float32, 16)
         first, end = int32(cuda.blockIdx.z * span), min(int32(cuda.blockIdx.z * span + span), sizes[0])
         t, sums, (d, g) = thread(), zeros(), load(x, dy, first, end, sizes)

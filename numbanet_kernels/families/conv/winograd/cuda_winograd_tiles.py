@@ -209,7 +209,7 @@ TURN = ir.InlineAsm(  # computed when needed: four addresses in registers all al
 
 @functools.cache
 def multiply_of(mixed):
-    """Return the intrinsic that multiplies two planes. If `mixed`, quad q of the 32 rows of inner entry k lies at q ^ k, so that
+    """Return the intrinsic that multiplies two planes. If `mixed`, quad q of the rows of inner entry k lies at q ^ k, so that
     threads that transform tiles of 8 adjacent channels store them to different banks.
     """
 
