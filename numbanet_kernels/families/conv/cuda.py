@@ -11,7 +11,7 @@ from ..gemm import gemm_cuda
 from ..pooling import max_pool_cuda, max_pool_grad_cuda
 from .cuda_im2col import launch_im2col, transpose_gradient, transpose_weight
 from .cuda_implicit_gemm import launch_dw, launch_dx, launch_forward
-from .family import check, check_pool_grad, positions_of
+from .family import check, check_pool, check_pool_grad, positions_of
 from .winograd import cuda_winograd
 
 
@@ -45,6 +45,9 @@ def conv2d_grad_cuda(dy, x, w, window, groups=1, where=None, scale=1.0, rows=Non
 def conv2d_max_pool_cuda(
     x, w, window, pool, groups=1, bias=None, relu=False, scale=1.0, rows=None, blocks=None, wants_places=True
 ):
+    op = "conv2d_max_pool (cuda)"
+    positions = check(op, x, w, window, groups, bias, rows=rows, blocks=blocks)
+    check_pool(op, pool, (x.shape[0], *positions, w.shape[0]))
     y, places = max_pool_cuda(conv2d_cuda(x, w, window, groups, bias, relu, scale, rows, blocks), pool)
     return y, places if wants_places else None
 

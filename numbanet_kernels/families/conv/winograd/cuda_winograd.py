@@ -1,5 +1,5 @@
-"""Convolutions on CUDA by Winograd's filtering F(2 x 2, 3 x 3) (`matrices` has the formula), in one kernel: transformed pixels
-and products exist in shared memory and in registers only.
+"""Convolutions on CUDA by Winograd's filtering F(2 x 2, 3 x 3), for dw F(3 x 3, 2 x 2) (Lavin and Gray 2016, sections 4.1 and
+4.2; `matrices` has the formula), in one kernel: transformed pixels and products exist in shared memory and registers only.
 
     winograd_filters     U = G g G^T of each filter and channel, or with reversed taps, for dx: once per call
     winograd             y = act(scale A^T [sum_c U * (B^T d B)] A + bias), act is ReLU if `relu`, else the identity
@@ -54,6 +54,7 @@ CHANNELS = 8  # least number of channels, and of filters
 # Largest share of the multiplications of the definition. With 64 channels it touches 1.17 of the sectors on images of 3 x 3, of
 # which the share is 64 / 81, and 2.16 on single pixels, 16 / 9
 SHARE = 2 / 3
+# There must be SIDE tiles: 16 tiles of a block are half padding, and take 0.71 of the instructions and 1.41 of the sectors
 MOST = SIDE * 65535  # channels or filters: a grid has no more blocks along its second axis
 
 SIZES = "UniTuple(i4, 11)"
@@ -217,9 +218,8 @@ def _weight_gradient(dz, x, padding, scale):
     (images, *positions, outs), channels = dz.shape, x.shape[3]
     down, across = (ceil_div(n, 2) for n in positions)
     tiles, grid = images * down * across, (ceil_div(channels, SIDE), ceil_div(outs, SIDE))
-    parts = max(
-        min(2 * multiprocessors() // math.prod(grid), 4 * tiles // LEAST_ROWS), 1
-    )  # two blocks each, as in `gemm_block`
+    most = 2 * multiprocessors() // math.prod(grid)  # two blocks each, as in `gemm_block`
+    parts = max(min(most, 4 * tiles // LEAST_ROWS), 1)
     span = ceil_div(ceil_div(tiles, parts), INNER) * INNER
     parts, dwt = ceil_div(tiles, span), empty_cuda((9 * channels, outs))
     terms = empty_cuda((parts, dwt.size))
@@ -230,8 +230,8 @@ def _weight_gradient(dz, x, padding, scale):
 
 
 def suits(window, images, outs):
-    """True if convolving images (N, H, W, C) so takes fewer instructions, and touches no more memory, than the direct kernels
-    do. If the arrays are too large for 32 bits, the direct kernels say so.
+    """True if convolving images (N, H, W, C) so takes fewer instructions than the direct kernels, and touches about as much
+    memory or less. If the arrays are too large for 32 bits, the direct kernels say so.
     """
     (count, height, width, channels), positions = images, window.positions(*images[1:3])
     if window._replace(padding=(0, 0)) != Window((3, 3)) or max(window.padding) > 2 or not min(positions):
@@ -241,7 +241,7 @@ def suits(window, images, outs):
     own = math.prod(ceil_div(n, 2) for n in positions)  # tiles of an image
     floats = max(count * height * width * channels, count * math.prod(positions) * outs, 16 * (channels + SIDE) * (outs + SIDE))
     fewer = ELEMENTS * own <= SHARE * 9 * math.prod(positions)
-    return fewer and count * own >= SIDE and floats < 1 << 31  # with fewer tiles, a block computes mostly padding
+    return fewer and count * own >= SIDE and floats < 1 << 31
 
 
 def convolved(x, w, window, positions, bias, relu, scale):

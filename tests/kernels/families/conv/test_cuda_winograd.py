@@ -71,8 +71,15 @@ def test_other_cases_are_not_computed_so():
 
 
 # --- against the reference --------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("case", WIDE, ids=str)
+@pytest.mark.parametrize(
+    "case, option",
+    [
+        pytest.param(case, option, marks=() if (c - o) % len(OPTIONS) == 0 else pytest.mark.long)
+        for c, case in enumerate(WIDE)
+        for o, option in enumerate(OPTIONS)
+    ],
+    ids=str,
+)
 def test_equals_the_reference(from_8_0, suffix, put, get, case, option):
     """Every access is checked, and races are found, by the PTX machine."""
     images, outs, window, groups = case
@@ -112,6 +119,7 @@ def test_the_same_comes_out_each_time(from_8_0, put, get):
         np.testing.assert_array_equal(first, other)
 
 
+@pytest.mark.slow
 def test_errors_of_512_channels_are_those_that_the_matrices_state(from_8_0, put, get, rng):
     """At most 1e-6 of the largest element: of y from 512 channels, of dx to 32 channels from 512 filters, and of dw."""
     x, w = rng.standard_normal((2, 8, 8, 512)).astype(np.float32), rng.standard_normal((32, 512, 3, 3)).astype(np.float32)
@@ -148,6 +156,7 @@ def test_sums_stay_in_registers(made, card):
 
 # --- what they do -----------------------------------------------------------------------------------------------------
 @NEEDS_NVVM
+@pytest.mark.slow
 def test_it_does_less_than_the_direct_kernels_without_bank_conflicts(rng):
     """With what transforms and transposes the weight; 64 channels and filters, no tile is ragged."""
     with emulation.emulated():  # arrays begin at whole sectors
