@@ -74,7 +74,7 @@ def test_other_cases_are_not_computed_so():
 @pytest.mark.parametrize(
     "case, option",
     [
-        pytest.param(case, option, marks=() if (c - o) % len(OPTIONS) == 0 else pytest.mark.long)
+        pytest.param(case, option, marks=() if (c + 1 - o) % len(OPTIONS) == 0 else pytest.mark.long)
         for c, case in enumerate(WIDE)
         for o, option in enumerate(OPTIONS)
     ],
