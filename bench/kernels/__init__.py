@@ -211,6 +211,7 @@ def cases(family: str, chosen: Iterable[tuple[str, dict[str, Any]]], options: Op
         parameters = {"family": family, "op": op, "device": options.device, "sizes": sizes}
         work = {"flops": kernel.flops and kernel.flops(**sizes), "bytes": kernel.bytes and kernel.bytes(**sizes)}
         torch = options.against == "torch" and kernel.torch is not None
+        whole = kernel.flops and kernel.ceiling(**sizes) * kernel.flops(**sizes)  # the peer leaves nothing out
         ours = Implementation(
             "numbanet",
             numbanet_task,
@@ -219,6 +220,6 @@ def cases(family: str, chosen: Iterable[tuple[str, dict[str, Any]]], options: Op
             kernel.ceiling(**sizes) if torch else None,
             **work,
         )
-        theirs = (Implementation("torch", torch_task, parameters),) if torch else ()
+        theirs = (Implementation("torch", torch_task, parameters, flops=whole),) if torch else ()
         name = " ".join((op, *(f"{key}={value}" for key, value in sizes.items())))
         yield Case(family, name, (ours, *theirs), functools.partial(_error, family, op, sizes))

@@ -3,7 +3,8 @@
 Layers of LeNet-5 and AlexNet on 28 x 28 at batch 128, and of VGG19 on 32 x 32 at batch 64. PyTorch always computes the dense
 result: conv2d and ReLU, or the backward pass of conv2d, on images with channels first, the usual layout in PyTorch. The first
 layer of a network, with 1 or 3 channels, computes no dx. On CUDA the suite also times the version that stores the im2col
-matrix in global memory, which exists for teaching.
+matrix in global memory, which exists for teaching. `--only vgg19` times the forward pass of each of the sixteen convolutions of
+VGG19; GFLOP/s count the multiplications and additions of the definition, 2 N H W C O 9, however a result is computed.
 """
 
 from __future__ import annotations
@@ -49,6 +50,12 @@ LAYERS = (  # n images of side x side pixels, c channels, o filters of k x k, pa
     (64, 4, 512, 512, 3, 1),
     (64, 2, 512, 512, 3, 1),
 )
+FIELDS = "n", "side", "c", "o", "k", "p"
+VGG19 = {  # name and layer: the pixels shrink, and the filters change, from group to group
+    f"vgg19 conv{group}_{number}": (64, 64 >> group, before if number == 1 else filters, filters, 3, 1)
+    for group, (before, filters, count) in enumerate(((3, 64, 2), (64, 128, 2), (128, 256, 4), (256, 512, 4), (512, 512, 4)), 1)
+    for number in range(1, count + 1)
+}
 BEFORE_POOLING = LAYERS[0], LAYERS[1], LAYERS[3], LAYERS[8]
 IMAGES = (128, 28, 6), (128, 14, 192), (64, 32, 64), (64, 8, 256)
 SHAPED = False  # layers have more sizes than N, I and O
@@ -311,6 +318,7 @@ KERNELS = {
         for backward in (False, True)
         for kind in (None, "rows", "blocks")
     },
+    **dict.fromkeys(VGG19, _convolution(None)),
     "conv2d_max_pool": Kernel(
         _images,
         lambda dev, x, w, b, k, p, **_: lambda: dev.conv2d_max_pool(x, w, _window(k, p), POOL, bias=b, relu=True)[0],
@@ -364,22 +372,25 @@ KERNELS = {
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """Each layer forward and backward: dense, with rows and with blocks skipped; then some with ReLU and pooling; then pooling
-    and batch norm.
+    """Each layer forward and backward: dense, with rows and with blocks skipped; then the forward passes of VGG19, some layers
+    with ReLU and pooling, and pooling and batch norm.
     """
-    layers, images = ([(3, 8, 8, 4, 3, 1)], [(3, 8, 8)]) if options.quick else (LAYERS, IMAGES)
+    small = 3, 8, 8, 4, 3, 1
+    layers, images = ([small], [small[:3]]) if options.quick else (LAYERS, IMAGES)
     chosen = [
-        (name, dict(zip(("n", "side", "c", "o", "k", "p"), layer)))
+        (name, layer)
         for layer in layers
         for name, kernel in KERNELS.items()
-        if kernel.flops and (name != "materialised" or options.device == "cuda") and "max_pool" not in name
+        if kernel.flops
+        and (name != "materialised" or options.device == "cuda")
+        and "max_pool" not in name
+        and name not in VGG19
     ]
+    chosen += [(name, small if options.quick else layer) for name, layer in VGG19.items()]
     chosen += [
-        (name, dict(zip(("n", "side", "c", "o", "k", "p"), layer)))
+        (name, layer)
         for layer in (layers if options.quick else BEFORE_POOLING)
         for name in ("conv2d_max_pool", "conv2d_max_pool_grad")
     ]
-    chosen += [
-        (name, dict(zip(("n", "side", "c"), shape))) for shape in images for name, kernel in KERNELS.items() if not kernel.flops
-    ]
-    return kernels.cases(SUITE, chosen, options)
+    chosen += [(name, shape) for shape in images for name, kernel in KERNELS.items() if not kernel.flops]
+    return kernels.cases(SUITE, [(name, dict(zip(FIELDS, sizes))) for name, sizes in chosen], options)

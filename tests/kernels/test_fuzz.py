@@ -177,6 +177,9 @@ def prepared(dev):
             yield Example("conv2d_grad", (slopes, images, weight, window), {"where": slopes, "scale": 2.0, **thinned})
         yield Example("conv2d", (a(2, 5, 4, 4), *grouped), {"rows": few})
         yield Example("conv2d_grad", (a(2, 3, 4, 4), a(2, 5, 4, 4), *grouped), {"wants_dx": False})
+        images, weight, window, slopes = a(4, 5, 6, 9), a(10, 9, 3, 3), Window((3, 3), (1, 1), (1, 1)), a(4, 5, 6, 10)
+        yield Example("conv2d", (images, weight, window), {"bias": a(10), "relu": True})  # Winograd's filtering on CUDA
+        yield Example("conv2d_grad", (slopes, images, weight, window), {"where": slopes, "scale": 2.0})
     if dev.__name__.endswith(".cpu"):  # enough channels for Winograd's filtering
         images, weight, window, slopes = a(17, 6, 6, 40), a(33, 40, 3, 3), Window((3, 3), (1, 1), (1, 1)), a(17, 6, 6, 33)
         yield Example("conv2d", (images, weight, window), {"bias": a(33), "relu": True})

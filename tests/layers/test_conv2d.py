@@ -103,6 +103,29 @@ def test_the_gradient_of_the_op_by_differences(dev, rng):
         check_grad(lambda *t, options=options: ops.conv2d(*t, window=window, **options), [x, w, b])
 
 
+def test_kept_filters_and_channels_are_those_of_a_smaller_weight(dev, rng):
+    """Enough of them for Winograd's filtering on CUDA."""
+    rows, cols, window = (
+        IndexPlan(21, np.arange(1, 21, 2), 2.0),
+        IndexPlan(18, np.arange(0, 18, 2)),
+        Window((3, 3), (1, 1), (1, 1)),
+    )
+    shapes = (4, 5, 6, 9), (21, 18, 3, 3), (21,)
+    hosts = [np.float32(rng.standard_normal(shape)) for shape in shapes]
+    ours = [Tensor(host, dev, requires_grad=True) for host in hosts]
+    theirs = [torch.from_numpy(np.float64(host)).requires_grad_() for host in hosts]
+    y = ops.conv2d(*ours, window=window, rows=rows, cols=cols, relu=True)
+    kept = np.array(rows.indices())
+    x, w, b = theirs[0].permute(0, 3, 1, 2), theirs[1][kept][:, np.array(cols.indices())], theirs[2][kept]
+    expected = torch.relu(2 * torch.nn.functional.conv2d(x, w, b, padding=1)).permute(0, 2, 3, 1)
+    dy = np.float32(rng.standard_normal(expected.shape))
+    y.backward(dy)
+    expected.backward(torch.from_numpy(np.float64(dy)))
+    close(y.numpy(), expected.detach())
+    for mine, other in zip(ours, theirs, strict=True):
+        close(mine.grad.numpy(), other.grad)
+
+
 @pytest.mark.parametrize(
     "init, options, variance",
     [("he", {}, 2 / 180), ("glorot", {}, 2 / (180 + 360)), ("he", {"groups": 2}, 2 / 90), ("glorot", {"groups": 2}, 2 / 270)],

@@ -263,12 +263,17 @@ def launch_dw(x, dy, where, window, groups=1, scale=1.0, rows=None, blocks=None,
         _launch(DW, work, x, dy, dwt, where, scale=scale)
     else:
         terms = _launch(DW, work, x, dy, empty_cuda((parts, depth * outs)), where, parts=parts)
-        launch(_sums()[1], blocks_for(dwt.size), THREADS, terms, flat(dwt), scale)
-    return dwt, _row_sums(dy, where, rows, work.kept_rows)
+        add_parts(terms, dwt, scale)
+    return dwt, row_sums(dy, where, rows, work.kept_rows)
 
 
-def _row_sums(dy, where, rows, count):
-    """db[o] = sum_r dz[r, o]"""
+def add_parts(terms, out, scale=1.0):
+    """out = scale times the sum of the rows of `terms`, in order."""
+    launch(_sums()[1], blocks_for(out.size), THREADS, terms, flat(out), scale)
+
+
+def row_sums(dy, where, rows, count):
+    """db[o] = sum_r dz[r, o] over `count` rows: all, or those that are listed."""
     parts, db = max(ceil_div(count, LEAST_ROWS), 1), empty_cuda((dy.shape[1],))
     terms = empty_cuda((parts, db.size))
     launch(
@@ -283,5 +288,5 @@ def _row_sums(dy, where, rows, count):
         rows is not None,
         where is not None,
     )
-    launch(_sums()[1], blocks_for(db.size), THREADS, terms, db, 1.0)
+    add_parts(terms, db)
     return db

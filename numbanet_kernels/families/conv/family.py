@@ -11,10 +11,11 @@
 The im2col matrix A has a row for each output position, r = (n, oh, ow), and a column k = (kh, kw, c) for each tap and channel
 of the group: A[r, k] = x[n, oh stride - padding + kh dilation, ow stride - padding + kw dilation, c], 0 outside the image. A is
 KH KW times as large as x and is never built: tiles of it are gathered and used at once, on the CPU at most 4 MB per thread (at
-least 32 rows), on CUDA in shared memory. The CPU does not gather if the window is 3 x 3 with stride 1, channels and positions
-are many, and there are no groups and no plan: it then uses Winograd's filtering (`winograd`). Nor does it (`cpu_direct`) if
-there are at least two vectors of images and 32 positions and no groups, a tile of WIDTH images fits into 10 MB, and its images
-keep the same blocks: it then multiplies the pixels directly, with one image per lane of a vector. A plan may keep part of A:
+least 32 rows), on CUDA in shared memory. Nothing is gathered if the window is 3 x 3 with stride 1, channels and positions are
+many, and there are no groups and no plan: then Winograd's filtering (`winograd`) is used, on the CPU and on CUDA. The CPU does
+not gather either (`cpu_direct`) if there are at least two vectors of images and 32 positions and no groups, a tile of WIDTH
+images fits into 10 MB, and its images keep the same blocks: it then multiplies the pixels directly, with one image per lane of
+a vector. A plan may keep part of A:
 
     rows     an increasing int32 list: only these rows of A are computed, and other rows of y are 0 (without bias); on the CPU
              this is faster if the images of a tile keep the same rows, or if rows are those of whole tiles (`Positions`), for
@@ -197,6 +198,13 @@ def examples(dev, a, N, I, O):
             ),
             plan,
         )
+    wide, many = max(I // 4, 1), (images, 7, 10, outs)  # channels: enough for Winograd's filtering on CUDA
+    found["conv2d, wide"] = lambda: dev.conv2d(
+        a(*shape[:3], wide), a(outs, wide, 3, 3), window, bias=a(outs), relu=True, scale=1.5
+    )
+    found["conv2d_grad, wide"] = lambda: dev.conv2d_grad(
+        a(*many), a(*shape[:3], wide), a(outs, wide, 3, 3), window, where=a(*many), scale=1.5
+    )
     pool, after = Window((2, 2), (2, 2)), (images, 3, 5, outs)
 
     def given():

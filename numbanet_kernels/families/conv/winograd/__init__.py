@@ -1,1 +1,1 @@
-"""Winograd's filtering of convolutions on the CPU: of whole images, of kept tiles, or of kept blocks of channels."""
+"""Winograd's filtering of convolutions, on CUDA of whole images, on the CPU also of kept tiles or kept blocks of channels."""

@@ -1,4 +1,4 @@
-"""Convolutions on the CPU by Winograd's filtering (`cpu_winograd_transforms` has the formula): the loops.
+"""Convolutions on the CPU by Winograd's filtering (`matrices` has the formula): the loops.
 
 A thread transforms the pixels of a stretch of tiles, which then stay in its cache. It multiplies them by the transformed
 weight, and transforms the sums to outputs; both are done for PANEL outputs at a time, a panel. A transformed array has a plane

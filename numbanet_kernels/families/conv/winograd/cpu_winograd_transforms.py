@@ -1,18 +1,4 @@
-"""Winograd's minimal filtering (Lavin and Gray 2016) for windows of 3 x 3 with stride 1: matrices, transforms and products.
-
-A tile of m x m outputs, m = 2 or 4, reads n x n pixels, n = m + 2. With d the pixels and g the taps of one channel, the outputs
-Y and, from their gradient dY, the gradients of the taps and of the pixels are
-
-    Y  = A^T [(G g G^T) * (B^T d B)] A        (* is elementwise; sums over channels come before the outer transform)
-    dg = G^T [(A dY A^T) * (B^T d B)] G       summed over tiles before the outer transform
-    dd = B [(G g G^T) * (A dY A^T)] B^T       (sums over filters come before the outer transform; overlapping tiles are added)
-
-The sums are n² matrix products, one for each element of a tile of n x n pixels. They need n² / (9 m²) of the multiplications
-of the direct form: 4/9 for m = 2, 1/4 for m = 4. The matrices interpolate polynomials, for m = 2 at the points 0, 1, -1 and
-infinity, for m = 4 at 0, a, -a, b, -b and infinity. The paper takes a = 1, b = 2. Here a = 5/8, b = 3/2, as in oneDNN: powers
-of these points are closer to 1, and so errors are less than half as large. With 512 channels, and relative to the largest
-element, they are at most 1e-6 for m = 2, and 4e-6 for m = 4.
-"""
+"""Winograd's filtering on the CPU (`matrices` has the formula): transforms, of vectors of channels, and products."""
 
 from __future__ import annotations
 
@@ -21,95 +7,13 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ....host.simd import FLOATS, NUMBER, REAL, WIDTH, Lanes, data_of, for_lanes, load, multiply_add, spread, store
+from .matrices import AT, BT, GT, A, B, G, sandwich
 
-a, b = 5 / 8, 3 / 2
-BT = {
-    2: [[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]],
-    4: [
-        [a**2 * b**2, 0, -(a**2) - b**2, 0, 1, 0],
-        [0, -a * b**2, -(b**2), a, 1, 0],
-        [0, a * b**2, -(b**2), -a, 1, 0],
-        [0, -b * a**2, -(a**2), b, 1, 0],
-        [0, b * a**2, -(a**2), -b, 1, 0],
-        [0, a**2 * b**2, 0, -(a**2) - b**2, 0, 1],
-    ],
-}
-p, q = 1 / (2 * a**2 * (a**2 - b**2)), 1 / (2 * b**2 * (b**2 - a**2))
-G = {
-    2: [[1, 0, 0], [1 / 2, 1 / 2, 1 / 2], [1 / 2, -1 / 2, 1 / 2], [0, 0, 1]],
-    4: [
-        [1 / (a**2 * b**2), 0, 0],
-        [p, p * a, p * a**2],
-        [p, -p * a, p * a**2],
-        [q, q * b, q * b**2],
-        [q, -q * b, q * b**2],
-        [0, 0, 1],
-    ],
-}
-AT = {
-    2: [[1, 1, 1, 0], [0, 1, -1, -1]],
-    4: [[1, 1, 1, 1, 1, 0], [0, a, -a, b, -b, 0], [0, a**2, a**2, b**2, b**2, 0], [0, a**3, -(a**3), b**3, -(b**3), 1]],
-}
-
-
-def _turned(matrices):
-    return {m: [list(row) for row in zip(*matrix)] for m, matrix in matrices.items()}
-
-
-A, B, GT = _turned(AT), _turned(BT), _turned(G)
 PANEL = 2 * WIDTH  # outputs of a product's panel: two vectors
 ROWS = 12 if WIDTH == 16 else 6  # rows of a product in registers, two sums each
 
 
 # --- transforms, of WIDTH channels at a time -------------------------------------------------------------------------
-def _row(row, values):
-    """The sum of a row's coefficients times vectors; zeros are left out."""
-    total = None
-    for coefficient, value in sorted(((c, v) for c, v in zip(row, values) if c), key=lambda term: term[0] != 1):
-        if total is None:
-            total = value if coefficient == 1 else value * coefficient
-        elif abs(coefficient) == 1:
-            total = total + value if coefficient == 1 else total - value
-        else:
-            total = Lanes(total.builder, multiply_add(total.builder, value.value, value.of(coefficient).value, total.value))
-    return total
-
-
-def _alike(row, other):
-    """True if two rows differ in signs alone."""
-    return row != other and [abs(c) for c in row] == [abs(c) for c in other]
-
-
-def _times(matrix, values):
-    """matrix @ values, vectors. Two columns that differ in signs alone are applied to the sum and to the difference of their
-    values; two such rows are the sum and the difference of two parts.
-    """
-    columns, terms, found = [list(column) for column in zip(*matrix)], list(values), []
-    for j in range(len(columns) - 1):
-        if _alike(*columns[j : j + 2]):
-            pairs = list(zip(*columns[j : j + 2]))
-            columns[j : j + 2] = [c if c == d else 0 for c, d in pairs], [c if c != d else 0 for c, d in pairs]
-            terms[j : j + 2] = terms[j] + terms[j + 1], terms[j] - terms[j + 1]
-    rows = [list(row) for row in zip(*columns)]
-    while rows:
-        if len(rows) > 1 and _alike(*rows[:2]):
-            row, other = rows[:2]
-            equal = _row([c if c == d else 0 for c, d in zip(row, other)], terms)
-            opposite = _row([c if c != d else 0 for c, d in zip(row, other)], terms)
-            found += [equal + opposite, equal - opposite]
-            del rows[:2]
-        else:
-            found.append(_row(rows.pop(0), terms))
-    return found
-
-
-def _sandwich(matrix, element):
-    """M X M^T as rows of vectors; element(r, s) is a vector of X."""
-    size = len(matrix[0])
-    columns = [_times(matrix, [element(r, s) for r in range(size)]) for s in range(size)]
-    return [_times(matrix, [column[i] for column in columns]) for i in range(len(matrix))]
-
-
 def _by_size(builder, m, body):
     """Generate body(2) and body(4), and the branch between them."""
     with builder.if_else(builder.icmp_signed("==", m, NUMBER(4))) as (four, two):
@@ -145,7 +49,7 @@ def _gathering(matrices):
                 with cgutils.for_range_slice(builder, NUMBER(0), count, NUMBER(WIDTH)) as (c, _):
 
                     def vectors(some):
-                        rows = _sandwich(matrix, lambda r, s: load(builder, pixels[r, s], c, some))
+                        rows = sandwich(matrix, lambda r, s: load(builder, pixels[r, s], c, some))
                         begin = builder.add(at, c)
                         for i, value in enumerate(value for row in rows for value in row):
                             store(builder, value, out, builder.add(begin, builder.mul(plane, NUMBER(i))))
@@ -186,7 +90,7 @@ def scatter_output(typing_context, m, source, at, plane, scale, bias, low, place
 
                 def vectors(some):
                     added = load(builder, bias, channel, some)
-                    rows = _sandwich(matrix, lambda r, s: load(builder, planes[r * side + s], c))
+                    rows = sandwich(matrix, lambda r, s: load(builder, planes[r * side + s], c))
                     for goal, value in zip(goals, (value for row in rows for value in row)):
                         value = value * factor + added
                         chosen = builder.fcmp_ordered("<", value.value, least)  # in this order, NaN stays NaN
@@ -223,7 +127,7 @@ def scatter_pixels(typing_context, m, source, at, plane, scale, places, first, c
                 channel = builder.add(first, c)
 
                 def vectors(some):
-                    rows = _sandwich(matrix, lambda r, s: load(builder, planes[r * side + s], c))
+                    rows = sandwich(matrix, lambda r, s: load(builder, planes[r * side + s], c))
                     for goal, value in zip(goals, (value for row in rows for value in row)):
                         with builder.if_then(builder.icmp_signed(">=", goal, NUMBER(0))):
                             place = builder.add(goal, channel)
@@ -255,7 +159,7 @@ def _transforming(matrices):
                     def element(r, s, begin=begin):
                         return load(builder, source, builder.add(begin, builder.mul(step, NUMBER(r * side + s))))
 
-                    rows = _sandwich(matrix, element)
+                    rows = sandwich(matrix, element)
                     for i, value in enumerate(value for row in rows for value in row):
                         store(builder, value, out, builder.add(end, builder.mul(out_step, NUMBER(i))))
 

@@ -64,6 +64,16 @@ WINOGRAD = [
     ((17, 6, 11, 17), 48, Window((3, 3), (1, 1), (2, 0)), 1),
     ((75, 3, 3, 40), 32, Window((3, 3), (1, 1), (1, 1)), 1),
 ]
+# on CUDA: blocks of tiles, of filters and of channels that are not full, each padding, odd sizes, one image
+WIDE = [
+    ((2, 7, 9, 8), 8, Window((3, 3), (1, 1), (1, 1)), 1),
+    ((9, 6, 5, 9), 33, Window((3, 3)), 1),
+    ((1, 11, 12, 17), 35, Window((3, 3), (1, 1), (2, 2)), 1),
+    ((1, 16, 9, 40), 64, Window((3, 3), (1, 1), (2, 0)), 1),
+    ((20, 3, 2, 12), 10, Window((3, 3), (1, 1), (1, 1)), 1),
+    ((33, 2, 1, 8), 8, Window((3, 3), (1, 1), (2, 2)), 1),
+    ((9, 8, 7, 10), 12, Window((3, 3), (1, 1), (0, 1)), 1),
+]
 MANY += [*JOINED, *ABREAST, *WINOGRAD]
 
 
