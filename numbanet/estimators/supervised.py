@@ -8,14 +8,13 @@ import dataclasses
 import functools
 import math
 import numbers
-import warnings
+import os
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from scipy.sparse import issparse
-from sklearn.model_selection import train_test_split
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from numbanet_kernels.runtime.interrupt import deferred
@@ -35,6 +34,7 @@ from ..training.validation import Validation
 from ..user_warnings import warn
 from .base import Estimator
 from .build import as_images, build, merged
+from .held_out import HeldOut
 from .placing import Placing, check_objective
 from .settings import FitSettings
 from .whole import whole
@@ -44,10 +44,9 @@ PLAIN = np.dtype(np.float32), np.dtype(np.float64)
 PREDICTORS: weakref.WeakKeyDictionary[Supervised, Predictor] = weakref.WeakKeyDictionary()  # not copied or pickled
 
 
-class Supervised(Placing, Estimator):
+class Supervised(Placing, HeldOut, Estimator):
     """Base class of the classifier and the regressor. It checks the data, builds the network, and trains it."""
 
-    least_to_score = 1  # the smallest number of samples that `score` takes
     by_samples = ("epochs", "batch_size")
     _by_step = False  # True if each time step has a target
     losses: ClassVar[Mapping[str, type[Loss]]]  # the losses by name
@@ -63,6 +62,9 @@ class Supervised(Placing, Estimator):
         dropout: str | Dropout | None = None,
         dropout_rate: Rate | None = None,
         validation: tuple | None = None,
+        checkpoint: str | os.PathLike | None = None,
+        every: str | int | None = None,
+        keep: int | None = None,
     ):
         """Train from new weights; if `warm_start` is True, from the existing weights.
 
@@ -87,6 +89,10 @@ class Supervised(Placing, Estimator):
             If given, they replace the parameters of the Net in this call.
         validation : tuple (X, y), optional
             Samples that are scored after every epoch: validation_loss, and validation_score, which early stopping monitors.
+        checkpoint, every, keep : optional
+            A folder for checkpoints, from which `resume` goes on if training is stopped; how often they are written: "epoch"
+            (default), a number of training steps, or a time such as "10 min"; and how many are kept (default 2). SIGTERM and
+            Ctrl-C write one, too; SIGTERM then ends the process with status 143.
 
         Returns
         -------
@@ -95,13 +101,19 @@ class Supervised(Placing, Estimator):
         Raises
         ------
         ValueError
-            If the data or a parameter is invalid; the Net is unchanged.
+            If the data or a parameter is invalid, or `checkpoint` has checkpoints of another fit; the Net is unchanged.
+        TypeError
+            If a checkpoint cannot hold a layer, or the state of a callback.
         FloatingPointError
             If the loss is not finite in the first epoch; the Net is unchanged.
         KeyboardInterrupt, DeviceFailure
             If training is interrupted, or a device fails (`objective`).
         """
-        run, data = self._begun(X, y, sample_weight, dropout, dropout_rate, validation)
+        saver = self._saver(checkpoint, every, keep, dropout=dropout, dropout_rate=dropout_rate)
+        arguments = saver.arguments if saver else {"dropout": dropout, "dropout_rate": dropout_rate}
+        run, data = self._begun(X, y, sample_weight, validation=validation, **arguments)
+        if saver:
+            saver.join(run, data)
         train(run, data)
         message = verdict(run.stepper, data, self.history_[-1])
         policy = run.stepper.policy
@@ -288,15 +300,20 @@ class Supervised(Placing, Estimator):
             raise ValueError(f"layers: the last one must give {which}, not {shape[1:]} per sample; got {model!r}")
 
     # --- training -----------------------------------------------------------------------------------------------------
-    def _begun(self, X, y, sample_weight, dropout, dropout_rate, validation) -> tuple[Run, Data]:
+    def _begun(self, X, y, sample_weight, dropout=None, dropout_rate=None, validation=None) -> tuple[Run, Data]:
         """Return the arguments of `train` for `fit`."""
         self._settings(dropout, dropout_rate)  # called only for its errors, which come before the data are checked
-        trained = bool(self.warm_start) and self._goes_on("warm_start")
+        going = self._unfinished
+        trained = going is not None or (bool(self.warm_start) and self._goes_on("warm_start"))
         X, y, weights = self._check_data(X, y, sample_weight, reset=not trained)
         if trained:
             self._check_same(y)
         settings = self._settings(dropout, dropout_rate, len(X))
-        self._start(X, weights, settings, self.model_ if trained else None)
+        if going is not None:
+            shape = settings.batch_size, *self.input_shape_
+            going.start(self, settings, shape, len(X), {"dropout": dropout, "dropout_rate": dropout_rate})
+        else:
+            self._start(X, weights, settings, self.model_ if trained else None)
         return self._prepare(X, y, weights, settings, settings.epochs, trained, validation)
 
     def _continued(self, X, y, sample_weight, dropout, dropout_rate, **target_options) -> tuple[Run, Data]:
@@ -329,40 +346,9 @@ class Supervised(Placing, Estimator):
         self._hook(run, settings, data, watched, *([Augmentation(self.augment)] if self.augment else []), *watching)
         return run, data
 
-    def _scored(self, scorer, X, y) -> float:
-        """Return the value of a scorer for samples in the form for training; they are converted back to the user's form."""
-        X = X if X.shape[1] == self.n_features_in_ else X.reshape(len(X), -1)  # the user passed flat X
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "X does not have valid feature names")
-            return scorer(self, X, self._as_given(y))
-
     @abc.abstractmethod
     def _as_given(self, y: np.ndarray) -> np.ndarray:
         """Return targets in the form in which the user passed them."""
-
-    def _check_validation(self, validation):
-        try:
-            X, y = validation
-        except (TypeError, ValueError):
-            raise ValueError("validation must be a pair (X, y)") from None
-        X, y = self._checked(X, y, ensure_min_samples=self.least_to_score)
-        return X, *self._check_target(X, y, None, reset=False)
-
-    def _split(self, y):
-        """Return the indices of the training samples, and those of the held-out validation samples."""
-        seed = int(self._streams.rows.integers(2**31))
-        try:
-            rows, held = train_test_split(
-                np.arange(len(y)), test_size=self.validation_fraction, random_state=seed, stratify=self._strata(y)
-            )
-            if len(held) < self.least_to_score:
-                raise ValueError(f"the score needs {self.least_to_score} held-out samples, not {len(held)}")
-        except ValueError as error:
-            raise ValueError(
-                f"early_stopping: {len(y)} samples cannot be split with validation_fraction="
-                f"{self.validation_fraction} ({error})"
-            ) from error
-        return rows, held
 
     @deferred  # signals wait until the prediction is complete
     def _output(self, X) -> np.ndarray:

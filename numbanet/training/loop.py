@@ -18,7 +18,7 @@ import numpy as np
 from ..device import DeviceFailure
 from .data import Batch, Data
 from .recovery import Recovery
-from .resuming.position import begin
+from .resuming.position import begin, passed
 from .run import Run
 from .stepper import StepResult
 
@@ -106,9 +106,10 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
     """
     stepper, changing = run.stepper, run.changing
     with run.session(), np.errstate(over="ignore", invalid="ignore"):  # `train` handles non-finite losses
+        now = begin(run)
         batches = stepper.task.batches(data, stepper.batch_size, run.streams.rows, run.dev)
         pairs: Iterator[tuple[Any, Any]] = itertools.pairwise(itertools.chain(batches, [None]))
-        done = run.done = begin(run, pairs)
+        done = run.done = passed(run, pairs, now)
         try:
             for batch, following in pairs:
                 last = whole and following is None

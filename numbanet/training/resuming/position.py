@@ -50,19 +50,26 @@ class Position(NamedTuple):
             yield StepResult(loss, answer, self.flops[i], self.dense[i])
 
 
-def begin(run: Run, pairs: Iterator[tuple[Batch, Any]]) -> list[tuple[Batch, StepResult]]:
-    """Begin an epoch, of which `pairs` yields the batches. Return the steps that are done: none, unless the run goes on at a
-    `Position` within the epoch, to which `pairs` is advanced.
+def begin(run: Run) -> Any:
+    """Begin an epoch: set the stream that determines the order of the samples. Return the state that it has afterwards if the run
+    goes on at a `Position` within the epoch.
     """
-    run.began, rows = time.perf_counter(), run.streams.rows.bit_generator
+    rows, position = run.streams.rows.bit_generator, run.position
+    run.began, now, run.order = time.perf_counter(), rows.state, rows.state if position is None else position.order
+    rows.state = run.order
+    return now
+
+
+def passed(run: Run, pairs: Iterator[tuple[Batch, Any]], now: Any) -> list[tuple[Batch, StepResult]]:
+    """Return the steps of the epoch that are done: none, unless the run goes on at a `Position`, to which `pairs`, which yields
+    the batches, is advanced; `now` is the result of `begin`.
+    """
     position, run.position = run.position, None
     if position is None:
-        run.order = rows.state
         return []
-    now, rows.state, run.order = rows.state, position.order, position.order
     batches = itertools.islice(pairs, len(position.losses))
     done = [(batch, result) for (batch, _), result in zip(batches, position.results(run), strict=True)]
-    rows.state = now
+    run.streams.rows.bit_generator.state = now
     run.began -= position.seconds
     run.seen = sum(len(batch.rows) for batch, _ in done)
     return done

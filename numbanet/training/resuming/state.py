@@ -38,10 +38,12 @@ def within(saved: dict[str, Any]) -> bool:
     return saved["position"] is not None
 
 
-def restore(run: Run, saved: dict[str, Any]) -> None:
-    """Set the state of a run. The model has its weights, apart from those whose updates are deferred.
+def restore(run: Run, saved: dict[str, Any], entered: bool = False) -> None:
+    """Set the state of a run. The model has its weights, apart from those whose updates are deferred: `saved["deferred"]` maps
+    their indices in `Optimizer.parameters` to their values.
 
-    Call this after the hooks' `fit_start`; for a state within an epoch, call it again after their `epoch_start`.
+    Call this after the hooks' `fit_start`; for a state within an epoch, call it again after their `epoch_start`, with
+    `entered=True`.
 
     Raises
     ------
@@ -49,20 +51,29 @@ def restore(run: Run, saved: dict[str, Any]) -> None:
         If a hook of the saved run is missing.
     """
     run.stopping = saved["stopping"]
+    for i, array in saved.get("deferred", {}).items():
+        parameter = run.optimizer.parameters[i]
+        parameter.assign(parameter.device.upload(array))
     run.optimizer.restore(saved["optimizer"])
     run.streams.restore(saved["streams"])
     _restore_hooks(run, saved["hooks"])
     if within(saved):
-        stepper = run.stepper
         run.position = Position(*saved["position"])
-        if saved["policy"] is not None:
-            stepper.current.go_on(stepper.tree, saved["policy"])
-        if saved["drawn"] is not None:
-            stepper.redraw(saved["drawn"])
-        if stepper.state is not None:
-            layers = dict(walk(run.model))
-            for path, cell, n, arrays in saved["memory"]:
-                stepper.state[layers[path], cell, n] = [run.dev.upload(array) for array in arrays]
+        if entered:
+            _enter(run, saved)
+
+
+def _enter(run: Run, saved: dict[str, Any]) -> None:
+    """Set what belongs to the current epoch."""
+    stepper = run.stepper
+    if saved["policy"] is not None:
+        stepper.current.go_on(stepper.tree, saved["policy"])
+    if saved["drawn"] is not None:
+        stepper.redraw(saved["drawn"])
+    if stepper.state is not None:
+        layers = dict(walk(run.model))
+        for path, cell, n, arrays in saved["memory"]:
+            stepper.state[layers[path], cell, n] = [run.dev.upload(array) for array in arrays]
 
 
 def _memory(run: Run) -> list[list[Any]]:
