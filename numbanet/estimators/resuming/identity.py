@@ -52,7 +52,8 @@ def check_epochs(net: Any, settings: FitSettings, saved: dict[str, Any], samples
     trained = len(net.history_)
     if now < trained:
         raise ValueError(f"resume: epochs={now}, but {trained} epochs are trained already; give at least {trained}")
-    other = copy.copy(net).set_params(epochs=before)._settings(arguments.get("dropout"), arguments.get("dropout_rate"), samples)
+    given = arguments.get("dropout"), arguments.get("dropout_rate"), *([] if samples is None else [samples])
+    other = copy.copy(net).set_params(epochs=before)._settings(*given)
     first = None
     if net.sparsity is not None:
         first = f"sparsity={net.sparsity!r}"
