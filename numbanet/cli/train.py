@@ -45,7 +45,9 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--checkpoint", type=Path, metavar="FOLDER", help="write checkpoints to this folder, also on SIGTERM and Ctrl-C"
     )
-    parser.add_argument("--every", type=interval, metavar="N", help="steps, or a time such as '10 min', between checkpoints; epoch")
+    parser.add_argument(
+        "--every", type=interval, metavar="N", help="steps, or a time such as '10 min', between checkpoints; epoch"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the folder, if it has any")
     parser.add_argument("--quiet", action="store_true", help="print no progress while training")
     parser.set_defaults(run=run)

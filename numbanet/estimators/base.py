@@ -88,17 +88,17 @@ class Estimator(Settings):
 
     @classmethod
     def resume(cls, folder: str | os.PathLike, **parameters: Any) -> Estimator:
-        """Return the estimator of a fit that was stopped, from its newest checkpoint (`fit`, checkpoint); `fit`, called with the same
-        data, goes on with this fit to its end. On the CPU the result is that of a fit that was not stopped, to the last bit, if
-        the number of threads is the same.
+        """Return the estimator of a fit that was stopped, from its newest checkpoint (`fit`, checkpoint); `fit`, called with
+        the same data, goes on with this fit to its end. On the CPU the result is that of a fit that was not stopped, to the
+        last bit, if the number of threads is the same.
 
         Parameters
         ----------
         folder : str or path
             The folder of the checkpoints. If the newest file is damaged, the one before is used, with a warning.
         **parameters
-            Parameters to change: `epochs`, `callbacks`, `device`, `n_jobs` and `verbose`; and those that a file cannot hold, such
-            as functions, which must be given again.
+            Parameters to change: `epochs`, `callbacks`, `device`, `n_jobs` and `verbose`; and those that a file cannot hold,
+            such as functions, which must be given again.
 
         Raises
         ------
@@ -134,7 +134,9 @@ class Estimator(Settings):
         if not hasattr(self, "model_"):
             return False
         if self._unfinished is not None:
-            raise ValueError(f"{call}: the estimator was resumed from {self._unfinished.where}, and fit goes on with it: call fit")
+            raise ValueError(
+                f"{call}: the estimator was resumed from {self._unfinished.where}, and fit goes on with it: call fit"
+            )
         for name, value in self._architecture().items():
             if value != self._made_of.get(name, value):
                 raise ValueError(
@@ -229,8 +231,9 @@ class Estimator(Settings):
         self._warn_of(chosen, run.epochs)
         self.policy_ = chosen
         hooks = [
-            DropoutRates(some(data, run.dev, chosen)),
+            DropoutRates(some(data.sample(run.dev), run.dev, chosen)),
             settings.learning_rate_schedule and LearningRate(settings.learning_rate_schedule),
+            data.hook(),
             *others,
             self._thinning,
             Reordering(chosen, (settings.batch_size, *self._sample())) if chosen.shuffle else None,

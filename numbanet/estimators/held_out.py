@@ -14,7 +14,9 @@ class HeldOut:
 
     least_to_score = 1  # the smallest number of samples that `score` takes
     validation_fraction: float
+    n_features_in_: int
     _streams: Any
+    _as_given: Any
 
     def _scored(self, scorer, X, y) -> float:
         """Return the value of a scorer for samples in the form for training; they are converted back to the user's form."""

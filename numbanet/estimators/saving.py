@@ -47,8 +47,8 @@ def save(net: Any, path: str | os.PathLike) -> None:
 
 
 def packed(net: Any, missing: list[str] | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return (metadata, arrays) of an estimator. If `missing` is a list, names of parameters that JSON cannot hold are appended to
-    it; otherwise a TypeError is raised.
+    """Return (metadata, arrays) of an estimator. If `missing` is a list, names of parameters that JSON cannot hold are appended
+    to it; otherwise a TypeError is raised.
     """
     arrays: dict[str, np.ndarray] = {}
     names: dict[Any, str] = {}
@@ -111,18 +111,24 @@ def _told(net: Any, missing: list[str] | None) -> dict[str, Any]:
                 f"save: {name}={error}. Set another value with set_params({name}=...), which does not change the trained "
                 "network; or save net.model_.state_dict()"
             ) from None
+    metadata["fitted"] = _fitted(net, missing is not None)
+    return metadata
+
+
+def _fitted(net: Any, lenient: bool) -> dict[str, Any]:
+    """Return the fitted attributes as JSON; if `lenient`, without those that the next fit sets again from parameters."""
+    fitted = {}
     for name, value in vars(net).items():
         if not _is_learned(name):
             continue
         try:
-            metadata["fitted"][name] = described(value)
+            fitted[name] = described(value)
         except TypeError as error:
-            if name == "policy_" and (missing is not None or value.inference_policy(net.n_iter_ - 1) is None):
-                continue  # the attribute is not needed for predictions, or the next fit sets it
-            if name == "loss_" and missing is not None:
-                continue
+            again = lenient and name in ("policy_", "loss_")
+            if again or (name == "policy_" and value.inference_policy(net.n_iter_ - 1) is None):
+                continue  # the attribute is not needed for predictions
             raise TypeError(f"save: {name} cannot be written: {error}; save net.model_.state_dict() instead") from None
-    return metadata
+    return fitted
 
 
 def _nameable(callbacks: Sequence[Any] | None) -> list[Any] | None:
@@ -162,8 +168,8 @@ def load(kinds: Sequence[type], path: str | os.PathLike, device: str | Device | 
 def unpacked(
     kinds: Sequence[type], name: str, metadata: dict[str, Any], arrays: dict[str, np.ndarray], parameters: Mapping[str, Any]
 ) -> tuple[Any, Sequential]:
-    """Return (estimator, model) of one of the classes `kinds` from what `read` returned for the file `name`. `parameters` replace
-    those of the file.
+    """Return (estimator, model) of one of the classes `kinds` from what `read` returned for the file `name`. `parameters`
+    replace those of the file.
     """
     saved = metadata.get("class")
     kind = next((kind for kind in kinds if kind.__name__ == saved), None)

@@ -113,7 +113,8 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
         try:
             for batch, following in pairs:
                 last = whole and following is None
-                done.append((batch, stepper.step(data.X, batch, following, last, changing, change, waits=not changing)))
+                result = stepper.step(data.X, batch, following, last, changing, change, waits=not changing)
+                done.append((batch.without_inputs(), result))
                 run.updated(len(batch.rows))
                 run.poll()
         finally:

@@ -131,7 +131,8 @@ class Run:
 
     def __post_init__(self) -> None:
         self.start = self.streams.state()  # of the random streams when the run was made
-        self.began, self.order = 0.0, self.start  # when the current epoch began, and the state of the streams then
+        self.began = 0.0  # when the current epoch began
+        self.order: Any = None  # the state of the stream of rows then
 
     @property
     def model(self) -> Sequential:

@@ -47,7 +47,8 @@ class Stepper:
 
     def __post_init__(self) -> None:
         self.epoch, self.current = 0, self.policy  # the policy of the current epoch
-        self.remembers, self.before = False, None  # whether `draw` stores the state of the stream before it draws
+        self.remembers = False  # True if `draw` stores the state of the stream before it draws
+        self.before: Any = None
         self._ahead: tuple[int, Dropout] = (-1, self.policy)  # epoch and policy for which plans were drawn in advance
         self.recorder = Recorder(self.dev, self.model)
         self.state: dict[Any, Any] | None = {} if self.task.stateful else None  # of recurrent layers
@@ -116,7 +117,7 @@ class Stepper:
 
     def redraw(self, before: Any) -> None:
         """Draw the plans of the next step again, from the state `before` of the stream; its state does not change."""
-        generator = self.streams.plans.bit_generator
+        generator: Any = self.streams.plans.bit_generator
         now, generator.state = generator.state, before
         self.upcoming, self.packed = self.draw(), {}
         self.before, generator.state = before, now
@@ -169,7 +170,7 @@ class Stepper:
             self._begin_choice(plans)
             if whole or change is not None:  # hooks may change anything
                 self.look_around()
-            if change is None and (queued := self._queued(X, batch, plans, following, last)):
+            if change is None and batch.there and (queued := self._queued(X, batch, plans, following, last)):
                 if not waits:
                     self.recorder.finish()
                 return queued

@@ -43,7 +43,14 @@ def trained(folder, seed, epochs, **options):
         if any(Path(folder).glob("checkpoint-*.safetensors")):
             return Net.resume(folder, callbacks=callbacks).fit(X[:300], y[:300])
         net = Net(
-            (32, 32), dropout="rdp", epochs=epochs, batch_size=40, random_state=seed, device="cpu", n_jobs=1, callbacks=callbacks
+            (32, 32),
+            dropout="rdp",
+            epochs=epochs,
+            batch_size=40,
+            random_state=seed,
+            device="cpu",
+            n_jobs=1,
+            callbacks=callbacks,
         )
         return net.fit(X[:300], y[:300], checkpoint=folder, every=EVERY, **options)
 

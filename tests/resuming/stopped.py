@@ -18,18 +18,7 @@ from numbanet import (
 )
 from numbanet.datasets import load_digits
 from numbanet.dropout import BlockSensitiveDropout, DynamicSparseGraph, GateSparsity, RowSensitiveDropout, SkewNormalSchedule
-from numbanet.layers import (
-    LSTM,
-    BatchNorm2d,
-    Conv2d,
-    Embedding,
-    Flatten,
-    LastStep,
-    Linear,
-    MaxPool2d,
-    ReLU,
-    SparseLinear,
-)
+from numbanet.layers import LSTM, BatchNorm2d, Conv2d, Embedding, Flatten, LastStep, Linear, MaxPool2d, ReLU, SparseLinear
 from numbanet.training.augment import FlipsAndCrops
 
 X, Y, X_VAL, Y_VAL = load_digits()

@@ -37,10 +37,7 @@ def steps_of(folder):
 
 
 # --- when -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "every, expected",
-    [(None, [24, 32]), ("epoch", [24, 32]), (5, [30, 32]), (1000, [32]), ("2 h", [32])],
-)
+@pytest.mark.parametrize("every, expected", [(None, [24, 32]), ("epoch", [24, 32]), (5, [30, 32]), (1000, [32]), ("2 h", [32])])
 def test_checkpoints_are_written_when_they_are_due_and_the_last_two_are_kept(tmp_path, every, expected):
     mlp().fit(X, Y, checkpoint=tmp_path / "run", every=every)
     assert steps_of(tmp_path / "run") == expected
@@ -48,7 +45,8 @@ def test_checkpoints_are_written_when_they_are_due_and_the_last_two_are_kept(tmp
 
 def test_as_many_as_asked_are_kept(tmp_path):
     mlp().fit(X, Y, checkpoint=tmp_path, every=8, keep=3)
-    assert names(tmp_path) == [f"checkpoint-{number:06d}.safetensors" for number in (3, 4, 5)]  # after each of 4 epochs, and the end
+    # written after the last step of each of 4 epochs, and at the end
+    assert names(tmp_path) == [f"checkpoint-{number:06d}.safetensors" for number in (3, 4, 5)]
 
 
 def test_times_are_seconds_minutes_and_hours(monkeypatch):

@@ -36,7 +36,8 @@ class Every:
             self.seconds = float(found[1]) * UNITS[found[2]]
         elif interval != "epoch":
             raise ValueError(
-                f"every must be 'epoch', a number of steps such as 500, or a time such as '30 s', '10 min' or '2 h', got {interval!r}"
+                "every must be 'epoch', a number of steps such as 500, or a time such as '30 s', '10 min' or '2 h', "
+                f"got {interval!r}"
             )
 
     def due(self, steps: int, last: float) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -13,6 +14,8 @@ import numpy as np
 from ...device import Device
 from ...dropout import GateSparsity, Together
 from ...training.data import Data
+from ...training.large.mapped import Mapped
+from ...training.large.streamed import Streamed
 from ..settings import FitSettings
 
 MOST = 1 << 28  # bytes of samples that are read; of more, evenly spaced samples are read
@@ -23,11 +26,14 @@ def digest(data: Data, others: Iterable[Data], dev: Device) -> str:
     """Return the SHA-256 of the samples, targets and weights of a fit, and of its validation data."""
     found = hashlib.sha256()
     for part in (data, *others):
+        if isinstance(part, Streamed):
+            found.update(part.digest.encode())
+            continue
         size = math.prod(part.X.shape) * np.dtype(part.X.dtype).itemsize
         every = -(-size // MOST) or 1
         found.update(f"{tuple(part.X.shape)} {part.X.dtype} {every}".encode())
-        X = dev.download(part.X) if every == 1 else part.X[::every]
-        for array in (X, part.y, part.weights, part.rows):
+        some = part.X.chunks(every) if isinstance(part.X, Mapped) else [dev.download(part.X)[::every]]
+        for array in itertools.chain(some, (part.y, part.weights, part.rows)):
             if array is not None:
                 found.update(f"{array.shape} {array.dtype}".encode())
                 found.update(np.ascontiguousarray(array).data)
@@ -39,12 +45,14 @@ def check_parameters(saved: dict[str, Any], now: dict[str, Any], where: str) -> 
     for name, value in saved.items():
         if name not in FREE and name in now and now[name] != value:
             raise ValueError(
-                f"resume: the checkpoint in {where} was made with {name}={value!r}, and the estimator has {now[name]!r}: set it "
-                f"back; only {', '.join(FREE)} may change"
+                f"resume: the checkpoint in {where} was made with {name}={value!r}, and the estimator has {now[name]!r}: set "
+                f"it back; only {', '.join(FREE)} may change"
             )
 
 
-def check_epochs(net: Any, settings: FitSettings, saved: dict[str, Any], samples: int | None, arguments: dict[str, Any]) -> None:
+def check_epochs(
+    net: Any, settings: FitSettings, saved: dict[str, Any], samples: int | None, arguments: dict[str, Any]
+) -> None:
     """Raise ValueError if the number of epochs has changed, and what was trained depends on that number."""
     before, now = saved["epochs"], settings.epochs
     if before == now:

@@ -51,7 +51,9 @@ class Unfinished:
         """Return the arguments of `fit` that replace parameters; those of the stopped fit if they are not given."""
         return {**made({"dict": list(self.about["arguments"].items())}), **{k: v for k, v in given.items() if v is not None}}
 
-    def start(self, net: Any, settings: FitSettings, shape: tuple[int, ...], samples: int | None, given: dict[str, Any]) -> None:
+    def start(
+        self, net: Any, settings: FitSettings, shape: tuple[int, ...], samples: int | None, given: dict[str, Any]
+    ) -> None:
         """Start the fit of an estimator that goes on: the counterpart of its method `_start`.
 
         Raises
@@ -76,8 +78,8 @@ class Unfinished:
         """Raise ValueError unless the data have the digest of the checkpoint."""
         if found != self.about["data"]:
             raise ValueError(
-                f"resume: the data are not those of the checkpoint in {self.where}: pass the same X, y, sample_weight and validation "
-                "in the same order, or fit anew without resume"
+                f"resume: the data are not those of the checkpoint in {self.where}: pass the same X, y, sample_weight and "
+                "validation in the same order, or fit anew without resume"
             )
 
 
@@ -100,8 +102,8 @@ def resumed(kind: type, folder: str | os.PathLike, parameters: dict[str, Any]) -
         raise ValueError(f"{name} is no checkpoint, but a saved estimator: use {metadata.get('class')}.load")
     if (about["format"], about["numbanet"]) != (VERSION, __version__):
         raise ValueError(
-            f"{name} was written by numbanet {about['numbanet']}, and this is {__version__}, which may compute other bits: go on "
-            "with the version that wrote it"
+            f"{name} was written by numbanet {about['numbanet']}, and this is {__version__}, which may compute other bits: go "
+            "on with the version that wrote it"
         )
     _check_given(name, about["missing"], metadata["parameters"], parameters)
     weights = {key: array for key, array in arrays.items() if not key.startswith("run/")}

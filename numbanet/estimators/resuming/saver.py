@@ -28,9 +28,9 @@ VERSION = 1  # of the format of checkpoints
 class Saver(Hook):
     """Writes checkpoints during a fit, and goes on from one. It is the last hook, so that the other hooks are done.
 
-    A checkpoint is written at the interval `every`, at the end of the fit, when SIGTERM arrives, which then ends the process with
-    status 143, and when Ctrl-C ends training between two steps. It holds all that the next step depends on, so nothing that the
-    fit computes depends on when checkpoints are written. Weights that are not finite are not saved.
+    A checkpoint is written at the interval `every`, at the end of the fit, when SIGTERM arrives, which then ends the process
+    with status 143, and when Ctrl-C ends training between two steps. It holds all that the next step depends on, so nothing
+    that the fit computes depends on when checkpoints are written. Weights that are not finite are not saved.
 
     Parameters
     ----------
@@ -153,7 +153,8 @@ class Saver(Hook):
         TypeError
             If a layer, or the state of a hook, cannot be saved.
         """
-        net, missing = run.estimator, []
+        missing: list[str] = []
+        net = run.estimator
         try:
             metadata, arrays = saving.packed(net, missing)
             arguments = {name: described(value) for name, value in self.arguments.items() if value is not None}

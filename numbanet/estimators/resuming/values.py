@@ -1,5 +1,5 @@
-"""Values of a checkpoint as JSON: numbers, strings and containers as in saved estimators; arrays are stored beside the JSON, and
-layers of the model as their paths."""
+"""Values of a checkpoint as JSON: numbers, strings and containers as in saved estimators; arrays are stored beside the JSON,
+and layers of the model as their paths."""
 
 from __future__ import annotations
 

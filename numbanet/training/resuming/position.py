@@ -51,10 +51,11 @@ class Position(NamedTuple):
 
 
 def begin(run: Run) -> Any:
-    """Begin an epoch: set the stream that determines the order of the samples. Return the state that it has afterwards if the run
-    goes on at a `Position` within the epoch.
+    """Begin an epoch: set the stream that determines the order of the samples. Return the state that it has afterwards if the
+    run goes on at a `Position` within the epoch.
     """
-    rows, position = run.streams.rows.bit_generator, run.position
+    rows: Any = run.streams.rows.bit_generator
+    position = run.position
     run.began, now, run.order = time.perf_counter(), rows.state, rows.state if position is None else position.order
     rows.state = run.order
     return now

@@ -1,5 +1,5 @@
-"""The state of a run, for a checkpoint: everything that training changes, as values that a file can hold, except the weights and
-what the estimator itself knows.
+"""The state of a run, for a checkpoint: everything that training changes, as values that a file can hold, except the weights
+and what the estimator itself knows.
 
 A run that goes on from this state makes the same steps as the run from which it was captured, to the last bit.
 """
