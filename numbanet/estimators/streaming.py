@@ -27,7 +27,7 @@ class Streaming:
         """Return the data of a fit on batches. They are read once here, to find the classes, or the mean and the scale of the
         targets, and to find bad input before training starts.
         """
-        if any(given is not None for given in (X, y, sample_weight)):
+        if batches is None or any(given is not None for given in (X, y, sample_weight)):
             raise ValueError("fit: give either X and y, or batches")
         if self.early_stopping and validation is None:
             raise ValueError("batches: early_stopping has no samples to hold out; give fit(validation=(X, y))")

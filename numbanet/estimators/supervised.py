@@ -314,9 +314,7 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         self._settings(dropout, dropout_rate)  # called only for its errors, which come before the data are checked
         going = self._unfinished
         trained = going is not None or (bool(self.warm_start) and self._goes_on("warm_start"))
-        if X is None and batches is None:
-            raise ValueError("fit: give either X and y, or batches")
-        if batches is None:
+        if batches is None and X is not None:
             data = Data(*self._check_data(X, y, sample_weight, reset=not trained))
         else:
             data = self._streamed(batches, X, y, sample_weight, validation, reset=not trained)
