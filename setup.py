@@ -12,6 +12,7 @@ cuda = ["numba-cuda[cu13]>=0.30"]
 torch = ["torch==2.13.0"]  # the peer that tests and benchmarks compare with; pinned, because figures name it
 plots = ["matplotlib>=3.7"]
 graphblas = ["python-graphblas[suitesparse]; platform_system == 'Linux'"]  # another peer, of sparse products
+dask = ["dask[distributed]>=2024.8", "joblib>=1.4"]
 bench = [*torch, *plots, *graphblas, "joblib>=1.4"]
 # NVVM, ptxas and nvdisasm compile, assemble and read CUDA kernels on any machine: the tests want them where there is no GPU
 compilers = [f"nvidia-{part}>=13; platform_system == 'Linux'" for part in ("cuda-nvcc", "nvvm", "cuda-nvdisasm")]
@@ -47,12 +48,14 @@ setup(
         "mkl": ["mkl>=2024; platform_machine == 'x86_64' or platform_machine == 'AMD64'"],
         "plots": plots,
         "torch": ["torch"],
+        "dask": dask,  # searches on a cluster
         "energy": ["nvidia-ml-py>=12"],  # the energy counters of NVIDIA's GPUs
         "bench": bench,
         "test": [
             *bench,
             *cuda,
             *compilers,
+            *dask,
             "pytest>=8",
             "pytest-xdist>=3",
             "hypothesis>=6",

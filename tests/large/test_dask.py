@@ -115,7 +115,9 @@ def test_an_interrupt_ends_the_search_and_its_workers(tmp_path, interruptible):
     script = tmp_path / "search.py"
     script.write_text(SEARCH)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         pids = [int(pid) for pid in process.stdout.readline().split()]
         assert len(pids) == 2 and all(map(lives, pids))
