@@ -13,6 +13,7 @@ torch = ["torch==2.13.0"]  # the peer that tests and benchmarks compare with; pi
 plots = ["matplotlib>=3.7"]
 onnx = ["onnx>=1.15"]
 graphblas = ["python-graphblas[suitesparse]; platform_system == 'Linux'"]  # another peer, of sparse products
+dask = ["dask[distributed]>=2024.8", "joblib>=1.4"]
 bench = [*torch, *plots, *graphblas, "joblib>=1.4"]
 # NVVM, ptxas and nvdisasm compile, assemble and read CUDA kernels on any machine: the tests want them where there is no GPU
 compilers = [f"nvidia-{part}>=13; platform_system == 'Linux'" for part in ("cuda-nvcc", "nvvm", "cuda-nvdisasm")]
@@ -49,6 +50,7 @@ setup(
         "plots": plots,
         "torch": ["torch"],
         "onnx": onnx,
+        "dask": dask,  # searches on a cluster
         "energy": ["nvidia-ml-py>=12"],  # the energy counters of NVIDIA's GPUs
         "bench": bench,
         "test": [
@@ -57,6 +59,7 @@ setup(
             *compilers,
             *onnx,
             "onnxruntime>=1.17",
+            *dask,
             "pytest>=8",
             "pytest-xdist>=3",
             "hypothesis>=6",

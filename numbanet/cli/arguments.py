@@ -23,6 +23,11 @@ def list_of(kind: type) -> Callable[[str], tuple]:
     return parse
 
 
+def interval(text: str) -> int | str:
+    """Parse the interval between checkpoints: a number of steps, or anything else as it is."""
+    return int(text) if text.isdecimal() else text
+
+
 def shape(text: str) -> tuple[int, int, int]:
     """Parse N,I,O of --shape."""
     sizes = list_of(int)(text)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import datasets
 from ..dropout import POLICIES
-from .arguments import add_device, list_of
+from .arguments import add_device, interval, list_of
 from .tables import print_table
 
 if TYPE_CHECKING:
@@ -42,6 +42,13 @@ def add(commands: Any) -> None:
     parser.add_argument("--seed", default=0, type=int)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write the learning curves to this PNG, PDF or SVG file")
     parser.add_argument("--save", type=Path, metavar="FILE", help="save the trained network to this safetensors file")
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="FOLDER", help="write checkpoints to this folder, also on SIGTERM and Ctrl-C"
+    )
+    parser.add_argument(
+        "--every", type=interval, metavar="N", help="steps, or a time such as '10 min', between checkpoints; epoch"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the folder, if it has any")
     parser.add_argument("--quiet", action="store_true", help="print no progress while training")
     parser.set_defaults(run=run)
 
@@ -56,6 +63,8 @@ def run(options: argparse.Namespace) -> int:
     if options.plot:
         plots.check_target(options.plot)
     rate = options.rate[0] if len(options.rate) == 1 else options.rate
+    if (options.resume or options.every) and not options.checkpoint:
+        raise ValueError("--resume and --every are for checkpoints: give their folder, --checkpoint FOLDER")
     net = Net(
         options.layers,
         dropout=options.dropout,
@@ -72,11 +81,13 @@ def run(options: argparse.Namespace) -> int:
         verbose=0 if options.quiet else 1,
     )
     net.check()
+    if options.resume and any(options.checkpoint.glob("checkpoint-*.safetensors")):
+        net = Net.resume(options.checkpoint, **net.get_params())  # which refuses other parameters than those of the checkpoint
     X, y, X_test, y_test = datasets.load(options.data)
     X, X_test = (part.reshape(len(part), -1) for part in (X, X_test))
     interrupted = False
     try:
-        net.fit(X, y, validation=(X_test, y_test))
+        net.fit(X, y, validation=(X_test, y_test), checkpoint=options.checkpoint, every=options.every)
     except KeyboardInterrupt as error:
         if not hasattr(net, "model_"):
             raise  # no epoch was completed, so there is nothing to save

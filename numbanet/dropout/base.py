@@ -270,6 +270,15 @@ class Dropout(abc.ABC):
         """
         return self
 
+    def progress(self, model: Tree) -> Any:
+        """Return, for a checkpoint within an epoch, what the policy of the epoch has gathered since the epoch began; None if
+        there is nothing. It consists of numbers, strings, arrays of NumPy, and containers of these.
+        """
+        return None
+
+    def go_on(self, model: Tree, progress: Any) -> None:  # noqa: B027  most policies gather nothing
+        """Restore what `progress` returned."""
+
     def report(self) -> dict[str, list[float]]:
         """Return a dict of figures about the steps since the last call; its entries are added to the record of an epoch."""
         return {}

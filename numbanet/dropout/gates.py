@@ -73,7 +73,7 @@ class GateSparsity(Dropout):
             )
         self.sparsity, self.mode, self.schedule, self.probe = sparsity, mode, schedule, check_count("probe", probe)
         self._epoch, self._sparse = 0, False  # whether the current step is sparse
-        self._drawn = 0  # number of sparse steps
+        self._drawn = self._before = 0  # number of sparse steps, and the number without the last step
         self._thresholds: dict[Any, float] = {}
         self._seen: list[tuple[float, float]] = []
 
@@ -114,8 +114,16 @@ class GateSparsity(Dropout):
         if site.number == 0:  # the first site decides for the whole step
             share = self.share(self._epoch) if self.sparsity else 0.0
             self._sparse = share == 1 or (share > 0 and rng.random() < share)
-            self._drawn += self._sparse
+            self._before, self._drawn = self._drawn, self._drawn + self._sparse
         return SparseGates(self, site.path, self._drawn % self.probe == 1 or self.probe == 1) if self._sparse else None
+
+    def progress(self, model):
+        return {"drawn": self._before, "thresholds": dict(self._thresholds), "seen": list(self._seen)}
+
+    def go_on(self, model, progress):
+        self._drawn = self._before = progress["drawn"]  # the last step is drawn again
+        self._thresholds.update(progress["thresholds"])
+        self._seen[:] = progress["seen"]
 
     @property
     def computed(self) -> float:

@@ -272,6 +272,14 @@ class DynamicSparseGraph(Dropout):
         least = shared if self.share == "sample" else max(shared, np.finfo(np.float32).tiny)  # excludes scores of 0
         return dev.above(scores, least)
 
+    def progress(self, model):
+        weights = {site.path: model.owners[site.path].weight for site in self.sites(model)}
+        return {path: saved for path, w in weights.items() if (saved := self._guesses.projection(w)) is not None}
+
+    def go_on(self, model, progress):
+        for path, saved in progress.items():
+            self._guesses.project(model.owners[path].weight, *saved)
+
     def pop_flops(self):
         return self._guesses.pop_flops()
 

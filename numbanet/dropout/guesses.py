@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from numbanet_kernels.layouts.ternary import Ternary, ternary
 
 from ..device import Device
@@ -113,6 +115,18 @@ class Guesses:
             self.projections.by_id[id(w)] = _anew(w.device, projected, matrix, rows, lists, k)
             self._flops += count * lists.columns.size
         self._uses[id(w)] = uses + 1
+
+    def projection(self, w: Tensor) -> tuple[int, Any] | None:
+        """Return (number of uses, f(w) on the host) of a weight; None if it was not used since the epoch began."""
+        uses = self._uses.get(id(w))
+        return None if uses is None else (uses, np.array(w.device.download(self.projections.by_id[id(w)][0])))
+
+    def project(self, w: Tensor, uses: int, projected: Any) -> None:
+        """Set what `projection` returned."""
+        if id(w) not in self.projections.by_id:
+            weakref.finalize(w, self.projections.by_id.pop, id(w), None).atexit = False
+        given = w.device.upload(projected)
+        self.projections.by_id[id(w)], self._uses[id(w)] = (given, w.device.scores_packed(given)), uses
 
     def _due(self, uses: int, outputs: int) -> slice:
         """Return the rows to project again in use number `uses`, so that each row is projected once in `refresh` uses."""

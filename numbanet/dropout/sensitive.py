@@ -211,6 +211,14 @@ class SensitiveDropout(Dropout):
             low, high = (middle, high) if share > self.sensitive else (low, middle)
         return (low + high) / 2
 
+    def progress(self, model):
+        return {"thresholds": dict(self.thresholds), "seen": {number: list(seen) for number, seen in self._seen.items()}}
+
+    def go_on(self, model, progress):
+        self.thresholds.update(progress["thresholds"])  # in place: the policies of other epochs share them
+        self._seen.clear()
+        self._seen.update(progress["seen"])
+
     def report(self):
         """Return a dict with two lists, each with one entry per convolution, averaged over the steps since the last call:
         "dropped" is the share of the im2col matrix that was dropped, "sensitive" the share of sensitive regions."""

@@ -126,6 +126,14 @@ class Together(Dropout):
         selecting = tuple(filter(None, (policy.inference_policy(epoch) for policy in self.policies)))
         return Together(*selecting) if selecting else None
 
+    def progress(self, model):
+        return [policy.progress(model) for policy in self.policies]
+
+    def go_on(self, model, progress):
+        for policy, own in zip(self.policies, progress, strict=True):
+            if own is not None:
+                policy.go_on(model, own)
+
     def pop_flops(self):
         return sum(policy.pop_flops() for policy in self.policies)
 

@@ -28,11 +28,14 @@ from ..user_warnings import warn
 from . import saving
 from .build import some
 from .parameters import SHARED
+from .resuming.saver import Saver
 from .settings import FitSettings, Settings
 
 
 class Estimator(Settings):
     """Base class of the estimators. A subclass builds the network and the data, and names the parameters of the network."""
+
+    _unfinished: Any = None  # the checkpoint with which the next fit goes on
 
     # --- files --------------------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike, card: bool = False) -> None:
@@ -96,6 +99,32 @@ class Estimator(Settings):
         """
         return saving.load((cls,), path, device)
 
+    @classmethod
+    def resume(cls, folder: str | os.PathLike, **parameters: Any) -> Estimator:
+        """Return the estimator of a fit that was stopped, from its newest checkpoint (`fit`, checkpoint); `fit`, called with
+        the same data, goes on with this fit to its end. On the CPU the result is that of a fit that was not stopped, to the
+        last bit, if the number of threads is the same.
+
+        Parameters
+        ----------
+        folder : str or path
+            The folder of the checkpoints. If the newest file is damaged, the one before is used, with a warning.
+        **parameters
+            Parameters to change: `epochs`, `callbacks`, `device`, `n_jobs` and `verbose`; and those that a file cannot hold,
+            such as functions, which must be given again.
+
+        Raises
+        ------
+        FileNotFoundError
+            If the folder has no checkpoint.
+        ValueError
+            If all checkpoints are damaged, or of another version of numbanet or another class; if a parameter must not change,
+            or is missing. In `fit`, if the data are not those of the checkpoint.
+        """
+        from .resuming.resumed import resumed
+
+        return resumed(cls, folder, parameters)
+
     def __getstate__(self):
         return {name: value for name, value in super().__getstate__().items() if name != "_undo"}
 
@@ -117,6 +146,10 @@ class Estimator(Settings):
         """Return True if there is a network to continue from; raise ValueError if the parameters describe another one."""
         if not hasattr(self, "model_"):
             return False
+        if self._unfinished is not None:
+            raise ValueError(
+                f"{call}: the estimator was resumed from {self._unfinished.where}, and fit goes on with it: call fit"
+            )
         for name, value in self._architecture().items():
             if value != self._made_of.get(name, value):
                 raise ValueError(
@@ -148,6 +181,21 @@ class Estimator(Settings):
         self.policy_ = getattr(self, "policy_", settings.policy)
         model.expect(self._sample(), self.policy_)
         self._streams, self._sparsity, self._thinning = self._new_streams(), None, None
+
+    def _saver(self, checkpoint: Any, every: Any, keep: Any, **arguments: Any) -> Saver | None:
+        """Return the hook that writes the checkpoints of a fit, which was called with `arguments`; None if it writes none."""
+        if self._unfinished is not None:
+            return self._unfinished.saver(checkpoint, every, keep, arguments)
+        if checkpoint is None:
+            if every is not None or keep is not None:
+                raise ValueError("every and keep are for checkpoints: give their folder, checkpoint='run/'")
+            return None
+        if getattr(self, "objective", None) is not None:
+            raise ValueError(
+                f"checkpoint: objective={self.objective!r} places layers by measured times, which differ between runs; leave "
+                "objective=None, and choose the device"
+            )
+        return Saver(checkpoint, "epoch" if every is None else every, 2 if keep is None else keep, arguments)
 
     def _new_streams(self) -> Streams:
         return Streams.from_seed(check_random_state(self.random_state).randint(2**31))
@@ -181,7 +229,8 @@ class Estimator(Settings):
             settings.session,
         )
         users = [hook if isinstance(hook, Hook) else Callback(hook) for hook in self.callbacks or ()]
-        run = Run(stepper, self.history_, range(len(self.history_), len(self.history_) + epochs), users, self)
+        first = 0 if self._unfinished else len(self.history_)
+        run = Run(stepper, self.history_, range(first, first + epochs), users, self)
         if trained:
             self._undo.copy(run)
         run.move()
@@ -195,8 +244,9 @@ class Estimator(Settings):
         self._warn_of(chosen, run.epochs)
         self.policy_ = chosen
         hooks = [
-            DropoutRates(some(data, run.dev, chosen)),
+            DropoutRates(some(data.sample(run.dev), run.dev, chosen)),
             settings.learning_rate_schedule and LearningRate(settings.learning_rate_schedule),
+            data.hook(),
             *others,
             self._thinning,
             Reordering(chosen, (settings.batch_size, *self._sample())) if chosen.shuffle else None,

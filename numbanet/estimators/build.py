@@ -14,7 +14,7 @@ from ..device import Device
 from ..dropout import Dropout
 from ..layers import ACTIVATIONS, Layer, Linear, Sequential, Shuffle
 from ..tensor import Tensor
-from ..training.data import Data, on_host
+from ..training.data import Data, on_host, rows_of
 
 CALIBRATION = 32  # number of samples from which a data-dependent policy computes its thresholds
 # number of samples in the estimate of a feature's mean; its standard error is then 1/64 of the standard deviation
@@ -70,7 +70,7 @@ def some(data: Data, dev: Device, policy: Dropout) -> Tensor | None:
     if not policy.data_dependent or on_host(data.X):
         return None
     rows = data.at(np.linspace(0, len(data) - 1, min(CALIBRATION, len(data))).astype(np.int32)).astype(np.int32)
-    return Tensor.wrap(dev.take_rows(data.X, dev.upload(rows)), dev)
+    return Tensor.wrap(rows_of(data.X, rows, dev), dev)
 
 
 def centre(X, weights):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -90,6 +91,9 @@ class LanguageModel(Estimator):
         validation: Iterable[Any] | None = None,
         dropout: str | Dropout | None = None,
         dropout_rate: Rate | None = None,
+        checkpoint: str | os.PathLike | None = None,
+        every: str | int | None = None,
+        keep: int | None = None,
     ) -> LanguageModel:
         """Train on a text, from new weights; if `warm_start` is True, from the existing weights.
 
@@ -104,6 +108,8 @@ class LanguageModel(Estimator):
             Another text, whose loss and perplexity are computed after every epoch.
         dropout, dropout_rate : optional
             If given, they replace the parameters of the model in this call.
+        checkpoint, every, keep : optional
+            As for `Net`: a folder for checkpoints, how often they are written, and how many are kept.
 
         Raises
         ------
@@ -117,11 +123,19 @@ class LanguageModel(Estimator):
         KeyboardInterrupt
             If training is interrupted.
         """
-        settings = self._settings(dropout, dropout_rate)
-        trained = bool(self.warm_start) and self._goes_on("warm_start")
+        saver = self._saver(checkpoint, every, keep, dropout=dropout, dropout_rate=dropout_rate)
+        arguments = saver.arguments if saver else {"dropout": dropout, "dropout_rate": dropout_rate}
+        settings, going = self._settings(arguments.get("dropout"), arguments.get("dropout_rate")), self._unfinished
+        trained = going is not None or (bool(self.warm_start) and self._goes_on("warm_start"))
         symbols = self._symbols(tokens, new=not trained)
-        self._start(settings, self.model_ if trained else None)
-        train(*self._prepare(symbols, settings, settings.epochs, trained, validation))
+        if going is not None:
+            going.start(self, settings, (self.steps, self.batch_size), None, arguments)
+        else:
+            self._start(settings, self.model_ if trained else None)
+        run, data = self._prepare(symbols, settings, settings.epochs, trained, validation)
+        if saver:
+            saver.join(run, data)
+        train(run, data)
         return self
 
     @whole

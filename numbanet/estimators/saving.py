@@ -37,12 +37,19 @@ HIDDEN = ("_by_step", "_flat_target", "_several")  # private attributes that pre
 # --- saving -----------------------------------------------------------------------------------------------------------
 def save(net: Any, path: str | os.PathLike) -> None:
     """Write a fitted estimator to a file, atomically; `Estimator.save` lists the errors."""
-    from safetensors.numpy import save as serialised
-
     from numbanet.datasets.files import write_file
 
     check_is_fitted(net, "model_")
     path = check_target(path)
+    content = serialised(*packed(net))
+    with deferred:  # so that no signal handler leaves half a file in the folder
+        write_file(path, content)
+
+
+def packed(net: Any, missing: list[str] | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return (metadata, arrays) of an estimator. If `missing` is a list, names of parameters that JSON cannot hold are appended
+    to it; otherwise a TypeError is raised.
+    """
     arrays: dict[str, np.ndarray] = {}
     names: dict[Any, str] = {}
     shared: dict[str, str] = {}
@@ -52,10 +59,15 @@ def save(net: Any, path: str | os.PathLike) -> None:
         else:
             names[tensor], arrays[name] = name, np.array(tensor.numpy(), order="C")
     frozen = [names[tensor] for tensor in net.model_.parameters() if not tensor.requires_grad]
-    metadata = {"version": VERSION, "class": type(net).__name__, "shared": shared, "frozen": frozen, **_told(net)}
-    content = serialised(arrays, {ENTRY: json.dumps({**metadata, "sha256": _digest(metadata, arrays)})})
-    with deferred:  # so that no signal handler leaves half a file in the folder
-        write_file(path, content)
+    about = {"version": VERSION, "class": type(net).__name__, "shared": shared, "frozen": frozen}
+    return {**about, **_told(net, missing)}, arrays
+
+
+def serialised(metadata: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
+    """Return the content of a safetensors file."""
+    from safetensors.numpy import save as to_bytes
+
+    return to_bytes(arrays, {ENTRY: json.dumps({**metadata, "sha256": _digest(metadata, arrays)})})
 
 
 def check_target(path: str | os.PathLike) -> Path:
@@ -70,8 +82,10 @@ def check_target(path: str | os.PathLike) -> Path:
     return path
 
 
-def _told(net: Any) -> dict[str, Any]:
-    """Return the metadata of an estimator; raise a TypeError that names what JSON cannot hold, and the way out."""
+def _told(net: Any, missing: list[str] | None) -> dict[str, Any]:
+    """Return the metadata of an estimator; raise a TypeError that names what JSON cannot hold, and the way out, unless it is a
+    parameter and `missing` is given.
+    """
     metadata: dict[str, Any] = {"layers": [], "given": False, "parameters": {}, "fitted": {}}
     for layer in net.model_.layers:
         try:
@@ -90,20 +104,31 @@ def _told(net: Any) -> dict[str, Any]:
         try:
             metadata["parameters"][name] = described(value)
         except TypeError as error:
+            if missing is not None:
+                missing.append(name)
+                continue
             raise TypeError(
                 f"save: {name}={error}. Set another value with set_params({name}=...), which does not change the trained "
                 "network; or save net.model_.state_dict()"
             ) from None
+    metadata["fitted"] = _fitted(net, missing is not None)
+    return metadata
+
+
+def _fitted(net: Any, lenient: bool) -> dict[str, Any]:
+    """Return the fitted attributes as JSON; if `lenient`, without those that the next fit sets again from parameters."""
+    fitted = {}
     for name, value in vars(net).items():
         if not _is_learned(name):
             continue
         try:
-            metadata["fitted"][name] = described(value)
+            fitted[name] = described(value)
         except TypeError as error:
-            if name == "policy_" and value.inference_policy(net.n_iter_ - 1) is None:
+            again = lenient and name in ("policy_", "loss_")
+            if again or (name == "policy_" and value.inference_policy(net.n_iter_ - 1) is None):
                 continue  # the attribute is not needed for predictions
             raise TypeError(f"save: {name} cannot be written: {error}; save net.model_.state_dict() instead") from None
-    return metadata
+    return fitted
 
 
 def _nameable(callbacks: Sequence[Any] | None) -> list[Any] | None:
@@ -132,7 +157,20 @@ def _digest(metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> st
 # --- loading ----------------------------------------------------------------------------------------------------------
 def load(kinds: Sequence[type], path: str | os.PathLike, device: str | Device | None) -> Any:
     """Load an estimator of one of the classes `kinds` from a file, to the saved device by default (`Estimator.load`)."""
-    name, (metadata, arrays) = os.fspath(path), _read(path)
+    name, (metadata, arrays) = os.fspath(path), read(path)
+    if metadata.get("checkpoint"):
+        raise ValueError(f"{name} is a checkpoint: go on with {metadata.get('class')}.resume of its folder")
+    net, model = unpacked(kinds, name, metadata, arrays, {} if device is None else {"device": device})
+    net._resume(model, net._settings(None, None))
+    return net
+
+
+def unpacked(
+    kinds: Sequence[type], name: str, metadata: dict[str, Any], arrays: dict[str, np.ndarray], parameters: Mapping[str, Any]
+) -> tuple[Any, Sequential]:
+    """Return (estimator, model) of one of the classes `kinds` from what `read` returned for the file `name`. `parameters`
+    replace those of the file.
+    """
     saved = metadata.get("class")
     kind = next((kind for kind in kinds if kind.__name__ == saved), None)
     if kind is None:
@@ -146,10 +184,10 @@ def load(kinds: Sequence[type], path: str | os.PathLike, device: str | Device | 
         tensors = {name: tensor for name, tensor, _ in model.named()}
         for frozen in metadata.get("frozen", ()):
             tensors[frozen].requires_grad = False
-        parameters = {setting: made(value) for setting, value in metadata["parameters"].items()}
+        own = {setting: made(value) for setting, value in metadata["parameters"].items()}
         if metadata["given"]:
-            parameters["layers"] = copy.deepcopy(model.layers)
-        net = kind(**parameters)
+            own["layers"] = copy.deepcopy(model.layers)
+        net = kind(**own)
         for learned, value in metadata["fitted"].items():
             if not _is_learned(learned):
                 raise ValueError(f"the file sets {learned!r}, which is not a fitted attribute")
@@ -157,13 +195,11 @@ def load(kinds: Sequence[type], path: str | os.PathLike, device: str | Device | 
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
         raise ValueError(f"{name} cannot be read by this version of numbanet: {why}") from error
-    if device is not None:
-        net.set_params(device=device)
-    net._resume(model, net._settings(None, None))
-    return net
+    net.set_params(**parameters)
+    return net, model
 
 
-def _read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Read a file, and return (metadata, arrays); raise a ValueError that names the file if it is not a valid one."""
     from safetensors import SafetensorError, safe_open
 

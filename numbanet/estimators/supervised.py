@@ -8,15 +8,14 @@ import dataclasses
 import functools
 import math
 import numbers
-import warnings
+import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from scipy.sparse import issparse
-from sklearn.model_selection import train_test_split
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
 from numbanet_kernels.runtime.interrupt import deferred
 
@@ -29,14 +28,18 @@ from ..training.augment import Augmentation
 from ..training.baseline_check import unfinished, verdict
 from ..training.data import Data, on_device
 from ..training.inference import Predictor
+from ..training.large.streamed import Streamed
 from ..training.loop import train
 from ..training.run import Run
 from ..training.validation import Validation
 from ..user_warnings import warn
 from .base import Estimator
 from .build import as_images, build, merged
+from .held_out import HeldOut
+from .inputs import validated
 from .placing import Placing, check_objective
 from .settings import FitSettings
+from .streaming import Streaming
 from .whole import whole
 from .zoo import MODELS, network
 
@@ -44,10 +47,9 @@ PLAIN = np.dtype(np.float32), np.dtype(np.float64)
 PREDICTORS: weakref.WeakKeyDictionary[Supervised, Predictor] = weakref.WeakKeyDictionary()  # not copied or pickled
 
 
-class Supervised(Placing, Estimator):
+class Supervised(Placing, HeldOut, Streaming, Estimator):
     """Base class of the classifier and the regressor. It checks the data, builds the network, and trains it."""
 
-    least_to_score = 1  # the smallest number of samples that `score` takes
     by_samples = ("epochs", "batch_size")
     _by_step = False  # True if each time step has a target
     losses: ClassVar[Mapping[str, type[Loss]]]  # the losses by name
@@ -56,13 +58,17 @@ class Supervised(Placing, Estimator):
     @whole
     def fit(
         self,
-        X,
-        y,
+        X=None,
+        y=None,
         sample_weight=None,
         *,
         dropout: str | Dropout | None = None,
         dropout_rate: Rate | None = None,
         validation: tuple | None = None,
+        checkpoint: str | os.PathLike | None = None,
+        every: str | int | None = None,
+        keep: int | None = None,
+        batches: Iterable | Callable[[int], Iterable] | None = None,
     ):
         """Train from new weights; if `warm_start` is True, from the existing weights.
 
@@ -77,7 +83,8 @@ class Supervised(Placing, Estimator):
         Parameters
         ----------
         X : array_like or sparse matrix of shape (n_samples, n_features)
-            Finite numbers; (n_samples, …) for layers that take such samples. A sparse matrix is converted to a dense one.
+            Finite numbers; (n_samples, …) for layers that take such samples. A sparse matrix is converted to a dense one. Of a
+            memory-mapped array of at least 64 MiB (`numpy.load(name, mmap_mode="r")`) only the rows of a batch are in memory.
         y : array_like of shape (n_samples,)
             Labels, or target values; (n_samples, n_outputs) for a regressor with several outputs, or 0 and 1 for a classifier
             with several labels per sample; (n_samples, n_steps) for a classifier with outputs for each time step.
@@ -87,6 +94,14 @@ class Supervised(Placing, Estimator):
             If given, they replace the parameters of the Net in this call.
         validation : tuple (X, y), optional
             Samples that are scored after every epoch: validation_loss, and validation_score, which early stopping monitors.
+        checkpoint, every, keep : optional
+            A folder for checkpoints, from which `resume` goes on if training is stopped; how often they are written: "epoch"
+            (default), a number of training steps, or a time such as "10 min"; and how many are kept (default 2). SIGTERM and
+            Ctrl-C write one, too; SIGTERM then ends the process with status 143.
+        batches : iterable or callable, optional
+            Instead of X and y: a list, or another iterable that can be read several times, of (X, y) or (X, y, sample_weight);
+            or a function of the epoch, counted from 0, that returns such batches. Each batch is one training step, in this
+            order. They are read once before training.
 
         Returns
         -------
@@ -95,15 +110,21 @@ class Supervised(Placing, Estimator):
         Raises
         ------
         ValueError
-            If the data or a parameter is invalid; the Net is unchanged.
+            If the data or a parameter is invalid, or `checkpoint` has checkpoints of another fit; the Net is unchanged.
+        TypeError
+            If a checkpoint cannot hold a layer, or the state of a callback.
         FloatingPointError
             If the loss is not finite in the first epoch; the Net is unchanged.
         KeyboardInterrupt, DeviceFailure
             If training is interrupted, or a device fails (`objective`).
         """
-        run, data = self._begun(X, y, sample_weight, dropout, dropout_rate, validation)
+        saver = self._saver(checkpoint, every, keep, dropout=dropout, dropout_rate=dropout_rate)
+        arguments = saver.arguments if saver else {"dropout": dropout, "dropout_rate": dropout_rate}
+        run, data = self._begun(X, y, sample_weight, validation=validation, batches=batches, **arguments)
+        if saver:
+            saver.join(run, data)
         train(run, data)
-        message = verdict(run.stepper, data, self.history_[-1])
+        message = verdict(run.stepper, data.sample(run.dev), self.history_[-1])
         policy = run.stepper.policy
         constant = self.sparsity is None and policy.at(0) is policy  # otherwise the loss may fall because less is dropped
         if message is None and self.epochs is None and self.n_iter_ == len(run.epochs) and constant:
@@ -126,7 +147,7 @@ class Supervised(Placing, Estimator):
         X, y = self._checked(X, y, reset=reset)
         weights = None
         if sample_weight is not None:
-            weights = _check_sample_weight(sample_weight, X, dtype=np.float32, ensure_non_negative=True)
+            weights = _check_sample_weight(sample_weight, y, dtype=np.float32, ensure_non_negative=True)
             if not weights.sum() > 0:
                 raise ValueError("sample_weight must not be zero for every sample")
         if len(y) <= self._batch(len(y)) and self._criterion().weighs:
@@ -142,17 +163,17 @@ class Supervised(Placing, Estimator):
         any_shape = self._given_layers() or isinstance(self.layers, str)
         symbols = Sequential(self.layers).symbols if self._given_layers() else None
         given = not reset and self._given_layers()  # given layers check shapes themselves (`_takes`)
-        checked = validate_data(
+        checked = validated(
             self,
             X,
-            *y,
+            y,
+            self._y_options(),
             dtype="numeric" if symbols else np.float32,
             order="C",
             reset=reset,
             allow_nd=any_shape,
             ensure_2d=not given,
             accept_sparse=("csr", "csc", "coo"),
-            **(self._y_options() if y else {}),
             **options,
         )
         X, *y = checked if y else (checked,)
@@ -288,16 +309,26 @@ class Supervised(Placing, Estimator):
             raise ValueError(f"layers: the last one must give {which}, not {shape[1:]} per sample; got {model!r}")
 
     # --- training -----------------------------------------------------------------------------------------------------
-    def _begun(self, X, y, sample_weight, dropout, dropout_rate, validation) -> tuple[Run, Data]:
+    def _begun(self, X, y, sample_weight, dropout=None, dropout_rate=None, validation=None, batches=None) -> tuple[Run, Data]:
         """Return the arguments of `train` for `fit`."""
         self._settings(dropout, dropout_rate)  # called only for its errors, which come before the data are checked
-        trained = bool(self.warm_start) and self._goes_on("warm_start")
-        X, y, weights = self._check_data(X, y, sample_weight, reset=not trained)
-        if trained:
-            self._check_same(y)
-        settings = self._settings(dropout, dropout_rate, len(X))
-        self._start(X, weights, settings, self.model_ if trained else None)
-        return self._prepare(X, y, weights, settings, settings.epochs, trained, validation)
+        going = self._unfinished
+        trained = going is not None or (bool(self.warm_start) and self._goes_on("warm_start"))
+        if batches is None and X is not None:
+            data = Data(*self._check_data(X, y, sample_weight, reset=not trained))
+        else:
+            data = self._streamed(batches, X, y, sample_weight, validation, reset=not trained)
+        if trained and batches is None:
+            self._check_same(data.y)
+        settings = self._settings(dropout, dropout_rate, len(data))
+        if isinstance(data, Streamed):
+            settings = dataclasses.replace(settings, batch_size=data.largest)
+        if going is not None:
+            shape = settings.batch_size, *self.input_shape_
+            going.start(self, settings, shape, len(data), {"dropout": dropout, "dropout_rate": dropout_rate})
+        else:
+            self._start(data.X, data.weights, settings, self.model_ if trained else None)
+        return self._prepare(data, settings, settings.epochs, trained, validation)
 
     def _continued(self, X, y, sample_weight, dropout, dropout_rate, **target_options) -> tuple[Run, Data]:
         """Return the arguments of `train` for `partial_fit`."""
@@ -310,59 +341,28 @@ class Supervised(Placing, Estimator):
             self._warn_of_sparsity()
         else:
             self._start(X, weights, settings)
-        return self._prepare(X, y, weights, settings, 1, trained)
+        return self._prepare(Data(X, y, weights), settings, 1, trained)
 
     def _prepare(
-        self, X, y, weights, settings: FitSettings, epochs: int, trained: bool, validation: tuple | None = None
+        self, given: Data, settings: FitSettings, epochs: int, trained: bool, validation: tuple | None = None
     ) -> tuple[Run, Data]:
         """Return the arguments of `train`."""
-        settings, watching = self._placed(settings, Data(X, y, weights), trained)
+        settings, watching = self._placed(settings, given, trained)
         run, scorer, watched = self._run(settings, epochs, trained), settings.scorer, None
-        data = Data(on_device(X, run.dev), y, weights)
+        X, y, data = given.X, given.y, given.on(run.dev)
         if validation is not None:
-            X_val, *others = self._check_validation(validation)
-            watched = Validation(Data(on_device(X_val, run.dev), *others), scorer and (lambda: scorer(self, *validation)))
+            X_val, *targets = self._check_validation(validation)
+            watched = Validation(Data(on_device(X_val, run.dev), *targets), scorer and (lambda: scorer(self, *validation)))
         elif settings.patience:
             rows, held = self._split(y)
-            data, others = dataclasses.replace(data, rows=rows), dataclasses.replace(data, rows=held)
-            watched = Validation(others, scorer and functools.partial(self._scored, scorer, X[held], y[held]))
+            data, rest = dataclasses.replace(data, rows=rows), dataclasses.replace(data, rows=held)
+            watched = Validation(rest, scorer and functools.partial(self._scored, scorer, X[held], y[held]))
         self._hook(run, settings, data, watched, *([Augmentation(self.augment)] if self.augment else []), *watching)
         return run, data
-
-    def _scored(self, scorer, X, y) -> float:
-        """Return the value of a scorer for samples in the form for training; they are converted back to the user's form."""
-        X = X if X.shape[1] == self.n_features_in_ else X.reshape(len(X), -1)  # the user passed flat X
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "X does not have valid feature names")
-            return scorer(self, X, self._as_given(y))
 
     @abc.abstractmethod
     def _as_given(self, y: np.ndarray) -> np.ndarray:
         """Return targets in the form in which the user passed them."""
-
-    def _check_validation(self, validation):
-        try:
-            X, y = validation
-        except (TypeError, ValueError):
-            raise ValueError("validation must be a pair (X, y)") from None
-        X, y = self._checked(X, y, ensure_min_samples=self.least_to_score)
-        return X, *self._check_target(X, y, None, reset=False)
-
-    def _split(self, y):
-        """Return the indices of the training samples, and those of the held-out validation samples."""
-        seed = int(self._streams.rows.integers(2**31))
-        try:
-            rows, held = train_test_split(
-                np.arange(len(y)), test_size=self.validation_fraction, random_state=seed, stratify=self._strata(y)
-            )
-            if len(held) < self.least_to_score:
-                raise ValueError(f"the score needs {self.least_to_score} held-out samples, not {len(held)}")
-        except ValueError as error:
-            raise ValueError(
-                f"early_stopping: {len(y)} samples cannot be split with validation_fraction="
-                f"{self.validation_fraction} ({error})"
-            ) from error
-        return rows, held
 
     @deferred  # signals wait until the prediction is complete
     def _output(self, X) -> np.ndarray:

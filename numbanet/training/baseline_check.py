@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from .data import Data, on_host
+from .data import Data, on_host, rows_of
 from .inference import Predictor
 from .stepper import Stepper
 from .task import Constant
@@ -99,5 +99,5 @@ def _size(stepper: Stepper, data: Data, rows: np.ndarray) -> float:
         return 0.0
     dev = stepper.dev
     with dev.session(**stepper.session_options):
-        some = dev.download(dev.take_rows(data.X, dev.upload(rows[:256].astype(np.int32))))
+        some = dev.download(rows_of(data.X, rows[:256], dev))
     return float(np.sqrt(np.mean(np.square(some, dtype=np.float64))))

@@ -9,20 +9,37 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..device import Device
+from .large.mapped import Mapped
 
 
 @dataclasses.dataclass
 class Data:
     """The samples of a fit; training and held-out samples share one X."""
 
-    X: Any  # (n, …): float32 on the device; or integers on the host, where they determine
-    # which rows of an `Embedding` a step reads
+    X: Any  # (n, …): float32 on the device, or in a memory-mapped file (`Mapped`); or integers on the host, where they
+    # determine which rows of an `Embedding` a step reads
     y: np.ndarray  # (n, …) targets
     weights: np.ndarray | None = None  # (n,) weight of each sample, or (n, T) of each of its time steps
     rows: np.ndarray | None = None  # indices in X of the samples that belong here; None: all
 
     def __len__(self) -> int:
         return len(self.y if self.rows is None else self.rows)
+
+    def on(self, dev: Device) -> Data:
+        """Return the data with X in the form for training on the device."""
+        return dataclasses.replace(self, X=on_device(self.X, dev))
+
+    def hook(self) -> Any:
+        """Return the hook of a fit that the data need; None if they need none."""
+        return None
+
+    def sample(self, dev: Device) -> Data:
+        """Return samples on the device or in a file: all of them."""
+        return self
+
+    def batches(self, size: int, rng: np.random.Generator, dev: Device) -> Iterator[Batch]:
+        """Yield the batches of one epoch, of samples in random order."""
+        return in_order(self, self.at(rng.permutation(len(self))), size, dev)
 
     def at(self, positions: np.ndarray) -> np.ndarray:
         """Return the indices in X of the samples at `positions` of this data."""
@@ -39,17 +56,36 @@ class Batch(NamedTuple):
     total: float  # sum of the samples' weights, or the number of samples: the batch's weight in the figures of the epoch
     ids: np.ndarray | None = None  # a copy of `inputs` on the host, if they are integers
     resets_state: bool = True  # True if recurrent layers start from zero states
+    values: np.ndarray | None = None  # the inputs on the host, if X is not on the device
+
+    @property
+    def there(self) -> bool:
+        """True if the inputs are rows of X on the device."""
+        return self.ids is None and self.values is None
+
+    def without_inputs(self) -> Batch:
+        """Return the batch without its inputs on the host, which a step that is done no longer needs."""
+        return self._replace(ids=None, values=None)
 
     def fetch(self, X: Any, dev: Device, out: Any = None) -> Batch:
         """Return the batch with its inputs fetched from X; if `out` is given, they are copied to it."""
         if self.ids is not None:
             return self._replace(inputs=dev.upload(self.ids) if out is None else dev.copy(self.ids, out=out))
+        if self.values is not None:
+            return self._replace(inputs=dev.upload(self.values) if out is None else dev.copy(dev.upload(self.values), out=out))
         return self._replace(inputs=dev.take_rows(X, self.inputs, out=out))
 
 
 def on_device(X: np.ndarray, dev: Device) -> Any:
-    """Return the inputs X of all samples in the form of `Data.X`: integers stay on the host, floats are uploaded."""
-    return X if on_host(X) else dev.upload(X)
+    """Return the inputs X of all samples in the form of `Data.X`: integers stay on the host, floats are uploaded, unless they
+    are in a memory-mapped file.
+    """
+    return X if on_host(X) or isinstance(X, Mapped) else dev.upload(X)
+
+
+def rows_of(X: Any, rows: np.ndarray, dev: Device) -> Any:
+    """Return the inputs `rows` of X, which has the form of `Data.X` and holds floats, on the device."""
+    return dev.upload(X[rows]) if isinstance(X, Mapped) else dev.take_rows(X, dev.upload(rows.astype(np.int32)))
 
 
 def on_host(X: Any) -> bool:
@@ -63,7 +99,8 @@ def in_order(data: Data, order: np.ndarray, size: int, dev: Device) -> Iterator[
 
     Batches in which all weights are 0 are left out.
     """
-    rows, y = None if on_host(data.X) else dev.upload(order.astype(np.int32)), dev.upload(data.y[order])
+    on_file = isinstance(data.X, Mapped)
+    rows, y = None if on_host(data.X) or on_file else dev.upload(order.astype(np.int32)), dev.upload(data.y[order])
     shares, totals = None, None
     starts = range(0, len(order), size)
     if data.weights is not None:
@@ -79,4 +116,4 @@ def in_order(data: Data, order: np.ndarray, size: int, dev: Device) -> Iterator[
             continue
         inputs, targets, share = (None if array is None else dev.part(array, start, some.stop) for array in (rows, y, shares))
         ids = np.asarray(data.X[order[some]], np.int32) if on_host(data.X) else None
-        yield Batch(order[some], inputs, targets, share, total, ids)
+        yield Batch(order[some], inputs, targets, share, total, ids, values=data.X[order[some]] if on_file else None)

@@ -7,6 +7,7 @@
     epoch_end(run, record)          after the last update of an epoch: may change weights and layers; returns entries for the
                                     epoch's record
     epoch_recorded(run, record)     after the record was appended to the history, and a copy of the state was made
+    interrupted(run)                when a signal ends training between two steps
     fit_end(run)                    when training ends for any reason
 
 For an epoch with a non-finite loss, `epoch_end` and `epoch_recorded` are not called.
@@ -44,6 +45,8 @@ class Hook:
         True if `after_update` reads or changes weights in the current epoch; by default, if the class defines
         `after_update`. Updates are then not deferred (`SGD`). If it is False, some steps may not be computed yet when
         `after_update` is called for them (`queue.Queue`).
+    settles : bool
+        True if all weights must be up to date at the end of each epoch; False by default.
     final : bool
         True if the network of the current epoch may be the result of training; early stopping chooses among such epochs.
 
@@ -63,6 +66,7 @@ class Hook:
     """
 
     watches: bool = True
+    settles: bool = False
     final: bool = True
 
     @property
@@ -93,6 +97,9 @@ class Hook:
     def epoch_recorded(self, run: Run, record: dict[str, Any]) -> None:
         """Called when the record of an epoch is complete; `run.stop()` ends training."""
 
+    def interrupted(self, run: Run) -> None:
+        """Called when the handler of a signal raises an exception between two steps; all steps are computed."""
+
     def fit_end(self, run: Run) -> None:
         """Called when training ends: after the last epoch, by an interrupt or by an error, possibly within an epoch."""
 
@@ -102,6 +109,16 @@ class Hook:
 
     def restore(self, state: Any) -> None:
         """Restore a state that `state` returned."""
+
+    def checkpoint(self, run: Run) -> Any:
+        """Return what a checkpoint must hold of this hook, at the end of an epoch or between two steps (`run.done`); by default
+        the state. It consists of numbers, strings, arrays of NumPy, layers of the model, and containers of these.
+        """
+        return self.state()
+
+    def resume(self, run: Run, saved: Any) -> None:
+        """Restore what `checkpoint` returned. It is called after `fit_start`, and within an epoch also after `epoch_start`."""
+        self.restore(saved)
 
 
 class Callback(Hook):

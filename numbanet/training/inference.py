@@ -18,7 +18,7 @@ from ..dropout import Dropout
 from ..layers import DENSE, Context, Flow, Layer, LayerNorm, Linear, Normalize, Select, Sequential, Shuffle, Symbols, Tree
 from ..plans import Plans
 from ..tensor import Tensor
-from .data import on_host
+from .data import on_host, rows_of
 
 LEAST_ROWS = 32
 PREDICT_ROWS = 4096  # largest number of samples of a forward pass, which bounds its memory
@@ -78,7 +78,8 @@ class Predictor:
         """Return the output, an array on the host, for the samples `rows` of X (n, …), by default for all samples. X is that of
         `Data`. Samples are computed in chunks of PREDICT_ROWS.
         """
-        if rows is None and len(X) <= self.ROWS and self._records and not on_host(X) and self._free.acquire(blocking=False):
+        some = rows is None and len(X) <= self.ROWS and not on_host(X)
+        if some and self._records and self._free.acquire(blocking=False):
             try:
                 found = self._replayed(X)
             finally:
@@ -95,7 +96,7 @@ class Predictor:
     def _computed(self, X: Any, rows: np.ndarray) -> np.ndarray:
         filled = self._filled(rows)
         symbols = np.asarray(X[filled], np.int32) if on_host(X) else None
-        x = self.dev.take_rows(X, self.dev.upload(filled)) if symbols is None else self.dev.upload(symbols)
+        x = rows_of(X, filled, self.dev) if symbols is None else self.dev.upload(symbols)
         return self.dev.download(self._output(x, symbols))[: len(rows)]
 
     def _filled(self, rows: np.ndarray) -> np.ndarray:

@@ -40,12 +40,26 @@ class LazyUpdates:
     LIMIT = 256  # number of lazy steps after which the whole weight is brought up to date
 
     def __init__(self, dev: Device, shape: tuple[int, int], block: tuple[int, int], numbers: tuple) -> None:
-        self.dev, self.block, self.numbers, self.count = dev, block, numbers, 0
+        self.dev, self.shape, self.block, self.numbers, self.count = dev, shape, block, numbers, 0
         self.none, self.every = _every_block(tuple(-(-n // size) for n, size in zip(shape, block, strict=True)), dev)
         self.lag, self.after = (dev.copy(self.none) for _ in range(2))
         self.current, self.wanted = (dev.copy(self.every) for _ in range(2))
         self.powers = dev.copy(_powers(dev, self.LIMIT + 1, numbers))
         self.partly = False  # True if the next step does not read all blocks
+
+    @classmethod
+    def of(cls, dev: Device, state: dict[str, Any]) -> LazyUpdates:
+        """Return an object with the state that `state` returned."""
+        made = cls(dev, state["shape"], state["block"], state["numbers"])
+        made.count = state["count"]
+        for name in ("lag", "current"):
+            dev.copy(dev.upload(state[name]), out=getattr(made, name))
+        return made
+
+    def state(self) -> dict[str, Any]:
+        """Return a dict of what the next step reads, with arrays on the host."""
+        numbers = {name: getattr(self, name) for name in ("shape", "block", "numbers", "count")}
+        return {**numbers, **{name: np.array(self.dev.download(getattr(self, name))) for name in ("lag", "current")}}
 
     @property
     def blocks(self) -> LazyBlocks:

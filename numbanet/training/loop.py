@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from numbanet_kernels.runtime.interrupt import deferred
-
 from ..device import DeviceFailure
 from .data import Batch, Data
 from .recovery import Recovery
+from .resuming.position import begin, passed
 from .run import Run
 from .stepper import StepResult
 
@@ -105,21 +104,25 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
     change : callable, optional
         change(batch) is called before each step and returns the batch to train on.
     """
-    began, stepper, changing, done = time.perf_counter(), run.stepper, run.changing, []
+    stepper, changing = run.stepper, run.changing
     with run.session(), np.errstate(over="ignore", invalid="ignore"):  # `train` handles non-finite losses
+        now = begin(run)
         batches = stepper.task.batches(data, stepper.batch_size, run.streams.rows, run.dev)
         pairs: Iterator[tuple[Any, Any]] = itertools.pairwise(itertools.chain(batches, [None]))
+        done = run.done = passed(run, pairs, now)
         try:
             for batch, following in pairs:
                 last = whole and following is None
-                done.append((batch, stepper.step(data.X, batch, following, last, changing, change, waits=not changing)))
+                result = stepper.step(data.X, batch, following, last, changing, change, waits=not changing)
+                done.append((batch.without_inputs(), result))
                 run.updated(len(batch.rows))
-                deferred.poll()
+                run.poll()
         finally:
             stepper.finish()
         run.dev.synchronize()
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - run.began
         figures, broken = _record(run, data, done)
+        run.done = []
     return {"epoch": run.epoch + 1, **figures, "seconds": seconds, "learning_rate": run.optimizer.learning_rate}, broken
 
 

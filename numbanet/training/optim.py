@@ -318,11 +318,13 @@ class Optimizer(abc.ABC):
         """Delete all state, as before the first step."""
         self.steps, self.state, self.counts = 0, [], []
 
-    def snapshot(self, copied: Callable[[Device, Any], Any] | None = None) -> dict[str, Any]:
+    def snapshot(self, copied: Callable[[Device, Any], Any] | None = None, settle: bool = True) -> dict[str, Any]:
         """Return a dict with the learning rate, the number of steps and the state. copied(device, array) is called to copy an
-        array; by default arrays are copied to the host.
+        array; by default arrays are copied to the host. If `settle` is False, deferred updates stay deferred, and the dict says
+        which (`SGD`).
         """
-        self.settle()
+        if settle:
+            self.settle()
         copied = copied or on_host
         return {
             "learning_rate": self.learning_rate,

@@ -45,6 +45,7 @@ class Progress(Hook):
     def fit_start(self, run):
         if self.bar:
             self.bar.start()
+            self.tick(self.samples * (run.epoch - run.epochs.start))  # of a resumed run
 
     def fit_end(self, run):
         if self.bar:

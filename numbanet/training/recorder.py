@@ -87,7 +87,7 @@ class Recorder:
         `change` is given.
         """
         self.finish()
-        self._samples = X if change is None and batch.ids is None else None
+        self._samples = X if change is None and batch.there else None
         if change is None:
             ids, shape = batch.ids, (len(batch.rows), *X.shape[1:])
             kind = (shape, FLOAT32) if ids is None else (ids.shape, ids.dtype)

@@ -31,18 +31,19 @@ class Recovery:
     """
 
     def __init__(self, run: Run) -> None:
-        self.run, self.first, self.watched = run, run.epoch, run.watched
+        self.run, self.first, self.watched = run, run.epochs.start, run.watched
         self.good: Snapshot | None = None
 
     def start(self) -> None:
         """Called when training starts."""
-        if len(self.run.epochs) > 1 and not self.watched:
+        if len(self.run.epochs) > 1 and not self.watched and self.run.position is None:
             self._copy()
 
     def needs_whole(self) -> bool:
         """Return True if all weights must be up to date at the end of the epoch that starts."""
         run = self.run
-        return self.watched or run.epoch + 1 == run.epochs.stop or run.changing or run.optimizer.proximal is not None
+        last = run.epoch + 1 == run.epochs.stop
+        return self.watched or last or run.settling or run.changing or run.optimizer.proximal is not None
 
     def accepts(self, record: dict[str, Any], whole: bool) -> bool:
         """Return True if the loss of an epoch and the weights are finite. The weights are checked only if a copy of the
@@ -76,13 +77,14 @@ class Recovery:
         Raises
         ------
         FloatingPointError
-            If the first epoch has failed.
+            If the first epoch has failed, or the one within which a run was resumed.
         """
         run, number, good = self.run, self.run.epoch, self.good
         where = "" if step is None else f", from step {step} on"
         advice = "try a smaller learning_rate, or scale the inputs"
         if number == self.first or good is None:
-            raise FloatingPointError(f"the loss was not finite in the first epoch of this fit{where}; {advice}")
+            which = "the first epoch of this fit" if number == self.first else f"epoch {number + 1}, the first after a resume"
+            raise FloatingPointError(f"the loss was not finite in {which}{where}; {advice}")
         run.restore(good)
         if good.epoch == number:
             warn(

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from numbanet_kernels.runtime.interrupt import deferred
+
 from ..device import Device
 from ..layers import Layer, Sequential, to, walk
 from ..tensor import Tensor
@@ -109,6 +111,10 @@ class Run:
         The estimator that is trained, for callbacks.
     seen : int
         Number of samples trained on in the current epoch.
+    done : list of (Batch, StepResult)
+        The steps of the current epoch; empty between epochs.
+    position : Position or None
+        Where a resumed run goes on within an epoch (`resuming`).
     stopping : bool
         True if a hook has called `stop`.
     """
@@ -120,6 +126,13 @@ class Run:
     estimator: Any = None
     seen: int = 0
     stopping: bool = False
+    done: list[tuple[Batch, Any]] = dataclasses.field(default_factory=list)
+    position: Any = None
+
+    def __post_init__(self) -> None:
+        self.start = self.streams.state()  # of the random streams when the run was made
+        self.began = 0.0  # when the current epoch began
+        self.order: Any = None  # the state of the stream of rows then
 
     @property
     def model(self) -> Sequential:
@@ -162,6 +175,11 @@ class Run:
         return any(hook.changes for hook in self.hooks)
 
     @property
+    def settling(self) -> bool:
+        """True if a hook wants all weights to be up to date after each epoch."""
+        return any(hook.settles for hook in self.hooks)
+
+    @property
     def final(self) -> bool:
         """True if the network of the current epoch may be the result."""
         return all(hook.final for hook in self.hooks)
@@ -202,6 +220,16 @@ class Run:
             with self.session():
                 for hook in self._after:
                     hook.after_update(self)
+
+    def poll(self) -> None:
+        """Handle waiting signals. If a handler raises an exception, tell the hooks before."""
+        try:
+            deferred.poll()
+        except BaseException:
+            self.stepper.finish()
+            for hook in self.hooks:
+                hook.interrupted(self)
+            raise
 
     def settle(self) -> None:
         """Bring all weights up to date."""

@@ -73,6 +73,12 @@ class LearningRate(Hook):
             run.optimizer.adjust(self.rate)
             self.rate = None
 
+    def checkpoint(self, run):
+        return self.rate
+
+    def resume(self, run, saved):
+        self.rate = saved
+
 
 class DropoutRates(Hook):
     """The hook that gives the stepper, for each epoch, the policy with the rates of this epoch. Before, it calibrates the

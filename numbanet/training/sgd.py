@@ -147,9 +147,15 @@ class SGD(Optimizer):
         super().reset()
         self.lazy = {}
 
+    def snapshot(self, copied=None, settle=True):
+        saved = super().snapshot(copied, settle)
+        lazy = {i: self.lazy[p].state() for i, p in enumerate(self.parameters) if p in self.lazy}
+        return saved if settle or not lazy else {**saved, "lazy": lazy}
+
     def restore(self, saved):
         super().restore(saved)
-        self.lazy, self.stepping = {}, []
+        own = {self.parameters[i]: state for i, state in saved.get("lazy", {}).items()}
+        self.lazy, self.stepping = {p: LazyUpdates.of(p.device, state) for p, state in own.items()}, []
 
     def __getstate__(self):
         return {**super().__getstate__(), "lazy": {}, "stepping": []}

@@ -47,6 +47,8 @@ class Stepper:
 
     def __post_init__(self) -> None:
         self.epoch, self.current = 0, self.policy  # the policy of the current epoch
+        self.remembers = False  # True if `draw` stores the state of the stream before it draws
+        self.before: Any = None
         self._ahead: tuple[int, Dropout] = (-1, self.policy)  # epoch and policy for which plans were drawn in advance
         self.recorder = Recorder(self.dev, self.model)
         self.state: dict[Any, Any] | None = {} if self.task.stateful else None  # of recurrent layers
@@ -108,8 +110,17 @@ class Stepper:
         if following and self._ahead[0] != self.epoch + 1:
             self._ahead = self.epoch + 1, self.policy.at(self.epoch + 1)
         policy, rng = self._ahead[1] if following else self.current, self.streams.plans
+        if self.remembers:
+            self.before = rng.bit_generator.state
         assigned = policy.plans(self.tree, rng)
         return self._plans(assigned) if assigned or policy.data_dependent else self._nothing
+
+    def redraw(self, before: Any) -> None:
+        """Draw the plans of the next step again, from the state `before` of the stream; its state does not change."""
+        generator: Any = self.streams.plans.bit_generator
+        now, generator.state = generator.state, before
+        self.upcoming, self.packed = self.draw(), {}
+        self.before, generator.state = before, now
 
     def _plans(self, assigned: dict[str, Plan]) -> Plans:
         choose = self._chosen if self.current.data_dependent else None
@@ -159,7 +170,7 @@ class Stepper:
             self._begin_choice(plans)
             if whole or change is not None:  # hooks may change anything
                 self.look_around()
-            if change is None and (queued := self._queued(X, batch, plans, following, last)):
+            if change is None and batch.there and (queued := self._queued(X, batch, plans, following, last)):
                 if not waits:
                     self.recorder.finish()
                 return queued

@@ -19,7 +19,7 @@ from ..device import Device, device
 from ..layers import Context, Flow, Sequential, Symbols
 from ..losses import OF_CLASSES, OF_NUMBERS, Loss, loss_named
 from ..tensor import Tensor
-from .data import Batch, Data, in_order
+from .data import Batch, Data
 from .inference import Predictor
 
 
@@ -45,8 +45,8 @@ class Task(abc.ABC):
         return bool(vars(type(self)).get("recordable", False))
 
     def batches(self, data: Data, size: int, rng: np.random.Generator, dev: Device) -> Iterator[Batch]:
-        """Yield the batches of one epoch; by default the samples are in random order."""
-        return in_order(data, data.at(rng.permutation(len(data))), size, dev)
+        """Yield the batches of one epoch; by default those of the data."""
+        return data.batches(size, rng, dev)
 
     def validate(self, stepper: Any, data: Data) -> tuple[float, float]:
         """Return (loss, score) on validation samples."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import numbers
 from collections.abc import Callable
 from typing import Any
@@ -85,6 +86,18 @@ class EarlyStopping(Hook):
                 "early_stopping: no epoch could be the result, because the network was still becoming sparse; train for "
                 "more epochs, or give sparsity a larger fine_tuning"
             )
+
+    def checkpoint(self, run):
+        best = self.best and (*self.best[:2], [np.array(tensor.device.download(a)) for tensor, _, a in self.best[2].tensors])
+        return best, self.waited
+
+    def resume(self, run, saved):
+        best, self.waited = saved
+        if best is not None:
+            score, epoch, arrays = best
+            now = run.snapshot(weights_only=True)
+            tensors = [(tensor, dev, dev.upload(a)) for (tensor, dev, _), a in zip(now.tensors, arrays, strict=True)]
+            self.best = score, epoch, dataclasses.replace(now, tensors=tensors)
 
     def state(self) -> Any:
         return self.best, self.waited

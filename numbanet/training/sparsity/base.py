@@ -46,6 +46,12 @@ class Sparsity(abc.ABC):
             If the model has no layer to which it applies.
         """
 
+    def again(self, model: Sequential, shape: tuple[int, ...], epochs: int, dev: Device) -> Hook:
+        """Return the hook for a fit that goes on from a checkpoint, which has the hook's state (`Hook.checkpoint`). The model
+        may be one that training has made sparse already.
+        """
+        return self.begin(model, shape, epochs, dev)
+
 
 class Thinning(Hook):
     """Base class of the hooks that change shapes or layers after an epoch; a subclass defines `compact`.

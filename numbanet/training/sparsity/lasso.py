@@ -181,6 +181,9 @@ class GroupLasso(Sparsity):
         costs = seconds(model, shape, dev) if self.cost_weight else {}
         return Lasso(self, model, shape, epochs, costs)
 
+    def again(self, model, shape, epochs, dev):
+        return Lasso(self, model, shape, epochs, {})
+
 
 class Shrinking(Proximal):
     """The proximal step of a group lasso.
@@ -240,13 +243,17 @@ class Lasso(Thinning):
         self._said: dict[str, Any] = {}
 
     def epoch_start(self, run, epoch):
-        groups = self.chosen.of(run.model, self.shape)
         self.counts, self._steps = {}, 0
         self.share = compaction.flops(run.model, self.shape) / self.first[1]
         self.final = epoch >= self.until or self._left(run) <= self.chosen.keep
+        self._choose_step(run)
+
+    def _choose_step(self, run: Run) -> None:
+        """Set the proximal step of the optimiser: none in fine-tuning."""
         if self.final:
             self.step = None
         else:
+            groups = self.chosen.of(run.model, self.shape)
             factors = [sum(self._factors(group)) for group in groups]
             if self.step is None or not self.step.serves(groups, factors):  # recorded steps are those of an object
                 self.step = Shrinking(groups, factors)
@@ -255,6 +262,25 @@ class Lasso(Thinning):
 
     def fit_end(self, run):
         run.optimizer.end_with(None)
+
+    def checkpoint(self, run):
+        saved = {"first": self.first, "costs": list(self.costs.items()), "within": None}
+        if run.done:
+            groups = list(self.step.norms) if self.step else []
+            counts, means = [self.counts.get(group) for group in groups], [self.step.means[g] for g in groups if self.step]
+            saved["within"] = {"final": self.final, "steps": self._steps, "counts": counts, "means": means}
+        return saved
+
+    def resume(self, run, saved):
+        self.first, self.costs, within = saved["first"], dict(saved["costs"]), saved["within"]
+        if within is None or not run.position:
+            return
+        self.final, self._steps = within["final"], within["steps"]
+        self._choose_step(run)
+        if self.step is not None:
+            groups = list(self.step.norms)
+            self.step.means = dict(zip(groups, within["means"], strict=True))
+            self.counts = {group: count for group, count in zip(groups, within["counts"], strict=True) if count is not None}
 
     def after_update(self, run):
         if self.step is None:

@@ -67,6 +67,9 @@ class MagnitudePruning(Sparsity):
     def begin(self, model, shape, epochs, dev):
         if not _weights(model):
             raise ValueError(f"MagnitudePruning: there is no layer to prune in {model!r}")
+        return self.again(model, shape, epochs, dev)
+
+    def again(self, model, shape, epochs, dev):
         return Pruning(self, model, shape, epochs)
 
 
@@ -96,6 +99,15 @@ class Masking(Proximal):
     def serves(self, weights: list[Tensor]) -> bool:
         """Return True if the step masks these weights, and their shapes have not changed."""
         return list(self.masks) == weights and all(weight.shape == tuple(mask.shape) for weight, mask in self.masks.items())
+
+    def hosted(self) -> list[np.ndarray]:
+        """Return the masks on the host."""
+        return [weight.device.download(mask) != 0 for weight, mask in self.masks.items()]
+
+    def set(self, masks: list[np.ndarray]) -> None:
+        """Set masks that `hosted` returned."""
+        for (weight, mask), given in zip(self.masks.items(), masks, strict=True):
+            weight.device.copy(weight.device.upload(np.float32(given)), out=mask)
 
     def keep(self) -> None:
         """Let the entries that are zero now stay zero."""
@@ -149,6 +161,14 @@ class Pruning(Thinning):
             compaction.to_sparse(place, run.optimizer)
         self._left = compaction.count_nonzero(run.model) / self.first[0]
         return bool(linear)
+
+    def checkpoint(self, run):
+        return {"first": self.first, "masks": self.step.hosted() if self.step and run.done else None}
+
+    def resume(self, run, saved):
+        self.first = saved["first"]
+        if saved["masks"] is not None and self.step is not None:
+            self.step.set(saved["masks"])
 
     def report(self):
         return {"weights_kept": self._left}

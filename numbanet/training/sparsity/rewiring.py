@@ -87,6 +87,12 @@ class Rewiring(Thinning):
                     state[:] = [_moved(run, array, previous) for array in state]
         self._rewired += share
 
+    def checkpoint(self, run):
+        return self._rewired
+
+    def resume(self, run, saved):
+        self._rewired = saved
+
     def compact(self, run):
         self.fit_end(run)
         return False

@@ -1,0 +1,50 @@
+"""`HeldOut`: validation samples, which an estimator is given, or holds out for early stopping."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+from sklearn.model_selection import train_test_split
+
+
+class HeldOut:
+    """What an estimator does with validation samples; the base class of estimators that learn from samples."""
+
+    least_to_score = 1  # the smallest number of samples that `score` takes
+    validation_fraction: float
+    n_features_in_: int
+    _streams: Any
+    _as_given: Any
+
+    def _scored(self, scorer, X, y) -> float:
+        """Return the value of a scorer for samples in the form for training; they are converted back to the user's form."""
+        X = X if X.shape[1] == self.n_features_in_ else X.reshape(len(X), -1)  # the user passed flat X
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "X does not have valid feature names")
+            return scorer(self, X, self._as_given(y))
+
+    def _check_validation(self, validation):
+        try:
+            X, y = validation
+        except (TypeError, ValueError):
+            raise ValueError("validation must be a pair (X, y)") from None
+        X, y = self._checked(X, y, ensure_min_samples=self.least_to_score)
+        return X, *self._check_target(X, y, None, reset=False)
+
+    def _split(self, y):
+        """Return the indices of the training samples, and those of the held-out validation samples."""
+        seed = int(self._streams.rows.integers(2**31))
+        try:
+            rows, held = train_test_split(
+                np.arange(len(y)), test_size=self.validation_fraction, random_state=seed, stratify=self._strata(y)
+            )
+            if len(held) < self.least_to_score:
+                raise ValueError(f"the score needs {self.least_to_score} held-out samples, not {len(held)}")
+        except ValueError as error:
+            raise ValueError(
+                f"early_stopping: {len(y)} samples cannot be split with validation_fraction="
+                f"{self.validation_fraction} ({error})"
+            ) from error
+        return rows, held

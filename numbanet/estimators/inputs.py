@@ -1,0 +1,29 @@
+"""Functions that validate the samples and targets of a fit, in memory or in a memory-mapped file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.utils import check_consistent_length
+from sklearn.utils.validation import _check_y, validate_data
+
+from ..training.large.mapped import Mapped, is_large
+
+
+def validated(net: Any, X: Any, y: tuple[Any, ...], y_options: dict[str, Any], **options: Any) -> Any:
+    """Return what scikit-learn's `validate_data` returns for X, or for X and y. If X is a large memory-mapped array of numbers,
+    it becomes a `Mapped`, which is read once here, in chunks, to find numbers that are not finite.
+    """
+    if not is_large(X) or options["dtype"] == "numeric":
+        return validate_data(net, X, *y, **options, **(y_options if y else {}))
+    some = np.array(X[:2])
+    if y and y[0] is None:
+        validate_data(net, some, None, **options)  # which raises the error
+    validate_data(net, np.zeros_like(some), **options)  # what is wrong with numbers is found below
+    X = Mapped(X)
+    if y:
+        target = _check_y(y[0], estimator=net, **y_options)
+        check_consistent_length(X, target)
+    X.check_finite("X")
+    return (X, target) if y else X

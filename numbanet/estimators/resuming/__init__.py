@@ -1,0 +1,1 @@
+"""Checkpoints: what `fit(checkpoint=...)` writes, and how `resume` goes on from it."""

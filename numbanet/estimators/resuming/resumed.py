@@ -1,0 +1,138 @@
+"""`resumed`: the estimator of a fit that was stopped, and what the next call of its `fit` needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+from ... import __version__
+from ...training.optim import on_host
+from ...user_warnings import warn
+from .. import saving
+from ..serialization import described, made
+from ..settings import FitSettings
+from .folder import Folder
+from .identity import FREE, check_epochs, check_parameters
+from .saver import VERSION, Saver
+from .values import unpacked
+
+READS = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
+
+
+@dataclasses.dataclass
+class Unfinished:
+    """A checkpoint that was read, until `fit` goes on from it.
+
+    Attributes
+    ----------
+    where : str
+        The folder.
+    about : dict
+        The entry "checkpoint" of the file's metadata.
+    parameters : dict
+        JSON of the parameters that the fit was started with.
+    state : dict
+        The state of the run (`training.resuming.state`).
+    """
+
+    where: str
+    about: dict[str, Any]
+    parameters: dict[str, Any]
+    state: dict[str, Any]
+
+    def saver(self, folder: Any, every: Any, keep: Any, arguments: dict[str, Any]) -> Saver:
+        """Return the hook that saves the fit that goes on; by default into the same folder, as before."""
+        folder = self.where if folder is None else folder
+        every = self.about["every"] if every is None else every
+        return Saver(folder, every, self.about["keep"] if keep is None else keep, self.arguments(arguments))
+
+    def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of `fit` that replace parameters; those of the stopped fit if they are not given."""
+        return {**made({"dict": list(self.about["arguments"].items())}), **{k: v for k, v in given.items() if v is not None}}
+
+    def start(
+        self, net: Any, settings: FitSettings, shape: tuple[int, ...], samples: int | None, given: dict[str, Any]
+    ) -> None:
+        """Start the fit of an estimator that goes on: the counterpart of its method `_start`.
+
+        Raises
+        ------
+        ValueError
+            If a parameter has changed that must not change.
+        """
+        now = saving.packed(net, [])[0]["parameters"]
+        check_parameters(self.parameters, now, self.where)
+        check_epochs(net, settings, self.about, samples, given)
+        net._streams.restore(made(self.about["start"]))
+        net.optimizer_, net._made_of = net._new_optimizer(net.model_), net._architecture()
+        net._sparsity = net.sparsity
+        net._thinning = (
+            None if net.sparsity is None else net.sparsity.again(net.model_, shape, settings.epochs, settings.device)
+        )
+        net.model_.expect(net._sample(), settings.policy)
+        if "loss_" not in vars(net) and hasattr(net, "_criterion"):
+            net.loss_ = net._criterion()
+
+    def check_data(self, found: str) -> None:
+        """Raise ValueError unless the data have the digest of the checkpoint."""
+        if found != self.about["data"]:
+            raise ValueError(
+                f"resume: the data are not those of the checkpoint in {self.where}: pass the same X, y, sample_weight and "
+                "validation in the same order, or fit anew without resume"
+            )
+
+
+def resumed(kind: type, folder: str | os.PathLike, parameters: dict[str, Any]) -> Any:
+    """Return the estimator of the newest checkpoint in a folder (`Estimator.resume`)."""
+    files, where = Folder(folder), os.fspath(folder)
+    if not (numbers := files.numbers()):
+        raise FileNotFoundError(f"resume: there is no checkpoint in {where!r}; start with fit(..., checkpoint={where!r})")
+    for left, number in zip(range(len(numbers) - 1, -1, -1), numbers):
+        name = os.fspath(files.file(number))
+        try:
+            metadata, arrays = saving.read(name)
+            break
+        except ValueError as error:
+            if not left:
+                raise
+            warn(f"resume: {error}; the checkpoint before is used")
+    about = metadata.get("checkpoint")
+    if not about:
+        raise ValueError(f"{name} is no checkpoint, but a saved estimator: use {metadata.get('class')}.load")
+    if (about["format"], about["numbanet"]) != (VERSION, __version__):
+        raise ValueError(
+            f"{name} was written by numbanet {about['numbanet']}, and this is {__version__}, which may compute other bits: go "
+            "on with the version that wrote it"
+        )
+    _check_given(name, about["missing"], metadata["parameters"], parameters)
+    weights = {key: array for key, array in arrays.items() if not key.startswith("run/")}
+    net, model = saving.unpacked((kind,), name, metadata, weights, parameters)
+    net._resume(model, net._settings(None, None))
+    try:
+        state = unpacked(about["state"], model, arrays)
+    except READS as error:
+        raise ValueError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
+    optimizer = net.optimizer_
+    optimizer.restore(state["optimizer"])
+    late = [(i, optimizer.parameters[i]) for i in state["optimizer"].get("lazy", {})]
+    state["deferred"] = {i: on_host(p.device, p.data) for i, p in late}
+    optimizer.settle()  # so that the estimator can predict before it goes on
+    net._unfinished = Unfinished(where, about, metadata["parameters"], state)
+    return net
+
+
+def _check_given(name: str, missing: list[str], saved: dict[str, Any], given: dict[str, Any]) -> None:
+    """Raise ValueError if a parameter is given that must not change, or if one is missing that the file could not hold."""
+    for parameter, value in given.items():
+        if parameter in saved and parameter not in FREE and described(value) != saved[parameter]:
+            raise ValueError(
+                f"resume: {parameter} was {saved[parameter]!r} when {name} was written, and must not change; only "
+                f"{', '.join(FREE)} may"
+            )
+    for parameter in missing:
+        if parameter not in given and parameter != "random_state":
+            raise ValueError(
+                f"resume: {name} cannot hold {parameter}, which was a function or an object of a user's class: give it again, "
+                f"resume(..., {parameter}=...)"
+            )

@@ -1,0 +1,177 @@
+"""Saver: the hook that writes checkpoints."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from typing import Any
+
+from ... import __version__
+from ...arguments import check_count
+from ...training.data import Data
+from ...training.hooks import Hook
+from ...training.resuming import state
+from ...training.run import Run
+from ...training.validation import Validation
+from .. import saving
+from ..serialization import described
+from .every import Every
+from .folder import Folder
+from .identity import digest
+from .values import packed
+
+VERSION = 1  # of the format of checkpoints
+
+
+class Saver(Hook):
+    """Writes checkpoints during a fit, and goes on from one. It is the last hook, so that the other hooks are done.
+
+    A checkpoint is written at the interval `every`, at the end of the fit, when SIGTERM arrives, which then ends the process
+    with status 143, and when Ctrl-C ends training between two steps. It holds all that the next step depends on, so nothing
+    that the fit computes depends on when checkpoints are written. Weights that are not finite are not saved.
+
+    Parameters
+    ----------
+    folder : str or path
+        The folder of the checkpoints of this fit.
+    every : "epoch", int or str
+        As for `Every`.
+    keep : int
+        Number of checkpoints to keep; older ones are deleted.
+    arguments : dict
+        The other arguments of `fit`, which the resumed fit takes as well.
+
+    Raises
+    ------
+    ValueError
+        If an argument is invalid; when training starts, if the folder has checkpoints of another fit.
+    """
+
+    watches = changes = False
+    settles = True
+
+    def __init__(self, folder: Any, every: Any, keep: Any, arguments: dict[str, Any]) -> None:
+        self.every, self.keep = Every(every), check_count("keep", keep)
+        self.folder, self.arguments = Folder(folder), arguments
+        self.asked, self.number, self.last = False, 0, 0.0
+        self.going: Any = None  # the checkpoint from which the fit goes on
+        self.before: Any = None  # the handler of SIGTERM
+
+    def join(self, run: Run, data: Data) -> None:
+        """Become the last hook of a run on `data`; check the data if the run goes on from a checkpoint.
+
+        Raises
+        ------
+        ValueError
+            If the data are not those of the checkpoint, or the folder has checkpoints of another fit.
+        """
+        net = run.estimator
+        others = [hook.data for hook in run.hooks if isinstance(hook, Validation)]
+        self.data = digest(data, others, run.dev)
+        self.going = net._unfinished
+        self.folder.make()
+        numbers = self.folder.numbers()
+        if self.going is None and numbers:
+            raise ValueError(
+                f"checkpoint: {str(self.folder.path)!r} has checkpoints of another fit: go on with it by "
+                f"{type(net).__name__}.resume({str(self.folder.path)!r}).fit(...), or give an empty folder"
+            )
+        if self.going is not None:
+            self.going.check_data(self.data)
+        self.number = max(numbers, default=0)
+        run.hooks = [*run.hooks, self]
+        run.stepper.remembers = True
+
+    # --- events -------------------------------------------------------------------------------------------------------
+    def fit_start(self, run):
+        self._content(run, trial=True)  # called only for its errors
+        self.last, net = time.monotonic(), run.estimator
+        if self.going is not None:
+            state.restore(run, self.going.state)
+            net._unfinished = None
+            if not state.within(self.going.state):
+                self.going = None
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            self.before = signal.signal(signal.SIGTERM, self._ask)
+
+    def epoch_start(self, run, epoch):
+        if self.going is not None:
+            state.restore(run, self.going.state, entered=True)
+            self.going = None
+
+    def after_update(self, run):
+        if self.asked:
+            self._save_within(run)
+            self._leave()
+        if self.every.due(run.optimizer.steps, self.last):
+            self._save_within(run)
+
+    def epoch_recorded(self, run, record):
+        if self.asked or self.every.interval == "epoch" or not run.goes_on or self.every.due(1, self.last):
+            self._save(run)
+        if self.asked:
+            self._leave()
+
+    def interrupted(self, run):
+        self._save_within(run)
+
+    def fit_end(self, run):
+        run.stepper.remembers = False
+        if self.before is not None:
+            signal.signal(signal.SIGTERM, self.before)
+            self.before = None
+            if self.asked:  # the signal came after the last step
+                self._leave()
+
+    def _ask(self, number: int, frame: Any) -> None:
+        """The handler of SIGTERM: training saves and ends after the current step."""
+        self.asked = True
+
+    def _leave(self) -> None:
+        self.asked = False
+        raise SystemExit(128 + signal.SIGTERM)
+
+    # --- files --------------------------------------------------------------------------------------------------------
+    def _save_within(self, run: Run) -> None:
+        """Save between two steps of an epoch, unless the weights are not finite."""
+        run.stepper.finish()
+        if run.done and math.isfinite(run.done[-1][1].loss.item()) and run.finite():
+            self._save(run)
+
+    def _save(self, run: Run) -> None:
+        self.number += 1
+        self.folder.write(self.number, self._content(run), self.keep)
+        self.last = time.monotonic()
+
+    def _content(self, run: Run, trial: bool = False) -> bytes:
+        """Return the content of a file; b"" if it is a trial, which only raises errors.
+
+        Raises
+        ------
+        TypeError
+            If a layer, or the state of a hook, cannot be saved.
+        """
+        missing: list[str] = []
+        net = run.estimator
+        try:
+            metadata, arrays = saving.packed(net, missing)
+            arguments = {name: described(value) for name, value in self.arguments.items() if value is not None}
+            whole = {"state": packed(state.captured(run), run.model, arrays)}
+        except TypeError as error:
+            raise TypeError(f"checkpoint: {error}") from error
+        if trial:
+            return b""
+        about = {
+            "format": VERSION,
+            "numbanet": __version__,
+            "data": self.data,
+            "epochs": len(run.epochs),
+            "start": described(run.start),
+            "missing": missing,
+            "arguments": arguments,
+            "every": self.every.interval,
+            "keep": self.keep,
+        }
+        return saving.serialised({**metadata, "checkpoint": {**about, **whole}}, arrays)

@@ -1,0 +1,180 @@
+"""fit(batches=...): each batch is a step, classes and scales are those of all batches, bad batches are refused."""
+
+import numpy as np
+import pytest
+
+from numbanet import CrossEntropy, Net, NetRegressor
+from numbanet.dropout import RowSensitiveDropout
+from numbanet.layers import LSTM, Conv2d, Embedding, Flatten, LastStep, Linear, MaxPool2d, ReLU
+
+rng = np.random.default_rng(0)
+X = rng.standard_normal((300, 64)).astype(np.float32)
+Y = np.argmax(X[:, :3] + 0.5 * rng.standard_normal((300, 3)), 1)
+WORDS = rng.integers(1, 17, (300, 6))
+BASE = {"epochs": 3, "random_state": 0, "device": "cpu"}
+
+
+def cut(*arrays, size=50):
+    """Batches of `size` samples."""
+    return [tuple(array[first : first + size] for array in arrays) for first in range(0, len(arrays[0]), size)]
+
+
+def same(net, other):
+    for name, array in net.model_.state_dict().items():
+        np.testing.assert_array_equal(other.model_.state_dict()[name], array, err_msg=name)
+
+
+class Ordered(Net):
+    """Net without a random order of samples."""
+
+    def _new_streams(self):
+        streams = super()._new_streams()
+        return streams._replace(rows=Unshuffled())
+
+
+class Unshuffled:
+    """A generator that permutes nothing."""
+
+    class bit_generator:
+        state = None
+
+    def permutation(self, n):
+        return np.arange(n)
+
+
+def convolutions():
+    return [Conv2d(1, 16, 3, padding=1, rng=0), ReLU(), MaxPool2d(2), Flatten(), Linear(256, 3, rng=1)]
+
+
+def sequences():
+    return [Embedding(17, 8, rng=0), LSTM(8, 16, batch_first=True, rng=1), LastStep(), Linear(16, 3, rng=2)]
+
+
+CASES = {
+    "rdp": ({"layers": (32, 32), "dropout": "rdp"}, X),
+    "adam": ({"layers": (32,), "optimizer": "adam", "learning_rate_schedule": "cosine"}, X),
+    "rsdp": ({"layers": convolutions(), "dropout": RowSensitiveDropout(0.5, contrast=0)}, X.reshape(-1, 1, 8, 8)),
+    "lstm": ({"layers": sequences()}, WORDS),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_batches_train_as_the_same_samples_in_this_order(name):
+    options, samples = CASES[name]
+    if name == "rsdp":  # thresholds are computed from other samples, which matters to no choice without contrast
+        options = {**options, "dropout": options["dropout"].changed(_given={0: 1.0}, thresholds={0: 1.0})}
+    net = Ordered(**{**BASE, **options}, batch_size=50).fit(samples, Y)
+    other = Net(**{**BASE, **options}).fit(batches=cut(samples, Y))
+    same(net, other)
+    assert [record["score"] for record in net.history_] == [record["score"] for record in other.history_]
+    np.testing.assert_allclose([r["loss"] for r in other.history_], [r["loss"] for r in net.history_], rtol=1e-6)
+
+
+def test_weights_classes_and_unequal_batches():
+    weights = np.linspace(0, 2, 300)
+    net = Ordered((16,), **BASE, batch_size=50, class_weight={0: 2.0}).fit(X, Y, weights)
+    same(net, Net((16,), **BASE, class_weight={0: 2.0}).fit(batches=cut(X, Y, weights)))
+    order = np.argsort(Y, kind="stable")  # most batches have one class
+    net = Net((16,), **BASE).fit(batches=[(X[order[:77]], Y[order[:77]]), (X[order[77:]], Y[order[77:]])])
+    assert net.classes_.tolist() == [0, 1, 2] and net.n_iter_ == 3 and len(net.predict(X)) == 300
+
+
+def test_targets_of_a_regressor_are_standardised_by_all_batches():
+    y = 100 + 5 * X[:, 0]
+    net = NetRegressor((16,), **BASE).fit(batches=cut(X, y))
+    np.testing.assert_allclose(net.target_mean_, y.mean(), rtol=1e-6)
+    np.testing.assert_allclose(net.target_scale_, y.std(), rtol=1e-6)
+
+
+def test_a_function_of_the_epoch_is_called_for_each():
+    asked = []
+
+    def batches(epoch):
+        asked.append(epoch)
+        yield from cut(X, Y)
+
+    net = Net((16,), **BASE).fit(batches=batches, validation=(X, Y))
+    assert asked == [0, 0, 0, 1, 2] and len(net.history_) == 3  # read once before, and an example
+    same(net, Net((16,), **BASE).fit(batches=cut(X, Y), validation=(X, Y)))
+
+
+def test_early_stopping_takes_the_validation_samples():
+    net = Net((16,), **{**BASE, "epochs": 50}, early_stopping=True, patience=2)
+    assert net.fit(batches=cut(X, Y), validation=(X, Y)).best_epoch_ is not None
+    with pytest.raises(ValueError, match="early_stopping has no samples to hold out"):
+        net.fit(batches=cut(X, Y))
+
+
+def test_a_fit_on_batches_goes_on_from_a_checkpoint(tmp_path):
+    def batches(epoch):
+        order = np.random.default_rng(epoch).permutation(len(X))
+        return cut(X[order], Y[order])
+
+    net = Net((16,), **BASE, dropout="rdp").fit(batches=batches, checkpoint=tmp_path, every=4, keep=9)
+    for path in sorted(tmp_path.iterdir())[2:]:
+        path.unlink()
+    other = Net.resume(tmp_path).fit(batches=batches)
+    same(net, other)
+    assert [record["loss"] for record in net.history_] == [record["loss"] for record in other.history_]
+    with pytest.raises(ValueError, match="data are not those"):
+        Net.resume(tmp_path, epochs=5).fit(batches=cut(X, Y))
+
+
+def test_only_some_batches_are_alive_at_a_time():
+    alive, most = set(), []
+
+    class Watched(np.ndarray):
+        def __array_finalize__(self, source):
+            alive.add(id(self))
+
+        def __del__(self):
+            alive.discard(id(self))
+
+    def batches(epoch):
+        for first in range(0, 300, 10):
+            yield X[first : first + 10].copy().view(Watched), Y[first : first + 10]
+            most.append(len(alive))
+
+    Net((16,), **BASE).fit(batches=batches)
+    assert max(most) < 12
+
+
+@pytest.mark.parametrize(
+    "options, given, named",
+    [
+        ({}, {"batches": iter(cut(X, Y))}, "iterator, which can be read only once"),
+        ({}, {"batches": []}, "there is none"),
+        ({}, {"batches": 5}, "batches must be a list"),
+        ({}, {"batches": [X]}, "got ndarray"),
+        ({}, {"batches": cut(X, Y), "X": X}, "either X and y, or batches"),
+        ({}, {"batches": [(X, Y), (X[:, 1:], Y)]}, "features"),
+        ({}, {"batches": [(X, Y), (np.full_like(X, np.nan), Y)]}, "NaN"),
+        ({}, {"batches": [(X, Y), (X, Y, np.ones(300))]}, "some have sample_weight and some have none"),
+        ({}, {"batches": cut(X, Y, np.zeros(300))}, "must not be zero|non-zero"),
+        ({}, {"batches": cut(X, np.zeros(300, int))}, "only one class"),
+        ({"class_weight": "balanced"}, {"batches": cut(X, Y)}, "class_weight='balanced' counts all samples"),
+    ],
+)
+def test_bad_batches_are_refused(options, given, named):
+    net = Net((16,), **BASE, **options)
+    with pytest.raises(ValueError, match=named):
+        net.fit(**given)
+    assert not hasattr(net, "model_")
+
+
+def test_a_batch_that_changes_between_passes_undoes_the_fit():
+    calls = []
+
+    def batches(epoch):
+        calls.append(epoch)
+        return cut(X, Y) if len(calls) < 3 else cut(X, Y + 5)
+
+    net = Net((16,), **BASE, loss=CrossEntropy())
+    with pytest.raises(ValueError, match="labels that are not among the classes"):
+        net.fit(batches=batches)
+    assert not hasattr(net, "model_")
+
+
+def test_fit_without_data_says_so():
+    with pytest.raises(ValueError, match="fit: give either X and y, or batches"):
+        Net((16,)).fit()

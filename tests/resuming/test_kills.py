@@ -1,0 +1,83 @@
+"""kill -9 at any moment: no file is damaged, at most one interval is lost, and the resumed fit ends in the same bits."""
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from numbanet import Net
+from numbanet.estimators import saving
+
+from . import killed
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 120  # seconds until a process must have made a step
+
+
+def steps(folder):
+    """The number of steps that the process has made."""
+    try:
+        return struct.unpack("q", Path(f"{folder}.steps").read_bytes())[0]
+    except (FileNotFoundError, struct.error):
+        return 0
+
+
+def started(folder, seed, epochs):
+    """A process that trains, and has made a step since it started."""
+    Path(f"{folder}.steps").unlink(missing_ok=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.resuming.killed", str(folder), str(seed), str(epochs)]
+    process, until = subprocess.Popen(command, cwd=ROOT, env=environment), time.monotonic() + PATIENCE
+    while not steps(folder) and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.005)
+    return process
+
+
+def check_files(folder, made):
+    """All checkpoints are whole, and the newest is at most one interval old."""
+    for path in folder.glob("checkpoint-*.safetensors"):
+        saving.read(path)
+    if made >= killed.EVERY:
+        state = Net.resume(folder, callbacks=[])._unfinished.state
+        assert made - killed.EVERY <= state["optimizer"]["steps"] <= made
+
+
+def killed_often(tmp_path, kills, epochs):
+    rng, done, seed = np.random.default_rng(0), 0, 0
+    while done < kills:
+        folder = tmp_path / f"run {seed}"
+        while not Path(f"{folder}.npz").exists():
+            process = started(folder, seed, epochs)
+            if done < kills:
+                time.sleep(rng.uniform(0, 0.3))
+                process.send_signal(signal.SIGKILL)
+                killed_now = process.wait() == -signal.SIGKILL
+                done += killed_now
+                if killed_now and not Path(f"{folder}.npz").exists():
+                    check_files(folder, steps(folder))
+            else:
+                assert process.wait(PATIENCE) == 0
+        with np.load(f"{folder}.npz") as found:
+            expected = killed.final(killed.trained(tmp_path / f"whole {seed}", seed, epochs))
+            assert found.keys() == expected.keys()
+            for name, array in expected.items():
+                np.testing.assert_array_equal(found[name], array, err_msg=name)
+        seed += 1
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+def test_a_killed_fit_goes_on(tmp_path):
+    killed_often(tmp_path, kills=10, epochs=100)
+
+
+@pytest.mark.alone
+@pytest.mark.long
+def test_a_fit_that_is_killed_200_times_goes_on(tmp_path):
+    killed_often(tmp_path, kills=200, epochs=300)
