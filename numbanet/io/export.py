@@ -7,12 +7,11 @@ import os
 from typing import Any
 
 import numpy as np
+from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from numbanet_kernels.runtime.interrupt import deferred
 
-from ..estimators.base import Estimator
-from ..estimators.language import LanguageModel
 from ..estimators.saving import check_target
 from .card import facts
 from .onnx_graph import Graph
@@ -50,7 +49,7 @@ def export(net: Any, path: str | os.PathLike) -> None:
     ImportError
         If onnx is missing.
     """
-    if not isinstance(net, Estimator):
+    if not isinstance(net, BaseEstimator):
         raise TypeError(f"export takes a fitted estimator, not {type(net).__name__}")
     check_is_fitted(net, "model_")
     target = check_target(path)
@@ -61,7 +60,7 @@ def export(net: Any, path: str | os.PathLike) -> None:
     from numbanet.datasets.files import write_file
 
     graph = Graph()
-    (_language if isinstance(net, LanguageModel) else _samples)(graph, net)
+    (_language if hasattr(net, "vocabulary_") else _samples)(graph, net)
     metadata = {name: json.dumps(value) for name, value in facts(net).items()}
     content = graph.model(metadata).SerializeToString()
     with deferred:
@@ -89,7 +88,7 @@ def _samples(graph: Graph, net: Any) -> None:
     graph.outputs["probabilities"] = np.float32, outputs
 
 
-def _language(graph: Graph, model: LanguageModel) -> None:
+def _language(graph: Graph, model: Any) -> None:
     """Words and states -> logits and states."""
     graph.inputs["words"] = np.int64, ["steps", "samples"]
     graph.outputs["logits"] = np.float32, ["steps", "samples", len(model.vocabulary_)]

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from ..estimators.base import Estimator
-from ..estimators.language import LanguageModel
 from ..layers import Layer
 from . import torch_modules as modules
 from .classes import class_of
@@ -84,10 +83,10 @@ def written(model: Any) -> nn.Module:
     """The module of an estimator or of layers (`numbanet.io.to_torch`)."""
     if isinstance(model, Layer):
         return _module(model, "", {}).eval()
-    if not isinstance(model, Estimator):
+    if not isinstance(model, BaseEstimator):
         raise TypeError(f"to_torch takes a fitted estimator or a layer, not {type(model).__name__}")
     check_is_fitted(model, "model_")
-    parts, kind = _modules(model.model_, "", {}), modules.Language if isinstance(model, LanguageModel) else modules.Chain
+    parts, kind = _modules(model.model_, "", {}), modules.Language if hasattr(model, "vocabulary_") else modules.Chain
     if hasattr(model, "target_scale_"):
         parts.append(modules.Units(model.target_mean_, model.target_scale_))
     chain = kind(*parts)
