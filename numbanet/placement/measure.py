@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from ..tensor import Tensor
 from ..training.optim import Optimizer
 from ..training.sgd import SGD
 from . import energy, facts, stages as staging
-from .figures import ESTIMATED, NONE, Figure
+from .figures import ESTIMATED, NONE, ZERO, Figure, total
 from .table import BACKWARD, DIRECTIONS, FORWARD, UPDATE, DeviceFacts, LayerTimes, Profile, Stage, Transfer, folder
+from .walk import Walk
 from .works import Lacking, Place, Work, available, place, works
 
 SMALL, LARGE, MOST = 1024, 1 << 20, 1 << 24  # float32 values of the moves that are timed
@@ -48,8 +49,8 @@ class Settings:
     seconds : float, default=0.01
         Least time of a run; fast layers are repeated.
     recorded : bool, default=True
-        If True, recordings are replayed where that is possible, as in training on one device. If False, layers run op by op,
-        as in a model whose layers are on several devices.
+        If True, recordings are replayed where that is possible, as in training on one device. If False, layers run op by op in
+        whole steps, as in a model whose layers are on several devices, and changes of device are measured as well (`Walk`).
     meters : callable or mapping of str to callable, optional
         () -> joules so far: a counter of energy for all devices, or by device. By default NVML's counter of a GPU, and
         RAPL's of the CPU where it may be read; then each layer also runs for a second.
@@ -106,9 +107,9 @@ def profile(
     Parameters
     ----------
     model : str, Sequential or sequence of Layer
-        "lenet5", "alexnet", "vgg19", or layers; it is not changed.
+        "lenet5", "alexnet", "vgg19", "lstm", or layers; it is not changed.
     shape : sequence of int, optional
-        Shape of a batch; for a name by default 64 images of the network's usual size.
+        Shape of a batch; for a name by default 64 samples of the network's usual size.
     devices : sequence of str, optional
         Names of devices; "cpu:2" is the CPU with two threads. By default all devices of this machine, and "cpu:1".
     training : bool, default=True
@@ -201,9 +202,17 @@ class _Measuring:
             own = [work for each in found if not isinstance(each, Lacking) for work in each[1]]
             own.sort(key=lambda work: DIRECTIONS.index(work.direction))  # the devices alternate
             self.works += [(stage, cost, work) for work in own]
+        there = {(stage.path, work.place.name) for stage, _, work in self.works}
+        self.walk = None
+        if not how.recorded:
+            lacking = {(k, d) for k, s in enumerate(stages) for d, p in enumerate(self.places) if (s.path, p.name) not in there}
+            self.walk = Walk(self.net, stages, self.places, lacking, self.training, how.plans, how.optimizer)
 
     def turn(self) -> None:
         """Time all layers once, on all devices."""
+        if self.walk is not None:
+            self.walk.turn()
+            return
         for _, _, work in self.works:
             work.measure(self.settings.seconds)
 
@@ -212,10 +221,15 @@ class _Measuring:
         counters = {
             each.name: energy.meter(each.name, each.on_host, each.on_card, self.settings.meters) for each in self.places
         }
+        if self.walk is not None:
+            order = {stage.path: k for k, (stage, _) in enumerate(self.table)}, {p.name: d for d, p in enumerate(self.places)}
+            for stage, _, work in self.works:
+                work.ms = self.walk.alone[order[0][stage.path], order[1][work.place.name], work.direction]
         entries = tuple(self._entry(stage, cost, work, counters[work.place.name]) for stage, cost, work in self.works)
-        stages, moves = tuple(stage for stage, _ in self.table), tuple(self._transfers())
+        stages = tuple(stage for stage, _ in self.table)
+        moves, changes = tuple(self._transfers()), tuple(self._changes(entries))
         made = facts.machine(), facts.now(), facts.versions(), self.batch, self.training
-        result = Profile(*made, self.facts, stages, entries, moves, self.said)
+        result = Profile(*made, self.facts, stages, entries, moves, self.said, changes)
         return _written(result, self.path) if self.settings.cached else result
 
     def _entry(self, stage: Stage, cost: Cost, work: Work, counter: energy.Meter | None) -> LayerTimes:
@@ -240,6 +254,16 @@ class _Measuring:
             drawn = Figure(sum(watts), ESTIMATED) if len(watts) == 2 else NONE
             moves.append(Transfer(source.home, target.home, Figure(per), Figure(fast), drawn))
         return moves
+
+
+    def _changes(self, entries: Sequence[LayerTimes]) -> Iterator[Transfer]:
+        """Yield the figures of changes between devices of one memory; the power is that of the device that is changed to."""
+        homes = {each.name: each.home for each in self.facts}
+        for source, target, ms in self.walk.changes(self.settings.quantile) if self.walk else ():
+            if homes[source] == homes[target]:
+                drawn = [entry.watts for entry in entries if entry.device == target]
+                watts = total(drawn).times(1 / max(len(drawn), 1))
+                yield Transfer(source, target, ZERO, Figure(ms), watts)
 
 
 def amount(stage: Stage, cost: Cost, direction: str) -> tuple[float, float]:

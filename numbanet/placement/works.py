@@ -78,7 +78,7 @@ def available() -> list[str]:
 
 
 @op
-def _seeded(dev: Device, _y: Any, *, dy: Any) -> Any:
+def seeded(dev: Device, _y: Any, *, dy: Any) -> Any:
     """A number whose gradient with respect to _y is dy, which is not copied."""
     return dev.full((1,), 0.0), (lambda _: dy,)
 
@@ -138,7 +138,7 @@ def works(
     shape = table[0].inputs
     values = rng.integers(symbols, size=shape).astype(np.int32) if symbols else rng.standard_normal(shape, np.float32)
     flow = Flow(Tensor.wrap(dev.upload(values), dev), Symbols(values) if symbols else DENSE)
-    chosen = {} if plans is None else _moved(plans, model, own)
+    chosen = {} if plans is None else with_layers_of(own, plans, model)
     context = Context(dev, chosen, training, model=own if chosen else None, state={})
     reference: Flow | None = None
     for stage, part in zip(table, parts(own)):
@@ -162,7 +162,7 @@ def works(
         flow = after._replace(x=after.x.detach())
 
 
-def _moved(plans: Mapping[Any, Any], model: Sequential, own: Sequential) -> dict[Any, Any]:
+def with_layers_of(own: Sequential, plans: Mapping[Any, Any], model: Sequential) -> dict[Any, Any]:
     """Return the plans with the layers of the copy `own` in place of those of `model`."""
     copies = dict(zip(map(id, model.layers), own.layers))
     return {copies.get(id(key), key): plan for key, plan in plans.items()}
@@ -216,7 +216,7 @@ def _backward(where: Place, forward: Callable[[], Tensor], leaves: list[Tensor])
     with where.session():
         y = forward()
         dy = where.dev.upload(np.random.default_rng(1).standard_normal(y.shape, np.float32))
-        root = _seeded(y, dy=dy)
+        root = seeded(y, dy=dy)
     graph = _graph(root)
 
     def run() -> list[Any]:

@@ -39,6 +39,11 @@ def table(ms, home="cpu"):
     return Profile("a machine", "today", {}, (8, 12), True, facts, stages, entries)
 
 
+def several(placed):
+    """True if a placement has layers on several devices."""
+    return len(set(placed.devices.values())) > 1
+
+
 @pytest.mark.parametrize("net", [Net, NetRegressor])
 def test_bad_objectives_are_refused(problem, net):
     for options, message in (
@@ -59,7 +64,7 @@ def test_energy_without_figures_is_refused(monkeypatch, problem):
 def test_layers_train_where_they_are_fastest(monkeypatch, problem, dropout):
     """As on one device; what was predicted and what happened stand side by side."""
     monkeypatch.setattr(placement, "profile", lambda *given, **options: table({"cpu": (9, 1, 9), "cpu:1": (1, 9, 1)}))
-    monkeypatch.setattr(placing, "_step_seconds", lambda *given: 1.0 if len(set(given[2])) > 1 else 2.0)
+    monkeypatch.setattr(placing, "_step_ms", lambda *given: [10.0 if several(each) else 20.0 for each in given[-1]])
     options = {"dropout": dropout, "epochs": 3, "batch_size": 8, "random_state": 0}
     net, one = Net((6, 5), objective="time", **options).fit(*problem), Net((6, 5), device="cpu", **options).fit(*problem)
     assert list(net.placement_.devices.values()) == ["cpu:1", "cpu:1", "cpu", "cpu", "cpu:1"]
@@ -77,7 +82,7 @@ def test_layers_train_where_they_are_fastest(monkeypatch, problem, dropout):
 
 def test_one_device_for_all_layers_is_that_of_the_run(monkeypatch, problem, tmp_path):
     monkeypatch.setattr(placement, "profile", lambda *given, **options: table({"cpu": (9, 9, 9), "cpu:1": (1, 1, 1)}))
-    monkeypatch.setattr(placing, "_step_seconds", lambda *given: float(given[2][0] != "cpu:1"))
+    monkeypatch.setattr(placing, "_step_ms", lambda *given: [1.0 + several(each) + ("cpu:1" not in each.devices.values()) for each in given[-1]])
     limits = set()
     monkeypatch.setattr(
         Stepper,
