@@ -195,6 +195,8 @@ PLACED = {
     "ms": _number("layer_ms"),
     "predicted ms": _number("predicted_ms"),
     "error": _number("off", ".0%"),
+    "over the best": _number("over_best", ".3f"),
+    "over the best device alone": _number("over_single", ".3f"),
     "measured again": _number("noise", ".0%"),
     "GFLOP/s": _number("gflops"),
     "MB moved": _number("megabytes"),

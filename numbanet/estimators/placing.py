@@ -82,7 +82,7 @@ def _chosen(estimator: Any, settings: FitSettings, data: Data, again: bool) -> P
 
     model, objective = estimator.model_, estimator.objective
     shape = settings.batch_size, *data.X.shape[1:]
-    how = {"again": again, "plans": _typical(model, settings, shape), "optimizer": _Resting(estimator)}
+    how: dict[str, Any] = {"again": again, "plans": _typical(model, settings, shape), "optimizer": _Resting(estimator)}
     alone = placement.profile(model, shape, **how)
     if len(alone.names) == 1:
         return placement.choose(alone, objective)

@@ -68,8 +68,8 @@ def choose(
         The figures for placements on one device, where steps are recorded, if `profile` has those of layers that run op by op
         (`recorded=False`); by default `profile`.
     measure : callable, optional
-        (list of Placement) -> the milliseconds of a whole step of each, inf if it cannot be made: `placement.steps(model, X, y)`.
-        Only by time. The result has it as `step_ms`, and all that were measured as `tried`.
+        (list of Placement) -> the milliseconds of a whole step of each, inf if it cannot be made, as `placement.steps(model,
+        X, y)` gives it. Only by time. The result has it as `step_ms`, and all that were measured as `tried`.
     most : int, default=4
         How many placements on several devices are measured: the best ones by prediction, of which no two are nearly equal.
 

@@ -255,7 +255,6 @@ class _Measuring:
             moves.append(Transfer(source.home, target.home, Figure(per), Figure(fast), drawn))
         return moves
 
-
     def _changes(self, entries: Sequence[LayerTimes]) -> Iterator[Transfer]:
         """Yield the figures of changes between devices of one memory; the power is that of the device that is changed to."""
         homes = {each.name: each.home for each in self.facts}

@@ -111,11 +111,7 @@ def where(names: Sequence[str]) -> tuple[list[str], Device, int | None]:
 
 
 def run(
-    model: Sequential,
-    names: Sequence[str],
-    make: Callable[[Sequential, Device, int | None], Stepper],
-    data: Data,
-    size: int,
+    model: Sequential, names: Sequence[str], make: Callable[[Sequential, Device, int | None], Stepper], data: Data, size: int
 ) -> Run | None:
     """Return the run of steps of a copy of the model whose layers are on these devices, warm; None, with a warning, if a step
     cannot be made. make(model, device, limit of threads) returns a `Stepper`; a batch has n = `size` samples."""

@@ -11,6 +11,8 @@ from typing import NamedTuple
 from .figures import NONE, ZERO, Figure, product, total
 from .table import Profile
 
+LONGEST = 80  # characters of a layer in a table
+
 
 class Placed(NamedTuple):
     """One stage of a placement: its layers, its device, its own cost, and that of moving its input and the gradient of it."""
@@ -119,7 +121,8 @@ class Placement:
         for stage in self.stages:
             path = stage.paths[0] if len(stage.paths) == 1 else f"{stage.paths[0]}-{stage.paths[-1]}"
             moved = "" if stage.transfer_ms is ZERO else stage.transfer_ms.shown()
-            table.add_row(path, stage.layer.replace("[", "\\["), stage.device, stage.ms.shown(), moved, stage.joules.shown())
+            layer = stage.layer if len(stage.layer) <= LONGEST else f"{stage.layer[: LONGEST - 1]}…"
+            table.add_row(path, layer.replace("[", "\\["), stage.device, stage.ms.shown(), moved, stage.joules.shown())
         file = io.StringIO()
         Console(file=file, width=160).print(table)
         singles = ", ".join(f"{name} {ms.shown()} ms {joules.shown()} J" for name, (ms, joules) in self.singles.items())

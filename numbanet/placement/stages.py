@@ -101,9 +101,7 @@ def network(model: str | Sequence[Layer] | Sequential, shape: Sequence[int] | No
     return model, tuple(shape), "model"
 
 
-def lstm(
-    shape: Sequence[int] = (28, 28), classes: int = 10, rng: np.random.Generator | int | None = None
-) -> list[Layer]:
+def lstm(shape: Sequence[int] = (28, 28), classes: int = 10, rng: np.random.Generator | int | None = None) -> list[Layer]:
     """Return the layers of a classifier of sequences: two LSTMs of 128, and linear layers of 64 and `classes`. By default a
     sequence has 28 vectors of 28 values, as the rows of an image of MNIST have."""
     rng, (_, features) = np.random.default_rng(rng), shape

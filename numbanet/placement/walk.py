@@ -105,12 +105,12 @@ class Walk:
         """Yield (device before, device, ms): what a stage takes longer after a stage on another device, the mean of stages."""
         usual = {key: float(np.quantile(ms[1:] or ms, quantile)) for key, ms in self.alone.items()}
         found: dict[tuple[int, int], list[float]] = {}
-        for (k, here, before, direction), ms in self.after.items():
+        for (k, here, before, direction), took in self.after.items():
             if (k, here, direction) in usual:
-                longer = float(np.quantile(ms[1:] or ms, quantile)) - usual[k, here, direction]
+                longer = float(np.quantile(took[1:] or took, quantile)) - usual[k, here, direction]
                 found.setdefault((before, here), []).append(longer)
-        for (before, here), longer in found.items():
-            yield self.places[before].name, self.places[here].name, max(float(np.mean(longer)), 0.0)
+        for (before, here), differences in found.items():
+            yield self.places[before].name, self.places[here].name, max(float(np.mean(differences)), 0.0)
 
     def _near(self, k: int, d: int) -> int:
         return d if d in self.usable[k] else self.usable[k][0]
@@ -182,4 +182,4 @@ def _copied(
     for part in parts(own):
         held = list({id(p): p for layer in part.layers for p in layer.parameters()}.values())
         optimizers.append(optimizer(held) if held and training else None)
-    return _Copy(dev, list(parts(own)), optimizers, Context(dev, chosen, training, model=own if chosen else None, state={}))
+    return _Copy(dev, list(parts(own)), optimizers, Context(dev, chosen, training, model=own if chosen else None))

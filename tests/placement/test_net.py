@@ -82,7 +82,9 @@ def test_layers_train_where_they_are_fastest(monkeypatch, problem, dropout):
 
 def test_one_device_for_all_layers_is_that_of_the_run(monkeypatch, problem, tmp_path):
     monkeypatch.setattr(placement, "profile", lambda *given, **options: table({"cpu": (9, 9, 9), "cpu:1": (1, 1, 1)}))
-    monkeypatch.setattr(placing, "_step_ms", lambda *given: [1.0 + several(each) + ("cpu:1" not in each.devices.values()) for each in given[-1]])
+    monkeypatch.setattr(
+        placing, "_step_ms", lambda *given: [1.0 + several(each) + ("cpu:1" not in each.devices.values()) for each in given[-1]]
+    )
     limits = set()
     monkeypatch.setattr(
         Stepper,
