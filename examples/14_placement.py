@@ -50,7 +50,7 @@ def save(name):
 # %%
 WATTS = {"cpu:1": 20.0, "cpu": 35.0, "torch": 35.0}  # stated, not measured
 devices = [name for name in WATTS if problem(name) is None]
-found = profile("alexnet", (8, 3, 32, 32), devices, watts={name: WATTS[name] for name in devices}, runs=3, seconds=0.002)
+found = profile("alexnet", (8, 3, 32, 32), devices, watts={name: WATTS[name] for name in devices}, runs=2, seconds=0.001)
 print(found.machine, "|", found.date)
 
 
@@ -122,13 +122,14 @@ save("placement_energy.png")
 # And devices disturb each other: threads that wait for work take a core from those that have some. So `Net(objective="time")`
 # measures layers in whole steps, and changes of device with them. Then whole steps of the best placements and of each device
 # alone are measured in turns, and the fastest one is taken: a placement on several devices must prove that it is faster.
-# `placement.steps` gives `choose` such a race for your own training loop.
+# `placement.steps` gives `choose` such a race for your own training loop. The first epoch takes longer than predicted, because
+# its first steps are not recorded yet.
 
 # %%
 rng = np.random.default_rng(0)
 X = rng.standard_normal((512, 64), np.float32)
 y = (X @ rng.standard_normal((64, 4))).argmax(1)
-net = Net((256, 64), objective="time", epochs=3, batch_size=64, random_state=0).fit(X, y)
+net = Net((256, 64), objective="time", epochs=4, batch_size=64, random_state=0).fit(X, y)
 print(net.placement_)
 for record in net.history_:
     print(f"a step took {record['step_ms']:.2f} ms, and was predicted to take {record['predicted_step_ms']:.2f} ms")

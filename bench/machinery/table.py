@@ -194,6 +194,7 @@ PLACED = {
     "device": _text("implementation"),
     "ms": _number("layer_ms"),
     "predicted ms": _number("predicted_ms"),
+    "in the race": _number("raced_ms"),
     "error": _number("off", ".0%"),
     "over the best": _number("over_best", ".3f"),
     "over the best device alone": _number("over_single", ".3f"),

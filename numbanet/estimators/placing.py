@@ -156,7 +156,8 @@ class Watched(Hook):
     watches = False
 
     def __init__(self, chosen: Placement, samples: int, batch_size: int) -> None:
-        self.predicted, self.steps, self.off = chosen.ms.value, math.ceil(samples / batch_size), False
+        expected = chosen.step_ms if chosen.step_ms.known else chosen.ms  # of whole steps, if they were measured
+        self.predicted, self.steps, self.off = expected.value, math.ceil(samples / batch_size), False
 
     def epoch_end(self, run, record):
         took = 1e3 * record["seconds"] / self.steps

@@ -21,7 +21,7 @@ from . import energy, facts, stages as staging
 from .figures import ESTIMATED, NONE, ZERO, Figure, total
 from .table import BACKWARD, DIRECTIONS, FORWARD, UPDATE, DeviceFacts, LayerTimes, Profile, Stage, Transfer, folder
 from .walk import Walk
-from .works import Lacking, Place, Work, available, place, works
+from .works import Lacking, Place, Work, available, measure, place, works
 
 SMALL, LARGE, MOST = 1024, 1 << 20, 1 << 24  # float32 values of the moves that are timed
 Counters = Callable[[], float] | Mapping[str, Callable[[], float]]
@@ -47,7 +47,7 @@ class Settings:
     quantile : float, default=0.5
         Which of the runs is reported: by default the median. 0 is the fastest one, for machines that others use as well.
     seconds : float, default=0.01
-        Least time of a run; fast layers are repeated.
+        About the time of a run, by layer and direction; steps of fast layers are repeated.
     recorded : bool, default=True
         If True, recordings are replayed where that is possible, as in training on one device. If False, layers run op by op in
         whole steps, as in a model whose layers are on several devices, and changes of device are measured as well (`Walk`).
@@ -100,9 +100,10 @@ def profile(
     """Measure the layers of a model on devices: milliseconds, power and energy by layer, device and direction.
 
     Each top-level layer is measured as it runs in the model: on the activation that the layers before it compute, warm, fused
-    with the next one if `Sequential` fuses them, and recorded if its device and its layers can be. The runs of all layers and
-    devices alternate, and the median is reported. A ReLU mask that a whole model fuses into the product of the next layer is
-    counted here with its own layer. The quantities are those of CNNLab (Zhu et al. 2016).
+    with the next one if `Sequential` fuses them, recorded if its device and its layers can be, and in the order of a step, so
+    that it finds the caches as the other layers leave them. The runs of all devices alternate, and the median is reported. A
+    ReLU mask that a whole model fuses into the product of the next layer is counted here with its own layer. The quantities
+    are those of CNNLab (Zhu et al. 2016).
 
     Parameters
     ----------
@@ -202,6 +203,7 @@ class _Measuring:
             own = [work for each in found if not isinstance(each, Lacking) for work in each[1]]
             own.sort(key=lambda work: DIRECTIONS.index(work.direction))  # the devices alternate
             self.works += [(stage, cost, work) for work in own]
+        self.steps = [_in_order([work for _, _, work in self.works if work.place is each]) for each in self.places]
         there = {(stage.path, work.place.name) for stage, _, work in self.works}
         self.walk = None
         if not how.recorded:
@@ -213,8 +215,8 @@ class _Measuring:
         if self.walk is not None:
             self.walk.turn()
             return
-        for _, _, work in self.works:
-            work.measure(self.settings.seconds)
+        for steps in filter(None, self.steps):
+            measure(steps, self.settings.seconds)
 
     def result(self) -> Profile:
         """Return the profile after all turns, and write it to the cache."""
@@ -263,6 +265,12 @@ class _Measuring:
                 drawn = [entry.watts for entry in entries if entry.device == target]
                 watts = total(drawn).times(1 / max(len(drawn), 1))
                 yield Transfer(source, target, ZERO, Figure(ms), watts)
+
+
+def _in_order(works: list[Work]) -> list[Work]:
+    """Return the works of a device in the order of a step: forward, backward from the last layer on, update."""
+    ahead, back, updates = ([work for work in works if work.direction == direction] for direction in DIRECTIONS)
+    return [*ahead, *back[::-1], *updates]
 
 
 def amount(stage: Stage, cost: Cost, direction: str) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -103,12 +103,22 @@ class Work:
                 self.once()
             self.place.dev.synchronize()
 
-    def measure(self, seconds: float) -> None:
-        """Append the milliseconds of one call, the mean over about `seconds`."""
-        n = max(1, min(10000, math.ceil(1e3 * seconds / max(self.ms[0], 1e-4)))) if self.ms else 1
-        start = time.perf_counter()
-        self.run(n)
-        self.ms.append(1e3 * (time.perf_counter() - start) / n)
+
+def measure(steps: Sequence[Work], seconds: float) -> None:
+    """Append to each work of a device the milliseconds of one call, the mean over several passes through all of them, in the
+    order of a step: so each one finds the caches as the others leave them. The passes take about n times `seconds`."""
+    where, spent = steps[0].place, [0.0] * len(steps)
+    known = sum(work.ms[0] for work in steps if work.ms)
+    passes = max(1, min(10000, math.ceil(1e3 * seconds * len(steps) / max(known, 1e-4)))) if known else 1
+    with where.session():
+        for _ in range(passes):
+            for i, work in enumerate(steps):
+                start = time.perf_counter()
+                work.once()
+                where.dev.synchronize()
+                spent[i] += time.perf_counter() - start
+    for work, taken in zip(steps, spent, strict=True):
+        work.ms.append(1e3 * taken / passes)
 
 
 class Lacking(NamedTuple):

@@ -69,7 +69,8 @@ def test_layers_train_where_they_are_fastest(monkeypatch, problem, dropout):
     net, one = Net((6, 5), objective="time", **options).fit(*problem), Net((6, 5), device="cpu", **options).fit(*problem)
     assert list(net.placement_.devices.values()) == ["cpu:1", "cpu:1", "cpu", "cpu", "cpu:1"]
     assert net.model_.layers[0].weight.device.name == "cpu:1" and net.model_.layers[2].weight.device.name == "cpu"
-    assert net.history_[0]["predicted_step_ms"] == 9 and net.history_[0]["step_ms"] > 0
+    assert net.placement_.ms.value == 9
+    assert net.history_[0]["predicted_step_ms"] == net.placement_.step_ms.value == 10 and net.history_[0]["step_ms"] > 0
     for _ in range(2):
         for ours, theirs in zip(net.model_.parameters(), one.model_.parameters(), strict=True):
             np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
