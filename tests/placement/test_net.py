@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from numbanet import Net, NetRegressor, placement
+from numbanet import Adam, Linear, Net, NetRegressor, ReLU, placement
 from numbanet.estimators import placing
 from numbanet.placement import DeviceFacts, Figure, LayerTimes, Profile, Stage
 from numbanet.training.stepper import Stepper
@@ -124,3 +124,23 @@ def test_layers_are_measured_and_a_profile_is_read_again(problem, tmp_path):
     written = [file.stat().st_mtime_ns for file in files]
     net = Net((6, 5), objective="time", epochs=1, random_state=0).fit(*problem)
     assert [file.stat().st_mtime_ns for file in files] == written
+
+
+@pytest.mark.parametrize("dropout, share", [("rdp", (0.2, 0.9)), ("none", (1, 1)), ("bernoulli", (1, 1))])
+def test_layers_are_measured_with_plans_as_they_are_drawn(monkeypatch, problem, dropout, share):
+    """With rows dropped, a profile has fewer FLOPs; the optimiser is the network's, with a rate of 0."""
+    asked = []
+
+    def profile(model, shape, *, plans, optimizer, **options):
+        measured = real(model, shape, ["cpu"], plans=plans, optimizer=optimizer, cached=False, runs=1, seconds=1e-4)
+        asked.append((measured, optimizer(list(model.parameters()))))
+        return measured
+
+    real = placement.profile
+    monkeypatch.setattr(placement, "profile", profile)
+    Net((64, 32), objective="time", epochs=1, dropout=dropout, optimizer="adam", random_state=0).fit(*problem)
+    ((found, optimizer),) = asked
+    dense = real([Linear(12, 64, rng=0), ReLU(), Linear(64, 32, rng=1)], found.shape, ["cpu"], cached=False, runs=1)
+    ratio = found.of("2", "cpu", "forward").flops / dense.of("2", "cpu", "forward").flops
+    assert share[0] <= ratio <= share[1]
+    assert isinstance(optimizer, Adam) and optimizer.learning_rate == 0
