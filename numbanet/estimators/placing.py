@@ -5,6 +5,7 @@ CNNLab (Zhu et al. 2016, abstract): users describe a network once, and the frame
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
@@ -95,15 +96,13 @@ class _Resting:
     """Makes optimisers of the kind of an estimator whose updates change nothing; equal kinds are shown alike."""
 
     def __init__(self, estimator: Any) -> None:
-        self.estimator = estimator
+        self.estimator = copy.copy(estimator).set_params(learning_rate=0.0)
 
     def __repr__(self) -> str:
         return repr(self.estimator.optimizer)
 
     def __call__(self, parameters: list[Tensor]) -> Optimizer:
-        optimizer = self.estimator._make_optimizer([p for p in parameters if p.requires_grad])
-        optimizer.learning_rate = 0.0
-        return optimizer
+        return self.estimator._make_optimizer([p for p in parameters if p.requires_grad])
 
 
 def _typical(model: Sequential, settings: FitSettings, shape: tuple[int, ...]) -> dict[Site, Plan] | None:

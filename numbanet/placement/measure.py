@@ -223,10 +223,6 @@ class _Measuring:
         counters = {
             each.name: energy.meter(each.name, each.on_host, each.on_card, self.settings.meters) for each in self.places
         }
-        if self.walk is not None:
-            order = {stage.path: k for k, (stage, _) in enumerate(self.table)}, {p.name: d for d, p in enumerate(self.places)}
-            for stage, _, work in self.works:
-                work.ms = self.walk.alone[order[0][stage.path], order[1][work.place.name], work.direction]
         entries = tuple(self._entry(stage, cost, work, counters[work.place.name]) for stage, cost, work in self.works)
         stages = tuple(stage for stage, _ in self.table)
         moves, changes = tuple(self._transfers()), tuple(self._changes(entries))
@@ -234,9 +230,16 @@ class _Measuring:
         result = Profile(*made, self.facts, stages, entries, moves, self.said, changes)
         return _written(result, self.path) if self.settings.cached else result
 
+    def _times(self, stage: Stage, work: Work) -> list[float]:
+        """Return the milliseconds of a work in each turn: in whole steps, or on its own."""
+        if self.walk is None:
+            return work.ms
+        paths = [each.path for each, _ in self.table]
+        return self.walk.alone[paths.index(stage.path), self.places.index(work.place), work.direction]
+
     def _entry(self, stage: Stage, cost: Cost, work: Work, counter: energy.Meter | None) -> LayerTimes:
         """Return the figures of a work; its first time is only for the number of repetitions."""
-        ms = Figure(float(np.quantile(work.ms[1:], self.settings.quantile)))
+        ms = Figure(float(np.quantile(self._times(stage, work)[1:], self.settings.quantile)))
         figures = energy.measured(work.run, counter) if counter else (NONE, NONE)
         if not figures[1].known:
             figures = energy.stated(self.settings.watts.get(work.place.name), ms)
