@@ -18,11 +18,12 @@ from ..tensor import Tensor
 from ..training.optim import Optimizer
 from ..training.sgd import SGD
 from . import energy, facts, stages as staging
-from .figures import ESTIMATED, NONE, ZERO, Figure, total
+from .figures import ESTIMATED, NONE, ZERO, Figure, product, total
 from .table import BACKWARD, DIRECTIONS, FORWARD, UPDATE, DeviceFacts, LayerTimes, Profile, Stage, Transfer, folder
 from .walk import Walk
 from .works import Lacking, Place, Work, available, measure, place, works
 
+LEAST_MS = 1e-5  # of a backward pass, if the difference of two times is less
 SMALL, LARGE, MOST = 1024, 1 << 20, 1 << 24  # float32 values of the moves that are timed
 Counters = Callable[[], float] | Mapping[str, Callable[[], float]]
 
@@ -230,17 +231,21 @@ class _Measuring:
         result = Profile(*made, self.facts, stages, entries, moves, self.said, changes)
         return _written(result, self.path) if self.settings.cached else result
 
-    def _times(self, stage: Stage, work: Work) -> list[float]:
-        """Return the milliseconds of a work in each turn: in whole steps, or on its own."""
-        if self.walk is None:
-            return work.ms
-        paths = [each.path for each, _ in self.table]
-        return self.walk.alone[paths.index(stage.path), self.places.index(work.place), work.direction]
+    def _ms(self, stage: Stage, work: Work) -> float:
+        """Return the milliseconds of a work, in whole steps or by itself; the first time only sets the n of repetitions."""
+        if self.walk is not None:
+            paths = [each.path for each, _ in self.table]
+            own = self.walk.alone[paths.index(stage.path), self.places.index(work.place), work.direction]
+            return float(np.quantile(own[1:], self.settings.quantile))
+        ms, beyond = (float(np.quantile(each[1:], self.settings.quantile)) for each in (work.ms, work.beyond_ms))
+        return max(ms - beyond, LEAST_MS)
 
     def _entry(self, stage: Stage, cost: Cost, work: Work, counter: energy.Meter | None) -> LayerTimes:
-        """Return the figures of a work; its first time is only for the number of repetitions."""
-        ms = Figure(float(np.quantile(self._times(stage, work)[1:], self.settings.quantile)))
+        """Return the figures of a work. The power of a backward pass is that of both passes."""
+        ms = Figure(self._ms(stage, work))
         figures = energy.measured(work.run, counter) if counter else (NONE, NONE)
+        if work.beyond is not None:
+            figures = figures[0], product(figures[0], ms, 1e-3)
         if not figures[1].known:
             figures = energy.stated(self.settings.watts.get(work.place.name), ms)
         flops, moved = amount(stage, cost, work.direction)

@@ -14,7 +14,7 @@ from numbanet.placement.figures import Figure
 from numbanet.placement.measure import usual_optimizer
 from numbanet.placement.stages import network, stages
 from numbanet.placement.walk import Walk
-from numbanet.placement.works import place
+from numbanet.placement.works import place, works
 from numbanet.plans import IndexPlan
 
 from .tables import chain, profile as made_up, random_profile
@@ -222,6 +222,27 @@ def test_a_change_costs_what_was_measured():
     table = type(table)(**{name: getattr(table, name) for name in table.__dataclass_fields__} | {"changes": changes})
     assert table.moved(table.stages[1], "a", "b", True)[0].value == 2.5
     assert table.transfer("a", "b", 1e6)[1].value == pytest.approx(0.01) and table.transfer("a", "a", 1e6)[0].value == 0
+
+
+def test_a_backward_pass_is_computed_anew_each_time():
+    """What vjps share is computed once for each forward pass, and the gates of an LSTM are overwritten."""
+    model = Sequential([LSTM(6, 5, batch_first=True, rng=0)])
+    table = [stage for stage, _ in stages(model, (3, 7, 6))]
+    seen = []
+
+    def optimizer(parameters):
+        seen.append(parameters)
+        return usual_optimizer(parameters)
+
+    ((_, made),) = works(model, table, place("cpu"), True, False, None, optimizer)
+    gradients = []
+    for _ in range(3):
+        made[1].once()
+        gradients.append([p.gradient.dense(p.device).copy() for p in seen[0]])
+    assert made[1].direction == "backward" and made[1].beyond is made[0] and np.abs(gradients[0][0]).max() > 0
+    for other in gradients[1:]:
+        for ours, theirs in zip(gradients[0], other, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_a_network_of_sequences_has_a_name():
