@@ -132,9 +132,13 @@ def rooflines(intensities: Mapping[str, float], path: str | os.PathLike) -> Path
 WAYS = {"forward": ("#134f82", "o"), "backward": ("#e07b39", "^")}
 
 
+BEYOND = 16e6  # bytes that caches do not hold
+
+
 def layer_rooflines(profile: Profile, path: str | os.PathLike, title: str = "") -> Path:
     """Write a picture to `path`: for each device of a profile GFLOP/s by FLOPs per byte, a dot for each layer and direction,
-    with its path beside it. The lines are the largest GFLOP/s and GB/s that a layer reached on the device.
+    with its path beside it. The lines are the largest GFLOP/s that a layer reached on the device, and the largest GB/s of the
+    layers that move 16 MB or more, if there are any: layers that find their data in the cache may be above.
     """
     path = check_target(path)
     import numpy as np
@@ -148,7 +152,8 @@ def layer_rooflines(profile: Profile, path: str | os.PathLike, title: str = "") 
         intensity = np.array([e.flops / e.bytes for e in counted])
         speed = np.array([e.gflops.number for e in counted])
         if len(counted):
-            peak, bandwidth = speed.max(), max(e.bytes / e.ms.number / 1e6 for e in entries)
+            large = [e for e in entries if e.bytes >= BEYOND] or entries
+            peak, bandwidth = speed.max(), max(e.bytes / e.ms.number / 1e6 for e in large)
             x = np.geomspace(intensity.min() / 2, intensity.max() * 2, 100)
             roof = np.minimum(peak, bandwidth * x)
             axes.plot(

@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--profile",
         metavar="NETWORK",
-        help="measure each layer of lenet5, alexnet or vgg19 on each device, and show which device is chosen for it",
+        help="measure each layer of lenet5, alexnet, vgg19 or lstm on each device, and show which device is chosen for it",
     )
     parser.add_argument("--batch", type=int, default=64, help="samples of a batch (default: %(default)s)")
     parser.add_argument(

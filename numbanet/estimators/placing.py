@@ -7,25 +7,29 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..device import device
+import numpy as np
+
+from ..device import Device
 from ..dropout import NoDropout
-from ..layers import Sequential
-from ..training.data import Data, on_device
+from ..layers import ActivationSpec, Context, Sequential, Tree
+from ..plans import Plan, Site
+from ..tensor import Tensor
+from ..training.data import Data
 from ..training.hooks import Hook
+from ..training.optim import Optimizer
 from ..training.stepper import Stepper
 from ..training.streams import Streams
-from ..user_warnings import warn
 from .settings import FitSettings
 
 if TYPE_CHECKING:
-    from ..placement import Placement, Profile
+    from ..placement import Placement
 
-WARM, TIMED = 4, 3  # steps that each candidate makes; a step is recorded when its kind occurs for the second time
+DRAWN = 16  # plans of which a typical one is measured
 OFF = 1.2  # a profile is measured anew if steps take longer, or are predicted to take longer, by more than this factor
 
 
@@ -72,72 +76,77 @@ class Placing:
 def _chosen(estimator: Any, settings: FitSettings, data: Data, again: bool) -> Placement:
     """Return the best placement of the layers of the estimator's model.
 
-    Layers are measured one by one (`placement.profile`), recorded as they run on one device, and op by op as they run on
-    several. By time, the best placement and each single device then make some steps, and the fastest one stays.
+    Layers are measured (`placement.profile`) with plans as the policy draws them: recorded as they run on one device, and op by
+    op as they run on several. By time, whole steps of the best placements and of each single device then decide.
     """
     from .. import placement
 
     model, objective = estimator.model_, estimator.objective
     shape = settings.batch_size, *data.X.shape[1:]
-    alone = placement.profile(model, shape, again=again)
-    chosen = placement.choose(alone, objective)
-    if len(set(chosen.devices.values())) > 1:
-        apart = placement.choose(placement.profile(model, shape, recorded=False, again=again), objective)
-        single = chosen.best_single
-        chosen = apart if single is None or apart.cost < single[1] else _on_one(alone, single[0], objective)
-    if objective != "time":
-        return chosen
-    candidates = {tuple(one.devices.values()): one for one in [*(_on_one(alone, n, objective) for n in alone.names), chosen]}
-    took = {names: _step_seconds(estimator, model, names, settings, data) for names in candidates}
-    return candidates[min(took, key=lambda names: took[names])]
+    how: dict[str, Any] = {"again": again, "plans": _typical(model, settings, shape), "optimizer": _Resting(estimator)}
+    alone = placement.profile(model, shape, **how)
+    if len(alone.names) == 1:
+        return placement.choose(alone, objective)
+    apart = placement.profile(model, shape, recorded=False, **how)
+    measure = functools.partial(_step_ms, estimator, model, settings, data) if objective == "time" else None
+    return placement.choose(apart, objective, alone=alone, measure=measure)
 
 
-def _on_one(profile: Profile, name: str, objective: str) -> Placement:
-    """Return the placement of all layers on one device."""
-    from ..placement import placement
+class _Resting:
+    """Makes optimisers of the kind of an estimator whose updates change nothing; equal kinds are shown alike."""
 
-    return placement(profile, [name] * len(profile.stages), objective, profile.training)
+    def __init__(self, estimator: Any) -> None:
+        self.estimator = copy.copy(estimator).set_params(learning_rate=0.0)
+
+    def __repr__(self) -> str:
+        return repr(self.estimator.optimizer)
+
+    def __call__(self, parameters: list[Tensor]) -> Optimizer:
+        return self.estimator._make_optimizer([p for p in parameters if p.requires_grad])
+
+
+def _typical(model: Sequential, settings: FitSettings, shape: tuple[int, ...]) -> dict[Site, Plan] | None:
+    """Return the plans of a step, of several that the policy draws those whose FLOPs are nearest to the mean; None if it draws
+    none, or chooses plans from data."""
+    policy, tree, rng = settings.policy.at(0), Tree(model), np.random.default_rng(0)
+    if policy.data_dependent:
+        return None
+    drawn = [policy.plans(tree, rng) for _ in range(DRAWN)]
+    if not any(drawn):
+        return None
+    steps = [{site: plans[site.path] for site in policy.sites(tree) if site.path in plans} for plans in drawn]
+    contexts = [Context("cpu", plans, True, model=model) for plans in steps]
+    flops = np.array([model.cost(ActivationSpec(shape), context.plans)[0].flops for context in contexts])
+    return steps[int(np.argmin(np.abs(flops - flops.mean())))]
+
+
+def _step_ms(
+    estimator: Any, model: Sequential, settings: FitSettings, data: Data, placements: Sequence[Placement]
+) -> list[float]:
+    """Return the milliseconds of a training step of copies of the model with each of these placements; inf if one fails."""
+    from ..placement import race
+
+    policy = NoDropout() if settings.policy.data_dependent else settings.policy.at(0)
+
+    def make(trial: Sequential, dev: Device, limit: int | None) -> Stepper:
+        session = settings.session if limit is None else {**settings.session, "limit": limit}
+        parts = trial, estimator._new_optimizer(trial), policy, estimator._task()
+        return Stepper(*parts, Streams.from_seed(0), dev, settings.batch_size, session)
+
+    rows = min(settings.batch_size, len(data))
+    some = Data(data.X[:rows], data.y[:rows], None if data.weights is None else data.weights[:rows])
+    return race.in_turns([race.run(model, list(each.devices.values()), make, some, rows) for each in placements])
 
 
 def _run_on(names: Sequence[str], settings: FitSettings) -> tuple[Sequence[str], FitSettings]:
-    """Return the devices of the layers, and the settings of a run that is as fast as possible there. If all layers are on one
-    device, the run is on it, so that steps are recorded; "cpu:2" is then the CPU in a session of two threads.
-    """
+    """Return the devices of the layers, and the settings of a run that is as fast as possible there (`race.where`)."""
+    from ..placement import race
+
+    layers, dev, limit = race.where(names)
     if len(set(names)) > 1:
-        return names, settings
-    base, _, threads = names[0].partition(":")
-    session = {**settings.session, "limit": int(threads)} if threads else settings.session
-    return [base] * len(names), dataclasses.replace(settings, device=device(base), session=session)
-
-
-def _step_seconds(estimator: Any, model: Sequential, names: Sequence[str], settings: FitSettings, data: Data) -> float:
-    """Return the seconds of a training step of a copy of the model with its layers on these devices; inf if one fails."""
-    names, settings = _run_on(names, settings)
-    trial, dev = copy.deepcopy(model), settings.device
-    trial.span(names)
-    stepper = Stepper(
-        trial,
-        estimator._new_optimizer(trial),
-        NoDropout(),
-        estimator._task(),
-        Streams.from_seed(0),
-        dev,
-        settings.batch_size,
-        settings.session,
-    )
-    rows, seconds = min(settings.batch_size, len(data)), []
-    part = Data(on_device(data.X[:rows], dev), data.y[:rows], None if data.weights is None else data.weights[:rows])
-    try:
-        for _ in range(WARM + TIMED):
-            (batch,) = stepper.task.batches(part, rows, Streams.from_seed(0).rows, dev)
-            began = time.perf_counter()
-            stepper.step(part.X, batch, last=False)
-            dev.synchronize()
-            seconds.append(time.perf_counter() - began)
-    except Exception as error:
-        warn(f"objective: {' and '.join(dict.fromkeys(names))} cannot train this network: {type(error).__name__}: {error}")
-        return math.inf
-    return min(seconds[WARM:])
+        return layers, settings
+    session = settings.session if limit is None else {**settings.session, "limit": limit}
+    return layers, dataclasses.replace(settings, device=dev, session=session)
 
 
 class Watched(Hook):
@@ -146,7 +155,8 @@ class Watched(Hook):
     watches = False
 
     def __init__(self, chosen: Placement, samples: int, batch_size: int) -> None:
-        self.predicted, self.steps, self.off = chosen.ms.value, math.ceil(samples / batch_size), False
+        expected = chosen.step_ms if chosen.step_ms.known else chosen.ms  # of whole steps, if they were measured
+        self.predicted, self.steps, self.off = expected.value, math.ceil(samples / batch_size), False
 
     def epoch_end(self, run, record):
         took = 1e3 * record["seconds"] / self.steps

@@ -1,7 +1,9 @@
 """Placement: which device computes which layer, by measured time, power and energy.
 
 table     `Profile`: what was measured, by layer, device and direction; reads and writes its file
+walk      whole steps with the time of each layer, and of changes of device
 choice    `choose`: the best device of each layer, exact for a chain of layers
+race      `steps`: whole steps of the best placements, measured in turns
 """
 
 from .choice import OBJECTIVES, choose, enumerate_all, pareto
@@ -9,7 +11,8 @@ from .energy import Meter
 from .figures import ESTIMATED, MEASURED, NONE, UNAVAILABLE, Figure
 from .measure import profile, profiles
 from .predict import Predictor
-from .result import Placed, Placement, placement
+from .race import steps
+from .result import Placed, Placement, Tried, placement
 from .table import DeviceFacts, LayerTimes, Profile, Stage, Transfer, folder
 
 __all__ = [
@@ -28,6 +31,7 @@ __all__ = [
     "Profile",
     "Stage",
     "Transfer",
+    "Tried",
     "choose",
     "enumerate_all",
     "folder",
@@ -35,4 +39,5 @@ __all__ = [
     "placement",
     "profile",
     "profiles",
+    "steps",
 ]

@@ -22,10 +22,12 @@ import numpy as np
 
 from ..arguments import is_real
 from .figures import MEASURED, Figure, total
+from .race import Measure, distinct, fastest
 from .result import Placement, placement
 from .table import Profile, Stage
 
 TIME, ENERGY, EDP = OBJECTIVES = "time", "energy", "edp"
+MANY = 200  # placements among which those that are measured are chosen
 
 
 def choose(
@@ -36,8 +38,15 @@ def choose(
     prediction: bool | None = None,
     what_if: bool = False,
     start: str | None = None,
+    alone: Profile | None = None,
+    measure: Measure | None = None,
+    most: int = 4,
 ) -> Placement:
     """Return the placement with the least time, energy or energy-delay product of a step.
+
+    Sums of the times of layers rank placements, but a whole step may take another time. With `measure`, whole steps of the
+    best placements and of each device alone are therefore measured in turns, and the fastest one is returned: so the choice is
+    not slower than the best single device, up to the noise of measurement.
 
     Parameters
     ----------
@@ -55,15 +64,36 @@ def choose(
         device with estimates is not chosen for a stage of which another device has measurements.
     start : str, optional
         The device on which the batch is, so that moving it counts; by default it is where the first stage is.
+    alone : Profile, optional
+        The figures for placements on one device, where steps are recorded, if `profile` has those of layers that run op by op
+        (`recorded=False`); by default `profile`.
+    measure : callable, optional
+        (list of Placement) -> the milliseconds of a whole step of each, inf if it cannot be made, as `placement.steps(model,
+        X, y)` gives it. Only by time. The result has it as `step_ms`, and all that were measured as `tried`.
+    most : int, default=4
+        How many placements on several devices are measured: the best ones by prediction, of which no two are nearly equal.
 
     Raises
     ------
     ValueError
-        If the objective or a device is unknown, no device has the figures that the objective needs, or nothing fits the memory.
+        If the objective or a device is unknown, no device has the figures that the objective needs, nothing fits the memory,
+        steps are measured for another objective than time, or none of them can be made.
     """
+    if measure is not None and objective != TIME:
+        raise ValueError(f"choose: measure gives times, but the objective is {objective!r}; leave it out")
     problem = _Problem(profile, objective, memory, prediction, what_if, start)
-    devices = problem.solve()
-    return placement(profile, devices, objective, problem.training, start)
+    if measure is None and alone is None:
+        return placement(profile, problem.solve(), objective, problem.training, start)
+    singles = [
+        placement(alone or profile, [name] * len(profile.stages), objective, problem.training, start)
+        for name in profile.names
+        if problem.takes(name)
+    ]
+    several = _Problem(profile, objective, memory, prediction, what_if, start, keep=MANY if measure else 1).ranked()
+    mixed = [placement(profile, names, objective, problem.training, start) for names in several if len(set(names)) > 1]
+    if measure is None:
+        return min([*singles, *mixed], key=lambda each: each.cost)
+    return fastest([*singles, *distinct(profile, mixed, most)], measure)
 
 
 def enumerate_all(
@@ -118,6 +148,7 @@ class _Problem:
         prediction: bool | None,
         what_if: bool,
         start: str | None,
+        keep: int = 1,
     ) -> None:
         if objective not in OBJECTIVES:
             raise ValueError(f"objective must be one of {', '.join(map(repr, OBJECTIVES))}, got {objective!r}")
@@ -125,7 +156,7 @@ class _Problem:
             raise ValueError("choose: the profile has no layers")
         if prediction is False and not profile.training:
             raise ValueError("choose: the profile has only forward passes; measure it with training=True")
-        self.profile, self.objective, self.start = profile, objective, start
+        self.profile, self.objective, self.start, self.keep = profile, objective, start, keep
         self.training = profile.training and not prediction
         if start is not None:
             profile.facts(start)
@@ -191,15 +222,25 @@ class _Problem:
         for k, limit in enumerate(self.limits.values()):
             fits &= costs[:, costs.shape[1] - len(self.limits) + k] <= limit
         costs, origin = costs[fits], origin[fits]
-        chosen = front(costs)
+        chosen = front(costs, self.keep)
         return _Front(costs[chosen], origin[chosen])
+
+    def takes(self, device: str) -> bool:
+        """Return True if all stages may be on this device."""
+        used = math.fsum(stage.memory(self.training) for stage in self.profile.stages)
+        fits = used <= self.limits.get(self.profile.facts(device).home, math.inf)
+        return fits and all(device in candidates for candidates in self.candidates)
 
     def solve(self) -> list[str]:
         """Return the best device of each stage."""
+        return self.ranked()[0]
+
+    def ranked(self) -> list[list[str]]:
+        """Return the devices of the stages in the best `keep` placements, the best one first."""
         fronts = self.fronts()
-        ends = ((values, name, label) for name, found in fronts[-1].items() for label, values in enumerate(found.costs))
-        best = min(ends, key=lambda end: float(np.prod(end[0][: self.count])))
-        return self.backwards(fronts, *best[1:])
+        ends = [(values, name, label) for name, found in fronts[-1].items() for label, values in enumerate(found.costs)]
+        ends.sort(key=lambda end: float(np.prod(end[0][: self.count])))
+        return [self.backwards(fronts, *end[1:]) for end in ends[: self.keep]]
 
     def fronts(self) -> list[dict[str, _Front]]:
         """Return the front of each stage on each device."""
@@ -238,11 +279,16 @@ class _Problem:
         )
 
 
-def front(costs: np.ndarray) -> np.ndarray:
-    """Return the rows of `costs` (n, k) that no other row dominates, one of equal rows; sorted by the first column."""
+def front(costs: np.ndarray, keep: int = 1) -> np.ndarray:
+    """Return the rows of `costs` (n, k) that fewer than `keep` other rows dominate, of equal rows at most `keep`; sorted by the
+    first column. The best `keep` rows by any increasing function are among them."""
     order = np.lexsort(costs.T[::-1])
     if costs.shape[1] == 1:
-        return order[:1]
+        return order[:keep]
+    if keep > 1:
+        ranked = costs[order]
+        beaten = [int((ranked[:i] <= row).all(1).sum()) for i, row in enumerate(ranked)]
+        return order[np.array(beaten) < keep]
     if costs.shape[1] == 2:
         second = costs[order, 1]
         least = np.minimum.accumulate(np.concatenate([[np.inf], second[:-1]]))

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ from ..tensor import Tensor
 from ..training.optim import Optimizer
 from ..training.sgd import SGD
 from . import energy, facts, stages as staging
-from .figures import ESTIMATED, NONE, Figure
+from .figures import ESTIMATED, NONE, ZERO, Figure, product, total
 from .table import BACKWARD, DIRECTIONS, FORWARD, UPDATE, DeviceFacts, LayerTimes, Profile, Stage, Transfer, folder
-from .works import Lacking, Place, Work, available, place, works
+from .walk import Walk
+from .works import Lacking, Place, Work, available, measure, place, works
 
+LEAST_MS = 1e-5  # of a backward pass, if the difference of two times is less
 SMALL, LARGE, MOST = 1024, 1 << 20, 1 << 24  # float32 values of the moves that are timed
 Counters = Callable[[], float] | Mapping[str, Callable[[], float]]
 
@@ -46,10 +48,10 @@ class Settings:
     quantile : float, default=0.5
         Which of the runs is reported: by default the median. 0 is the fastest one, for machines that others use as well.
     seconds : float, default=0.01
-        Least time of a run; fast layers are repeated.
+        About the time of a run, by layer and direction; steps of fast layers are repeated.
     recorded : bool, default=True
-        If True, recordings are replayed where that is possible, as in training on one device. If False, layers run op by op,
-        as in a model whose layers are on several devices.
+        If True, recordings are replayed where that is possible, as in training on one device. If False, layers run op by op in
+        whole steps, as in a model whose layers are on several devices, and changes of device are measured as well (`Walk`).
     meters : callable or mapping of str to callable, optional
         () -> joules so far: a counter of energy for all devices, or by device. By default NVML's counter of a GPU, and
         RAPL's of the CPU where it may be read; then each layer also runs for a second.
@@ -99,16 +101,17 @@ def profile(
     """Measure the layers of a model on devices: milliseconds, power and energy by layer, device and direction.
 
     Each top-level layer is measured as it runs in the model: on the activation that the layers before it compute, warm, fused
-    with the next one if `Sequential` fuses them, and recorded if its device and its layers can be. The runs of all layers and
-    devices alternate, and the median is reported. A ReLU mask that a whole model fuses into the product of the next layer is
-    counted here with its own layer. The quantities are those of CNNLab (Zhu et al. 2016).
+    with the next one if `Sequential` fuses them, recorded if its device and its layers can be, and in the order of a step, so
+    that it finds the caches as the other layers leave them. The runs of all devices alternate, and the median is reported. A
+    ReLU mask that a whole model fuses into the product of the next layer is counted here with its own layer. The quantities
+    are those of CNNLab (Zhu et al. 2016).
 
     Parameters
     ----------
     model : str, Sequential or sequence of Layer
-        "lenet5", "alexnet", "vgg19", or layers; it is not changed.
+        "lenet5", "alexnet", "vgg19", "lstm", or layers; it is not changed.
     shape : sequence of int, optional
-        Shape of a batch; for a name by default 64 images of the network's usual size.
+        Shape of a batch; for a name by default 64 samples of the network's usual size.
     devices : sequence of str, optional
         Names of devices; "cpu:2" is the CPU with two threads. By default all devices of this machine, and "cpu:1".
     training : bool, default=True
@@ -201,11 +204,20 @@ class _Measuring:
             own = [work for each in found if not isinstance(each, Lacking) for work in each[1]]
             own.sort(key=lambda work: DIRECTIONS.index(work.direction))  # the devices alternate
             self.works += [(stage, cost, work) for work in own]
+        self.steps = [_in_order([work for _, _, work in self.works if work.place is each]) for each in self.places]
+        there = {(stage.path, work.place.name) for stage, _, work in self.works}
+        self.walk = None
+        if not how.recorded:
+            lacking = {(k, d) for k, s in enumerate(stages) for d, p in enumerate(self.places) if (s.path, p.name) not in there}
+            self.walk = Walk(self.net, stages, self.places, lacking, self.training, how.plans, how.optimizer)
 
     def turn(self) -> None:
         """Time all layers once, on all devices."""
-        for _, _, work in self.works:
-            work.measure(self.settings.seconds)
+        if self.walk is not None:
+            self.walk.turn()
+            return
+        for steps in filter(None, self.steps):
+            measure(steps, self.settings.seconds)
 
     def result(self) -> Profile:
         """Return the profile after all turns, and write it to the cache."""
@@ -213,15 +225,27 @@ class _Measuring:
             each.name: energy.meter(each.name, each.on_host, each.on_card, self.settings.meters) for each in self.places
         }
         entries = tuple(self._entry(stage, cost, work, counters[work.place.name]) for stage, cost, work in self.works)
-        stages, moves = tuple(stage for stage, _ in self.table), tuple(self._transfers())
+        stages = tuple(stage for stage, _ in self.table)
+        moves, changes = tuple(self._transfers()), tuple(self._changes(entries))
         made = facts.machine(), facts.now(), facts.versions(), self.batch, self.training
-        result = Profile(*made, self.facts, stages, entries, moves, self.said)
+        result = Profile(*made, self.facts, stages, entries, moves, self.said, changes)
         return _written(result, self.path) if self.settings.cached else result
 
+    def _ms(self, stage: Stage, work: Work) -> float:
+        """Return the milliseconds of a work, in whole steps or by itself; the first time only sets the n of repetitions."""
+        if self.walk is not None:
+            paths = [each.path for each, _ in self.table]
+            own = self.walk.alone[paths.index(stage.path), self.places.index(work.place), work.direction]
+            return float(np.quantile(own[1:], self.settings.quantile))
+        ms, beyond = (float(np.quantile(each[1:], self.settings.quantile)) for each in (work.ms, work.beyond_ms))
+        return max(ms - beyond, LEAST_MS)
+
     def _entry(self, stage: Stage, cost: Cost, work: Work, counter: energy.Meter | None) -> LayerTimes:
-        """Return the figures of a work; its first time is only for the number of repetitions."""
-        ms = Figure(float(np.quantile(work.ms[1:], self.settings.quantile)))
+        """Return the figures of a work. The power of a backward pass is that of both passes."""
+        ms = Figure(self._ms(stage, work))
         figures = energy.measured(work.run, counter) if counter else (NONE, NONE)
+        if work.beyond is not None:
+            figures = figures[0], product(figures[0], ms, 1e-3)
         if not figures[1].known:
             figures = energy.stated(self.settings.watts.get(work.place.name), ms)
         flops, moved = amount(stage, cost, work.direction)
@@ -240,6 +264,21 @@ class _Measuring:
             drawn = Figure(sum(watts), ESTIMATED) if len(watts) == 2 else NONE
             moves.append(Transfer(source.home, target.home, Figure(per), Figure(fast), drawn))
         return moves
+
+    def _changes(self, entries: Sequence[LayerTimes]) -> Iterator[Transfer]:
+        """Yield the figures of changes between devices of one memory; the power is that of the device that is changed to."""
+        homes = {each.name: each.home for each in self.facts}
+        for source, target, ms in self.walk.changes(self.settings.quantile) if self.walk else ():
+            if homes[source] == homes[target]:
+                drawn = [entry.watts for entry in entries if entry.device == target]
+                watts = total(drawn).times(1 / max(len(drawn), 1))
+                yield Transfer(source, target, ZERO, Figure(ms), watts)
+
+
+def _in_order(works: list[Work]) -> list[Work]:
+    """Return the works of a device in the order of a step: forward, backward from the last layer on, update."""
+    ahead, back, updates = ([work for work in works if work.direction == direction] for direction in DIRECTIONS)
+    return [*ahead, *back[::-1], *updates]
 
 
 def amount(stage: Stage, cost: Cost, direction: str) -> tuple[float, float]:

@@ -4,9 +4,12 @@ For each kind of layer, device and direction the time is a sum of non-negative m
 
     ms = a flops + b bytes + c ,   or   ms = a flops + b inputs + c outputs + d parameters + e ,
 
-fitted by non-negative least squares in relative error: a roofline (Williams et al. 2009) whose corner is rounded. It may be
-corrected by the residuals of similar shapes, and small and large shapes may have sums of their own, because a device computes
-them by different loops. Cross-validation decides between these, and its error is reported.
+fitted by non-negative least squares in relative error: a roofline (Williams et al. 2009) whose corner is rounded. The FLOPs may
+be those of Winograd's filtering, which CPUs and libraries use for convolutions of 3 x 3. The sum may be corrected by what
+samples of similar shapes differ from it, the less the farther their logarithms of samples, channels and pixels are (Gaussian
+process regression, Rasmussen and Williams 2006, eq. 2.25; a length for each of them). And small and large shapes may have sums
+of their own, because a device computes them by different loops. Cross-validation decides between these, and its error is
+reported.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numbanet_kernels.layouts.windows import tile_of
+
 from ..layers import Cost, Layer, Sequential
 from . import facts, stages as staging
 from .energy import stated
@@ -25,10 +30,15 @@ from .measure import amount
 from .table import LayerTimes, Profile, Stage
 
 # columns of _numbers that a sum has
-SUMS = {"flops, bytes": (0, 4, 5), "flops, inputs, outputs, parameters": (0, 1, 2, 3, 5)}
-SPLIT, CLEARER, FOLDS = (1, 2, 3, 6, 7), 0.8, 5  # columns by which samples may be split, if the error falls to this share
+SUMS = {
+    "flops, bytes": (0, 4, 5),
+    "flops, inputs, outputs, parameters": (0, 1, 2, 3, 5),
+    "Winograd's flops, inputs, outputs, parameters": (9, 1, 2, 3, 5),
+}
+SPLIT, SAVED, CLEARER, FOLDS = (1, 2, 3, 6, 7), 8, 0.8, 5  # columns that may split samples, if the error falls to this share
 LEAST = 5  # samples of a kind; with fewer, all kinds of a device and a direction are one
-WIDTH, TRUST = np.log(2.0), 0.3  # residuals count within about a factor of 2 of the shape, against this weight of 0
+NEAR = slice(10, 14)  # columns of the logarithms that say which shapes are similar
+LENGTHS, NOISES = (0.7, 1.5, 3.0), (0.03, 0.1, 0.3)  # of the correction: e^0.7 is a factor of 2; share of what is not explained
 
 
 class Sample(NamedTuple):
@@ -137,11 +147,13 @@ class Predictor:
 
 class _Fit:
     """A tree of sums for some samples. A device computes small and large shapes by different loops: if two sums, on both sides
-    of a number of channels or of values, are clearly better than one, the samples are split there.
+    of a number of channels or of values, are clearly better than one, the samples are split there; first, if `filtered`, at a
+    number of multiplications that Winograd's filtering saves.
     """
 
-    def __init__(self, numbers: np.ndarray, ms: np.ndarray, depth: int = 2) -> None:
-        self.leaf, self.split = None, _split(numbers, ms) if depth else None
+    def __init__(self, numbers: np.ndarray, ms: np.ndarray, depth: int = 2, filtered: bool = False) -> None:
+        split = _filtered(numbers, ms) if filtered else None
+        self.leaf, self.split = None, split or (_split(numbers, ms) if depth else None)
         if self.split is None:
             self.leaf = _Leaf(numbers, ms)
         else:
@@ -162,58 +174,105 @@ class _Group:
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         numbers, self.ms = np.array([sample.numbers for sample in samples]), np.array([sample.ms for sample in samples])
-        self.fit, order = _Fit(numbers, self.ms), np.random.default_rng(0).permutation(len(samples))
-        errors = []
-        for part in np.array_split(order, FOLDS) if len(samples) > FOLDS else ():
-            rest = np.setdiff1d(order, part)
-            fit = _Fit(numbers[rest], self.ms[rest])
-            errors += [abs(fit.of(numbers[i]) / self.ms[i] - 1) for i in part]
-        self.error = float(np.mean(errors)) if errors else 1.0
+        ways = [
+            (_validated(numbers, self.ms, filtered), filtered) for filtered in (False, True)[: 1 + np.any(numbers[:, SAVED])]
+        ]
+        self.error, filtered = min(ways)
+        self.fit = _Fit(numbers, self.ms, filtered=filtered)
+
+
+def _validated(numbers: np.ndarray, ms: np.ndarray, filtered: bool) -> float:
+    """Return the mean relative error of cross-validation; 1 if there are too few samples."""
+    order, errors = np.random.default_rng(0).permutation(len(ms)), []
+    for part in np.array_split(order, FOLDS) if len(ms) > FOLDS else ():
+        rest = np.setdiff1d(order, part)
+        fit = _Fit(numbers[rest], ms[rest], filtered=filtered)
+        errors += [abs(fit.of(numbers[i]) / ms[i] - 1) for i in part]
+    return float(np.mean(errors)) if errors else 1.0
 
 
 class _Leaf:
-    """The best of the sums for some samples, by leave-one-out cross-validation."""
+    """The best of the sums for some samples, with or without a correction, by leave-one-out cross-validation."""
 
     def __init__(self, numbers: np.ndarray, ms: np.ndarray) -> None:
-        self.numbers, self.ms = numbers, ms
-        ways = {way: self._error(*way) for way in itertools.product(SUMS.values(), (False, True))}
-        (self.columns, self.smooth), _ = min(ways.items(), key=lambda item: item[1])
+        self.near, self.lengths, self.pull = numbers[:, NEAR], np.ones(4), np.zeros(len(ms))
+        ways = {columns: float(np.mean(_left_out(numbers, ms, columns))) for columns in SUMS.values()}
+        self.columns = min(ways, key=lambda columns: ways[columns])
+        best = ways[self.columns] if len(ms) > 2 else 0.0
         self.weights = _fitted(numbers[:, self.columns], ms)
+        for columns in SUMS.values() if len(ms) > LEAST else ():
+            weights = _fitted(numbers[:, columns], ms)
+            off = np.log(ms / np.maximum(numbers[:, columns] @ weights, 1e-9))
+            error, lengths, pull = _correction(self.near, off)
+            if error < best:
+                best, self.columns, self.weights, self.lengths, self.pull = error, columns, weights, lengths, pull
 
     def of(self, numbers: np.ndarray) -> float:
         """Return the milliseconds at these sizes."""
-        return _predicted(numbers, self.numbers, self.ms, self.weights, self.columns, self.smooth)
+        found = max(float(numbers[list(self.columns)] @ self.weights), 1e-9)
+        likeness = np.exp(-0.5 * (((self.near - numbers[NEAR]) / self.lengths) ** 2).sum(1))
+        return found * float(np.exp(likeness @ self.pull))
 
-    def _error(self, columns: tuple[int, ...], smooth: bool) -> float:
-        """Return the mean relative error if each sample is predicted from the others; inf if there are too few."""
-        n, errors = len(self.ms), []
-        if n <= 2:
-            return float(smooth)
-        for i in range(n):
-            rest = np.arange(n) != i
-            X, ms = self.numbers[rest], self.ms[rest]
-            found = _predicted(self.numbers[i], X, ms, _fitted(X[:, columns], ms), columns, smooth)
-            errors.append(abs(found / self.ms[i] - 1))
-        return float(np.mean(errors))
+
+def _correction(near: np.ndarray, off: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    """Return (error, lengths, pull): off(x) = sum_i exp(-|(near_i - x) / lengths|^2 / 2) pull_i, and the mean absolute error of
+    the best such correction if each sample is left out in turn (Rasmussen and Williams 2006, eq. 5.12)."""
+    squares, best = (near[:, None] - near[None]) ** 2, (float("inf"), np.ones(4), np.zeros(len(off)))
+    used = [LENGTHS if np.ptp(column) > 0 else LENGTHS[:1] for column in near.T]  # a size that does not vary has no length
+    for lengths in itertools.product(*used):
+        likeness = np.exp(-0.5 * (squares / np.square(lengths)).sum(2))
+        for noise in NOISES:
+            inverse = np.linalg.inv(likeness + noise * np.eye(len(off)))
+            pull = inverse @ off
+            error = float(np.mean(np.abs(pull / np.diag(inverse))))
+            if error < best[0]:
+                best = error, np.array(lengths), pull
+    return best
 
 
 def _split(numbers: np.ndarray, ms: np.ndarray) -> tuple[int, float] | None:
     """Return (column, bound) of the best split of the samples; None if one sum is nearly as good."""
     best, found = CLEARER * _left_out(numbers, ms).sum(), None
-    for column in SPLIT:
-        values = np.unique(numbers[:, column])
-        for bound in (values[1:] + values[:-1]) / 2:
-            left = numbers[:, column] < bound
-            if LEAST < left.sum() < len(ms) - LEAST:
-                error = _left_out(numbers[left], ms[left]).sum() + _left_out(numbers[~left], ms[~left]).sum()
-                if error < best:
-                    best, found = error, (column, float(bound))
+    for column, bound, left in _halves(numbers, SPLIT):
+        error = _left_out(numbers[left], ms[left]).sum() + _left_out(numbers[~left], ms[~left]).sum()
+        if error < best:
+            best, found = error, (column, bound)
     return found
 
 
-def _left_out(numbers: np.ndarray, ms: np.ndarray) -> np.ndarray:
+def _filtered(numbers: np.ndarray, ms: np.ndarray) -> tuple[int, float] | None:
+    """Return (column, bound) of the number of saved multiplications from which on Winograd's filtering seems to be used; None
+    if no bound makes predictions better."""
+    best, found = _corrected(numbers, ms), None
+    for column, bound, left in _halves(numbers, (SAVED,)):
+        error = _corrected(numbers[left], ms[left]) + _corrected(numbers[~left], ms[~left])
+        if error < best:
+            best, found = error, (column, bound)
+    return found
+
+
+def _halves(numbers: np.ndarray, columns: Iterable[int]) -> Iterator[tuple[int, float, np.ndarray]]:
+    """Yield (column, bound, which samples are below) such that more than LEAST samples are on each side."""
+    for column in columns:
+        values = np.unique(numbers[:, column])
+        for bound in (values[1:] + values[:-1]) / 2:
+            left = numbers[:, column] < bound
+            if LEAST < left.sum() < len(numbers) - LEAST:
+                yield column, float(bound), left
+
+
+def _corrected(numbers: np.ndarray, ms: np.ndarray) -> float:
+    """Return the sum of the errors of a sum with one fixed correction, each sample left out in turn."""
+    columns = SUMS["Winograd's flops, inputs, outputs, parameters"]
+    off = np.log(ms / np.maximum(numbers[:, columns] @ _fitted(numbers[:, columns], ms), 1e-9))
+    squares = ((numbers[:, None, NEAR] - numbers[None, :, NEAR]) ** 2).sum(2)
+    inverse = np.linalg.inv(np.exp(-0.5 * squares / LENGTHS[1] ** 2) + NOISES[1] * np.eye(len(ms)))
+    return float(np.abs(inverse @ off / np.diag(inverse)).sum())
+
+
+def _left_out(numbers: np.ndarray, ms: np.ndarray, columns: tuple[int, ...] = (9, 1, 2, 3, 5)) -> np.ndarray:
     """Return the relative errors of least squares, each sample left out in turn, by the diagonal of the hat matrix."""
-    A = numbers[:, SUMS["flops, inputs, outputs, parameters"]]
+    A = numbers[:, columns]
     A = A / np.maximum(A.max(0), 1e-30) / ms[:, None]
     hat = A @ np.linalg.solve(A.T @ A + 1e-9 * np.trace(A.T @ A) * np.eye(A.shape[1]), A.T)
     return np.minimum(np.abs(1 - hat.sum(1)) / np.maximum(1 - np.diag(hat), 1e-6), 1.0)
@@ -227,25 +286,20 @@ def _fitted(X: np.ndarray, ms: np.ndarray) -> np.ndarray:
     return nnls(X / scale / ms[:, None], np.ones(len(ms)))[0] / scale
 
 
-def _predicted(
-    x: np.ndarray, X: np.ndarray, ms: np.ndarray, weights: np.ndarray, columns: tuple[int, ...], smooth: bool
-) -> float:
-    """Return the time at the sizes x: the sum, corrected if `smooth` by the residuals of the samples near x."""
-    found = max(float(x[list(columns)] @ weights), 1e-9)
-    if not smooth:
-        return found
-    residuals = np.log(ms / np.maximum(X[:, columns] @ weights, 1e-9))
-    distances = ((np.log(X[:, :4] + 1) - np.log(x[:4] + 1)) ** 2).sum(1)
-    near = np.exp(-distances / (2 * WIDTH**2))
-    return found * float(np.exp(near @ residuals / (near.sum() + TRUST)))
-
-
 def _numbers(stage: Stage, flops: float, moved: float) -> np.ndarray:
-    """Return the sizes on which a time depends: FLOPs, n values of inputs, outputs and parameters, bytes moved, 1, and the
-    channels or units of the inputs and the outputs."""
+    """Return the sizes on which a time depends: FLOPs, n values of inputs, outputs and parameters, bytes moved, 1, the channels
+    or units of the inputs and the outputs, the multiplications that Winograd's filtering saves and the FLOPs that it has (those
+    of others for what it does not compute), and the logarithms of samples, channels of both, and pixels."""
     sizes = np.prod(stage.inputs), np.prod(stage.outputs), stage.parameters
     channels = [(*shape, 1, 1)[1] for shape in (stage.inputs, stage.outputs)]
-    return np.array([flops, *sizes, moved, 1.0, *channels], np.float64)
+    pixels, share = int(np.prod(stage.inputs[2:])), 1.0
+    if stage.kind.startswith("Conv2d 3x3") and "/" not in stage.kind.partition(" +")[0] and len(stage.inputs) == 4:
+        height, width = stage.inputs[2:]
+        side = tile_of(height, width)
+        share = -(-height // side) * -(-width // side) * (side + 2) ** 2 / (9 * pixels)
+    saved = stage.inputs[0] * channels[0] * channels[1] * 9 * pixels * (1 - share)
+    near = np.log([stage.inputs[0], *channels, pixels])
+    return np.array([flops, *sizes, moved, 1.0, *channels, saved, flops * share, *near], np.float64)
 
 
 def _samples(found: Profile) -> Iterator[Sample]:

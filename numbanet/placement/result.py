@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from .figures import NONE, ZERO, Figure, product, total
 from .table import Profile
+
+LONGEST = 80  # characters of a layer in a table
 
 
 class Placed(NamedTuple):
@@ -21,6 +24,14 @@ class Placed(NamedTuple):
     joules: Figure
     transfer_ms: Figure
     transfer_joules: Figure
+
+
+class Tried(NamedTuple):
+    """A placement of which whole steps were measured: the device of each stage, the predicted and the measured milliseconds."""
+
+    devices: tuple[str, ...]
+    predicted: Figure
+    ms: Figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +50,10 @@ class Placement:
         Where the figures were measured.
     singles : dict of str to (Figure, Figure)
         For each device that has figures of all stages, the milliseconds and joules of a step on this device alone.
+    step_ms : Figure
+        The milliseconds of a whole step, if it was measured before the choice was made (`choose(measure=...)`).
+    tried : tuple of Tried
+        The placements that were measured, and what they were predicted to take; empty if none was.
     """
 
     objective: str
@@ -46,6 +61,8 @@ class Placement:
     stages: tuple[Placed, ...]
     machine: str
     singles: dict[str, tuple[Figure, Figure]]
+    step_ms: Figure = NONE
+    tried: tuple[Tried, ...] = ()
 
     @property
     def devices(self) -> dict[str, str]:
@@ -104,12 +121,23 @@ class Placement:
         for stage in self.stages:
             path = stage.paths[0] if len(stage.paths) == 1 else f"{stage.paths[0]}-{stage.paths[-1]}"
             moved = "" if stage.transfer_ms is ZERO else stage.transfer_ms.shown()
-            table.add_row(path, stage.layer.replace("[", "\\["), stage.device, stage.ms.shown(), moved, stage.joules.shown())
+            layer = stage.layer if len(stage.layer) <= LONGEST else f"{stage.layer[: LONGEST - 1]}…"
+            table.add_row(path, layer.replace("[", "\\["), stage.device, stage.ms.shown(), moved, stage.joules.shown())
         file = io.StringIO()
         Console(file=file, width=160).print(table)
         singles = ", ".join(f"{name} {ms.shown()} ms {joules.shown()} J" for name, (ms, joules) in self.singles.items())
         lines = [line.rstrip() for line in file.getvalue().rstrip().splitlines()]
-        return "\n".join([*lines, f"sum: {self.ms.shown()} ms, {self.joules.shown()} J; on one device: {singles or '-'}"])
+        lines.append(f"sum: {self.ms.shown()} ms, {self.joules.shown()} J; on one device: {singles or '-'}")
+        if self.tried:
+            measured = ", ".join(f"{_short(each.devices)} {each.ms.shown()} ms" for each in self.tried)
+            lines.append(f"whole steps, measured: {self.step_ms.shown()} ms; of {measured}")
+        return "\n".join(lines)
+
+
+def _short(devices: Sequence[str]) -> str:
+    """Return the devices of stages as text: one name if they are equal, else the names and how often they follow each other."""
+    runs = [(name, len(list(same))) for name, same in itertools.groupby(devices)]
+    return runs[0][0] if len(runs) == 1 else "[" + " ".join(name if n == 1 else f"{n} {name}" for name, n in runs) + "]"
 
 
 def placement(profile: Profile, devices: Sequence[str], objective: str, training: bool, start: str | None = None) -> Placement:

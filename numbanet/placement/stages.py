@@ -7,7 +7,9 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ..layers import ActivationSpec, Context, Cost, Flow, Layer, Sequential
+import numpy as np
+
+from ..layers import LSTM, ActivationSpec, Context, Cost, Flow, LastStep, Layer, Linear, ReLU, Sequential
 from ..plans import Plans
 from .table import Stage
 
@@ -80,19 +82,28 @@ def network(model: str | Sequence[Layer] | Sequential, shape: Sequence[int] | No
     Parameters
     ----------
     model : str, Sequential or sequence of Layer
-        "lenet5", "alexnet", "vgg19", or layers.
+        "lenet5", "alexnet", "vgg19", "lstm", or layers.
     shape : sequence of int or None
-        Shape of a batch. It may be left out for a name: then it is a batch of images of the network's usual size.
+        Shape of a batch. It may be left out for a name: then it is a batch of samples of the network's usual size.
     """
     if isinstance(model, str):
         zoo = importlib.import_module("..estimators.zoo", __package__)  # found when it is asked for, because it stands above
-        if model not in zoo.MODELS:
-            raise ValueError(f"there is no network {model!r}; choose one of {', '.join(map(repr, zoo.MODELS))}")
-        make = zoo.MODELS[model]
-        shape = tuple(shape or (BATCH, *inspect.signature(make).parameters["image_shape"].default))
+        named = {**zoo.MODELS, "lstm": lstm}
+        if model not in named:
+            raise ValueError(f"there is no network {model!r}; choose one of {', '.join(map(repr, named))}")
+        make = named[model]
+        shape = tuple(shape or (BATCH, *next(iter(inspect.signature(make).parameters.values())).default))
         return Sequential(make(shape[1:], rng=0)), shape, model
     if shape is None:
         raise ValueError("profile: shape, the shape of a batch, is needed for a model that is given by its layers")
     if not isinstance(model, Sequential):
         model = Sequential(model)
     return model, tuple(shape), "model"
+
+
+def lstm(shape: Sequence[int] = (28, 28), classes: int = 10, rng: np.random.Generator | int | None = None) -> list[Layer]:
+    """Return the layers of a classifier of sequences: two LSTMs of 128, and linear layers of 64 and `classes`. By default a
+    sequence has 28 vectors of 28 values, as the rows of an image of MNIST have."""
+    rng, (_, features) = np.random.default_rng(rng), shape
+    recurrent = [LSTM(features, 128, batch_first=True, rng=rng), LSTM(128, 128, batch_first=True, rng=rng), LastStep()]
+    return [*recurrent, Linear(128, 64, rng=rng), ReLU(), Linear(64, classes, init="glorot", rng=rng)]

@@ -171,6 +171,9 @@ class Profile:
         Figures by pair of devices that use different memory.
     settings : dict
         How it was measured, such as whether recordings were replayed.
+    changes : tuple of Transfer
+        Figures by pair of devices of one memory: nothing is moved there, but the threads of one may still be awake when the
+        other begins. Without a figure a change costs nothing.
     """
 
     machine: str
@@ -183,6 +186,7 @@ class Profile:
     entries: tuple[LayerTimes, ...]
     transfers: tuple[Transfer, ...] = ()
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    changes: tuple[Transfer, ...] = ()
 
     def __post_init__(self) -> None:
         names = set(self.names)
@@ -192,7 +196,7 @@ class Profile:
             raise ValueError(f"Profile: entries of the layers {_list(lacking)}, which are not among its stages")
         by = {(entry.path, entry.device, entry.direction): entry for entry in self.entries}
         pairs = {(transfer.source, transfer.target): transfer for transfer in self.transfers}
-        vars(self).update(_by=by, _pairs=pairs, _costs={})
+        vars(self).update(_by=by, _pairs=pairs, _costs={}, _changes={(c.source, c.target): c for c in self.changes})
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -222,10 +226,12 @@ class Profile:
         return known[key]
 
     def transfer(self, source: str, target: str, megabytes: float) -> tuple[Figure, Figure]:
-        """Return (milliseconds, joules) of a move of so many MB; 0 if both devices use the same memory."""
-        if self.facts(source).home == self.facts(target).home:
-            return ZERO, ZERO
+        """Return (milliseconds, joules) of a move of so many MB, or of a change between devices of one memory: 0 if it was not
+        measured."""
         homes = self.facts(source).home, self.facts(target).home
+        if homes[0] == homes[1]:
+            change = vars(self)["_changes"].get((source, target))
+            return (ZERO, ZERO) if change is None else (change.ms(0.0), change.joules(0.0))
         found = vars(self)["_pairs"].get((source, target)) or vars(self)["_pairs"].get(homes)
         return (NONE, NONE) if found is None else (found.ms(megabytes), found.joules(megabytes))
 
@@ -299,6 +305,7 @@ def _profile(record: dict[str, Any]) -> Profile:
         entries=tuple(LayerTimes(**figures(entry)) for entry in record["entries"]),
         transfers=tuple(Transfer(**figures(transfer)) for transfer in record["transfers"]),
         settings=dict(record["settings"]),
+        changes=tuple(Transfer(**figures(change)) for change in record.get("changes", ())),
     )
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..autograd import Node, backward, no_grad, op
+from ..autograd import backward, no_grad, op
 from ..device import THREADS, Device, available as usable, device
 from ..layers import DENSE, Context, Flow, Sequential, Symbols
 from ..layers.base import to
@@ -78,16 +78,19 @@ def available() -> list[str]:
 
 
 @op
-def _seeded(dev: Device, _y: Any, *, dy: Any) -> Any:
+def seeded(dev: Device, _y: Any, *, dy: Any) -> Any:
     """A number whose gradient with respect to _y is dy, which is not copied."""
     return dev.full((1,), 0.0), (lambda _: dy,)
 
 
 class Work:
-    """The passes or the update of one stage in one direction on one device; run(n) makes it n times."""
+    """The passes or the update of one stage in one direction on one device; run(n) makes it n times. The figures of a backward
+    pass are those of both passes without those of the work `beyond`, the forward pass."""
 
-    def __init__(self, where: Place, direction: str, compute: Callable[[], Any], recorded: bool, held: Any = None) -> None:
-        self.place, self.direction, self.held = where, direction, held  # held: arrays that a replay reads
+    def __init__(
+        self, where: Place, direction: str, compute: Callable[[], Any], recorded: bool, beyond: Work | None = None
+    ) -> None:
+        self.place, self.direction, self.beyond = where, direction, beyond
         with where.session():
             compute()  # fills caches, and compiles
             tape = where.dev.record(compute) if recorded and where.dev.records() else None
@@ -95,6 +98,7 @@ class Work:
             self.recorded = tape is not None
             self.once()
         self.ms: list[float] = []
+        self.beyond_ms: list[float] = []  # of the work `beyond` just before
 
     def run(self, n: int) -> None:
         """Make it n times."""
@@ -103,12 +107,30 @@ class Work:
                 self.once()
             self.place.dev.synchronize()
 
-    def measure(self, seconds: float) -> None:
-        """Append the milliseconds of one call, the mean over about `seconds`."""
-        n = max(1, min(10000, math.ceil(1e3 * seconds / max(self.ms[0], 1e-4)))) if self.ms else 1
-        start = time.perf_counter()
-        self.run(n)
-        self.ms.append(1e3 * (time.perf_counter() - start) / n)
+
+def measure(steps: Sequence[Work], seconds: float) -> None:
+    """Append to each work of a device the milliseconds of one call, the mean over several passes through all of them, in the
+    order of a step: so each one finds the caches as the others leave them. The passes take about n times `seconds`."""
+    where, spent, before = steps[0].place, [0.0] * len(steps), [0.0] * len(steps)
+    known = sum(work.ms[0] for work in steps if work.ms)
+    passes = max(1, min(10000, math.ceil(1e3 * seconds * len(steps) / max(known, 1e-4)))) if known else 1
+    with where.session():
+        for _ in range(passes):
+            for i, work in enumerate(steps):
+                if work.beyond is not None:
+                    work.beyond.once()  # so that both of the next ones find the same in the caches
+                    before[i] += _seconds(work.beyond)
+                spent[i] += _seconds(work)
+    for work, taken, beyond in zip(steps, spent, before, strict=True):
+        work.ms.append(1e3 * taken / passes)
+        work.beyond_ms.append(1e3 * beyond / passes)
+
+
+def _seconds(work: Work) -> float:
+    start = time.perf_counter()
+    work.once()
+    work.place.dev.synchronize()
+    return time.perf_counter() - start
 
 
 class Lacking(NamedTuple):
@@ -138,7 +160,7 @@ def works(
     shape = table[0].inputs
     values = rng.integers(symbols, size=shape).astype(np.int32) if symbols else rng.standard_normal(shape, np.float32)
     flow = Flow(Tensor.wrap(dev.upload(values), dev), Symbols(values) if symbols else DENSE)
-    chosen = {} if plans is None else _moved(plans, model, own)
+    chosen = {} if plans is None else with_layers_of(own, plans, model)
     context = Context(dev, chosen, training, model=own if chosen else None, state={})
     reference: Flow | None = None
     for stage, part in zip(table, parts(own)):
@@ -162,7 +184,7 @@ def works(
         flow = after._replace(x=after.x.detach())
 
 
-def _moved(plans: Mapping[Any, Any], model: Sequential, own: Sequential) -> dict[Any, Any]:
+def with_layers_of(own: Sequential, plans: Mapping[Any, Any], model: Sequential) -> dict[Any, Any]:
     """Return the plans with the layers of the copy `own` in place of those of `model`."""
     copies = dict(zip(map(id, model.layers), own.layers))
     return {copies.get(id(key), key): plan for key, plan in plans.items()}
@@ -198,11 +220,11 @@ def _stage(
     if BACKWARD not in stage.directions(True):
         return found
     leaves = [*parameters, given.x] if given.x.requires_grad else parameters
-    backwards, held = _backward(where, lambda: part(given, context).x, leaves)
-    found.append(Work(where, BACKWARD, backwards, recorded, held))
+    passes = _passes(where, lambda: part(given, context).x, leaves)
+    found.append(Work(where, BACKWARD, passes, recorded, beyond=found[0]))
     if UPDATE in stage.directions(True):
         with where.session():
-            backwards()
+            passes()
         updates = optimizer(parameters)
         found.append(Work(where, UPDATE, _update(where, updates), recorded and updates.records))
     for leaf in leaves:
@@ -210,24 +232,20 @@ def _stage(
     return found
 
 
-def _backward(where: Place, forward: Callable[[], Tensor], leaves: list[Tensor]) -> tuple[Callable[[], list[Any]], list[Node]]:
-    """Return (run, nodes): run() makes the backward pass of one forward pass, as often as it is called. The nodes of its graph
-    hold the arrays that it reads."""
+def _passes(where: Place, forward: Callable[[], Tensor], leaves: list[Tensor]) -> Callable[[], list[Any]]:
+    """Return a function that makes a forward pass and its backward pass. A backward pass alone cannot be repeated: vjps share
+    what they compute once, and some overwrite what the forward pass kept."""
     with where.session():
         y = forward()
         dy = where.dev.upload(np.random.default_rng(1).standard_normal(y.shape, np.float32))
-        root = _seeded(y, dy=dy)
-    graph = _graph(root)
 
     def run() -> list[Any]:
         for leaf in leaves:
             leaf.zero_grad()
-        for tensor, node in graph:
-            tensor.release(node)  # the pass before this one has freed it
-        backward(root)
+        backward(seeded(forward(), dy=dy))
         return [getattr(leaf.gradient, "values", None) for leaf in leaves]
 
-    return run, [node for _, node in graph]
+    return run
 
 
 def _update(where: Place, optimizer: Optimizer) -> Callable[[], None]:
@@ -245,14 +263,3 @@ def _update(where: Place, optimizer: Optimizer) -> Callable[[], None]:
         optimizer.launch(numbers)
 
     return run
-
-
-def _graph(root: Tensor) -> list[tuple[Tensor, Node]]:
-    """Return (tensor, node that computed it) for each computed tensor of a graph."""
-    found, stack = {id(root): root}, [root]
-    while stack:
-        for x in stack.pop().node.inputs:
-            if x is not None and x.node is not None and id(x) not in found:
-                found[id(x)] = x
-                stack.append(x)
-    return [(tensor, tensor.node) for tensor in found.values()]

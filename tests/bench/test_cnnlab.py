@@ -27,14 +27,15 @@ def test_layers_placements_and_held_out_sizes(tmp_path, monkeypatch):
     (best,) = (name for name in steps if name.startswith("chosen"))
     assert steps[best] <= min(steps["cpu"], steps["cpu:1"])
     held = [row for row in rows if row["case"].startswith("held out")]
-    assert len(held) == 2 * 3
-    for part in (held[:3], held[3:]):
+    assert len(held) == 2 * 4
+    for part in (held[:4], held[4:]):
         assert part[2]["off"] == pytest.approx(np.mean([row["off"] for row in part[:2]]))
+        assert part[3]["off"] == max(row["off"] for row in part[:2])
         assert all(row["off"] == pytest.approx(abs(row["predicted_ms"] / row["layer_ms"] - 1)) for row in part[:2])
     assert "measured again" in markdown(rows)
     pytest.importorskip("matplotlib")
     papers_cnnlab.plot(results, tmp_path / "a.png")
-    assert (tmp_path / "a.png").stat().st_size > 1000
+    assert all((tmp_path / f"a{which}.png").stat().st_size > 1000 for which in ("", "-energy"))
 
 
 def test_sizes_are_those_that_are_said(rng):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from numbanet import Net, NetRegressor, placement
+from numbanet import Adam, Linear, Net, NetRegressor, ReLU, placement
 from numbanet.estimators import placing
 from numbanet.placement import DeviceFacts, Figure, LayerTimes, Profile, Stage
 from numbanet.training.stepper import Stepper
@@ -39,6 +39,11 @@ def table(ms, home="cpu"):
     return Profile("a machine", "today", {}, (8, 12), True, facts, stages, entries)
 
 
+def several(placed):
+    """True if a placement has layers on several devices."""
+    return len(set(placed.devices.values())) > 1
+
+
 @pytest.mark.parametrize("net", [Net, NetRegressor])
 def test_bad_objectives_are_refused(problem, net):
     for options, message in (
@@ -59,12 +64,13 @@ def test_energy_without_figures_is_refused(monkeypatch, problem):
 def test_layers_train_where_they_are_fastest(monkeypatch, problem, dropout):
     """As on one device; what was predicted and what happened stand side by side."""
     monkeypatch.setattr(placement, "profile", lambda *given, **options: table({"cpu": (9, 1, 9), "cpu:1": (1, 9, 1)}))
-    monkeypatch.setattr(placing, "_step_seconds", lambda *given: 1.0 if len(set(given[2])) > 1 else 2.0)
+    monkeypatch.setattr(placing, "_step_ms", lambda *given: [10.0 if several(each) else 20.0 for each in given[-1]])
     options = {"dropout": dropout, "epochs": 3, "batch_size": 8, "random_state": 0}
     net, one = Net((6, 5), objective="time", **options).fit(*problem), Net((6, 5), device="cpu", **options).fit(*problem)
     assert list(net.placement_.devices.values()) == ["cpu:1", "cpu:1", "cpu", "cpu", "cpu:1"]
     assert net.model_.layers[0].weight.device.name == "cpu:1" and net.model_.layers[2].weight.device.name == "cpu"
-    assert net.history_[0]["predicted_step_ms"] == 9 and net.history_[0]["step_ms"] > 0
+    assert net.placement_.ms.value == 9
+    assert net.history_[0]["predicted_step_ms"] == net.placement_.step_ms.value == 10 and net.history_[0]["step_ms"] > 0
     for _ in range(2):
         for ours, theirs in zip(net.model_.parameters(), one.model_.parameters(), strict=True):
             np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
@@ -77,7 +83,9 @@ def test_layers_train_where_they_are_fastest(monkeypatch, problem, dropout):
 
 def test_one_device_for_all_layers_is_that_of_the_run(monkeypatch, problem, tmp_path):
     monkeypatch.setattr(placement, "profile", lambda *given, **options: table({"cpu": (9, 9, 9), "cpu:1": (1, 1, 1)}))
-    monkeypatch.setattr(placing, "_step_seconds", lambda *given: float(given[2][0] != "cpu:1"))
+    monkeypatch.setattr(
+        placing, "_step_ms", lambda *given: [1.0 + several(each) + ("cpu:1" not in each.devices.values()) for each in given[-1]]
+    )
     limits = set()
     monkeypatch.setattr(
         Stepper,
@@ -116,3 +124,23 @@ def test_layers_are_measured_and_a_profile_is_read_again(problem, tmp_path):
     written = [file.stat().st_mtime_ns for file in files]
     net = Net((6, 5), objective="time", epochs=1, random_state=0).fit(*problem)
     assert [file.stat().st_mtime_ns for file in files] == written
+
+
+@pytest.mark.parametrize("dropout, share", [("rdp", (0.2, 0.9)), ("none", (1, 1)), ("bernoulli", (1, 1))])
+def test_layers_are_measured_with_plans_as_they_are_drawn(monkeypatch, problem, dropout, share):
+    """With rows dropped, a profile has fewer FLOPs; the optimiser is the network's, with a rate of 0."""
+    asked = []
+
+    def profile(model, shape, *, plans, optimizer, **options):
+        measured = real(model, shape, ["cpu"], plans=plans, optimizer=optimizer, cached=False, runs=1, seconds=1e-4)
+        asked.append((measured, optimizer(list(model.parameters()))))
+        return measured
+
+    real = placement.profile
+    monkeypatch.setattr(placement, "profile", profile)
+    Net((64, 32), objective="time", epochs=1, dropout=dropout, optimizer="adam", random_state=0).fit(*problem)
+    ((found, optimizer),) = asked
+    dense = real([Linear(12, 64, rng=0), ReLU(), Linear(64, 32, rng=1)], found.shape, ["cpu"], cached=False, runs=1)
+    ratio = found.of("2", "cpu", "forward").flops / dense.of("2", "cpu", "forward").flops
+    assert share[0] <= ratio <= share[1]
+    assert isinstance(optimizer, Adam) and optimizer.learning_rate == 0

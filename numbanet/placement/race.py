@@ -1,0 +1,182 @@
+"""Races: whole training steps of a few placements, measured in turns, decide between them.
+
+A sum of layers' times leaves out what a step does beside its layers, what a recorded step saves as a whole, and what devices do
+to each other's threads and caches. A race costs a fraction of a second, and needs no model of these.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..arguments import check_count
+from ..device import Device, device
+from ..dropout import Dropout, NoDropout
+from ..layers import Layer, Sequential
+from ..tensor import Tensor
+from ..training.data import Data, on_device
+from ..training.optim import Optimizer
+from ..training.stepper import Stepper
+from ..training.streams import Streams
+from ..training.task import Classification, Task
+from ..user_warnings import warn
+from .figures import Figure
+from .measure import usual_optimizer
+from .result import Placement, Tried
+from .table import Profile
+
+Measure = Callable[[Sequence[Placement]], Sequence[float]]
+Run = Callable[[int], float]  # makes n steps and returns the seconds of one
+SAME = 0.01  # placements that differ only in stages that cost less than this share of a step on all devices are nearly equal
+WORTH = 0.01  # a placement on several devices is chosen if it saves at least this share
+WARM, VARIED = 3, 16  # steps before the first turn: each kind of step is recorded at its second occurrence
+LEAST, MOST, SECONDS = 3, 15, 0.6  # turns, and the time after which there are no more of them
+TURN, LATE = 0.01, 1.25  # least seconds of a turn; what takes longer than this, relative to the fastest, drops out
+
+
+# --- who runs ---------------------------------------------------------------------------------------------------------
+def distinct(profile: Profile, ranked: Sequence[Placement], most: int) -> list[Placement]:
+    """Return the first n = `most` placements that differ in a stage that counts."""
+    check_count("most", most, least=0)
+    if not ranked:
+        return []
+    whole, counts = ranked[0].ms.number, []
+    for stage in profile.stages:
+        costs = [profile.cost(stage, name, ranked[0].training)[0] for name in profile.names]
+        counts.append(max(cost.value for cost in costs if cost.value is not None) >= SAME * whole)
+    found: dict[tuple, Placement] = {}
+    for each in ranked:
+        found.setdefault(tuple(stage.device for stage, heavy in zip(each.stages, counts) if heavy), each)
+    return list(found.values())[:most]
+
+
+def fastest(runners: Sequence[Placement], measure: Measure) -> Placement:
+    """Return the placement whose step takes the least time as measured, with all times; one device is preferred.
+
+    Raises
+    ------
+    ValueError
+        If no step can be made.
+    """
+    took = list(measure(runners))
+    if not any(map(math.isfinite, took)):
+        raise ValueError("choose: no placement can make a step; each failure was warned of")
+    tried = tuple(
+        Tried(tuple(stage.device for stage in each.stages), each.ms, Figure(ms))
+        for each, ms in zip(runners, took, strict=True)
+        if math.isfinite(ms)
+    )
+    best = min(range(len(took)), key=lambda i: took[i] * (1 + WORTH * (len(set(runners[i].devices.values())) > 1)))
+    return dataclasses.replace(runners[best], step_ms=Figure(took[best]), tried=tried)
+
+
+# --- the race ---------------------------------------------------------------------------------------------------------
+def in_turns(runs: Sequence[Run | None], seconds: float = SECONDS, late: float = LATE) -> list[float]:
+    """Return the milliseconds of a step of each run, in the fastest turn, because others may use the machine; inf for None.
+
+    A turn begins with a step that does not count, so that the threads of the run before it are asleep. All turns make the same
+    number of steps, so that all runs see the same plans. Runs that are clearly late make no more turns.
+    """
+    took: list[list[float]] = [[] for _ in runs]
+    left = {i: run for i, run in enumerate(runs) if run is not None}
+    first = {i: run(1) for i, run in left.items()}
+    steps = max(1, math.ceil(TURN / max(min(first.values(), default=1.0), 1e-5)))
+    began = time.perf_counter()
+    for turn in range(MOST):
+        for i, run in list(left.items()):
+            run(1)
+            took[i].append(run(steps))
+        if turn + 1 >= LEAST:
+            best = min((min(took[i]) for i in left), default=0.0)
+            left = {i: run for i, run in left.items() if min(took[i]) <= late * best}
+            if time.perf_counter() - began > seconds or len(left) < 2:
+                break
+    return [1e3 * min(seconds, default=math.inf) for seconds in took]
+
+
+def where(names: Sequence[str]) -> tuple[list[str], Device, int | None]:
+    """Return (devices of the layers, device of the run, its limit of threads) such that a run is as fast as possible: if all
+    layers are on one device, the run is on it, so that steps are recorded, and "cpu:2" is the CPU with a limit of two threads.
+    """
+    if len(set(names)) > 1:
+        return list(names), device("auto"), None
+    base, _, threads = names[0].partition(":")
+    return [base] * len(names), device(base), int(threads) if threads else None
+
+
+def run(
+    model: Sequential, names: Sequence[str], make: Callable[[Sequential, Device, int | None], Stepper], data: Data, size: int
+) -> Run | None:
+    """Return the run of steps of a copy of the model whose layers are on these devices, warm; None, with a warning, if a step
+    cannot be made. make(model, device, limit of threads) returns a `Stepper`; a batch has n = `size` samples."""
+    layers, dev, limit = where(names)
+    try:
+        trial = copy.deepcopy(model)
+        trial.span(layers)
+        stepper, feed = make(trial, dev, limit), dataclasses.replace(data, X=on_device(data.X, dev))
+        rows = min(size, len(data))
+
+        def steps(n: int) -> float:
+            batch = next(stepper.task.batches(feed, rows, np.random.default_rng(0), dev))
+            began = time.perf_counter()
+            for _ in range(n):
+                stepper.step(feed.X, batch, last=False)
+            dev.synchronize()
+            return (time.perf_counter() - began) / n
+
+        steps(WARM if isinstance(stepper.policy, NoDropout) else VARIED)
+    except Exception as error:
+        warn(f"placement: {' and '.join(dict.fromkeys(names))} cannot train this network: {type(error).__name__}: {error}")
+        return None
+    return steps
+
+
+def steps(
+    model: Sequential | Sequence[Layer],
+    X: np.ndarray,
+    y: np.ndarray,
+    size: int | None = None,
+    *,
+    task: Task | None = None,
+    policy: Dropout | None = None,
+    optimizer: Callable[[list[Tensor]], Optimizer] = usual_optimizer,
+    **turns: Any,
+) -> Measure:
+    """Return a function that measures whole training steps of placements in turns, for `choose(measure=...)`.
+
+    Parameters
+    ----------
+    model : Sequential or sequence of Layer
+        The model; copies of it are trained.
+    X, y : array
+        Samples and targets; for the usual task class indices.
+    size : int, optional
+        Samples of a batch; by default all.
+    task : Task, optional
+        By default `Classification`.
+    policy : Dropout, optional
+        By default nothing is dropped.
+    optimizer : callable, optional
+        Parameters -> `Optimizer`; by default SGD with momentum.
+    **turns
+        `seconds`, after which there are no more turns, by default 0.6; and `late`: what takes more than 1.25 times the time of
+        the fastest one drops out after three turns.
+    """
+    own = model if isinstance(model, Sequential) else Sequential(model)
+
+    def make(trial: Sequential, dev: Device, limit: int | None) -> Stepper:
+        options = {} if limit is None else {"limit": limit}
+        parts = trial, optimizer(list(trial.parameters())), policy or NoDropout(), task or Classification()
+        return Stepper(*parts, Streams.from_seed(0), dev, size or len(X), options)
+
+    def measure(placements: Sequence[Placement]) -> list[float]:
+        runs = [run(own, list(each.devices.values()), make, Data(X, y), size or len(X)) for each in placements]
+        return in_turns(runs, **turns)
+
+    return measure
