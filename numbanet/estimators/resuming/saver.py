@@ -30,7 +30,9 @@ class Saver(Hook):
 
     A checkpoint is written at the interval `every`, at the end of the fit, when SIGTERM arrives, which then ends the process
     with status 143, and when Ctrl-C ends training between two steps. It holds all that the next step depends on, so nothing
-    that the fit computes depends on when checkpoints are written. Weights that are not finite are not saved.
+    that the fit computes depends on when checkpoints are written. But all weights are brought up to date after each epoch, so
+    that fits of other numbers of epochs have the same state then; where `SGD` defers updates, this changes weights by rounding.
+    Weights that are not finite are not saved.
 
     Parameters
     ----------
