@@ -33,6 +33,11 @@ class Projections:
     def __init__(self) -> None:
         self.by_id: dict[int, tuple[Any, Any]] = {}  # by the id of the weight, deleted with the weight
 
+    def follow(self, w: Tensor) -> None:
+        """Delete what is stored for a weight, which is new here, when the weight is deleted."""
+        if id(w) not in self.by_id:
+            weakref.finalize(w, self.by_id.pop, id(w), None).atexit = False
+
 
 class Guesses:
     """Computes estimated outputs f(x) . f(w) + b, and caches the projections f(w). A row of f(w) is recomputed after at most
@@ -102,8 +107,7 @@ class Guesses:
 
     def _renew(self, w: Tensor, lists: Ternary, k: int, finish: Callable[[], None] = lambda: None) -> None:
         """Project the rows that are due; finish() is called before, if there are any."""
-        if id(w) not in self.projections.by_id:
-            weakref.finalize(w, self.projections.by_id.pop, id(w), None).atexit = False
+        self.projections.follow(w)
         projected, outputs = self.projections.by_id.get(id(w)), w.shape[0]
         if projected is not None and tuple(projected[0].shape) != (outputs, k):
             projected = None
@@ -123,8 +127,7 @@ class Guesses:
 
     def project(self, w: Tensor, uses: int, projected: Any) -> None:
         """Set what `projection` returned."""
-        if id(w) not in self.projections.by_id:
-            weakref.finalize(w, self.projections.by_id.pop, id(w), None).atexit = False
+        self.projections.follow(w)
         given = w.device.upload(projected)
         self.projections.by_id[id(w)], self._uses[id(w)] = (given, w.device.scores_packed(given)), uses
 

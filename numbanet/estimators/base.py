@@ -182,6 +182,27 @@ class Estimator(Settings):
         model.expect(self._sample(), self.policy_)
         self._streams, self._sparsity, self._thinning = self._new_streams(), None, None
 
+    def _wait_with(self, unfinished: Any) -> None:
+        """Set the checkpoint with which the next fit goes on, or None."""
+        self._unfinished = unfinished
+
+    def _start_again(
+        self, settings: FitSettings, shape: tuple[int, ...], samples: int | None, arguments: dict[str, Any]
+    ) -> None:
+        """Start the fit that goes on from a checkpoint: the counterpart of `_start`.
+
+        Raises
+        ------
+        ValueError
+            If a parameter has changed that must not change.
+        """
+        self._unfinished.check(self, settings, samples, arguments)
+        self._streams.restore(self._unfinished.streams)
+        model, sparsity = self.model_, self.sparsity
+        self.optimizer_, self._made_of, self._sparsity = self._new_optimizer(model), self._architecture(), sparsity
+        self._thinning = None if sparsity is None else sparsity.again(model, shape, settings.epochs, settings.device)
+        model.expect(self._sample(), settings.policy)
+
     def _saver(self, checkpoint: Any, every: Any, keep: Any, **arguments: Any) -> Saver | None:
         """Return the hook that writes the checkpoints of a fit, which was called with `arguments`; None if it writes none."""
         if self._unfinished is not None:

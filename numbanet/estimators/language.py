@@ -129,7 +129,7 @@ class LanguageModel(Estimator):
         trained = going is not None or (bool(self.warm_start) and self._goes_on("warm_start"))
         symbols = self._symbols(tokens, new=not trained)
         if going is not None:
-            going.start(self, settings, (self.steps, self.batch_size), None, arguments)
+            self._start_again(settings, (self.steps, self.batch_size), None, arguments)
         else:
             self._start(settings, self.model_ if trained else None)
         run, data = self._prepare(symbols, settings, settings.epochs, trained, validation)

@@ -100,7 +100,10 @@ def _told(net: Any, missing: list[str] | None) -> dict[str, Any]:
             metadata["given"] = True  # the saved layers, which hold the trained weights, stand for the given ones
             continue
         if name == "callbacks":
-            value = _nameable(value)
+            named = _nameable(value)
+            if missing is not None and len(named or ()) < len(value or ()):
+                missing.append(name)
+            value = named
         try:
             metadata["parameters"][name] = described(value)
         except TypeError as error:

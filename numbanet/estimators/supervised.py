@@ -312,8 +312,7 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
     def _begun(self, X, y, sample_weight, dropout=None, dropout_rate=None, validation=None, batches=None) -> tuple[Run, Data]:
         """Return the arguments of `train` for `fit`."""
         self._settings(dropout, dropout_rate)  # called only for its errors, which come before the data are checked
-        going = self._unfinished
-        trained = going is not None or (bool(self.warm_start) and self._goes_on("warm_start"))
+        trained = self._unfinished is not None or (bool(self.warm_start) and self._goes_on("warm_start"))
         if batches is None and X is not None:
             data = Data(*self._check_data(X, y, sample_weight, reset=not trained))
         else:
@@ -323,9 +322,10 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         settings = self._settings(dropout, dropout_rate, len(data))
         if isinstance(data, Streamed):
             settings = dataclasses.replace(settings, batch_size=data.largest)
-        if going is not None:
-            shape = settings.batch_size, *self.input_shape_
-            going.start(self, settings, shape, len(data), {"dropout": dropout, "dropout_rate": dropout_rate})
+        if self._unfinished is not None:
+            arguments = {"dropout": dropout, "dropout_rate": dropout_rate}
+            self._start_again(settings, (settings.batch_size, *self.input_shape_), len(data), arguments)
+            self.loss_ = self._criterion()
         else:
             self._start(data.X, data.weights, settings, self.model_ if trained else None)
         return self._prepare(data, settings, settings.epochs, trained, validation)

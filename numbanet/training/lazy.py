@@ -47,14 +47,12 @@ class LazyUpdates:
         self.powers = dev.copy(_powers(dev, self.LIMIT + 1, numbers))
         self.partly = False  # True if the next step does not read all blocks
 
-    @classmethod
-    def of(cls, dev: Device, state: dict[str, Any]) -> LazyUpdates:
-        """Return an object with the state that `state` returned."""
-        made = cls(dev, state["shape"], state["block"], state["numbers"])
-        made.count = state["count"]
+    def restored(self, state: dict[str, Any]) -> LazyUpdates:
+        """Restore what `state` returned for an object with the same arguments; return this object."""
+        self.count = state["count"]
         for name in ("lag", "current"):
-            dev.copy(dev.upload(state[name]), out=getattr(made, name))
-        return made
+            self.dev.copy(self.dev.upload(state[name]), out=getattr(self, name))
+        return self
 
     def state(self) -> dict[str, Any]:
         """Return a dict of what the next step reads, with arrays on the host."""

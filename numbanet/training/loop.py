@@ -18,7 +18,6 @@ import numpy as np
 from ..device import DeviceFailure
 from .data import Batch, Data
 from .recovery import Recovery
-from .resuming.position import begin, passed
 from .run import Run
 from .stepper import StepResult
 
@@ -106,10 +105,10 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
     """
     stepper, changing = run.stepper, run.changing
     with run.session(), np.errstate(over="ignore", invalid="ignore"):  # `train` handles non-finite losses
-        now = begin(run)
+        now = run.begin_pass()
         batches = stepper.task.batches(data, stepper.batch_size, run.streams.rows, run.dev)
         pairs: Iterator[tuple[Any, Any]] = itertools.pairwise(itertools.chain(batches, [None]))
-        done = run.done = passed(run, pairs, now)
+        done = run.catch_up(pairs, now)
         try:
             for batch, following in pairs:
                 last = whole and following is None
@@ -122,7 +121,7 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
         run.dev.synchronize()
         seconds = time.perf_counter() - run.began
         figures, broken = _record(run, data, done)
-        run.done = []
+        run.end_pass()
     return {"epoch": run.epoch + 1, **figures, "seconds": seconds, "learning_rate": run.optimizer.learning_rate}, broken
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from ..tensor import Tensor
 from .data import Batch
 from .optim import Optimizer
 from .stepper import Stepper
-from .streams import Streams
+from .streams import Streams, set_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +194,10 @@ class Run:
         """Insert hooks before the existing ones."""
         self.hooks = [*hooks, *self.hooks]
 
+    def append(self, hook: Any) -> None:
+        """Insert a hook after the existing ones."""
+        self.hooks = [*self.hooks, hook]
+
     def stop(self) -> None:
         """Stop training after the current epoch."""
         self.stopping = True
@@ -212,6 +218,35 @@ class Run:
             return batch
 
         return changed if change else None
+
+    def go_on_at(self, position: Any) -> None:
+        """Let the next epoch begin at a `Position`."""
+        self.position = position
+
+    def begin_pass(self) -> Any:
+        """Set the stream that determines the order of the samples of an epoch. Return the state that it has afterwards if the
+        run goes on at a `Position` within the epoch.
+        """
+        rows, position = self.streams.rows, self.position
+        self.began, self.order = time.perf_counter(), rows.bit_generator.state if position is None else position.order
+        return set_state(rows, self.order)
+
+    def catch_up(self, pairs: Iterator[tuple[Batch, Any]], now: Any) -> list[tuple[Batch, Any]]:
+        """Return the list of the steps of the epoch that are done: none, unless the run goes on at a `Position`, to which
+        `pairs`, which yields the batches, is advanced; `now` is the result of `begin_pass`.
+        """
+        position, self.position, self.done = self.position, None, []
+        if position is not None:
+            batches = itertools.islice(pairs, len(position.losses))
+            self.done += [(batch, result) for (batch, _), result in zip(batches, position.results(self), strict=True)]
+            set_state(self.streams.rows, now)
+            self.began -= position.seconds
+            self.seen = sum(len(batch.rows) for batch, _ in self.done)
+        return self.done
+
+    def end_pass(self) -> None:
+        """Forget the steps of the epoch."""
+        self.done = []
 
     def updated(self, samples: int) -> None:
         """Call the hooks after an update with `samples` samples."""

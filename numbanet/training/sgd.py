@@ -154,8 +154,10 @@ class SGD(Optimizer):
 
     def restore(self, saved):
         super().restore(saved)
-        own = {self.parameters[i]: state for i, state in saved.get("lazy", {}).items()}
-        self.lazy, self.stepping = {p: LazyUpdates.of(p.device, state) for p, state in own.items()}, []
+        self.lazy, self.stepping = {}, []
+        for i, state in saved.get("lazy", {}).items():
+            lazy = LazyUpdates(self.parameters[i].device, state["shape"], state["block"], state["numbers"])
+            self.lazy[self.parameters[i]] = lazy.restored(state)
 
     def __getstate__(self):
         return {**super().__getstate__(), "lazy": {}, "stepping": []}

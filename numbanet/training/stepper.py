@@ -16,7 +16,7 @@ from ..tensor import Tensor
 from .data import Batch
 from .optim import Optimizer
 from .recorder import Recorder
-from .streams import Streams
+from .streams import Streams, set_state
 from .task import Task
 
 COUNTED = 4096  # kinds of steps whose FLOPs are cached
@@ -115,12 +115,15 @@ class Stepper:
         assigned = policy.plans(self.tree, rng)
         return self._plans(assigned) if assigned or policy.data_dependent else self._nothing
 
+    def remember(self, remembers: bool) -> None:
+        """Set whether `draw` stores the state of the stream before it draws, for `redraw`."""
+        self.remembers = remembers
+
     def redraw(self, before: Any) -> None:
         """Draw the plans of the next step again, from the state `before` of the stream; its state does not change."""
-        generator: Any = self.streams.plans.bit_generator
-        now, generator.state = generator.state, before
-        self.upcoming, self.packed = self.draw(), {}
-        self.before, generator.state = before, now
+        now = set_state(self.streams.plans, before)
+        self.upcoming, self.packed, self.before = self.draw(), {}, before
+        set_state(self.streams.plans, now)
 
     def _plans(self, assigned: dict[str, Plan]) -> Plans:
         choose = self._chosen if self.current.data_dependent else None

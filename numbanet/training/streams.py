@@ -31,4 +31,10 @@ class Streams(NamedTuple):
     def restore(self, state: list[Any]) -> None:
         """Restore the states that `state` returned."""
         for rng, saved in zip(self, state, strict=True):
-            rng.bit_generator.state = saved
+            set_state(rng, saved)
+
+
+def set_state(rng: np.random.Generator, state: Any) -> Any:
+    """Set the state of a generator, and return the state that it had."""
+    before, rng.bit_generator.state = rng.bit_generator.state, state
+    return before

@@ -180,12 +180,11 @@ print(json.dumps({"bytes": X.nbytes, "before": before, "more": peak() - before, 
 
 
 def peak_of(path, rows):
-    file = np.lib.format.open_memmap(path, "w+", np.float32, (rows, 784))
     part = np.random.default_rng(0).standard_normal((10_000, 784), np.float32)
-    for first in range(0, rows, len(part)):
-        file[first : first + len(part)] = part[: rows - first]
-    file.flush()
-    del file
+    with open(path, "wb") as file:  # not by a map, whose pages would count in the peak of the child
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (rows, 784)})
+        for first in range(0, rows, len(part)):
+            file.write(part[: rows - first].data)
     done = subprocess.run(
         [sys.executable, "-c", PEAK, str(path), "1"], cwd=ROOT, capture_output=True, text=True, timeout=3000, check=True
     )
@@ -195,7 +194,7 @@ def peak_of(path, rows):
 @pytest.mark.slow
 def test_a_file_of_300_megabytes_takes_a_fraction_of_them(tmp_path):
     found = peak_of(tmp_path / "X.npy", 100_000)
-    assert found["bytes"] > 300e6 and found["more"] < 0.3 * found["bytes"], found
+    assert found["bytes"] > 300e6 and found["before"] < 1e9 and found["more"] < 0.3 * found["bytes"], found
 
 
 @pytest.mark.long

@@ -170,7 +170,9 @@ def test_another_version_is_refused(run, monkeypatch):
 def test_a_missing_hook_is_refused(tmp_path):
     mlp(callbacks=[Counts()]).fit(X, Y, checkpoint=tmp_path)
     with pytest.raises(ValueError, match="state of a hook Counts, which this fit lacks"):
-        Net.resume(tmp_path, epochs=5).fit(X, Y)
+        Net.resume(tmp_path, epochs=5, callbacks=[]).fit(X, Y)
+    with pytest.raises(ValueError, match=r"cannot hold callbacks.*resume\(\.\.\., callbacks="):
+        Net.resume(tmp_path)
 
 
 def test_a_hook_whose_state_no_file_can_hold_is_refused_before_training(tmp_path):

@@ -51,28 +51,15 @@ class Unfinished:
         """Return the arguments of `fit` that replace parameters; those of the stopped fit if they are not given."""
         return {**made({"dict": list(self.about["arguments"].items())}), **{k: v for k, v in given.items() if v is not None}}
 
-    def start(
-        self, net: Any, settings: FitSettings, shape: tuple[int, ...], samples: int | None, given: dict[str, Any]
-    ) -> None:
-        """Start the fit of an estimator that goes on: the counterpart of its method `_start`.
+    def check(self, net: Any, settings: FitSettings, samples: int | None, arguments: dict[str, Any]) -> None:
+        """Raise ValueError if a parameter of the estimator has changed that must not change."""
+        check_parameters(self.parameters, saving.packed(net, [])[0]["parameters"], self.where)
+        check_epochs(net, settings, self.about, samples, arguments)
 
-        Raises
-        ------
-        ValueError
-            If a parameter has changed that must not change.
-        """
-        now = saving.packed(net, [])[0]["parameters"]
-        check_parameters(self.parameters, now, self.where)
-        check_epochs(net, settings, self.about, samples, given)
-        net._streams.restore(made(self.about["start"]))
-        net.optimizer_, net._made_of = net._new_optimizer(net.model_), net._architecture()
-        net._sparsity = net.sparsity
-        net._thinning = (
-            None if net.sparsity is None else net.sparsity.again(net.model_, shape, settings.epochs, settings.device)
-        )
-        net.model_.expect(net._sample(), settings.policy)
-        if "loss_" not in vars(net) and hasattr(net, "_criterion"):
-            net.loss_ = net._criterion()
+    @property
+    def streams(self) -> list[Any]:
+        """The states of the random streams when the fit was started."""
+        return made(self.about["start"])
 
     def check_data(self, found: str) -> None:
         """Raise ValueError unless the data have the digest of the checkpoint."""
@@ -118,7 +105,7 @@ def resumed(kind: type, folder: str | os.PathLike, parameters: dict[str, Any]) -
     late = [(i, optimizer.parameters[i]) for i in state["optimizer"].get("lazy", {})]
     state["deferred"] = {i: on_host(p.device, p.data) for i, p in late}
     optimizer.settle()  # so that the estimator can predict before it goes on
-    net._unfinished = Unfinished(where, about, metadata["parameters"], state)
+    net._wait_with(Unfinished(where, about, metadata["parameters"], state))
     return net
 
 

@@ -30,7 +30,9 @@ class Saver(Hook):
 
     A checkpoint is written at the interval `every`, at the end of the fit, when SIGTERM arrives, which then ends the process
     with status 143, and when Ctrl-C ends training between two steps. It holds all that the next step depends on, so nothing
-    that the fit computes depends on when checkpoints are written. Weights that are not finite are not saved.
+    that the fit computes depends on when checkpoints are written. But all weights are brought up to date after each epoch, so
+    that fits of other numbers of epochs have the same state then; where `SGD` defers updates, this changes weights by rounding.
+    Weights that are not finite are not saved.
 
     Parameters
     ----------
@@ -81,8 +83,8 @@ class Saver(Hook):
         if self.going is not None:
             self.going.check_data(self.data)
         self.number = max(numbers, default=0)
-        run.hooks = [*run.hooks, self]
-        run.stepper.remembers = True
+        run.append(self)
+        run.stepper.remember(True)
 
     # --- events -------------------------------------------------------------------------------------------------------
     def fit_start(self, run):
@@ -90,7 +92,7 @@ class Saver(Hook):
         self.last, net = time.monotonic(), run.estimator
         if self.going is not None:
             state.restore(run, self.going.state)
-            net._unfinished = None
+            net._wait_with(None)
             if not state.within(self.going.state):
                 self.going = None
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -118,7 +120,7 @@ class Saver(Hook):
         self._save_within(run)
 
     def fit_end(self, run):
-        run.stepper.remembers = False
+        run.stepper.remember(False)
         if self.before is not None:
             signal.signal(signal.SIGTERM, self.before)
             self.before = None

@@ -125,11 +125,19 @@ def _opened(array: np.memmap) -> tuple[Any, int]:
         file = open(os.fspath(array.filename or ""), "rb", buffering=0)  # noqa: SIM115  it is read until this object is deleted
     except (OSError, TypeError):
         return None, 0
-    mapped = np.frombuffer(map_of(array), np.uint8)
-    begins = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
-    start = begins + array.__array_interface__["data"][0] - mapped.__array_interface__["data"][0]
+    start = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY + _place(array)
     for row in (0, len(array) - 1):
         if os.pread(file.fileno(), array[0].nbytes, start + row * array.strides[0]) != array[row].tobytes():
             file.close()
             return None, 0
     return file, start
+
+
+def _place(array: np.memmap) -> int:
+    """Return the position of the first sample in the map, by bisection: it is shared with that many bytes and one more."""
+    mapped, first = np.frombuffer(map_of(array), np.uint8), array[:1]
+    low, high = 0, mapped.size
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if np.may_share_memory(mapped[:middle], first) else (middle, high)
+    return low

@@ -44,6 +44,10 @@ class Streamed(Data):
     def hook(self) -> Hook:
         return Epochs(self)
 
+    def enter(self, epoch: int) -> None:
+        """Let the next pass be that of an epoch."""
+        self.epoch = epoch
+
     def sample(self, dev: Device) -> Data:
         """Return the first batch, on the device."""
         X, y, weights = self.first
@@ -79,4 +83,4 @@ class Epochs(Hook):
         self.data = data
 
     def epoch_start(self, run, epoch):
-        self.data.epoch = epoch
+        self.data.enter(epoch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -10,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...tensor import Tensor
-from ..data import Batch
 from ..run import Run
 from ..stepper import StepResult
 
@@ -48,29 +46,3 @@ class Position(NamedTuple):
             answer = run.dev.upload(np.array(self.answers[end - self.lengths[i] : end]))
             loss = Tensor.wrap(run.dev.upload(np.array(self.losses[i])), run.dev)
             yield StepResult(loss, answer, self.flops[i], self.dense[i])
-
-
-def begin(run: Run) -> Any:
-    """Begin an epoch: set the stream that determines the order of the samples. Return the state that it has afterwards if the
-    run goes on at a `Position` within the epoch.
-    """
-    rows: Any = run.streams.rows.bit_generator
-    position = run.position
-    run.began, now, run.order = time.perf_counter(), rows.state, rows.state if position is None else position.order
-    rows.state = run.order
-    return now
-
-
-def passed(run: Run, pairs: Iterator[tuple[Batch, Any]], now: Any) -> list[tuple[Batch, StepResult]]:
-    """Return the steps of the epoch that are done: none, unless the run goes on at a `Position`, to which `pairs`, which yields
-    the batches, is advanced; `now` is the result of `begin`.
-    """
-    position, run.position = run.position, None
-    if position is None:
-        return []
-    batches = itertools.islice(pairs, len(position.losses))
-    done = [(batch, result) for (batch, _), result in zip(batches, position.results(run), strict=True)]
-    run.streams.rows.bit_generator.state = now
-    run.began -= position.seconds
-    run.seen = sum(len(batch.rows) for batch, _ in done)
-    return done

@@ -50,7 +50,8 @@ def restore(run: Run, saved: dict[str, Any], entered: bool = False) -> None:
     ValueError
         If a hook of the saved run is missing.
     """
-    run.stopping = saved["stopping"]
+    if saved["stopping"]:
+        run.stop()
     for i, array in saved.get("deferred", {}).items():
         parameter = run.optimizer.parameters[i]
         parameter.assign(parameter.device.upload(array))
@@ -58,7 +59,7 @@ def restore(run: Run, saved: dict[str, Any], entered: bool = False) -> None:
     run.streams.restore(saved["streams"])
     _restore_hooks(run, saved["hooks"])
     if within(saved):
-        run.position = Position(*saved["position"])
+        run.go_on_at(Position(*saved["position"]))
         if entered:
             _enter(run, saved)
 

@@ -279,7 +279,7 @@ class Lasso(Thinning):
         self._choose_step(run)
         if self.step is not None:
             groups = list(self.step.norms)
-            self.step.means = dict(zip(groups, within["means"], strict=True))
+            self.step.means.update(zip(groups, within["means"], strict=True))
             self.counts = {group: count for group, count in zip(groups, within["counts"], strict=True) if count is not None}
 
     def after_update(self, run):
