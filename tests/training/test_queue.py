@@ -111,16 +111,22 @@ def _clips(run):
     run.optimizer.clip_norm = 1e-3
 
 
+def _clips_no_more(run):
+    run.optimizer.clip_norm = None
+
+
 def _other_state(run):
     for state in run.optimizer.state:
         state[:] = [run.dev.full(array.shape, 0.5) for array in state]
 
 
-@pytest.mark.parametrize("change", [_other_eps, _clips, _other_state])
-def test_what_a_hook_changes_between_epochs_is_heeded(monkeypatch, together, change):
+@pytest.mark.parametrize(
+    "change, clip_norm", [(_other_eps, None), (_clips, None), (_clips, 0.3), (_clips_no_more, 1e-3), (_other_state, None)]
+)
+def test_what_a_hook_changes_between_epochs_is_heeded(monkeypatch, together, change, clip_norm):
     def net():
         layers = [Linear(5, 7, rng=0), LayerNorm(7), ReLU(), Linear(7, 2, rng=1)]
-        options = {"epochs": 6, "batch_size": 10, "random_state": 0, "optimizer": "adam"}
+        options = {"epochs": 6, "batch_size": 10, "random_state": 0, "optimizer": "adam", "clip_norm": clip_norm}
         return Net(layers, **options, callbacks=[Changes(change)]).fit(X, Y)
 
     ours = net()
