@@ -24,7 +24,6 @@ from ..gradients import Packed
 from ..plans import DevicePlan, Plan, on_device
 from ..tensor import Tensor
 
-
 LARGEST = float(np.finfo(np.float32).max)
 
 

@@ -5,19 +5,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from numbanet import (
-    LSTM,
-    Embedding,
-    Hook,
-    LanguageModel,
-    LastStep,
-    LayerNorm,
-    Linear,
-    Net,
-    ReLU,
-    RowDropout,
-    device,
-)
+from numbanet import LSTM, Embedding, Hook, LanguageModel, LastStep, LayerNorm, Linear, Net, ReLU, RowDropout, device
 from numbanet.training.queue import Pages, Queue
 from numbanet.training.recorder import Recorder
 from numbanet.training.task import LanguageModelling

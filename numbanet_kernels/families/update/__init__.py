@@ -23,8 +23,4 @@ from .lazy_sgd import (
     sgd_settle_cuda,
     sgd_settle_reference,
 )
-from .packed import (
-    unpack_gradient_cpu,
-    unpack_gradient_cuda,
-    unpack_gradient_reference,
-)
+from .packed import unpack_gradient_cpu, unpack_gradient_cuda, unpack_gradient_reference

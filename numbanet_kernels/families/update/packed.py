@@ -11,7 +11,7 @@ columns form a class; there are L classes, and a list has up to K columns:
 
     unpack_gradient   dense[r, c] = g[row_pos[r], col_pos[row_class[r], c]] if both positions are >= 0, else 0
 
-`expected`, `check_update`, `packing` and `unread` serve the update kernels (`family` describes weights, states and lazy blocks).
+`expected`, `check_update`, `packing` and `unread` serve the kernels of updates (`family` describes weights and lazy blocks).
 """
 
 from __future__ import annotations
@@ -198,6 +198,4 @@ def packed_example(a, O, I):
 
 
 def examples(dev, a, N, I, O):
-    return {
-        "unpack_gradient": lambda: dev.unpack_gradient(*packed_example(a, O, I), (O, I)),
-    }
+    return {"unpack_gradient": lambda: dev.unpack_gradient(*packed_example(a, O, I), (O, I))}
