@@ -126,8 +126,9 @@ class Dropout(abc.ABC):
 
     def rate_of(self, site: Site | int) -> float:
         """Return the rate of a site or of its number; raise ValueError if the rate depends on the epoch (`at`)."""
-        number = site.number if isinstance(site, Site) else site
-        rate = self.rate[number] if isinstance(self.rate, tuple) else self.rate
+        rate = self.rate
+        if isinstance(rate, tuple):
+            rate = rate[site.number if isinstance(site, Site) else site]
         if callable(rate):
             raise ValueError(f"{self!r}: its rate depends on the epoch; use the policy of an epoch, policy.at(epoch)")
         return rate
@@ -217,8 +218,7 @@ class Dropout(abc.ABC):
 
     def plans(self, model: Sequential | Tree, rng: np.random.Generator) -> dict[str, Plan]:
         """Return a dict that maps the path of a site to its plan for a step, except where everything is computed."""
-        drawn = ((site.path, self.plan(site, rng)) for site in self.sites(model))
-        return {path: plan for path, plan in drawn if plan is not None}
+        return {site.path: plan for site in self.sites(model) if (plan := self.plan(site, rng)) is not None}
 
     def choose(self, site: Site, x: Tensor, w: Tensor, rng: np.random.Generator) -> Plan | None:
         """Choose the plan of a site during the pass, from the input x of the layer (images have channels last) and its weight

@@ -24,6 +24,18 @@ from .schedule import Rate
 _plan = functools.lru_cache(maxsize=4096)(WindowPlan)
 
 
+@functools.lru_cache(maxsize=256)
+def _step(n: int, rate: float, align: int) -> int:
+    return align if n % align == 0 and (1 - rate) * n > align * (1 - 1e-9) else 1
+
+
+@functools.lru_cache(maxsize=256)
+def _counts(n: int, rate: float, step: int) -> tuple[tuple[int, float], tuple[int, float]]:
+    mean = (1 - rate) * n / step
+    least = math.floor(mean)
+    return (max(least, 1) * step, 1 - (mean - least)), ((least + 1) * step, mean - least)
+
+
 class WindowDropout(Dropout):
     """Window dropout: adjacent neurons from a random one on are kept for a whole batch, and the others are not computed.
 
@@ -62,20 +74,18 @@ class WindowDropout(Dropout):
 
     def step(self, site: Site) -> int:
         """Return the number of which start and K are multiples."""
-        n, align = site.shape[0], self.align or 1
-        return align if n % align == 0 and (1 - self.rate_of(site)) * n > align * (1 - 1e-9) else 1
+        return _step(site.shape[0], self.rate_of(site), self.align or 1)
 
-    def counts(self, site: Site) -> list[tuple[int, float]]:
-        """Return [(K, its probability)] for the two multiples K of `step` next to (1 - p) n; K is at least 1."""
-        step = self.step(site)
-        mean = (1 - self.rate_of(site)) * site.shape[0] / step
-        least = math.floor(mean)
-        return [(max(least, 1) * step, 1 - (mean - least)), ((least + 1) * step, mean - least)]
+    def counts(self, site: Site) -> tuple[tuple[int, float], tuple[int, float]]:
+        """Return (K, its probability) for the two multiples K of `step` next to (1 - p) n; K is at least 1."""
+        return _counts(site.shape[0], self.rate_of(site), self.step(site))
 
     def plan(self, site, rng):
-        if not self.rate_of(site):
+        n, rate = site.shape[0], self.rate_of(site)
+        if not rate:
             return None
-        n, step, ((count, probability), (more, _)) = site.shape[0], self.step(site), self.counts(site)
+        step = _step(n, rate, self.align or 1)
+        (count, probability), (more, _) = _counts(n, rate, step)
         count = count if rng.random() < probability else more
         return _plan(n, int(n // step * rng.random()) * step, count, n / count)
 

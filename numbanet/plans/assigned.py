@@ -164,6 +164,8 @@ class Plans:
 
     def take(self, here: Mapping[str, DevicePlan]) -> None:
         """Note the plans that a recorded step chooses on the device; `here` has their lists."""
+        if not here:
+            return
         chosen = {path: given.chosen() for path, given in here.items()}
         self.assigned.update(chosen)
         self.chosen.update(chosen)

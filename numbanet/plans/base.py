@@ -104,11 +104,11 @@ class AxisPlan(Plan):
         """The number of kept indices."""
         return len(self.indices())
 
-    @property
+    @functools.cached_property
     def density(self) -> float:
         return self.count / self.n if self.n else 1.0
 
-    @property
+    @functools.cached_property
     def trivial(self) -> bool:
         return self.count == self.n and self.scale == 1.0
 

@@ -52,7 +52,7 @@ class RowPlan(AxisPlan):
     def count(self) -> int:
         return len(range(self.bias, self.n, self.dp))
 
-    @property
+    @functools.cached_property
     def kind(self):
         return RowPlan, self.n, self.dp, self.count, self.scale
 

@@ -49,7 +49,7 @@ class WindowPlan(AxisPlan):
                 f"WindowPlan: n {self.n} must be >= 1, start {self.start} in 0 … n - 1 and count {self.count} in 0 … n"
             )
 
-    @property
+    @functools.cached_property
     def kind(self):
         return WindowPlan, self.n, self.count, self.scale
 

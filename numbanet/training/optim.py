@@ -24,6 +24,8 @@ from ..gradients import Packed
 from ..plans import DevicePlan, Plan, on_device
 from ..tensor import Tensor
 
+LARGEST = float(np.finfo(np.float32).max)
+
 
 def check_number(name: str, value: Any, low: float, high: float = math.inf) -> float:
     """Return `value` as a float; raise ValueError unless low <= value < high."""
@@ -165,11 +167,15 @@ class Optimizer(abc.ABC):
         return (self.learning_rate,)
 
     def changing(self) -> tuple[tuple[int, ...], list[tuple[float, ...]]]:
-        """Return (indices, list): the list of the distinct results of `numbers`, and for each parameter an index into it. The
-        numbers of the proximal step are the last ones in the list.
+        """Return (indices, list): the list of the distinct results of `numbers`, and for each parameter an index into it. After
+        them, the list holds the numbers of the proximal step, if there is one, and last `clip_norm`, unless it is None.
         """
         places, numbers = self._distinct()
-        return places, numbers if self.proximal is None else [*numbers, self.proximal.numbers(self)]
+        if self.proximal is not None:
+            numbers.append(self.proximal.numbers(self))
+        if self.clip_norm is not None:
+            numbers.append((min(self.clip_norm, LARGEST),))
+        return places, numbers
 
     def _distinct(self) -> tuple[tuple[int, ...], list[tuple[float, ...]]]:
         counts = self.counts
@@ -189,7 +195,7 @@ class Optimizer(abc.ABC):
         """True if updates with equal `constants` and `arrays`, and equally packed gradients, always issue the same launches, so
         that they may be recorded. Each class must set `recordable = True` itself: a subclass may issue other launches.
         """
-        return bool(vars(type(self)).get("recordable", False)) and self.clip_norm is None
+        return bool(vars(type(self)).get("recordable", False))
 
     @property
     def constants(self) -> Hashable:
@@ -203,18 +209,22 @@ class Optimizer(abc.ABC):
 
     def issues(self, places: tuple[int, ...]) -> Hashable:
         """Return all that decides which launches an update issues, apart from arrays and gradients."""
-        return self.constants, places, self.proximal
+        return self.constants, places, self.proximal, self.clip_norm is None
 
     def reduce(self) -> None:  # noqa: B027  in one process there is nothing to do
         """Called after the passes: if several processes train one model, sum their gradients."""
 
     def launch(self, numbers: Sequence[Any] | None = None) -> dict[Tensor, Any]:
         """Update the weights; return the same as `step`. `numbers` may hold the numbers of `changing` as device arrays."""
+        places, values = self.changing()
+
+        def given(dev: Device, place: int) -> Any:
+            return _uploaded(dev, values[place]) if numbers is None else numbers[place]
+
         if self.clip_norm is not None:
-            self._clip()
+            self._clip(given)
         ready: dict[Tensor, Any] = {}
         due: dict[tuple[Device, int], list[Due]] = {}
-        places, values = self.changing()
         for parameter, state, place in zip(self.parameters, self.state, places, strict=True):
             g = parameter.gradient
             if g is None:
@@ -228,32 +238,40 @@ class Optimizer(abc.ABC):
                 else Due(parameter, arrays, matrix(parameter, g.dense(parameter.device)), None)
             )
         for (dev, place), parameters in due.items():
-            own = _uploaded(dev, values[place]) if numbers is None else numbers[place]
-            ready.update(self.update(dev, parameters, own) or {})
+            ready.update(self.update(dev, parameters, given(dev, place)) or {})
         if self.proximal is not None:
-            dev = self.parameters[0].device
-            self.proximal.apply(_uploaded(dev, values[-1]) if numbers is None else numbers[-1])
+            self.proximal.apply(given(self.parameters[0].device, len(values) - 1 - (self.clip_norm is not None)))
         return ready
 
-    def _clip(self) -> None:
+    def _clip(self, given: Callable[[Device, int], Any]) -> None:
         """Clip the gradients in place: g *= min(1, clip_norm / norm) for each gradient g, where `norm` is the norm of all
-        gradients as one vector (Pascanu et al. 2013, algorithm 1).
+        gradients as one vector (Pascanu et al. 2013, algorithm 1). given(dev, -1) is an array of `clip_norm`.
 
         If two parameters share the array of their gradient, as the two biases of an LSTM do, it is multiplied once.
         """
-        found, squares = [], []
+        found: dict[Device, list[tuple[Any, Packing | None]]] = {}
         for p in self.parameters:
-            if p.gradient is not None:
-                dev, packing = p.device, p.gradient.packing if isinstance(p.gradient, Packed) else None
-                found.append((dev, p.gradient.dense(dev) if packing is None else p.gradient.values))
-                squares.append(dev.squares(found[-1][1]) if packing is None else dev.packed_squares(found[-1][1], packing))
-        norm = math.sqrt(math.fsum(float(dev.download(s)) for (dev, _), s in zip(found, squares)))
-        limit = math.inf if self.clip_norm is None else self.clip_norm
-        if norm > limit:
-            with np.errstate(all="ignore"):  # in packed tiles, positions beyond the edges of the weight hold arbitrary numbers
-                for dev in {dev for dev, _ in found}:
-                    for g in dev.distinct([g for there, g in found if there is dev]):
-                        dev.affine(g, mul=limit / norm, out=g)
+            if (g := p.gradient) is not None:
+                own = (g.values, g.packing) if isinstance(g, Packed) else (g.dense(p.device), None)
+                found.setdefault(p.device, []).append(own)
+        squares = {dev: self._squares(dev, gradients) for dev, gradients in found.items()}
+        if len(squares) > 1:
+            everywhere = np.concatenate([dev.download(own) for dev, own in squares.items()])
+            squares = {dev: dev.upload(everywhere) for dev in squares}
+        for dev, gradients in found.items():
+            dev.clip_norm(dev.distinct([g for g, _ in gradients]), squares[dev], given(dev, -1))
+
+    @staticmethod
+    def _squares(dev: Device, gradients: list[tuple[Any, Packing | None]]) -> Any:
+        """Return a device array of the sum of squares of each gradient."""
+        sums = dev.empty((len(gradients),))
+        for i, (g, packing) in enumerate(gradients):
+            out = dev.reshape(dev.part(sums, i, i + 1), ())
+            if packing is None:
+                dev.squares(g, out=out)
+            else:
+                dev.packed_squares(g, packing, out=out)
+        return sums
 
     def advance(self, trained: Sequence[bool] | None = None) -> None:
         """Called after `launch`: count the step and delete the gradients. If `trained` is given, there are no gradients to

@@ -1,8 +1,9 @@
 """A queue of recorded training steps that are not computed yet; one call of `Device.replay` then computes several steps.
 
 On a CPU, the computation of a small step takes less time than the Python code that starts it. So steps wait in the queue until
-one call computes several. The steps differ in the indices of their samples, their targets, the numbers of the update (such as
-the learning rate) and the lists of their plans. Each waiting step has its own arrays of these.
+one call computes several. The steps differ in the indices of their samples (or in their inputs, if these are words on the
+host), their targets, the numbers of the update (such as the learning rate) and the lists of their plans. Each waiting step has
+its own arrays of these.
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ class Ready(NamedTuple):
 
     graph: Any
     chosen: dict[str, DevicePlan]  # plans whose lists a replay chooses on the device, by path
-    fetch: Any  # a recording that copies the samples of the batch to the inputs
+    fetch: Any  # a recording that copies the samples of the batch to the inputs; None if the host has the inputs
     samples: Any
-    rows: Any  # the `place` of the buffer for the indices of the batch
+    inputs: Any  # the `place` of the buffer for the indices of the batch, or for the inputs that the host has
     update: Hashable  # the settings that decide which launches the update issues, without its numbers
-    state: Any  # of the optimiser; if it is replaced, the arrays are others
+    arrays: list[Any]  # that the step changes: the states of recurrent layers and of the optimiser; they may be replaced
     tensors: list[tuple[Tensor, Any, bool]]  # of the model: (tensor, its array, requires_grad)
     trained: list[bool]  # for each parameter of the optimiser, whether it has a gradient
     targets: Any  # places of buffers, as the next two
@@ -108,11 +109,12 @@ class Queue:
         """
         waiting = self.waiting
         waiting += [self._copy_of(place, own, ready) for place, own in self.new_numbers(numbers)]
-        waiting += (batch.inputs, ready.rows), (batch.targets, ready.targets)
+        given = batch.inputs if batch.ids is None else np.ascontiguousarray(batch.ids)
+        waiting += (given, ready.inputs), (batch.targets, ready.targets)
         if ready.weights is not None:
             waiting.append((batch.weights, ready.weights))
         waiting += lists
-        waiting += ready.fetch, ready.graph
+        waiting += (ready.graph,) if ready.fetch is None else (ready.fetch, ready.graph)
         results, copies = ready.pages.next()
         waiting += copies
         self.count += 1

@@ -87,7 +87,7 @@ class Recorder:
         `change` is given.
         """
         self.finish()
-        self._samples = X if change is None and batch.there else None
+        self._samples = X if change is None and batch.values is None else None
         if change is None:
             ids, shape = batch.ids, (len(batch.rows), *X.shape[1:])
             kind = (shape, FLOAT32) if ids is None else (ids.shape, ids.dtype)
@@ -131,12 +131,16 @@ class Recorder:
         """Forget the steps that are ready, because the model has changed; their recordings are found again by their key."""
         self._ready.clear()
 
-    def ready(self, X: Any, plans: Plans, batch: Batch, optimizer: Optimizer) -> tuple[Ready, Any] | None:
+    def ready(
+        self, X: Any, plans: Plans, batch: Batch, states: Sequence[Any], optimizer: Optimizer
+    ) -> tuple[Ready, Any] | None:
         """(the recorded step for these kinds of plans and a batch of X of this size, the numbers of its update); the batch is
-        not fetched yet. None if there is no such step: then call `hold` and `step`.
+        not fetched yet, and `states` is that of `step`. None if there is no such step: then call `hold` and `step`.
         """
         found = self._ready.get(self._quick_key(plans, batch)) if self._ready else None
-        if found is None or found.samples is not X or not optimizer.records or not same(found.state, optimizer.arrays):
+        if found is None or found.samples is not X or not optimizer.records:
+            return None
+        if not same(found.arrays, [*states, *optimizer.arrays]):
             return None
         places, numbers = optimizer.changing()
         if found.update != optimizer.issues(places):
@@ -148,7 +152,8 @@ class Recorder:
     @staticmethod
     def _quick_key(plans: Plans, batch: Batch) -> Hashable:
         drawn = ((path, plan.kind) for path, plan in plans.assigned.items() if path not in plans.chosen)
-        return (len(batch.rows), batch.weights is None, plans.decides, *drawn)
+        shape = None if batch.ids is None else (batch.ids.shape, batch.ids.dtype)
+        return (len(batch.rows), shape, batch.weights is None, plans.decides, *drawn)
 
     def again(self, ready: Ready, numbers: Any, batch: Batch, plans: Plans) -> list[Any]:
         """Add a step that is ready to the queue; return the arrays that hold its results after `finish`."""
@@ -202,7 +207,7 @@ class Recorder:
             optimizer.reduce()
             packed = optimizer.launch()
             if profile.ENABLED and not self._told:  # now: the first step allocates states, which must not be those of a tape
-                self._tell(passes, repeatable, plans)
+                self._tell(passes, repeatable, plans, optimizer)
             return results, packed
         ready: dict[Tensor, Any] = {}
         places, values = optimizer.changing()
@@ -215,40 +220,44 @@ class Recorder:
             return results
 
         results = self(key + (update,), work, states + optimizer.arrays, plans)
-        if self._replayed is not None and self._samples is not None and not states and not optimizer.foresees:
-            self._make_ready(self._replayed, plans, batch, optimizer, update)
+        if self._replayed is not None and self._samples is not None and not optimizer.foresees:
+            self._make_ready(self._replayed, plans, batch, states, optimizer, update)
         return results, ready if self._replayed is None else {}
 
-    def _make_ready(self, found: _Pass, plans: Plans, batch: Batch, optimizer: Optimizer, update: Hashable) -> None:
+    def _make_ready(
+        self, found: _Pass, plans: Plans, batch: Batch, states: list[Any], optimizer: Optimizer, update: Hashable
+    ) -> None:
         """From now on, steps like the one that was just replayed can be queued, if fetching their batch can be recorded."""
-        X, rows = self._samples, self.buffer("rows", (len(batch.rows),), np.dtype(np.int32))
-        key = id(X), len(batch.rows)
-        if key not in self._fetches:
-            take = functools.partial(self.dev.take_rows, X, rows, out=batch.inputs)
-            self._fetches[key] = X, self._graph(take)
-        if (fetch := self._fetches[key][1]) is None:
+        X, place = self._samples, self.dev.place
+        fetch, inputs = self._fetch(X, batch) if batch.ids is None else (None, batch.inputs)
+        if batch.ids is None and fetch is None:
             return
-        trained = [p.gradient is not None for p in optimizer.parameters]
-        tensors = [(t, t.data, t.requires_grad) for _, t, _ in self.model.named()]
-        place, given = self.dev.place, batch.weights
         self._ready[self._quick_key(plans, batch)] = Ready(
             found.graph,
             found.chosen,
             fetch,
             X,
-            place(rows),
+            place(inputs),
             update,
-            optimizer.arrays,
-            tensors,
-            trained,
+            [*states, *optimizer.arrays],
+            [(t, t.data, t.requires_grad) for _, t, _ in self.model.named()],
+            [p.gradient is not None for p in optimizer.parameters],
             place(batch.targets),
-            None if given is None else place(given),
+            None if batch.weights is None else place(batch.weights),
             [place(buffer) for buffer in self.put_numbers(optimizer.changing()[1])],
             Pages(found.graph.result[0], self.dev),
         )
 
-    def _tell(self, passes: Callable[[], Sequence[Any]], repeatable: bool, plans: Plans) -> None:
-        """Print, once in a run, why these passes could not be recorded; called under NUMBANET_PROFILE."""
+    def _fetch(self, X: Any, batch: Batch) -> tuple[Any, Any]:
+        """Return a recording that copies samples of X to the inputs of `batch`, or None, and the buffer for their indices."""
+        rows, key = self.buffer("rows", (len(batch.rows),), np.dtype(np.int32)), (id(X), len(batch.rows))
+        if key not in self._fetches:
+            take = functools.partial(self.dev.take_rows, X, rows, out=batch.inputs)
+            self._fetches[key] = X, self._graph(take)
+        return self._fetches[key][1], rows
+
+    def _tell(self, passes: Callable[[], Sequence[Any]], repeatable: bool, plans: Plans, optimizer: Optimizer) -> None:
+        """Print, once in a run, why this step could not be recorded; called under NUMBANET_PROFILE."""
         if repeatable and plans.choose is not None and not plans.chosen:
             return  # wait for a step whose chosen plans are known
         kindless = any(plan.kind is None for plan in plans.assigned.values())
@@ -265,6 +274,8 @@ class Recorder:
                 self.dev.record(self._from_no_gradients(passes), most=self.MOST, refused=reasons)
             for parameter in self.model.parameters():
                 parameter.zero_grad()  # nothing was computed
+        if not (reasons or optimizer.records):
+            reasons = [f"updates by {type(optimizer).__name__}, which does not say that its launches are always the same"]
         for reason in reasons:
             print(f"not recorded: {reason}", file=sys.stderr)
 

@@ -198,8 +198,12 @@ class Stepper:
             return self._done(loss, answer, tuple(batch.inputs.shape), plans)
 
     def _reads(self, plans: Plans | None, batch: Batch | None) -> dict[Tensor, Any] | None:
-        """Return the parts of weights that a step with these plans and this batch reads; None if it may read everything."""
-        return None if plans is None or self.model.spanning else self.tree.reads(plans, batch and batch.ids)
+        """Return the parts of weights that a step with these plans and this batch reads; None if it may read everything, or if
+        the optimiser does not ask.
+        """
+        if plans is None or self.model.spanning or not self.optimizer.foresees:
+            return None
+        return self.tree.reads(plans, batch and batch.ids)
 
     def _learn(self, flow: Flow, context: Context, batch: Batch) -> tuple[Any, Any]:
         """Make both passes. If the layers are on several devices, an error names the layer and the device that raised it."""
@@ -232,15 +236,17 @@ class Stepper:
         return before + (self._chosen_flops.setdefault(key, spent) if spent else self._chosen_flops.get(key, 0.0))
 
     def _states(self, resets: bool) -> list[Any]:
-        """Return the states of the recurrent layers; if `resets`, set them to zero."""
+        """Return the states of the recurrent layers; if `resets`, set them to zero after the steps in the queue."""
         states = [state for arrays in (self.state or {}).values() for state in arrays]
-        for state in states if resets else ():
-            self.dev.full(state.shape, 0.0, out=state)
+        if resets and states:
+            self.recorder.finish()
+            for state in states:
+                self.dev.full(state.shape, 0.0, out=state)
         return states
 
     def _queued(self, X: Any, batch: Batch, plans: Plans, following: Batch | None, last: bool) -> StepResult | None:
         """Add a step to the queue if a recording of it exists, and return its result; else return None."""
-        found = self.recorder.ready(X, plans, batch, self.optimizer)
+        found = self.recorder.ready(X, plans, batch, self._states(batch.resets_state), self.optimizer)
         if found is None:
             return None
         ready, numbers = found
@@ -248,7 +254,7 @@ class Stepper:
         loss, answer = self.recorder.again(ready, numbers, batch, plans)
         self.optimizer.advance(ready.trained)
         self.upcoming, self.packed = upcoming, {}
-        return self._done(loss, answer, (len(batch.rows), *X.shape[1:]), plans)
+        return self._done(loss, answer, (len(batch.rows), *X.shape[1:]) if batch.ids is None else batch.ids.shape, plans)
 
     def finish(self) -> None:
         """Compute the steps in the queue."""

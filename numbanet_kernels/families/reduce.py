@@ -19,7 +19,7 @@ import math
 import numpy as np
 from numba import float32, int32
 
-from ..host import blas, threads
+from ..host import threads
 from ..runtime.declare import cuda, host_kernel, inlined, kernel, kernels
 from ..runtime.expect import INT32, shapes
 from ..runtime.launch import ceil_div, launch
@@ -90,7 +90,7 @@ def argmax_reference(x):
 # --- CPU --------------------------------------------------------------------------------------------------------------
 LINE, LINES = 256, 32  # floats of a line, into which narrow rows are joined; number of lines that are summed in float32
 LEAST_COLUMNS = 64  # smallest number of columns of a thread
-PIECE = 1 << 14  # number of squares that BLAS sums in float32
+PIECE = 1 << 14  # number of squares that are summed by one thread; so results do not depend on the number of threads
 
 
 @host_kernel("void(f4[::1], i8, i8, f4, f4[:, ::1], i8, i8)")
@@ -193,21 +193,39 @@ def max_cpu(x, axis=None, keepdims=False, out=None):
     return np.maximum.reduce(x, axis=axes, keepdims=keepdims, out=out)
 
 
-def squares_cpu(x):
+@host_kernel("void(f4[::1], f8[::1], i8, i8)")
+def _squares(x, sums, first, stop):
+    """sums[i] = the sum of the squares of piece i of x, for first <= i < stop"""
+    for i in range(first, stop):
+        piece, sums[i] = x[i * PIECE : (i + 1) * PIECE], 0
+        for start in range(0, piece.size, LINE):
+            few = float32(0)
+            for value in piece[start : start + LINE]:
+                few += value * value
+            sums[i] += few
+
+
+@host_kernel("void(f8[::1], f4[::1])")
+def add_up(x, y):
+    """y[0] = the sum of x"""
+    total = np.float64(0)
+    for value in x:
+        total += value
+    y[0] = total
+
+
+def squares_cpu(x, out=None):
     """y = the sum of x * x over all axes.   -> ()"""
-    output("squares (cpu)", empty_cpu, None, (), x=x)
-    values = x.reshape(-1)
-    terms = np.zeros(threads.count())
+    out = output("squares (cpu)", empty_cpu, out, (), x=x)
+    sums, values = empty_cpu(ceil_div(x.size, PIECE), np.float64), x.reshape(-1)
 
     def work(part):
-        thread_values = values[part.of(values.size)]
-        terms[part.number] = sum(
-            float(blas.matmul(piece, piece))
-            for piece in (thread_values[start : start + PIECE] for start in range(0, thread_values.size, PIECE))
-        )
+        pieces = part.of(sums.size)
+        _squares(values, sums, pieces.start, pieces.stop)
 
     threads.share(work, x.size)
-    return np.float32(terms.sum()).reshape(())
+    add_up(sums, out.reshape(1))
+    return out
 
 
 _CHECK_ROWS = shapes("sum_rows (cpu)", x="NO", out="O")
@@ -351,8 +369,8 @@ def max_cuda(x, axis=None, keepdims=False, out=None):
     return _reduce_axes("max", MAX, x, axis, keepdims, out)
 
 
-def squares_cuda(x):
-    out = output("squares (cuda)", empty_cuda, None, (), x=x)
+def squares_cuda(x, out=None):
+    out = output("squares (cuda)", empty_cuda, out, (), x=x)
     _reduce(SQUARES, x, 1, x.size, 1, out)
     return out
 

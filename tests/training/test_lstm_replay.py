@@ -102,7 +102,7 @@ def test_steps_of_every_period_are_replayed_with_lists_that_are_made_once(where,
     monkeypatch.setattr(Recorder, "step", step)
     monkeypatch.setattr(ListBuffers, "put", put)
     monkeypatch.setattr(TimePlan, "lists", lambda plan, original=TimePlan.lists: listed.append(plan) or original(plan))
-    language(where, pieces=3, hidden=(4, 4), recurrent_dropout="rdp", recurrent_sampling="step", epochs=4)
+    language(where, pieces=3, hidden=(4, 4), recurrent_dropout="rdp", recurrent_sampling="step", epochs=8)
     assert len(replays) == len(passes) - sum(len(recorder._met) for recorder in recorders) > 4 and len(listed) == 2 * len(
         passes
     )

@@ -3,11 +3,16 @@ one, also after an interrupt and with hooks that look at the weights after each 
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
-from numbanet import Hook, LayerNorm, Linear, Net, ReLU, device
+from numbanet import LSTM, Embedding, Hook, LanguageModel, LastStep, LayerNorm, Linear, Net, ReLU, RowDropout, device
 from numbanet.training.queue import Pages, Queue
 from numbanet.training.recorder import Recorder
+from numbanet.training.task import LanguageModelling
+from numbanet_kernels.host import thresholds
 from numbanet_kernels.runtime.interrupt import deferred
+
+from .test_recorded_steps import equal
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((90, 5)).astype(np.float32)
@@ -50,6 +55,70 @@ def test_steps_that_wait_give_the_weights_and_losses_of_single_steps(monkeypatch
     single = fit(dropout=dropout)
     assert set(together) == {1} and same(ours, single)
     assert [r["loss"] for r in ours.history_] == [r["loss"] for r in single.history_]
+
+
+def language(**options):
+    """A text of four segments, each of 11 times 5 words and 3 words."""
+    text = np.random.default_rng(1).integers(9, size=4 * 58 + 1)
+    return LanguageModel((8, 8), **{"epochs": 6, "batch_size": 4, "steps": 5, "random_state": 0, **options}).fit(text)
+
+
+def paragraphs(**options):
+    """The same, but states are zero in every third step."""
+
+    def batches(self, *given, original=LanguageModelling.batches):
+        for i, batch in enumerate(original(self, *given)):
+            yield batch._replace(resets_state=i % 3 == 0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LanguageModelling, "batches", batches)
+        return language(**options)
+
+
+def sequences(**options):
+    ids = np.random.default_rng(2).integers(9, size=(90, 6))
+    layers = [Embedding(9, 4, rng=0), LSTM(4, 8, batch_first=True, rng=1), LastStep(), Linear(8, 2, rng=2)]
+    return Net(layers, **{"epochs": 6, "batch_size": 10, "random_state": 0, **options}).fit(ids, Y)
+
+
+FEW = RowDropout(0.4, dp_max=2)
+RECURRENT = {
+    "a text, clipped": (language, {}),
+    "a text, not clipped": (language, {"clip_norm": None, "learning_rate": 0.5}),
+    "a text, adam": (language, {"tied": True, "optimizer": "adam", "learning_rate": 0.01}),
+    "a text, rdp": (language, {"dropout": FEW, "recurrent_dropout": FEW}),
+    "a text, rdp in each time step": (language, {"recurrent_dropout": FEW, "recurrent_sampling": "step"}),
+    "a text, batchwise": (language, {"dropout": "batchwise", "dropout_rate": 0.5}),
+    "a text, window": (
+        language,
+        {
+            "dropout": "window",
+            "dropout_rate": 0.5,
+            "recurrent_dropout": "window",
+            "recurrent_dropout_rate": 0.5,
+            "recurrent_sampling": "outputs",
+        },
+    ),
+    "a text, states are zero amid an epoch": (paragraphs, {}),
+    "a text, gate columns": (language, {"gate_sparsity": 0.5, "gate_schedule": 1.0}),
+    "sequences": (sequences, {}),
+    "sequences, clipped": (sequences, {"clip_norm": 0.01, "optimizer": "sgd", "momentum": 0.9}),
+    "sequences, rdp": (sequences, {"dropout": FEW}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:fit. the network")
+@pytest.mark.parametrize("size", [1, 2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("train, options", RECURRENT.values(), ids=RECURRENT)
+def test_steps_of_recurrent_layers_wait(monkeypatch, together, train, options, size):
+    """Their words are on the host, and the states of one step are those with which the next starts."""
+    with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(4, user_api="blas"):
+        ours = train(**options, n_jobs=size)
+        assert max(together) > (2 if train is paragraphs else 4)
+        monkeypatch.setattr(Recorder, "possible", property(lambda self: False, lambda self, value: None), raising=False)
+        together.clear()
+        equal(ours, train(**options, n_jobs=size))
+        assert not together
 
 
 @pytest.mark.filterwarnings("ignore:fit. the network")
@@ -111,16 +180,22 @@ def _clips(run):
     run.optimizer.clip_norm = 1e-3
 
 
+def _clips_no_more(run):
+    run.optimizer.clip_norm = None
+
+
 def _other_state(run):
     for state in run.optimizer.state:
         state[:] = [run.dev.full(array.shape, 0.5) for array in state]
 
 
-@pytest.mark.parametrize("change", [_other_eps, _clips, _other_state])
-def test_what_a_hook_changes_between_epochs_is_heeded(monkeypatch, together, change):
+@pytest.mark.parametrize(
+    "change, clip_norm", [(_other_eps, None), (_clips, None), (_clips, 0.3), (_clips_no_more, 1e-3), (_other_state, None)]
+)
+def test_what_a_hook_changes_between_epochs_is_heeded(monkeypatch, together, change, clip_norm):
     def net():
         layers = [Linear(5, 7, rng=0), LayerNorm(7), ReLU(), Linear(7, 2, rng=1)]
-        options = {"epochs": 6, "batch_size": 10, "random_state": 0, "optimizer": "adam"}
+        options = {"epochs": 6, "batch_size": 10, "random_state": 0, "optimizer": "adam", "clip_norm": clip_norm}
         return Net(layers, **options, callbacks=[Changes(change)]).fit(X, Y)
 
     ours = net()

@@ -71,6 +71,8 @@ OPTIONS = {
     "weights": {"weights": True},
     "one sample": {"layers": (1,)},
     "huber": {"net": NetRegressor, "loss": "huber"},
+    "clipped": {"clip_norm": 0.05, "optimizer": "sgd", "momentum": 0.9},
+    "clipped in some steps": {"clip_norm": 0.4, "optimizer": "adam"},
 }
 
 
@@ -79,6 +81,7 @@ OPTIONS = {
 def test_replayed_steps_train_the_same(monkeypatch, replays, options):
     ours = fit(**options)
     assert list(replays.values()) == [14, 4]  # of 15 and 5 steps: the first is done op by op
+    assert all(("_sgd" in (names := of.names.values()) or "_adam" in names) for of in replays), "with the update"
     count = len(replays)
     equal(ours, alone(monkeypatch, **options))
     assert len(replays) == count
@@ -94,6 +97,9 @@ PLANNED = {
     "batchwise": {"dropout": "batchwise", "dropout_rate": 0.5},
     "window": {"dropout": "window", "dropout_rate": 0.5},
     "large windows, which are not copied": {"dropout": "window", "dropout_rate": 0.5, "layers": (800, 800)},
+    "clipped, rdp": {"dropout": RowDropout(0.5, dp_max=2), "clip_norm": 0.05},
+    "clipped, tdp": {"dropout": TileDropout(0.5, tile=4, dp_max=2), "clip_norm": 0.05},
+    "clipped, window": {"dropout": "window", "dropout_rate": 0.5, "clip_norm": 0.05, "optimizer": "adam"},
     "rdp by the epoch": {"dropout": RowDropout((0.0, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4).__getitem__, dp_max=2)},
 }
 
@@ -118,9 +124,10 @@ def test_one_tape_serves_all_plans_of_a_kind(monkeypatch, replays, options):
 
 @pytest.mark.filterwarnings("ignore:fit. the network is no better")
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_updates_that_wait_are_recorded(monkeypatch, replays, size):
+@pytest.mark.parametrize("clip_norm", [None, 0.05])
+def test_updates_that_wait_are_recorded(monkeypatch, replays, size, clip_norm):
     """Of tiles that no step reads soon; what a recorded step reads is not packed by the update before."""
-    options = {"dropout": TileDropout(0.5, tile=4, dp_max=2), "optimizer": "sgd", "momentum": 0.9}
+    options = {"dropout": TileDropout(0.5, tile=4, dp_max=2), "optimizer": "sgd", "momentum": 0.9, "clip_norm": clip_norm}
     options |= {"layers": (70, 40), "epochs": 8, "n_jobs": size}
     with thresholds.using(thresholds.Thresholds(1, 1, 1)), threadpool_limits(4, user_api="blas"):
         ours = fit(**options)
@@ -141,10 +148,9 @@ def test_views_of_large_weights_are_those_of_the_present_plan(monkeypatch, repla
 
 @pytest.mark.filterwarnings("ignore:fit. the network is no better")
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize(
-    "options", [OPTIONS["adam"], OPTIONS["nesterov"], PLANNED["rdp"], PLANNED["tdp"]], ids=["adam", "nesterov", "rdp", "tdp"]
-)
-def test_threads_share_recorded_steps(monkeypatch, replays, options, size):
+@pytest.mark.parametrize("name", ["adam", "nesterov", "clipped", "rdp", "tdp", "clipped, tdp"])
+def test_threads_share_recorded_steps(monkeypatch, replays, name, size):
+    options = {**OPTIONS, **PLANNED}[name]
     with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(4, user_api="blas"):
         ours = fit(**options, layers=(70, 40), n_jobs=size)
         assert all(recorded.threads == size for recorded in replays) and sum(replays.values()) > 5
@@ -359,6 +365,8 @@ def test_a_choice_of_another_kind_than_was_recorded_is_an_error():
         ({"dropout": DynamicSparseGraph(0.5, share="sample")}, None),
         ({"dropout": DynamicSparseGraph(0.5, share="sample", threshold="shared")}, "does not say that"),
         ({"dropout": "dsg", "dropout_rate": 0.5}, None),
+        ({"optimizer": type("Still", (Slowing,), {})}, "updates by Still, which does not say"),
+        ({"clip_norm": 0.1}, None),
         ({}, None),
     ],
     ids=str,

@@ -10,10 +10,8 @@ columns form a class; there are L classes, and a list has up to K columns:
     col_pos (L, C)   the column of g that holds column c in a row of class l; -1 if column c has no gradient
 
     unpack_gradient   dense[r, c] = g[row_pos[r], col_pos[row_class[r], c]] if both positions are >= 0, else 0
-    packed_squares    the sum of g[row_pos[r], k]^2 over all r and k with row_pos[r] >= 0 and cols[row_class[r], k] >= 0;
-                      the padding of g is uninitialised and is not summed
 
-`check_update`, `packing` and `unread` serve the update kernels (`family` describes weights, states and lazy blocks).
+`expected`, `check_update`, `packing` and `unread` serve the kernels of updates (`family` describes weights and lazy blocks).
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ from ...runtime.declare import cuda, host_kernel, kernel, kernels
 from ...runtime.expect import BOOL, FLOAT32, INT32, expect
 from ...runtime.launch import ceil_div, launch
 from ...runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat
-from ..reduce import sum_cuda
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -44,19 +41,10 @@ def unpack_gradient_reference(g, packing, shape):
     return dense
 
 
-def packed_squares_reference(g, packing):
-    if packing is None:
-        return np.sum(np.square(g, dtype=np.float64))
-    row_pos, row_class, cols, _ = map(np.asarray, packing)
-    has_gradient = row_pos >= 0
-    values = np.where(cols[row_class[has_gradient]] >= 0, np.float64(g)[row_pos[has_gradient]], 0)
-    return np.sum(values * values)
-
-
 LARGEST = 2**31 - 2**16  # largest number of elements of a weight; indices of elements must fit into 32 bits
 
 
-def _expected(packing):
+def expected(packing):
     """Return a dict of the arrays of a packing, with shapes and types for `expect`: a gradient (G, K) of a weight (R, C)."""
     shapes = ("R",), ("R",), ("L", "K"), ("L", "C")
     return {name: (array, shape, INT32) for name, array, shape in zip(Packing._fields, packing, shapes, strict=True)}
@@ -74,7 +62,7 @@ def check_update(op, update):
         if part is not None and not isinstance(part, kind):
             raise TypeError(f"{op}: expected a {kind.__name__}, got a {type(part).__name__}")
     if packing is not None:
-        arrays |= {"g": (update.g, ("G", "K")), **_expected(packing)}
+        arrays |= {"g": (update.g, ("G", "K")), **expected(packing)}
     if lazy is not None:
         arrays |= {
             name: (array, ("U", "B"), BOOL if name in ("current", "wanted") else INT32)
@@ -126,7 +114,7 @@ def _fits(update, packing):
 
 
 def _check_gradient(op, g, packing, shape):
-    sizes = expect(op, g=(g, ("G", "K")), **_expected(packing))
+    sizes = expect(op, g=(g, ("G", "K")), **expected(packing))
     if tuple(shape) != (sizes["R"], sizes["C"]):
         raise ValueError(f"{op}: shape {shape} is not {sizes['R'], sizes['C']} of the packing")
 
@@ -160,31 +148,6 @@ def _unpack(g, row_pos, row_class, col_pos, dense, first, stop):
                 out[c] = float32(0)
 
 
-@host_kernel("void(f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], f8[::1], i8, i8)")
-def _row_squares(g, row_pos, row_class, cols, sums, first, stop):
-    """sums[r] = the sum of the squares of row r, for the rows first … stop - 1"""
-    for r in range(first, stop):
-        total = float32(0)
-        if 0 <= row_pos[r] < g.shape[0] and 0 <= row_class[r] < cols.shape[0]:
-            row, columns = g[row_pos[r]], cols[row_class[r]]
-            for k in range(row.size):
-                total += row[k] * row[k] if columns[k] >= 0 else float32(0)
-        sums[r] = total
-
-
-def packed_squares_cpu(g, packing):
-    """y = the sum of g[row_pos[r], k]^2 over all r and k with row_pos[r] >= 0 and cols[row_class[r], k] >= 0.   -> ()"""
-    sizes = expect("packed_squares (cpu)", g=(g, ("G", "K")), **_expected(packing))
-    sums = np.empty(sizes["R"])
-
-    def work(part):
-        rows = part.of(sums.size)
-        _row_squares(g, *packing[:3], sums, rows.start, rows.stop)
-
-    threads.share(work, g.size)
-    return np.float32(sums.sum()).reshape(())
-
-
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels("update")
 def _unpacking():
@@ -198,32 +161,6 @@ def _unpacking():
             dense[r, c] = g[row, col] if 0 <= row < g.shape[0] and 0 <= col < g.shape[1] else float32(0)
 
     return unpack
-
-
-@kernels("update")
-def _squaring():
-    @kernel("void(f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], f4[::1])")
-    def row_squares(g, row_pos, row_class, cols, sums):
-        """Each block sums the squares of one row of g."""
-        shared = cuda.shared.array(THREADS, float32)
-        r, lane = cuda.blockIdx.x, cuda.threadIdx.x
-        total, z = float32(0), row_class[r]
-        if 0 <= row_pos[r] < g.shape[0] and 0 <= z < cols.shape[0]:
-            for k in range(lane, g.shape[1], THREADS):
-                value = g[row_pos[r], k] if cols[z, k] >= 0 else float32(0)
-                total += value * value
-        shared[lane] = total
-        cuda.syncthreads()
-        half = THREADS // 2
-        while half > 0:
-            if lane < half:
-                shared[lane] += shared[lane + half]
-            cuda.syncthreads()
-            half //= 2
-        if lane == 0:
-            sums[r] = shared[0]
-
-    return row_squares
 
 
 @device_cache(maxsize=16)
@@ -250,13 +187,6 @@ def unpack_gradient_cuda(g, packing, shape):
     return dense
 
 
-def packed_squares_cuda(g, packing):
-    sums = empty_cuda(expect("packed_squares (cuda)", g=(g, ("G", "K")), **_expected(packing))["R"])
-    if sums.size:
-        launch(_squaring(), sums.size, THREADS, g, *packing[:3], sums)
-    return sum_cuda(sums)
-
-
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def packed_example(a, O, I):
     """Return a gradient of every third row and every second column of a weight (O, I), and its packing."""
@@ -268,7 +198,4 @@ def packed_example(a, O, I):
 
 
 def examples(dev, a, N, I, O):
-    return {
-        "packed_squares": lambda: dev.packed_squares(*packed_example(a, O, I)),
-        "unpack_gradient": lambda: dev.unpack_gradient(*packed_example(a, O, I), (O, I)),
-    }
+    return {"unpack_gradient": lambda: dev.unpack_gradient(*packed_example(a, O, I), (O, I))}

@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
+from numbanet_kernels import cpu
 from numbanet_kernels.families import gemm_tiles, update
+from numbanet_kernels.host import thresholds
 from numbanet_kernels.layouts.packed import AdamUpdate, LazyBlocks, Packing, SGDUpdate, adam_numbers
 from numbanet_kernels.layouts.tiles import Pattern
 
@@ -100,6 +103,72 @@ def test_unpack_gradient(suffix, put, get, rng):
         for r in range(12)
     ]
     np.testing.assert_allclose(dense, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_packed_squares_leave_out_padding(suffix, put, get, rng, classes):
+    kept, packed_shape = packing(rng, (12, 7), classes)
+    g = rng.standard_normal(packed_shape).astype(np.float32)
+    row_pos, row_class, cols, _ = kept
+    expected, there = update.packed_squares_reference(g, kept), np.zeros(packed_shape, bool)
+    there[row_pos[row_pos >= 0]] = cols[row_class[row_pos >= 0]] >= 0
+    out = put(np.zeros(()))
+    found = getattr(update, f"packed_squares_{suffix}")(put(np.where(there, g, np.nan)), Packing(*map(put, kept)), out=out)
+    assert found is out
+    np.testing.assert_allclose(get(found), expected, rtol=1e-5)
+
+
+LARGE = float(np.finfo(np.float32).max)
+
+
+@pytest.mark.parametrize(
+    "squares, limit, factor",
+    [
+        ((9.0, 16.0), 2.0, 0.4),
+        ((9.0, 16.0), 5.0, 1.0),  # the norm is not above the limit
+        ((9.0, 16.0), LARGE, 1.0),
+        ((0.0, 0.0), 1e-30, 1.0),
+        ((LARGE, LARGE), 1.0, 2**-0.5 / LARGE**0.5),  # their sum is not a float32
+        ((np.inf, 1.0), 1.0, 0.0),
+        ((np.nan, 1.0), 1.0, 1.0),
+        ((), 1.0, 1.0),
+    ],
+)
+def test_gradients_are_scaled_down_to_the_limit(suffix, put, get, rng, squares, limit, factor):
+    """NaN leaves everything as it is, and infinity becomes NaN, which `fit` notices."""
+    host = [rng.standard_normal(shape).astype(np.float32) for shape in ((3, 4), (5,), (0, 3), (70, 90))]
+    host[1][:3] = np.nan, np.inf, 0
+    arrays = [put(x.copy()) for x in host]
+    getattr(update, f"clip_norm_{suffix}")(arrays, put(np.float32(squares)), put(np.float32([limit])))
+    with np.errstate(invalid="ignore"):
+        for found, x in zip(map(get, arrays), host, strict=True):
+            np.testing.assert_allclose(found, x * np.float32(factor), rtol=4e-7)
+            assert factor != 1 or found.tobytes() == x.tobytes()
+
+
+def test_clipping_does_not_depend_on_the_number_of_threads(rng):
+    """Nor on whether work is shared at all."""
+    kept, packed_shape = packing(rng, (300, 500), 3)
+    host = [rng.standard_normal(shape).astype(np.float32) for shape in ((211, 307), packed_shape, (307,))]
+    results = set()
+    for size, least in ((1, 1), (2, 1), (4, 1), (2, 1 << 30)):
+        with thresholds.using(thresholds.Thresholds(least, least)), threadpool_limits(4, user_api="blas"), cpu.session(size):
+            arrays, sums = [x.copy() for x in host], np.zeros(3, np.float32)
+            for i, x in enumerate(arrays):
+                out = sums[i : i + 1].reshape(())
+                cpu.packed_squares(x, kept, out=out) if i == 1 else cpu.squares(x, out=out)
+            cpu.clip_norm(arrays, sums, np.float32([1.5]))
+            results.add((sums.tobytes(), *(x.tobytes() for x in arrays)))
+    assert len(results) == 1
+
+
+def test_what_cannot_be_clipped_is_named(suffix, put):
+    clip = getattr(update, f"clip_norm_{suffix}")
+    for squares, limit, message in ((np.ones(1), np.ones(2), "limit"), (np.ones((1, 1)), np.ones(1), "squares")):
+        with pytest.raises(ValueError, match=rf"clip_norm \({suffix}\).*{message}"):
+            clip([put(np.ones(3))], put(squares), put(limit))
+    with pytest.raises(TypeError, match=rf"clip_norm \({suffix}\): x must be a contiguous float32 array"):
+        clip([put(np.ones(3, np.int32))], put(np.ones(1)), put(np.ones(1)))
 
 
 def test_shapes_that_do_not_match_are_named(suffix, put):
