@@ -58,11 +58,6 @@ class Batch(NamedTuple):
     resets_state: bool = True  # True if recurrent layers start from zero states
     values: np.ndarray | None = None  # the inputs on the host, if X is not on the device
 
-    @property
-    def there(self) -> bool:
-        """True if the inputs are rows of X on the device."""
-        return self.ids is None and self.values is None
-
     def without_inputs(self) -> Batch:
         """Return the batch without its inputs on the host, which a step that is done no longer needs."""
         return self._replace(ids=None, values=None)

@@ -173,7 +173,7 @@ class Stepper:
             self._begin_choice(plans)
             if whole or change is not None:  # hooks may change anything
                 self.look_around()
-            if change is None and batch.there and (queued := self._queued(X, batch, plans, following, last)):
+            if change is None and batch.values is None and (queued := self._queued(X, batch, plans, following, last)):
                 if not waits:
                     self.recorder.finish()
                 return queued
