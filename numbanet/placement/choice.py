@@ -84,13 +84,8 @@ def choose(
     problem = _Problem(profile, objective, memory, prediction, what_if, start)
     if measure is None and alone is None:
         return placement(profile, problem.solve(), objective, problem.training, start)
-    singles = [
-        placement(alone or profile, [name] * len(profile.stages), objective, problem.training, start)
-        for name in profile.names
-        if problem.takes(name)
-    ]
-    several = _Problem(profile, objective, memory, prediction, what_if, start, keep=MANY if measure else 1).ranked()
-    mixed = [placement(profile, names, objective, problem.training, start) for names in several if len(set(names)) > 1]
+    many = _Problem(profile, objective, memory, prediction, what_if, start, keep=MANY if measure else 1)
+    singles, mixed = many.one_and_several(alone or profile)
     if measure is None:
         return min([*singles, *mixed], key=lambda each: each.cost)
     return fastest([*singles, *distinct(profile, mixed, most)], measure)
@@ -241,6 +236,12 @@ class _Problem:
         ends = [(values, name, label) for name, found in fronts[-1].items() for label, values in enumerate(found.costs)]
         ends.sort(key=lambda end: float(np.prod(end[0][: self.count])))
         return [self.backwards(fronts, *end[1:]) for end in ends[: self.keep]]
+
+    def one_and_several(self, alone: Profile) -> tuple[list[Placement], list[Placement]]:
+        """Return the placements on one device, with the figures of `alone`, and the best of those on several devices."""
+        names, how = [name for name in self.profile.names if self.takes(name)], (self.objective, self.training, self.start)
+        singles = [placement(alone, [name] * len(self.profile.stages), *how) for name in names]
+        return singles, [placement(self.profile, each, *how) for each in self.ranked() if len(set(each)) > 1]
 
     def fronts(self) -> list[dict[str, _Front]]:
         """Return the front of each stage on each device."""
