@@ -4,6 +4,7 @@
     epoch_start(run, epoch)         before each epoch, counted from 0
     before_step(run, batch)         before each step: returns the batch to train on
     after_update(run)               after each update: may change weights in place
+    between_steps(run)              after each step, when signals were handled: may read what the next step depends on
     epoch_end(run, record)          after the last update of an epoch: may change weights and layers; returns entries for the
                                     epoch's record
     epoch_recorded(run, record)     after the record was appended to the history, and a copy of the state was made
@@ -90,6 +91,11 @@ class Hook:
 
     def after_update(self, run: Run) -> None:
         """Called after each update. `run.seen` is the number of samples that were used so far in this epoch."""
+
+    def between_steps(self, run: Run) -> None:
+        """Called after `after_update` of all hooks, and after waiting signals were handled. Some steps may not be computed yet,
+        until `run.stepper.finish()`, and some updates are deferred (`SGD`).
+        """
 
     def epoch_end(self, run: Run, record: dict[str, Any]) -> dict[str, Any] | None:
         """Called after an epoch's last update; returns entries for its record. If shapes change, call `run.reshaped()`."""

@@ -210,6 +210,7 @@ class Run:
             hook.epoch_start(self, self.epoch)
         self.stepper.look_around()
         self._after = [hook for hook in self.hooks if hook.defines("after_update")]
+        self._between = [hook for hook in self.hooks if hook.defines("between_steps")]
         change = [hook for hook in self.hooks if hook.defines("before_step")]
 
         def changed(batch: Batch) -> Batch:
@@ -257,7 +258,7 @@ class Run:
                     hook.after_update(self)
 
     def poll(self) -> None:
-        """Handle waiting signals. If a handler raises an exception, tell the hooks before."""
+        """Handle waiting signals between two steps, and call hooks. If a handler raises an exception, tell the hooks before."""
         try:
             deferred.poll()
         except BaseException:
@@ -265,6 +266,8 @@ class Run:
             for hook in self.hooks:
                 hook.interrupted(self)
             raise
+        for hook in self._between:
+            hook.between_steps(self)
 
     def settle(self) -> None:
         """Bring all weights up to date."""

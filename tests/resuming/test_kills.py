@@ -55,7 +55,7 @@ def killed_often(tmp_path, kills, epochs):
         while not Path(f"{folder}.npz").exists():
             process = started(folder, seed, epochs)
             if done < kills:
-                time.sleep(rng.uniform(0, 0.3))
+                time.sleep(rng.uniform(0, 1))
                 process.send_signal(signal.SIGKILL)
                 killed_now = process.wait() == -signal.SIGKILL
                 done += killed_now

@@ -51,7 +51,7 @@ class Saver(Hook):
         If an argument is invalid; when training starts, if the folder has checkpoints of another fit.
     """
 
-    watches = changes = False
+    watches = False
     settles = True
 
     def __init__(self, folder: Any, every: Any, keep: Any, arguments: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ class Saver(Hook):
             state.restore(run, self.going.state, entered=True)
             self.going = None
 
-    def after_update(self, run):
+    def between_steps(self, run):
         if self.asked:
             self._save_within(run)
             self._leave()
