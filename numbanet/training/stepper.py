@@ -185,8 +185,9 @@ class Stepper:
 
     def _reads(self, plans: Plans | None, batch: Batch | None) -> dict[Tensor, Any] | None:
         """Return the parts of weights that a step with these plans and this batch reads; None if it may read everything."""
-        unasked = plans is None or self.model.spanning or not self.optimizer.foresees
-        return None if unasked else self.tree.reads(plans, batch and batch.ids)
+        if plans is None or self.model.spanning or not self.optimizer.foresees:
+            return None
+        return self.tree.reads(plans, batch and batch.ids)
 
     def _learn(self, flow: Flow, context: Context, batch: Batch) -> tuple[Any, Any]:
         """Make both passes. If the layers are on several devices, an error names the layer and the device that raised it."""
