@@ -12,6 +12,8 @@ from sklearn.utils import check_random_state
 from ..device import Device
 from ..dropout import Dropout, NoDropout, Together
 from ..layers import Sequential, to
+from ..parallel import current
+from ..parallel.checks import agreed
 from ..training.data import Data
 from ..training.hooks import Callback, Hook
 from ..training.optim import Optimizer
@@ -26,6 +28,7 @@ from ..training.validation import EarlyStopping, Validation
 from ..user_warnings import warn
 from . import saving
 from .build import some
+from .joint import Joint
 from .parameters import SHARED
 from .settings import FitSettings, Settings
 
@@ -115,6 +118,7 @@ class Estimator(Settings):
     def _adopt(self, model: Sequential, settings: FitSettings, shape: tuple[int, ...], fresh: bool) -> None:
         """Start a fit of a new or a trained model with a new optimiser; `shape` is the shape of a batch of inputs."""
         if fresh:
+            model = agreed(model)
             to(model, settings.device)
             self._undo.forget()
         model.expect(self._sample(), settings.policy)
@@ -137,7 +141,8 @@ class Estimator(Settings):
         self._streams, self._sparsity, self._thinning = self._new_streams(), None, None
 
     def _new_streams(self) -> Streams:
-        return Streams.from_seed(check_random_state(self.random_state).randint(2**31))
+        seed, team = check_random_state(self.random_state).randint(2**31), current.get()
+        return Streams.from_seed(seed) if team is None else Streams.of_rank(team.broadcast(seed), team.rank, team.sharded)
 
     def _new_optimizer(self, model: Sequential) -> Optimizer:
         """Return an optimiser of all parameters, including frozen ones, so that they can be unfrozen later."""
@@ -166,6 +171,7 @@ class Estimator(Settings):
             settings.device,
             settings.batch_size,
             settings.session,
+            ranks=current.get(),
         )
         users = [hook if isinstance(hook, Hook) else Callback(hook) for hook in self.callbacks or ()]
         run = Run(stepper, self.history_, range(len(self.history_), len(self.history_) + epochs), users, self)
@@ -176,12 +182,13 @@ class Estimator(Settings):
 
     def _hook(self, run: Run, settings: FitSettings, data: Data, validation: Validation | None, *others: Hook) -> None:
         """Insert the built-in hooks, in order, before the user's hooks."""
-        chosen = settings.policy
-        if self.verbose and chosen.reason:
+        chosen, count = settings.policy, run.samples(len(data))
+        if self.verbose and chosen.reason and run.speaks:
             print(f"dropout: {chosen.reason}", flush=True)
         self._warn_of(chosen, run.epochs)
         self.policy_ = chosen
         hooks = [
+            Joint(data) if run.stepper.ranks else None,
             DropoutRates(some(data, run.dev, chosen)),
             settings.learning_rate_schedule and LearningRate(settings.learning_rate_schedule),
             *others,
@@ -190,7 +197,7 @@ class Estimator(Settings):
             validation,
             settings.patience and EarlyStopping(settings.patience),
             Fitted(),
-            Progress(len(data), run.epochs, _named(chosen)) if self.verbose else None,
+            Progress(count, run.epochs, _named(chosen)) if self.verbose and run.speaks else None,
         ]
         run.add(*(hook for hook in hooks if hook is not None))
 

@@ -35,6 +35,7 @@ from ..training.validation import Validation
 from ..user_warnings import warn
 from .base import Estimator
 from .build import as_images, build, merged
+from .joint import count
 from .placing import Placing, check_objective
 from .settings import FitSettings
 from .whole import whole
@@ -295,7 +296,7 @@ class Supervised(Placing, Estimator):
         X, y, weights = self._check_data(X, y, sample_weight, reset=not trained)
         if trained:
             self._check_same(y)
-        settings = self._settings(dropout, dropout_rate, len(X))
+        settings = self._settings(dropout, dropout_rate, count(len(X)))
         self._start(X, weights, settings, self.model_ if trained else None)
         return self._prepare(X, y, weights, settings, settings.epochs, trained, validation)
 
@@ -305,7 +306,7 @@ class Supervised(Placing, Estimator):
         trained = self._goes_on("partial_fit")
         X, y, weights = self._check_data(X, y, sample_weight, reset=not trained, **target_options)
         if self.batch_size is None:
-            settings = dataclasses.replace(settings, batch_size=self._batch(len(X)))
+            settings = dataclasses.replace(settings, batch_size=self._batch(count(len(X))))
         if trained:
             self._warn_of_sparsity()
         else:

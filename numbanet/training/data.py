@@ -39,6 +39,7 @@ class Batch(NamedTuple):
     total: float  # sum of the samples' weights, or the number of samples: the batch's weight in the figures of the epoch
     ids: np.ndarray | None = None  # a copy of `inputs` on the host, if they are integers
     resets_state: bool = True  # True if recurrent layers start from zero states
+    counted: bool = True  # False if all weights are 0, because there are fewer samples than ranks (`parallel.parts`)
 
     def fetch(self, X: Any, dev: Device, out: Any = None) -> Batch:
         """Return the batch with its inputs fetched from X; if `out` is given, they are copied to it."""

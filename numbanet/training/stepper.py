@@ -4,16 +4,18 @@ the weights. If possible, a step is recorded, and later replayed."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ..device import Device
 from ..dropout import Dropout
 from ..dropout.schedule import mean
 from ..layers import DENSE, ActivationSpec, Context, Flow, Sequential, Symbols, Tree
+from ..parallel.parts import parts
+from ..parallel.ranks import Team
 from ..plans import Plan, Plans
 from ..tensor import Tensor
-from .data import Batch
+from .data import Batch, Data
 from .optim import Optimizer
 from .recorder import Recorder
 from .streams import Streams
@@ -44,6 +46,7 @@ class Stepper:
     batch_size: int
     session_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # `limit` of threads, `precision` of products
     upcoming: Plans | None = None  # the plans of the next step, if already drawn
+    ranks: Team | None = None  # the processes that train the model together, if there are several
 
     def __post_init__(self) -> None:
         self.epoch, self.current = 0, self.policy  # the policy of the current epoch
@@ -57,6 +60,11 @@ class Stepper:
         self._nothing = Plans(self.dev)  # the plans of a dense step
         self.tree = Tree(self.model)
         self._prepare_choice()
+
+    def batches(self, data: Data) -> Iterator[Batch]:
+        """Return the batches of an epoch; if several processes train one model, the share of this rank."""
+        task, size, rng, dev = self.task, self.batch_size, self.streams.rows, self.dev
+        return task.batches(data, size, rng, dev) if self.ranks is None else parts(task, data, size, rng, dev, self.ranks)
 
     def enter(self, epoch: int, policy: Dropout) -> None:
         """Start an epoch, which is counted from 0. policy.at(epoch) is the policy with the dropout rates of this epoch."""
@@ -109,6 +117,8 @@ class Stepper:
             self._ahead = self.epoch + 1, self.policy.at(self.epoch + 1)
         policy, rng = self._ahead[1] if following else self.current, self.streams.plans
         assigned = policy.plans(self.tree, rng)
+        if self.ranks is not None:
+            assigned = {path: plan.of_rank(self.ranks.rank) for path, plan in assigned.items()}
         return self._plans(assigned) if assigned or policy.data_dependent else self._nothing
 
     def _plans(self, assigned: dict[str, Plan]) -> Plans:
@@ -169,7 +179,7 @@ class Stepper:
             self.optimizer.prepare(None if whole else self._reads(upcoming, following))
             flow = Flow(Tensor.wrap(batch.inputs, self.dev), DENSE if batch.ids is None else Symbols(batch.ids))
             packed, self.packed = self.packed, {}
-            context = Context(self.dev, plans, training=True, state=self.state, packed=packed)
+            context = Context(self.dev, plans, training=True, state=self.state, packed=packed, ranks=self.ranks)
 
             def passes() -> tuple[Any, Any]:
                 results = self._learn(flow, context, batch)
@@ -185,7 +195,10 @@ class Stepper:
 
     def _reads(self, plans: Plans | None, batch: Batch | None) -> dict[Tensor, Any] | None:
         """Return the parts of weights that a step with these plans and this batch reads; None if it may read everything."""
-        return None if plans is None or self.model.spanning else self.tree.reads(plans, batch and batch.ids)
+        if plans is None or self.model.spanning:
+            return None
+        alone = self.ranks is None  # the symbols of other ranks are not known here
+        return self.tree.reads(plans, batch.ids if batch and alone else None)
 
     def _learn(self, flow: Flow, context: Context, batch: Batch) -> tuple[Any, Any]:
         """Make both passes. If the layers are on several devices, an error names the layer and the device that raised it."""
