@@ -35,7 +35,7 @@ from ..training.validation import Validation
 from ..user_warnings import warn
 from .base import Estimator
 from .build import as_images, build, merged
-from .joint import count
+from .joint import count, sharded
 from .placing import Placing, check_objective
 from .settings import FitSettings
 from .whole import whole
@@ -130,7 +130,7 @@ class Supervised(Placing, Estimator):
             weights = _check_sample_weight(sample_weight, X, dtype=np.float32, ensure_non_negative=True)
             if not weights.sum() > 0:
                 raise ValueError("sample_weight must not be zero for every sample")
-        if len(y) <= self._batch(len(y)) and self._criterion().weighs:
+        if len(y) <= self._batch(len(y)) and self._criterion().weighs and not sharded():
             X, y, weights = merged(X, y, weights)
         return X, *self._check_target(X, y, weights, reset, **target_options)
 

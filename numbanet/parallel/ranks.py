@@ -93,11 +93,19 @@ class Team(Ranks):
         return sum(self.gather(n)) if self.sharded else n
 
     def joint(self, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
-        """Return, for each array of values of samples, the values of all ranks, in the order of the ranks. If an array is None,
-        it is None on all ranks.
+        """Return, for each array of values of samples, the values of all ranks, in the order of the ranks. None stands for
+        weights of 1; it stays None if it is None on all ranks.
         """
         own = [array for array in self.gather(list(arrays)) if array[0] is not None and len(array[0])]
-        return [None if parts[0] is None else np.concatenate(parts) for parts in zip(*own)] if own else list(arrays)
+        found: list[np.ndarray | None] = list(arrays)
+        for i, parts in enumerate(zip(*own)):
+            some = next((part for part in parts if part is not None), None)
+            whole = [
+                np.ones((len(of[0]), *some.shape[1:]), some.dtype) if part is None and some is not None else part
+                for part, of in zip(parts, own)
+            ]
+            found[i] = None if some is None else np.concatenate(whole)
+        return found
 
 
 def opened(parallel: Any) -> Ranks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -42,9 +43,9 @@ class ThreadRanks(Ranks):
 
     def gather(self, value):
         room = self.room
-        room.values[self.rank] = value
+        room.values[self.rank] = pickle.dumps(value)  # so that no rank has another one's objects
         room.meet()
-        values = list(room.values)
+        values = [pickle.loads(other) for other in room.values]
         room.meet()  # before the places are used again
         return values
 

@@ -141,6 +141,6 @@ def _record(run: Run, data: Data, done: Sequence[tuple[Batch, StepResult]]) -> t
     score = math.nan
     if math.isfinite(loss) and np.isfinite(predicted).all():
         score = run.stepper.task.score(targets, predicted, weights)
-    flops, dense = run.sums([sum(step.flops for _, step in done), sum(step.dense for _, step in done)])
+    flops, dense = run.sums([sum(step.flops for _, step in counted), sum(step.dense for _, step in counted)])
     broken = next((number for number, loss in enumerate(losses, 1) if not math.isfinite(loss)), None)
     return {"loss": loss, "score": score, "flops_share": flops / dense if dense else 1.0}, broken
