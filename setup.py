@@ -12,6 +12,8 @@ cuda = ["numba-cuda[cu13]>=0.30"]
 torch = ["torch==2.13.0"]  # the peer that tests and benchmarks compare with; pinned, because figures name it
 plots = ["matplotlib>=3.7"]
 graphblas = ["python-graphblas[suitesparse]; platform_system == 'Linux'"]  # another peer, of sparse products
+# a wheel of MPICH, so that pip alone sets MPI up; beside the MPI of a system, `pip install mpi4py` is enough
+mpi = ["mpi4py>=4", "mpich>=4.3; platform_system == 'Linux'"]
 bench = [*torch, *plots, *graphblas, "joblib>=1.4"]
 # NVVM, ptxas and nvdisasm compile, assemble and read CUDA kernels on any machine: the tests want them where there is no GPU
 compilers = [f"nvidia-{part}>=13; platform_system == 'Linux'" for part in ("cuda-nvcc", "nvvm", "cuda-nvdisasm")]
@@ -47,10 +49,12 @@ setup(
         "mkl": ["mkl>=2024; platform_machine == 'x86_64' or platform_machine == 'AMD64'"],
         "plots": plots,
         "torch": ["torch"],
+        "mpi": mpi,
         "energy": ["nvidia-ml-py>=12"],  # the energy counters of NVIDIA's GPUs
         "bench": bench,
         "test": [
             *bench,
+            *mpi,
             *cuda,
             *compilers,
             "pytest>=8",

@@ -42,6 +42,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--seed", default=0, type=int)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write the learning curves to this PNG, PDF or SVG file")
     parser.add_argument("--save", type=Path, metavar="FILE", help="save the trained network to this safetensors file")
+    parser.add_argument("--mpi", action="store_true", help="train in the processes that mpiexec or srun has started, together")
     parser.add_argument("--quiet", action="store_true", help="print no progress while training")
     parser.set_defaults(run=run)
 
@@ -50,6 +51,7 @@ def run(options: argparse.Namespace) -> int:
     """Train a network, print the results, save the network and plot the learning curves."""
     from .. import Net, plots
     from ..estimators import saving
+    from ..parallel.ranks import opened
 
     if options.save:
         saving.check_target(options.save)
@@ -69,6 +71,7 @@ def run(options: argparse.Namespace) -> int:
         precision=options.precision,
         n_jobs=options.n_jobs,
         random_state=options.seed,
+        parallel="mpi" if options.mpi else None,
         verbose=0 if options.quiet else 1,
     )
     net.check()
@@ -82,6 +85,8 @@ def run(options: argparse.Namespace) -> int:
             raise  # no epoch was completed, so there is nothing to save
         interrupted = True
         print(f"numbanet: {error}", file=sys.stderr)
+    if options.mpi and not opened("mpi").first:
+        return 130 if interrupted else 0
     _print_result(net, options)
     if options.save:
         net.save(options.save)

@@ -20,14 +20,19 @@ from ..training.hooks import Hook
 SAMPLES = ("X", "y", "sample_weight", "tokens")  # arguments of which `shard` chooses rows
 
 
+def version() -> str:
+    """Return the version of numbanet."""
+    from .. import __version__
+
+    return __version__
+
+
 @contextlib.contextmanager
 def together(estimator: Any, call: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
     """A context for a training call of an estimator on all ranks. It yields the arguments call(estimator, …) of this rank."""
 
     def agree(ranks: Ranks) -> None:
-        from .. import __version__
-
-        same(ranks, {"numbanet": __version__, "numpy": np.__version__, **told(estimator.get_params(deep=False))})
+        same(ranks, {"numbanet": version(), "numpy": np.__version__, **told(estimator.get_params(deep=False))})
         if estimator.__dict__.get("objective") is not None:
             raise ValueError("parallel: objective measures devices on each rank; leave objective=None, and choose device")
 

@@ -85,6 +85,8 @@ def _told(net: Any) -> dict[str, Any]:
         if name == "layers" and net._given_layers():
             metadata["given"] = True  # the saved layers, which hold the trained weights, stand for the given ones
             continue
+        if name in ("parallel", "shard"):
+            continue  # the loaded estimator trains in one process, unless it is told otherwise
         if name == "callbacks":
             value = _nameable(value)
         try:

@@ -109,7 +109,7 @@ class Supervised(Placing, Estimator):
         constant = self.sparsity is None and policy.at(0) is policy  # otherwise the loss may fall because less is dropped
         if message is None and self.epochs is None and self.n_iter_ == len(run.epochs) and constant:
             message = unfinished([record["loss"] for record in self.history_])
-        if message:
+        if message and run.speaks:
             warn(message)
         return self
 
