@@ -34,6 +34,8 @@ class ThreadRanks(Ranks):
         self.room, self.rank, self.size = room, rank, size
 
     def start(self, array):
+        if self.size == 1:
+            return lambda: None
         total = np.sum(self.gather(array.copy()), axis=0, dtype=array.dtype)
 
         def finish() -> None:
