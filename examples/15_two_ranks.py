@@ -137,8 +137,8 @@ save("15_bytes.png")
 # ## The same by `Net`
 #
 # `parallel` makes all of this happen in `fit`: the share of each batch, the sum of kept gradients between the passes and the
-# update, and also what the loop above leaves out: figures of all samples, validation, early stopping, an end of all ranks if one
-# fails. The history counts the bytes.
+# update, and also what the loop above leaves out: figures of all samples, validation, early stopping, and an end of all ranks
+# if one fails. The history counts the bytes.
 
 
 # %%
@@ -167,7 +167,9 @@ figure, axes = plt.subplots(figsize=(7, 3))
 for name, size, colour in (("all gradients", 80e6, ORANGE), ("kept ones", 10e6, BLUE)):
     step = Step(0.02, size)
     axes.plot(ranks, [step.efficiency(int(n), link) for n in ranks], color=colour, label=name)
-    print(f"{name}: 64 ranks take {1e3 * step.predicted(64, link):.0f} ms a step, {1e3 * link.ring(size, 64):.0f} of them to send")
+    print(
+        f"{name}: 64 ranks take {1e3 * step.predicted(64, link):.0f} ms a step, {1e3 * link.ring(size, 64):.0f} of them to send"
+    )
 axes.set_xscale("log", base=2)
 axes.set(xlabel="ranks", ylabel="efficiency", ylim=(0, 1.05))
 axes.legend(frameon=False)

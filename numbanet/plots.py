@@ -84,8 +84,8 @@ def learning_curves(histories: Mapping[str, Sequence[Mapping[str, float]]], path
 
 
 def scaling(ranks: Sequence[int], times: Mapping[str, Sequence[float]], path: str | os.PathLike) -> Path:
-    """Write a picture to `path`: the predicted seconds of a step by the number of ranks, one line for each label of `times`, and
-    the efficiency: the time on one rank divided by that on many, which have as many samples each.
+    """Write a picture to `path`: the predicted seconds of a step by the number of ranks, one line for each label of `times`,
+    and the efficiency: the time on one rank divided by that on many, which have as many samples each.
     """
     path = check_target(path)
     from matplotlib.figure import Figure

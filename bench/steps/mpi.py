@@ -1,9 +1,10 @@
 """Training steps of several ranks over MPI, of one thread each: 784-4096-4096-10, p = 0.7, against PyTorch's DDP with gloo.
 
-Each rank trains on 128 samples. The check is that of the joint batch on one process, in float64. `exchange` is the part of a step
-in which gradients are summed, on the rank that waits for no other. The ratio of `1 rank` is the efficiency: its time divided by
-that of several ranks with as many samples each. `predicted` is the alpha-beta model of `numbanet.parallel.model`, from the step
-of one rank, the bytes that are sent, and a measured latency and bandwidth; ranks without a core of their own share one.
+Each rank trains on 128 samples. The check is that of the joint batch on one process, in float64. `exchange` is the part of a
+step in which gradients are summed, on the rank that waits for no other. The ratio of `1 rank` is the efficiency: its time
+divided by that of several ranks with as many samples each. `predicted` is the alpha-beta model of `numbanet.parallel.model`,
+from the step of one rank, the bytes that are sent, and a measured latency and bandwidth; ranks without a core of their own
+share one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ FEWER_STEPS = 10  # n steps of a turn
 LONG = Schedule(pairs=15, turn=0.3)
 
 
-def _ours(options: Options, dropout: str, ranks: int, peer: str | None = None, batch: int = BATCH, **more: Any) -> Implementation:
+def _ours(
+    options: Options, dropout: str, ranks: int, peer: str | None = None, batch: int = BATCH, **more: Any
+) -> Implementation:
     """numbanet on several ranks, or alone."""
     hidden = QUICK_HIDDEN if options.quick else HIDDEN
     rate = 0.0 if dropout == "none" else RATE

@@ -53,7 +53,14 @@ def run(options: argparse.Namespace) -> int:
     from .. import plots
     from ..parallel.model import Link, Step, counts
 
-    for name, low in (("ranks", 1), ("batch_size", 1), ("bandwidth", 1e-9), ("latency", 0), ("compute", 0), ("compute_dense", 0)):
+    for name, low in (
+        ("ranks", 1),
+        ("batch_size", 1),
+        ("bandwidth", 1e-9),
+        ("latency", 0),
+        ("compute", 0),
+        ("compute_dense", 0),
+    ):
         if getattr(options, name) is not None and getattr(options, name) < low:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {low}, not {getattr(options, name)}")
     if options.plot:

@@ -57,9 +57,7 @@ class Joint(Hook):
     def fit_start(self, run):
         stepper = run.stepper
         same(stepper.ranks, samples(stepper.ranks, self.data.X, self.data.y))
-        refuse(
-            stepper.ranks, run.model, stepper.policy, stepper.batch_size, len(self.data), segments=stepper.task.stateful
-        )
+        refuse(stepper.ranks, run.model, stepper.policy, stepper.batch_size, len(self.data), segments=stepper.task.stateful)
         self.exchange = Exchange(stepper.ranks, run.dev, by_data(run.model))
         run.optimizer.reduce_by(self.exchange)
 

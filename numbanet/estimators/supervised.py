@@ -104,8 +104,7 @@ class Supervised(Placing, Estimator):
         """
         run, data = self._begun(X, y, sample_weight, dropout, dropout_rate, validation)
         train(run, data)
-        message = verdict(run.stepper, data, self.history_[-1])
-        policy = run.stepper.policy
+        message, policy = verdict(run.stepper, data, self.history_[-1]), run.stepper.policy
         constant = self.sparsity is None and policy.at(0) is policy  # otherwise the loss may fall because less is dropped
         if message is None and self.epochs is None and self.n_iter_ == len(run.epochs) and constant:
             message = unfinished([record["loss"] for record in self.history_])

@@ -53,7 +53,8 @@ def batch_norm(
     If `ranks` is given, n counts the rows of all ranks, and the variance that `seen` gets is divided by N - 1.
     """
     if ranks is not None:
-        return _batch_norm_of_all(dev, x, *_selected("batch_norm", dev, x, channels, (gamma, beta)), eps, channels, seen, ranks)
+        chosen = _selected("batch_norm", dev, x, channels, (gamma, beta))
+        return _batch_norm_of_all(dev, x, chosen[0], chosen[1], eps, channels, seen, ranks)
     gamma, beta = _selected("batch_norm", dev, x, channels, (gamma, beta))
     y, mean, variance = dev.batch_norm(x, gamma, beta, eps)
     seen(mean, variance)
@@ -68,7 +69,7 @@ def batch_norm(
 def _batch_norm_of_all(dev: Device, x, gamma, beta, eps: float, channels: DeviceAxis | None, seen: Callable, ranks: Any):
     """Return (y, vjps) of `batch_norm` with the statistics of the rows of all ranks: sums over the ranks in both passes.
 
-        dx = gamma r (dy - (sum dy + z sum dy z) / N)        where r = 1 / sqrt(variance + eps) and z = (x - mean) r
+    dx = gamma r (dy - (sum dy + z sum dy z) / N)        where r = 1 / sqrt(variance + eps) and z = (x - mean) r
     """
     _, mean, variance = dev.batch_norm(x, gamma, beta, eps)
     unbiased, rows = dev.empty(mean.shape), float(x.shape[0])

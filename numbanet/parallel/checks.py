@@ -16,8 +16,8 @@ SAMPLED = 4096  # number of rows of which a digest of samples is made
 
 
 def same(ranks: Ranks, facts: Mapping[str, Any]) -> None:
-    """Raise ValueError on all ranks unless each of `facts`, from its name to its value, is equal on all ranks. The message names
-    the first fact that differs, and the ranks.
+    """Raise ValueError on all ranks unless each of `facts`, from its name to its value, is equal on all ranks. The message
+    names the first fact that differs, and the ranks.
     """
     found = ranks.gather(dict(facts))
     for name, value in found[0].items():
@@ -32,9 +32,7 @@ def same(ranks: Ranks, facts: Mapping[str, Any]) -> None:
 def told(parameters: Mapping[str, Any]) -> dict[str, str]:
     """Return the parameters of an estimator as texts that are equal in all processes, without those that may differ."""
     apart = "callbacks", "verbose", "n_jobs", "device", "random_state", "parallel", "shard", "scoring"
-    return {
-        name: re.sub(r" at 0x[0-9a-f]+", "", repr(value)) for name, value in parameters.items() if name not in apart
-    }
+    return {name: re.sub(r" at 0x[0-9a-f]+", "", repr(value)) for name, value in parameters.items() if name not in apart}
 
 
 def samples(team: Team, X: Any, y: np.ndarray) -> dict[str, Any]:
@@ -104,7 +102,9 @@ def refuse(team: Team, model: Sequential, policy: Any, batch_size: int, n: int, 
     tail = n % batch_size
     normed = any(isinstance(layer, (BatchNorm1d, BatchNorm2d)) for _, layer in walk(model))
     if batch_size < team.size and (segments or normed):
-        raise ValueError(f"parallel: batch_size={batch_size} is less than the number of ranks, {team.size}: choose a larger one")
+        raise ValueError(
+            f"parallel: batch_size={batch_size} is less than the number of ranks, {team.size}: choose a larger one"
+        )
     if normed and not team.sharded and 0 < tail < team.size:
         raise ValueError(
             f"parallel: the last batch of {n} samples has {tail}, and batch normalisation needs at least one for each of the "

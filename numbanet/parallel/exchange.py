@@ -1,7 +1,7 @@
 """`Exchange`: after the passes of a step, the gradients are summed over the ranks, each one as it is stored.
 
-All ranks draw equal plans, so their packed gradients hold the same elements of a weight: only these travel. The loss of a rank is
-its part of the loss of the joint batch (`parts`), so the gradient of the joint batch is the sum.
+All ranks draw equal plans, so their packed gradients hold the same elements of a weight: only these travel. The loss of a rank
+is its part of the loss of the joint batch (`parts`), so the gradient of the joint batch is the sum.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class NotFinite(FloatingPointError):
 class Exchange:
     """Sums the gradients of a step over the ranks; an optimiser calls it after the passes (`Optimizer.reducer`).
 
-    Large arrays are summed in place, each as a bucket of its own. Small ones, such as those of biases, are copied to one bucket,
-    which also has the loss of the rank. All buckets travel at the same time.
+    Large arrays are summed in place, each as a bucket of its own. Small ones, such as those of biases, are copied to one
+    bucket, which also has the loss of the rank. All buckets travel at the same time.
 
     Parameters
     ----------
@@ -46,8 +46,8 @@ class Exchange:
     dev : Device
         The device of the gradients.
     by_data : collection of Tensor
-        Weights, such as that of an `Embedding`, of which samples decide which elements have gradients. They differ between ranks,
-        so these gradients are sent as dense arrays.
+        Weights, such as that of an `Embedding`, of which samples decide which elements have gradients. They differ between
+        ranks, so these gradients are sent as dense arrays.
 
     Attributes
     ----------

@@ -1,7 +1,7 @@
 """Predicted times of training steps by the number of ranks: measured computation, and an alpha-beta model of the all-reduce.
 
-A message of n bytes takes alpha + n beta: alpha is the latency, and 1 / beta the bandwidth of a rank. An all-reduce over P ranks
-takes, if additions cost nothing (Thakur, Rabenseifner & Gropp 2005, sections 4.1 and 4.5):
+A message of n bytes takes alpha + n beta: alpha is the latency, and 1 / beta the bandwidth of a rank. An all-reduce over P
+ranks takes, if additions cost nothing (Thakur, Rabenseifner & Gropp 2005, sections 4.1 and 4.5):
 
     ring    2 (P - 1) alpha + 2 (P - 1) / P n beta     each rank sends 2 (P - 1) messages of n / P bytes
     tree    2 log2(P) (alpha + n beta)                 a reduction to one rank and a broadcast, log2(P) messages of n bytes each
@@ -40,7 +40,7 @@ class Step(NamedTuple):
     size: float
 
     def predicted(self, ranks: int, link: Link) -> float:
-        """Return the seconds of a step of several ranks, each with the samples of one: nothing travels during the computation."""
+        """Return the seconds of a step of several ranks with as many samples each; nothing travels while they compute."""
         return self.seconds + link.best(self.size, ranks)
 
     def efficiency(self, ranks: int, link: Link) -> float:

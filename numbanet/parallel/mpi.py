@@ -110,5 +110,3 @@ class MPIRanks(Ranks):
 def world() -> MPIRanks:
     """Return the ranks of all processes that the launcher has started."""
     return MPIRanks()
-
-

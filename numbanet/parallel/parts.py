@@ -1,9 +1,10 @@
 """The share of a rank of each batch. Weights of samples are such that the loss of a rank is its part of the loss of the joint
 batch: losses and gradients are then summed over the ranks.
 
-If each rank was given all samples, all ranks draw the same order, and each takes its share of the rows of each batch. If each was
-given samples of its own, each draws the order of its own, and takes as many batches as the others. The samples of a language model
-are segments of the text, which a rank reads from the first to the last step, because states of layers are carried over.
+If each rank was given all samples, all ranks draw the same order, and each takes its share of the rows of each batch. If each
+was given samples of its own, each draws the order of its own, and takes as many batches as the others. The samples of a
+language model are segments of the text, which a rank reads from the first to the last step, because states of layers are
+carried over.
 """
 
 from __future__ import annotations
@@ -83,10 +84,8 @@ def _shards(task: Any, data: Any, size: int, rng: np.random.Generator, dev: Devi
             continue
         batch = own[i] if i < len(own) else _first(own[0], dev)
         n, share = len(batch.rows), batch.total / total
-        if batch.weights is None:
-            weights = _even(task, n, batch.targets, total, dev)
-        else:
-            weights = dev.affine(batch.weights, mul=share)
+        given = batch.weights
+        weights = _even(task, n, batch.targets, total, dev) if given is None else dev.affine(given, mul=share)
         yield batch._replace(weights=weights, total=total)
 
 

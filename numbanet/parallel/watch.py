@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import selectors
 import socket
 import threading
 from typing import Any
@@ -72,7 +71,7 @@ class Watch:
 
     def _serve(self) -> None:
         assert self.server is not None
-        with contextlib.suppress(OSError, ValueError), selectors.DefaultSelector() as ready:
+        with contextlib.suppress(OSError, ValueError):
             for _ in range(1, self.size):
                 connection = _lasting(self.server.accept()[0])
                 self.others[connection] = json.loads(connection.makefile().readline())["rank"]

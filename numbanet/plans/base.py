@@ -75,8 +75,8 @@ class Plan(abc.ABC):
         return ()
 
     def of_rank(self, rank: int) -> Plan:
-        """Return the plan for the samples of a rank, if several processes train one model: for random bits of each sample, other
-        bits on each rank; else the plan itself, because all ranks keep the same parts of weights.
+        """Return the plan for the samples of a rank, if several processes train one model: for random bits of each sample,
+        other bits on each rank; else the plan itself, because all ranks keep the same parts of weights.
         """
         return self
 

@@ -92,8 +92,8 @@ def _finish(run: Run, data: Data, record: dict[str, Any], recovery: Recovery) ->
 
 
 def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[str, Any], int | str | None]:
-    """Make one pass over the samples. Return its record, and the first step with a non-finite loss: its number, None if there is
-    no such step, or a text that also names ranks; several ranks end their epoch in this step.
+    """Make one pass over the samples. Return its record, and the first step with a non-finite loss: its number, None if there
+    is no such step, or a text that also names ranks; several ranks end their epoch in this step.
 
     The record is a dict with the keys "epoch", "loss", "score", "seconds", "flops_share" and "learning_rate". The score is that
     of the predictions made during training.

@@ -56,8 +56,9 @@ class Task(abc.ABC):
         rows = data.at(rows if ranks is None or ranks.sharded else rows[ranks.part(len(rows))])
         policy = stepper.policy.inference_policy(stepper.epoch)
         output = Predictor(stepper.model, stepper.session_options, policy)(data.X, rows) if len(rows) else None
-        found = output, data.y[rows], None if data.weights is None else data.weights[rows]
-        return self.judge(*(found if ranks is None else ranks.joint(found)), stepper.session_options)
+        found: Any = output, data.y[rows], None if data.weights is None else data.weights[rows]
+        output, targets, weights = found if ranks is None else ranks.joint(found)
+        return self.judge(output, targets, weights, stepper.session_options)
 
     def judge(
         self, output: np.ndarray, targets: np.ndarray, weights: np.ndarray | None, session_options: dict[str, Any]

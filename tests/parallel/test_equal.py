@@ -3,18 +3,7 @@
 import numpy as np
 import pytest
 
-from numbanet import (
-    BatchNorm1d,
-    BatchNorm2d,
-    Conv2d,
-    Flatten,
-    LanguageModel,
-    Linear,
-    MaxPool2d,
-    Net,
-    NetRegressor,
-    ReLU,
-)
+from numbanet import BatchNorm1d, BatchNorm2d, Conv2d, Flatten, LanguageModel, Linear, MaxPool2d, Net, NetRegressor, ReLU
 from numbanet.parallel import run_ranks
 
 RNG = np.random.default_rng(0)
@@ -151,7 +140,7 @@ def test_shards_hold_all_samples():
 
 
 def test_shards_of_unequal_length_and_classes():
-    """A rank with fewer samples than steps trains on; classes are those of all ranks; so are the mean and the deviation of y."""
+    """A rank with fewer samples than steps trains on; classes, and the mean and the deviation of y, are those of all."""
     rows = [np.flatnonzero(Y == 0)[:3], np.flatnonzero(Y != 0)]
 
     def fit(ranks):

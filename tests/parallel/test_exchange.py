@@ -206,7 +206,9 @@ def test_steps_are_recorded_and_queued(monkeypatch):
     from numbanet.training.recorder import Recorder
 
     count = []
-    monkeypatch.setattr(Recorder, "again", lambda self, *given, original=Recorder.again: count.append(1) or original(self, *given))
+    monkeypatch.setattr(
+        Recorder, "again", lambda self, *given, original=Recorder.again: count.append(1) or original(self, *given)
+    )
     fit = fitted(epochs=4, batch_size=50, optimizer="adam")
     fit(None)
     alone = len(count)

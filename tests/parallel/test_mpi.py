@@ -144,9 +144,10 @@ def test_a_rank_notices_a_killed_one_itself():
     """
     run = [sys.executable, "-c", textwrap.dedent(program)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
-    with subprocess.Popen([*run, "0"], **pipes) as first, subprocess.Popen(
-        [*run, "1", *first.stdout.readline().split()], **pipes
-    ) as second:
+    with (
+        subprocess.Popen([*run, "0"], **pipes) as first,
+        subprocess.Popen([*run, "1", *first.stdout.readline().split()], **pipes) as second,
+    ):
         assert second.stdout.readline() == "connected\n"
         second.kill()
         assert first.communicate(timeout=SECONDS)[0] == "rank 1 of 2 has ended: it was killed, or its machine failed\n"
