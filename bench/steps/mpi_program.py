@@ -1,4 +1,4 @@
-"""The program of one rank of `mpi_ranks`: python -m bench.steps.mpi_program KIND RANKS PORT SETTINGS [RANK]."""
+"""The program of one rank of `mpi_ranks`, with the arguments KIND RANKS PORT SETTINGS [RANK]."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import numpy as np
 from .. import steps
 from ..machinery.worker import Task
 from . import mlp_model
+from .mpi_ranks import interpreter
 
 SMALL, LARGE, TURNS = 4, 1 << 23, 20  # bytes of the all-reduces from which latency and bandwidth follow, and how many of each
 
@@ -147,20 +148,16 @@ def serve(rank: Rank, ranks: int, port: int) -> None:
                 connection.send((f"{type(error).__name__}: {error}", None))
 
 
-def main(kind: str, ranks: int, port: int, settings: dict[str, Any], number: int = 0) -> None:
+def main() -> None:
     """Run one rank; rank 0 of PyTorch starts the others."""
+    kind, ranks, port, settings = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
+    number = int(sys.argv[5]) if len(sys.argv) > 5 else 0
     if kind == "numbanet":
         serve(numbanet_rank(ranks, **settings), ranks, port)
         return
-    others = [subprocess.Popen([*_program(), *sys.argv[1:5], str(other)]) for other in range(1, ranks)] if number == 0 else []
+    others = (
+        [subprocess.Popen([*interpreter(), *sys.argv[1:5], str(other)]) for other in range(1, ranks)] if number == 0 else []
+    )
     serve(torch_rank(number, ranks, **settings), ranks, port)
     for other in others:
         other.wait()
-
-
-def _program() -> list[str]:
-    return [sys.executable, "-m", f"{__package__}.mpi_program"]
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4]), *map(int, sys.argv[5:]))

@@ -83,13 +83,18 @@ def _joined(factors: list[tuple[Any, Any]]) -> tuple[Any, Any]:
 
 def _started(kind: str, ranks: int, port: int, settings: Mapping[str, Any]) -> subprocess.Popen:
     """Start the ranks: over MPI if there are several of numbanet."""
-    program = [sys.executable, "-m", f"{__package__}.mpi_program", kind, str(ranks), str(port), json.dumps(dict(settings))]
-    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1"), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    program = [*interpreter(), kind, str(ranks), str(port), json.dumps(dict(settings))]
+    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
     if kind == "numbanet" and ranks > 1:
         program = [mpiexec(), "-n", str(ranks), *program]
     if kind == "torch":  # rank 0 starts the others
         program.append("0")
     return subprocess.Popen(program, env=environment, stdin=subprocess.DEVNULL)
+
+
+def interpreter() -> list[str]:
+    """The beginning of the command that runs `mpi_program`, which finds modules where this process does."""
+    return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; from {__package__}.mpi_program import main; main()"]
 
 
 def mpiexec() -> str:

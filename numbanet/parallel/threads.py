@@ -26,6 +26,11 @@ class _Room:
         except threading.BrokenBarrierError:
             raise RankFailure(self.reason) from None
 
+    def leave(self, reason: str) -> None:
+        """End all waiting, because a rank has failed; the first reason counts."""
+        self.reason = self.reason or reason
+        self.barrier.abort()
+
 
 class ThreadRanks(Ranks):
     """One of the ranks that `run_ranks` starts."""
@@ -52,8 +57,7 @@ class ThreadRanks(Ranks):
         return values
 
     def fail(self, reason):
-        self.room.reason = f"rank {self.rank} of {self.size} failed: {reason}"
-        self.room.barrier.abort()
+        self.room.leave(f"rank {self.rank} of {self.size} failed: {reason}")
 
 
 def run_ranks(size: int, function: Callable[[Ranks], Any]) -> list[Any]:
