@@ -33,8 +33,9 @@ def numbanet_rank(ranks: int, hidden: int, dropout: str, rate: float, batch: int
     """Steps of a Stepper on the share of this rank of each joint batch of `ranks` times `batch` samples."""
     from numbanet import device
     from numbanet.parallel import Exchange
+    from numbanet.parallel.joining import opened
     from numbanet.parallel.parts import _rows
-    from numbanet.parallel.ranks import Team, opened
+    from numbanet.parallel.ranks import Team
     from numbanet.training.data import Data, in_order
     from numbanet.training.task import Classification
 

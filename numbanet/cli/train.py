@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     """Train a network, print the results, save the network and plot the learning curves."""
     from .. import Net, plots
     from ..estimators import saving
-    from ..parallel.ranks import opened
+    from ..parallel.joining import opened
 
     if options.save:
         saving.check_target(options.save)
