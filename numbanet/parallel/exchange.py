@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,8 @@ class Exchange:
     """Sums the gradients of a step over the ranks; an optimiser calls it after the passes (`Optimizer.reducer`).
 
     Large arrays are summed in place, each as a bucket of its own. Small ones, such as those of biases, are copied to one
-    bucket, which also has the loss of the rank. All buckets travel at the same time.
+    bucket, which also has the loss of the rank. Large packed gradients start to travel when they are complete, while the
+    backward pass computes the others (`early`); the rest starts after it.
 
     Parameters
     ----------
@@ -64,11 +65,34 @@ class Exchange:
     def __init__(self, ranks: Ranks, dev: Device, by_data: Collection[Tensor] = ()) -> None:
         self.ranks, self.dev, self.by_data = ranks, dev, frozenset(by_data)
         self.records = dev.asides()  # whether steps with this exchange may be recorded
+        self.started: dict[int, Callable[[], None]] = {}  # by array, what waits for the end of its sum
         self.begin()
 
     def begin(self) -> None:
         """Count from 0: an epoch starts."""
         self.sent, self.dense, self.seconds, self.step = 0, 0, 0.0, 0
+        self.started.clear()
+
+    def early(self, parameter: Tensor) -> None:
+        """Start to sum the gradient of a parameter, which is complete, if its array is large and nothing else reads it: dense
+        gradients may be those of other tensors as well.
+        """
+        gradient = parameter.gradient
+        if isinstance(gradient, Packed) and parameter not in self.by_data and math.prod(gradient.values.shape) > self.SMALL:
+            self._do(functools.partial(self._start, gradient.values))
+
+    def _do(self, work: Callable[[], None]) -> None:
+        """Call work() now, or, while a step is recorded, at this point of each replay."""
+        if self.records:
+            self.dev.aside(work)
+        else:
+            work()
+
+    def _start(self, array: Any) -> None:
+        began = time.perf_counter()
+        if isinstance(array, np.ndarray) and array.flags.c_contiguous:
+            self.started[id(array)] = self.ranks.start(array)
+        self.seconds += time.perf_counter() - began
 
     def __call__(self, parameters: Sequence[Tensor], loss: Any = None) -> None:
         """Replace the gradients of the parameters by their sums over the ranks.
@@ -98,16 +122,14 @@ class Exchange:
             values = parameter.gradient.values  # type: ignore[union-attr]
             dense += 0 if id(values) in arrays else 4 * parameter.size  # biases of an LSTM share their gradient
             arrays[id(values)] = values
-        work = functools.partial(self._sum, list(arrays.values()), loss, dense)
-        if self.records:
-            self.dev.aside(work)
-        else:
-            work()
+        self._do(functools.partial(self._sum, list(arrays.values()), loss, dense))
 
     def _sum(self, arrays: Sequence[Any], loss: Any, dense: int) -> None:
         began, dev = time.perf_counter(), self.dev
         hosts = [np.ascontiguousarray(dev.download(array)) for array in arrays]
-        waits = [self.ranks.start(host) for host in hosts if host.size > self.SMALL]
+        started, self.started = self.started, {}
+        large = [host for host in hosts if host.size > self.SMALL]
+        waits = [started.get(id(host)) or self.ranks.start(host) for host in large]
         small = [host for host in hosts if host.size <= self.SMALL]
         last = np.zeros(1, np.float32) if loss is None else np.reshape(dev.download(loss), 1)
         bucket = np.concatenate([*(host.reshape(-1) for host in small), last], dtype=np.float32)

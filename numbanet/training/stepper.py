@@ -3,10 +3,12 @@ the weights. If possible, a step is recorded, and later replayed."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from ..autograd import completed
 from ..device import Device
 from ..dropout import Dropout
 from ..dropout.schedule import mean
@@ -203,7 +205,9 @@ class Stepper:
     def _learn(self, flow: Flow, context: Context, batch: Batch) -> tuple[Any, Any]:
         """Make both passes. If the layers are on several devices, an error names the layer and the device that raised it."""
         try:
-            return self.task.learn(self.model, flow, context, batch)
+            reducer = self.optimizer.reducer
+            with contextlib.nullcontext() if reducer is None else completed.within(reducer.early):
+                return self.task.learn(self.model, flow, context, batch)
         except Exception as error:
             if self.model.spanning is None:
                 raise

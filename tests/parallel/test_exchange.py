@@ -53,6 +53,29 @@ def test_bytes_are_those_of_kept_gradients():
         assert 0 < record["exchange_seconds"] <= record["seconds"]
 
 
+def test_large_kept_gradients_travel_during_the_backward_pass(monkeypatch):
+    """Before the gradient of the first layer is known, that of the second is on its way; the result is the same."""
+    monkeypatch.setattr(Exchange, "SMALL", 64)
+    events = {}
+
+    class Noted(Exchange):
+        def _start(self, array):
+            events.setdefault(self.ranks.rank, []).append(array.shape)
+            super()._start(array)
+
+        def _sum(self, arrays, loss, dense):
+            events[self.ranks.rank].append(len(self.started))
+            super()._sum(arrays, loss, dense)
+
+    monkeypatch.setattr("numbanet.estimators.joint.Exchange", Noted)
+    nets = run_ranks(2, lambda ranks: Net((48, 40), dropout="batchwise", parallel=ranks, **SETTINGS).fit(X, Y))
+    steps = 2 * 5
+    assert events[0] == events[1] == [(20, 24), (24, 12), 2] * steps
+    alone = Net((48, 40), dropout="batchwise", **SETTINGS).fit(X, Y)
+    for ours, theirs in zip(nets[0].model_.parameters(), alone.model_.parameters()):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-5)
+
+
 def test_everything_travels_without_dropout():
     net, _ = run_ranks(2, lambda ranks: Net((8,), parallel=ranks, **SETTINGS).fit(X, Y))
     assert net.history_[-1]["exchanged_share"] == 1 and net.history_[-1]["exchanged_bytes"] == 4 * 5 * (13 * 8 + 9 * 3)
