@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from .gradients import Dense, Gradient, One, Pending
 from .tensor import Tensor
 
 _recording = Scoped("recording", True)
+# a function that `backward` calls with each leaf whose gradient is complete, while it computes the others; or None
+completed = Scoped("completed", None)
 
 
 class Node:
@@ -127,6 +130,8 @@ def backward(root: Tensor, dy: Any = None) -> None:
         raise ValueError(f"backward: a tensor of shape {root.shape} needs dy, the gradient of the loss with respect to it")
     order = _topological(root)
     accumulate(root, One(root.shape) if dy is None else Dense(_given(root, dy)), "backward")
+    tell = completed.get()
+    missing = Counter() if tell is None else Counter(x for tensor in order for x in _leaves(tensor))
     for tensor in reversed(order):
         node, gradient = tensor.release(FREED)
         if not node.fuses:
@@ -138,6 +143,15 @@ def backward(root: Tensor, dy: Any = None) -> None:
                 arrays = () if node.fuses else (gradient,)
                 with profile.timed(f"{node.op}.backward", arrays, node.static) if profile.ENABLED else profile.NOTHING:
                     accumulate(x, vjp(gradient), node.op)
+                    if tell is not None and x in missing:
+                        missing[x] -= 1
+                        if not missing[x]:
+                            tell(x)
+
+
+def _leaves(tensor: Tensor) -> list[Tensor]:
+    """Return the leaves that require a gradient among the inputs of a tensor's node; a leaf that is used twice occurs twice."""
+    return [x for x in tensor.node.inputs if x is not None and x.requires_grad and x.node is None]
 
 
 def accumulate(x: Tensor, dx: Any, name: str) -> None:

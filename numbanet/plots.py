@@ -83,6 +83,29 @@ def learning_curves(histories: Mapping[str, Sequence[Mapping[str, float]]], path
     return _save(figure, path)
 
 
+def scaling(ranks: Sequence[int], times: Mapping[str, Sequence[float]], path: str | os.PathLike) -> Path:
+    """Write a picture to `path`: the predicted seconds of a step by the number of ranks, one line for each label of `times`,
+    and the efficiency: the time on one rank divided by that on many, which have as many samples each.
+    """
+    path = check_target(path)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    left, right = figure.subplots(1, 2, sharex=True)
+    for (name, seconds), colour, dashes in zip(times.items(), ("#7f7f7f", "#e07b39", "#134f82"), (":", "--", "-")):
+        style = {"label": name, "color": colour, "linestyle": dashes, "linewidth": 1.8}
+        left.plot(ranks, [1e3 * t for t in seconds], **style)
+        right.plot(ranks, [seconds[0] / t for t in seconds], **style)
+    left.set(xlabel="ranks", ylabel="ms of a step", xscale="log", yscale="log")
+    right.set(xlabel="ranks", ylabel="efficiency", xscale="log", ylim=(0, 1.05))
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    left.legend(frameon=False, handlelength=3)
+    return _save(figure, path)
+
+
 ROOFS = {  # (peak float32 FLOP/s without tensor cores, peak bytes/s) from the data sheets, and how the line is drawn
     "H200": (67e12, 4.8e12, Style("#134f82", "-")),
     "A100": (19.5e12, 2.0e12, Style("#e07b39", "--")),

@@ -50,6 +50,15 @@ def numbanet_task(device: str, hidden: int, dropout: str, rate: float, batch: in
 
     dev = named(device)
 
+    def make():
+        return _trainer(dev, hidden, dropout, rate, batch, replayed)
+
+    return steps.numbanet_steps(dev, *samples(), batch, make, described(batch))
+
+
+def described(batch: int) -> Any:
+    """A function describe(stepper, plans of some steps) that returns what the reference must know of these steps."""
+
     def describe(stepper, drawn):
         owners, shuffle = stepper.tree.owners, getattr(stepper.model.layers[0], "order", None)
         layers = [owners[site.path] for site in stepper.tree.droppable()]
@@ -60,7 +69,7 @@ def numbanet_task(device: str, hidden: int, dropout: str, rate: float, batch: in
             "factors": [[_factors(plan, batch) for plan in plans] for plans in by_layer],
         }
 
-    return steps.numbanet_steps(dev, *samples(), batch, lambda: _trainer(dev, hidden, dropout, rate, batch, replayed), describe)
+    return describe
 
 
 def _trainer(dev: Any, hidden: int, dropout: str, rate: float, batch: int, replayed: bool) -> Any:

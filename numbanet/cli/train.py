@@ -49,6 +49,7 @@ def add(commands: Any) -> None:
         "--every", type=interval, metavar="N", help="steps, or a time such as '10 min', between checkpoints; epoch"
     )
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the folder, if it has any")
+    parser.add_argument("--mpi", action="store_true", help="train in the processes that mpiexec or srun has started, together")
     parser.add_argument("--quiet", action="store_true", help="print no progress while training")
     parser.set_defaults(run=run)
 
@@ -57,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
     """Train a network, print the results, save the network and plot the learning curves."""
     from .. import Net, plots
     from ..estimators import saving
+    from ..parallel.joining import opened
 
     if options.save:
         saving.check_target(options.save)
@@ -78,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
         precision=options.precision,
         n_jobs=options.n_jobs,
         random_state=options.seed,
+        parallel="mpi" if options.mpi else None,
         verbose=0 if options.quiet else 1,
     )
     net.check()
@@ -93,6 +96,8 @@ def run(options: argparse.Namespace) -> int:
             raise  # no epoch was completed, so there is nothing to save
         interrupted = True
         print(f"numbanet: {error}", file=sys.stderr)
+    if options.mpi and not opened("mpi").first:
+        return 130 if interrupted else 0
     _print_result(net, options)
     if options.save:
         net.save(options.save)

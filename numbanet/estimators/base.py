@@ -13,6 +13,8 @@ from sklearn.utils import check_random_state
 from ..device import Device
 from ..dropout import Dropout, NoDropout, Together
 from ..layers import Sequential, to
+from ..parallel import current
+from ..parallel.checks import agreed
 from ..training.data import Data
 from ..training.hooks import Callback, Hook
 from ..training.optim import Optimizer
@@ -27,6 +29,7 @@ from ..training.validation import EarlyStopping, Validation
 from ..user_warnings import warn
 from . import saving
 from .build import some
+from .joint import Joint
 from .parameters import SHARED
 from .resuming.saver import Saver
 from .settings import FitSettings, Settings
@@ -161,6 +164,7 @@ class Estimator(Settings):
     def _adopt(self, model: Sequential, settings: FitSettings, shape: tuple[int, ...], fresh: bool) -> None:
         """Start a fit of a new or a trained model with a new optimiser; `shape` is the shape of a batch of inputs."""
         if fresh:
+            model = agreed(model)
             to(model, settings.device)
             self._undo.forget()
         model.expect(self._sample(), settings.policy)
@@ -205,6 +209,8 @@ class Estimator(Settings):
 
     def _saver(self, checkpoint: Any, every: Any, keep: Any, **arguments: Any) -> Saver | None:
         """Return the hook that writes the checkpoints of a fit, which was called with `arguments`; None if it writes none."""
+        if self.parallel is not None and (checkpoint is not None or self._unfinished is not None):
+            raise ValueError("checkpoint: runs of several processes have none yet; leave parallel=None, or save after fit")
         if self._unfinished is not None:
             return self._unfinished.saver(checkpoint, every, keep, arguments)
         if checkpoint is None:
@@ -219,7 +225,8 @@ class Estimator(Settings):
         return Saver(checkpoint, "epoch" if every is None else every, 2 if keep is None else keep, arguments)
 
     def _new_streams(self) -> Streams:
-        return Streams.from_seed(check_random_state(self.random_state).randint(2**31))
+        seed, team = check_random_state(self.random_state).randint(2**31), current.get()
+        return Streams.from_seed(seed) if team is None else Streams.of_rank(team.broadcast(seed), team.rank, team.sharded)
 
     def _new_optimizer(self, model: Sequential) -> Optimizer:
         """Return an optimiser of all parameters, including frozen ones, so that they can be unfrozen later."""
@@ -248,6 +255,7 @@ class Estimator(Settings):
             settings.device,
             settings.batch_size,
             settings.session,
+            ranks=current.get(),
         )
         users = [hook if isinstance(hook, Hook) else Callback(hook) for hook in self.callbacks or ()]
         first = 0 if self._unfinished else len(self.history_)
@@ -259,12 +267,13 @@ class Estimator(Settings):
 
     def _hook(self, run: Run, settings: FitSettings, data: Data, validation: Validation | None, *others: Hook) -> None:
         """Insert the built-in hooks, in order, before the user's hooks."""
-        chosen = settings.policy
-        if self.verbose and chosen.reason:
+        chosen, count = settings.policy, run.samples(len(data))
+        if self.verbose and chosen.reason and run.speaks:
             print(f"dropout: {chosen.reason}", flush=True)
         self._warn_of(chosen, run.epochs)
         self.policy_ = chosen
         hooks = [
+            Joint(data) if run.stepper.ranks else None,
             DropoutRates(some(data.sample(run.dev), run.dev, chosen)),
             settings.learning_rate_schedule and LearningRate(settings.learning_rate_schedule),
             data.hook(),
@@ -274,7 +283,7 @@ class Estimator(Settings):
             validation,
             settings.patience and EarlyStopping(settings.patience),
             Fitted(),
-            Progress(len(data), run.epochs, _named(chosen)) if self.verbose else None,
+            Progress(count, run.epochs, _named(chosen)) if self.verbose and run.speaks else None,
         ]
         run.add(*(hook for hook in hooks if hook is not None))
 

@@ -33,6 +33,7 @@ from ..training.task import LanguageModelling
 from ..training.validation import Validation
 from ..user_warnings import warn
 from .base import Estimator
+from .joint import text_of_all
 from .language_parameters import PARAMETERS
 from .parameters import documented, storing
 from .settings import FitSettings
@@ -305,7 +306,7 @@ class LanguageModel(Estimator):
         """Return the symbols of a training text; if `new`, make the vocabulary from this text."""
         text = checked_tokens(tokens, least=self.batch_size + 1)
         if new:
-            self.vocabulary_ = Vocabulary.of(text, self.vocabulary_size, self.unknown)
+            self.vocabulary_ = Vocabulary.of(text_of_all(text), self.vocabulary_size, self.unknown)
         return self.vocabulary_.encode(text)
 
     def _task(self):

@@ -202,6 +202,8 @@ PARAMETERS = {
             "device",
             "precision",
             "n_jobs",
+            "parallel",
+            "shard",
             "random_state",
             "verbose",
         )

@@ -24,6 +24,7 @@ from ..training.loop import train
 from ..training.task import Classification, Labelling, Regression, StepClassification
 from ..user_warnings import warn
 from . import steps
+from .joint import mean, total, union
 from .parameters import SHARED, Parameter, by_name, changed, documented, storing
 from .supervised import Supervised
 from .whole import whole
@@ -218,7 +219,7 @@ class Net(ClassifierMixin, Supervised):
                 f"{self.classes_.tolist()}"
             )
         if reset:
-            self.classes_ = np.unique(classes) if classes is not None else unique_labels(y)
+            self.classes_ = np.unique(classes) if classes is not None else union(unique_labels(y))
         if len(self.classes_) < 2:
             raise ValueError(f"Classifier can't train when only one class is present: {self.classes_.tolist()[0]!r}")
         index = np.minimum(np.searchsorted(self.classes_, y), len(self.classes_) - 1)
@@ -278,7 +279,7 @@ class Net(ClassifierMixin, Supervised):
             return weights
         weights = np.ones(len(y), np.float32) if weights is None else weights
         if isinstance(self.class_weight, str) and self.class_weight == "balanced":
-            totals = np.bincount(y, weights, minlength=len(self.classes_))
+            totals = total(np.bincount(y, weights, minlength=len(self.classes_)))
             factors = np.divide(totals.sum(), np.count_nonzero(totals) * totals, out=np.ones_like(totals), where=totals > 0)
         elif not isinstance(self.class_weight, dict):
             raise ValueError(f"class_weight must be a dict, 'balanced' or None, got {self.class_weight!r}")
@@ -372,8 +373,8 @@ class NetRegressor(RegressorMixin, Supervised):
             self._flat_target, self.n_outputs_ = flat, y.shape[1]
             self.target_mean_, self.target_scale_ = np.zeros(y.shape[1]), np.ones(y.shape[1])
             if self._criterion().standardised:
-                self.target_mean_ = np.average(y, axis=0, weights=weights)
-                spread = np.sqrt(np.average((y - self.target_mean_) ** 2, axis=0, weights=weights))
+                self.target_mean_ = mean(y, weights)
+                spread = np.sqrt(mean((y - self.target_mean_) ** 2, weights))
                 self.target_scale_ = np.where(spread > 0, spread, 1.0)
         elif y.shape[1] != self.n_outputs_:
             raise ValueError(f"y has {y.shape[1]} outputs, but the first call had {self.n_outputs_}")

@@ -269,6 +269,23 @@ SHARED = by_name(
         say otherwise.""",
     ),
     Parameter(
+        "parallel",
+        None,
+        '{"mpi"}, Ranks or None',
+        """
+        "mpi": the processes that `mpiexec` or `srun` has started train one model together (`numbanet.parallel`). All call `fit`
+        and have the same weights at the end. `batch_size` is that of all; each process trains on its share of every batch, and
+        only gradients of kept weights travel. Policies that choose from data are refused.""",
+    ),
+    Parameter(
+        "shard",
+        False,
+        "bool or callable",
+        """
+        If `parallel` is set: False, each process is given all samples; True, samples of its own; or a function
+        shard(rank, size) that returns the rows, as a slice or indices, that a process takes of the samples it is given.""",
+    ),
+    Parameter(
         "random_state",
         None,
         "int, RandomState or None",

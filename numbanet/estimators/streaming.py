@@ -20,6 +20,7 @@ class Streaming:
     _by_step: bool
     class_weight: Any
     early_stopping: bool
+    parallel: Any
     _checked: Callable[..., Any]
     _check_target: Callable[..., Any]
 
@@ -29,6 +30,8 @@ class Streaming:
         """
         if batches is None or any(given is not None for given in (X, y, sample_weight)):
             raise ValueError("fit: give either X and y, or batches")
+        if self.parallel is not None:
+            raise ValueError("batches: several processes share the rows of arrays; give X and y, which may be memory-mapped")
         if self.early_stopping and validation is None:
             raise ValueError("batches: early_stopping has no samples to hold out; give fit(validation=(X, y))")
         if getattr(self, "class_weight", None) == "balanced":

@@ -37,6 +37,7 @@ from .base import Estimator
 from .build import as_images, build, merged
 from .held_out import HeldOut
 from .inputs import validated
+from .joint import count, sharded
 from .placing import Placing, check_objective
 from .settings import FitSettings
 from .streaming import Streaming
@@ -124,12 +125,11 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         if saver:
             saver.join(run, data)
         train(run, data)
-        message = verdict(run.stepper, data.sample(run.dev), self.history_[-1])
-        policy = run.stepper.policy
+        message, policy = verdict(run.stepper, data.sample(run.dev), self.history_[-1]), run.stepper.policy
         constant = self.sparsity is None and policy.at(0) is policy  # otherwise the loss may fall because less is dropped
         if message is None and self.epochs is None and self.n_iter_ == len(run.epochs) and constant:
             message = unfinished([record["loss"] for record in self.history_])
-        if message:
+        if message and run.speaks:
             warn(message)
         return self
 
@@ -150,7 +150,7 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             weights = _check_sample_weight(sample_weight, y, dtype=np.float32, ensure_non_negative=True)
             if not weights.sum() > 0:
                 raise ValueError("sample_weight must not be zero for every sample")
-        if len(y) <= self._batch(len(y)) and self._criterion().weighs:
+        if len(y) <= self._batch(len(y)) and self._criterion().weighs and not sharded():
             X, y, weights = merged(X, y, weights)
         return X, *self._check_target(X, y, weights, reset, **target_options)
 
@@ -319,7 +319,7 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             data = self._streamed(batches, X, y, sample_weight, validation, reset=not trained)
         if trained and batches is None:
             self._check_same(data.y)
-        settings = self._settings(dropout, dropout_rate, len(data))
+        settings = self._settings(dropout, dropout_rate, count(len(data)))
         if isinstance(data, Streamed):
             settings = dataclasses.replace(settings, batch_size=data.largest)
         if self._unfinished is not None:
@@ -336,7 +336,7 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         trained = self._goes_on("partial_fit")
         X, y, weights = self._check_data(X, y, sample_weight, reset=not trained, **target_options)
         if self.batch_size is None:
-            settings = dataclasses.replace(settings, batch_size=self._batch(len(X)))
+            settings = dataclasses.replace(settings, batch_size=self._batch(count(len(X))))
         if trained:
             self._warn_of_sparsity()
         else:

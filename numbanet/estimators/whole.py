@@ -8,8 +8,10 @@ from typing import Any
 
 from numbanet_kernels.runtime.interrupt import deferred
 
+from ..parallel.checks import equalise
 from ..training.loop import Interrupted
 from ..training.run import Run, Snapshot
+from .joint import together
 
 
 def whole(train: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,7 +30,9 @@ def whole(train: Callable[..., Any]) -> Callable[..., Any]:
             with deferred:
                 before = dict(vars(self))
                 undo = self._undo = Undo(before.get("_undo"))
-                result = train(self, *args, **kwargs)
+                with together(self, train, args, kwargs) as (args, kwargs):
+                    result = train(self, *args, **kwargs)
+                    equalise(self.model_)
                 done = True
         except Interrupted as interrupted:
             raise interrupted.args[0] from interrupted.__cause__

@@ -36,6 +36,8 @@ class Context:
         For each weight, the blocks that the previous update packed for this pass (`Optimizer.step`).
     few : bool, default=False
         If True, `Linear` uses a product for few samples. Its result for a sample is the same for any number of samples.
+    ranks : Ranks, optional
+        The processes that train the model together, if there are several: statistics of a batch are those of all ranks.
 
     Raises
     ------
@@ -51,6 +53,7 @@ class Context:
     state: dict[Any, Any] | None
     packed: Mapping[Tensor, Any]
     few: bool
+    ranks: Any
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class Context:
         state: dict[Any, Any] | None = None,
         packed: Mapping[Tensor, Any] | None = None,
         few: bool = False,
+        ranks: Any = None,
     ) -> None:
         dev = device(dev)
         given = plans if isinstance(plans, Plans) else _assigned(dev, plans or {}, model)
@@ -71,6 +75,7 @@ class Context:
             ("state", state),
             ("packed", {} if packed is None else packed),
             ("few", few),
+            ("ranks", ranks),
         ):
             object.__setattr__(self, name, value)
 
@@ -78,7 +83,7 @@ class Context:
         """Return the context for a part of the pass that another device computes."""
         if dev is self.device:
             return self
-        return Context(dev, self.plans.on(dev), self.training, None, self.state, self.packed, self.few)
+        return Context(dev, self.plans.on(dev), self.training, None, self.state, self.packed, self.few, self.ranks)
 
 
 def _assigned(dev: Device, given: Mapping[Any, Plan], model: Any) -> Plans:

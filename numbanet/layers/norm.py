@@ -70,7 +70,7 @@ class BatchNorm(Layer):
                 channels=channels,
             )
             return y if sampled is None else ops.compact_samples(y, plan=sampled)
-        if samples < 2:
+        if samples < 2 and context.ranks is None:
             raise ValueError(
                 f"{type(self).__name__}: a batch in training needs more than one value for each channel, got x {x.shape}"
             )
@@ -85,11 +85,11 @@ class BatchNorm(Layer):
             dev, count = self.num_batches_tracked.device, self.num_batches_tracked.data
             dev.affine(count, add=1.0, out=count)
             self._follow(self.running_mean, mean, 1.0, channels)
-            self._follow(self.running_var, variance, samples / (samples - 1), channels)
+            self._follow(self.running_var, variance, 1.0 if context.ranks else samples / (samples - 1), channels)
 
         if sampled is not None:
             return ops.batch_norm_samples(x, self.weight, self.bias, seen=follow, eps=self.eps, plan=sampled)
-        return ops.batch_norm(x, self.weight, self.bias, seen=follow, eps=self.eps, channels=channels)
+        return ops.batch_norm(x, self.weight, self.bias, seen=follow, eps=self.eps, channels=channels, ranks=context.ranks)
 
     def _follow(self, running, batch, factor, channels):
         """Update running values r by the values b of a batch: r <- r + momentum (factor b - r) for the computed channels. If

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..autograd import op
 from ..device import Device
 from ..plans.on_device import DeviceAxis
@@ -40,13 +42,19 @@ def batch_norm(
     eps: float = 1e-5,
     channels: DeviceAxis | None = None,
     seen: Callable[[Any, Any], None] = lambda mean, variance: None,
+    ranks: Any = None,
 ):
     """y[n, c] = gamma[c] (x[n, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c], with the mean and the variance over n.
 
     x (N, C), gamma and beta (C,) -> y (N, C). If `channels` is given, x and y (N, K) hold only these K channels. `seen` is a
     function that the op calls as seen(mean, variance) with the statistics of the batch; the variance is the sum of squares
     divided by N (Ioffe & Szegedy 2015, algorithm 1).
+
+    If `ranks` is given, n counts the rows of all ranks, and the variance that `seen` gets is divided by N - 1.
     """
+    if ranks is not None:
+        chosen = _selected("batch_norm", dev, x, channels, (gamma, beta))
+        return _batch_norm_of_all(dev, x, chosen[0], chosen[1], eps, channels, seen, ranks)
     gamma, beta = _selected("batch_norm", dev, x, channels, (gamma, beta))
     y, mean, variance = dev.batch_norm(x, gamma, beta, eps)
     seen(mean, variance)
@@ -56,6 +64,56 @@ def batch_norm(
         return lambda dy: gradients(dy)[which] if channels is None else vector_gradient(gradients(dy)[which], channels)
 
     return y, (lambda dy: gradients(dy)[0], of_vector(1), of_vector(2))
+
+
+def _batch_norm_of_all(dev: Device, x, gamma, beta, eps: float, channels: DeviceAxis | None, seen: Callable, ranks: Any):
+    """Return (y, vjps) of `batch_norm` with the statistics of the rows of all ranks: sums over the ranks in both passes.
+
+    dx = gamma r (dy - (sum dy + z sum dy z) / N)        where r = 1 / sqrt(variance + eps) and z = (x - mean) r
+    """
+    _, mean, variance = dev.batch_norm(x, gamma, beta, eps)
+    unbiased, rows = dev.empty(mean.shape), float(x.shape[0])
+    count: list[float] = []
+
+    def join() -> None:
+        own, spread = (np.asarray(dev.download(array), np.float64) for array in (mean, variance))
+        sums = ranks.sum(np.append(rows * own, rows))
+        n, centre = sums[-1], sums[:-1] / sums[-1]
+        joint = ranks.sum(rows * (spread + (own - centre) ** 2)) / n
+        count[:] = [n]
+        _put(dev, (mean, centre), (variance, joint), (unbiased, joint * n / max(n - 1, 1)))
+
+    dev.aside(join)
+    seen(mean, unbiased)
+    nothing = dev.full(gamma.shape, 0.0)
+
+    def slopes(dy):
+        _, dgamma, dbeta = dev.batch_norm_grad(dy, x, gamma, mean, variance, eps)
+        factor, shift = dev.empty(gamma.shape), dev.empty(gamma.shape)
+
+        def join_slopes() -> None:
+            own = [np.asarray(dev.download(array), np.float64) for array in (dgamma, dbeta)]
+            of_all = ranks.sum(np.stack(own)) / count[0]
+            g, v = (np.asarray(dev.download(array), np.float64) for array in (gamma, variance))
+            _put(dev, *((array, g * sums / np.sqrt(v + eps)) for array, sums in zip((factor, shift), of_all)))
+
+        dev.aside(join_slopes)
+        common = dev.batch_norm_apply(x, factor, shift, mean, variance, eps)
+        return dev.sub(dev.batch_norm_apply(dy, gamma, nothing, nothing, variance, eps), common), dgamma, dbeta
+
+    gradients = memoize(slopes)
+
+    def of_vector(which: int) -> Callable[[Any], Any]:
+        return lambda dy: gradients(dy)[which] if channels is None else vector_gradient(gradients(dy)[which], channels)
+
+    y = dev.batch_norm_apply(x, gamma, beta, mean, variance, eps)
+    return y, (lambda dy: gradients(dy)[0], of_vector(1), of_vector(2))
+
+
+def _put(dev: Device, *pairs: tuple[Any, np.ndarray]) -> None:
+    """Copy the second array of each pair, of the host, to the first."""
+    for array, values in pairs:
+        dev.copy(dev.upload(values.astype(np.float32)), out=array)
 
 
 @op

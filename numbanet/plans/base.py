@@ -74,6 +74,12 @@ class Plan(abc.ABC):
         """Return the index arrays that kernels read. Those of plans with an equal `kind` have equal shapes."""
         return ()
 
+    def of_rank(self, rank: int) -> Plan:
+        """Return the plan for the samples of a rank, if several processes train one model: for random bits of each sample,
+        other bits on each rank; else the plan itself, because all ranks keep the same parts of weights.
+        """
+        return self
+
     def region(self, shape: tuple[int, ...]) -> Region | None:
         """Return the part of a weight of shape `shape` that a step with this plan reads; None if it reads the whole weight. If
         a plan has a region, the plan's `shape` is the shape of the weight, or (number of rows,).

@@ -13,6 +13,8 @@ from numbanet_kernels.layouts.samples import WORD, SampleLists, key_words
 
 from .base import Plan
 
+OTHER_KEY = 0x9E3779B97F4A7C15  # distance between the keys of ranks: 2^64 divided by the golden ratio (Knuth, TAOCP 3, 6.4)
+
 
 @dataclasses.dataclass(frozen=True)
 class BernoulliPlan(Plan):
@@ -48,6 +50,9 @@ class BernoulliPlan(Plan):
 
     def lists(self):
         return (key_words(self.key),)
+
+    def of_rank(self, rank):
+        return dataclasses.replace(self, key=(self.key + rank * OTHER_KEY) % (1 << 64))
 
     def mask(self) -> np.ndarray:
         """Return an array (n,) of True, because all products are computed; `ops.dropout` sets activations to 0."""

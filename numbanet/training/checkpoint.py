@@ -56,7 +56,8 @@ class ModelCheckpoint(Hook):
             path = self.path.format(**record)
         except (KeyError, IndexError, ValueError) as error:
             raise ValueError(f"ModelCheckpoint: path {self.path!r} cannot be filled from the record: {error!r}") from error
-        run.estimator.save(path)
+        if run.speaks:
+            run.estimator.save(path)
 
     def state(self):
         return self.best

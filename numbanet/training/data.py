@@ -57,6 +57,7 @@ class Batch(NamedTuple):
     ids: np.ndarray | None = None  # a copy of `inputs` on the host, if they are integers
     resets_state: bool = True  # True if recurrent layers start from zero states
     values: np.ndarray | None = None  # the inputs on the host, if X is not on the device
+    counted: bool = True  # False if all weights are 0, because there are fewer samples than ranks (`parallel.parts`)
 
     def without_inputs(self) -> Batch:
         """Return the batch without its inputs on the host, which a step that is done no longer needs."""

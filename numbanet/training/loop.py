@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..device import DeviceFailure
+from ..parallel.exchange import NotFinite
 from .data import Batch, Data
 from .recovery import Recovery
 from .run import Run
@@ -78,16 +79,19 @@ def _finish(run: Run, data: Data, record: dict[str, Any], recovery: Recovery) ->
     """Complete the record of an epoch, and append it to the history."""
     for hook in run.hooks:
         record.update(hook.epoch_end(run, record) or {})
-    record.update(run.stepper.task.figures(record, len(data)))
+    record.update(run.stepper.task.figures(record, run.samples(len(data))))
+    run.agree(record)
     recovery.keep()
     run.history.append(record)
     for hook in run.hooks:
         hook.epoch_recorded(run, record)
+    run.agree()
     recovery.recorded()
 
 
-def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[str, Any], int | None]:
-    """Make one pass over the samples. Return its record, and the number of the first step with a non-finite loss, or None.
+def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[str, Any], int | str | None]:
+    """Make one pass over the samples. Return its record, and the first step with a non-finite loss: its number, None if there
+    is no such step, or a text that also names ranks; several ranks end their epoch in this step.
 
     The record is a dict with the keys "epoch", "loss", "score", "seconds", "flops_share" and "learning_rate". The score is that
     of the predictions made during training.
@@ -103,11 +107,10 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
     change : callable, optional
         change(batch) is called before each step and returns the batch to train on.
     """
-    stepper, changing = run.stepper, run.changing
+    stepper, changing, record = run.stepper, run.changing, {"epoch": run.epoch + 1}
     with run.session(), np.errstate(over="ignore", invalid="ignore"):  # `train` handles non-finite losses
         now = run.begin_pass()
-        batches = stepper.task.batches(data, stepper.batch_size, run.streams.rows, run.dev)
-        pairs: Iterator[tuple[Any, Any]] = itertools.pairwise(itertools.chain(batches, [None]))
+        pairs: Iterator[tuple[Any, Any]] = itertools.pairwise(itertools.chain(stepper.batches(data), [None]))
         done = run.catch_up(pairs, now)
         try:
             for batch, following in pairs:
@@ -116,24 +119,29 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
                 done.append((batch.without_inputs(), result))
                 run.updated(len(batch.rows))
                 run.poll()
+            stepper.finish()
+        except NotFinite as error:
+            return {**record, "loss": math.nan}, error.where
         finally:
             stepper.finish()
         run.dev.synchronize()
         seconds = time.perf_counter() - run.began
         figures, broken = _record(run, data, done)
         run.end_pass()
-    return {"epoch": run.epoch + 1, **figures, "seconds": seconds, "learning_rate": run.optimizer.learning_rate}, broken
+    return {**record, **figures, "seconds": seconds, "learning_rate": run.optimizer.learning_rate}, broken
 
 
 def _record(run: Run, data: Data, done: Sequence[tuple[Batch, StepResult]]) -> tuple[dict[str, float], int | None]:
     """Return the record of a pass: loss, score and share of the FLOPs; and the first step with a non-finite loss, or None."""
-    rows = np.concatenate([batch.rows for batch, _ in done]) if done else np.zeros(0, int)
-    predicted = np.concatenate([run.dev.download(step.answer) for _, step in done]) if done else data.y[:0]
-    losses, totals = [step.loss.item() for _, step in done], [batch.total for batch, _ in done]
+    counted = [(batch, step) for batch, step in done if batch.counted]
+    rows = np.concatenate([batch.rows for batch, _ in counted]) if counted else np.zeros(0, int)
+    predicted = np.concatenate([run.dev.download(step.answer) for _, step in counted]) if counted else data.y[:0]
+    losses, totals = run.sums([step.loss.item() for _, step in done]), [batch.total for batch, _ in done]
+    targets, predicted, weights = run.joint(data.y[rows], predicted, None if data.weights is None else data.weights[rows])
     loss = sum(loss * total for loss, total in zip(losses, totals)) / max(sum(totals), 1e-300)
     score = math.nan
     if math.isfinite(loss) and np.isfinite(predicted).all():
-        score = run.stepper.task.score(data.y[rows], predicted, None if data.weights is None else data.weights[rows])
-    flops, dense = sum(step.flops for _, step in done), sum(step.dense for _, step in done)
+        score = run.stepper.task.score(targets, predicted, weights)
+    flops, dense = run.sums([sum(step.flops for _, step in counted), sum(step.dense for _, step in counted)])
     broken = next((number for number, loss in enumerate(losses, 1) if not math.isfinite(loss)), None)
     return {"loss": loss, "score": score, "flops_share": flops / dense if dense else 1.0}, broken

@@ -94,6 +94,7 @@ class Optimizer(abc.ABC):
 
     recordable: ClassVar[bool] = False  # True if steps may be recorded (`records`)
     proximal: Proximal | None = None
+    reducer: Any = None  # if several processes train one model, the `Exchange` that sums their gradients
     foresees = False  # True if the launches of an update depend on `wanted` of `prepare`
     states = 1  # number of state arrays of a parameter
 
@@ -186,6 +187,10 @@ class Optimizer(abc.ABC):
         places = {count: distinct.index(own) for count, own in found.items()}
         return tuple([places[count] for count in self.counts]), distinct
 
+    def reduce_by(self, reducer: Any) -> None:
+        """Sum gradients by an `Exchange`, or, with None, train in one process."""
+        self.reducer = reducer
+
     def end_with(self, proximal: Proximal | None) -> None:
         """End each update with a proximal step, or with none."""
         self.proximal = proximal
@@ -195,7 +200,8 @@ class Optimizer(abc.ABC):
         """True if updates with equal `constants` and `arrays`, and equally packed gradients, always issue the same launches, so
         that they may be recorded. Each class must set `recordable = True` itself: a subclass may issue other launches.
         """
-        return bool(vars(type(self)).get("recordable", False))
+        exchanged = self.reducer is None or self.reducer.records
+        return bool(vars(type(self)).get("recordable", False)) and exchanged
 
     @property
     def constants(self) -> Hashable:
@@ -211,8 +217,12 @@ class Optimizer(abc.ABC):
         """Return all that decides which launches an update issues, apart from arrays and gradients."""
         return self.constants, places, self.proximal, self.clip_norm is None
 
-    def reduce(self) -> None:  # noqa: B027  in one process there is nothing to do
-        """Called after the passes: if several processes train one model, sum their gradients."""
+    def reduce(self, loss: Any = None) -> None:
+        """Called after the passes: if several processes train one model, sum their gradients. `loss` is the loss of the step, a
+        device array.
+        """
+        if self.reducer is not None:
+            self.reducer(self.parameters, loss)
 
     def launch(self, numbers: Sequence[Any] | None = None) -> dict[Tensor, Any]:
         """Update the weights; return the same as `step`. `numbers` may hold the numbers of `changing` as device arrays."""
@@ -358,7 +368,7 @@ class Optimizer(abc.ABC):
         self.counts = list(saved.get("counts", [self.steps] * len(self.state)))  # old pickles have one count for all
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), **self.snapshot(), "wanted": {}, "proximal": None}
+        return {**vars(self), **self.snapshot(), "wanted": {}, "proximal": None, "reducer": None}
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         vars(self).update(saved)

@@ -204,7 +204,7 @@ class Recorder:
         key = self._key(plans, batch) if repeatable and self.possible else None
         if key is None or not optimizer.records or any(p.device is not self.dev for p in optimizer.parameters):
             results = self(key, passes, states, plans)
-            optimizer.reduce()
+            optimizer.reduce(results[0])
             packed = optimizer.launch()
             if profile.ENABLED and not self._told:  # now: the first step allocates states, which must not be those of a tape
                 self._tell(passes, repeatable, plans, optimizer)
@@ -215,7 +215,7 @@ class Recorder:
 
         def work() -> Sequence[Any]:
             results = passes()
-            optimizer.reduce()
+            optimizer.reduce(results[0])
             ready.update(optimizer.launch(numbers))  # last: if something fails before, the weights are unchanged
             return results
 

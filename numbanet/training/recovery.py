@@ -70,9 +70,9 @@ class Recovery:
         copied = self.run.snapshot(weights_only=self.watched, into=self.good)
         self.good = dataclasses.replace(copied, epoch=copied.epoch + more)
 
-    def go_back(self, step: int | None) -> None:
+    def go_back(self, step: int | str | None) -> None:
         """Called after an epoch with a non-finite loss: restore the weights of the previous epoch, or train from an earlier
-        copy up to this epoch again. `step` is the number of the first step with a non-finite loss, if it is known.
+        copy up to this epoch again. `step` is the first step with a non-finite loss, as `loop.epoch` returns it.
 
         Raises
         ------

@@ -202,6 +202,32 @@ class Run:
         """Stop training after the current epoch."""
         self.stopping = True
 
+    # --- several processes that train one model -----------------------------------------------------------------------
+    @property
+    def speaks(self) -> bool:
+        """True if this process prints and writes files; if several train one model, only the first does."""
+        return self.stepper.ranks is None or self.stepper.ranks.first
+
+    def samples(self, n: int) -> int:
+        """Return the number of samples of all ranks, of which this one was given n."""
+        return n if self.stepper.ranks is None else self.stepper.ranks.count(n)
+
+    def sums(self, numbers: Sequence[float]) -> list[float]:
+        """Return each number, summed over the ranks."""
+        ranks = self.stepper.ranks
+        return list(numbers) if ranks is None else ranks.sum(np.array(numbers, np.float64)).tolist()
+
+    def joint(self, *arrays: Any) -> Sequence[Any]:
+        """Return each array of values of samples with those of all ranks; None stays None."""
+        return arrays if self.stepper.ranks is None else self.stepper.ranks.joint(arrays)
+
+    def agree(self, record: dict[str, Any] | None = None) -> None:
+        """Give all ranks the figures of the first one; stop all of them if one stops."""
+        if (ranks := self.stepper.ranks) is not None:
+            if record is not None:
+                record.update(ranks.broadcast(record))
+            self.stopping = any(ranks.gather(self.stopping))
+
     # --- steps --------------------------------------------------------------------------------------------------------
     def begin_epoch(self) -> Callable[[Batch], Batch] | None:
         """Call `epoch_start` of each hook; return a function that applies all `before_step`, or None if no hook has one."""

@@ -3,17 +3,21 @@ the weights. If possible, a step is recorded, and later replayed."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from ..autograd import completed
 from ..device import Device
 from ..dropout import Dropout
 from ..dropout.schedule import mean
 from ..layers import DENSE, ActivationSpec, Context, Flow, Sequential, Symbols, Tree
+from ..parallel.parts import parts
+from ..parallel.ranks import Team
 from ..plans import Plan, Plans
 from ..tensor import Tensor
-from .data import Batch
+from .data import Batch, Data
 from .optim import Optimizer
 from .recorder import Recorder
 from .streams import Streams, set_state
@@ -44,6 +48,7 @@ class Stepper:
     batch_size: int
     session_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # `limit` of threads, `precision` of products
     upcoming: Plans | None = None  # the plans of the next step, if already drawn
+    ranks: Team | None = None  # the processes that train the model together, if there are several
 
     def __post_init__(self) -> None:
         self.epoch, self.current = 0, self.policy  # the policy of the current epoch
@@ -59,6 +64,11 @@ class Stepper:
         self._nothing = Plans(self.dev)  # the plans of a dense step
         self.tree = Tree(self.model)
         self._prepare_choice()
+
+    def batches(self, data: Data) -> Iterator[Batch]:
+        """Return the batches of an epoch; if several processes train one model, the share of this rank."""
+        task, size, rng, dev = self.task, self.batch_size, self.streams.rows, self.dev
+        return task.batches(data, size, rng, dev) if self.ranks is None else parts(task, data, size, rng, dev, self.ranks)
 
     def enter(self, epoch: int, policy: Dropout) -> None:
         """Start an epoch, which is counted from 0. policy.at(epoch) is the policy with the dropout rates of this epoch."""
@@ -113,6 +123,8 @@ class Stepper:
         if self.remembers:
             self.before = rng.bit_generator.state
         assigned = policy.plans(self.tree, rng)
+        if self.ranks is not None:
+            assigned = {path: plan.of_rank(self.ranks.rank) for path, plan in assigned.items()}
         return self._plans(assigned) if assigned or policy.data_dependent else self._nothing
 
     def remember(self, remembers: bool) -> None:
@@ -183,7 +195,7 @@ class Stepper:
             self.optimizer.prepare(None if whole else self._reads(upcoming, following))
             flow = Flow(Tensor.wrap(batch.inputs, self.dev), DENSE if batch.ids is None else Symbols(batch.ids))
             packed, self.packed = self.packed, {}
-            context = Context(self.dev, plans, training=True, state=self.state, packed=packed)
+            context = Context(self.dev, plans, training=True, state=self.state, packed=packed, ranks=self.ranks)
 
             def passes() -> tuple[Any, Any]:
                 results = self._learn(flow, context, batch)
@@ -199,14 +211,20 @@ class Stepper:
 
     def _reads(self, plans: Plans | None, batch: Batch | None) -> dict[Tensor, Any] | None:
         """Return the parts of weights that a step with these plans and this batch reads; None if it may read everything."""
+        """Return the parts of weights that a step with these plans and this batch reads; None if it may read everything, or if
+        the optimiser does not ask.
+        """
         if plans is None or self.model.spanning or not self.optimizer.foresees:
             return None
-        return self.tree.reads(plans, batch and batch.ids)
+        alone = self.ranks is None  # the symbols of other ranks are not known here
+        return self.tree.reads(plans, batch.ids if batch and alone else None)
 
     def _learn(self, flow: Flow, context: Context, batch: Batch) -> tuple[Any, Any]:
         """Make both passes. If the layers are on several devices, an error names the layer and the device that raised it."""
         try:
-            return self.task.learn(self.model, flow, context, batch)
+            reducer = self.optimizer.reducer
+            with contextlib.nullcontext() if reducer is None else completed.within(reducer.early):
+                return self.task.learn(self.model, flow, context, batch)
         except Exception as error:
             if self.model.spanning is None:
                 raise

@@ -24,6 +24,17 @@ class Streams(NamedTuple):
         """Make all four generators from one seed."""
         return cls(*map(np.random.default_rng, np.random.SeedSequence(seed).spawn(len(cls._fields))))
 
+    @classmethod
+    def of_rank(cls, seed: int, rank: int, own_rows: bool) -> Streams:
+        """Make the generators of one of several processes: another `noise` for each, and another `rows` if `own_rows`, because
+        each process then has its own samples.
+        """
+        same, own = cls.from_seed(seed), np.random.SeedSequence((seed, rank)).spawn(2)
+        if rank == 0:
+            return same
+        rows, noise = map(np.random.default_rng, own)
+        return same._replace(noise=noise, rows=rows if own_rows else same.rows)
+
     def state(self) -> list[Any]:
         """Return the state of each generator."""
         return [rng.bit_generator.state for rng in self]

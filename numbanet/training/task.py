@@ -14,10 +14,11 @@ import numpy as np
 from numbanet_kernels.runtime.interrupt import deferred
 
 from .. import ops
-from ..autograd import no_grad
+from ..autograd import completed, no_grad
 from ..device import Device, device
 from ..layers import Context, Flow, Sequential, Symbols
 from ..losses import OF_CLASSES, OF_NUMBERS, Loss, loss_named
+from ..parallel.parts import parts
 from ..tensor import Tensor
 from .data import Batch, Data
 from .inference import Predictor
@@ -35,6 +36,7 @@ class Task(abc.ABC):
     """Base class of the tasks. A task defines the batches of an epoch, the loss, the predictions and their score."""
 
     recordable: ClassVar[bool] = False
+    weight_axes: ClassVar[int] = 1  # number of axes of the weights of a batch
     stateful: ClassVar[bool] = False  # True if recurrent layers start each step with the final states of the previous step
 
     @property
@@ -50,10 +52,13 @@ class Task(abc.ABC):
 
     def validate(self, stepper: Any, data: Data) -> tuple[float, float]:
         """Return (loss, score) on validation samples."""
-        rows = data.at(np.arange(len(data)))
+        rows, ranks = np.arange(len(data)), stepper.ranks
+        rows = data.at(rows if ranks is None or ranks.sharded else rows[ranks.part(len(rows))])
         policy = stepper.policy.inference_policy(stepper.epoch)
-        output = Predictor(stepper.model, stepper.session_options, policy)(data.X, rows)
-        return self.judge(output, data.y[rows], None if data.weights is None else data.weights[rows], stepper.session_options)
+        output = Predictor(stepper.model, stepper.session_options, policy)(data.X, rows) if len(rows) else None
+        found: Any = output, data.y[rows], None if data.weights is None else data.weights[rows]
+        output, targets, weights = found if ranks is None else ranks.joint(found)
+        return self.judge(output, targets, weights, stepper.session_options)
 
     def judge(
         self, output: np.ndarray, targets: np.ndarray, weights: np.ndarray | None, session_options: dict[str, Any]
@@ -184,6 +189,7 @@ class StepClassification(Classification):
     """
 
     recordable = True
+    weight_axes = 2
 
     def loss(self, output, targets, weights):
         steps, dev = math.prod(output.shape[:2]), output.device
@@ -301,7 +307,8 @@ class LanguageModelling(Task):
         for chunk, words in self._pieces(model, flow.x):
             output, n = last(flow._replace(x=chunk)).dense(), words.stop - words.start
             loss = self.loss(output, dev.part(batch.targets, words.start, words.stop), dev.full((n,), 1 / batch.total))
-            loss.backward()
+            with completed.within(None):  # later chunks add to the gradient of the last weight
+                loss.backward()
             dev.copy(self.answer(dev, output.data), out=dev.part(answers, words.start, words.stop))
             computed.append((dev.reshape(loss.data, (1,)), chunk.gradient.dense(dev)))
         losses, gradients = (dev.concatenate(arrays, 0) for arrays in zip(*computed))
@@ -335,15 +342,19 @@ class LanguageModelling(Task):
         """Return (loss, -loss), where the loss is log(perplexity), the mean over all words but the first of each segment."""
         state, total, count, dev, model = {}, 0.0, 0, stepper.dev, stepper.model
         with no_grad(), dev.session(**stepper.session_options):
-            for batch in self.batches(data, min(stepper.batch_size, max((len(data.y) - 1) // 2, 1)), None, dev):
+            size, ranks = min(stepper.batch_size, max((len(data.y) - 1) // 2, 1)), stepper.ranks
+            whole = ranks is None or ranks.sharded or size < ranks.size
+            for batch in self.batches(data, size, None, dev) if whole else parts(self, data, size, None, dev, ranks):
                 flow = Flow(Tensor.wrap(dev.upload(batch.ids), dev), Symbols(batch.ids))
                 flow, last = model.before_last(flow, Context(dev, state=state))
                 flow = flow.applied()
                 for chunk, words in self._pieces(model, flow.x):
                     targets = dev.part(batch.targets, words.start, words.stop)
                     total += self.loss(last(flow._replace(x=chunk)).dense(), targets, None).item() * (words.stop - words.start)
-                count += batch.total
+                count += batch.rows.size
                 deferred.poll()
+        if ranks is not None:
+            total, count = ranks.sum(np.array([total, count], np.float64)).tolist()
         return total / max(count, 1), -total / max(count, 1)
 
     def figures(self, record, samples):

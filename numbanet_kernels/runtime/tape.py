@@ -340,10 +340,14 @@ def asides_cpu():
 
 
 def aside_cpu(work):
-    """Record that each replay calls work() at this point, with the interpreter. work() may read all arrays, and may write to
-    those that existed before it.
+    """Record that each replay calls work() at this point, with the interpreter; if nothing is recorded, call it now. work() may
+    read all arrays, and may write to those that existed before it.
     """
-    tape.get().aside(work)
+    writer = tape.get()
+    if writer is None:
+        work()
+    else:
+        writer.aside(work)
 
 
 def rehearses_cpu():

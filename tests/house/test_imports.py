@@ -48,6 +48,7 @@ LEVELS = [
     "ops",
     "losses",
     "layers",
+    "parallel",
     "dropout",
     "training",
     "datasets",

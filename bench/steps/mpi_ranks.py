@@ -1,0 +1,132 @@
+"""Training steps of several ranks as one task: processes that the worker starts, and that sleep between requests."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..machinery.worker import THREAD_VARIABLES, Task
+
+SECONDS = 120.0  # to start, import and compile
+
+
+class RankTask(Task):
+    """Task: training steps of several processes of one thread each. Each rank connects to this one, and waits for requests.
+
+    Parameters
+    ----------
+    kind : str
+        "numbanet" or "torch".
+    ranks : int
+    exchange : bool
+        Whether the seconds of a repetition are those of the exchange alone.
+    settings : dict
+        Arguments of the function of `mpi_program` that makes the steps.
+    """
+
+    def __init__(self, kind: str, ranks: int, exchange: bool, settings: Mapping[str, Any]) -> None:
+        super().__init__(lambda: self.seconds(1), self._outputs)
+        self.exchange, self.batch = exchange, ranks * settings["batch"]
+        with Listener(("127.0.0.1", 0)) as listener:
+            listener._listener._socket.settimeout(SECONDS)
+            self.process = _started(kind, ranks, listener.address[1], settings)
+            self.connections = [listener.accept() for _ in range(ranks)]
+        self.connections = [c for _, c in sorted((connection.recv(), connection) for connection in self.connections)]
+        self.close = weakref.finalize(self, _close, self.connections, self.process)
+
+    def ask(self, request: Any) -> list[Any]:
+        """The answer of each rank."""
+        for connection in self.connections:
+            connection.send(request)
+        answers = [connection.recv() for connection in self.connections]
+        for problem, _ in answers:
+            if problem:
+                raise RuntimeError(problem)
+        return [answer for _, answer in answers]
+
+    def seconds(self, repetitions):
+        """Seconds of n steps on the slowest rank; of the exchange, on the fastest, which waits for no other."""
+        found = self.ask(("steps", repetitions))
+        return (min(exchange for _, exchange in found) if self.exchange else max(wall for wall, _ in found)), None
+
+    def _outputs(self) -> dict[str, Any]:
+        """Those of the first rank, with the factors of the samples of all, and the size of the joint batch."""
+        found = self.ask(("outputs", None))
+        factors = [
+            [_joined([of_rank[layer] for of_rank in of_step]) for layer in range(len(of_step[0]))]
+            for of_step in zip(*(one["factors"] for one in found))
+        ]
+        return {**found[0], "factors": factors, "batch": self.batch}
+
+    def link(self) -> tuple[float, float]:
+        """(latency in seconds, bandwidth in bytes per second) of an all-reduce over the ranks."""
+        return self.ask(("link", None))[0]
+
+
+def _joined(factors: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """The factors of all samples: those of activations may differ by sample."""
+    weight, activation = factors[0]
+    if np.ndim(activation) < 2:
+        return weight, activation
+    return weight, np.concatenate([own for _, own in factors])
+
+
+def _started(kind: str, ranks: int, port: int, settings: Mapping[str, Any]) -> subprocess.Popen:
+    """Start the ranks: over MPI if there are several of numbanet."""
+    program = [*interpreter(), kind, str(ranks), str(port), json.dumps(dict(settings))]
+    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
+    if kind == "numbanet" and ranks > 1:
+        program = [mpiexec(), "-n", str(ranks), *program]
+    if kind == "torch":  # rank 0 starts the others
+        program.append("0")
+    return subprocess.Popen(program, env=environment, stdin=subprocess.DEVNULL)
+
+
+def interpreter() -> list[str]:
+    """The beginning of the command that runs `mpi_program`, which finds modules where this process does."""
+    return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; from {__package__}.mpi_program import main; main()"]
+
+
+def mpiexec() -> str:
+    """The launcher that belongs to this Python, else that of the system.
+
+    Raises
+    ------
+    RuntimeError
+        If there is none.
+    """
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if found is None:
+        raise RuntimeError("mpiexec is missing: pip install 'numbanet[mpi]'")
+    return found
+
+
+def _close(connections: list[Connection], process: subprocess.Popen) -> None:
+    """End the ranks: they end when their connections are closed."""
+    for connection in connections:
+        connection.close()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def numbanet_ranks(ranks: int, exchange: bool = False, **settings: Any) -> RankTask:
+    """Task: steps of numbanet on several ranks."""
+    return RankTask("numbanet", ranks, exchange, settings)
+
+
+def torch_ranks(ranks: int, **settings: Any) -> RankTask:
+    """Task: steps of PyTorch's DistributedDataParallel with gloo on several ranks."""
+    return RankTask("torch", ranks, False, settings)

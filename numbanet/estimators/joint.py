@@ -1,0 +1,116 @@
+"""Training of an estimator in several processes (`numbanet.parallel`): its hook, and values of all samples together."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.utils import _safe_indexing
+
+from ..parallel import Exchange, current, joined
+from ..parallel.checks import by_data, refuse, same, samples, told
+from ..parallel.ranks import Ranks
+from ..training.data import Data
+from ..training.hooks import Hook
+
+SAMPLES = ("X", "y", "sample_weight", "tokens")  # arguments of which `shard` chooses rows
+
+
+def version() -> str:
+    """Return the version of numbanet."""
+    from .. import __version__
+
+    return __version__
+
+
+@contextlib.contextmanager
+def together(estimator: Any, call: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
+    """A context for a training call of an estimator on all ranks. It yields the arguments call(estimator, …) of this rank."""
+
+    def agree(ranks: Ranks) -> None:
+        same(ranks, {"numbanet": version(), "numpy": np.__version__, **told(estimator.get_params(deep=False))})
+        if estimator.__dict__.get("objective") is not None:
+            raise ValueError("parallel: objective measures devices on each rank; leave objective=None, and choose device")
+
+    with joined(estimator.parallel, estimator.shard, agree) as team:
+        given = inspect.signature(call).bind(estimator, *args, **named)
+        if team is not None and callable(estimator.shard):
+            rows = estimator.shard(team.rank, team.size)
+            for name in SAMPLES:
+                if given.arguments.get(name) is not None:
+                    given.arguments[name] = _safe_indexing(given.arguments[name], rows)
+        yield given.args[1:], given.kwargs
+
+
+class Joint(Hook):
+    """Sums the gradients over the ranks, and records what travelled."""
+
+    watches = False
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+
+    def fit_start(self, run):
+        stepper = run.stepper
+        same(stepper.ranks, samples(stepper.ranks, self.data.X, self.data.y))
+        refuse(stepper.ranks, run.model, stepper.policy, stepper.batch_size, len(self.data), segments=stepper.task.stateful)
+        self.exchange = Exchange(stepper.ranks, run.dev, by_data(run.model))
+        run.optimizer.reduce_by(self.exchange)
+
+    def epoch_start(self, run, epoch):
+        self.exchange.begin()
+
+    def epoch_end(self, run, record):
+        done = self.exchange
+        return {
+            "exchanged_bytes": done.sent,
+            "exchanged_share": done.sent / max(done.dense, 1),
+            "exchange_seconds": done.seconds,
+        }
+
+    def fit_end(self, run):
+        run.optimizer.reduce_by(None)
+
+
+# --- values of the samples of all ranks, if each was given its own ----------------------------------------------------
+def sharded() -> bool:
+    """Return True if each rank was given samples of its own."""
+    return current.get() is not None and current.get().sharded
+
+
+def count(n: int) -> int:
+    """Return the number of samples of all ranks, of which this one was given n."""
+    return current.get().count(n) if sharded() else n
+
+
+def union(labels: np.ndarray) -> np.ndarray:
+    """Return the sorted labels of all ranks."""
+    return np.unique(np.concatenate(current.get().gather(labels))) if sharded() else labels
+
+
+def total(numbers: np.ndarray) -> np.ndarray:
+    """Return an array, summed over the ranks."""
+    return current.get().sum(np.array(numbers, np.float64)) if sharded() else numbers
+
+
+def mean(y: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    """Return the weighted mean of the rows of y."""
+    if not sharded():
+        return np.average(y, axis=0, weights=weights)
+    weights = np.ones(len(y)) if weights is None else np.asarray(weights, np.float64)
+    sums = total(np.append((weights[:, None] * y).sum(axis=0), weights.sum()))
+    return sums[:-1] / sums[-1]
+
+
+def text_of_all(text: Any) -> Any:
+    """Return a text with the tokens of the texts of all ranks, from which the vocabulary is made; its order is arbitrary."""
+    if not sharded():
+        return text
+    if isinstance(text, np.ndarray):
+        return np.concatenate(current.get().gather(np.unique(text)))
+    counters = current.get().gather(Counter(text))
+    return list(sum(counters, Counter()).elements())

@@ -1,0 +1,156 @@
+"""`Exchange`: after the passes of a step, the gradients are summed over the ranks, each one as it is stored.
+
+All ranks draw equal plans, so their packed gradients hold the same elements of a weight: only these travel. The loss of a rank
+is its part of the loss of the joint batch (`parts`), so the gradient of the joint batch is the sum.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..device import Device
+from ..gradients import Dense, Packed
+from ..tensor import Tensor
+from .ranks import Ranks
+
+
+class NotFinite(FloatingPointError):
+    """The loss of a step is not finite on some ranks; raised on all ranks in this step, before the update.
+
+    Attributes
+    ----------
+    where : str
+        The number of the step in its epoch, from 1, and the ranks.
+    """
+
+    def __init__(self, step: int, ranks: Sequence[int]) -> None:
+        self.where = f"{step} (rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))})"
+        super().__init__(f"the loss was not finite in step {self.where}")
+
+
+class Exchange:
+    """Sums the gradients of a step over the ranks; an optimiser calls it after the passes (`Optimizer.reducer`).
+
+    Large arrays are summed in place, each as a bucket of its own. Small ones, such as those of biases, are copied to one
+    bucket, which also has the loss of the rank. Large packed gradients start to travel when they are complete, while the
+    backward pass computes the others (`early`); the rest starts after it.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    dev : Device
+        The device of the gradients.
+    by_data : collection of Tensor
+        Weights, such as that of an `Embedding`, of which samples decide which elements have gradients. They differ between
+        ranks, so these gradients are sent as dense arrays.
+
+    Attributes
+    ----------
+    sent, dense : int
+        Bytes of gradients that this rank has given to be summed since `begin`, and that dense gradients would have had.
+    seconds : float
+        Seconds that this rank has spent on it since then, waiting for slower ranks included.
+    step : int
+        Number of steps since then.
+    """
+
+    SMALL = 1 << 14  # elements: smaller arrays share a bucket
+
+    def __init__(self, ranks: Ranks, dev: Device, by_data: Collection[Tensor] = ()) -> None:
+        self.ranks, self.dev, self.by_data = ranks, dev, frozenset(by_data)
+        self.records = dev.asides()  # whether steps with this exchange may be recorded
+        self.started: dict[int, Callable[[], None]] = {}  # by array, what waits for the end of its sum
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from 0: an epoch starts."""
+        self.sent, self.dense, self.seconds, self.step = 0, 0, 0.0, 0
+        self.started.clear()
+
+    def early(self, parameter: Tensor) -> None:
+        """Start to sum the gradient of a parameter, which is complete, if its array is large and nothing else reads it: dense
+        gradients may be those of other tensors as well.
+        """
+        gradient = parameter.gradient
+        if isinstance(gradient, Packed) and parameter not in self.by_data and math.prod(gradient.values.shape) > self.SMALL:
+            self._do(functools.partial(self._start, gradient.values))
+
+    def _do(self, work: Callable[[], None]) -> None:
+        """Call work() now, or, while a step is recorded, at this point of each replay."""
+        if self.records:
+            self.dev.aside(work)
+        else:
+            work()
+
+    def _start(self, array: Any) -> None:
+        began = time.perf_counter()
+        if isinstance(array, np.ndarray) and array.flags.c_contiguous:
+            self.started[id(array)] = self.ranks.start(array)
+        self.seconds += time.perf_counter() - began
+
+    def __call__(self, parameters: Sequence[Tensor], loss: Any = None) -> None:
+        """Replace the gradients of the parameters by their sums over the ranks.
+
+        While a step is recorded, the exchange is recorded: each replay makes it between the passes and the update.
+
+        Parameters
+        ----------
+        parameters : sequence of Tensor
+        loss : array, optional
+            The loss of the step on this rank, a device array of one number.
+
+        Raises
+        ------
+        NotFinite
+            On all ranks, if the loss is not finite on one of them.
+        """
+        arrays: dict[int, Any] = {}
+        dense = 0
+        for parameter in parameters:
+            gradient = parameter.gradient
+            if gradient is None:
+                continue
+            if isinstance(gradient, Packed) and parameter in self.by_data:
+                parameter.zero_grad()
+                parameter.receive(Dense(gradient.dense(self.dev)))
+            values = parameter.gradient.values  # type: ignore[union-attr]
+            dense += 0 if id(values) in arrays else 4 * parameter.size  # biases of an LSTM share their gradient
+            arrays[id(values)] = values
+        self._do(functools.partial(self._sum, list(arrays.values()), loss, dense))
+
+    def _sum(self, arrays: Sequence[Any], loss: Any, dense: int) -> None:
+        began, dev = time.perf_counter(), self.dev
+        hosts = [np.ascontiguousarray(dev.download(array)) for array in arrays]
+        started, self.started = self.started, {}
+        large = [host for host in hosts if host.size > self.SMALL]
+        waits = [started.get(id(host)) or self.ranks.start(host) for host in large]
+        small = [host for host in hosts if host.size <= self.SMALL]
+        last = np.zeros(1, np.float32) if loss is None else np.reshape(dev.download(loss), 1)
+        bucket = np.concatenate([*(host.reshape(-1) for host in small), last], dtype=np.float32)
+        fine = math.isfinite(float(last[0]))
+        waits.append(self.ranks.start(bucket))
+        for wait in waits:
+            wait()
+        self.step += 1
+        if not math.isfinite(float(bucket[-1])):
+            self._refuse(fine)
+        parts = np.split(bucket, np.cumsum([host.size for host in small]))
+        for host, part in zip(small, parts):
+            host.reshape(-1)[:] = part
+        for array, host in zip(arrays, hosts):
+            if host is not array:  # on the CPU they are the same array
+                dev.copy(host, out=array)
+        self.sent += sum(host.nbytes for host in hosts)
+        self.dense += dense
+        self.seconds += time.perf_counter() - began
+
+    def _refuse(self, fine: bool) -> None:
+        """Raise NotFinite, with the ranks on which something is not finite."""
+        wrong = [rank for rank, other in enumerate(self.ranks.gather(fine)) if not other]
+        raise NotFinite(self.step, wrong or list(range(self.ranks.size)))

@@ -1,0 +1,60 @@
+"""`joined`: the context of a fit on several ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from .ranks import RankFailure, Ranks, Team, current
+
+
+def opened(parallel: Any) -> Ranks:
+    """Return the ranks that the parameter `parallel` of an estimator stands for: "mpi", or a `Ranks`.
+
+    Raises
+    ------
+    ValueError
+        If it is neither.
+    ImportError
+        If it is "mpi", and mpi4py or an MPI library is missing; the message says what to install.
+    """
+    if isinstance(parallel, Ranks):
+        return parallel
+    if parallel != "mpi" or not isinstance(parallel, str):
+        raise ValueError(f"parallel must be None, 'mpi' or a Ranks, got {parallel!r}")
+    from .mpi import world  # not before it is needed: MPI starts when it is imported
+
+    return world()
+
+
+@contextlib.contextmanager
+def joined(parallel: Any, shard: Any, agree: Callable[[Ranks], None]) -> Iterator[Team | None]:
+    """A context in which `current` holds the ranks of a fit; nothing if `parallel` is None. `agree` is called first, with the
+    ranks. If the block raises an exception, the other ranks raise `RankFailure`, which names this one.
+
+    Raises
+    ------
+    ValueError
+        If `parallel` is unknown, or `shard` is neither a bool nor a function.
+    """
+    if not (isinstance(shard, (bool, np.bool_)) or callable(shard)):
+        raise ValueError(f"shard must be True, False or a function shard(rank, size), got {shard!r}")
+    if parallel is None or current.get() is not None:
+        yield current.get()
+        return
+    team = Team(opened(parallel), bool(shard))
+    try:
+        with current.within(team):
+            agree(team)
+            yield team
+    except RankFailure:
+        raise
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        print(f"numbanet: rank {team.rank} of {team.size} ends the run of all ranks: {reason}", file=sys.stderr, flush=True)
+        team.fail(reason)  # after the message: the others may end this process
+        raise

@@ -1,0 +1,112 @@
+"""`MPIRanks`: ranks that are processes, over MPI (mpi4py, with any MPI library)."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import pickle
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+
+from .ranks import RankFailure, Ranks
+from .watch import Watch
+
+try:
+    from mpi4py import MPI
+except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py finds no MPI library
+    raise ImportError(
+        f"parallel='mpi' needs mpi4py and an MPI library ({error}): pip install 'numbanet[mpi]', or pip install mpi4py beside "
+        "the MPI of this system"
+    ) from error
+
+SPINS = 200  # polls before a waiting rank lets other processes run
+AWAKE = 0.01  # seconds of waiting after which it sleeps between polls
+ASLEEP = 1e-4  # seconds
+GRACE = 0.5  # seconds that a failed rank leaves the others to say why they end
+
+
+class MPIRanks(Ranks):
+    """The ranks of an MPI communicator.
+
+    Every wait polls, so that a rank that waits for one that has ended does not wait for ever (`Watch`). If a fit fails, the
+    ranks may have stopped at different points; so the communicator is not used again, and when a process ends, all do.
+
+    Parameters
+    ----------
+    communicator : mpi4py.MPI.Comm, optional
+        By default that of all processes.
+    """
+
+    def __init__(self, communicator: Any = None) -> None:
+        self.comm = (MPI.COMM_WORLD if communicator is None else communicator).Dup()
+        self.rank, self.size, self.failed = self.comm.rank, self.comm.size, False
+        self.watch = Watch(self.rank, self.size)
+        self._connect()
+        atexit.register(self._end)
+
+    def _connect(self) -> None:
+        problem = ""
+        try:
+            address = self.broadcast(self.watch.listen() if self.first else None)
+            if not self.first:
+                self.watch.connect(*address)
+        except OSError as error:
+            problem = str(error)
+        problems = [text for text in self.gather(problem) if text]
+        if problems:
+            self.watch.close()
+            if self.first:
+                warnings.warn(f"ranks that end are not noticed, because ranks cannot connect: {problems[0]}", stacklevel=2)
+
+    def start(self, array):
+        request = self._checked().Iallreduce(MPI.IN_PLACE, array)
+        return lambda: self._wait(request)
+
+    def gather(self, value):
+        data = pickle.dumps(value)
+        sizes = np.zeros(self.size, np.int64)
+        self._wait(self._checked().Iallgather(np.array([len(data)], np.int64), sizes))
+        places = np.concatenate([[0], np.cumsum(sizes)])
+        found = np.zeros(places[-1], np.uint8)
+        counts = sizes.tolist(), places[:-1].tolist()
+        self._wait(self.comm.Iallgatherv([np.frombuffer(data, np.uint8), MPI.BYTE], [found, counts, MPI.BYTE]))
+        return [pickle.loads(found[a:b].tobytes()) for a, b in zip(places, places[1:])]
+
+    def fail(self, reason):
+        self.failed = True
+        self.watch.fail(reason)
+
+    def _checked(self) -> Any:
+        """Return the communicator; raise RankFailure if a fit has failed."""
+        if self.failed:
+            raise RankFailure(self.watch.failure or f"rank {self.rank} of {self.size} failed before; start the program again")
+        return self.comm
+
+    def _wait(self, request: Any) -> None:
+        polls, until = 0, 0.0
+        while not request.Test():
+            if self.watch.failure:
+                self.failed = True
+                raise RankFailure(self.watch.failure)
+            polls += 1
+            if polls == SPINS:
+                until = time.monotonic() + AWAKE
+            if polls > SPINS:
+                time.sleep(0 if time.monotonic() < until else ASLEEP)
+
+    def _end(self) -> None:
+        """Called when the interpreter ends: if a fit has failed, end all processes, because MPI would wait for them."""
+        if not self.failed:
+            self.watch.close()
+            return
+        time.sleep(GRACE)
+        self.comm.Abort(1)
+
+
+@functools.cache
+def world() -> MPIRanks:
+    """Return the ranks of all processes that the launcher has started."""
+    return MPIRanks()

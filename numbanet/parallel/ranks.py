@@ -1,0 +1,106 @@
+"""`Ranks`: the processes that train one model together, as one of them sees them; `current` holds those of the running fit."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from numbanet_kernels.runtime.context import Scoped
+
+current = Scoped("ranks", None)  # the `Ranks` of the fit that runs in this thread, or None
+
+
+class RankFailure(RuntimeError):
+    """Another rank has ended or has raised an exception; the message names it."""
+
+
+class Ranks(abc.ABC):
+    """A communicator, as one rank sees it. All ranks call the same methods in the same order.
+
+    While a rank waits in a method, it notices that another rank has failed, and raises `RankFailure`.
+
+    Attributes
+    ----------
+    rank, size : int
+        The number of this rank, from 0, and the number of ranks.
+    """
+
+    rank: int
+    size: int
+
+    @property
+    def first(self) -> bool:
+        """True on rank 0, which prints and writes files."""
+        return self.rank == 0
+
+    def sum(self, array: np.ndarray) -> np.ndarray:
+        """Replace a contiguous array of floats by its sum over the ranks, and return it."""
+        self.start(array)()
+        return array
+
+    @abc.abstractmethod
+    def start(self, array: np.ndarray) -> Callable[[], None]:
+        """Start `sum`; the function that is returned waits until it is complete."""
+
+    @abc.abstractmethod
+    def gather(self, value: Any) -> list[Any]:
+        """Return a list of the values of all ranks, in their order; the values are objects that can be pickled."""
+
+    def broadcast(self, value: Any) -> Any:
+        """Return the value of rank 0."""
+        return self.gather(value if self.first else None)[0]
+
+    @abc.abstractmethod
+    def fail(self, reason: str) -> None:
+        """Tell the other ranks that this one has failed; they raise `RankFailure` with the reason."""
+
+    def part(self, n: int) -> slice:
+        """Return the share of this rank of n rows: consecutive rows, and on all ranks equally many, up to one."""
+        return slice(n * self.rank // self.size, n * (self.rank + 1) // self.size)
+
+    def __deepcopy__(self, memo: Any) -> Ranks:
+        return self  # scikit-learn's `clone` copies the parameters of an estimator
+
+
+class Team(Ranks):
+    """The ranks of one fit: those of a communicator, and whether each of them has samples of its own.
+
+    Attributes
+    ----------
+    sharded : bool
+        True if each rank was given its own samples; False if each rank was given all samples, of which it takes its share.
+    """
+
+    def __init__(self, ranks: Ranks, sharded: bool) -> None:
+        self.ranks, self.rank, self.size, self.sharded = ranks, ranks.rank, ranks.size, sharded
+
+    def start(self, array):
+        return self.ranks.start(array)
+
+    def gather(self, value):
+        return self.ranks.gather(value)
+
+    def fail(self, reason):
+        self.ranks.fail(reason)
+
+    def count(self, n: int) -> int:
+        """Return the number of samples of all ranks, of which this rank was given n."""
+        return sum(self.gather(n)) if self.sharded else n
+
+    def joint(self, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
+        """Return, for each array of values of samples, the values of all ranks, in the order of the ranks. None stands for
+        weights of 1; it stays None if it is None on all ranks.
+        """
+        own = [array for array in self.gather(list(arrays)) if array[0] is not None and len(array[0])]
+        found: list[np.ndarray | None] = list(arrays)
+        for i, parts in enumerate(zip(*own)):
+            some = next((part for part in parts if part is not None), None)
+            whole = [
+                np.ones((len(of[0]), *some.shape[1:]), some.dtype) if part is None and some is not None else part
+                for part, of in zip(parts, own)
+            ]
+            found[i] = None if some is None else np.concatenate(whole)
+        return found

@@ -1,0 +1,109 @@
+"""`Watch`: connections between the ranks beside MPI, by which a rank that ended, for any reason, is noticed by all others.
+
+Rank 0 listens, and all others connect to it. If a process ends, its system closes its connection; rank 0 tells the others. MPI
+itself says nothing to ranks that wait for the one that ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from typing import Any
+
+SECONDS = 5.0  # to connect
+ALIVE = (("TCP_KEEPIDLE", 3), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 2))  # a machine that is gone is noticed after 7 seconds
+
+
+class Watch:
+    """The connections of one rank.
+
+    Attributes
+    ----------
+    failure : str
+        What has happened to another rank; "" if nothing has.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size, self.failure, self.closed = rank, size, "", False
+        self.others: dict[socket.socket, int] = {}  # by connection, the rank at its other end
+        self.server: socket.socket | None = None
+
+    def listen(self) -> tuple[str, int]:
+        """On rank 0: wait for connections in a thread. Return the name of the machine and the port."""
+        self.server = socket.create_server(("", 0))
+        self._run(self._serve)
+        return socket.gethostname(), self.server.getsockname()[1]
+
+    def connect(self, host: str, port: int) -> None:
+        """On the other ranks: connect to rank 0.
+
+        Raises
+        ------
+        OSError
+            If that is impossible, for example because of a firewall.
+        """
+        there = "127.0.0.1" if host == socket.gethostname() else host
+        connection = _lasting(socket.create_connection((there, port), SECONDS))
+        connection.settimeout(None)
+        connection.sendall(_line(rank=self.rank))
+        self.others[connection] = 0
+        self._run(lambda: self._read(connection))
+
+    def fail(self, reason: str) -> None:
+        """Tell the other ranks that this one has failed."""
+        self._tell(f"rank {self.rank} of {self.size} failed: {reason}", None)
+
+    def close(self) -> None:
+        """End; the other ranks do not take it for a failure."""
+        self.closed = True
+        for connection in list(self.others):
+            with contextlib.suppress(OSError):
+                connection.sendall(_line(end=True))
+                connection.close()
+        if self.server is not None:
+            self.server.close()
+
+    # --- in threads ---------------------------------------------------------------------------------------------------
+    def _run(self, work: Any) -> None:
+        threading.Thread(target=work, daemon=True, name="numbanet-watch").start()
+
+    def _serve(self) -> None:
+        assert self.server is not None
+        with contextlib.suppress(OSError, ValueError):
+            for _ in range(1, self.size):
+                connection = _lasting(self.server.accept()[0])
+                self.others[connection] = json.loads(connection.makefile().readline())["rank"]
+                self._run(lambda connection=connection: self._read(connection))
+
+    def _read(self, connection: socket.socket) -> None:
+        """Wait for a message of another rank, or for its end."""
+        rank, text = self.others[connection], ""
+        with contextlib.suppress(OSError, ValueError):
+            text = connection.makefile().readline()
+        message = json.loads(text) if text.endswith("\n") else {}
+        if not self.closed and "end" not in message:
+            reason = message.get("failure") or f"rank {rank} of {self.size} has ended: it was killed, or its machine failed"
+            self.failure = self.failure or reason
+            if self.rank == 0:
+                self._tell(reason, connection)
+
+    def _tell(self, failure: str, but: socket.socket | None) -> None:
+        for connection in list(self.others):
+            if connection is not but:
+                with contextlib.suppress(OSError):
+                    connection.sendall(_line(failure=failure))
+
+
+def _line(**message: Any) -> bytes:
+    return (json.dumps(message) + "\n").encode()
+
+
+def _lasting(connection: socket.socket) -> socket.socket:
+    """Return a connection over which the system asks whether the other machine is alive."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in ALIVE:
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return connection

@@ -1,0 +1,181 @@
+"""Several ranks train as one process does with the joint batch. Ranks are threads here; `test_mpi` has processes."""
+
+import numpy as np
+import pytest
+
+from numbanet import BatchNorm1d, BatchNorm2d, Conv2d, Flatten, LanguageModel, Linear, MaxPool2d, Net, NetRegressor, ReLU
+from numbanet.parallel import run_ranks
+
+RNG = np.random.default_rng(0)
+X, IMAGES = RNG.standard_normal((644, 20)).astype(np.float32), RNG.standard_normal((257, 1, 28, 28)).astype(np.float32)
+Y, LABELS = X[:, :3].argmax(1), RNG.integers(0, 10, 257)
+WORDS = RNG.integers(0, 30, 2400)
+WORDS[1::2] = (WORDS[::2] * 7 + 3) % 30
+SETTINGS = {"random_state": 0, "device": "cpu"}
+
+
+def mlp(ranks, **more):
+    net = Net((64, 64), epochs=5, batch_size=64, parallel=ranks, **{"learning_rate": 0.05, **SETTINGS, **more})
+    return net.fit(X, Y, validation=(X[:101], Y[:101]))
+
+
+def weighted(ranks, **more):
+    """An early stop, weights of samples, and a last batch of 3 rows."""
+    settings = {"early_stopping": True, "class_weight": "balanced", "parallel": ranks, **SETTINGS, **more}
+    return Net((32,), epochs=6, batch_size=72, **settings).fit(X, Y, sample_weight=np.linspace(0, 1, 644))
+
+
+def normed(ranks, **more):
+    layers = [Linear(20, 64, rng=1), BatchNorm1d(64), ReLU(), Linear(64, 32, rng=2), ReLU(), Linear(32, 3, rng=3)]
+    return Net(layers, epochs=5, batch_size=64, parallel=ranks, **SETTINGS, **more).fit(X, Y)
+
+
+def images(ranks, **more):
+    layers = [Conv2d(1, 6, 5, rng=1), BatchNorm2d(6), ReLU(), MaxPool2d(2), Flatten(), Linear(864, 10, rng=2)]
+    net = Net(layers, epochs=3, batch_size=63, learning_rate=0.005, parallel=ranks, **SETTINGS, **more)
+    return net.fit(IMAGES, LABELS)
+
+
+def lenet(ranks, **more):
+    net = Net("lenet5", epochs=10, batch_size=64, learning_rate=0.005, parallel=ranks, **SETTINGS, **more)
+    return net.fit(IMAGES, LABELS, validation=(IMAGES[:50], LABELS[:50]))
+
+
+def language(ranks, **more):
+    model = LanguageModel((32,), epochs=2, batch_size=12, steps=8, parallel=ranks, **SETTINGS, **more)
+    return model.fit(WORDS, validation=WORDS[:500])
+
+
+def regressor(ranks, **more):
+    return NetRegressor((32,), epochs=5, batch_size=64, parallel=ranks, **SETTINGS, **more).fit(X, X[:, :2] ** 2)
+
+
+def tensors(net):
+    return {name: tensor.numpy() for name, tensor, _ in net.model_.named()}
+
+
+CASES = {
+    "sgd": (mlp, {}),
+    "rdp": (mlp, {"dropout": "rdp"}),
+    "tdp": (mlp, {"dropout": "tdp"}),
+    "batchwise": (mlp, {"dropout": "batchwise"}),
+    "window": (mlp, {"dropout": "window"}),
+    "adam": (mlp, {"optimizer": "adam", "learning_rate": 0.001}),
+    "adam, rdp": (mlp, {"dropout": "rdp", "optimizer": "adam", "learning_rate": 0.001}),
+    "clipped": (mlp, {"dropout": "rdp", "clip_norm": 0.1}),
+    "weighted": (weighted, {}),
+    "batch norm": (normed, {"dropout": "rdp"}),
+    "batch norm of images": (images, {"dropout": "rdp"}),
+    "lenet": (lenet, {"dropout": "rdp"}),
+    "language": (language, {"dropout": "batchwise"}),
+    "language, tied, adam": (language, {"dropout": "rdp", "tied": True, "optimizer": "adam", "clip_norm": None}),
+    "regression": (regressor, {"dropout": "rdp"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:tdp:UserWarning", "ignore:fit:UserWarning")
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_equal_one_process(case, size):
+    """Weights after 50 steps or so, to 1e-5 of the largest one of a tensor; equal bits on all ranks; and the same figures."""
+    make, more = CASES[case]
+    alone, *nets = make(None, **more), *run_ranks(size, lambda ranks: make(ranks, **more))
+    for name, expected in tensors(alone).items():
+        found = [tensors(net)[name] for net in nets]
+        assert all(np.array_equal(found[0], other) for other in found[1:]), name
+        np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-5 * max(1, np.abs(expected).max()), err_msg=name)
+    assert [net.n_iter_ for net in nets] == [alone.n_iter_] * size
+    for ours, theirs in zip(nets[-1].history_, alone.history_, strict=True):
+        for name in ("loss", "score", "flops_share", "validation_loss", "validation_score", "learning_rate"):
+            if name in theirs:
+                assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-4), name
+
+
+def test_ranks_draw_different_bits_for_their_samples():
+    """Plans that keep other elements for each sample differ, so that the ranks do not train on the same noise."""
+    keys = {}
+
+    def fit(ranks):
+        from numbanet.training.stepper import Stepper
+
+        def draw(self, following=False):
+            plans = original(self, following)
+            keys.setdefault(ranks.rank, []).extend(plan.key for plan in plans.assigned.values())
+            return plans
+
+        original, own = Stepper.draw, type("Own", (Stepper,), {"draw": draw})
+        net = Net((8,), dropout="bernoulli", epochs=1, batch_size=322, parallel=ranks, **SETTINGS)
+        net._run = lambda *given: changed(type(net)._run(net, *given), own)
+        return net.fit(X, Y)
+
+    def changed(run, kind):
+        run.stepper.__class__ = kind
+        return run
+
+    nets = run_ranks(2, fit)
+    assert len(keys[0]) == len(keys[1]) > 1 and not set(keys[0]) & set(keys[1])
+    assert all(np.array_equal(a, b) for a, b in zip(*map(lambda net: tensors(net).values(), nets)))
+
+
+@pytest.mark.slow
+def test_shards_hold_all_samples():
+    """Each rank is given its own samples, or chooses them: all are trained on, and figures are those of all."""
+
+    def given(ranks):
+        rows = slice(ranks.rank, None, 3)
+        net = Net((64,), epochs=8, batch_size=60, dropout="rdp", parallel=ranks, shard=True, **SETTINGS)
+        return net.fit(X[rows], Y[rows])
+
+    def chosen(ranks):
+        net = Net((64,), epochs=8, batch_size=60, dropout="rdp", parallel=ranks, **SETTINGS)
+        return net.set_params(shard=lambda rank, size: slice(rank, None, size)).fit(X, Y)
+
+    nets = run_ranks(3, given) + run_ranks(3, chosen)
+    for net in nets[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(tensors(nets[0]).values(), tensors(net).values()))
+    alone = Net((64,), epochs=8, batch_size=60, dropout="rdp", **SETTINGS).fit(X, Y)
+    assert nets[0].history_[-1]["loss"] == pytest.approx(alone.history_[-1]["loss"], rel=0.2)
+    assert abs(nets[0].score(X, Y) - alone.score(X, Y)) < 0.05
+
+
+def test_shards_of_unequal_length_and_classes():
+    """A rank with fewer samples than steps trains on; classes, and the mean and the deviation of y, are those of all."""
+    rows = [np.flatnonzero(Y == 0)[:3], np.flatnonzero(Y != 0)]
+
+    def fit(ranks):
+        own = rows[ranks.rank]
+        net = Net((8,), epochs=2, batch_size=40, parallel=ranks, shard=True, **SETTINGS).fit(X[own], Y[own])
+        other = NetRegressor((8,), epochs=1, batch_size=40, parallel=ranks, shard=True, **SETTINGS).fit(X[own], X[own, 0])
+        return net, other
+
+    (net, other), (net1, other1) = run_ranks(2, fit)
+    every = np.concatenate(rows)
+    assert net.classes_.tolist() == net1.classes_.tolist() == [0, 1, 2]
+    assert all(np.array_equal(a, b) for a, b in zip(tensors(net).values(), tensors(net1).values()))
+    np.testing.assert_allclose(other.target_mean_, X[every, 0].mean(), rtol=1e-5)
+    np.testing.assert_allclose(other1.target_scale_, X[every, 0].std(), rtol=1e-5)
+
+
+def test_shards_of_a_text():
+    texts = ["the cat sat on the mat and the dog sat on the rug".split() * 20, "a bird sang in the tree".split() * 30]
+
+    def fit(ranks):
+        model = LanguageModel((8,), epochs=2, batch_size=4, steps=6, parallel=ranks, shard=True, **SETTINGS)
+        return model.fit(texts[ranks.rank])
+
+    models = run_ranks(2, fit)
+    assert set(models[0].vocabulary_.words) == {*texts[0], *texts[1], "<unk>"}
+    assert all(np.array_equal(a, b) for a, b in zip(*map(lambda model: tensors(model).values(), models)))
+
+
+def test_partial_fit_goes_on_alike():
+    def fit(ranks):
+        net = Net((16,), batch_size=64, dropout="rdp", parallel=ranks, **SETTINGS)
+        for _ in range(3):
+            net.partial_fit(X, Y)
+        return net
+
+    alone, nets = fit(None), run_ranks(2, fit)
+    for name, expected in tensors(alone).items():
+        np.testing.assert_allclose(tensors(nets[1])[name], expected, atol=1e-5, err_msg=name)

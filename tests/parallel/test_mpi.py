@@ -1,0 +1,171 @@
+"""Ranks that are processes, started by mpiexec: they train, and end together, whatever happens to one of them."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from numbanet import Net
+
+pytest.importorskip("mpi4py")
+ROOT = Path(__file__).resolve().parents[2]
+BESIDE = Path(sys.executable).parent / "mpiexec"
+MPIEXEC = str(BESIDE) if BESIDE.exists() else shutil.which("mpiexec")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(MPIEXEC is None, reason="needs mpiexec")]
+SECONDS = 10  # within which all ranks end if one fails
+START = 120  # seconds in which the ranks import and compile
+
+PROGRAM = """
+import os, sys, time
+import numpy as np
+from numbanet import Hook, Net
+
+rng = np.random.default_rng(0)
+X = rng.standard_normal((200, 12)).astype(np.float32)
+y = X[:, :3].argmax(1)
+RANK = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", 0)))
+SETTINGS = dict(dropout="rdp", batch_size=8, random_state=0, device="cpu", parallel="mpi")
+"""
+TRAINED = """
+net = Net((32, 32), epochs=5, verbose=1, **SETTINGS).fit(X, y, validation=(X, y))
+np.savez(f"{sys.argv[1]}/{RANK}.npz", **{name: t.numpy() for name, t, _ in net.model_.named()})
+"""
+WORKS = """
+class Fails(Hook):
+    def before_step(self, run, batch):
+        self.step = getattr(self, "step", 0) + 1
+        if self.step == 20:
+            print(f"rank {RANK} is", os.getpid(), flush=True)
+        if self.step >= 20 and RANK == 1:
+            FAILURE
+        return batch
+
+Net((32,), epochs=100000, callbacks=[Fails()], **SETTINGS).fit(X, y)
+"""
+
+
+def started(program, size=2, *arguments, **environment):
+    names = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+    command = [MPIEXEC, "-n", str(size), sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)]
+    return subprocess.Popen(
+        command, env={**os.environ, **names}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def ended(process, seconds=START):
+    """(exit status, stdout, stderr) of a program; it is killed if it does not end in time, and the test fails."""
+    try:
+        out, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, errors = process.communicate()
+        pytest.fail(f"the ranks did not end: {out} {errors}")
+    return process.returncode, out, errors
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_processes_equal_one_process(size, tmp_path):
+    status, out, errors = ended(started(PROGRAM + TRAINED, size, tmp_path))
+    assert status == 0, errors
+    assert len(re.findall("^epoch ", out, re.M)) == 5  # rank 0 alone speaks
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((200, 12)).astype(np.float32)
+    settings = {"dropout": "rdp", "batch_size": 8, "random_state": 0, "device": "cpu"}
+    alone = Net((32, 32), epochs=5, **settings).fit(X, X[:, :3].argmax(1))
+    found = [np.load(tmp_path / f"{rank}.npz") for rank in range(size)]
+    for name, tensor, _ in alone.model_.named():
+        assert all(np.array_equal(found[0][name], other[name]) for other in found)
+        np.testing.assert_allclose(found[0][name], tensor.numpy(), atol=1e-5)
+
+
+def failing(failure, **environment):
+    """A started program, of which rank 1 fails so from step 20 on, and the ids of the processes of ranks 0 and 1."""
+    process = started(PROGRAM + WORKS.replace("FAILURE", failure), 2, **environment)
+    ids = {}
+    while len(ids) < 2:
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        ids.update({int(rank): int(number) for rank, number in re.findall(r"rank (\d) is (\d+)", line)})
+    return process, ids
+
+
+def gone(number):
+    """Whether no process has this id, but one that its parent has not waited for."""
+    try:
+        return "(zombie)" in Path(f"/proc/{number}/status").read_text()
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    "failure, told",
+    [
+        ("os.kill(os.getpid(), 9)", r"RANK 1|rank 1 .*(has ended|signal 9)"),
+        ("raise OSError('no disk')", "rank 1 of 2 ends the run of all ranks: OSError: no disk"),
+        ("batch.inputs[...] = np.nan", r"the loss was not finite in .*step \d+ \(rank 1\)"),
+        ("sys.exit('enough')", "rank 1 of 2 ends the run of all ranks: SystemExit: enough"),
+    ],
+)
+def test_a_rank_that_fails_ends_all_within_ten_seconds(failure, told):
+    process, ids = failing(failure)
+    began = time.monotonic()
+    status, out, errors = ended(process, SECONDS)
+    assert time.monotonic() - began < SECONDS and status != 0
+    assert re.search(told, out + errors), out + errors
+    while not all(map(gone, ids.values())):
+        assert time.monotonic() - began < SECONDS, ids
+
+
+@pytest.mark.alone
+def test_a_rank_notices_a_killed_one_itself():
+    """Without the launcher, which kills all others: two programs that find each other through the watch alone."""
+    program = """
+        import sys
+        from numbanet.parallel.watch import Watch
+        watch = Watch(int(sys.argv[1]), 2)
+        if watch.rank == 0:
+            print(*watch.listen(), flush=True)
+            while not watch.failure:
+                pass
+            print(watch.failure, flush=True)
+        else:
+            watch.connect(sys.argv[2], int(sys.argv[3]))
+            print("connected", flush=True)
+            input()
+    """
+    run = [sys.executable, "-c", textwrap.dedent(program)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+    with (
+        subprocess.Popen([*run, "0"], **pipes) as first,
+        subprocess.Popen([*run, "1", *first.stdout.readline().split()], **pipes) as second,
+    ):
+        assert second.stdout.readline() == "connected\n"
+        second.kill()
+        assert first.communicate(timeout=SECONDS)[0] == "rank 1 of 2 has ended: it was killed, or its machine failed\n"
+
+
+def test_different_samples_are_refused_before_the_first_step():
+    program = "Net((32,), epochs=2, callbacks=[lambda *given: print('trained')], **SETTINGS).fit(X[RANK:], y[RANK:])"
+    status, out, errors = ended(started(PROGRAM + program))
+    assert status != 0 and "trained" not in out
+    assert "parallel: rank 1 has number of samples=199, and rank 0 has number of samples=200" in errors
+
+
+def test_the_command_trains_in_several_processes(tmp_path):
+    command = "from numbanet.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
+    file = tmp_path / "net.safetensors"
+    arguments = "train --mpi --layers 16 --epochs 2 --quiet --save".split()
+    status, out, errors = ended(started(command, 2, *arguments, file))
+    assert status == 0, errors
+    assert out.count("test accuracy") == out.count("saved:") == 1
+    assert "parallel" not in json.dumps(Net.load(file).get_params(), default=str).replace('"parallel": null', "")
