@@ -57,11 +57,11 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Train a network, print the results, save the network and plot the learning curves."""
     from .. import Net, plots
-    from ..estimators import saving
+    from ..arguments import check_target
     from ..parallel.joining import opened
 
     if options.save:
-        saving.check_target(options.save)
+        check_target(options.save)
     if options.plot:
         plots.check_target(options.plot)
     rate = options.rate[0] if len(options.rate) == 1 else options.rate

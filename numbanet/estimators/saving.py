@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from numbanet_kernels.runtime.interrupt import deferred
 
+from ..arguments import check_target
 from ..device import Device
 from ..layers import Sequential, Tree
-from ..tensor import Tensor
 from .serialization import described, described_layer, made, made_layer
 
 ENTRY, VERSION = "numbanet", 3
@@ -68,18 +67,6 @@ def serialised(metadata: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes
     from safetensors.numpy import save as to_bytes
 
     return to_bytes(arrays, {ENTRY: json.dumps({**metadata, "sha256": _digest(metadata, arrays)})})
-
-
-def check_target(path: str | os.PathLike) -> Path:
-    """Return `path` if a network can be saved there, else raise an error. Call this before long work starts."""
-    path = Path(path)
-    if not path.absolute().parent.is_dir():
-        raise FileNotFoundError(f"cannot save to {str(path)!r}: there is no folder {str(path.absolute().parent)!r}")
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise PermissionError(f"cannot save to {str(path)!r}: the folder {str(path.absolute().parent)!r} cannot be written to")
-    if path.is_dir():
-        raise IsADirectoryError(f"cannot save to {str(path)!r}: it is a folder; give the name of a file in it")
-    return path
 
 
 def _told(net: Any, missing: list[str] | None) -> dict[str, Any]:
@@ -183,12 +170,11 @@ def unpacked(
     try:
         arrays |= {other: arrays[first] for other, first in metadata["shared"].items()}
         model = Sequential([made_layer(layer, arrays, f"{i}.") for i, layer in enumerate(metadata["layers"])])
+        tree = Tree(model)
         for other, first in metadata["shared"].items():
-            _share(model, other, first)
+            tree.share(other, first)
         model.load_state_dict(arrays)
-        tensors = {name: tensor for name, tensor, _ in model.named()}
-        for frozen in metadata.get("frozen", ()):
-            tensors[frozen].requires_grad = False
+        tree.freeze(metadata.get("frozen", ()))
         own = {setting: made(value) for setting, value in metadata["parameters"].items()}
         if metadata["given"]:
             own["layers"] = copy.deepcopy(model.layers)
@@ -246,12 +232,3 @@ def _parsed(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _share(model: Sequential, name: str, first: str) -> None:
-    """Replace the tensor with the name `name` in a model by the tensor with the name `first`, so that both are one object."""
-    tree = Tree(model)
-    (here, attribute), (holder, source) = tree.holder(name), tree.holder(first)
-    if not isinstance(tensor := getattr(holder, source), Tensor):
-        raise ValueError(f"{first} is not a tensor")
-    setattr(here, attribute, tensor)

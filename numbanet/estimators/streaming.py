@@ -30,12 +30,7 @@ class Streaming:
         """
         if batches is None or any(given is not None for given in (X, y, sample_weight)):
             raise ValueError("fit: give either X and y, or batches")
-        if self.parallel is not None:
-            raise ValueError("batches: several processes share the rows of arrays; give X and y, which may be memory-mapped")
-        if self.early_stopping and validation is None:
-            raise ValueError("batches: early_stopping has no samples to hold out; give fit(validation=(X, y))")
-        if getattr(self, "class_weight", None) == "balanced":
-            raise ValueError("batches: class_weight='balanced' counts all samples; give a dict of weights")
+        self._refuse_batches(validation)
         passes = _passes(batches)
         targets: list[np.ndarray] = []
         weights: list[Any] = []
@@ -65,6 +60,15 @@ class Streaming:
 
         example = next(iter(prepared(0)))
         return Streamed(prepared, example, sum(map(len, targets)), max(map(len, targets)), found.hexdigest())
+
+    def _refuse_batches(self, validation: Any) -> None:
+        """Raise ValueError if a parameter of the estimator does not go with batches."""
+        if self.parallel is not None:
+            raise ValueError("batches: several processes share the rows of arrays; give X and y, which may be memory-mapped")
+        if self.early_stopping and validation is None:
+            raise ValueError("batches: early_stopping has no samples to hold out; give fit(validation=(X, y))")
+        if getattr(self, "class_weight", None) == "balanced":
+            raise ValueError("batches: class_weight='balanced' counts all samples; give a dict of weights")
 
     def _part(self, part: Any, reset: bool) -> Part:
         """Return (X, y, weights) of a batch, checked."""

@@ -73,19 +73,18 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
     ):
         """Train from new weights; if `warm_start` is True, from the existing weights.
 
-        A warning is issued if the network is no better than always predicting the most frequent class, or the mean; and if
-        `epochs` was not given and the loss was still falling clearly in the last epochs.
+        It warns if the network is no better than always predicting the most frequent class, or the mean, or still learning.
 
         Ctrl-C ends training after the current step and raises KeyboardInterrupt. If at least one epoch is complete, the Net
-        keeps the complete epochs, which `n_iter_` and `history_` count, and `partial_fit` continues; the weights are those of
-        the last step, or with early stopping the best ones, or the last finite copy. Otherwise the Net is unchanged, as if the
+        keeps the complete epochs, which `n_iter_` and `history_` count, with the weights of the last step, or with early
+        stopping the best ones, or the last finite copy; and `partial_fit` continues. Otherwise the Net is unchanged, as if the
         handler of another signal raises an exception. Handlers run between training steps and during callbacks.
 
         Parameters
         ----------
         X : array_like or sparse matrix of shape (n_samples, n_features)
-            Finite numbers; (n_samples, …) for layers that take such samples. A sparse matrix is converted to a dense one. Of a
-            memory-mapped array of at least 64 MiB (`numpy.load(name, mmap_mode="r")`) only the rows of a batch are in memory.
+            Finite numbers; (n_samples, …) for layers that take such samples. A sparse matrix becomes a dense one. Of a memory-
+            mapped array of at least 64 MiB (`numpy.load(name, mmap_mode="r")`) only the rows of a batch are in memory.
         y : array_like of shape (n_samples,)
             Labels, or target values; (n_samples, n_outputs) for a regressor with several outputs, or 0 and 1 for a classifier
             with several labels per sample; (n_samples, n_steps) for a classifier with outputs for each time step.
@@ -96,24 +95,16 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         validation : tuple (X, y), optional
             Samples that are scored after every epoch: validation_loss, and validation_score, which early stopping monitors.
         checkpoint, every, keep : optional
-            A folder for checkpoints, from which `resume` goes on if training is stopped; how often they are written: "epoch"
-            (default), a number of training steps, or a time such as "10 min"; and how many are kept (default 2). SIGTERM and
-            Ctrl-C write one, too; SIGTERM then ends the process with status 143.
+            A folder for checkpoints, from which `resume` goes on; how often they are written beside SIGTERM and Ctrl-C: "epoch"
+            (default), a number of steps, or a time such as "10 min"; and how many are kept (default 2).
         batches : iterable or callable, optional
-            Instead of X and y: a list, or another iterable that can be read several times, of (X, y) or (X, y, sample_weight);
-            or a function of the epoch, counted from 0, that returns such batches. Each batch is one training step, in this
-            order. They are read once before training.
-
-        Returns
-        -------
-        self
+            Instead of X and y: an iterable that can be read several times, of (X, y) or (X, y, sample_weight); or a function of
+            the epoch, counted from 0, that returns such batches. Each is one training step. They are read once before training.
 
         Raises
         ------
-        ValueError
-            If the data or a parameter is invalid, or `checkpoint` has checkpoints of another fit; the Net is unchanged.
-        TypeError
-            If a checkpoint cannot hold a layer, or the state of a callback.
+        ValueError, TypeError
+            If the data or a parameter is invalid, or a checkpoint is of another fit or cannot hold a layer; nothing is changed.
         FloatingPointError
             If the loss is not finite in the first epoch; the Net is unchanged.
         KeyboardInterrupt, DeviceFailure
@@ -124,6 +115,11 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         run, data = self._begun(X, y, sample_weight, validation=validation, batches=batches, **arguments)
         if saver:
             saver.join(run, data)
+        self._train(run, data)
+        return self
+
+    def _train(self, run: Run, data: Data) -> None:
+        """Train. Warn if the network has learned nothing, or, if `epochs` was not given, was still learning at the end."""
         train(run, data)
         message, policy = verdict(run.stepper, data.sample(run.dev), self.history_[-1]), run.stepper.policy
         constant = self.sparsity is None and policy.at(0) is policy  # otherwise the loss may fall because less is dropped
@@ -131,7 +127,6 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             message = unfinished([record["loss"] for record in self.history_])
         if message and run.speaks:
             warn(message)
-        return self
 
     @whole
     def partial_fit(self, X, y, sample_weight=None, *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None):

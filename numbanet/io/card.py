@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import platform
+from importlib import metadata
 from typing import Any
 
-import numba
 import numpy as np
-import sklearn
 from sklearn.utils.validation import check_is_fitted
 
 FIGURES = ("loss", "score", "perplexity", "validation_loss", "validation_score", "validation_perplexity")
@@ -26,9 +25,7 @@ def facts(net: Any) -> dict[str, Any]:
         "figures": {name: float(history[name]) for name in FIGURES if name in history},
         "versions": {
             "numbanet": __version__,
-            "numba": numba.__version__,
-            "numpy": np.__version__,
-            "scikit-learn": sklearn.__version__,
+            **{name: metadata.version(name) for name in ("numba", "numpy", "scikit-learn")},
             "python": platform.python_version(),
         },
     }

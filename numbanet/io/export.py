@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from numbanet_kernels.runtime.interrupt import deferred
 
-from ..estimators.saving import check_target
+from ..arguments import check_target
 from .card import facts
 from .onnx_graph import Graph
 from .onnx_writer import Value, write
@@ -75,8 +75,7 @@ def _samples(graph: Graph, net: Any) -> None:
     free = symbols or len(shape) == 2  # the length of a sequence
     axes: list[int | str] = ["samples", *(("steps", *shape[1:]) if free else shape)]
     graph.inputs["X"] = np.int64 if symbols else np.float32, axes
-    value = Value("X", (1, *shape))
-    write(graph, net.model_, value)
+    value = write(graph, net.model_, Value("X", (1, *shape)))
     outputs: list[int | str] = ["samples", *("steps",) * (value.rank - 2), int(value.shape[-1] or 0)]
     if hasattr(net, "target_scale_"):
         scale, mean = (graph.constant(np.float32(part)) for part in (net.target_scale_, net.target_mean_))
@@ -92,6 +91,5 @@ def _language(graph: Graph, model: Any) -> None:
     """Words and states -> logits and states."""
     graph.inputs["words"] = np.int64, ["steps", "samples"]
     graph.outputs["logits"] = np.float32, ["steps", "samples", len(model.vocabulary_)]
-    value = Value("words", (1, 1), states=[])
-    write(graph, model.model_, value)
+    value = write(graph, model.model_, Value("words", (1, 1), states=0))
     graph.rename(value.name, "logits")

@@ -5,10 +5,9 @@ An activation has here the shape that it has in prediction: (N, F), (N, C, H, W)
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,8 +20,7 @@ from .onnx_graph import Graph
 GATES = {"LSTM": ((0, 3, 1, 2), 4), "GRU": ((1, 0, 2), 3)}  # ONNX's order of gates, as places in PyTorch's; number of gates
 
 
-@dataclasses.dataclass
-class Value:
+class Value(NamedTuple):
     """An activation of the graph.
 
     Attributes
@@ -34,16 +32,15 @@ class Value:
         The name of the lengths of its sequences (N,) int32; empty if all have all steps.
     path : str
         The path of the layer that takes it.
-    states : list of str
-        Names of the states before the first step, and after the last one, of the recurrent layers so far; None unless the
-        model is a language model.
+    states : int, optional
+        Number of the recurrent layers so far, whose states are inputs and outputs; None unless the model is a language model.
     """
 
     name: str
     shape: tuple[int | None, ...]
     lengths: str = ""
     path: str = ""
-    states: list[str] | None = None
+    states: int | None = None
 
     @property
     def rank(self) -> int:
@@ -51,7 +48,7 @@ class Value:
         return len(self.shape)
 
 
-Writer = Callable[[Graph, Any, Value], str]
+Writer = Callable[[Graph, Any, Value], str | Value]  # the name of the output, or a value that has more that is new
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------
@@ -141,25 +138,25 @@ def _gather(graph: Graph, value: Value, index: np.ndarray, mean: np.ndarray | No
     return graph.add("Gather", x, graph.constant(np.int64(index)), axis=1)
 
 
-def _embedding(graph: Graph, layer: Any, value: Value) -> str:
+def _embedding(graph: Graph, layer: Any, value: Value) -> Value:
     if layer.padding_idx is not None and value.rank == 2:
         steps = graph.add("Gather", graph.add("Shape", value.name), graph.constant(np.int64(1)))
         one = graph.constant(np.int64(1))
         counts = graph.add("Range", one, graph.add("Add", steps, one), one)
         padded = graph.add("Equal", value.name, graph.constant(np.int64(layer.padding_idx)))
         ends = graph.add("Where", padded, one, counts)
-        value.lengths = graph.add("Cast", graph.add("ReduceMax", ends, axes=[1], keepdims=0), to=6)  # int32
-    return graph.add("Gather", _weight(graph, layer, value, "weight"), value.name)
+        value = value._replace(lengths=graph.add("Cast", graph.add("ReduceMax", ends, axes=[1], keepdims=0), to=6))  # int32
+    return value._replace(name=graph.add("Gather", _weight(graph, layer, value, "weight"), value.name))
 
 
-def _recurrent(graph: Graph, layer: Any, value: Value) -> str:
+def _recurrent(graph: Graph, layer: Any, value: Value) -> Value:
     """One node for each layer of the stack. ONNX has its own order of gates, and both directions in one array."""
     kind = "LSTM" if layer.gates == 4 else "GRU"
     options = {"hidden_size": layer.hidden_size, "direction": "bidirectional" if layer.bidirectional else "forward"}
     options |= {"linear_before_reset": 1} if kind == "GRU" else {}
     x = graph.add("Transpose", value.name, perm=[1, 0, 2]) if layer.batch_first else value.name
-    number, ends = len(value.states or ()) // (2 * layer.states), []
-    given = [_state(graph, layer, f"{name}{number}") for name in "hc"[: layer.states]] if value.states is not None else []
+    number, ends = value.states, []
+    given = [] if number is None else [_state(graph, layer, f"{name}{number}") for name in "hc"[: layer.states]]
     for at, cells in enumerate(layer._layers()):  # noqa: SLF001  the names of the cells' parameters
         w, r, b = _cells(graph, layer, cells, kind, value.path)
         first = [graph.add("Slice", name, *(graph.constant(np.array([i])) for i in (at, at + 1, 0))) for name in given]
@@ -167,14 +164,14 @@ def _recurrent(graph: Graph, layer: Any, value: Value) -> str:
         ends.append(last)
         y = graph.add("Transpose", y, perm=[0, 2, 1, 3])  # (T, directions, N, H) -> (T, N, directions, H)
         x = graph.add("Reshape", y, graph.constant(np.array([0, 0, layer.output_size])))
-    if value.states is not None:
+    if number is not None:
         left = [graph.add("Concat", *parts, axis=0) for parts in zip(*ends, strict=True)]
         shape = [layer.num_layers, "samples", layer.hidden_size]
         for name, part in zip("hc", left):
             graph.rename(part, f"{name}{number}_out")
             graph.outputs[f"{name}{number}_out"] = np.float32, shape
-        value.states += [*given, *left]
-    return graph.add("Transpose", x, perm=[1, 0, 2]) if layer.batch_first else x
+    y = graph.add("Transpose", x, perm=[1, 0, 2]) if layer.batch_first else x
+    return value._replace(name=y, states=None if number is None else number + 1)
 
 
 def _state(graph: Graph, layer: Any, name: str) -> str:
@@ -201,7 +198,7 @@ def _cells(graph: Graph, layer: Any, cells: Sequence[str], kind: str, path: str)
     return [graph.constant(values, name) for values, name in zip([*arrays, np.stack(biases)], names, strict=True)]
 
 
-def _last_step(graph: Graph, layer: Any, value: Value) -> str:
+def _last_step(graph: Graph, layer: Any, value: Value) -> Value:
     if value.lengths:
         one = graph.constant(np.int64(1))
         index = graph.add("Sub", graph.add("Cast", value.lengths, to=7), one)  # int64
@@ -209,14 +206,14 @@ def _last_step(graph: Graph, layer: Any, value: Value) -> str:
         last = graph.add("GatherND", value.name, index, batch_dims=1)
     else:
         last = graph.add("Gather", value.name, graph.constant(np.int64(-1)), axis=1)
-    value.lengths = ""
+    ended = value._replace(lengths="")
     if not layer.bidirectional:
-        return last
+        return ended._replace(name=last)
     half = (value.shape[2] or 0) // 2
     first = graph.add("Gather", value.name, graph.constant(np.int64(0)), axis=1)
     ahead = graph.add("Gather", last, graph.constant(np.arange(half)), axis=1)
     back = graph.add("Gather", first, graph.constant(np.arange(half, 2 * half)), axis=1)
-    return graph.add("Concat", ahead, back, axis=1)
+    return ended._replace(name=graph.add("Concat", ahead, back, axis=1))
 
 
 def _plain(op: str, **attributes: Any) -> Writer:
@@ -252,14 +249,13 @@ WRITERS: dict[str, Writer] = {
 }
 
 
-def write(graph: Graph, layer: Layer, value: Value) -> None:
-    """Add the nodes of a layer; `value` becomes its output."""
+def write(graph: Graph, layer: Layer, value: Value) -> Value:
+    """Add the nodes of a layer; return its output."""
     name, path = class_of(layer, value.path, {*WRITERS, "Sequential"}), value.path
     if name == "Sequential":
         for i, part in enumerate(layer.layers):  # type: ignore[attr-defined]
-            value.path = f"{path}.{i}" if path else str(i)
-            write(graph, part, value)
-        return
-    output = layer.cost(ActivationSpec(value.shape), Plans())[1].shape
-    value.name = WRITERS[name](graph, layer, value)
-    value.shape = tuple(output)
+            value = write(graph, part, value._replace(path=f"{path}.{i}" if path else str(i)))
+        return value._replace(path=path)
+    output = WRITERS[name](graph, layer, value)
+    output = output if isinstance(output, Value) else value._replace(name=output)
+    return output._replace(shape=tuple(layer.cost(ActivationSpec(value.shape), Plans())[1].shape))

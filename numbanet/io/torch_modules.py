@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,11 @@ class Chain(nn.Sequential):
     """
 
     sample_shape: tuple[int, ...] | None = None
+
+    def takes(self, sample_shape: Sequence[int] | None) -> Chain:
+        """Set the shape of an image; return the chain."""
+        self.sample_shape = None if sample_shape is None else tuple(sample_shape)
+        return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.sample_shape is not None and x.ndim == 2:

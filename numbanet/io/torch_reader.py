@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from .. import layers
-from ..layers import Layer, Sequential
+from ..layers import Layer, Sequential, Tree
+from ..tensor import Tensor
 from . import torch_modules as modules
 
 LEFT_OUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.Identity)
@@ -92,22 +93,38 @@ def read(module: nn.Module) -> Sequential:
     """The layers of a module (`numbanet.io.from_torch`)."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"from_torch takes a torch.nn.Module, not {type(module).__name__}")
-    return Sequential(list(_layers(module, "", {})))
+    made: list[tuple[nn.Module, Layer]] = []
+    model = Sequential(list(_layers(module, "", made)))
+    names = {id(tensor): name for name, tensor, _ in model.named()}
+    tree, frozen = Tree(model), []
+    first: dict[int, str] = {}  # by id of a part, the name of the first tensor that has its values
+    for source, layer in made:
+        for own, part in _parts(source, layer):
+            name = names[id(own)]
+            if id(part) in first:
+                tree.share(name, first[id(part)])
+                continue
+            first[id(part)] = name
+            if isinstance(part, nn.Parameter) and not part.requires_grad:
+                frozen.append(name)
+    tree.freeze(frozen)
+    return model
 
 
-def _layers(module: nn.Module, path: str, shared: dict[int, Any]) -> Iterator[Layer]:
-    """Yield the layers of a module; a nested container is one `Sequential`."""
+def _layers(module: nn.Module, path: str, made: list[tuple[nn.Module, Layer]]) -> Iterator[Layer]:
+    """Yield the layers of a module, and append (module, layer) to `made`; a nested container is one `Sequential`."""
     if isinstance(module, nn.Sequential) and type(module).forward in (nn.Sequential.forward, modules.Chain.forward):
         for name, child in module.named_children():
-            at = f"{path}.{name}" if path else name
-            chained = isinstance(child, nn.Sequential)
-            found = list(_layers(child, at, shared))
-            yield from [Sequential(found)] if chained else found
+            found = list(_layers(child, f"{path}.{name}" if path else name, made))
+            yield from [Sequential(found)] if isinstance(child, nn.Sequential) else found
     elif not isinstance(module, LEFT_OUT):
-        yield _layer(module, path, shared)
+        layer = _layer(module, path)
+        made.append((module, layer))
+        yield layer
 
 
-def _layer(module: nn.Module, path: str, shared: dict[int, Any]) -> Layer:
+def _layer(module: nn.Module, path: str) -> Layer:
+    """Return the layer of a module, with its values."""
     where = f"module {path or 'itself'} ({type(module).__name__})"
     readers = (reader for kind, reader in READERS.items() if isinstance(module, kind) and type(module).forward is kind.forward)
     if (reader := next(readers, None)) is None:
@@ -119,13 +136,13 @@ def _layer(module: nn.Module, path: str, shared: dict[int, Any]) -> Layer:
         layer = reader(module)
     except (ValueError, TypeError) as error:
         raise type(error)(f"{where}: {error}") from None
-    parts = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    own = {name: tensor for name, tensor, _ in layer.named()}
-    for name, tensor in own.items():
-        if id(parts[name]) in shared:
-            setattr(layer, name, shared[id(parts[name])])
-            continue
-        tensor.assign(tensor.device.upload(parts[name].detach().cpu().numpy().astype(tensor.dtype)))
-        tensor.requires_grad = bool(parts[name].requires_grad)
-        shared[id(parts[name])] = tensor
+    for tensor, part in _parts(module, layer):
+        tensor.assign(tensor.device.upload(part.detach().cpu().numpy().astype(tensor.dtype)))
     return layer
+
+
+def _parts(module: nn.Module, layer: Layer) -> Iterator[tuple[Tensor, Any]]:
+    """Yield (tensor, part of the module with its name) for each parameter and buffer of a layer."""
+    parts = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, tensor, _ in layer.named():
+        yield tensor, parts[name]

@@ -63,7 +63,7 @@ def _module(layer: Layer, path: str, shared: Shared) -> nn.Module:
             continue
         tensor = named[key]
         if id(tensor) in shared:
-            setattr(module, key, shared[id(tensor)])
+            module.register_parameter(key, shared[id(tensor)])
             continue
         with torch.no_grad():
             own.copy_(torch.tensor(tensor.numpy()))
@@ -89,6 +89,4 @@ def written(model: Any) -> nn.Module:
     parts, kind = _modules(model.model_, "", {}), modules.Language if hasattr(model, "vocabulary_") else modules.Chain
     if hasattr(model, "target_scale_"):
         parts.append(modules.Units(model.target_mean_, model.target_scale_))
-    chain = kind(*parts)
-    chain.sample_shape = getattr(model, "image_shape", None)
-    return chain.eval()
+    return kind(*parts).takes(getattr(model, "image_shape", None)).eval()

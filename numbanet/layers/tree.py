@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..plans import DevicePlan, Plans, Site
@@ -56,6 +56,21 @@ class Tree:
     def current(self) -> bool:
         """True if the model still consists of the same objects: layers, their attributes, and the arrays of their tensors."""
         return self._parts.same()
+
+    def share(self, name: str, first: str) -> None:
+        """Replace the tensor with the name `name` by the one with the name `first`, so that both are one object. Raise
+        ValueError if `first` is not a tensor.
+        """
+        (here, attribute), (holder, source) = self.holder(name), self.holder(first)
+        if not isinstance(tensor := getattr(holder, source), Tensor):
+            raise ValueError(f"{first} is not a tensor")
+        setattr(here, attribute, tensor)
+
+    def freeze(self, names: Iterable[str]) -> None:
+        """Freeze the parameters with these names; raise KeyError if a name is unknown."""
+        tensors = {name: tensor for name, tensor, _ in self.root.named()}
+        for name in names:
+            tensors[name].requires_grad = False
 
     @functools.cached_property
     def owners(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 from sklearn.exceptions import NotFittedError
 
 from numbanet import Layer, Linear, Net, ReLU, RowDropout, Sequential
-from numbanet.estimators import saving
+from numbanet.arguments import check_target
 from tests.estimators.saved_cases import CASES, FAST, X_TEST, X, Y
 
 pytestmark = pytest.mark.filterwarnings("ignore:fit. the network is no better")  # after so few epochs
@@ -69,7 +69,7 @@ def test_bad_targets_are_named(tmp_path, monkeypatch):
             net.save(target)
     with monkeypatch.context() as patched, pytest.raises(PermissionError, match="cannot save to .* cannot be written to"):
         patched.setattr(os, "access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK))
-        saving.check_target(tmp_path / "a")
+        check_target(tmp_path / "a")
     with pytest.raises(NotFittedError):
         Net().save(tmp_path / "a")
     with pytest.raises(FileNotFoundError, match="none.safetensors"):

@@ -53,6 +53,7 @@ LEVELS = [
     "training",
     "datasets",
     "placement",
+    "io",
     "estimators",
     "check",
     "challenge",

@@ -27,9 +27,9 @@ def _session(content):
 @pytest.mark.parametrize("seed", range(200))
 def test_random_networks_compute_the_same(seed):
     network, x = drawn(seed)
-    expected, graph, value = outputs(network, x), Graph(), Value("X", (1, *x.shape[1:]))
+    expected, graph = outputs(network, x), Graph()
     graph.inputs["X"] = np.int64 if x.dtype.kind == "i" else np.float32, ["samples", *x.shape[1:]]
-    write(graph, network, value)
+    value = write(graph, network, Value("X", (1, *x.shape[1:])))
     graph.rename(value.name, "y")
     graph.outputs["y"] = np.float32, ["samples", *expected.shape[1:]]
     session = _session(graph.model({}).SerializeToString())
