@@ -75,10 +75,8 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         A warning is issued if the network is no better than always predicting the most frequent class, or the mean; and if
         `epochs` was not given and the loss was still falling clearly in the last epochs.
 
-        Ctrl-C ends training after the current step and raises KeyboardInterrupt. If at least one epoch is complete, the Net
-        keeps the complete epochs, which `n_iter_` and `history_` count, and `partial_fit` continues; the weights are those of
-        the last step, or with early stopping the best ones, or the last finite copy. Otherwise the Net is unchanged, as if the
-        handler of another signal raises an exception. Handlers run between training steps and during callbacks.
+        Ctrl-C ends training after a step. The Net keeps complete epochs (`n_iter_`) and the weights of the last step, or with
+        early stopping the best ones. Without any it is unchanged, as if the handler of another signal raises an exception.
 
         Parameters
         ----------
@@ -99,13 +97,8 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             (default), a number of training steps, or a time such as "10 min"; and how many are kept (default 2). SIGTERM and
             Ctrl-C write one, too; SIGTERM then ends the process with status 143.
         batches : iterable or callable, optional
-            Instead of X and y: a list, or another iterable that can be read several times, of (X, y) or (X, y, sample_weight);
-            or a function of the epoch, counted from 0, that returns such batches. Each batch is one training step, in this
-            order. They are read once before training.
-
-        Returns
-        -------
-        self
+            Instead of X and y: a list, or another iterable that can be read again, of (X, y) or (X, y, sample_weight), each one
+            training step; or a function of the epoch, counted from 0, that returns them. They are read once before training.
 
         Raises
         ------
@@ -119,18 +112,9 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             If training is interrupted, or a device fails (`objective`).
         """
         saver = self._saver(checkpoint, every, keep, dropout=dropout, dropout_rate=dropout_rate)
-        arguments = saver.arguments if saver else {"dropout": dropout, "dropout_rate": dropout_rate}
-        run, data = self._begun(X, y, sample_weight, validation=validation, batches=batches, **arguments)
-        if saver:
-            saver.join(run, data)
+        run, data = self._begun(X, y, sample_weight, dropout, dropout_rate, validation, batches, saver)
         train(run, data)
-        message = verdict(run.stepper, data.sample(run.dev), self.history_[-1])
-        policy = run.stepper.policy
-        constant = self.sparsity is None and policy.at(0) is policy  # otherwise the loss may fall because less is dropped
-        if message is None and self.epochs is None and self.n_iter_ == len(run.epochs) and constant:
-            message = unfinished([record["loss"] for record in self.history_])
-        if message:
-            warn(message)
+        self._warn_of_result(run, data)
         return self
 
     @whole
@@ -309,8 +293,10 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             raise ValueError(f"layers: the last one must give {which}, not {shape[1:]} per sample; got {model!r}")
 
     # --- training -----------------------------------------------------------------------------------------------------
-    def _begun(self, X, y, sample_weight, dropout=None, dropout_rate=None, validation=None, batches=None) -> tuple[Run, Data]:
+    def _begun(self, X, y, sample_weight, dropout, dropout_rate, validation, batches, saver) -> tuple[Run, Data]:
         """Return the arguments of `train` for `fit`."""
+        if saver:
+            dropout, dropout_rate = map(saver.arguments.get, ("dropout", "dropout_rate"))
         self._settings(dropout, dropout_rate)  # called only for its errors, which come before the data are checked
         trained = self._unfinished is not None or (bool(self.warm_start) and self._goes_on("warm_start"))
         if batches is None and X is not None:
@@ -328,7 +314,20 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             self.loss_ = self._criterion()
         else:
             self._start(data.X, data.weights, settings, self.model_ if trained else None)
-        return self._prepare(data, settings, settings.epochs, trained, validation)
+        run, data = self._prepare(data, settings, settings.epochs, trained, validation)
+        if saver:
+            saver.join(run, data)
+        return run, data
+
+    def _warn_of_result(self, run: Run, data: Data) -> None:
+        """Warn if the network is hardly better than a constant prediction, or could clearly learn more."""
+        message = verdict(run.stepper, data.sample(run.dev), self.history_[-1])
+        policy = run.stepper.policy
+        constant = self.sparsity is None and policy.at(0) is policy  # otherwise the loss may fall because less is dropped
+        if message is None and self.epochs is None and self.n_iter_ == len(run.epochs) and constant:
+            message = unfinished([record["loss"] for record in self.history_])
+        if message:
+            warn(message)
 
     def _continued(self, X, y, sample_weight, dropout, dropout_rate, **target_options) -> tuple[Run, Data]:
         """Return the arguments of `train` for `partial_fit`."""
