@@ -75,10 +75,8 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
 
         It warns if the network is no better than always predicting the most frequent class, or the mean, or still learning.
 
-        Ctrl-C ends training after the current step and raises KeyboardInterrupt. If at least one epoch is complete, the Net
-        keeps the complete epochs, which `n_iter_` and `history_` count, with the weights of the last step, or with early
-        stopping the best ones, or the last finite copy; and `partial_fit` continues. Otherwise the Net is unchanged, as if the
-        handler of another signal raises an exception. Handlers run between training steps and during callbacks.
+        Ctrl-C ends training after a step. The Net keeps complete epochs (`n_iter_`) and the weights of the last step, or with
+        early stopping the best ones. Without any it is unchanged, as if the handler of another signal raises an exception.
 
         Parameters
         ----------
@@ -98,8 +96,8 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             A folder for checkpoints, from which `resume` goes on; how often they are written beside SIGTERM and Ctrl-C: "epoch"
             (default), a number of steps, or a time such as "10 min"; and how many are kept (default 2).
         batches : iterable or callable, optional
-            Instead of X and y: an iterable that can be read several times, of (X, y) or (X, y, sample_weight); or a function of
-            the epoch, counted from 0, that returns such batches. Each is one training step. They are read once before training.
+            Instead of X and y: a list, or another iterable that can be read again, of (X, y) or (X, y, sample_weight), each one
+            training step; or a function of the epoch, counted from 0, that returns them. They are read once before training.
 
         Raises
         ------
@@ -111,22 +109,10 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             If training is interrupted, or a device fails (`objective`).
         """
         saver = self._saver(checkpoint, every, keep, dropout=dropout, dropout_rate=dropout_rate)
-        arguments = saver.arguments if saver else {"dropout": dropout, "dropout_rate": dropout_rate}
-        run, data = self._begun(X, y, sample_weight, validation=validation, batches=batches, **arguments)
-        if saver:
-            saver.join(run, data)
-        self._train(run, data)
-        return self
-
-    def _train(self, run: Run, data: Data) -> None:
-        """Train. Warn if the network has learned nothing, or, if `epochs` was not given, was still learning at the end."""
+        run, data = self._begun(X, y, sample_weight, dropout, dropout_rate, validation, batches, saver)
         train(run, data)
-        message, policy = verdict(run.stepper, data.sample(run.dev), self.history_[-1]), run.stepper.policy
-        constant = self.sparsity is None and policy.at(0) is policy  # otherwise the loss may fall because less is dropped
-        if message is None and self.epochs is None and self.n_iter_ == len(run.epochs) and constant:
-            message = unfinished([record["loss"] for record in self.history_])
-        if message and run.speaks:
-            warn(message)
+        self._warn_of_result(run, data)
+        return self
 
     @whole
     def partial_fit(self, X, y, sample_weight=None, *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None):
@@ -304,8 +290,10 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             raise ValueError(f"layers: the last one must give {which}, not {shape[1:]} per sample; got {model!r}")
 
     # --- training -----------------------------------------------------------------------------------------------------
-    def _begun(self, X, y, sample_weight, dropout=None, dropout_rate=None, validation=None, batches=None) -> tuple[Run, Data]:
+    def _begun(self, X, y, sample_weight, dropout, dropout_rate, validation, batches, saver) -> tuple[Run, Data]:
         """Return the arguments of `train` for `fit`."""
+        if saver:
+            dropout, dropout_rate = map(saver.arguments.get, ("dropout", "dropout_rate"))
         self._settings(dropout, dropout_rate)  # called only for its errors, which come before the data are checked
         trained = self._unfinished is not None or (bool(self.warm_start) and self._goes_on("warm_start"))
         if batches is None and X is not None:
@@ -323,7 +311,20 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             self.loss_ = self._criterion()
         else:
             self._start(data.X, data.weights, settings, self.model_ if trained else None)
-        return self._prepare(data, settings, settings.epochs, trained, validation)
+        run, data = self._prepare(data, settings, settings.epochs, trained, validation)
+        if saver:
+            saver.join(run, data)
+        return run, data
+
+    def _warn_of_result(self, run: Run, data: Data) -> None:
+        """Warn if the network is hardly better than a constant prediction, or could clearly learn more."""
+        message = verdict(run.stepper, data.sample(run.dev), self.history_[-1])
+        policy = run.stepper.policy
+        constant = self.sparsity is None and policy.at(0) is policy  # otherwise the loss may fall because less is dropped
+        if message is None and self.epochs is None and self.n_iter_ == len(run.epochs) and constant:
+            message = unfinished([record["loss"] for record in self.history_])
+        if message and run.speaks:
+            warn(message)
 
     def _continued(self, X, y, sample_weight, dropout, dropout_rate, **target_options) -> tuple[Run, Data]:
         """Return the arguments of `train` for `partial_fit`."""
