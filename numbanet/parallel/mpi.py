@@ -25,6 +25,7 @@ except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py finds no MP
 SPINS = 200  # polls before a waiting rank lets other processes run
 AWAKE = 0.01  # seconds of waiting after which it sleeps between polls
 ASLEEP = 1e-4  # seconds
+NAMED = 2.0  # seconds in which the watch names a rank whose failure MPI has noticed
 GRACE = 0.5  # seconds that a failed rank leaves the others to say why they end
 
 
@@ -87,7 +88,7 @@ class MPIRanks(Ranks):
 
     def _wait(self, request: Any) -> None:
         polls, until = 0, 0.0
-        while not request.Test():
+        while not self._done(request):
             if self.watch.failure:
                 self.failed = True
                 raise RankFailure(self.watch.failure)
@@ -96,6 +97,17 @@ class MPIRanks(Ranks):
                 until = time.monotonic() + AWAKE
             if polls > SPINS:
                 time.sleep(0 if time.monotonic() < until else ASLEEP)
+
+    def _done(self, request: Any) -> bool:
+        """Return True if a request is complete. If MPI notices a failed rank before the watch does, wait for its name."""
+        try:
+            return request.Test()
+        except MPI.Exception as error:
+            until = time.monotonic() + NAMED
+            while not self.watch.failure and time.monotonic() < until:
+                time.sleep(ASLEEP)
+            self.failed = True
+            raise RankFailure(self.watch.failure or f"MPI: {error}") from error
 
     def _end(self) -> None:
         """Called when the interpreter ends: if a fit has failed, end all processes, because MPI would wait for them."""

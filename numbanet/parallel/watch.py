@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import sys
 import threading
 from typing import Any
 
@@ -86,6 +87,8 @@ class Watch:
         if not self.closed and "end" not in message:
             reason = message.get("failure") or f"rank {rank} of {self.size} has ended: it was killed, or its machine failed"
             self.failure = self.failure or reason
+            if "failure" not in message:  # at once, because the launcher is about to kill this process
+                print(f"numbanet: {reason}", file=sys.stderr, flush=True)
             if self.rank == 0:
                 self._tell(reason, connection)
 
