@@ -211,7 +211,7 @@ def cases(family: str, chosen: Iterable[tuple[str, dict[str, Any]]], options: Op
         parameters = {"family": family, "op": op, "device": options.device, "sizes": sizes}
         work = {"flops": kernel.flops and kernel.flops(**sizes), "bytes": kernel.bytes and kernel.bytes(**sizes)}
         torch = options.against == "torch" and kernel.torch is not None
-        whole = kernel.flops and kernel.ceiling(**sizes) * kernel.flops(**sizes)  # the peer leaves nothing out
+        whole = kernel.ceiling(**sizes) * kernel.flops(**sizes) if torch and kernel.flops else None  # the peer does all
         ours = Implementation(
             "numbanet",
             numbanet_task,

@@ -177,5 +177,5 @@ def clip_norm_cuda(arrays, squares, limit):
 def examples(dev, a, N, I, O):
     return {
         "packed_squares": lambda: dev.packed_squares(*packed_example(a, O, I)),
-        "clip_norm": lambda: dev.clip_norm([a(O, I), a(O)], a(2, above=1.0), a(1, above=0.1)),
+        "clip_norm": lambda: dev.clip_norm([a(O, I), a(O, I)], a(2, above=1.0), a(1, above=0.1)),
     }
