@@ -31,6 +31,7 @@ class Progress(Hook):
         from rich import progress
 
         self.samples, self.last, self.dropout, self.bar = samples, epochs.stop, dropout, None
+        self.first: int | None = epochs.start
         console = rich.get_console()
         if console.is_interactive:
             self.bar = progress.Progress(
@@ -45,14 +46,14 @@ class Progress(Hook):
     def fit_start(self, run):
         if self.bar:
             self.bar.start()
-            self.tick(self.samples * (run.epoch - run.epochs.start))  # of a resumed run
 
     def fit_end(self, run):
         if self.bar:
             self.bar.stop()
 
     def epoch_start(self, run, epoch):
-        self.done = 0
+        self.tick(self.samples * (epoch - self.first) if self.first is not None else 0)  # the epochs before a resume
+        self.done, self.first = 0, None
 
     def after_update(self, run):
         self.tick(run.seen - self.done)
