@@ -123,7 +123,8 @@ def _of_example(family: str, name: str) -> Kernel:
 
     def numbanet(dev: Any, *arrays: Any, **sizes: int) -> Callable[[], Any]:
         ours = call(**sizes).on(dev)
-        changed = tuple(array for array in ours.arguments if hasattr(array, "shape"))  # the result of in-place operations
+        first = ours.arguments[0]  # in-place operations change a list of arrays, or all arguments that are arrays
+        changed = tuple(first if isinstance(first, list) else (one for one in ours.arguments if hasattr(one, "shape")))
 
         def run() -> Any:
             result = ours.run(dev)
@@ -160,7 +161,7 @@ def inputs_of(kernel: Kernel, sizes: Mapping[str, Any]) -> tuple[np.ndarray, ...
 
 
 def _tuple(result: Any) -> tuple:
-    return result if isinstance(result, tuple) else (result,)
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
 def numbanet_task(family: str, op: str, device: str, sizes: dict[str, Any]) -> Task:
