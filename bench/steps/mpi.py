@@ -24,8 +24,8 @@ SUITE = "mpi"
 RECORDED = ("--against torch --json bench/results/mpi.json",)
 HIDDEN, RATE, RANKS = 4096, 0.7, (2, 4)
 QUICK_HIDDEN = 64
-FEWER_STEPS = 10  # n steps of a turn
-LONG = Schedule(pairs=15, turn=0.3)
+FEWER_STEPS = 4  # n steps of a turn; one of DDP takes more than a second
+LONG = Schedule(pairs=7, turn=0.3)
 
 
 def _ours(
