@@ -58,8 +58,8 @@ def run(options: argparse.Namespace) -> int:
         ("batch_size", 1),
         ("bandwidth", 1e-9),
         ("latency", 0),
-        ("compute", 0),
-        ("compute_dense", 0),
+        ("compute", 1e-9),
+        ("compute_dense", 1e-9),
     ):
         if getattr(options, name) is not None and getattr(options, name) < low:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {low}, not {getattr(options, name)}")

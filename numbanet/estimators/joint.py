@@ -35,6 +35,10 @@ def together(estimator: Any, call: Callable[..., Any], args: Sequence[Any], name
         same(ranks, {"numbanet": version(), "numpy": np.__version__, **told(estimator.get_params(deep=False))})
         if estimator.__dict__.get("objective") is not None:
             raise ValueError("parallel: objective measures devices on each rank; leave objective=None, and choose device")
+        if getattr(estimator.__dict__.get("sparsity"), "cost_weight", 0):
+            raise ValueError("parallel: cost_weight of a GroupLasso measures times, which differ between ranks; choose 0")
+        if estimator.shard and estimator.__dict__.get("scoring") is not None:
+            raise ValueError("parallel: scoring sees the samples of one rank only; leave scoring=None, or shard=False")
 
     with joined(estimator.parallel, estimator.shard, agree) as team:
         given = inspect.signature(call).bind(estimator, *args, **named)
@@ -56,8 +60,11 @@ class Joint(Hook):
 
     def fit_start(self, run):
         stepper = run.stepper
-        same(stepper.ranks, samples(stepper.ranks, self.data.X, self.data.y))
-        refuse(stepper.ranks, run.model, stepper.policy, stepper.batch_size, len(self.data), segments=stepper.task.stateful)
+        hooks = [type(hook).__name__ for hook in run.estimator.callbacks or () if isinstance(hook, Hook)]
+        facts = {"device": run.dev.name, "hooks": hooks, "sample weights": self.data.weights is not None}
+        same(stepper.ranks, {**facts, **samples(stepper.ranks, self.data.X, self.data.y)})
+        size, stateful = stepper.batch_size, stepper.task.stateful
+        refuse(stepper.ranks, run.model, stepper.policy, size, len(self.data), stateful, on_host=run.dev.asides())
         self.exchange = Exchange(stepper.ranks, run.dev, by_data(run.model))
         run.optimizer.reduce_by(self.exchange)
 

@@ -28,6 +28,7 @@ from ..training.augment import Augmentation
 from ..training.baseline_check import unfinished, verdict
 from ..training.data import Data, on_device
 from ..training.inference import Predictor
+from ..training.large.mapped import Mapped
 from ..training.large.streamed import Streamed
 from ..training.loop import train
 from ..training.run import Run
@@ -131,7 +132,8 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             weights = _check_sample_weight(sample_weight, y, dtype=np.float32, ensure_non_negative=True)
             if not weights.sum() > 0:
                 raise ValueError("sample_weight must not be zero for every sample")
-        if len(y) <= self._batch(len(y)) and self._criterion().weighs and not sharded():
+        whole = len(y) <= self._batch(len(y)) and not isinstance(X, Mapped)
+        if whole and self._criterion().weighs and not sharded():
             X, y, weights = merged(X, y, weights)
         return X, *self._check_target(X, y, weights, reset, **target_options)
 

@@ -56,7 +56,8 @@ def from_torch(module: nn.Module) -> Sequential:
     """Make the layers of numbanet that compute the outputs of a PyTorch module in evaluation.
 
     Weights are copied. Modules of dropout and `Identity` are left out, because the estimator's parameter `dropout` chooses what
-    training drops: `Net(from_torch(module).layers, dropout="rdp")`.
+    training drops: `Net(from_torch(module).layers, dropout="rdp")`. The `padding_idx` of `torch.nn.Embedding`, which only keeps
+    a row from being trained, is left out as well: here it would also end sequences.
 
     Parameters
     ----------

@@ -1,10 +1,12 @@
-"""Which of the library's classes a layer is, if its outputs are to be computed elsewhere."""
+"""What must be known of a network if its outputs are to be computed elsewhere: the classes of its layers, and no link."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from ..layers import Layer, registry
+from ..losses import FunctionLoss, Loss
 
 
 def class_of(layer: Layer, path: str, known: Collection[str]) -> str:
@@ -14,3 +16,11 @@ def class_of(layer: Layer, path: str, known: Collection[str]) -> str:
             return name
     where = f"layer {path}" if path else "the layer"
     raise TypeError(f"{where} is a {type(layer).__name__}, whose outputs only its own code computes; use numbanet's layers")
+
+
+def check_no_link(name: str, net: Any) -> None:
+    """Raise TypeError, beginning with `name`, if the loss of an estimator has an inverse link, which only its code computes."""
+    loss = net.loss_
+    own = loss.link is not None if isinstance(loss, FunctionLoss) else type(loss).inverse_link is not Loss.inverse_link
+    if own:
+        raise TypeError(f"{name}: the inverse link of {loss!r} is code for numbanet's tensors; convert net.model_ by to_torch")

@@ -13,7 +13,10 @@ from sklearn.utils.validation import check_is_fitted
 from numbanet_kernels.runtime.interrupt import deferred
 
 from ..arguments import check_target
+from ..layers import ActivationSpec, Layer
+from ..plans import Plans
 from .card import facts
+from .classes import check_no_link
 from .onnx_graph import Graph
 from .onnx_writer import Value, write
 
@@ -69,10 +72,9 @@ def export(net: Any, path: str | os.PathLike) -> None:
 
 def _samples(graph: Graph, net: Any) -> None:
     """X -> probabilities or predictions."""
-    if getattr(net.loss_, "link", None) is not None:
-        raise TypeError(f"export: the inverse link of {net.loss_!r} is a function of numbanet's tensors; train without a link")
+    check_no_link("export", net)
     symbols, shape = net.model_.symbols is not None, tuple(net.input_shape_)
-    free = symbols or len(shape) == 2  # the length of a sequence
+    free = (symbols or len(shape) == 2) and _takes(net.model_, (1, shape[0] + 1, *shape[1:]))  # the length of a sequence
     axes: list[int | str] = ["samples", *(("steps", *shape[1:]) if free else shape)]
     graph.inputs["X"] = np.int64 if symbols else np.float32, axes
     value = write(graph, net.model_, Value("X", (1, *shape)))
@@ -85,6 +87,15 @@ def _samples(graph: Graph, net: Any) -> None:
     several = getattr(net, "_several", False)
     graph.rename(graph.add("Sigmoid", value.name) if several else graph.add("Softmax", value.name, axis=-1), "probabilities")
     graph.outputs["probabilities"] = np.float32, outputs
+
+
+def _takes(model: Layer, shape: tuple[int, ...]) -> bool:
+    """Return True if a model takes a batch of this shape."""
+    try:
+        model.cost(ActivationSpec(shape), Plans())
+    except ValueError:
+        return False
+    return True
 
 
 def _language(graph: Graph, model: Any) -> None:

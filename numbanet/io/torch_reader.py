@@ -14,11 +14,16 @@ from . import torch_modules as modules
 
 LEFT_OUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.Identity)
 
-EMBEDDING = "num_embeddings", "embedding_dim", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"
+EMBEDDING = "num_embeddings", "embedding_dim", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"
 
 
 def _same(module: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(module, name) for name in names}
+
+
+def _array(part: Any) -> Any:
+    """The values of a parameter or buffer."""
+    return (part.float() if part.is_floating_point() else part).detach().cpu().numpy()
 
 
 def _conv(module: nn.Conv2d) -> Layer:
@@ -49,10 +54,10 @@ def _batch_norm(kind: type[Layer]) -> Callable[[Any], Layer]:
 
 
 def _gather(module: modules.Gather) -> Layer:
-    index, mean = module.index.numpy(), module.mean
+    index, mean = _array(module.index), module.mean
     if mean is None and index.size < module.features:
         return layers.Select(module.features, index)
-    return layers.Shuffle(index, None if mean is None else mean.numpy())
+    return layers.Shuffle(index, None if mean is None else _array(mean))
 
 
 READERS: dict[type[nn.Module], Callable[[Any], Layer]] = {
@@ -63,12 +68,9 @@ READERS: dict[type[nn.Module], Callable[[Any], Layer]] = {
     nn.BatchNorm1d: _batch_norm(layers.BatchNorm1d),
     nn.BatchNorm2d: _batch_norm(layers.BatchNorm2d),
     nn.Conv2d: _conv,
-    nn.Embedding: lambda module: layers.Embedding(
-        **_same(
-            module, "num_embeddings", "embedding_dim", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"
-        ),
-        rng=0,
-    ),
+    modules.Embedding: lambda module: layers.Embedding(**_same(module, "padding_idx", *EMBEDDING), rng=0),
+    # its padding_idx only keeps a row from being trained; here it would also end sequences
+    nn.Embedding: lambda module: layers.Embedding(**_same(module, *EMBEDDING), rng=0),
     nn.Flatten: lambda module: layers.Flatten(module.start_dim, module.end_dim),
     nn.GELU: lambda module: layers.GELU(module.approximate),
     nn.GRU: _recurrent(layers.GRU),
@@ -85,7 +87,7 @@ READERS: dict[type[nn.Module], Callable[[Any], Layer]] = {
     nn.Tanh: lambda module: layers.Tanh(),
     modules.Gather: _gather,
     modules.LastStep: lambda module: layers.LastStep(module.bidirectional),
-    modules.Normalize: lambda module: layers.Normalize(module.mean.numpy(), module.std.numpy()),
+    modules.Normalize: lambda module: layers.Normalize(_array(module.mean), _array(module.std)),
 }
 
 
@@ -114,20 +116,27 @@ def read(module: nn.Module) -> Sequential:
 def _layers(module: nn.Module, path: str, made: list[tuple[nn.Module, Layer]]) -> Iterator[Layer]:
     """Yield the layers of a module, and append (module, layer) to `made`; a nested container is one `Sequential`."""
     if isinstance(module, nn.Sequential) and type(module).forward in (nn.Sequential.forward, modules.Chain.forward):
-        for name, child in module.named_children():
+        for name, child in vars(module)["_modules"].items():  # named_children has a module that is used twice once
             found = list(_layers(child, f"{path}.{name}" if path else name, made))
             yield from [Sequential(found)] if isinstance(child, nn.Sequential) else found
-    elif not isinstance(module, LEFT_OUT):
+    elif not any(_is(module, kind) for kind in LEFT_OUT):
         layer = _layer(module, path)
         made.append((module, layer))
         yield layer
 
 
+def _is(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Return True if a module computes what its class `kind` does: nothing is overridden, hooked or parametrized."""
+    own = vars(module)
+    hooked = own["_forward_hooks"] or own["_forward_pre_hooks"] or "parametrizations" in own["_modules"]
+    return isinstance(module, kind) and type(module).forward is kind.forward and not hooked
+
+
 def _layer(module: nn.Module, path: str) -> Layer:
     """Return the layer of a module, with its values."""
     where = f"module {path or 'itself'} ({type(module).__name__})"
-    readers = (reader for kind, reader in READERS.items() if isinstance(module, kind) and type(module).forward is kind.forward)
-    if (reader := next(readers, None)) is None:
+    reader = next((reader for kind, reader in READERS.items() if _is(module, kind)), None)
+    if reader is None:
         raise TypeError(
             f"{where} has no counterpart here, only {', '.join(sorted(one.__name__ for one in READERS))} and Sequential; "
             "write a numbanet.Layer for it, and put the modules before and after it through from_torch"
@@ -137,7 +146,7 @@ def _layer(module: nn.Module, path: str) -> Layer:
     except (ValueError, TypeError) as error:
         raise type(error)(f"{where}: {error}") from None
     for tensor, part in _parts(module, layer):
-        tensor.assign(tensor.device.upload(part.detach().cpu().numpy().astype(tensor.dtype)))
+        tensor.assign(tensor.device.upload(_array(part).astype(tensor.dtype)))
     return layer
 
 

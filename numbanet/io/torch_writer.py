@@ -13,7 +13,7 @@ from torch import nn
 
 from ..layers import Layer
 from . import torch_modules as modules
-from .classes import class_of
+from .classes import check_no_link, class_of
 
 Shared = dict[int, nn.Parameter]  # the parameter of each tensor, by id, so that tied layers share it
 
@@ -80,13 +80,15 @@ def _modules(layer: Any, path: str, shared: Shared) -> list[nn.Module]:
 
 # --- networks ---------------------------------------------------------------------------------------------------------
 def written(model: Any) -> nn.Module:
-    """The module of an estimator or of layers (`numbanet.io.to_torch`)."""
+    """The module of an estimator or of layers (`numbanet.io.to_torch`). `cpu` lets recurrent modules notice shared weights."""
     if isinstance(model, Layer):
-        return _module(model, "", {}).eval()
+        return _module(model, "", {}).eval().cpu()
     if not isinstance(model, BaseEstimator):
         raise TypeError(f"to_torch takes a fitted estimator or a layer, not {type(model).__name__}")
     check_is_fitted(model, "model_")
+    if hasattr(model, "target_scale_"):
+        check_no_link("to_torch", model)
     parts, kind = _modules(model.model_, "", {}), modules.Language if hasattr(model, "vocabulary_") else modules.Chain
     if hasattr(model, "target_scale_"):
         parts.append(modules.Units(model.target_mean_, model.target_scale_))
-    return kind(*parts).takes(getattr(model, "image_shape", None)).eval()
+    return kind(*parts).takes(getattr(model, "image_shape", None)).eval().cpu()

@@ -84,14 +84,14 @@ def equalise(model: Sequential) -> None:
         tensor.assign(team.broadcast(np.array(tensor.device.download(tensor.data))))
 
 
-def refuse(team: Team, model: Sequential, policy: Any, batch_size: int, n: int, segments: bool) -> None:
+def refuse(team: Team, model: Sequential, policy: Any, batch_size: int, n: int, segments: bool, on_host: bool) -> None:
     """Raise an error if the ranks cannot train this model together.
 
     Raises
     ------
     ValueError
         If a policy chooses from the samples of a rank which gradients are computed, or if a batch has fewer samples than there
-        are ranks and that is not supported.
+        are ranks and that is not supported; or if batch normalisation is not on the CPU (`on_host`).
     """
     for part in getattr(policy, "policies", (policy,)):
         if part.data_dependent or part.kind == "gates":
@@ -101,6 +101,8 @@ def refuse(team: Team, model: Sequential, policy: Any, batch_size: int, n: int, 
             )
     tail = n % batch_size
     normed = any(isinstance(layer, (BatchNorm1d, BatchNorm2d)) for _, layer in walk(model))
+    if normed and not on_host:
+        raise ValueError("parallel: batch normalisation over ranks works on the CPU only; choose device='cpu', or LayerNorm")
     if batch_size < team.size and (segments or normed):
         raise ValueError(
             f"parallel: batch_size={batch_size} is less than the number of ranks, {team.size}: choose a larger one"

@@ -43,7 +43,11 @@ def joined(parallel: Any, shard: Any, agree: Callable[[Ranks], None]) -> Iterato
     """
     if not (isinstance(shard, (bool, np.bool_)) or callable(shard)):
         raise ValueError(f"shard must be True, False or a function shard(rank, size), got {shard!r}")
-    if parallel is None or current.get() is not None:
+    if parallel is None:
+        with current.within(None):  # an estimator that a callback fits on one rank is that rank's own
+            yield None
+        return
+    if current.get() is not None:
         yield current.get()
         return
     team = Team(opened(parallel), bool(shard))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import pickle
+import sys
 import time
 import warnings
 from typing import Any
@@ -47,12 +48,17 @@ class MPIRanks(Ranks):
         self.watch = Watch(self.rank, self.size)
         self._connect()
         atexit.register(self._end)
+        self.told, sys.excepthook = sys.excepthook, self._raised
 
     def _connect(self) -> None:
         problem = ""
         try:
-            address = self.broadcast(self.watch.listen() if self.first else None)
-            if not self.first:
+            address = self.watch.listen() if self.first else None
+        except OSError as error:
+            address, problem = None, str(error)
+        address = self.broadcast(address)
+        try:
+            if not self.first and address is not None:
                 self.watch.connect(*address)
         except OSError as error:
             problem = str(error)
@@ -108,6 +114,12 @@ class MPIRanks(Ranks):
                 time.sleep(ASLEEP)
             self.failed = True
             raise RankFailure(self.watch.failure or f"MPI: {error}") from error
+
+    def _raised(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        """Called for an exception that ends the program, also between two fits: tell the other ranks, which would wait."""
+        self.told(kind, error, trace)
+        if not self.failed:
+            self.fail(f"{kind.__name__}: {error}".rstrip(": "))
 
     def _end(self) -> None:
         """Called when the interpreter ends: if a fit has failed, end all processes, because MPI would wait for them."""

@@ -82,6 +82,8 @@ def choose(
     if measure is not None and objective != TIME:
         raise ValueError(f"choose: measure gives times, but the objective is {objective!r}; leave it out")
     problem = _Problem(profile, objective, memory, prediction, what_if, start)
+    if measure is not None and not problem.training:
+        raise ValueError("choose: measure gives times of training steps, but only forward passes count; leave it out")
     if measure is None and alone is None:
         return placement(profile, problem.solve(), objective, problem.training, start)
     many = _Problem(profile, objective, memory, prediction, what_if, start, keep=MANY if measure else 1)

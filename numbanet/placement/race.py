@@ -172,7 +172,8 @@ def steps(
 
     def make(trial: Sequential, dev: Device, limit: int | None) -> Stepper:
         options = {} if limit is None else {"limit": limit}
-        parts = trial, optimizer(list(trial.parameters())), policy or NoDropout(), task or Classification()
+        trained = [p for p in trial.parameters() if p.requires_grad]
+        parts = trial, optimizer(trained), policy or NoDropout(), task or Classification()
         return Stepper(*parts, Streams.from_seed(0), dev, size or len(X), options)
 
     def measure(placements: Sequence[Placement]) -> list[float]:

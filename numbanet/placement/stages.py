@@ -56,7 +56,7 @@ def stages(model: Sequential, shape: Sequence[int], plans: Plans | None = None) 
             " + ".join(map(kind, part.layers)),
             tuple(n or 1 for n in given.shape),
             tuple(n or 1 for n in spec.shape),
-            sum({id(p): p.size for layer in part.layers for p in layer.parameters()}.values()),
+            sum({id(p): p.size for layer in part.layers for p in layer.parameters() if p.requires_grad}.values()),
             given.differentiable,
         )
         found.append((stage, cost))

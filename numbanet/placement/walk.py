@@ -83,7 +83,7 @@ class Walk:
         self._ends: dict[tuple, Any] = {}  # gradients of the output, by device and shape
         self.alone: dict[tuple[int, int, str], list[float]] = {}  # ms by (stage, device, direction)
         self.after: dict[tuple[int, int, int, str], list[float]] = {}  # ms by (stage, device, device before, direction)
-        self._spent, self._last, self._mixed, self._counts = 0.0, 0, False, False
+        self._spent, self._first, self._last, self._mixed, self._counts = 0.0, 0, 0, False, False
         self._quick: dict[tuple[int, int], bool] = {}
 
     def turn(self) -> None:
@@ -92,6 +92,7 @@ class Walk:
         for shift in range(count if self._spent < CHANGES else 1):
             began, self._mixed = time.perf_counter(), shift > 0
             for first in range(count):
+                self._first = first
                 design = [self._near(k, (first + shift * k) % count) for k in range(len(self.table))]
                 self._counts, start = False, time.perf_counter()
                 if self._quick.get((first, shift), True):  # lets the threads of the step before fall asleep
@@ -163,7 +164,7 @@ class Walk:
             return
         if self._mixed and before != d and direction != UPDATE:
             self.after.setdefault((k, d, before, direction), []).append(ms)
-        elif not self._mixed and before == d:
+        elif not self._mixed and d == self._first:  # a stage that the device lacks is on another one
             self.alone.setdefault((k, d, direction), []).append(ms)
 
 
@@ -180,6 +181,6 @@ def _copied(
     chosen = {} if plans is None else with_layers_of(own, plans, model)
     optimizers = []
     for part in parts(own):
-        held = list({id(p): p for layer in part.layers for p in layer.parameters()}.values())
+        held = list({id(p): p for layer in part.layers for p in layer.parameters() if p.requires_grad}.values())
         optimizers.append(optimizer(held) if held and training else None)
     return _Copy(dev, list(parts(own)), optimizers, Context(dev, chosen, training, model=own if chosen else None))

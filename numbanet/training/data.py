@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..device import Device
-from .large.mapped import Mapped
+from .large.mapped import Later, Mapped
 
 
 @dataclasses.dataclass
@@ -56,7 +56,7 @@ class Batch(NamedTuple):
     total: float  # sum of the samples' weights, or the number of samples: the batch's weight in the figures of the epoch
     ids: np.ndarray | None = None  # a copy of `inputs` on the host, if they are integers
     resets_state: bool = True  # True if recurrent layers start from zero states
-    values: np.ndarray | None = None  # the inputs on the host, if X is not on the device
+    values: np.ndarray | Later | None = None  # the inputs on the host, or in a file, if X is not on the device
     counted: bool = True  # False if all weights are 0, because there are fewer samples than ranks (`parallel.parts`)
 
     def without_inputs(self) -> Batch:
@@ -68,7 +68,8 @@ class Batch(NamedTuple):
         if self.ids is not None:
             return self._replace(inputs=dev.upload(self.ids) if out is None else dev.copy(self.ids, out=out))
         if self.values is not None:
-            return self._replace(inputs=dev.upload(self.values) if out is None else dev.copy(dev.upload(self.values), out=out))
+            values = dev.upload(np.asarray(self.values))
+            return self._replace(inputs=values if out is None else dev.copy(values, out=out))
         return self._replace(inputs=dev.take_rows(X, self.inputs, out=out))
 
 
@@ -112,4 +113,4 @@ def in_order(data: Data, order: np.ndarray, size: int, dev: Device) -> Iterator[
             continue
         inputs, targets, share = (None if array is None else dev.part(array, start, some.stop) for array in (rows, y, shares))
         ids = np.asarray(data.X[order[some]], np.int32) if on_host(data.X) else None
-        yield Batch(order[some], inputs, targets, share, total, ids, values=data.X[order[some]] if on_file else None)
+        yield Batch(order[some], inputs, targets, share, total, ids, values=Later(data.X, order[some]) if on_file else None)

@@ -121,6 +121,7 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
                 run.poll()
             stepper.finish()
         except NotFinite as error:
+            run.end_pass()
             return {**record, "loss": math.nan}, error.where
         finally:
             stepper.finish()

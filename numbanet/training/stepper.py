@@ -210,7 +210,6 @@ class Stepper:
             return self._done(loss, answer, tuple(batch.inputs.shape), plans)
 
     def _reads(self, plans: Plans | None, batch: Batch | None) -> dict[Tensor, Any] | None:
-        """Return the parts of weights that a step with these plans and this batch reads; None if it may read everything."""
         """Return the parts of weights that a step with these plans and this batch reads; None if it may read everything, or if
         the optimiser does not ask.
         """

@@ -118,6 +118,45 @@ def test_a_checkpoint_is_trained_further_here_and_goes_back(rng):
     assert (module(torch.tensor(X)).argmax(1).numpy() == net.predict(X)).all()
 
 
+def test_modules_and_layers_that_are_used_twice(rng):
+    act, linear = nn.ReLU(), nn.Linear(6, 6)
+    module, x = nn.Sequential(linear, act, linear, act), rng.standard_normal((3, 6)).astype(np.float32)
+    back = from_torch(module)
+    np.testing.assert_allclose(outputs(back, x), _computed(module, x), rtol=1e-5, atol=1e-6)
+    assert back.layers[0].weight is back.layers[2].weight and len(list(back.parameters())) == 2
+    lstm, x = L.LSTM(4, 4, batch_first=True, rng=0), rng.standard_normal((3, 5, 4)).astype(np.float32)
+    np.testing.assert_allclose(
+        _computed(to_torch(L.Sequential([lstm, lstm])), x), outputs(L.Sequential([lstm, lstm]), x), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_padding_of_pytorch_ends_no_sequence(rng):
+    embedding, ids = nn.Embedding(9, 4, padding_idx=0), np.array([[1, 2, 0, 0], [3, 0, 4, 5]])
+    y, _ = nn.LSTM(4, 5, batch_first=True).eval()(embedding(torch.tensor(ids)))
+    found = outputs(from_torch(nn.Sequential(embedding)), ids)
+    np.testing.assert_array_equal(found, embedding(torch.tensor(ids)).detach())
+    assert from_torch(nn.Sequential(embedding)).padding is None
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_link_is_refused(named, rng):
+    from numbanet.losses import FunctionLoss, Loss
+
+    class Poisson(Loss):
+        def __call__(self, output, target):
+            return (output.exp() - target * output).sum(axis=1)
+
+        def inverse_link(self, output):
+            return output.exp()
+
+    loss = FunctionLoss(Poisson().__call__, lambda output: output.exp()) if named else Poisson()
+    net = NetRegressor((4,), loss=loss, epochs=1).fit(rng.random((20, 3), np.float32), np.arange(20) % 3)
+    with pytest.raises(TypeError, match="to_torch: the inverse link of"):
+        to_torch(net)
+    with pytest.raises(TypeError, match="export: the inverse link of"):
+        net.export("a.onnx")
+
+
 class Own(Layer):
     def __call__(self, x):
         return x * 2
@@ -136,6 +175,7 @@ class OwnModule(nn.Linear):
         (nn.Sequential(nn.MaxPool2d(2, ceil_mode=True)), ValueError, r"module 0 \(MaxPool2d\): .*ceil_mode=True is not"),
         (nn.Sequential(nn.Conv2d(1, 1, 2, padding="same")), ValueError, r"module 0 \(Conv2d\): padding='same' of an even"),
         (nn.LSTM(2, 2, 2, dropout=0.5), ValueError, r"module itself \(LSTM\): dropout between its layers"),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), TypeError, r"module itself .* has no counterpart"),
         (nn.BatchNorm1d(2, affine=False), ValueError, r"affine=False is not supported"),
         (3, TypeError, "from_torch takes a torch.nn.Module, not int"),
     ],

@@ -128,6 +128,18 @@ def test_a_rank_that_fails_ends_all_within_ten_seconds(failure, told, tmp_path):
 
 
 @pytest.mark.alone
+def test_an_exception_between_two_fits_ends_all(tmp_path):
+    between = """
+    net = Net((32,), epochs=1, **SETTINGS).fit(X, y)
+    if RANK == 1:
+        raise OSError("no such file")
+    net.set_params(epochs=2).fit(X, y)
+    """
+    status, out, errors = ended(started(PROGRAM + textwrap.dedent(between), 2, tmp_path))
+    assert status != 0 and "rank 1 of 2 failed: OSError: no such file" in out + errors
+
+
+@pytest.mark.alone
 def test_a_rank_notices_a_killed_one_itself():
     """Without the launcher, which kills all others: two programs that find each other through the watch alone."""
     program = """

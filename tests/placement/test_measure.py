@@ -136,7 +136,8 @@ def test_a_damaged_file_in_the_cache_is_measured_anew_with_a_warning(tmp_path):
 
 
 # --- devices that lack something --------------------------------------------------------------------------------------
-def test_a_stage_that_a_device_cannot_compute_is_left_out(monkeypatch):
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_stage_that_a_device_cannot_compute_is_left_out(recorded, monkeypatch):
     """The rest of the model is measured on the output that the CPU computes."""
     from numbanet.device import Device
 
@@ -147,12 +148,21 @@ def test_a_stage_that_a_device_cannot_compute_is_left_out(monkeypatch):
     model = Sequential([Linear(5, 4, rng=0), Tanh(), Linear(4, 3, rng=1)])
     monkeypatch.setattr(measure, "place", lambda name: where if name == "poor" else place(name))
     with pytest.warns(UserWarning, match="'poor' cannot compute layer 1.*no operation 'tanh'"):
-        found = profile(model, (6, 5), ["cpu", "poor"], cached=False, **QUICK)
+        found = profile(model, (6, 5), ["cpu", "poor"], cached=False, recorded=recorded, **QUICK)
     assert found.of("1", "poor", "forward") is None and found.of("2", "poor", "forward").ms.value > 0
     assert found.facts("poor").home == "cpu" and not found.transfers  # both compute on NumPy's arrays
     assert choose(found).devices["1"] == "cpu" and set(choose(found).singles) == {"cpu"}
     table = [stage for stage, _ in stages(model, (6, 5))]
     assert isinstance(list(works(model, table, where, True, True, None, measure.usual_optimizer))[1], Lacking)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_frozen_parameters_are_not_updated(recorded):
+    first = Linear(5, 4, rng=0).requires_grad_(False)
+    model = Sequential([first, Tanh(), Linear(4, 3, rng=1)])
+    found = profile(model, (6, 5), ["cpu"], cached=False, recorded=recorded, **QUICK)
+    assert found.of("0", "cpu", "update") is None and found.of("0", "cpu", "backward") is None
+    assert found.of("2", "cpu", "update").ms.value > 0
 
 
 @pytest.mark.skipif(problem("emulated") is not None, reason="needs NVVM")

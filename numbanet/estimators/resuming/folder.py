@@ -54,6 +54,10 @@ class Folder:
         for partial in self.path.glob(f"{PARTIAL}*"):
             partial.unlink(missing_ok=True)
 
+    def set_aside(self, number: int) -> None:
+        """Rename a damaged checkpoint, so that it does not count."""
+        self.file(number).replace(self.path / f"damaged-{number:06d}.safetensors")
+
     @deferred  # so that no signal handler leaves half a file in the folder
     def write(self, number: int, content: bytes, keep: int) -> None:
         """Write a checkpoint, then delete all but the newest `keep`."""

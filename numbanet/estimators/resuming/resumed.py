@@ -48,8 +48,14 @@ class Unfinished:
         return Saver(folder, every, self.about["keep"] if keep is None else keep, self.arguments(arguments))
 
     def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of `fit` that replace parameters; those of the stopped fit if they are not given."""
-        return {**made({"dict": list(self.about["arguments"].items())}), **{k: v for k, v in given.items() if v is not None}}
+        """Return the arguments of `fit` that replace parameters, which are those of the stopped fit; raise ValueError if others
+        are given.
+        """
+        saved = made({"dict": list(self.about["arguments"].items())})
+        for name, value in given.items():
+            if value is not None and described(value) != described(saved.get(name)):
+                raise ValueError(f"resume: fit was called with {name}={saved.get(name)!r}, and goes on with it; leave it out")
+        return saved
 
     def check(self, net: Any, settings: FitSettings, samples: int | None, arguments: dict[str, Any]) -> None:
         """Raise ValueError if a parameter of the estimator has changed that must not change."""
@@ -83,7 +89,8 @@ def resumed(kind: type, folder: str | os.PathLike, parameters: dict[str, Any]) -
         except ValueError as error:
             if not left:
                 raise
-            warn(f"resume: {error}; the checkpoint before is used")
+            files.set_aside(number)
+            warn(f"resume: {error}; it is renamed to damaged-…, and the checkpoint before is used")
     about = metadata.get("checkpoint")
     if not about:
         raise ValueError(f"{name} is no checkpoint, but a saved estimator: use {metadata.get('class')}.load")

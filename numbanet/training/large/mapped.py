@@ -110,6 +110,20 @@ class Mapped:
                     raise ValueError(f"Input {name} contains {what}.")
 
 
+class Later:
+    """Samples of a `Mapped` that are read when NumPy makes an array of them."""
+
+    def __init__(self, samples: Mapped, rows: np.ndarray) -> None:
+        self.samples, self.rows = samples, rows
+
+    def __getitem__(self, index: slice) -> Later:
+        """Return some of the samples."""
+        return Later(self.samples, self.rows[index])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.samples[self.rows].astype(dtype or np.float32, copy=False)
+
+
 def map_of(array: np.memmap) -> mmap.mmap:
     """Return the map of an array."""
     return vars(array)["_mmap"]  # NumPy has no other name for it
