@@ -78,6 +78,7 @@ class LastStep(nn.Module):
         self.bidirectional = bidirectional
 
     def run(self, x: torch.Tensor, lengths: Lengths) -> tuple[torch.Tensor, Lengths]:
+        """Return the outputs, which are no sequences."""
         last = x[:, -1] if lengths is None else x[torch.arange(len(x), device=x.device), lengths - 1]
         half = x.shape[2] // 2
         return (torch.cat([last[:, :half], x[:, 0, half:]], dim=1) if self.bidirectional else last), None

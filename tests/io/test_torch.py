@@ -157,7 +157,7 @@ def test_a_link_is_refused(named, rng):
         net.export("a.onnx")
 
 
-class Own(Layer):
+class OwnForTorch(Layer):
     def __call__(self, x):
         return x * 2
 
@@ -186,8 +186,8 @@ def test_what_has_no_counterpart_is_named(module, error, message):
 
 
 def test_a_users_layer_is_named():
-    with pytest.raises(TypeError, match=r"layer 1\.0 is a Own, whose outputs only its own code computes"):
-        to_torch(L.Sequential([L.ReLU(), L.Sequential([Own()])]))
+    with pytest.raises(TypeError, match=r"layer 1\.0 is a OwnForTorch, whose outputs only its own code computes"):
+        to_torch(L.Sequential([L.ReLU(), L.Sequential([OwnForTorch()])]))
     with pytest.raises(TypeError, match="to_torch takes a fitted estimator or a layer, not list"):
         to_torch([])
 

@@ -66,11 +66,12 @@ FITS = {
 
 
 def test_gates_that_are_compared_with_dense_ones_run_op_by_op(replays):  # noqa: F811
-    """Of four steps of an epoch, the first one is compared; of the other 15, the first one runs op by op as well."""
+    """Of four steps of an epoch, the first one is compared. The others are of two kinds, because the update, which is recorded
+    with the passes, brings all weights up to date at the end of an epoch; of each kind, the first one runs op by op as well."""
     fit = language(gate_sparsity=0.5, gate_schedule=1.0, epochs=5, steps=11)
     assert [record["gates_kept"] for record in fit.history_] == pytest.approx([0.5] * 5, abs=0.02)  # some are 0 by themselves
-    (recorded,) = replays
-    assert replays[recorded] == 14 and "_bit_lists" in recorded.names.values()
+    assert sorted(replays.values()) == [4, 9]  # of 5 and 10
+    assert all("_bit_lists" in recorded.names.values() for recorded in replays)
 
 
 @pytest.mark.filterwarnings("ignore:fit. the network answers no better")

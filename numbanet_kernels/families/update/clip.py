@@ -139,21 +139,16 @@ def _squaring():
 @kernels("update")
 def _clipping():
     @kernel("void(f4[::1], f4[::1], f4[::1])")
-    def factor_of(squares, limit, factor):
-        """One thread computes the factor: there are few gradients."""
-        total = float32(0)
+    def scale(x, squares, limit):
+        """Each thread scales one element, and computes the norm itself: there are few gradients."""
+        i, total = cuda.grid(1), float32(0)
         for k in range(squares.size):
             total += squares[k] * float32(SMALLER * SMALLER)  # so that the sum does not overflow
         norm = math.sqrt(total) / float32(SMALLER)
-        factor[0] = limit[0] / norm if norm > limit[0] else float32(1)
+        if i < x.size and norm > limit[0]:
+            x[i] *= limit[0] / norm
 
-    @kernel("void(f4[::1], f4[::1])")
-    def scale(x, factor):
-        i = cuda.grid(1)
-        if i < x.size and factor[0] != float32(1):
-            x[i] *= factor[0]
-
-    return factor_of, scale
+    return scale
 
 
 def packed_squares_cuda(g, packing, out=None):
@@ -166,11 +161,9 @@ def packed_squares_cuda(g, packing, out=None):
 
 def clip_norm_cuda(arrays, squares, limit):
     _check_clip("clip_norm (cuda)", arrays, squares, limit)
-    (factor_of, scale), factor = _clipping(), empty_cuda(1)
-    launch(factor_of, 1, 1, squares, limit, factor)
     for x in arrays:
         if x.size:
-            launch(scale, blocks_for(x.size), THREADS, flat(x), factor)
+            launch(_clipping(), blocks_for(x.size), THREADS, flat(x), squares, limit)
 
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
