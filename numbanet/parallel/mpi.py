@@ -48,7 +48,6 @@ class MPIRanks(Ranks):
         self.watch = Watch(self.rank, self.size)
         self._connect()
         atexit.register(self._end)
-        self.told, sys.excepthook = sys.excepthook, self._raised
 
     def _connect(self) -> None:
         problem = ""
@@ -115,14 +114,12 @@ class MPIRanks(Ranks):
             self.failed = True
             raise RankFailure(self.watch.failure or f"MPI: {error}") from error
 
-    def _raised(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        """Called for an exception that ends the program, also between two fits: tell the other ranks, which would wait."""
-        self.told(kind, error, trace)
-        if not self.failed:
-            self.fail(f"{kind.__name__}: {error}".rstrip(": "))
-
     def _end(self) -> None:
-        """Called when the interpreter ends: if a fit has failed, end all processes, because MPI would wait for them."""
+        """Called when the interpreter ends: if a fit has failed, end all processes, because MPI would wait for them. An
+        exception that ends the program between two fits is told to the other ranks, which would wait as well.
+        """
+        if not self.failed and (error := getattr(sys, "last_value", None)) is not None:
+            self.fail(f"{type(error).__name__}: {error}".rstrip(": "))
         if not self.failed:
             self.watch.close()
             return

@@ -68,22 +68,21 @@ def choose(
         The figures for placements on one device, where steps are recorded, if `profile` has those of layers that run op by op
         (`recorded=False`); by default `profile`.
     measure : callable, optional
-        (list of Placement) -> the milliseconds of a whole step of each, inf if it cannot be made, as `placement.steps(model,
-        X, y)` gives it. Only by time. The result has it as `step_ms`, and all that were measured as `tried`.
+        (list of Placement) -> milliseconds of a whole step of each, inf if it cannot be made, as `placement.steps(model, X, y)`
+        gives it. Only by time of training. The result has it as `step_ms`, and all that were measured as `tried`.
     most : int, default=4
         How many placements on several devices are measured: the best ones by prediction, of which no two are nearly equal.
 
     Raises
     ------
     ValueError
-        If the objective or a device is unknown, no device has the figures that the objective needs, nothing fits the memory,
-        steps are measured for another objective than time, or none of them can be made.
+        If the objective or a device is unknown, the figures that it needs are missing, nothing fits the memory, steps are
+        measured for another objective than time, or none can be made.
     """
-    if measure is not None and objective != TIME:
-        raise ValueError(f"choose: measure gives times, but the objective is {objective!r}; leave it out")
     problem = _Problem(profile, objective, memory, prediction, what_if, start)
-    if measure is not None and not problem.training:
-        raise ValueError("choose: measure gives times of training steps, but only forward passes count; leave it out")
+    if measure is not None and (objective != TIME or not problem.training):
+        what = "the forward pass" if objective == TIME else f"the objective {objective!r}"
+        raise ValueError(f"choose: measure gives times of training steps, not {what}; leave it out")
     if measure is None and alone is None:
         return placement(profile, problem.solve(), objective, problem.training, start)
     many = _Problem(profile, objective, memory, prediction, what_if, start, keep=MANY if measure else 1)

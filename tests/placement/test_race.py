@@ -91,7 +91,7 @@ def test_what_cannot_run_is_not_chosen():
     assert found.step_ms.value == 7 and len(found.tried) == 1
     with pytest.raises(ValueError, match="no placement can make a step"):
         choose(table, measure=lambda given: [math.inf] * len(given))
-    with pytest.raises(ValueError, match="measure gives times, but the objective is 'energy'"):
+    with pytest.raises(ValueError, match="measure gives times of training steps, not the objective 'energy'"):
         choose(table, "energy", measure=lambda given: [1.0] * len(given))
 
 
