@@ -85,8 +85,8 @@ for k, (name, colour) in enumerate(zip(devices, (BLUE, ORANGE, GREY))):
     ax.bar(at, [milliseconds(found, stage, name) for stage in found.stages], width, color=colour, label=name)
 ax.set_xticks(range(len(found.stages)), [short(stage) for stage in found.stages], rotation=35, ha="right", fontsize=9)
 ax.set(yscale="log", ylabel="ms of a training step")
-ax.legend(frameon=False)
 ax.set_title("AlexNet, 8 images: each layer on each device", loc="left", fontsize=11)
+ax.legend(frameon=False, ncols=len(devices), loc="lower right", bbox_to_anchor=(1, 1))
 save("placement_layers.png")
 
 # %% [markdown]

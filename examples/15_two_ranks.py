@@ -129,8 +129,8 @@ print(f"bytes of a step: {np.mean(sent):,.0f} of {dense:,} ({np.mean(sent) / den
 figure, axes = plt.subplots(figsize=(7, 3))
 axes.step(range(len(sent)), np.array(sent) / 1e3, where="mid", color=BLUE)
 axes.axhline(dense / 1e3, color=GREY, linestyle="--")
-axes.text(len(sent), dense / 1e3, " all gradients", va="center", color=GREY)
-axes.set(xlabel="step", ylabel="kB sent by a rank", ylim=(0, None))
+axes.text(len(sent), dense / 1e3, "all gradients", va="bottom", ha="right", color=GREY)
+axes.set(xlabel="step", ylabel="kB sent by a rank", ylim=(0, 1.15 * dense / 1e3))
 save("15_bytes.png")
 
 # %% [markdown]

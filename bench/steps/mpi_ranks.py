@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import weakref
 from collections.abc import Mapping
 from multiprocessing.connection import Connection, Listener
@@ -37,12 +38,18 @@ class RankTask(Task):
     def __init__(self, kind: str, ranks: int, exchange: bool, settings: Mapping[str, Any]) -> None:
         super().__init__(lambda: self.seconds(1), self._outputs)
         self.exchange, self.batch = exchange, ranks * settings["batch"]
+        accepted: list[Connection] = []
         with Listener(("127.0.0.1", 0)) as listener:
             listener._listener._socket.settimeout(SECONDS)
             self.process = _started(kind, ranks, listener.address[1], settings)
-            self.connections = [listener.accept() for _ in range(ranks)]
-        self.connections = [c for _, c in sorted((connection.recv(), connection) for connection in self.connections)]
-        self.close = weakref.finalize(self, _close, self.connections, self.process)
+            self.close = weakref.finalize(self, _close, accepted, self.process)
+            try:
+                while len(accepted) < ranks:
+                    accepted.append(listener.accept())
+            except OSError:
+                self.close()
+                raise
+        self.connections = [c for _, c in sorted((connection.recv(), connection) for connection in accepted)]
 
     def ask(self, request: Any) -> list[Any]:
         """The answer of each rank."""
@@ -128,5 +135,8 @@ def numbanet_ranks(ranks: int, exchange: bool = False, **settings: Any) -> RankT
 
 
 def torch_ranks(ranks: int, **settings: Any) -> RankTask:
-    """Task: steps of PyTorch's DistributedDataParallel with gloo on several ranks."""
-    return RankTask("torch", ranks, False, settings)
+    """Task: steps of PyTorch's DistributedDataParallel with gloo on several ranks, which meet in a file."""
+    folder = tempfile.TemporaryDirectory(prefix="numbanet-ddp-")
+    task = RankTask("torch", ranks, False, {**settings, "meeting": str(Path(folder.name, "meeting"))})
+    weakref.finalize(task, folder.cleanup)
+    return task

@@ -80,6 +80,8 @@ def _shards(task: Any, data: Any, size: int, rng: np.random.Generator, dev: Devi
     """Yield the batches of this rank's samples; a rank with fewer batches than others adds some with weight 0."""
     steps = math.ceil(team.count(len(data)) / size)
     own = list(task.batches(data, max(1, math.ceil(len(data) / steps)), rng, dev))
+    if not own:
+        raise ValueError(f"parallel: all samples of rank {team.rank} have weight 0; give it others")
     totals = np.zeros(steps)
     totals[: len(own)] = [batch.total for batch in own]
     for i, total in enumerate(team.sum(totals).tolist()):

@@ -94,10 +94,10 @@ def in_turns(runs: Sequence[Run | None], seconds: float = SECONDS, late: float =
             took[i].append(run(steps))
         if turn + 1 >= LEAST:
             best = min((min(took[i]) for i in left), default=0.0)
-            left = {i: run for i, run in left.items() if min(took[i]) <= late * best}
+            left = {i: run for i, run in left.items() if min(took[i]) <= late * best and math.isfinite(max(took[i]))}
             if time.perf_counter() - began > seconds or len(left) < 2:
                 break
-    return [1e3 * min(seconds, default=math.inf) for seconds in took]
+    return [1e3 * min(seconds, default=math.inf) if math.inf not in seconds else math.inf for seconds in took]
 
 
 def where(names: Sequence[str]) -> tuple[list[str], Device, int | None]:
@@ -114,27 +114,38 @@ def run(
     model: Sequential, names: Sequence[str], make: Callable[[Sequential, Device, int | None], Stepper], data: Data, size: int
 ) -> Run | None:
     """Return the run of steps of a copy of the model whose layers are on these devices, warm; None, with a warning, if a step
-    cannot be made. make(model, device, limit of threads) returns a `Stepper`; a batch has n = `size` samples."""
+    cannot be made. A step that fails later warns and takes infinitely long. make(model, device, limit of threads) returns a
+    `Stepper`; a batch has n = `size` samples.
+    """
     layers, dev, limit = where(names)
+    which = " and ".join(dict.fromkeys(names))
     try:
         trial = copy.deepcopy(model)
         trial.span(layers)
         stepper, feed = make(trial, dev, limit), dataclasses.replace(data, X=on_device(data.X, dev))
         rows = min(size, len(data))
+    except Exception as error:
+        _failed(which, error)
+        return None
 
-        def steps(n: int) -> float:
+    def steps(n: int) -> float:
+        try:
             batch = next(stepper.task.batches(feed, rows, np.random.default_rng(0), dev))
             began = time.perf_counter()
             for _ in range(n):
                 stepper.step(feed.X, batch, last=False)
             dev.synchronize()
-            return (time.perf_counter() - began) / n
+        except Exception as error:
+            _failed(which, error)
+            return math.inf
+        return (time.perf_counter() - began) / n
 
-        steps(WARM if isinstance(stepper.policy, NoDropout) else VARIED)
-    except Exception as error:
-        warn(f"placement: {' and '.join(dict.fromkeys(names))} cannot train this network: {type(error).__name__}: {error}")
-        return None
-    return steps
+    return steps if math.isfinite(steps(WARM if isinstance(stepper.policy, NoDropout) else VARIED)) else None
+
+
+def _failed(names: str, error: Exception) -> None:
+    """Warn that a placement on these devices cannot train the network."""
+    warn(f"placement: {names} cannot train this network: {type(error).__name__}: {error}")
 
 
 def steps(

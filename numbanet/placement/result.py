@@ -158,13 +158,17 @@ def placement(profile: Profile, devices: Sequence[str], objective: str, training
             moves = profile.moved(stage, before, device, bool(i) and training and stage.differentiable)
         placed.append(Placed(stage.paths, stage.layer, device, *profile.cost(stage, device, training), *moves))
         before = device
-    singles = {name: _alone(profile, name, training) for name in profile.names}
+    singles = {name: _alone(profile, name, training, start) for name in profile.names}
     return Placement(
         objective, training, tuple(placed), profile.machine, {name: pair for name, pair in singles.items() if pair[0].known}
     )
 
 
-def _alone(profile: Profile, device: str, training: bool) -> tuple[Figure, Figure]:
-    """Return (milliseconds, joules) of a step on one device; unavailable if it lacks a stage."""
+def _alone(profile: Profile, device: str, training: bool, start: str | None) -> tuple[Figure, Figure]:
+    """Return (milliseconds, joules) of a step on one device, to which the batch is moved from the device `start`; unavailable
+    if it lacks a stage.
+    """
     costs = [profile.cost(stage, device, training) for stage in profile.stages]
+    if start not in (None, device) and costs:
+        costs.append(profile.moved(profile.stages[0], start, device, False))
     return (total(ms for ms, _ in costs), total(joules for _, joules in costs)) if costs else (NONE, NONE)

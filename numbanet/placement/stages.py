@@ -11,6 +11,7 @@ import numpy as np
 
 from ..layers import LSTM, ActivationSpec, Context, Cost, Flow, LastStep, Layer, Linear, ReLU, Sequential
 from ..plans import Plans
+from ..tensor import Tensor
 from .table import Stage
 
 BATCH = 64  # samples of a batch if only the name of a network is given
@@ -22,6 +23,11 @@ class Part(NamedTuple):
     first: int
     layers: tuple[Layer, ...]
     act: Callable[[Flow, Context], Flow]
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """The parameters of the layers that are not frozen, each of them once."""
+        return list({id(p): p for layer in self.layers for p in layer.parameters() if p.requires_grad}.values())
 
     def __call__(self, flow: Flow, context: Context) -> Flow:
         """Apply the layers, as `Sequential` does."""
@@ -56,7 +62,7 @@ def stages(model: Sequential, shape: Sequence[int], plans: Plans | None = None) 
             " + ".join(map(kind, part.layers)),
             tuple(n or 1 for n in given.shape),
             tuple(n or 1 for n in spec.shape),
-            sum({id(p): p.size for layer in part.layers for p in layer.parameters() if p.requires_grad}.values()),
+            sum(parameter.size for parameter in part.trained),
             given.differentiable,
         )
         found.append((stage, cost))

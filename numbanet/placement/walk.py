@@ -181,6 +181,6 @@ def _copied(
     chosen = {} if plans is None else with_layers_of(own, plans, model)
     optimizers = []
     for part in parts(own):
-        held = list({id(p): p for layer in part.layers for p in layer.parameters() if p.requires_grad}.values())
-        optimizers.append(optimizer(held) if held and training else None)
+        trained = part.trained if training else []
+        optimizers.append(optimizer(trained) if trained else None)
     return _Copy(dev, list(parts(own)), optimizers, Context(dev, chosen, training, model=own if chosen else None))

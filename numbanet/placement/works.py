@@ -203,7 +203,7 @@ def _stage(
     """Return the works of one stage."""
     dev = where.dev
     recorded = recorded and all(layer.records for layer in part.layers)
-    parameters = list({id(p): p for layer in part.layers for p in layer.parameters() if p.requires_grad}.values())
+    parameters = part.trained
     given = flow._replace(x=Tensor.wrap(flow.x.data, dev, training and stage.differentiable))
 
     def forward() -> Any:

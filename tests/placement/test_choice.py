@@ -166,6 +166,14 @@ def test_a_gpu_from_its_data_sheet_gets_the_large_products_and_the_cpu_the_tiny_
     assert found.cost < 0.1 * found.singles["cpu"][0].value and found.cost < found.singles["gpu"][0].value
 
 
+def test_a_single_device_counts_the_move_of_the_batch_as_well():
+    table = what_if(WIDTHS)
+    here, there = choose(table, what_if=True), choose(table, what_if=True, start="cpu")
+    move = LINK["latency_ms"] + LINK["ms_per_mb"] * 4e-6 * 256 * 8
+    assert there.singles["gpu"][0].value == pytest.approx(here.singles["gpu"][0].value + move)
+    assert there.singles["cpu"] == here.singles["cpu"] and there.cost <= min(ms.value for ms, _ in there.singles.values())
+
+
 def test_a_slow_link_keeps_all_layers_at_home():
     table = what_if(WIDTHS)
     slow = tuple(dataclasses.replace(move, latency_ms=Figure(1e4)) for move in table.transfers)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -83,6 +84,25 @@ def test_several_devices_must_be_clearly_faster():
 
     several = [len(set(choose(table, measure=lambda given: measure(share, given)).devices.values())) for share in (0.999, 0.9)]
     assert several[0] == 1 < several[1]
+
+
+def test_a_step_that_fails_after_the_warm_up_drops_out(monkeypatch):
+    """The others go on."""
+    from numbanet.training.stepper import Stepper
+
+    X, y, made = np.zeros((8, 20), np.float32), np.zeros(8, np.int32), []
+
+    def step(self, *given, original=Stepper.step, **named):
+        made.append(self)
+        if self is made[0] and made.count(self) > race.WARM + 3:
+            raise MemoryError("no room")
+        return original(self, *given, **named)
+
+    monkeypatch.setattr(Stepper, "step", step)
+    placements = [SimpleNamespace(devices=dict.fromkeys("01234", name)) for name in ("cpu", "cpu:1")]
+    with pytest.warns(UserWarning, match="cannot train this network: MemoryError: no room"):
+        first, second = steps(LAYERS, X, y, seconds=0.0)(placements)
+    assert math.isinf(first) and math.isfinite(second)
 
 
 def test_what_cannot_run_is_not_chosen():

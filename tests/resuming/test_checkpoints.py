@@ -155,6 +155,10 @@ def test_other_data_are_refused(run):
 def test_other_parameters_are_refused(run):
     with pytest.raises(ValueError, match=r"resume: learning_rate was None .* must not change"):
         Net.resume(run, learning_rate=0.5)
+    with pytest.raises(ValueError, match=r"made with learning_rate_schedule=None, and the estimator has .a function"):
+        Net.resume(run).set_params(learning_rate_schedule=lambda epoch: 1.0).fit(X, Y)
+    with pytest.raises(ValueError, match="resume: fit was called with dropout="):
+        Net.resume(run).fit(X, Y, dropout="window")
     with pytest.raises(ValueError, match=r"made with momentum=0.9, and the estimator has 0.5"):
         Net.resume(run).set_params(momentum=0.5).fit(X, Y)
     with pytest.raises(ValueError, match="Net"):

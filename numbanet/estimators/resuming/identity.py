@@ -43,9 +43,10 @@ def digest(data: Data, others: Iterable[Data], dev: Device) -> str:
 def check_parameters(saved: dict[str, Any], now: dict[str, Any], where: str) -> None:
     """Raise ValueError if a parameter differs that must not change. Both arguments map names to JSON."""
     for name, value in saved.items():
-        if name not in FREE and name in now and now[name] != value:
+        other = now.get(name, "a function, or an object of a user's class")
+        if name not in FREE and other != value:
             raise ValueError(
-                f"resume: the checkpoint in {where} was made with {name}={value!r}, and the estimator has {now[name]!r}: set "
+                f"resume: the checkpoint in {where} was made with {name}={value!r}, and the estimator has {other!r}: set "
                 f"it back; only {', '.join(FREE)} may change"
             )
 
