@@ -102,7 +102,7 @@ class _Resting:
         return repr(self.estimator.optimizer)
 
     def __call__(self, parameters: list[Tensor]) -> Optimizer:
-        return self.estimator._make_optimizer([p for p in parameters if p.requires_grad])
+        return self.estimator._make_optimizer(parameters)
 
 
 def _typical(model: Sequential, settings: FitSettings, shape: tuple[int, ...]) -> dict[Site, Plan] | None:
