@@ -24,6 +24,7 @@ from ..machinery.worker import Task
 from . import MOMENTUM, RATE, cnn
 
 SUITE = "placement"
+RECORDED = ("--against torch --json bench/results/placement.json",)
 MOST = 200  # placements of a model that are measured
 SECONDS = 90.0  # of measuring them; each one makes at least three turns
 DEEP = ("alexnet", "vgg19")

@@ -209,9 +209,8 @@ class Estimator(Settings):
 
     def _saver(self, checkpoint: Any, every: Any, keep: Any, **arguments: Any) -> Saver | None:
         """Return the hook that writes the checkpoints of a fit, which was called with `arguments`; None if it writes none."""
-        if self.parallel is not None and (checkpoint is not None or self._unfinished is not None):
-            raise ValueError("checkpoint: runs of several processes have none yet; leave parallel=None, or save after fit")
         if self._unfinished is not None:
+            self._unfinished.take(current.get())
             return self._unfinished.saver(checkpoint, every, keep, arguments)
         if checkpoint is None:
             if every is not None or keep is not None:

@@ -82,6 +82,14 @@ class Joint(Hook):
     def fit_end(self, run):
         run.optimizer.reduce_by(None)
 
+    def checkpoint(self, run):
+        done = self.exchange
+        return done.sent, done.dense, done.seconds, done.step
+
+    def resume(self, run, state):
+        done = self.exchange
+        done.sent, done.dense, done.seconds, done.step = state
+
 
 # --- values of the samples of all ranks, if each was given its own ----------------------------------------------------
 def sharded() -> bool:

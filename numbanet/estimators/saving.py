@@ -86,8 +86,8 @@ def _told(net: Any, missing: list[str] | None) -> dict[str, Any]:
         if name == "layers" and net._given_layers():
             metadata["given"] = True  # the saved layers, which hold the trained weights, stand for the given ones
             continue
-        if name in ("parallel", "shard"):
-            continue  # the loaded estimator trains in one process, unless it is told otherwise
+        if name in ("parallel", "shard") and missing is None:
+            continue  # the loaded estimator trains in one process, unless it is told otherwise; a resumed one as before
         if name == "callbacks":
             named = _nameable(value)
             if missing is not None and len(named or ()) < len(value or ()):

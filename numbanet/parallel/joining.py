@@ -12,6 +12,10 @@ import numpy as np
 from .ranks import RankFailure, Ranks, Team, current
 
 
+class LeftTogether(SystemExit):
+    """Ends the program; all ranks raise it after the same step, so none of them has failed."""
+
+
 def opened(parallel: Any) -> Ranks:
     """Return the ranks that the parameter `parallel` of an estimator stands for: "mpi", or a `Ranks`.
 
@@ -55,7 +59,7 @@ def joined(parallel: Any, shard: Any, agree: Callable[[Ranks], None]) -> Iterato
         with current.within(team):
             agree(team)
             yield team
-    except RankFailure:
+    except (RankFailure, LeftTogether):
         raise
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")

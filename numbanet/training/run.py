@@ -217,6 +217,14 @@ class Run:
         ranks = self.stepper.ranks
         return list(numbers) if ranks is None else ranks.sum(np.array(numbers, np.float64)).tolist()
 
+    def any(self, *flags: bool) -> list[bool]:
+        """Return, for each flag, whether it is true on any of the ranks; all of them wait for each other."""
+        return [bool(flag) for flag in self.sums([*flags, False])[:-1]]
+
+    def gathered(self, value: Any) -> list[Any]:
+        """Return a list of the values of all ranks."""
+        return [value] if self.stepper.ranks is None else self.stepper.ranks.gather(value)
+
     def joint(self, *arrays: Any) -> Sequence[Any]:
         """Return each array of values of samples with those of all ranks; None stays None."""
         return arrays if self.stepper.ranks is None else self.stepper.ranks.joint(arrays)

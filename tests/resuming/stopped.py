@@ -145,7 +145,7 @@ def alone(files, number, folder):
 
 def figures(net):
     """The history without times."""
-    left = ("seconds", "tokens_per_second")
+    left = ("seconds", "tokens_per_second", "exchange_seconds")
     return [{name: value for name, value in record.items() if name not in left} for record in net.history_]
 
 

@@ -55,8 +55,9 @@ class Folder:
             partial.unlink(missing_ok=True)
 
     def set_aside(self, number: int) -> None:
-        """Rename a damaged checkpoint, so that it does not count."""
-        self.file(number).replace(self.path / f"damaged-{number:06d}.safetensors")
+        """Rename a damaged checkpoint, so that it does not count; another rank may have done so."""
+        with contextlib.suppress(FileNotFoundError):
+            self.file(number).replace(self.path / f"damaged-{number:06d}.safetensors")
 
     @deferred  # so that no signal handler leaves half a file in the folder
     def write(self, number: int, content: bytes, keep: int) -> None:

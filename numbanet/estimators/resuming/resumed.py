@@ -7,6 +7,8 @@ import os
 from typing import Any
 
 from ... import __version__
+from ...parallel.checks import same
+from ...parallel.ranks import Ranks
 from ...training.optim import on_host
 from ...user_warnings import warn
 from .. import saving
@@ -33,13 +35,33 @@ class Unfinished:
     parameters : dict
         JSON of the parameters that the fit was started with.
     state : dict
-        The state of the run (`training.resuming.state`).
+        The state of the run (`training.resuming.state`); without what differs between ranks, until `take`.
+    ranks : list of dict
+        What each rank had of its own (`parts`).
+    number : int
+        The number of the file.
     """
 
     where: str
     about: dict[str, Any]
     parameters: dict[str, Any]
     state: dict[str, Any]
+    ranks: list[dict[str, Any]]
+    number: int
+    own: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def take(self, team: Ranks | None) -> None:
+        """Add what the rank of this process had of its own; raise ValueError if the number of ranks has changed."""
+        size, rank = (1, 0) if team is None else (team.size, team.rank)
+        if size != len(self.ranks):
+            raise ValueError(
+                f"resume: the checkpoint in {self.where} was written by {len(self.ranks)} process(es), and {size} resume it: "
+                f"start {len(self.ranks)}"
+            )
+        if team is not None:
+            same(team, {"checkpoint": (self.where, self.number)})
+        self.own = self.ranks[rank]
+        self.state.update(self.own["state"])
 
     def saver(self, folder: Any, every: Any, keep: Any, arguments: dict[str, Any]) -> Saver:
         """Return the hook that saves the fit that goes on; by default into the same folder, as before."""
@@ -65,11 +87,11 @@ class Unfinished:
     @property
     def streams(self) -> list[Any]:
         """The states of the random streams when the fit was started."""
-        return made(self.about["start"])
+        return self.own["start"]
 
     def check_data(self, found: str) -> None:
         """Raise ValueError unless the data have the digest of the checkpoint."""
-        if found != self.about["data"]:
+        if found != self.own["data"]:
             raise ValueError(
                 f"resume: the data are not those of the checkpoint in {self.where}: pass the same X, y, sample_weight and "
                 "validation in the same order, or fit anew without resume"
@@ -86,7 +108,7 @@ def resumed(kind: type, folder: str | os.PathLike, parameters: dict[str, Any]) -
         try:
             metadata, arrays = saving.read(name)
             break
-        except ValueError as error:
+        except (ValueError, FileNotFoundError) as error:  # another rank may have set it aside
             if not left:
                 raise
             files.set_aside(number)
@@ -104,7 +126,7 @@ def resumed(kind: type, folder: str | os.PathLike, parameters: dict[str, Any]) -
     net, model = saving.unpacked((kind,), name, metadata, weights, parameters)
     net._resume(model, net._settings(None, None))
     try:
-        state = unpacked(about["state"], model, arrays)
+        state, ranks = (unpacked(about[part], model, arrays) for part in ("state", "ranks"))
     except READS as error:
         raise ValueError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
     optimizer = net.optimizer_
@@ -112,7 +134,7 @@ def resumed(kind: type, folder: str | os.PathLike, parameters: dict[str, Any]) -
     late = [(i, optimizer.parameters[i]) for i in state["optimizer"].get("lazy", {})]
     state["deferred"] = {i: on_host(p.device, p.data) for i, p in late}
     optimizer.settle()  # so that the estimator can predict before it goes on
-    net._wait_with(Unfinished(where, about, metadata["parameters"], state))
+    net._wait_with(Unfinished(where, about, metadata["parameters"], state, ranks, number))
     return net
 
 

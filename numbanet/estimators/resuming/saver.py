@@ -10,6 +10,7 @@ from typing import Any
 
 from ... import __version__
 from ...arguments import check_count
+from ...parallel.joining import LeftTogether
 from ...training.data import Data
 from ...training.hooks import Hook
 from ...training.resuming import state
@@ -20,9 +21,11 @@ from ..serialization import described
 from .every import Every
 from .folder import Folder
 from .identity import digest
+from .parts import parted
 from .values import packed
 
-VERSION = 1  # of the format of checkpoints
+VERSION = 2  # of the format of checkpoints
+APART = 8  # steps between which several ranks do not wait for each other
 
 
 class Saver(Hook):
@@ -33,6 +36,10 @@ class Saver(Hook):
     that the fit computes depends on when checkpoints are written. But all weights are brought up to date after each epoch, so
     that fits of other numbers of epochs have the same state then; where `SGD` defers updates, this changes weights by rounding.
     Weights that are not finite are not saved.
+
+    If several ranks train one model, they agree every `APART` steps whether a signal has come or the time has passed, and rank
+    0 writes a file, with what differs between ranks. SIGTERM to one of them ends all. Ctrl-C may stop them at different steps:
+    it writes none.
 
     Parameters
     ----------
@@ -73,7 +80,8 @@ class Saver(Hook):
         others = [hook.data for hook in run.hooks if isinstance(hook, Validation)]
         self.data = digest(data, others, run.dev)
         self.going = net._unfinished
-        self.folder.make()
+        if run.speaks:
+            self.folder.make()
         numbers = self.folder.numbers()
         if self.going is None and numbers:
             raise ValueError(
@@ -104,20 +112,28 @@ class Saver(Hook):
             self.going = None
 
     def between_steps(self, run):
-        if self.asked:
+        steps, ranks = run.optimizer.steps, run.stepper.ranks is not None
+        leaves, due = self.asked and not ranks, self.every.due(steps, self.last)
+        if ranks and steps % APART == 0:
+            run.stepper.finish()  # queued steps exchange gradients
+            leaves, due = run.any(self.asked, due)
+        elif ranks and self.every.steps is None:
+            due = False
+        if leaves or due:
             self._save_within(run)
+        if leaves:
             self._leave()
-        if self.every.due(run.optimizer.steps, self.last):
-            self._save_within(run)
 
     def epoch_recorded(self, run, record):
-        if self.asked or self.every.interval == "epoch" or not run.goes_on or self.every.due(1, self.last):
+        leaves, due = run.any(self.asked, self.every.due(1, self.last))
+        if leaves or due or self.every.interval == "epoch" or not run.goes_on:
             self._save(run)
-        if self.asked:
+        if leaves:
             self._leave()
 
     def interrupted(self, run):
-        self._save_within(run)
+        if run.stepper.ranks is None:
+            self._save_within(run)
 
     def fit_end(self, run):
         run.stepper.remember(False)
@@ -133,18 +149,22 @@ class Saver(Hook):
 
     def _leave(self) -> None:
         self.asked = False
-        raise SystemExit(128 + signal.SIGTERM)
+        raise LeftTogether(128 + signal.SIGTERM)
 
     # --- files --------------------------------------------------------------------------------------------------------
     def _save_within(self, run: Run) -> None:
         """Save between two steps of an epoch, unless the weights are not finite."""
         run.stepper.finish()
-        if run.done and math.isfinite(run.done[-1][1].loss.item()) and run.finite():
+        fine = bool(run.done) and math.isfinite(run.done[-1][1].loss.item()) and run.finite()
+        if not any(run.any(not fine)):
             self._save(run)
 
     def _save(self, run: Run) -> None:
         self.number += 1
-        self.folder.write(self.number, self._content(run), self.keep)
+        content = self._content(run)
+        if run.speaks:
+            self.folder.write(self.number, content, self.keep)
+        run.any()  # no rank leaves before the file is written
         self.last = time.monotonic()
 
     def _content(self, run: Run, trial: bool = False) -> bytes:
@@ -160,17 +180,19 @@ class Saver(Hook):
         try:
             metadata, arrays = saving.packed(net, missing)
             arguments = {name: described(value) for name, value in self.arguments.items() if value is not None}
-            whole = {"state": packed(state.captured(run), run.model, arrays)}
+            common, own = parted(state.captured(run), run, self.data)
+            whole = {
+                "state": packed(common, run.model, arrays),
+                "ranks": packed(own if trial else run.gathered(own), run.model, arrays),
+            }
         except TypeError as error:
             raise TypeError(f"checkpoint: {error}") from error
-        if trial:
+        if trial or not run.speaks:
             return b""
         about = {
             "format": VERSION,
             "numbanet": __version__,
-            "data": self.data,
             "epochs": len(run.epochs),
-            "start": described(run.start),
             "missing": missing,
             "arguments": arguments,
             "every": self.every.interval,
