@@ -16,11 +16,13 @@ demo: .venv/ready-plots
 check: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --one-of-each -m "not alone and not long and not slow"
 
-# two workers of one thread each; tests that measure time or send signals run after the others, with nothing beside them
+# two workers of one thread each; tests that measure time or send signals run after the others, with nothing beside them.
+# make test runs a quarter of the cases of tests that have many, others after each commit; make test-all runs all, and long tests
 test: LONG = and not long
+test: ROTATE = --rotate 4
 test test-all: .venv/ready-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not alone $(LONG)"
-	$(BIN)/python -m pytest -m "alone $(LONG)"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ROTATE) -m "not alone $(LONG)"
+	$(BIN)/python -m pytest $(ROTATE) -m "alone $(LONG)"
 
 # do tests notice wrong lines? WORDS="conv lstm" chooses files
 mutants: .venv/ready-test

@@ -2,7 +2,7 @@
 
 import os
 import signal
-import zlib
+import subprocess
 
 import numpy as np
 import pytest
@@ -13,22 +13,41 @@ os.environ["NUMBANET_COSTS"] = os.path.join(os.path.dirname(__file__), "no-such-
 from numbanet.device import NAMES, device, problem
 from numbanet_kernels.host import thresholds
 
+from .rotation import MANY, chosen
+
 
 def pytest_addoption(parser):
     parser.addoption("--one-of-each", action="store_true", help="one case of each test function")
+    parser.addoption(
+        "--rotate",
+        metavar="N[:TEXT]",
+        help=f"one in N cases of a function that has many, and at least {MANY}: others for each TEXT, by default the commit",
+    )
+
+
+def pytest_configure(config):
+    """Complete --rotate N with the commit, so that it is in the summary, and all workers choose alike."""
+    n, _, text = (config.option.rotate or "").partition(":")
+    if n and not text:
+        command = ["git", "rev-parse", "--short", "HEAD"]
+        config.option.rotate = (
+            f"{n}:{subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or 'all'}"
+        )
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if config.option.rotate:
+        terminalreporter.write_line(f"cases chosen by --rotate {config.option.rotate}")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """With --one-of-each, of what the marks leave, one case of each test function: another one of most, by its name."""
-    if not config.getoption("--one-of-each"):
-        return
-    cases = {}
-    for item in items:
-        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    chosen = {name: found[zlib.crc32(name.encode()) % len(found)] for name, found in cases.items()}
-    config.hook.pytest_deselected(items=[item for item in items if item is not chosen[item.nodeid.partition("[")[0]]])
-    items[:] = chosen.values()
+    """With --one-of-each, of what the marks leave, one case of each test function; with --rotate, a share of many cases."""
+    n, _, text = (config.option.rotate or "1:").partition(":")
+    share, least = (len(items), 1) if config.option.one_of_each else (int(n), MANY)
+    left = chosen([item.nodeid for item in items], share, text, least)
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in left])
+    items[:] = [item for item in items if item.nodeid in left]
 
 
 @pytest.fixture(autouse=True)
