@@ -41,4 +41,4 @@ def test_a_placed_network_trains_like_the_others(monkeypatch, tmp_path):
     (case,) = suite.cases(Options(quick=True))
     placed = next(each for each in case.implementations if each.name == "placed")
     outputs = placed.build(**placed.parameters).outputs()
-    assert case.error(outputs) < case.tolerance and set(outputs["placement"]) == {"cpu"}
+    assert case.error(outputs) < case.tolerance and set(outputs["placement"]) <= {"cpu", "cpu:1"}
