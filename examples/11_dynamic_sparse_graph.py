@@ -13,8 +13,6 @@ import os
 from pathlib import Path
 
 import matplotlib
-
-matplotlib.use("Agg")  # pictures go to files: no display needed
 import matplotlib.pyplot as plt
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -34,7 +32,6 @@ rng, cpu = np.random.default_rng(0), device("cpu")
 
 def save(name):
     plt.savefig(PICTURES / name, bbox_inches="tight")
-    plt.close()
     print("wrote", PICTURES / name)
 
 

@@ -15,9 +15,6 @@ import functools
 import os
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")  # pictures go to files: no display needed
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -35,7 +32,10 @@ picture = plt.savefig
 
 def save(name):
     picture(PICTURES / name)
-    plt.close()
+    if picture is not plt.savefig:  # it is in the file only: show it
+        plt.figure(figsize=(10, 5), layout="constrained")
+        plt.imshow(plt.imread(PICTURES / name))
+        plt.axis("off")
     print("wrote", PICTURES / name)
 
 

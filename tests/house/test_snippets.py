@@ -1,4 +1,4 @@
-"""What README and CONTRIBUTING show: programs run, on small data; what is quoted stands in the sources; commands parse."""
+"""What README, CONTRIBUTING and the pages of the documentation show: programs run, on small data; what is quoted stands in the sources; commands parse."""
 
 import importlib
 import io
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from numbanet import cli, datasets
+from numbanet_kernels.runtime import availability
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,8 +22,13 @@ def blocks(name):
 
 
 def programs(name):
-    """The blocks that import what they use; the others are quotations."""
+    """The blocks that import what they use; on pages that quote, the others are quotations."""
     return [block for block in blocks(name) if re.search(r"^(from|import) ", block, re.M)]
+
+
+QUOTING = ["docs/how_it_works.md", "CONTRIBUTING.md"]  # pages that show what stands in the sources
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PAGES = [name for name in PAGES if blocks(name) and name not in QUOTING]
 
 
 def images(flat=True, **_):
@@ -51,13 +57,42 @@ def small(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
+def parts(name):
+    """(line, program, the text that it prints or None) of the programs of a page; what is printed follows in a block of its own."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for found in re.finditer(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", text, re.S | re.M):
+        yield text[: found.start(1)].count("\n"), found[1], found[2]
+
+
+def printed(said, expected):
+    """Whether a text is the expected one, in which … stands for any text."""
+    return re.fullmatch(".*".join(map(re.escape, expected.strip().split("…"))), said.strip(), re.S) is not None
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")  # so few random images teach nothing
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("page", PAGES)
 @pytest.mark.slow
-def test_the_programs_of_the_readme_run(small):
-    names = {}
-    for block in programs("README.md"):
-        exec(compile(block, "README.md", "exec"), names)
-    assert len(programs("README.md")) >= 8 and Path("digits.safetensors").exists() and Path("best.safetensors").exists()
+def test_the_programs_of_a_page_run_and_print_what_it_says(page, small, capsys, tmp_path):
+    """In order, as one file: kernels are compiled from it."""
+    if "numbanet_kernels" in (ROOT / page).read_text(encoding="utf-8") and availability.nvvm_problem() is not None:
+        pytest.skip(availability.nvvm_problem())
+    file, names = tmp_path / f"{Path(page).stem}.py", {"__name__": Path(page).stem}
+    found = list(parts(page))
+    file.write_text("\n\n".join(program for _, program, _ in found), encoding="utf-8")
+    for line, program, expected in found:
+        exec(compile("\n" * line + program, str(file), "exec"), names)
+        said = capsys.readouterr().out
+        assert expected is None or printed(said, expected), f"{page}:{line + 1} prints\n{said}"
+    saved = {"README.md": "digits", "docs/first_network.md": "digits", "docs/hooks.md": "best"}.get(page)
+    assert saved is None or Path(f"{saved}.safetensors").exists()
+
+
+def test_the_pages_have_programs_and_outputs():
+    found = [part for page in PAGES for part in parts(page)]
+    assert len(found) >= 40 and sum(expected is not None for _, _, expected in found) >= 15
+    assert {"README.md", "docs/first_network.md", "docs/kernels.md", "docs/coming_from.md"} <= set(PAGES)
+    assert printed("a 1 b\n", "a … b\n") and printed("x\na", "…\na") and not printed("a 1 c", "a … b")
 
 
 @pytest.mark.slow
@@ -81,7 +116,7 @@ def code(text):
     return " ".join(filter(None, tokens))
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", QUOTING)
 def test_what_is_quoted_stands_in_the_sources(page):
     sources = [
         code(path.read_text(encoding="utf-8"))
@@ -98,8 +133,12 @@ def test_a_quotation_that_is_wrong_is_found():
     assert code("f(x,  y)  # why\n") == code("f( x, y)\n") != code("f(x, z)\n")
 
 
-def test_the_commands_of_the_readme_are_known():
-    lines = re.findall(r"^numbanet (.+?)(?:  +#.*)?$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
-    assert len(lines) >= 7
+COMMAND = r"^(?:mpiexec -n \d )?numbanet (.+?)(?: +#.*)?$"
+
+
+def test_the_commands_of_the_pages_are_known():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    lines = [line for page in pages for line in re.findall(COMMAND, page.read_text(encoding="utf-8"), re.M)]
+    assert len(lines) >= 12
     for line in lines:
         cli._parser().parse_args(shlex.split(line))
