@@ -9,14 +9,16 @@ ROOT = HERE.parent
 sys.path[:0] = [str(HERE), str(ROOT)]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several walkthroughs run at a time
 
-import numbanet  # noqa: E402  the checkout's
 from extensions import commands, docstrings, reference, walkthroughs  # noqa: E402
+
+import numbanet  # noqa: E402  the checkout's
 
 project = "numbanet"
 author = "the numbanet authors"
 copyright = f"2026, {author}"
 version = release = numbanet.__version__
 language = "en"
+smartquotes = False  # defaults are shown as they are written
 
 extensions = [
     "myst_parser",
@@ -72,10 +74,11 @@ html_static_path = ["_static"]
 html_css_files = ["numbanet.css"]
 html_copy_source = False
 html_show_sourcelink = False
+html_sidebars = {"reference/*": []}  # instead of a list of all names, the page that explains them
 html_theme_options = {
     "logo": {"text": "numbanet"},
     "show_toc_level": 2,
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 7,
     "navigation_with_keys": False,
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],

@@ -10,7 +10,8 @@ the documentation, and the charts.
     <!-- suites:NAME -->                        the suites: what each measures, and the command that recorded it
     <!-- sections:NAME -->                      the tables of all suites with results that have no mark of their own on the
                                                 page, each under a heading
-    <!-- value:FIELD SUITE PATTERN -->          within a line: one figure, of the newest row of the suite that matches the pattern
+    <!-- value:FIELD SUITE PATTERN -->          within a line: one figure of the newest row of a suite; its pattern matches
+                                                "CASE: IMPLEMENTATION"
 
 Tables and charts come from the files in bench/results. Pattern and heading are optional. If the mark contains a heading and
 there are no results, the section is empty.

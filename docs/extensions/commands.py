@@ -11,7 +11,8 @@ def write(folder):
     """Write the page, from the parsers."""
     parser = cli._parser()
     (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    lines = ["Commands", "========", "", "What ``numbanet`` does in a shell; ``python -m numbanet`` is the same.", "", *literal(parser)]
+    lines = ["Commands", "========", "", "What ``numbanet`` does in a shell; ``python -m numbanet`` is the same.", ""]
+    lines += literal(parser)
     for name, command in commands.choices.items():
         title = f"numbanet {name}"
         lines += ["", title, "-" * len(title), "", *literal(command)]

@@ -11,11 +11,7 @@ def clean(app, what, name, obj, options, lines):
     """Edit the lines of a docstring in place (event autodoc-process-docstring of Sphinx, before numpydoc)."""
     first = next((i - 1 for i, line in enumerate(lines) if UNDERLINE.fullmatch(line.strip())), len(lines))
     examples = next((i for i, line in enumerate(lines) if line.strip() == "Examples"), len(lines))
-    lines[:] = [
-        *blocks([escaped(line) for line in lines[:first]]),
-        *map(escaped, lines[first:examples]),
-        *lines[examples:],
-    ]
+    lines[:] = [*blocks([escaped(line) for line in lines[:first]]), *map(escaped, lines[first:examples]), *lines[examples:]]
 
 
 def skipped(app, what, name, obj, skip, options):

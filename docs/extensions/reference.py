@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import pkgutil
+import re
 import types
 
 import numbanet
@@ -36,26 +37,15 @@ def public(module):
 
 
 def pages():
-    """{full name: (module, name)} of the pages. A name that several modules export has one page, by the first of them."""
-    found, seen = {}, {}
+    """{full name: (module, name)} of the pages. What several modules export by one name has one page, by the first of them."""
+    found, seen = {}, set()
     for module in modules():
         for name in public(module):
             value = getattr(module, name)
-            if not isinstance(value, types.ModuleType):
-                key = (name, id(value))
-                if key not in seen:
-                    seen[key] = f"{module.__name__}.{name}"
-                    found[seen[key]] = (module, name)
+            if not isinstance(value, types.ModuleType) and (name, id(value)) not in seen:
+                seen.add((name, id(value)))
+                found[f"{module.__name__}.{name}"] = (module, name)
     return found
-
-
-def page_of(module, name):
-    """The full name of the page that describes a name of a module; None for a module."""
-    value = getattr(module, name)
-    for full, (home, known) in pages().items():
-        if known == name and getattr(home, name) is value:
-            return full
-    return None
 
 
 def directive(value):
@@ -70,30 +60,37 @@ def directive(value):
 def write(folder):
     """Write the pages, and the page that lists them; remove those of names that are gone."""
     known = pages()
-    names = {(name, id(getattr(module, name))): full for full, (module, name) in known.items()}
-    kept = {folder / "index.md", folder / "commands.rst"}
     for full, (module, name) in known.items():
         kind, options = directive(getattr(module, name))
-        title = f"``{full}``"
-        lines = [":orphan:", "", title, "=" * len(title), "", f".. currentmodule:: {module.__name__}", "", f".. {kind}:: {full}", *options]
+        lines = [full, "=" * len(full), "", f".. currentmodule:: {module.__name__}", "", f".. {kind}:: {full}", *options]
         put(folder / f"{full}.rst", "\n".join(lines) + "\n")
-        kept.add(folder / f"{full}.rst")
-    lines = ["# Reference", "", "Every public name has a page. What a shell can do is on the page of the [commands](commands.rst)."]
+    put(folder / "index.md", index(known))
+    for path in set(folder.glob("*.rst")) - {folder / f"{full}.rst" for full in known} - {folder / "commands.rst"}:
+        path.unlink()
+
+
+def index(known):
+    """The page that lists the names, by module."""
+    names = {(name, id(getattr(module, name))): full for full, (module, name) in known.items()}
+    lines = ["# Reference", "", "Every public name has a page. [Commands](commands.rst) are what `numbanet` does in a shell."]
     for module in modules():
-        lines += ["", f"## `{module.__name__}`", "", inspect.getdoc(module).split("\n\n")[0].replace("\n", " "), ""]
+        lines += ["", f"## `{module.__name__}`", "", plain(inspect.getdoc(module)), ""]
         for name in sorted(public(module), key=str.lower):
             value = getattr(module, name)
             if full := names.get((name, id(value))):
                 lines.append(f"* [`{name}`]({full}.rst): {summary(value)}")
-    put(folder / "index.md", "\n".join(lines) + "\n\n```{toctree}\n:hidden:\n\ncommands\n```\n")
-    for path in folder.glob("*.rst"):
-        if path not in kept:
-            path.unlink()
+    return "\n".join([*lines, "", "```{toctree}", ":hidden:", "", *known, "```", ""])
 
 
 def summary(value):
-    """The first sentence of a docstring, without what Markdown would read as marks."""
-    if not (inspect.isclass(value) or callable(value)):
-        return f"`{value!r}`" if len(repr(value)) < 80 else f"a {type(value).__name__}"
-    text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
-    return "".join(f"\\{letter}" if letter in "\\*_[]<>$|" else letter for letter in text)
+    """What a value is, in a line."""
+    if inspect.isclass(value) or callable(value):
+        return plain(inspect.getdoc(value) or "")
+    return f"`{value!r}`" if len(repr(value)) < 80 else f"a {type(value).__name__}"
+
+
+def plain(doc):
+    """The first paragraph of a docstring, without what Markdown would read as marks, except for code."""
+    parts = re.split(r"(`[^`]*`)", " ".join(doc.split("\n\n")[0].split()))
+    parts[::2] = (re.sub(r"([\\*_\[\]<>$|])", r"\\\1", part) for part in parts[::2])
+    return "".join(parts)

@@ -15,8 +15,10 @@ make these pages, so that the outputs and pictures are those of this version.
 
 
 def write(examples, folder):
-    """Write the walkthroughs and the introduction of the gallery; remove those that are gone. Beside their folder lies a link to
-    the one of the benchmarks, as in a checkout, because some read recorded files."""
+    """Write the walkthroughs and the introduction of the gallery; remove those that are gone.
+
+    Beside the folder lies a link to that of the benchmarks, as in a checkout, because some walkthroughs read recorded files.
+    """
     kept = {folder / "GALLERY_HEADER.rst"}
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder.parent / "bench").exists():
@@ -67,8 +69,9 @@ def restructured(lines):
 def inline(line):
     """A line with code and links in the other notation."""
     parts = re.split(r"(`[^`]+`)", line)
-    text = (f"`{part}`" if part.startswith("`") else re.sub(r"\[([^\]]+)\]\((http[^)]+)\)", r"`\1 <\2>`__", part.replace("|", r"\|")) for part in parts)
-    return "".join(text)
+    parts[1::2] = (f"`{code}`" for code in parts[1::2])
+    parts[::2] = (re.sub(r"\[([^\]]+)\]\((http[^)]+)\)", r"`\1 <\2>`__", text.replace("|", r"\|")) for text in parts[::2])
+    return "".join(parts)
 
 
 def list_table(lines):
