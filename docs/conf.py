@@ -18,6 +18,7 @@ author = "the numbanet authors"
 copyright = f"2026, {author}"
 version = release = numbanet.__version__
 language = "en"
+highlight_language = "text"  # of blocks that do not say theirs
 smartquotes = False  # defaults are shown as they are written
 
 extensions = [
@@ -60,6 +61,7 @@ sphinx_gallery_conf = {
     "show_signature": False,
     "show_memory": False,
     "remove_config_comments": True,
+    "capture_repr": (),  # walkthroughs print what they show
     "parallel": 2,
     "image_srcset": [],
     "matplotlib_animations": False,

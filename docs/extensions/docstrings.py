@@ -30,21 +30,26 @@ def escaped(line):
 
 
 def blocks(lines):
-    """The lines with indented ones as blocks of their own, unless they continue an item of a list."""
-    found, item = [], False
-    for i, line in enumerate(lines):
-        before = lines[i - 1] if i else ""
-        if line.strip() and not line.startswith(" "):
-            item = bool(re.match(r"(\\\*|-|\d+\.) ", line))
-            if item:
-                line = line.removeprefix("\\")
-            if item != bool(re.match(r"(\\\*|-|\d+\.| ) ", before)) and before.strip():
-                found.append("")
-        if line.startswith(" ") and not item:
-            if before.strip() and not before.startswith(" "):
-                found.append("")
-            line = "| " + line.strip() if line.strip() else line
-        elif before.startswith(" ") and line.strip() and not item and found and found[-1].startswith("| "):
+    """The lines with lists, definitions ("name   what it is", the next lines under the latter) and formulas as such."""
+    found, kind = [], ""
+    for line in lines:
+        before, indented = kind, line.startswith(" ")
+        if not line.strip():
+            kind = "definition" if before == "definition" else ""
+        elif indented:
+            kind = before if before in ("item", "definition") else "formula"
+        elif re.match(r"(\\\*|-|\d+\.) ", line):
+            kind, line = "item", line.removeprefix("\\")
+        elif term := re.match(r"(\S.{0,28}?)  +(\S.*)", line):
+            found += ["", term[1]]
+            kind, line = "definition", f"    {term[2]}"
+        else:
+            kind = "text"
+        if kind == "formula":
+            line = f"| {line.strip()}"
+        elif kind == "definition" and indented:
+            line = f"    {line.strip()}"
+        if kind != before and kind in ("formula", "item", "text") and before in ("formula", "item", "text", "definition"):
             found.append("")
         found.append(line)
     return found

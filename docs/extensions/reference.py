@@ -9,7 +9,7 @@ import types
 import numbanet
 import numbanet_kernels.ptx
 
-from . import put
+from . import docstrings, put
 
 INTERNAL = ("numbanet.cli", "numbanet.bench", "numbanet.__main__")  # commands have a page of their own
 
@@ -90,7 +90,7 @@ def summary(value):
 
 
 def plain(doc):
-    """The first paragraph of a docstring, without what Markdown would read as marks, except for code."""
-    parts = re.split(r"(`[^`]*`)", " ".join(doc.split("\n\n")[0].split()))
+    """The first paragraph of a docstring, without what Markdown would read as marks, but code and emphasis."""
+    parts = docstrings.EMPHASIS.split(" ".join(doc.split("\n\n")[0].split()))
     parts[::2] = (re.sub(r"([\\*_\[\]<>$|])", r"\\\1", part) for part in parts[::2])
     return "".join(parts)

@@ -9,8 +9,8 @@ INTRODUCTION = """\
 Walkthroughs
 ============
 
-Each runs in less than half a minute without a GPU, and can be downloaded as a program or as a notebook. All of it has run to
-make these pages, so that the outputs and pictures are those of this version.
+Each runs in less than half a minute without a GPU, and can be downloaded as a program or as a notebook. Outputs and
+pictures are from the run that made these pages.
 """
 
 
