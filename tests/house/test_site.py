@@ -126,7 +126,7 @@ def test_the_site_is_built_without_a_warning(site):
     for path in WALKTHROUGHS:
         drawn = len(re.findall(r"^save\(", path.read_text(encoding="utf-8"), re.M))
         page = (site / "walkthroughs" / f"{path.stem}.html").read_text(encoding="utf-8")
-        assert page.count('class="sphx-glr-single-img') + page.count('class="sphx-glr-multi-img') >= drawn, path.name
+        assert len(re.findall(r'class ?= ?"sphx-glr-(single|multi)-img"', page)) >= drawn, path.name
 
 
 LOOK = """<!doctype html><body><script>
@@ -142,7 +142,7 @@ async function look(page) {
   for (let i = 0; page.includes("?q=") && i < 50 && !shown.querySelector("#search-results li"); i++) await wait(100);
   const pictures = [...shown.images];
   for (const picture of pictures) picture.loading = "eager";
-  await Promise.all(pictures.map(picture => picture.decode().catch(() => 0)));
+  for (let i = 0; !pictures.every(picture => picture.complete) && i < 100; i++) await wait(100);
   found[page] = {
     broken: pictures.filter(picture => !picture.naturalWidth).map(picture => picture.src),
     pictures: pictures.length,
@@ -161,8 +161,13 @@ async function look(page) {
 </script></body>"""
 OPTIONS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --virtual-time-budget=60000 --window-size=1280,900 --dump-dom"
+    "--disable-component-update --disable-sync --virtual-time-budget=600000 --window-size=1280,900 --dump-dom"
 )
+
+
+class Silent(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *given):
+        pass
 
 
 @pytest.fixture(scope="module")
@@ -173,8 +178,7 @@ def looked(site, tmp_path_factory):
     pages = ["index", "which_dropout", "coming_from", "results", "kernels", "reference/index", "reference/numbanet.Net"]
     pages = [f"{page}.html" for page in (*pages, "walkthroughs/index", "walkthroughs/07_convolutions")]
     (site / "_look.html").write_text(LOOK % json.dumps([*pages, "search.html?q=rdp"]), encoding="utf-8")
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
-    handler.log_message = lambda *given: None
+    handler = functools.partial(Silent, directory=str(site))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
