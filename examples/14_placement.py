@@ -33,8 +33,9 @@ picture = plt.savefig
 def save(name):
     picture(PICTURES / name)
     if picture is not plt.savefig:  # it is in the file only: show it
-        plt.figure(figsize=(10, 5), layout="constrained")
-        plt.imshow(plt.imread(PICTURES / name))
+        pixels = plt.imread(PICTURES / name)
+        plt.figure(figsize=(10, 10 * pixels.shape[0] / pixels.shape[1]))
+        plt.axes((0, 0, 1, 1)).imshow(pixels)
         plt.axis("off")
     print("wrote", PICTURES / name)
 
