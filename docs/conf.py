@@ -8,6 +8,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(HERE), str(ROOT)]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several walkthroughs run at a time
+os.environ["COLUMNS"] = "100"  # of the help of commands
 
 from extensions import commands, docstrings, reference, walkthroughs  # noqa: E402
 
