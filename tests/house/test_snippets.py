@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from numbanet import cli, datasets
+from numbanet_kernels import ptx
 from numbanet_kernels.runtime import availability
 
 ROOT = Path(__file__).parents[2]
@@ -81,14 +82,54 @@ def test_the_programs_of_a_page_run_and_print_what_it_says(page, small, capsys, 
     if "numbanet_kernels" in (ROOT / page).read_text(encoding="utf-8") and availability.nvvm_problem() is not None:
         pytest.skip(availability.nvvm_problem())
     file, names = tmp_path / f"{Path(page).stem}.py", {"__name__": Path(page).stem}
-    found = list(parts(page))
-    file.write_text("\n\n".join(program for _, program, _ in found), encoding="utf-8")
-    for line, program, expected in found:
+    source = ""
+    for line, program, expected in parts(page):
+        source += "\n" * (line - source.count("\n")) + program
+        file.write_text(source, encoding="utf-8")
         exec(compile("\n" * line + program, str(file), "exec"), names)
         said = capsys.readouterr().out
         assert expected is None or printed(said, expected), f"{page}:{line + 1} prints\n{said}"
     saved = {"README.md": "digits", "docs/first_network.md": "digits", "docs/hooks.md": "best"}.get(page)
     assert saved is None or Path(f"{saved}.safetensors").exists()
+
+
+GUARD = "    if i < y.size:  # the grid may have more threads than y has entries\n        y[i] = x[i]"
+SUM = "            x[i] += x[i + step]\n        cuda.syncthreads()\n        step //= 2\n"
+WAITING = SUM.replace("        cuda", "            cuda") + "    cuda.syncthreads()\n"
+CHANGES = {  # of docs/kernels.md, and what comes of them
+    "more blocks": ({"run(neighbours, x, y)": "run(neighbours, x, y, blocks=5)"}, "neighbours: 1.00 times"),
+    "no guard": (
+        {"run(neighbours, x, y)": "run(neighbours, x, y, blocks=5)", GUARD: "    y[i] = x[i]"},
+        "global out of bounds",
+    ),
+    "stride 4": ({"x[32 * i]": "x[4 * i]"}, "strided: 2.50 times"),
+    "stride 8": ({"x[32 * i]": "x[8 * i]"}, "strided: 4.50 times"),
+    "34 words": ({"(32, 33)": "(32, 34)"}, "padded: 1.00 times the least sectors, 32 cycles"),
+    "48 words": ({"(32, 33)": "(32, 48)"}, "padded: 1.00 times the least sectors, 480 cycles"),
+    "two barriers": ({SUM: WAITING}, "a barrier that part of its block never reaches: others wait"),
+    "all write": ({f"{SUM}    if i == 0:\n        y[0]": f"{SUM}    y[0]"}, "global race: written by several threads at once"),
+    "whole warps": (
+        {"    if i % 2 == 0:": "    if i // 32 % 2 == 0:"},
+        "alternating: 1.00 times the least sectors, 0 cycles of bank c",
+    ),
+}
+
+
+@pytest.mark.skipif(availability.nvvm_problem() is not None, reason=availability.nvvm_problem() or "")
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.slow
+def test_what_a_student_changes_has_the_outcome_that_the_page_says(name, capsys, tmp_path):
+    source, (changes, outcome) = "\n\n".join(program for _, program, _ in parts("docs/kernels.md")), CHANGES[name]
+    for before, after in changes.items():
+        assert before in source
+        source = source.replace(before, after)
+    file = tmp_path / "lesson.py"
+    file.write_text(source, encoding="utf-8")
+    try:
+        exec(compile(source, str(file), "exec"), {"__name__": "lesson"})
+    except ptx.PtxError as error:
+        print(error)
+    assert outcome in capsys.readouterr().out
 
 
 def test_the_pages_have_programs_and_outputs():
