@@ -67,7 +67,6 @@ sphinx_gallery_conf = {
     "image_srcset": [],
     "matplotlib_animations": False,
     "min_reported_time": 600,
-    "plot_gallery": os.environ.get("NUMBANET_DOCS_RUN", "1") == "1",
 }
 
 # --- HTML -----------------------------------------------------------------------------------------------------------------

@@ -70,7 +70,8 @@ def parts(name):
 
 def printed(said, expected):
     """Whether a text is the expected one, in which … stands for any text."""
-    return re.fullmatch(".*".join(map(re.escape, expected.strip().split("…"))), said.strip(), re.S) is not None
+    said, expected = ("\n".join(line.rstrip() for line in text.strip().splitlines()) for text in (said, expected))
+    return re.fullmatch(".*".join(map(re.escape, expected.split("…"))), said, re.S) is not None
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # so few random images teach nothing
