@@ -201,7 +201,7 @@ def test_pictures_load_code_copies_and_no_page_scrolls_sideways(looked):
     assert {page: seen["sideways"] for page, seen in looked.items() if seen["sideways"] > 1} == {}
     assert looked["index.html"]["pictures"] >= 1 and looked["walkthroughs/index.html"]["pictures"] >= len(WALKTHROUGHS)
     assert looked["walkthroughs/07_convolutions.html"]["pictures"] >= 5
-    assert looked["index.html"]["copies"] == 1 and looked["kernels.html"]["copies"] > 10
+    assert looked["index.html"]["copies"] >= 1 and looked["kernels.html"]["copies"] > 10
 
 
 @pytest.mark.long
