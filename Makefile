@@ -36,9 +36,10 @@ lint: .venv/ready-test
 types: .venv/ready-test
 	$(BIN)/python -m numbanet_kernels.tables > numbanet/operations.pyi
 
-# the documentation as a site, docs/_build/html; walkthroughs run again if they have changed
+# the documentation as a site, docs/_build/html; walkthroughs run again if they have changed: some minutes the first time, or
+# none at all with DRAFT="-D plot_gallery=0"
 docs: .venv/ready-docs
-	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
+	$(BIN)/python -m sphinx -b html -W --keep-going -q $(DRAFT) docs docs/_build/html
 	@echo "Open docs/_build/html/index.html"
 
 # what a release is made of: wheel and sdist, installed in an empty environment and tried there; the README as a page shows it
