@@ -1,12 +1,13 @@
-# make demo | make check | make test | make bench | make gpu: each sets up .venv by itself, then runs. PYTHON=python3.12 chooses
-# another Python. make check is for daily work, make test for all that must hold; make test-all runs the long tests as well
+# make demo | make check | make test | make docs | make bench | make gpu: each sets up .venv by itself, then runs.
+# PYTHON=python3.12 chooses another Python. make check is for daily work, make test for all that must hold; make test-all runs
+# the long tests as well
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 # what tests and benchmarks of this checkout compile is kept here, by a digest of the sources (numbanet_kernels/runtime/files.py)
 export NUMBA_CACHE_DIR ?= $(CURDIR)/.venv/caches
 
-.PHONY: demo check test test-all mutants lint types release-check bench gpu clean
+.PHONY: demo check test test-all mutants lint types docs release-check bench gpu clean
 .DELETE_ON_ERROR:
 
 demo: .venv/ready-plots
@@ -36,6 +37,12 @@ lint: .venv/ready-test
 # what type checkers know of the operations of a device; a test says when it is out of date
 types: .venv/ready-test
 	$(BIN)/python -m numbanet_kernels.tables > numbanet/operations.pyi
+
+# the documentation as a site, docs/_build/html; walkthroughs run again if they have changed: some minutes the first time, or
+# none at all with DRAFT="-D plot_gallery=0"
+docs: .venv/ready-docs
+	$(BIN)/python -m sphinx -b html -W --keep-going -q $(DRAFT) docs docs/_build/html
+	@echo "Open docs/_build/html/index.html"
 
 # what a release is made of: wheel and sdist, installed in an empty environment and tried there; the README as a page shows it
 release-check: .venv/ready-test
@@ -71,4 +78,4 @@ gpu:
 	@touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info
+	rm -rf .venv build dist *.egg-info docs/_build docs/reference docs/walkthroughs docs/sg_execution_times.rst

@@ -19,6 +19,18 @@ mpi = ["mpi4py>=4", "mpich>=4.3; platform_system == 'Linux'"]
 bench = [*torch, *plots, *graphblas, "joblib>=1.4"]
 # NVVM, ptxas and nvdisasm compile, assemble and read CUDA kernels on any machine: the tests want them where there is no GPU
 compilers = [f"nvidia-{part}>=13; platform_system == 'Linux'" for part in ("cuda-nvcc", "nvvm", "cuda-nvdisasm")]
+# the documentation; its walkthroughs draw, and compile kernels
+docs = [
+    *plots,
+    *cuda,
+    *compilers,
+    "sphinx>=8",
+    "pydata-sphinx-theme>=0.16",
+    "sphinx-gallery>=0.18",
+    "numpydoc>=1.8",
+    "myst-parser>=4",
+    "sphinx-copybutton>=0.5",
+]
 
 setup(
     name="numbanet",
@@ -56,6 +68,7 @@ setup(
         "mpi": mpi,
         "energy": ["nvidia-ml-py>=12"],  # the energy counters of NVIDIA's GPUs
         "bench": bench,
+        "docs": docs,
         "test": [
             *bench,
             *mpi,

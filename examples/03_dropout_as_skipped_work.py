@@ -14,8 +14,6 @@ from pathlib import Path
 from time import perf_counter
 
 import matplotlib
-
-matplotlib.use("Agg")  # pictures go to files: no display needed
 import matplotlib.pyplot as plt
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -34,7 +32,6 @@ rng = np.random.default_rng(0)
 
 def save(name):
     plt.savefig(PICTURES / name, bbox_inches="tight")
-    plt.close()
     print("wrote", PICTURES / name)
 
 

@@ -12,9 +12,6 @@
 import os
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")  # pictures go to files: no display needed
 import matplotlib.pyplot as plt
 import numpy as np
 from numba import float32
@@ -39,7 +36,6 @@ if nvvm_problem() is not None:
 
 def save(name):
     plt.savefig(PICTURES / name, bbox_inches="tight")
-    plt.close()
     print("wrote", PICTURES / name)
 
 

@@ -12,8 +12,6 @@ import os
 from pathlib import Path
 
 import matplotlib
-
-matplotlib.use("Agg")  # pictures go to files: no display needed
 import matplotlib.pyplot as plt
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -31,7 +29,6 @@ rng = np.random.default_rng(0)
 
 def save(name):
     plt.savefig(PICTURES / name, bbox_inches="tight")
-    plt.close()
     print("wrote", PICTURES / name)
 
 

@@ -15,8 +15,6 @@ from pathlib import Path
 from pydoc_data.topics import topics  # Python's manual: a text that everybody has
 
 import matplotlib
-
-matplotlib.use("Agg")  # pictures go to files: no display needed
 import matplotlib.pyplot as plt
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -36,7 +34,6 @@ rng = np.random.default_rng(0)
 
 def save(name):
     plt.savefig(PICTURES / name, bbox_inches="tight")
-    plt.close()
     print("wrote", PICTURES / name)
 
 

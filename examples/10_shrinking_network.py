@@ -14,9 +14,6 @@ import os
 import time
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")  # pictures go to files: no display needed
 import matplotlib.pyplot as plt
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -32,7 +29,6 @@ plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.rig
 
 def save(name):
     plt.savefig(PICTURES / name, bbox_inches="tight")
-    plt.close()
     print("wrote", PICTURES / name)
 
 
@@ -190,7 +186,8 @@ for ax in axes[:2]:
     ax.legend(frameon=False)
 save("shrinking_history.png")
 
-# %% [markdown] For comparison: the same network dense; with a penalty on rows; with a penalty on tiles of 32 × 32, which gives
+# %% [markdown]
+# For comparison: the same network dense; with a penalty on rows; with a penalty on tiles of 32 × 32, which gives
 # sparse layers of tiles; and with pruning of single weights, which gives sparse layers of single entries. In networks this
 # small the fixed cost of a step hides a part of the savings; `python -m bench papers-fssl` measures larger ones.
 

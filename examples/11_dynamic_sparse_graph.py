@@ -13,8 +13,6 @@ import os
 from pathlib import Path
 
 import matplotlib
-
-matplotlib.use("Agg")  # pictures go to files: no display needed
 import matplotlib.pyplot as plt
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -34,7 +32,6 @@ rng, cpu = np.random.default_rng(0), device("cpu")
 
 def save(name):
     plt.savefig(PICTURES / name, bbox_inches="tight")
-    plt.close()
     print("wrote", PICTURES / name)
 
 
@@ -165,5 +162,6 @@ save("dsg_saved.png")
 for form in forms:
     print(f"{form:6}", ", ".join(f"{rate:.0%}: {w:.1f} / {s:.1f}" for rate, w, s in zip(rates, work[form], stored[form])))
 
-# %% [markdown] Processors are fastest at dense products and slowest at single pairs of a sample and a neuron. So `batch` saves
+# %% [markdown]
+# Processors are fastest at dense products and slowest at single pairs of a sample and a neuron. So `batch` saves
 # time as well as operations, while `sample` saves mostly memory. `python -m bench dsg` measures both.

@@ -9,9 +9,6 @@
 import os
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")  # pictures go to files: no display needed
 import matplotlib.pyplot as plt
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -27,7 +24,6 @@ plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.rig
 
 def save(name):
     plt.savefig(PICTURES / name, bbox_inches="tight")
-    plt.close()
     print("wrote", PICTURES / name)
 
 

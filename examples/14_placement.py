@@ -15,9 +15,6 @@ import functools
 import os
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")  # pictures go to files: no display needed
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -35,7 +32,11 @@ picture = plt.savefig
 
 def save(name):
     picture(PICTURES / name)
-    plt.close()
+    if picture is not plt.savefig:  # it is in the file only: show it
+        pixels = plt.imread(PICTURES / name)
+        plt.figure(figsize=(10, 10 * pixels.shape[0] / pixels.shape[1]))
+        plt.axes((0, 0, 1, 1)).imshow(pixels)
+        plt.axis("off")
     print("wrote", PICTURES / name)
 
 

@@ -1,4 +1,5 @@
-"""Report: rewrites the text between `<!-- WHAT:NAME … -->` and `<!-- /WHAT:NAME -->` in the README files, and the charts.
+"""Report: rewrites the text between `<!-- WHAT:NAME … -->` and `<!-- /WHAT:NAME -->` in the README files and the pages of
+the documentation, and the charts.
 
     <!-- bench:SUITE PATTERN ### HEADING -->    the tables of a suite, with the rows whose "CASE" or "CASE: IMPLEMENTATION"
                                                 matches the pattern
@@ -9,6 +10,8 @@
     <!-- suites:NAME -->                        the suites: what each measures, and the command that recorded it
     <!-- sections:NAME -->                      the tables of all suites with results that have no mark of their own on the
                                                 page, each under a heading
+    <!-- value:FIELD SUITE PATTERN -->          within a line: one figure of the newest row of a suite; its pattern matches
+                                                "CASE: IMPLEMENTATION"
 
 Tables and charts come from the files in bench/results. Pattern and heading are optional. If the mark contains a heading and
 there are no results, the section is empty.
@@ -34,7 +37,24 @@ MARKED = re.compile(
     r"(?P<end><!-- /(?P=what):(?P=name) -->)",
     re.S,
 )
-PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md")
+VALUE = re.compile(
+    r"(?P<start><!-- value:(?P<field>\w+) (?P<suite>[\w-]+) (?P<pattern>[^\n]+?) -->)[^\n]*?(?P<end><!-- /value -->)"
+)
+FORMS = {
+    "ratio": "{:.1f}",
+    "accuracy": "{:.1%}",
+    "points": "{:+.1f}",
+    "to_target": "{:.2f}",
+    "perplexity": "{:.0f}",
+    "of_baseline": "{:.2f}",
+    "weights_kept": "{:.0%}",
+    "flops_share": "{:.0%}",
+    "training_shorter": "{:.1f}",
+    "prediction_shorter": "{:.1f}",
+    "above": "{:+.3f}",
+    "ceiling": "{:.1f}",
+}
+PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 FOLDER = ROOT / "bench" / "results"
 
 Records = Sequence[dict[str, Any]]
@@ -140,6 +160,23 @@ def sections(marked: Collection[str], records: Records) -> str:
     return "\n\n".join(f"## `{suite}`\n\n{known[suite]}\n\n{table}" for suite, table in pairs if table)
 
 
+def value(field: str, suite: str, pattern: str, records: Records) -> str:
+    """One figure of the newest row of a suite whose "CASE: IMPLEMENTATION" matches; ValueError if there are none or several."""
+    for record in sorted(records, key=lambda record: record["date"], reverse=True):
+        rows = [
+            row
+            for row in record["rows"]
+            if row["suite"] == suite
+            and row.get(field) is not None
+            and re.search(pattern, f"{row['case']}: {row['implementation']}")
+        ]
+        if len(rows) > 1:
+            raise ValueError(f"value:{field}: several rows of {suite} match {pattern!r}: {[row['case'] for row in rows]}")
+        if rows:
+            return FORMS[field].format(rows[0][field])
+    raise ValueError(f"value:{field}: no row of {suite} matches {pattern!r}")
+
+
 WRITERS: dict[str, Callable[[str, str, Records], str]] = {
     "bench": tables,
     "ratios": ratios,
@@ -162,7 +199,10 @@ def rewrite(text: str, records: Records) -> str:
             parts = [part for part in (heading, body) if part] if body else [] if heading else ["_No results recorded yet._"]
         return "\n\n".join([mark["start"], *parts, mark["end"]]) if parts else f"{mark['start']}\n{mark['end']}"
 
-    return MARKED.sub(replacement, text)
+    def figure(mark: re.Match) -> str:
+        return mark["start"] + value(mark["field"], mark["suite"], mark["pattern"], records) + mark["end"]
+
+    return VALUE.sub(figure, MARKED.sub(replacement, text))
 
 
 def report(pages: Iterable[Path] = PAGES, folder: Path = FOLDER) -> list[Path]:

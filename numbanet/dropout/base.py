@@ -42,8 +42,8 @@ class Dropout(abc.ABC):
     """
 
     name: ClassVar[str]
-    drops: ClassVar[str] = ""  # what a step drops, in words, for the README's table
-    computes: ClassVar[str] = "all"  # the share of the FLOPs that is computed at rate p, as a formula, for the README's table
+    drops: ClassVar[str] = ""  # what a step drops, in words, for the table of kinds
+    computes: ClassVar[str] = "all"  # the share of the FLOPs that is computed at rate p, as a formula, for the table of kinds
     style: ClassVar[Style] = Style()
     # attributes that the constructor does not set, only `changed`
     set_on_copies: ClassVar[tuple[str, ...]] = ("kind", "answer", "reason")

@@ -1,4 +1,4 @@
-"""Reports: pages and charts are made from recorded files, and those of the repository are up to date; facts of the README."""
+"""Reports: pages and charts are made from recorded files, and those of the repository are up to date; facts of the pages."""
 
 import math
 import re
@@ -13,6 +13,7 @@ from numbanet.estimators.parameters import SHARED
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]  # for users
 ROW = {
     "suite": "gemm",
     "case": "a|b",
@@ -148,6 +149,24 @@ def test_a_line_for_each_library_by_width(results):
     assert "numbanet" in chart and "H = 64" in chart and "scikit-learn" not in chart
 
 
+def test_a_value_within_a_line_is_that_of_the_newest_row(results):
+    """And of one row only; marks are not at the beginning of a line, where Markdown would end the paragraph."""
+    records = [
+        {**results.facts, "date": "2", "rows": [{**ROW, "ratio": None}, {**ROW, "case": "c", "ratio": 4.25}]},
+        {**results.facts, "date": "1", "rows": [ROW]},
+    ]
+    text = (
+        "it is <!-- value:ratio gemm ^{}: numbanet$ -->9<!-- /value --> times, <!-- value:ratio gemm ^c: -->8<!-- /value -->."
+    )
+    made = report.rewrite(text.format(r"a\|b"), records)
+    assert re.sub("<!-- .*? -->", "", made) == "it is 1.5 times, 4.2." and report.rewrite(made, records) == made
+    with pytest.raises(ValueError, match="value:ratio: no row of gemm matches '\\^b: numbanet\\$'"):
+        report.rewrite(text.format("b"), records)
+    with pytest.raises(ValueError, match="value:ceiling: several rows of gemm match '.'"):
+        report.rewrite("a <!-- value:ceiling gemm . --><!-- /value -->", records)
+    assert [page.name for page in report.PAGES if re.search(r"^ *<!-- value:", page.read_text("utf-8"), re.M)] == []
+
+
 def test_results_without_a_mark_of_their_own_have_a_section(results):
     """A suite has its own where a mark says its name, or a name that begins with it and with no longer one of a suite."""
     facts, mark = results.facts, "<!-- sections:others -->\n<!-- /sections:others -->"
@@ -183,7 +202,8 @@ def test_the_pages_and_charts_are_those_of_the_recorded_files(tmp_path):
     assert drawn == drawings.step(), "run `python -m bench.machinery.drawings`"
 
 
-def test_every_parameter_of_net_is_in_the_readme():
+def test_every_parameter_of_net_is_in_the_documentation():
+    page = (ROOT / "docs" / "parameters.md").read_text(encoding="utf-8")
     lines = report.parameters("Net", "", []).splitlines()[2:]
     named = [line.split("`")[1] for line in lines]
     assert sorted(named) == sorted(Net().get_params()) and set(SHARED) < set(named)
@@ -191,7 +211,7 @@ def test_every_parameter_of_net_is_in_the_readme():
         name, _, default, said = (cell.strip() for cell in line.strip("| ").replace("\\|", "/").split(" | "))
         given = Net().get_params()[name.strip("`")]
         assert default.split(", for")[0].replace('"', "'") == repr(given) and len(said) > 15
-        assert line in README
+        assert line in page
 
 
 def test_the_evenings_path_has_the_lines_that_it_says():
@@ -203,18 +223,53 @@ def test_the_evenings_path_has_the_lines_that_it_says():
     assert 1400 <= sum(int(said) for _, said in found) <= 1600
 
 
-def test_what_the_readme_names_exists():
-    named = set(re.findall(r"`((?:numbanet|numbanet_kernels|bench|examples|tests)/[\w/.]*)`", README))
-    named |= {f"examples/{name}" for name in re.findall(r"^\| `(\d\d_\w+\.py)` \|", README, re.M)}
-    named |= set(re.findall(r"\]\(([\w./-]+)\)", README))
-    assert len(named) > 15 and [name for name in sorted(named) if not (ROOT / name).exists()] == []
+def test_what_the_pages_name_exists():
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    named = set(re.findall(r"`((?:numbanet|numbanet_kernels|bench|examples|tests)/[\w/.]*)`", text))
+    named |= {f"examples/{name}" for name in re.findall(r"^\| `(\d\d_\w+\.py)` \|", text, re.M)}
+    assert len(named) > 20 and [name for name in sorted(named) if not (ROOT / name).exists()] == []
     assert {path.name for path in (ROOT / "examples").glob("[0-9]*.py")} <= {Path(name).name for name in named}
-    drawing = re.search(r"┌─ numbanet ─.*?┘", README, re.S)[0]
+    drawing = re.search(r"┌─ numbanet ─.*?┘", text, re.S)[0]
     assert len({len(line.strip()) for line in drawing.splitlines()}) == 1
     upper, lower = drawing.split("├─")
     for package, drawn in (("numbanet", upper), ("numbanet_kernels", lower)):
         rooms = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
         assert {name for name in re.findall(r"(\w+)/", drawn)} == rooms
-    for anchor in re.findall(r"\]\(#([\w-]+)\)", README):
-        headings = {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.+)$", README, re.M)}
-        assert anchor in headings
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 200 and README.count("![") <= 3
+    tables = re.findall(r"^\|[ -]+\|[ |-]+$", README, re.M)
+    assert len(tables) <= 2 and README.count("\n|") <= 25
+    assert README.index("```python") < README.index("![") and README.index('"rdp"`, row patterns') < README.index("![")
+
+
+def anchors(page):
+    """The names by which headings of a page are linked, as GitHub and MyST make them."""
+    text = page.read_text(encoding="utf-8")
+    if included := re.search(r"^```{include} (\S+)\n(?!:start)", text, re.M):
+        text = (page.parent / included[1]).read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.S | re.M)
+    return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.+)$", text, re.M)}
+
+
+def broken(page):
+    """The links and pictures of a page that lead nowhere; not those to other hosts and to pages that the site makes."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        path, _, anchor = target.partition("#")
+        if re.match(r"https?:", target) or path.startswith(("walkthroughs/", "reference/")):
+            continue
+        other = page.parent / path if path else page
+        if not other.exists() or anchor and other.suffix == ".md" and anchor not in anchors(other):
+            yield target
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "bench" / "README.md"], ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    assert list(broken(page)) == []
+
+
+def test_broken_links_are_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A heading: one\n[a](page.md#a-heading-one) [b](#b) ![c](c.png) [d](page.md#d) [e](https://e.org)\n")
+    assert list(broken(page)) == ["#b", "c.png", "page.md#d"]

@@ -33,7 +33,7 @@ def variables(source):
     }
 
 
-def test_the_readme_lists_the_environment_variables():
+def test_a_page_lists_the_environment_variables():
     read = set().union(
         *(
             variables(path.read_text(encoding="utf-8"))
@@ -41,8 +41,8 @@ def test_the_readme_lists_the_environment_variables():
             for path in (ROOT / folder).rglob("*.py")
         )
     )
-    section = text("README.md").partition("\n### Environment variables\n")[2].partition("\n#")[0]
-    listed = [name for row in re.findall(r"^\| (`.+?) \|", section, re.M) for name in re.findall(r"`(\w+)`", row)]
+    rows = re.findall(r"^\| (`.+?) \|", text("docs/environment.md"), re.M)
+    listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert {"NUMBANET_DATA", "NUMBA_CACHE_DIR", "LOCALAPPDATA"} <= read
     assert sorted(listed) == sorted(read)
 

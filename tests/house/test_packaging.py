@@ -22,7 +22,9 @@ def built(tmp_path_factory):
     """Folder with sdist and wheel, built from a copy of the tracked folders."""
     folder = tmp_path_factory.mktemp("packaging")
     copy = folder / "source"
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".venv", ".git", "__pycache__", "*.egg-info", "build", "dist"))
+    shutil.copytree(
+        ROOT, copy, ignore=shutil.ignore_patterns(".venv", ".git", "__pycache__", "*.egg-info", "build", "_build", "dist")
+    )
     subprocess.run(
         [sys.executable, "-m", "build", "--outdir", folder / "dist", copy], check=True, capture_output=True, timeout=400
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TOPS = [ROOT / name for name in ("numbanet", "numbanet_kernels", "bench", "datasets", "examples", "tests")]
+TOPS = [ROOT / name for name in ("numbanet", "numbanet_kernels", "bench", "datasets", "docs", "examples", "tests")]
 FILE, FUNCTION, FOLDER = 400, 60, 22  # lines; lines from `def` to the end; Python files but __init__
 
 
