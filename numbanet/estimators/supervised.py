@@ -7,7 +7,6 @@ import copy
 import dataclasses
 import functools
 import math
-import numbers
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +18,6 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
 from numbanet_kernels.runtime.interrupt import deferred
 
-from ..arguments import is_integer
 from ..dropout import Dropout, Rate, automatic
 from ..layers import ACTIVATIONS, INITS, ActivationSpec, Layer, Sequential
 from ..losses import Loss, loss_named
@@ -35,7 +33,7 @@ from ..training.run import Run
 from ..training.validation import Validation
 from ..user_warnings import warn
 from .base import Estimator
-from .build import as_images, build, merged
+from .build import as_images, build, merged, widths_of
 from .held_out import HeldOut
 from .inputs import validated
 from .joint import count, sharded
@@ -232,17 +230,7 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         return isinstance(self.layers, Sequence) and len(self.layers) > 0 and all(isinstance(x, Layer) for x in self.layers)
 
     def _widths(self) -> tuple[int, ...]:
-        """Return the widths of the hidden layers; raise ValueError if they are invalid."""
-        widths = (self.layers,) if isinstance(self.layers, numbers.Integral) else self.layers
-        if (
-            isinstance(widths, (str, bytes))
-            or not isinstance(widths, (Sequence, np.ndarray))
-            or not all(is_integer(n) and n > 0 for n in widths)
-        ):
-            raise ValueError(
-                f"layers must be the widths of the hidden layers, such as (256, 256), or a list of layers; got {self.layers!r}"
-            )
-        return tuple(int(n) for n in widths)
+        return widths_of(self.layers)
 
     # --- building -----------------------------------------------------------------------------------------------------
     def _architecture(self):

@@ -26,7 +26,9 @@ from .pooling import MaxPool2d, Pair, pair
 def positions_of(layer: Layer, spec: ActivationSpec, window: Window, channels: int) -> tuple[int, int]:
     """Return the numbers (OH, OW) of positions of a window; raise ValueError if the layer cannot take images of this `spec`."""
     if len(spec.shape) != 4 or spec.shape[1] not in (None, channels) or None in spec.shape[2:]:
-        raise ValueError(f"{layer!r}: it takes images ({channels}, H, W), and its input is of shape {spec.shape[1:]} a sample")
+        what = f"{layer!r}: it takes images ({channels}, H, W), and its input is of shape {spec.shape[1:]} a sample"
+        gray = "; for images of one channel give X[:, None], or set the estimator's image_shape"
+        raise ValueError(what + gray * (len(spec.shape) == 3 and channels == 1))
     positions = window.positions(*(n or 0 for n in spec.shape[2:]))
     if not min(positions):
         raise ValueError(f"{layer!r}: its window is larger than the images {spec.shape[2:]} with their padding")

@@ -26,13 +26,14 @@ import inspect
 import os
 import pathlib
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import llvmlite
 import numba
-from numba.core import sigutils, types
+from numba.core import event, sigutils, types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.np import numpy_support
 
@@ -162,7 +163,7 @@ def _cached(jit: Callable[..., Any], signature: str, function: Callable[..., Non
     folder = files.version("compiled", digest(PACKAGE)[:16])
     try:
         if folder is not None:
-            with _caching_in(folder):
+            with _caching_in(folder), event.install_listener("numba:compile", _COMPILES):
                 return jit(signature, cache=True, **options)(function)
     # the cache folder is not writable, or there is an error that compiling raises again below
     except (RuntimeError, OSError, ImportError, numba.core.errors.NumbaError):
@@ -187,6 +188,29 @@ def _caching_in(folder: pathlib.Path) -> Iterator[None]:
             yield
         finally:
             numba.config.CACHE_DIR = before
+
+
+class _Compiles(event.Listener):
+    """Says on a terminal that Numba compiles, once in a process, when that has taken a while."""
+
+    PATIENCE = 1.0  # seconds; compiling a few small loops needs no word
+
+    def __init__(self) -> None:
+        self.spent, self.depth, self.began, self.said = 0.0, 0, 0.0, False
+
+    def on_start(self, event):
+        self.began = self.began if self.depth else time.perf_counter()
+        self.depth += 1
+        if not self.said and self.spent > self.PATIENCE and sys.stderr is not None and sys.stderr.isatty():
+            self.said = True
+            print("numbanet: compiling once; later runs read the compiled loops from the cache", file=sys.stderr, flush=True)
+
+    def on_end(self, event):
+        self.depth -= 1
+        self.spent += 0.0 if self.depth else time.perf_counter() - self.began
+
+
+_COMPILES = _Compiles()
 
 
 @functools.cache
