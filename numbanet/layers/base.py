@@ -200,6 +200,10 @@ class Layer:
             for name, tensor, trained in child.named():
                 yield f"{path}.{name}", tensor, trained
 
+    def by_unit(self) -> list[Tensor]:
+        """Return the tensors of this layer that have an entry per unit (`units`)."""
+        return [tensor for name in self.units if (tensor := getattr(self, name)) is not None]
+
     def parameters(self) -> Iterator[Tensor]:
         """Return an iterator over the trainable tensors, each of them once."""
         return iter({id(tensor): tensor for _, tensor, trained in self.named() if trained}.values())
