@@ -336,7 +336,7 @@ ELSEWHERE = {  # the name of a loss in other libraries: the name here
     **dict.fromkeys(("mae", "mean_absolute_error", "l1"), "absolute_error"),
     **dict.fromkeys(("log_loss", "nll", "categorical_crossentropy", "sparse_categorical_crossentropy"), "cross_entropy"),
 }
-COUNTS = "FunctionLoss(lambda output, y: output.exp() - y * output, link=lambda output: output.exp())"
+COUNTS = "FunctionLoss(lambda output, y: (output.exp() - y * output).sum(axis=1), link=lambda output: output.exp())"
 
 
 def loss_named(loss: Any, known: Mapping[str, type[Loss]] = OF_NUMBERS) -> Loss:

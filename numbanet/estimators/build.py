@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -69,14 +70,20 @@ def widths_of(layers: object) -> tuple[int, ...]:
     return tuple(int(n) for n in widths)
 
 
+def as_rows(X: Any, shape: Sequence[int] | None) -> Any:
+    """Return images X (N, C, H, W), or (N, H, W) of one channel, as rows, where `shape` is (C, H, W); return other X."""
+    lengths = tuple(shape) if isinstance(shape, (Sequence, np.ndarray)) else ()
+    images = len(lengths) == 3 and getattr(X, "shape", ())[1:] in (lengths, lengths[lengths[0] == 1 :])
+    return X.reshape(len(X), -1) if images else X
+
+
 def as_images(X: np.ndarray, shape: Sequence[int] | None) -> np.ndarray:
-    """Return flat samples X, or images (N, H, W) of one channel, as images (N, C, H, W), where `shape` is (C, H, W); return X if
-    it is neither, or shape is None."""
+    """Return flat samples X as images (N, C, H, W), where `shape` is (C, H, W); return X if it is not flat or shape is None."""
     if shape is None or X.ndim not in (2, 3):
         return X
     lengths = tuple(shape) if isinstance(shape, (Sequence, np.ndarray)) else ()
     positive = all(isinstance(n, numbers.Integral) and n > 0 for n in lengths)
-    if len(lengths) != 3 or not positive or X.shape[1:] not in ((math.prod(lengths),), lengths[lengths[0] == 1 :]):
+    if len(lengths) != 3 or not positive or X.shape[1:] != (math.prod(lengths),):
         gray = f"(1, {', '.join(map(str, X.shape[1:]))}) for X {X.shape}, images of one channel"
         wanted = gray if X.ndim == 3 else f"(C, H, W) with {X.shape[1]} values, as X has"
         raise ValueError(f"image_shape must be {wanted}, got {shape!r}")

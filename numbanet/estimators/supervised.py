@@ -33,7 +33,7 @@ from ..training.run import Run
 from ..training.validation import Validation
 from ..user_warnings import warn
 from .base import Estimator
-from .build import as_images, build, merged, widths_of
+from .build import as_images, as_rows, build, merged, widths_of
 from .held_out import HeldOut
 from .inputs import validated
 from .joint import count, sharded
@@ -143,6 +143,8 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         shape, and may be integers."""
         any_shape = self._given_layers() or isinstance(self.layers, str)
         symbols = Sequential(self.layers).symbols if self._given_layers() else None
+        if self.image_shape is not None and (reset or self.n_features_in_ == math.prod(self.image_shape)):
+            X = as_rows(X, self.image_shape)  # so that all forms of an image count as the same features
         given = not reset and self._given_layers()  # given layers check shapes themselves (`_takes`)
         checked = validated(
             self,
