@@ -33,12 +33,15 @@ def check_target(path: str | os.PathLike) -> Path:
 
 
 def learning_curves(
-    histories: Mapping[str, Sequence[Mapping[str, float]]], path: str | os.PathLike, title: str = "", held_out: str = "test accuracy"
+    histories: Mapping[str, Sequence[Mapping[str, float]]],
+    path: str | os.PathLike,
+    title: str = "",
+    held_out: str = "test accuracy",
 ) -> Path:
     """Write a picture with three plots to `path`: the score by epoch, the score by seconds of training, and the training loss
     by epoch. `histories` maps a label to the `history_` of a fitted net; each history is one line of a plot. The score is
-    `validation_score` if the history has it, and `held_out` says what that is. Seconds are counted from the end of the first epoch, because the first epoch may
-    include compilation.
+    `validation_score` if the history has it, and `held_out` says what that is. Seconds are counted from the end of the first
+    epoch, because the first epoch may include compilation.
     """
     path = check_target(path)
     from matplotlib.figure import Figure

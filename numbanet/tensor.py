@@ -118,9 +118,11 @@ class Tensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         values = self.numpy()
-        if copy is False and self.device.name != "cpu":
-            raise ValueError("a tensor on another device cannot become a NumPy array without a copy")
-        return np.array(values, dtype) if copy or (dtype is not None and dtype != values.dtype) else values
+        converted = dtype is not None and dtype != values.dtype
+        if copy is False and (converted or self.device.name != "cpu"):
+            what = f"as {np.dtype(dtype)}" if converted else "on another device"
+            raise ValueError(f"a {values.dtype} tensor cannot become a NumPy array {what} without a copy")
+        return np.array(values, dtype) if copy or converted else values
 
     @property
     def __cuda_array_interface__(self) -> dict:
@@ -371,7 +373,11 @@ def _restored(values: np.ndarray, name: str, requires_grad: bool) -> Tensor:
 
 
 def from_dlpack(array: Any, device: str | Device | None = None) -> Tensor:
-    """Wrap another library's array (NumPy, PyTorch, CuPy) as a tensor, without a copy if the device allows it.
+    """Wrap another library's array (NumPy, PyTorch, JAX, CuPy) as a tensor.
+
+    The memory is shared if it is float32, C-contiguous and writable. Else it is copied; JAX's arrays, which never change, are.
+    The other way, `numpy.from_dlpack(t)`, `torch.from_dlpack(t)` and `jax.numpy.from_dlpack(t)` share the memory of a tensor t;
+    JAX only if it begins at a multiple of 64 bytes, as that of results of at least 64 KiB does.
 
     Parameters
     ----------

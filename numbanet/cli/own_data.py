@@ -66,7 +66,14 @@ def _csv(name: str, target: str | None) -> Table:
     names = [cell.strip() for cell in first[0]] if header else [str(i) for i in range(len(first[0]))]
     at = None if target is None else _column(target, names)
     others = [i for i in range(len(names)) if i != at]
-    options = {"delimiter": ",", "ndmin": 2, "skiprows": int(header), "comments": None, "quotechar": '"', "encoding": "utf-8-sig"}
+    options: dict[str, Any] = {
+        "delimiter": ",",
+        "ndmin": 2,
+        "skiprows": int(header),
+        "comments": None,
+        "quotechar": '"',
+        "encoding": "utf-8-sig",
+    }
     if at is None:
         return Table(np.loadtxt(name, np.float32, **options), None, names)
     y = np.loadtxt(name, str, usecols=[at], **options)[:, 0]

@@ -40,7 +40,11 @@ def add(commands: Any) -> None:
     parser.add_argument("--regression", action="store_true", help="predict integers of the target column as values")
     parser.add_argument("--test", default=0.2, type=float, metavar="SHARE", help="share of a file's rows that are the test set")
     parser.add_argument(
-        "--validation", default=0.1, type=float, metavar="SHARE", help="share of the training set that is scored in each epoch; 0"
+        "--validation",
+        default=0.1,
+        type=float,
+        metavar="SHARE",
+        help="share of the training set to score in each epoch; 0: none",
     )
     parser.add_argument("--layers", default="256,256", type=list_of(int), help="widths of the hidden layers")
     parser.add_argument("--dropout", default="rdp", help=f"{', '.join(names)} or auto, which chooses")

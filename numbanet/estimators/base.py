@@ -80,7 +80,7 @@ class Estimator(Settings):
         export(self, path)
 
     def report(self, path: str | os.PathLike, X: Any = None, y: Any = None) -> None:
-        """Write what the training was, and what it reached, as one HTML page; `numbanet.io.report` describes it, and its errors."""
+        """Write what the training was, and what it reached, as one HTML page; `numbanet.io.report` describes it."""
         from ..io import report
 
         report(self, path, X, y)

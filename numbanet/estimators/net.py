@@ -356,8 +356,8 @@ class NetRegressor(RegressorMixin, Supervised):
     least_to_score = 2  # R² is undefined for one sample
 
     def predict(self, X) -> np.ndarray:
-        """Return the predicted values (n_samples,), or (n_samples, n_outputs) if y had several columns. They are float32 if X is,
-        as in scikit-learn, else float64."""
+        """Return the predicted values (n_samples,), or (n_samples, n_outputs) if y had several columns. As in scikit-learn
+        they are float32 if X is, else float64."""
         values = self._as_given(self._task().answer(device("cpu"), self._output(X)))
         return values.astype(np.float32) if str(getattr(X, "dtype", "")).endswith("float32") else values
 

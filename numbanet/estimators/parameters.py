@@ -323,7 +323,7 @@ ELSEWHERE = {  # scikit-learn's name of a parameter: (the name here, further exp
 
 
 def hint(name: str, known: Mapping[str, Any]) -> str:
-    """Return the end of an error message about an unknown parameter: what a parameter of scikit-learn's networks is called here,
+    """Return the end of an error message about an unknown parameter: what scikit-learn's parameter of this name is called here,
     or a similar name; "" if there is none.
     """
     here, more = ELSEWHERE.get(name, ("", ""))

@@ -26,7 +26,7 @@ from ..training.augment import Augmentation
 from ..training.baseline_check import unfinished, verdict
 from ..training.data import Data, on_device
 from ..training.inference import Predictor
-from ..training.large.mapped import Mapped
+from ..training.large.rows import Rows, SparseRows, is_large
 from ..training.large.streamed import Streamed
 from ..training.loop import train
 from ..training.run import Run
@@ -80,8 +80,8 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         Parameters
         ----------
         X : array_like or sparse matrix of shape (n_samples, n_features)
-            Finite numbers; (n_samples, …) for layers that take such samples. A sparse matrix becomes a dense one. Of a memory-
-            mapped array of at least 64 MiB (`numpy.load(name, mmap_mode="r")`) only the rows of a batch are in memory.
+            Finite numbers; (n_samples, …) for layers that take such samples. From 64 MiB on, only the rows of a batch are dense
+            of a sparse matrix, and in memory of a memory-mapped array (`numpy.load(name, mmap_mode="r")`).
         y : array_like of shape (n_samples,)
             Labels, or target values; (n_samples, n_outputs) for a regressor with several outputs, or 0 and 1 for a classifier
             with several labels per sample; (n_samples, n_steps) for a classifier with outputs for each time step.
@@ -95,8 +95,9 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             A folder for checkpoints, from which `resume` goes on; how often they are written beside SIGTERM and Ctrl-C: "epoch"
             (default), a number of steps, or a time such as "10 min"; and how many are kept (default 2).
         batches : iterable or callable, optional
-            Instead of X and y: a list, or another iterable that can be read again, of (X, y) or (X, y, sample_weight), each one
-            training step; or a function of the epoch, counted from 0, that returns them. They are read once before training.
+            Instead of X and y: a list, or another iterable that can be read again, such as PyTorch's DataLoader, of (X, y) or
+            (X, y, sample_weight), each one training step; or a function of the epoch, counted from 0, that returns them. They
+            are read once before training.
 
         Raises
         ------
@@ -106,6 +107,15 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             If the loss is not finite in the first epoch; the Net is unchanged.
         KeyboardInterrupt, DeviceFailure
             If training is interrupted, or a device fails (`objective`).
+
+        Examples
+        --------
+        >>> import torch
+        >>> from numbanet import Net
+        >>> samples = torch.utils.data.TensorDataset(torch.eye(8).repeat(8, 1), torch.arange(8).repeat(8))
+        >>> loader = torch.utils.data.DataLoader(samples, batch_size=16, shuffle=True)
+        >>> float(Net((32,), learning_rate=0.1, epochs=20).fit(batches=loader).score(torch.eye(8), torch.arange(8)))
+        1.0
         """
         saver = self._saver(checkpoint, every, keep, dropout=dropout, dropout_rate=dropout_rate)
         run, data = self._begun(X, y, sample_weight, dropout, dropout_rate, validation, batches, saver)
@@ -130,7 +140,7 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             weights = _check_sample_weight(sample_weight, y, dtype=np.float32, ensure_non_negative=True)
             if not weights.sum() > 0:
                 raise ValueError("sample_weight must not be zero for every sample")
-        whole = len(y) <= self._batch(len(y)) and not isinstance(X, Mapped)
+        whole = len(y) <= self._batch(len(y)) and not isinstance(X, Rows)
         if whole and self._criterion().weighs and not sharded():
             X, y, weights = merged(X, y, weights)
         return X, *self._check_target(X, y, weights, reset, **target_options)
@@ -160,7 +170,8 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             **options,
         )
         X, *y = checked if y else (checked,)
-        X = X.toarray(order="C") if issparse(X) else X
+        if issparse(X):
+            X = SparseRows(X) if is_large(X.shape) and not symbols else X.toarray(order="C")
         X = as_images(X, self.image_shape)
         if symbols:
             if X.dtype.kind not in "iu" or X.min() < 0 or X.max() >= symbols:

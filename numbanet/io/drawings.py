@@ -23,8 +23,9 @@ def drawn(name: str, draw: Draw, size: tuple[float, float] = (4.6, 3.2)) -> str:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    ink = {key: INK for key in ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")}
-    with mpl.rc_context({**ink, "svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9, "font.family": "sans-serif"}):
+    style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9, "font.family": "sans-serif"}
+    style |= dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
+    with mpl.rc_context(style):
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots()
         axes.spines[["top", "right"]].set_visible(False)
@@ -44,7 +45,9 @@ def _inline(svg: str, name: str) -> str:
     prefix = re.sub(r"\W+", "-", name.lower())
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', svg)
     svg = re.sub(r'(href="#|url\(#)', rf"\1{prefix}-", svg)
-    return re.sub(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>', rf'<svg viewBox="\1" role="img" aria-label="{name}">', svg, count=1).strip()
+    return re.sub(
+        r'<svg [^>]*?viewBox="([^"]+)"[^>]*>', rf'<svg viewBox="\1" role="img" aria-label="{name}">', svg, count=1
+    ).strip()
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------
@@ -63,7 +66,9 @@ def curves(history: Sequence[Mapping[str, Any]], key: str, score: str, training:
     ]
 
 
-def _lines(history: Sequence[Mapping[str, Any]], places: Sequence[float], key: str, xlabel: str, ylabel: str, training: str) -> Draw:
+def _lines(
+    history: Sequence[Mapping[str, Any]], places: Sequence[float], key: str, xlabel: str, ylabel: str, training: str
+) -> Draw:
     def draw(axes: Any) -> None:
         for name, label, colour, dashes in (
             (key, training, TRAINING, "-"),

@@ -110,8 +110,8 @@ def _pool(graph: Graph, op: str, layer: Any, value: Value, **attributes: Any) ->
             for n, o, k, s, p, d in zip(sides, layer.window.positions(*sides), *layer.window)
         ]
         if attributes.get("count_include_pad") and any(layer.window.padding):
-            pads = [0, 0, *layer.window.padding] * 2
-            x = graph.add("Pad", x, graph.constant(np.int64(pads)), graph.constant(np.float32(0)))
+            pads = np.array([0, 0, *layer.window.padding] * 2)
+            x = graph.add("Pad", x, graph.constant(pads), graph.constant(np.float32(0)))
             window["pads"] = [0, 0, *(end - p for end, p in zip(ends, layer.window.padding))]
         else:
             window["pads"] = [*layer.window.padding, *ends]
@@ -271,9 +271,7 @@ WRITERS: dict[str, Writer] = {
     "LastStep": _last_step,
     "LayerNorm": _layer_norm,
     "Linear": _linear,
-    "MaxPool2d": lambda graph, layer, value: _pool(
-        graph, "MaxPool", layer, value, dilations=list(layer.window.dilation)
-    ),
+    "MaxPool2d": lambda graph, layer, value: _pool(graph, "MaxPool", layer, value, dilations=list(layer.window.dilation)),
     "Normalize": _normalize,
     "ReLU": _plain("Relu"),
     "Select": lambda graph, layer, value: _gather(graph, value, layer.plan.indices()),

@@ -69,8 +69,8 @@ def report(net: Any, path: str | os.PathLike, X: Any = None, y: Any = None) -> N
     anew for the last epoch's rates.
 
     If samples are given, it has their score, and the confusion matrix of a classifier, or the predictions of a regressor over
-    the targets. The seconds of a training step with and without dropout are then measured on copies of the network, which train on
-    some of the samples for a few seconds; what dropout saved is estimated from their ratio.
+    the targets. The seconds of a training step with and without dropout are then measured on copies of the network, which train
+    on some of the samples for a few seconds; what dropout saved is estimated from their ratio.
 
     Parameters
     ----------
@@ -114,14 +114,15 @@ def _page(net: Any, X: Any, y: Any, text: bool) -> str:
     tested = [] if X is None else _text_tested(net, X) if text else _tested(net, X, y)
     training = "training, with dropout" if net.policy_.name != "none" else "training"
     curves = drawings.curves(net.history_, "perplexity" if text else "score", _score_name(net), training)
+    now = datetime.datetime.now(datetime.timezone.utc)
     parts = [
         f"<h1>{_safe(name)}</h1>",
-        f'<p class="faint">{_safe(_data(net, told))} Written {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC.</p>',
+        f'<p class="faint">{_safe(_data(net, told))} Written {now:%Y-%m-%d %H:%M} UTC.</p>',
         _figures(net),
         *tested,
         "<h2>Learning</h2>",
         '<div class="curves">',
-        *(f"<figure style=\"margin: 0\">{svg}</figure>" for svg in curves),
+        *(f'<figure style="margin: 0">{svg}</figure>' for svg in curves),
         "</div>",
         "<details><summary>All figures by epoch</summary>",
         _history(net.history_),
@@ -209,7 +210,7 @@ def _dropped(net: Any) -> Iterable[str]:
                 ", ".join(dict.fromkeys(rates.get(row.layer, []))),
                 f"{row.parameters:,}" if row.parameters else "",
                 short(row.flops),
-                "" if not row.flops else "by the data" if shares is None and row.layer in rates else f"{(shares or {}).get(row.path, 1.0):.0%}",
+                _share(row, shares, row.layer in rates),
             ]
             for row in dense
         ],
@@ -218,10 +219,18 @@ def _dropped(net: Any) -> Iterable[str]:
     share = math.fsum(record["flops_share"] for record in history) / len(history)
     total = math.fsum(row.flops or 0 for row in dense if not row.inner)
     yield (
-        f"<p>FLOPs are those of a training step for one sample of the network as it is now, without dropout: {short(total)} in all. "
-        f"Over all epochs {share:.1%} of the FLOPs of dense training of the first network were done, {1 - share:.1%} were skipped, "
+        "<p>FLOPs are those of a training step for one sample of the network as it is now, without dropout: "
+        f"{short(total)} in all. Over all epochs {share:.1%} of the FLOPs of dense training of the first network were done, "
+        f"{1 - share:.1%} were skipped, "
         f"in {math.fsum(record['seconds'] for record in history):.4g} s.</p>"
     )
+
+
+def _share(row: Any, shares: dict[str, float] | None, dropped: bool) -> str:
+    """The share of the FLOPs of a layer that steps do, as text."""
+    if not row.flops:
+        return ""
+    return "by the data" if shares is None and dropped else f"{(shares or {}).get(row.path, 1.0):.0%}"
 
 
 def _shares(policy: Any, model: Any, tree: Tree, spec: ActivationSpec, dense: list[Any]) -> dict[str, float] | None:
@@ -244,7 +253,10 @@ def _text_tested(model: Any, text: Any) -> list[str]:
 def _tested(net: Any, X: Any, y: Any) -> list[str]:
     """The score of samples, what was taken for what, and the seconds of a step."""
     score = net.score(X, y)
-    parts = ["<h2>On the given samples</h2>", f"<p>{_score_name(net, own=True)} <b>{score:.4f}</b> on {_num_samples(X):,} samples</p>"]
+    parts = [
+        "<h2>On the given samples</h2>",
+        f"<p>{_score_name(net, own=True)} <b>{score:.4f}</b> on {_num_samples(X):,} samples</p>",
+    ]
     y, found = y.toarray() if issparse(y) else np.asarray(y), net.predict(X)
     y = y.reshape(-1) if y.ndim == 2 and y.shape[1] == 1 else y
     if not hasattr(net, "classes_"):
@@ -269,8 +281,8 @@ def _seconds(net: Any, X: Any, y: Any) -> list[str]:
     took = [_epoch_seconds(net, chosen, X, y) for chosen in (policy, "none")]
     spent, ratio = float(np.median([record["seconds"] for record in history])), took[1] / took[0]
     return [
-        f"<p>An epoch of copies of the network on {count:,} of these samples took {took[0]:.3g} s with {_safe(policy.name)} and "
-        f"{took[1]:.3g} s without dropout, measured now. By this ratio, {ratio:.2f}, dropout has "
+        f"<p>An epoch of copies of the network on {count:,} of these samples took {took[0]:.3g} s with {_safe(policy.name)} "
+        f"and {took[1]:.3g} s without dropout, measured now. By this ratio, {ratio:.2f}, dropout has "
         f"{'saved' if ratio >= 1 else 'cost'} about {abs(spent * (ratio - 1)) * len(history):.3g} s in this training, of "
         f"{len(history)} epochs of {spent:.3g} s (median).</p>"
     ]
@@ -280,7 +292,7 @@ def _epoch_seconds(net: Any, dropout: Any, X: Any, y: Any) -> float:
     """The median seconds of an epoch of a copy, of the later half of as many epochs as end within `PATIENCE`, at least 2."""
     began = time.perf_counter()
 
-    def late(net: Any, record: dict[str, Any]) -> bool:
+    def late(_: Any, record: dict[str, Any]) -> bool:
         return record["epoch"] > 1 and time.perf_counter() - began > PATIENCE
 
     others = {"early_stopping": False, "warm_start": False, "learning_rate_schedule": None, "verbose": 0}
@@ -302,9 +314,8 @@ def _confusion(classes: np.ndarray, y: np.ndarray, found: np.ndarray) -> list[st
     wrong = counts - np.diag(np.diag(counts))
     pairs = [at for at in np.argsort(-wrong, axis=None, kind="stable")[:CONFUSED] if wrong.flat[at]]
     if pairs:
-        said = (
-            f"{_safe(str(classes[at // len(classes)]))} as {_safe(str(classes[at % len(classes)]))} ({wrong.flat[at]})" for at in pairs
-        )
+        names = [_safe(str(name)) for name in classes]
+        said = (f"{names[at // len(names)]} as {names[at % len(names)]} ({wrong.flat[at]})" for at in pairs)
         parts.append(f"<p>Most often mistaken: {', '.join(said)}.</p>")
     return parts
 
@@ -331,12 +342,10 @@ def _safe(text: str) -> str:
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int) -> str:
     """A table, of which the first `texts` columns hold text and the others numbers; nothing if there are no rows."""
     first = "".join(f'<th scope="col"{" class=text" * (i < texts)}>{_safe(head)}</th>' for i, head in enumerate(heads))
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f"<td{(' class=long' if len(cell) > 60 else ' class=text') * (i < texts)}>{_safe(cell)}</td>" for i, cell in enumerate(row)
-        )
-        + "</tr>"
-        for row in rows
-    )
+    body = "".join(f"<tr>{''.join(_cell(cell, i < texts) for i, cell in enumerate(row))}</tr>" for row in rows)
     return f'<div class="wide"><table><tr>{first}</tr>{body}</table></div>' if body else ""
+
+
+def _cell(text: str, left: bool) -> str:
+    kind = (" class=long" if len(text) > 60 else " class=text") * left
+    return f"<td{kind}>{_safe(text)}</td>"

@@ -27,8 +27,8 @@ class Line(NamedTuple):
 def lines(
     model: Layer, spec: ActivationSpec | None, path: str = "", inner: bool = False, plans: Plans | None = None
 ) -> Iterator[Line]:
-    """Yield a `Line` for each layer except `Sequential`, in order; lines of the layers inside a layer follow its line. FLOPs are
-    those under `plans`, by default of everything.
+    """Yield a `Line` for each layer except `Sequential`, in order; lines of the layers inside a layer follow its line. FLOPs
+    are those under `plans`, by default of everything.
     """
     plans = Plans() if plans is None else plans
     for name, layer in model.children():

@@ -63,7 +63,7 @@ def _matmul(dev: Device, a, b):
 
 
 def matmul(a: Any, b: Any) -> Tensor:
-    """y[…, m, n] = sum_k a[…, m, k] b[…, k, n]. Axes before the last two broadcast, and vectors are treated as by NumPy's matmul.
+    """y[…, m, n] = sum_k a[…, m, k] b[…, k, n]. Axes before the last two broadcast. Vectors are treated as by NumPy's matmul.
 
     Raises
     ------
@@ -96,12 +96,12 @@ def _batched(a: Tensor, b: Tensor) -> Tensor:
 def _products(dev: Device, a, b):
     """y[i] = a[i] b[i] for each matrix."""
 
-    def each(x: Any, w: Any, **transposed: bool) -> Any:
-        shape = (x.shape[2 if "ta" in transposed else 1], w.shape[1 if "tb" in transposed else 2])
+    def each(x: Any, w: Any, ta: bool = False, tb: bool = False) -> Any:
+        shape = x.shape[2 if ta else 1], w.shape[1 if tb else 2]
         y = dev.empty((x.shape[0], *shape))
         for i in range(x.shape[0]):
-            given = (dev.reshape(dev.part(array, i, i + 1), array.shape[1:]) for array in (x, w))
-            dev.gemm(*given, **transposed, out=dev.reshape(dev.part(y, i, i + 1), shape))
+            left, right, out = (dev.reshape(dev.part(array, i, i + 1), array.shape[1:]) for array in (x, w, y))
+            dev.gemm(left, right, ta, tb, out=out)
         return y
 
     return each(a, b), (lambda dy: each(dy, b, tb=True), lambda dy: each(a, dy, ta=True))

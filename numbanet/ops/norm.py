@@ -50,9 +50,9 @@ def batch_norm(
 ):
     """y[n, c] = gamma[c] (x[n, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c], with the mean and the variance over n.
 
-    x (N, C), gamma and beta (C,), or None for 1 and 0 -> y (N, C). If `channels` is given, x and y (N, K) hold only these K channels. `seen` is a
-    function that the op calls as seen(mean, variance) with the statistics of the batch; the variance is the sum of squares
-    divided by N (Ioffe & Szegedy 2015, algorithm 1).
+    x (N, C), gamma and beta (C,), or None for 1 and 0 -> y (N, C). If `channels` is given, x and y (N, K) hold only these K
+    channels. `seen` is a function that the op calls as seen(mean, variance) with the statistics of the batch; the variance is
+    the sum of squares divided by N (Ioffe & Szegedy 2015, algorithm 1).
 
     If `ranks` is given, n counts the rows of all ranks, and the variance that `seen` gets is divided by N - 1.
     """

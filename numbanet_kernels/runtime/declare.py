@@ -26,6 +26,7 @@ import inspect
 import os
 import pathlib
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -191,23 +192,34 @@ def _caching_in(folder: pathlib.Path) -> Iterator[None]:
 
 
 class _Compiles(event.Listener):
-    """Says on a terminal that Numba compiles, once in a process, when that has taken a while."""
+    """Says on a terminal that Numba compiles, once in a process, as soon as that has taken a while."""
 
     PATIENCE = 1.0  # seconds; compiling a few small loops needs no word
 
     def __init__(self) -> None:
         self.spent, self.depth, self.began, self.said = 0.0, 0, 0.0, False
+        self.timer: threading.Timer | None = None
 
     def on_start(self, event):
-        self.began = self.began if self.depth else time.perf_counter()
         self.depth += 1
-        if not self.said and self.spent > self.PATIENCE and sys.stderr is not None and sys.stderr.isatty():
-            self.said = True
-            print("numbanet: compiling once; later runs read the compiled loops from the cache", file=sys.stderr, flush=True)
+        if self.depth > 1 or self.said or sys.stderr is None or not sys.stderr.isatty():
+            return
+        self.began = time.perf_counter()
+        self.timer = threading.Timer(max(self.PATIENCE - self.spent, 0.0), self.say)  # one loop may take many seconds
+        self.timer.daemon = True
+        self.timer.start()
 
     def on_end(self, event):
         self.depth -= 1
-        self.spent += 0.0 if self.depth else time.perf_counter() - self.began
+        if self.timer is not None and not self.depth:
+            self.timer.cancel()
+            self.timer, self.spent = None, self.spent + time.perf_counter() - self.began
+
+    def say(self) -> None:
+        """Say it, unless that was done."""
+        if not self.said:
+            self.said = True
+            print("numbanet: compiling once; later runs read the compiled loops from the cache", file=sys.stderr, flush=True)
 
 
 _COMPILES = _Compiles()

@@ -49,8 +49,14 @@ def test_pytorchs_forward_is_refused_where_the_class_is_defined():
 @pytest.mark.parametrize(
     "layers, message",
     [
-        (lambda: [Linear(64, 8), Dropout(0.5), Linear(8, 10)], r"Dropout is no kind of dropout, .* and no layer: .*Net\(layers"),
-        (lambda: [Linear(64, 8), BernoulliDropout(0.5), Linear(8, 10)], r"BernoulliDropout\(rate=0.5\) is not a Layer; it is a kind"),
+        (
+            lambda: [Linear(64, 8), Dropout(0.5), Linear(8, 10)],
+            r"Dropout is no kind of dropout, .* and no layer: .*Net\(layers",
+        ),
+        (
+            lambda: [Linear(64, 8), BernoulliDropout(0.5), Linear(8, 10)],
+            r"BernoulliDropout\(rate=0.5\) is not a Layer; it is a kind",
+        ),
         (lambda: [Linear(64, 8), np.tanh], "is not a Layer; make a subclass"),
     ],
 )

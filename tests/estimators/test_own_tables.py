@@ -86,7 +86,10 @@ def test_the_test_set_is_no_validation_set(table, capsys, monkeypatch):
         (["--data", "flowers.csv", "--target", "colour"], "no column 'colour'; --target is one of width, kind, height, weight"),
         (["--data", "flowers.csv", "--target", "4"], "no column '4'"),
         (["--data", "flowers.csv", "--target", "width"], "column 'kind' has the text"),
-        (["--data", "flowers.csv", "--target", "kind", "--regression"], "--regression: the column 'kind' of flowers.csv is text"),
+        (
+            ["--data", "flowers.csv", "--target", "kind", "--regression"],
+            "--regression: the column 'kind' of flowers.csv is text",
+        ),
         (["--data", "none.csv", "--target", "0"], "there is no file none.csv"),
         (["--data", "empty.csv", "--target", "0"], "empty.csv: the file is empty"),
         (["--data", "holes.csv", "--target", "a"], "holes.csv: "),

@@ -45,7 +45,12 @@ def images(rng):
         )
         layers += [L.BatchNorm2d(filters, affine=bool(rng.random() < 0.7))] * int(rng.random() < 0.5) + [_activation(rng)]
         channels = filters
-    window = {"kernel_size": 2, "stride": int(rng.integers(1, 4)), "padding": int(rng.integers(2)), "ceil_mode": bool(rng.integers(2))}
+    window = {
+        "kernel_size": 2,
+        "stride": int(rng.integers(1, 4)),
+        "padding": int(rng.integers(2)),
+        "ceil_mode": bool(rng.integers(2)),
+    }
     pooling = [L.MaxPool2d(**window), L.AvgPool2d(**window, count_include_pad=bool(rng.integers(2)))]
     layers += [rng.choice(pooling), L.AdaptiveAvgPool2d((2, 3))]
     inner = L.Sequential([L.Flatten(), L.Linear(channels * 6, 5, bias=bool(rng.integers(2)), rng=rng)])

@@ -49,7 +49,9 @@ def close(pairs):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    "options", [{"padding": 1}, {"padding": (2, 1), "stride": 2}, {"padding": (0, 2), "groups": 2, "dilation": 2, "bias": False}], ids=str
+    "options",
+    [{"padding": 1}, {"padding": (2, 1), "stride": 2}, {"padding": (0, 2), "groups": 2, "dilation": 2, "bias": False}],
+    ids=str,
 )
 def test_padding_modes_equal_pytorchs(dev, rng, mode, options):
     ours = Conv2d(2, 4, 3, **options, padding_mode=mode, rng=0, device=dev)
@@ -59,7 +61,9 @@ def test_padding_modes_equal_pytorchs(dev, rng, mode, options):
     assert shape == tuple(theirs(torch.ones(2, 2, 6, 7)).shape) and f"padding_mode={mode!r}" in repr(ours)
 
 
-@pytest.mark.parametrize("kind, shape", [("BatchNorm1d", (6, 5)), ("BatchNorm1d", (3, 5, 4)), ("BatchNorm2d", (2, 3, 4, 5))], ids=str)
+@pytest.mark.parametrize(
+    "kind, shape", [("BatchNorm1d", (6, 5)), ("BatchNorm1d", (3, 5, 4)), ("BatchNorm2d", (2, 3, 4, 5))], ids=str
+)
 def test_batch_norm_without_weights_equals_pytorchs(dev, rng, kind, shape):
     ours = {"BatchNorm1d": BatchNorm1d, "BatchNorm2d": BatchNorm2d}[kind](shape[1], affine=False, device=dev)
     theirs = getattr(torch.nn, kind)(shape[1], affine=False)
