@@ -373,11 +373,9 @@ def _restored(values: np.ndarray, name: str, requires_grad: bool) -> Tensor:
 
 
 def from_dlpack(array: Any, device: str | Device | None = None) -> Tensor:
-    """Wrap another library's array (NumPy, PyTorch, JAX, CuPy) as a tensor.
-
-    The memory is shared if it is float32, C-contiguous and writable. Else it is copied; JAX's arrays, which never change, are.
-    The other way, `numpy.from_dlpack(t)`, `torch.from_dlpack(t)` and `jax.numpy.from_dlpack(t)` share the memory of a tensor t;
-    JAX only if it begins at a multiple of 64 bytes, as that of results of at least 64 KiB does.
+    """Wrap another library's array (NumPy, PyTorch, JAX, CuPy) as a tensor; memory that is float32, C-contiguous and writable
+    is shared. The other way, `from_dlpack` of NumPy, PyTorch and JAX share the memory of a tensor; JAX only if it begins at a
+    multiple of 64 bytes, as that of results of at least 64 KiB does.
 
     Parameters
     ----------

@@ -107,15 +107,6 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             If the loss is not finite in the first epoch; the Net is unchanged.
         KeyboardInterrupt, DeviceFailure
             If training is interrupted, or a device fails (`objective`).
-
-        Examples
-        --------
-        >>> import torch
-        >>> from numbanet import Net
-        >>> samples = torch.utils.data.TensorDataset(torch.eye(8).repeat(8, 1), torch.arange(8).repeat(8))
-        >>> loader = torch.utils.data.DataLoader(samples, batch_size=16, shuffle=True)
-        >>> float(Net((32,), learning_rate=0.1, epochs=20).fit(batches=loader).score(torch.eye(8), torch.arange(8)))
-        1.0
         """
         saver = self._saver(checkpoint, every, keep, dropout=dropout, dropout_rate=dropout_rate)
         run, data = self._begun(X, y, sample_weight, dropout, dropout_rate, validation, batches, saver)
