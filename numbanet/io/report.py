@@ -85,6 +85,8 @@ def report(net: Any, path: str | os.PathLike, X: Any = None, y: Any = None) -> N
     ------
     TypeError
         If only one of X and y is given.
+    ValueError
+        If the samples do not fit, or `history_` is empty.
     FileNotFoundError, IsADirectoryError, PermissionError
         If the file cannot be written.
     sklearn.exceptions.NotFittedError
@@ -93,6 +95,8 @@ def report(net: Any, path: str | os.PathLike, X: Any = None, y: Any = None) -> N
         If matplotlib is missing.
     """
     check_is_fitted(net, "model_")
+    if not net.history_:
+        raise ValueError("report: the estimator has no history of a training")
     text = hasattr(net, "vocabulary_")
     if (X is None) != (y is None) and not (text and y is None):
         raise TypeError("report: samples and their targets belong together: give X and y")
@@ -304,6 +308,8 @@ def _epoch_seconds(net: Any, dropout: Any, X: Any, y: Any) -> float:
 
 
 def _confusion(classes: np.ndarray, y: np.ndarray, found: np.ndarray) -> list[str]:
+    known = np.isin(y, classes)  # others were never learned
+    y, found = y[known], found[known]
     counts = np.zeros((len(classes), len(classes)), int)
     np.add.at(counts, (np.searchsorted(classes, y), np.searchsorted(classes, found)), 1)
     parts = ["<h3>Confusion matrix</h3>"]

@@ -133,6 +133,11 @@ def test_pages_of_all_kinds(tmp_path, rng):
     odd = Net((8,), dropout="bernoulli", epochs=2).fit(X, names[Y % 2])
     odd.report(tmp_path / "odd.html", X_TEST, names[Y_TEST % 2])
     assert read(tmp_path / "odd.html").tables[0][0] == ["", "<b>&\"'", "yes"]
+    odd.report(tmp_path / "odd.html", X_TEST, np.array(["<b>&\"'", "new"])[Y_TEST % 2])
+    assert [row[-1] for row in read(tmp_path / "odd.html").tables[0]][0] == "yes"
+    odd.save(tmp_path / "odd")
+    Net.load(tmp_path / "odd").report(tmp_path / "loaded.html", X_TEST, names[Y_TEST % 2])
+    assert len(read(tmp_path / "loaded.html").tables[1]) == 3
     many = rng.integers(0, 30, len(X))
     Net((8,), epochs=1).fit(X, many).report(tmp_path / "many.html", X[:99], many[:99])
     assert read(tmp_path / "many.html").seen.count("image") == 2  # the matrix, and the scale of its colours
