@@ -7,7 +7,7 @@ binary    add, sub, mul, div, maximum, minimum, pow = a^b; greater, greater_equa
 backward  relu_grad = scale*dy if y > 0, else 0; tanh_grad = dy (1 - y^2); sigmoid_grad = dy y (1 - y);
           gelu_grad = dy (Phi(x) + x phi(x)) with phi the density of the standard normal
 
-NaN propagates, except that comparisons with NaN give 0, and 1^NaN = 1. `out` may be one of the arguments. Arrays are C-contiguous.
+NaN propagates, but comparisons with NaN give 0, and 1^NaN = 1. `out` may be one of the arguments. Arrays are C-contiguous.
 """
 
 from __future__ import annotations
