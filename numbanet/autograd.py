@@ -69,12 +69,16 @@ def op(fn: Callable[..., tuple[Any, Sequence[Callable]]] | None = None, *, fuses
     if fn is None:
         return functools.partial(op, fuses=fuses)
     name = fn.__name__.strip("_")
-    kinds = [p.kind for p in inspect.signature(fn).parameters.values()]
+    signature = inspect.signature(fn)
+    parameters = list(signature.parameters.values())[1:]  # callers give no device
+    kinds = [p.kind for p in parameters]
     many = inspect.Parameter.VAR_POSITIONAL in kinds
-    most = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD) - 1
+    most = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
     @functools.wraps(fn)
     def run(*inputs: Any, **static: Any) -> Tensor:
+        if len(inputs) > most and not many:
+            raise TypeError(_too_many(name, parameters, len(inputs)))
         dev = common_device(name, inputs)
         tensors = tuple([x if isinstance(x, Tensor) or x is None else Tensor(x, dev) for x in inputs])
         arrays = [None if t is None else t.data for t in tensors]
@@ -87,7 +91,15 @@ def op(fn: Callable[..., tuple[Any, Sequence[Callable]]] | None = None, *, fuses
         left_out = (None,) * (len(vjps) - len(tensors))
         return Tensor.wrap(array, dev, True, Node(name, tensors + left_out, vjps, static, fuses))
 
+    vars(run)["__signature__"] = signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
     return run
+
+
+def _too_many(name: str, parameters: Sequence[inspect.Parameter], given: int) -> str:
+    """Return the text of the error of an op that is given more inputs than it has."""
+    inputs, others = ([p.name for p in parameters if (p.kind is p.KEYWORD_ONLY) is static] for static in (False, True))
+    named = f"; give the others by name: {', '.join(f'{other}=…' for other in others)}" * bool(others)
+    return f"{name}: {given} inputs given, but it has {len(inputs)}, {', '.join(inputs)}{named}"
 
 
 def common_device(name: str, inputs: Sequence[Any]) -> Device:

@@ -331,6 +331,12 @@ OF_NUMBERS: dict[str, type[Loss]] = {
     "quantile": Quantile,
 }
 OF_CLASSES: dict[str, type[Loss]] = {"cross_entropy": CrossEntropy}
+ELSEWHERE = {  # the name of a loss in other libraries: the name here
+    **dict.fromkeys(("mse", "mean_squared_error", "l2", "squared_loss"), "squared_error"),
+    **dict.fromkeys(("mae", "mean_absolute_error", "l1"), "absolute_error"),
+    **dict.fromkeys(("log_loss", "nll", "categorical_crossentropy", "sparse_categorical_crossentropy"), "cross_entropy"),
+}
+COUNTS = "FunctionLoss(lambda output, y: (output.exp() - y * output).sum(axis=1), link=lambda output: output.exp())"
 
 
 def loss_named(loss: Any, known: Mapping[str, type[Loss]] = OF_NUMBERS) -> Loss:
@@ -356,7 +362,10 @@ def loss_named(loss: Any, known: Mapping[str, type[Loss]] = OF_NUMBERS) -> Loss:
             raise ValueError(f"loss: {loss!r} is for another kind of target; choose {names}, or a Loss subclass")
         return loss
     if isinstance(loss, type) or not callable(loss):
-        raise ValueError(f"there is no loss {loss!r}; choose {names}, or give a Loss or a function(output, target)")
+        here = ELSEWHERE.get(loss, "") if isinstance(loss, str) else ""
+        said = f" here it is {here!r};" * (here in known)
+        said = f" for counts give {COUNTS};" if loss == "poisson" and "squared_error" in known else said
+        raise ValueError(f"there is no loss {loss!r};{said} choose {names}, or give a Loss or a function(output, target)")
     return FunctionLoss(loss)
 
 

@@ -32,11 +32,16 @@ def check_target(path: str | os.PathLike) -> Path:
     return path
 
 
-def learning_curves(histories: Mapping[str, Sequence[Mapping[str, float]]], path: str | os.PathLike, title: str = "") -> Path:
+def learning_curves(
+    histories: Mapping[str, Sequence[Mapping[str, float]]],
+    path: str | os.PathLike,
+    title: str = "",
+    held_out: str = "test accuracy",
+) -> Path:
     """Write a picture with three plots to `path`: the score by epoch, the score by seconds of training, and the training loss
     by epoch. `histories` maps a label to the `history_` of a fitted net; each history is one line of a plot. The score is
-    `validation_score` if the history has it. Seconds are counted from the end of the first epoch, because the first epoch may
-    include compilation.
+    `validation_score` if the history has it, and `held_out` says what that is. Seconds are counted from the end of the first
+    epoch, because the first epoch may include compilation.
     """
     path = check_target(path)
     from matplotlib.figure import Figure
@@ -64,8 +69,8 @@ def learning_curves(histories: Mapping[str, Sequence[Mapping[str, float]]], path
         by_seconds.plot(seconds[-1], scores[-1], mark, color=line.get_color(), markersize=10)
         shown += filter(math.isfinite, scores[len(scores) // 5 :])
         loss_axes.plot(epochs, [record["loss"] for record in history], **style)
-    held_out = all("validation_score" in record for history in histories.values() for record in history)
-    score = "test accuracy" if held_out else "training score"
+    scored = all("validation_score" in record for history in histories.values() for record in history)
+    score = held_out if scored else "training score"
     by_epoch.set(xlabel="epoch", ylabel=score)
     by_seconds.set(xlabel="seconds of training after the first epoch", ylabel=score)
     by_seconds.set_title("large marks: the last epoch", loc="left", fontsize=9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 import warnings
 from collections.abc import Sequence
@@ -119,9 +118,11 @@ class Tensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         values = self.numpy()
-        if copy is False and self.device.name != "cpu":
-            raise ValueError("a tensor on another device cannot become a NumPy array without a copy")
-        return np.array(values, dtype) if copy or (dtype is not None and dtype != values.dtype) else values
+        converted = dtype is not None and dtype != values.dtype
+        if copy is False and (converted or self.device.name != "cpu"):
+            what = f"as {np.dtype(dtype)}" if converted else "on another device"
+            raise ValueError(f"a {values.dtype} tensor cannot become a NumPy array {what} without a copy")
+        return np.array(values, dtype) if copy or converted else values
 
     @property
     def __cuda_array_interface__(self) -> dict:
@@ -233,14 +234,10 @@ class Tensor:
         return ops.matmul(other, self)
 
     def __pow__(self, exponent):
-        if isinstance(exponent, Tensor):
-            raise TypeError("x ** e: the exponent must be a number; for tensors write (x.log() * e).exp()")
-        return ops.power(self, exponent=float(exponent))
+        return ops.pow(self, exponent)
 
     def __rpow__(self, base):
-        if not (isinstance(base, (int, float)) and base > 0):
-            raise TypeError(f"b ** x: the base must be a number above 0, got {base!r}")
-        return ops.exp(ops.affine(self, mul=math.log(base)))
+        return ops.pow(base, self)
 
     def __abs__(self):
         return ops.abs(self)
@@ -376,7 +373,9 @@ def _restored(values: np.ndarray, name: str, requires_grad: bool) -> Tensor:
 
 
 def from_dlpack(array: Any, device: str | Device | None = None) -> Tensor:
-    """Wrap another library's array (NumPy, PyTorch, CuPy) as a tensor, without a copy if the device allows it.
+    """Wrap another library's array (NumPy, PyTorch, JAX, CuPy) as a tensor; memory that is float32, C-contiguous and writable
+    is shared. The other way, `from_dlpack` of NumPy, PyTorch and JAX share the memory of a tensor; JAX only if it begins at a
+    multiple of 64 bytes, as that of results of at least 64 KiB does.
 
     Parameters
     ----------

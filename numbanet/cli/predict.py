@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import datasets
+from . import own_data
 from .arguments import add_device
 
 
@@ -17,8 +18,9 @@ def add(commands: Any) -> None:
     parser = commands.add_parser("predict", help="predict with a saved network, one line per sample")
     parser.add_argument("network", type=Path, help="a file written by train --save or Net.save")
     parser.add_argument(
-        "samples", help=f"a .npy file, a .csv file that contains only numbers, or the test set of {', '.join(datasets.IMAGES)}"
+        "samples", help=f"a .npy or .csv file that contains only numbers, or the test set of {', '.join(datasets.IMAGES)}"
     )
+    parser.add_argument("--target", metavar="COLUMN", help="column of the file that is predicted: it is left out, and scored")
     parser.add_argument("--probabilities", action="store_true", help="print class probabilities, after a line of class names")
     add_device(parser)
     parser.set_defaults(run=run)
@@ -32,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     net = saving.load((Net, NetRegressor), options.network, options.device)
     if options.probabilities and not isinstance(net, Net):
         raise ValueError(f"--probabilities: {options.network} holds a {type(net).__name__}, which has no classes")
-    X, y = _samples(options.samples, net.input_shape_)
+    X, y = _samples(options.samples, net.input_shape_, options.target)
     if options.probabilities:
         print(*net.classes_, sep=",")
     for row in net.predict_proba(X) if options.probabilities else net.predict(X):
@@ -42,18 +44,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _samples(source: str, shape: tuple[int, ...]):
-    """Return (X, y), test samples of a data set, in the input shape if sizes match; or (X, None) if `source` is a file."""
-    import numpy as np
-
+def _samples(source: str, shape: tuple[int, ...], target: str | None):
+    """Return (X, y), test samples of a data set, in the input shape if sizes match; or samples of the file `source`, whose y is
+    None without a target.
+    """
     if source in datasets.IMAGES:
         X, y = datasets.load(source)[2:]
         return X.reshape(len(X), *shape) if X[0].size == math.prod(shape) else X, y
-    try:
-        if source.endswith(".npy"):
-            return np.load(source, allow_pickle=False), None
-        if source.endswith(".csv"):
-            return np.loadtxt(source, np.float32, delimiter=",", ndmin=2), None
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{source}: {error}") from error
-    raise ValueError(f"samples must be a .npy or .csv file, or one of {', '.join(datasets.IMAGES)}; got {source!r}")
+    if not own_data.is_file(source):
+        raise ValueError(f"samples must be a .npy or .csv file, or one of {', '.join(datasets.IMAGES)}; got {source!r}")
+    return own_data.read(source, target)[:2]

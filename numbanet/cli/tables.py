@@ -9,10 +9,10 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     """Print a table with the names of the columns above the rows; if `narrow`, without lines between the columns."""
     from rich import box
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     table = Table(
-        *columns,
+        *(Column(name, overflow="fold") for name in columns),  # nothing is cut off
         title=title or None,
         title_justify="left",
         box=box.SIMPLE if narrow else box.HEAVY_HEAD,

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import datasets
 from ..dropout import POLICIES
+from . import own_data
 from .arguments import add_device, interval, list_of
 from .tables import print_table
 
 if TYPE_CHECKING:
-    from .. import Net
+    from .. import Net, NetRegressor
 
 
 def add(commands: Any) -> None:
@@ -26,20 +27,38 @@ def add(commands: Any) -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(
-        "--data", default="digits", choices=datasets.IMAGES, help="data set; each image becomes a row of numbers"
+        "--data",
+        default="digits",
+        metavar="DATA",
+        help=f"{', '.join(datasets.IMAGES)}, whose images become rows of numbers; or a .csv or .npy file with --target",
+    )
+    parser.add_argument(
+        "--target",
+        metavar="COLUMN",
+        help="name or number of the column of the file that is predicted: integers and words are classes, other numbers values",
+    )
+    parser.add_argument("--regression", action="store_true", help="predict integers of the target column as values")
+    parser.add_argument("--test", default=0.2, type=float, metavar="SHARE", help="share of a file's rows that are the test set")
+    parser.add_argument(
+        "--validation",
+        default=0.1,
+        type=float,
+        metavar="SHARE",
+        help="share of the training set to score in each epoch; 0: none",
     )
     parser.add_argument("--layers", default="256,256", type=list_of(int), help="widths of the hidden layers")
     parser.add_argument("--dropout", default="rdp", help=f"{', '.join(names)} or auto, which chooses")
     parser.add_argument("--rate", default="0.5", type=list_of(float), help="dropout rate, or one per hidden layer")
-    parser.add_argument("--epochs", default=20, type=int)
-    parser.add_argument("--batch-size", default=128, type=int)
+    parser.add_argument("--epochs", type=int, help="20, or as many as make 1000 steps, if not given")
+    parser.add_argument("--batch-size", type=int, help="128, or fewer of a small data set, if not given")
     parser.add_argument("--learning-rate", type=float, help="0.01 for sgd and 0.001 for adam if not given")
     parser.add_argument("--momentum", default=0.9, type=float)
-    parser.add_argument("--optimizer", default="sgd", help="sgd, adam or adamw")
+    parser.add_argument("--optimizer", help="sgd, adam or adamw; if not given sgd, and adam for a regression")
     add_device(parser)
     parser.add_argument("--precision", default="float32", help="float32, or tf32 for products on CUDA's tensor cores")
     parser.add_argument("--n-jobs", type=int, metavar="N", help="maximal number of CPU threads; all if not given")
     parser.add_argument("--seed", default=0, type=int)
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write a report, one HTML page, to this file")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write the learning curves to this PNG, PDF or SVG file")
     parser.add_argument("--save", type=Path, metavar="FILE", help="save the trained network to this safetensors file")
     parser.add_argument(
@@ -55,42 +74,27 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train a network, print the results, save the network and plot the learning curves."""
-    from .. import Net, plots
+    """Train a network, print the results, save the network, plot the learning curves and write the report."""
+    from .. import plots
     from ..arguments import check_target
     from ..parallel.joining import opened
 
-    if options.save:
-        check_target(options.save)
-    if options.plot:
-        plots.check_target(options.plot)
-    rate = options.rate[0] if len(options.rate) == 1 else options.rate
+    for path in (options.save, options.report):
+        if path:
+            check_target(path)
+    if options.plot or options.report:
+        plots.check_target(options.plot or Path("report.svg"))
     if (options.resume or options.every) and not options.checkpoint:
         raise ValueError("--resume and --every are for checkpoints: give their folder, --checkpoint FOLDER")
-    net = Net(
-        options.layers,
-        dropout=options.dropout,
-        dropout_rate=rate,
-        epochs=options.epochs,
-        batch_size=options.batch_size,
-        learning_rate=options.learning_rate,
-        momentum=options.momentum,
-        optimizer=options.optimizer,
-        device=options.device,
-        precision=options.precision,
-        n_jobs=options.n_jobs,
-        random_state=options.seed,
-        parallel="mpi" if options.mpi else None,
-        verbose=0 if options.quiet else 1,
-    )
+    splits = _splits(options)
+    net = _estimator(options, splits.regression)
     net.check()
     if options.resume and any(options.checkpoint.glob("checkpoint-*.safetensors")):
-        net = Net.resume(options.checkpoint, **net.get_params())  # which refuses other parameters than those of the checkpoint
-    X, y, X_test, y_test = datasets.load(options.data)
-    X, X_test = (part.reshape(len(part), -1) for part in (X, X_test))
+        # which refuses other parameters than those of the checkpoint
+        net = type(net).resume(options.checkpoint, **net.get_params())
     interrupted = False
     try:
-        net.fit(X, y, validation=(X_test, y_test), checkpoint=options.checkpoint, every=options.every)
+        net.fit(*splits.train, validation=splits.validation, checkpoint=options.checkpoint, every=options.every)
     except KeyboardInterrupt as error:
         if not hasattr(net, "model_"):
             raise  # no epoch was completed, so there is nothing to save
@@ -98,28 +102,115 @@ def run(options: argparse.Namespace) -> int:
         print(f"numbanet: {error}", file=sys.stderr)
     if options.mpi and not opened("mpi").first:
         return 130 if interrupted else 0
-    _print_result(net, options)
-    if options.save:
-        net.save(options.save)
-        print(f"saved: {options.save}")
-    if options.plot:
-        plots.learning_curves({options.dropout: net.history_}, options.plot)
-        print(f"learning curves: {options.plot}")
+    _print_result(net, options, splits)
+    _write(net, options, splits)
     return 130 if interrupted else 0
 
 
-def _print_result(net: Net, options: argparse.Namespace) -> None:
+class Splits(NamedTuple):
+    """The samples and targets of training, validation (None without) and test."""
+
+    train: tuple[Any, Any]
+    validation: tuple[Any, Any] | None
+    test: tuple[Any, Any]
+    regression: bool = False
+    scaling: tuple[Any, Any] | None = None  # mean and deviation of the features, which `_write` puts into the saved network
+
+
+def _splits(options: argparse.Namespace) -> Splits:
+    """Load the data, and hold out validation samples, and test samples of a file; features of a file are standardised."""
+    import numpy as np
+
+    for name, value in (("--test", options.test), ("--validation", options.validation)):
+        if not 0 <= value < 1 or (name == "--test" and not value):
+            raise ValueError(f"{name} must be a share between 0 and 1, got {value}")
+    if not own_data.is_file(options.data):
+        if options.target or options.regression:
+            raise ValueError(f"--target and --regression are for files: {options.data} is no .csv or .npy file")
+        X, y, X_test, y_test = datasets.load(options.data)
+        X, X_test = (part.reshape(len(part), -1) for part in (X, X_test))
+        train, validation = _split(X, y, options.validation, options.seed, False)
+        return Splits(train, validation, (X_test, y_test))
+    if options.target is None:
+        raise ValueError(f"--target: give the name or the number of the column of {options.data} that is predicted")
+    X, y, _ = own_data.read(options.data, options.target)
+    if options.regression and y is not None and y.dtype.kind == "U":
+        raise ValueError(f"--regression: the column {options.target!r} of {options.data} is text")
+    regression = options.regression or (y is not None and y.dtype.kind == "f")
+    if not np.isfinite(X).all():
+        raise ValueError(f"{options.data}: a feature is missing or infinite")
+    rest, test = _split(X, y, options.test, options.seed, regression)
+    mean, deviation = rest[0].mean(0), rest[0].std(0)
+    deviation[deviation == 0] = 1
+    train, validation = _split((rest[0] - mean) / deviation, rest[1], options.validation, options.seed, regression)
+    return Splits(train, validation, ((test[0] - mean) / deviation, test[1]), regression, (mean, deviation))
+
+
+def _split(X: Any, y: Any, share: float, seed: int, regression: bool) -> tuple[tuple[Any, Any], Any]:
+    """Return (X, y) of the rest, and (X, y) of the held-out share, None if the share is 0; by class if each class suffices."""
+    if not share:
+        return (X, y), None
+    import numpy as np
+    from sklearn.model_selection import train_test_split
+
+    least = 0 if regression else np.unique(y, return_counts=True)[1].min()
+    stratify = y if least * min(share, 1 - share) >= 1 else None
+    X, held_X, y, held_y = train_test_split(X, y, test_size=share, random_state=seed, stratify=stratify)
+    return (X, y), (held_X, held_y)
+
+
+def _estimator(options: argparse.Namespace, regression: bool) -> Net | NetRegressor:
+    from .. import Net, NetRegressor
+
+    return (NetRegressor if regression else Net)(
+        options.layers,
+        dropout=options.dropout,
+        dropout_rate=options.rate[0] if len(options.rate) == 1 else options.rate,
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        learning_rate=options.learning_rate,
+        momentum=options.momentum,
+        optimizer=options.optimizer or ("adam" if regression else "sgd"),
+        device=options.device,
+        precision=options.precision,
+        n_jobs=options.n_jobs,
+        random_state=options.seed,
+        parallel="mpi" if options.mpi else None,
+        verbose=0 if options.quiet else 1,
+    )
+
+
+def _print_result(net: Net | NetRegressor, options: argparse.Namespace, splits: Splits) -> None:
+    score = net.score(*splits.test)
     print_table(
         "",
-        ["data", "dropout", "epochs", "test accuracy", "s / epoch", "FLOPs done"],
+        ["data", "dropout", "epochs", "test R²" if splits.regression else "test accuracy", "s / epoch", "FLOPs done"],
         [
             [
                 options.data,
                 options.dropout,
                 str(net.n_iter_),
-                f"{net.history_[-1]['validation_score']:.2%}",
+                f"{score:.4f}" if splits.regression else f"{score:.2%}",
                 f"{sum(r['seconds'] for r in net.history_) / net.n_iter_:.3f}",
                 f"{sum(r['flops_share'] for r in net.history_) / net.n_iter_:.0%}",
             ]
         ],
     )
+
+
+def _write(net: Net | NetRegressor, options: argparse.Namespace, splits: Splits) -> None:
+    """Write the files that the options name."""
+    from .. import Normalize, plots
+
+    if options.report:
+        net.report(options.report, *splits.test)
+        print(f"report: {options.report}")
+    if options.plot:
+        held_out = f"validation {'R²' if splits.regression else 'accuracy'}"
+        plots.learning_curves({options.dropout: net.history_}, options.plot, held_out=held_out)
+        print(f"learning curves: {options.plot}")
+    if options.save:
+        if splits.scaling:  # so that the saved network takes the features as they are in the file
+            net.model_.layers.insert(0, Normalize(*splits.scaling, device=next(net.model_.parameters()).device))
+        net.save(options.save)
+        print(f"saved: {options.save}")

@@ -42,6 +42,11 @@ class Dropout(abc.ABC):
     """
 
     name: ClassVar[str]
+    # what to do, for the error of layers if a policy is among them
+    no_layer: ClassVar[str] = (
+        "it is a kind of dropout: give the estimator the layers alone, and dropout='rdp', dropout_rate=0.5 for what it drops "
+        "between them"
+    )
     drops: ClassVar[str] = ""  # what a step drops, in words, for the table of kinds
     computes: ClassVar[str] = "all"  # the share of the FLOPs that is computed at rate p, as a formula, for the table of kinds
     style: ClassVar[Style] = Style()
@@ -58,6 +63,11 @@ class Dropout(abc.ABC):
     shuffle: int | None = None  # number of epochs after which neurons are reordered (`Reordering`); None: never
 
     def __init__(self, rate: Rate = 0.5) -> None:
+        if type(self).plan is Dropout.plan:
+            raise TypeError(
+                f"{type(self).__name__} is no kind of dropout, as it has no method plan, and no layer: choose a kind by its "
+                "name, Net(layers, dropout='bernoulli', dropout_rate=0.5), or make an object of its class, such as RowDropout"
+            )
         several = isinstance(rate, (Sequence, np.ndarray)) and not isinstance(rate, str)
         given: Any = rate
         rates = tuple(given) if several else (given,)
@@ -199,7 +209,6 @@ class Dropout(abc.ABC):
         """
         return [1.0] * (layers + 1)
 
-    @abc.abstractmethod
     def plan(self, site: Site, rng: np.random.Generator) -> Plan | None:
         """Draw the plan of a site for one step, before the step.
 
@@ -215,6 +224,7 @@ class Dropout(abc.ABC):
         Plan or None
             None if everything is computed.
         """
+        raise NotImplementedError(f"{type(self).__name__} defines no plan")
 
     def plans(self, model: Sequential | Tree, rng: np.random.Generator) -> dict[str, Plan]:
         """Return a dict that maps the path of a site to its plan for a step, except where everything is computed."""

@@ -79,6 +79,12 @@ class Estimator(Settings):
 
         export(self, path)
 
+    def report(self, path: str | os.PathLike, X: Any = None, y: Any = None) -> None:
+        """Write what the training was, and what it reached, as one HTML page; `numbanet.io.report` describes it."""
+        from ..io import report
+
+        report(self, path, X, y)
+
     @classmethod
     def load(cls, path: str | os.PathLike, device: str | Device | None = None) -> Estimator:
         """Load an estimator from a file that `save` wrote. Nothing in the file is executed or unpickled.

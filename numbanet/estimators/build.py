@@ -7,9 +7,11 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from ..arguments import is_integer
 from ..device import Device
 from ..dropout import Dropout
 from ..layers import ACTIVATIONS, Layer, Linear, Sequential, Shuffle
@@ -54,14 +56,39 @@ def build(
     return Sequential(layers)
 
 
+def widths_of(layers: object) -> tuple[int, ...]:
+    """Return the parameter `layers` as the widths of the hidden layers; raise ValueError, or TypeError, if they are invalid."""
+    widths = (layers,) if isinstance(layers, numbers.Integral) else layers
+    if isinstance(widths, (list, tuple)) and any(isinstance(layer, Layer) for layer in widths):
+        Sequential(widths)  # raises the error, because not all are layers
+    if (
+        isinstance(widths, (str, bytes))
+        or not isinstance(widths, (Sequence, np.ndarray))
+        or not all(is_integer(n) and n > 0 for n in widths)
+    ):
+        raise ValueError(
+            f"layers must be the widths of the hidden layers, such as (256, 256), or a list of layers; got {layers!r}"
+        )
+    return tuple(int(n) for n in widths)
+
+
+def as_rows(X: Any, shape: Sequence[int] | None) -> Any:
+    """Return images X (N, C, H, W), or (N, H, W) of one channel, as rows, where `shape` is (C, H, W); return other X."""
+    lengths = tuple(shape) if isinstance(shape, (Sequence, np.ndarray)) else ()
+    images = len(lengths) == 3 and getattr(X, "shape", ())[1:] in (lengths, lengths[lengths[0] == 1 :])
+    return X.reshape(len(X), -1) if images else X
+
+
 def as_images(X: np.ndarray, shape: Sequence[int] | None) -> np.ndarray:
     """Return flat samples X as images (N, C, H, W), where `shape` is (C, H, W); return X if it is not flat or shape is None."""
-    if shape is None or X.ndim != 2:
+    if shape is None or X.ndim not in (2, 3):
         return X
     lengths = tuple(shape) if isinstance(shape, (Sequence, np.ndarray)) else ()
     positive = all(isinstance(n, numbers.Integral) and n > 0 for n in lengths)
-    if len(lengths) != 3 or not positive or X.shape[1] != math.prod(lengths):
-        raise ValueError(f"image_shape must be (C, H, W) with {X.shape[1]} values, as X has, got {shape!r}")
+    if len(lengths) != 3 or not positive or X.shape[1:] != (math.prod(lengths),):
+        gray = f"(1, {', '.join(map(str, X.shape[1:]))}) for X {X.shape}, images of one channel"
+        wanted = gray if X.ndim == 3 else f"(C, H, W) with {X.shape[1]} values, as X has"
+        raise ValueError(f"image_shape must be {wanted}, got {shape!r}")
     return X.reshape(len(X), *lengths)
 
 

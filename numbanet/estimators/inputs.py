@@ -15,6 +15,12 @@ def validated(net: Any, X: Any, y: tuple[Any, ...], y_options: dict[str, Any], *
     """Return what scikit-learn's `validate_data` returns for X, or for X and y. If X is a large memory-mapped array of numbers,
     it becomes a `Mapped`, which is read once here, in chunks, to find numbers that are not finite.
     """
+    shape = getattr(X, "shape", ())
+    if len(shape) > 2 and not options["allow_nd"]:
+        raise ValueError(
+            f"X {tuple(shape)}: layers that are given by their widths take flat samples, X.reshape(len(X), -1); images are for "
+            "a network of convolutions, such as layers='lenet5', and sequences for a list of layers"
+        )
     if not is_large(X) or options["dtype"] == "numeric":
         return validate_data(net, X, *y, **options, **(y_options if y else {}))
     some = np.array(X[:2])

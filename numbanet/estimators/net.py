@@ -253,6 +253,11 @@ class Net(ClassifierMixin, Supervised):
         y = np.float32(y != 0)
         if reset:
             self.classes_ = np.arange(y.shape[1])
+            if len(y) > 1 and classes is None and (y.sum(1) == 1).all():
+                warn(
+                    "y has exactly one 1 in each row: its columns are learned as labels of which a sample may have several; if "
+                    "y is one-hot, give y.argmax(axis=1), one class for each sample"
+                )
         if y.shape[1] != len(self.classes_) or (classes is not None and len(classes) != len(self.classes_)):
             raise ValueError(f"y has {y.shape[1]} labels, but {len(self.classes_)} are known, classes={classes!r}")
         return y
@@ -351,8 +356,10 @@ class NetRegressor(RegressorMixin, Supervised):
     least_to_score = 2  # R² is undefined for one sample
 
     def predict(self, X) -> np.ndarray:
-        """Return the predicted values (n_samples,), or (n_samples, n_outputs) if y had several columns."""
-        return self._as_given(self._task().answer(device("cpu"), self._output(X)))
+        """Return the predicted values (n_samples,), or (n_samples, n_outputs) if y had several columns. As in scikit-learn
+        they are float32 if X is, else float64."""
+        values = self._as_given(self._task().answer(device("cpu"), self._output(X)))
+        return values.astype(np.float32) if str(getattr(X, "dtype", "")).endswith("float32") else values
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import json
 import textwrap
@@ -312,6 +313,7 @@ ELSEWHERE = {  # scikit-learn's name of a parameter: (the name here, further exp
     "n_iter_no_change": ("patience", ", of early_stopping"),
     "tol": ("early_stopping", ", which uses held-out samples; without it all epochs are trained"),
     "power_t": ("learning_rate_schedule", ", a function of the epoch"),
+    "max_fun": ("epochs", "; there is no L-BFGS here, whose calls it counts"),
     "shuffle": ("random_state", ": the order of samples is always random, and determined by it"),
     **dict.fromkeys(
         ("beta_1", "beta_2", "epsilon"),
@@ -321,9 +323,14 @@ ELSEWHERE = {  # scikit-learn's name of a parameter: (the name here, further exp
 
 
 def hint(name: str, known: Mapping[str, Any]) -> str:
-    """Return the end of an error message: what a parameter of scikit-learn's networks is called here; "" for other names."""
+    """Return the end of an error message about an unknown parameter: what scikit-learn's parameter of this name is called here,
+    or a similar name; "" if there is none.
+    """
     here, more = ELSEWHERE.get(name, ("", ""))
-    return f": here it is {here!r}{more}" if here in known and name not in known else ""
+    if here in known and name not in known:
+        return f": here it is {here!r}{more}"
+    similar = [] if name in known or "__" in name else difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {similar[0]!r}?" if similar else ""
 
 
 def storing(parameters: Mapping[str, Parameter]) -> Callable[..., None]:

@@ -15,7 +15,19 @@ TAKES = "batches must be a list of (X, y) or (X, y, sample_weight), or a functio
 
 
 class Streaming:
-    """What an estimator does with batches; the base class of estimators that learn from samples."""
+    """What an estimator does with batches; the base class of estimators that learn from samples.
+
+    Examples
+    --------
+    A DataLoader of PyTorch is read once before training, and once in each epoch, in its own order:
+
+    >>> import torch
+    >>> from numbanet import Net
+    >>> samples = torch.utils.data.TensorDataset(torch.eye(8).repeat(8, 1), torch.arange(8).repeat(8))
+    >>> loader = torch.utils.data.DataLoader(samples, batch_size=16, shuffle=True)
+    >>> float(Net((32,), learning_rate=0.1, epochs=20).fit(batches=loader).score(torch.eye(8), torch.arange(8)))
+    1.0
+    """
 
     _by_step: bool
     class_weight: Any

@@ -7,7 +7,6 @@ import copy
 import dataclasses
 import functools
 import math
-import numbers
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +18,6 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
 from numbanet_kernels.runtime.interrupt import deferred
 
-from ..arguments import is_integer
 from ..dropout import Dropout, Rate, automatic
 from ..layers import ACTIVATIONS, INITS, ActivationSpec, Layer, Sequential
 from ..losses import Loss, loss_named
@@ -28,14 +26,14 @@ from ..training.augment import Augmentation
 from ..training.baseline_check import unfinished, verdict
 from ..training.data import Data, on_device
 from ..training.inference import Predictor
-from ..training.large.mapped import Mapped
+from ..training.large.rows import Rows, SparseRows, is_large
 from ..training.large.streamed import Streamed
 from ..training.loop import train
 from ..training.run import Run
 from ..training.validation import Validation
 from ..user_warnings import warn
 from .base import Estimator
-from .build import as_images, build, merged
+from .build import as_images, as_rows, build, merged, widths_of
 from .held_out import HeldOut
 from .inputs import validated
 from .joint import count, sharded
@@ -82,8 +80,8 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         Parameters
         ----------
         X : array_like or sparse matrix of shape (n_samples, n_features)
-            Finite numbers; (n_samples, …) for layers that take such samples. A sparse matrix becomes a dense one. Of a memory-
-            mapped array of at least 64 MiB (`numpy.load(name, mmap_mode="r")`) only the rows of a batch are in memory.
+            Finite numbers; (n_samples, …) for layers that take such samples. From 64 MiB on, only the rows of a batch are dense
+            of a sparse matrix, and in memory of a memory-mapped array (`numpy.load(name, mmap_mode="r")`).
         y : array_like of shape (n_samples,)
             Labels, or target values; (n_samples, n_outputs) for a regressor with several outputs, or 0 and 1 for a classifier
             with several labels per sample; (n_samples, n_steps) for a classifier with outputs for each time step.
@@ -97,8 +95,9 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             A folder for checkpoints, from which `resume` goes on; how often they are written beside SIGTERM and Ctrl-C: "epoch"
             (default), a number of steps, or a time such as "10 min"; and how many are kept (default 2).
         batches : iterable or callable, optional
-            Instead of X and y: a list, or another iterable that can be read again, of (X, y) or (X, y, sample_weight), each one
-            training step; or a function of the epoch, counted from 0, that returns them. They are read once before training.
+            Instead of X and y: a list, or another iterable that can be read again, such as PyTorch's DataLoader, of (X, y) or
+            (X, y, sample_weight), each one training step; or a function of the epoch, counted from 0, that returns them. They
+            are read once before training.
 
         Raises
         ------
@@ -132,7 +131,7 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             weights = _check_sample_weight(sample_weight, y, dtype=np.float32, ensure_non_negative=True)
             if not weights.sum() > 0:
                 raise ValueError("sample_weight must not be zero for every sample")
-        whole = len(y) <= self._batch(len(y)) and not isinstance(X, Mapped)
+        whole = len(y) <= self._batch(len(y)) and not isinstance(X, Rows)
         if whole and self._criterion().weighs and not sharded():
             X, y, weights = merged(X, y, weights)
         return X, *self._check_target(X, y, weights, reset, **target_options)
@@ -145,6 +144,8 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         shape, and may be integers."""
         any_shape = self._given_layers() or isinstance(self.layers, str)
         symbols = Sequential(self.layers).symbols if self._given_layers() else None
+        if self.image_shape is not None and (reset or self.n_features_in_ == math.prod(self.image_shape)):
+            X = as_rows(X, self.image_shape)  # so that all forms of an image count as the same features
         given = not reset and self._given_layers()  # given layers check shapes themselves (`_takes`)
         checked = validated(
             self,
@@ -160,7 +161,8 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             **options,
         )
         X, *y = checked if y else (checked,)
-        X = X.toarray(order="C") if issparse(X) else X
+        if issparse(X):
+            X = SparseRows(X) if is_large(X.shape) and not symbols else X.toarray(order="C")
         X = as_images(X, self.image_shape)
         if symbols:
             if X.dtype.kind not in "iu" or X.min() < 0 or X.max() >= symbols:
@@ -232,17 +234,7 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         return isinstance(self.layers, Sequence) and len(self.layers) > 0 and all(isinstance(x, Layer) for x in self.layers)
 
     def _widths(self) -> tuple[int, ...]:
-        """Return the widths of the hidden layers; raise ValueError if they are invalid."""
-        widths = (self.layers,) if isinstance(self.layers, numbers.Integral) else self.layers
-        if (
-            isinstance(widths, (str, bytes))
-            or not isinstance(widths, (Sequence, np.ndarray))
-            or not all(is_integer(n) and n > 0 for n in widths)
-        ):
-            raise ValueError(
-                f"layers must be the widths of the hidden layers, such as (256, 256), or a list of layers; got {self.layers!r}"
-            )
-        return tuple(int(n) for n in widths)
+        return widths_of(self.layers)
 
     # --- building -----------------------------------------------------------------------------------------------------
     def _architecture(self):

@@ -13,6 +13,8 @@ import numpy as np
 
 from ..arguments import is_integer
 
+SOME = 100  # tokens that are looked at to refuse sentences
+SENTENCE = 3  # words; a token of fewer may be a phrase
 _MOST = np.iinfo(np.int32).max  # symbols are int32
 
 
@@ -158,6 +160,12 @@ def checked_tokens(tokens: Iterable[Any], least: int = 1) -> list[str] | np.ndar
         raise TypeError(f"text: a list of words or integers expected, got {tokens!r}")
     else:
         tokens = list(tokens)
+    some = tokens[:SOME] if isinstance(tokens, list) and tokens and isinstance(tokens[0], str) else []
+    if sum(isinstance(token, str) and len(token.split()) >= SENTENCE for token in some) > len(some) / 2:
+        raise ValueError(
+            f"text: a list of words expected, but its elements are sentences, such as {some[0][:40]!r}: give "
+            "' '.join(text).split() for words, or list(' '.join(text)) for characters"
+        )
     if len(tokens) < least:
         raise ValueError(f"text: at least {least} token{'s' * (least > 1)} needed, got {len(tokens) or 'an empty text'}")
     if isinstance(tokens, np.ndarray):

@@ -22,7 +22,11 @@ Shape = tuple[int, int, int]
 def _images(model: str, image_shape: Sequence[int], least: int) -> Shape:
     shape = tuple(image_shape) if isinstance(image_shape, (Sequence, np.ndarray)) else ()
     if len(shape) != 3 or not all(isinstance(n, (int, np.integer)) and n > 0 for n in shape) or min(shape[1:]) < least:
-        raise ValueError(f"{model}: image_shape must be (C, H, W) with H and W of at least {least}, got {image_shape!r}")
+        last = len(shape) == 3 and shape[2] in (1, 3) and isinstance(shape[0], int) and min(shape[:2]) >= least
+        way_out = "; channels come first: X.transpose(0, 3, 1, 2)" * last
+        raise ValueError(
+            f"{model}: image_shape must be (C, H, W) with H and W of at least {least}, got {image_shape!r}{way_out}"
+        )
     return shape
 
 
@@ -132,8 +136,10 @@ def vgg19(
 def network(name: str, shape: tuple[int, ...], classes: int, rng: np.random.Generator) -> list[Layer]:
     """Return the layers of the network `name` for samples of shape `shape`; raise ValueError if samples are not images."""
     if len(shape) != 3:
+        gray = f"for images of one channel set image_shape={(1, *shape)}, or give X[:, None]"
         raise ValueError(
-            f"{name} takes images (C, H, W), but X has samples of shape {shape}; for flat samples set image_shape=(C, H, W)"
+            f"{name} takes images (C, H, W), but X has samples of shape {shape}; "
+            f"{gray if len(shape) == 2 else 'for flat samples set image_shape=(C, H, W)'}"
         )
     return MODELS[name](shape, classes, rng=rng)
 

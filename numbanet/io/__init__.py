@@ -4,6 +4,7 @@ to_torch      an estimator or layers -> torch.nn.Module
 from_torch    torch.nn.Module -> Sequential, which `Net` can train further
 export        an estimator -> a file that onnxruntime computes
 model_card    an estimator -> Markdown: parameters, figures, versions
+report        an estimator -> an HTML page: curves, confusion matrix, what was dropped
 
 PyTorch and onnx are imported when they are needed: pip install torch, or numbanet[onnx].
 """
@@ -14,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from .card import model_card
 from .export import export
+from .report import report
 
 if TYPE_CHECKING:
     from torch import nn
 
     from ..layers import Sequential
 
-__all__ = ["export", "from_torch", "model_card", "to_torch"]
+__all__ = ["export", "from_torch", "model_card", "report", "to_torch"]
 
 
 def to_torch(model: Any) -> nn.Module:
@@ -69,7 +71,7 @@ def from_torch(module: nn.Module) -> Sequential:
     TypeError
         If a module has no counterpart, such as one with a `forward` of its own; the message has the path of the first one.
     ValueError
-        If the counterpart does not support an argument of a module, such as `ceil_mode`.
+        If the counterpart does not support an argument of a module, such as `return_indices`.
     ImportError
         If PyTorch is missing.
     """

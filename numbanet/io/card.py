@@ -55,9 +55,8 @@ def model_card(net: Any) -> str:
     """
     check_is_fitted(net, "model_")
     told = facts(net)
-    count = sum(math.prod(tensor.shape) for tensor in net.model_.parameters())
     lines = [
-        f"# {told['class']}: {len(net.model_.layers)} layers, {count:,} parameters",
+        f"# {title(net)}",
         "",
         "```text",
         *str(net.model_).strip("\n").splitlines(),
@@ -65,8 +64,8 @@ def model_card(net: Any) -> str:
         "",
         "## Data",
         "",
-        f"- shape of a sample: {_shape(net)}",
-        *([f"- {len(told['classes'])} classes: {_some(told['classes'])}"] if "classes" in told else []),
+        f"- shape of a sample: {shape_of(net)}",
+        *([f"- {len(told['classes'])} classes: {some(told['classes'])}"] if "classes" in told else []),
         *([f"- vocabulary: {len(told['vocabulary']):,} words"] if "vocabulary" in told else []),
         "- source, and conditions of use: (to be added)",
         "",
@@ -87,6 +86,12 @@ def model_card(net: Any) -> str:
     return "\n".join(lines)
 
 
+def title(net: Any) -> str:
+    """Return the class of an estimator and the size of its network as text."""
+    count = sum(math.prod(tensor.shape) for tensor in net.model_.parameters())
+    return f"{type(net).__name__}: {len(net.model_.layers)} layers, {count:,} parameters"
+
+
 def _changed(net: Any) -> dict[str, str]:
     """The parameters that are not at their defaults."""
     usual = type(net)().get_params(deep=False)
@@ -94,11 +99,13 @@ def _changed(net: Any) -> dict[str, str]:
     return {name: repr(value) for name, value in given.items() if repr(value) != repr(usual[name])}
 
 
-def _shape(net: Any) -> str:
+def shape_of(net: Any) -> str:
+    """Return the shape of a sample as text."""
     shape = getattr(net, "input_shape_", None)
     return "a text" if shape is None else " × ".join(map(str, shape))
 
 
-def _some(classes: list[Any], most: int = 20) -> str:
+def some(classes: list[Any], most: int = 20) -> str:
+    """Return the first `most` classes as text."""
     named = ", ".join(map(str, classes[:most]))
     return named if len(classes) <= most else f"{named}, …"

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..layers import ActivationSpec, Layer
 from ..layers.recurrent import BIASES, WEIGHTS
+from ..ops.border import border_indices
 from ..plans import Plans
 from .classes import class_of
 from .onnx_graph import Graph
@@ -70,9 +71,14 @@ def _linear(graph: Graph, layer: Any, value: Value, dense: np.ndarray | None = N
 
 
 def _conv(graph: Graph, layer: Any, value: Value) -> str:
+    x = value.name
+    for axis, padding in enumerate(layer.border, 2):
+        if padding:
+            at = border_indices(_side(layer, value, axis), padding, layer.padding_mode)
+            x = graph.add("Gather", x, graph.constant(np.int64(at)), axis=axis)
     return graph.add(
         "Conv",
-        value.name,
+        x,
         *_parts(graph, layer, value, "weight", "bias"),
         **_window(layer.window),
         dilations=list(layer.window.dilation),
@@ -85,14 +91,41 @@ def _window(window: Any) -> dict[str, Any]:
     return {"kernel_shape": list(window.kernel), "strides": list(window.stride), "pads": [*window.padding, *window.padding]}
 
 
+def _side(layer: Any, value: Value, axis: int) -> int:
+    """The length of an axis of images; raise TypeError if it is not known."""
+    if (side := value.shape[axis]) is None:
+        raise TypeError(f"layer {value.path}: {layer!r} needs images of a known size")
+    return side
+
+
+def _pool(graph: Graph, op: str, layer: Any, value: Value, **attributes: Any) -> str:
+    """A pooling. What the last windows of `ceil_mode` have beyond the image becomes padding that is never counted, because
+    runtimes differ in what they do beyond it.
+    """
+    x, window = value.name, _window(layer.window)
+    if layer.ceil_mode:
+        sides = [_side(layer, value, axis) for axis in (2, 3)]
+        ends = [
+            max(p, (o - 1) * s + (k - 1) * d + 1 - p - n)
+            for n, o, k, s, p, d in zip(sides, layer.window.positions(*sides), *layer.window)
+        ]
+        if attributes.get("count_include_pad") and any(layer.window.padding):
+            pads = np.array([0, 0, *layer.window.padding] * 2)
+            x = graph.add("Pad", x, graph.constant(pads), graph.constant(np.float32(0)))
+            window["pads"] = [0, 0, *(end - p for end, p in zip(ends, layer.window.padding))]
+        else:
+            window["pads"] = [*layer.window.padding, *ends]
+        attributes = {name: 0 if name == "count_include_pad" else given for name, given in attributes.items()}
+    return graph.add(op, x, **window, **attributes)
+
+
 def _adaptive(graph: Graph, layer: Any, value: Value) -> str:
     """Windows of equal size are those of an average pooling; others are products with matrices of averages."""
     sides = [n for n in value.shape[2:] if n is not None]
     if len(sides) == 2 and all(side % count == 0 for side, count in zip(sides, layer.window, strict=True)):
         kernel = [side // count for side, count in zip(sides, layer.window, strict=True)]
         return graph.add("AveragePool", value.name, kernel_shape=kernel, strides=kernel)
-    if len(sides) != 2:
-        raise TypeError(f"layer {value.path}: {layer!r} needs images of a known size")
+    sides = [_side(layer, value, axis) for axis in (2, 3)]
     rows, columns = (_averages(side, count) for side, count in zip(sides, layer.window, strict=True))
     return graph.add("MatMul", graph.add("MatMul", graph.constant(rows), value.name), graph.constant(columns.T))
 
@@ -115,6 +148,8 @@ def _layer_norm(graph: Graph, layer: Any, value: Value) -> str:
 
 def _batch_norm(graph: Graph, layer: Any, value: Value) -> str:
     parts = _parts(graph, layer, value, "weight", "bias", "running_mean", "running_var")
+    if layer.weight is None:
+        parts = [*(graph.constant(np.full(layer.num_features, number, np.float32)) for number in (1, 0)), *parts]
     return graph.add("BatchNormalization", value.name, *parts, epsilon=layer.eps)
 
 
@@ -222,8 +257,8 @@ def _plain(op: str, **attributes: Any) -> Writer:
 
 WRITERS: dict[str, Writer] = {
     "AdaptiveAvgPool2d": _adaptive,
-    "AvgPool2d": lambda graph, layer, value: graph.add(
-        "AveragePool", value.name, **_window(layer.window), count_include_pad=int(layer.count_include_pad)
+    "AvgPool2d": lambda graph, layer, value: _pool(
+        graph, "AveragePool", layer, value, count_include_pad=int(layer.count_include_pad)
     ),
     "BatchNorm1d": _batch_norm,
     "BatchNorm2d": _batch_norm,
@@ -236,9 +271,7 @@ WRITERS: dict[str, Writer] = {
     "LastStep": _last_step,
     "LayerNorm": _layer_norm,
     "Linear": _linear,
-    "MaxPool2d": lambda graph, layer, value: graph.add(
-        "MaxPool", value.name, **_window(layer.window), dilations=list(layer.window.dilation)
-    ),
+    "MaxPool2d": lambda graph, layer, value: _pool(graph, "MaxPool", layer, value, dilations=list(layer.window.dilation)),
     "Normalize": _normalize,
     "ReLU": _plain("Relu"),
     "Select": lambda graph, layer, value: _gather(graph, value, layer.plan.indices()),

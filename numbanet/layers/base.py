@@ -60,6 +60,11 @@ class Layer:
         """
         super().__init_subclass__(**options)
         own = vars(cls)
+        if "forward" in own and not _takes_flow(own["forward"]):
+            raise TypeError(
+                f"{cls.__name__}: forward takes (flow, context), unlike PyTorch's; a method that maps a tensor to a tensor is "
+                "called __call__(self, x) here, and the layer needs no forward then"
+            )
         if "forward" in own:
             cls._parents = None
         elif "__call__" in own and cls.forward is not Layer.forward:
@@ -195,6 +200,10 @@ class Layer:
             for name, tensor, trained in child.named():
                 yield f"{path}.{name}", tensor, trained
 
+    def by_unit(self) -> list[Tensor]:
+        """Return the tensors of this layer that have an entry per unit (`units`)."""
+        return [tensor for name in self.units if (tensor := getattr(self, name)) is not None]
+
     def parameters(self) -> Iterator[Tensor]:
         """Return an iterator over the trainable tensors, each of them once."""
         return iter({id(tensor): tensor for _, tensor, trained in self.named() if trained}.values())
@@ -316,6 +325,17 @@ def to(layer: Layer, where: str | Device) -> None:
 
 
 _trials: weakref.WeakKeyDictionary[Layer, dict[tuple, tuple]] = weakref.WeakKeyDictionary()
+
+
+def _takes_flow(forward: Any) -> bool:
+    """Return True if a method can be called as forward(flow, context)."""
+    try:
+        inspect.signature(forward).bind(None, None, None)
+    except TypeError:
+        return False
+    except ValueError:  # the signature is unknown
+        return True
+    return True
 
 
 def trial(layer: Layer, shape: tuple[int | None, ...]) -> tuple[list[tuple[Layer, tuple[int, ...]]], tuple[int, ...]]:

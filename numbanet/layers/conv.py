@@ -14,10 +14,11 @@ from numbanet_kernels.layouts.windows import Window
 from .. import ops
 from ..arguments import check_count
 from ..device import Device
+from ..ops.border import BORDERS
 from ..plans import AxisPlan, BernoulliPlan, BlockPlan, DeviceAxis, DeviceBlocks, Site
 from ..tensor import Tensor
 from .activation import ReLU
-from .base import Layer, only
+from .base import Layer
 from .context import Context
 from .flow import CHANNELS_LAST, ActivationSpec, ChannelsLast, Cost, Flow
 from .pooling import MaxPool2d, Pair, pair
@@ -26,7 +27,9 @@ from .pooling import MaxPool2d, Pair, pair
 def positions_of(layer: Layer, spec: ActivationSpec, window: Window, channels: int) -> tuple[int, int]:
     """Return the numbers (OH, OW) of positions of a window; raise ValueError if the layer cannot take images of this `spec`."""
     if len(spec.shape) != 4 or spec.shape[1] not in (None, channels) or None in spec.shape[2:]:
-        raise ValueError(f"{layer!r}: it takes images ({channels}, H, W), and its input is of shape {spec.shape[1:]} a sample")
+        what = f"{layer!r}: it takes images ({channels}, H, W), and its input is of shape {spec.shape[1:]} a sample"
+        gray = "; for images of one channel give X[:, None], or set the estimator's image_shape"
+        raise ValueError(what + gray * (len(spec.shape) == 3 and channels == 1))
     positions = window.positions(*(n or 0 for n in spec.shape[2:]))
     if not min(positions):
         raise ValueError(f"{layer!r}: its window is larger than the images {spec.shape[2:]} with their padding")
@@ -46,7 +49,7 @@ class _Fused:
     def fuse_with(self, following: Layer) -> Callable[[Flow, Context], Flow] | None:
         if type(following) is ReLU and not self.relu:
             return dataclasses.replace(self, relu=True)
-        if type(following) is MaxPool2d:
+        if type(following) is MaxPool2d and not following.ceil_mode:
             return functools.partial(self.layer.forward, relu=self.relu, pool=following)
         return None
 
@@ -72,8 +75,8 @@ class Conv2d(Layer):
         The channels are split into this number of groups; each output channel reads only the input channels of its group.
     bias : bool, default=True
         Whether to add b.
-    padding_mode : str, default="zeros"
-        Only "zeros" is supported.
+    padding_mode : {"zeros", "reflect", "replicate", "circular"}, default="zeros"
+        The pixels around the image: zeros, its mirror image without the edge, its edge, or its opposite side.
     init : {"he", "glorot"}, default="he"
         As for `Linear`, with C KH KW / groups inputs.
     rng : numpy.random.Generator or int, optional
@@ -107,7 +110,9 @@ class Conv2d(Layer):
         rng: np.random.Generator | int | None = None,
         device: str | Device = "cpu",
     ) -> None:
-        only("Conv2d", "pad the images themselves", padding_mode=(padding_mode, "zeros"))
+        if padding_mode not in ("zeros", *BORDERS):
+            modes = ", ".join(map(repr, BORDERS))
+            raise ValueError(f"Conv2d: padding_mode must be 'zeros', {modes}, got {padding_mode!r}")
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
             check_count(f"Conv2d: {name}", value)
         if in_channels % groups or out_channels % groups:
@@ -122,6 +127,9 @@ class Conv2d(Layer):
         )
         if min(*self.window.kernel, *self.window.stride, *self.window.dilation) < 1 or min(self.window.padding) < 0:
             raise ValueError(f"Conv2d: kernel_size, stride and dilation must be positive, and padding from 0 on: {self.window}")
+        self.border, self.padding_mode = (0, 0), padding_mode
+        if padding_mode != "zeros":  # images are padded before the convolution, whose window then has no padding
+            self.border, self.window = self.window.padding, self.window._replace(padding=(0, 0))
         self.groups = int(groups)
         self._shape = (out_channels, in_channels // groups, *self.window.kernel)
         taps = math.prod(self.window.kernel)
@@ -142,6 +150,11 @@ class Conv2d(Layer):
         """C, the number of input channels."""
         return self.weight.shape[1] * self.groups
 
+    @property
+    def padding_2d(self) -> tuple[int, int]:
+        """The pixels that are added at each edge, along the height and the width."""
+        return self.border if any(self.border) else self.window.padding
+
     def sites(self):
         shape, ungrouped = (self.out_channels, math.prod(self.weight.shape[1:])), self.groups == 1
         return (
@@ -157,6 +170,8 @@ class Conv2d(Layer):
         if flow.x.ndim != 4 or (flow.indices is None and flow.x.shape[3 if channels_last else 1] != self.in_channels):
             raise ValueError(f"{self!r}: x {flow.x.shape} is not a batch of images ({self.in_channels}, H, W)")
         flow = flow.images() if self.groups == 1 or flow.indices is None else flow.with_(flow.dense()).images()
+        if any(self.border):
+            flow = flow._replace(x=ops.pad2d(flow.x, padding=self.border, mode=self.padding_mode))
         positions = math.prod((flow.x.shape[0], *self.window.positions(*flow.x.shape[1:3])))
         filters = context.plans.at(self, "output", flow)
         inner = context.plans.at(self, "input", flow, (positions, math.prod(self.weight.shape[1:])))
@@ -183,7 +198,9 @@ class Conv2d(Layer):
         return _Fused(self).fuse_with(following)
 
     def cost(self, spec, plans):
-        positions = positions_of(self, spec, self.window, self.in_channels)
+        positions = positions_of(self, spec, self.window._replace(padding=self.padding_2d), self.in_channels)
+        if self.padding_mode == "reflect" and any(p >= n for p, n in zip(self.border, spec.shape[2:])):
+            raise ValueError(f"{self!r}: images {spec.shape[2:]} are too small to be mirrored")
         filters, inner = plans.of(self), plans.of(self, "input")
         rows = filters if isinstance(filters, AxisPlan) else None
         outer = self.out_channels if rows is None else rows.count
@@ -206,10 +223,11 @@ class Conv2d(Layer):
             "out_channels": self.out_channels,
             "kernel_size": self.window.kernel,
             "stride": self.window.stride,
-            "padding": self.window.padding,
+            "padding": self.padding_2d,
             "dilation": self.window.dilation,
             "groups": self.groups,
             "bias": self.bias is not None,
+            "padding_mode": self.padding_mode,
         }
 
     @classmethod
@@ -217,8 +235,9 @@ class Conv2d(Layer):
         return (("weight", (config["out_channels"], config["in_channels"] // config["groups"], *config["kernel_size"])),)
 
     def __repr__(self) -> str:
-        kernel, *others = (both[0] if both[0] == both[1] else both for both in self.window)
+        kernel, *others = (both[0] if both[0] == both[1] else both for both in self.window._replace(padding=self.padding_2d))
         said = [str(self.in_channels), str(self.out_channels), str(kernel)]
         said += [f"{name}={value}" for name, value, usual in zip(Window._fields[1:], others, (1, 0, 1)) if value != usual]
         said += [f"groups={self.groups}"] * (self.groups > 1) + ["bias=False"] * (self.bias is None)
+        said += [f"padding_mode={self.padding_mode!r}"] * (self.padding_mode != "zeros")
         return f"Conv2d({', '.join(said)})"

@@ -36,7 +36,6 @@ class BatchNorm(Layer):
         device: str | Device = "cpu",
     ) -> None:
         name = type(self).__name__
-        only(name, "weight and bias start at 1 and 0; requires_grad = False keeps them so", affine=(affine, True))
         only(name, "use ops.batch_norm, which has no running values", track_running_stats=(track_running_stats, True))
         if num_features < 1 or not eps > 0 or not (momentum is None or 0 <= momentum <= 1):
             raise ValueError(
@@ -44,14 +43,16 @@ class BatchNorm(Layer):
                 f"momentum {momentum} None or in [0, 1]"
             )
         self.eps, self.momentum = eps, momentum
-        self.weight, self.bias = (Tensor(np.full(num_features, value), device, requires_grad=True) for value in (1.0, 0.0))
+        self.weight, self.bias = (
+            Tensor(np.full(num_features, value), device, requires_grad=True) if affine else None for value in (1.0, 0.0)
+        )
         self.running_mean, self.running_var = (Tensor(np.full(num_features, value), device) for value in (0.0, 1.0))
         self.num_batches_tracked = Tensor(0.0, device)
 
     @property
     def num_features(self) -> int:
         """C, the number of channels."""
-        return self.weight.shape[0]
+        return self.running_mean.shape[0]
 
     def normed(self, x: Tensor, channels: DeviceAxis | None, context: Context, sampled: DeviceSamples | None = None) -> Tensor:
         """Return y for x (N, C). If `channels` is given, x (N, K) holds only these channels. If `sampled` is given, x holds
@@ -119,14 +120,15 @@ class BatchNorm(Layer):
         return isinstance(plan, (AxisPlan, BernoulliPlan)) or (isinstance(plan, SamplePlan) and plan.double)
 
     def config(self):
-        return {"num_features": self.num_features, "eps": self.eps, "momentum": self.momentum}
+        affine = self.weight is not None
+        return {"num_features": self.num_features, "eps": self.eps, "momentum": self.momentum, "affine": affine}
 
     @classmethod
     def shapes(cls, config):
-        return (("weight", (config["num_features"],)),)
+        return (("running_mean", (config["num_features"],)),)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.num_features})"
+        return f"{type(self).__name__}({self.num_features}{', affine=False' * (self.weight is None)})"
 
 
 class BatchNorm1d(BatchNorm):
@@ -148,7 +150,9 @@ class BatchNorm1d(BatchNorm):
     momentum : float or None, default=0.1
         Weight of a batch in the running values, in [0, 1]. If it is None, the running values are means over all batches; this
         is allowed only if no channels are dropped.
-    affine, track_running_stats : bool, default=True
+    affine : bool, default=True
+        If False, there are no weight and bias; they count as 1 and 0.
+    track_running_stats : bool, default=True
         Only True is supported.
     device : str or Device, default="cpu"
         Device of the tensors.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numbanet_kernels.layouts.windows import Bins, Window, check_pooling
+from numbanet_kernels.layouts.windows import Bins, CeilWindow, Window, check_pooling
 
 from .. import ops
 from ..arguments import is_integer
@@ -27,6 +27,11 @@ class Pooling(Layer):
 
     window: Window | Bins
     unitwise = True
+
+    @property
+    def ceil_mode(self) -> bool:
+        """True if the last windows may extend beyond the image."""
+        return isinstance(self.window, CeilWindow)
 
     def pool(self, x: Tensor) -> Tensor:
         """Pool images with channels last: x (N, H, W, C) -> y (N, OH, OW, C)."""
@@ -77,7 +82,8 @@ class MaxPool2d(Pooling):
     return_indices : bool, default=False
         Only False is supported.
     ceil_mode : bool, default=False
-        Only False is supported: windows that extend beyond the padded image are left out.
+        If True, the last windows may extend beyond the padded image, if they begin before the padding at the end; else they are
+        left out.
 
     Raises
     ------
@@ -100,8 +106,7 @@ class MaxPool2d(Pooling):
         ceil_mode: bool = False,
     ) -> None:
         only("MaxPool2d", "max_pool of a device returns the indices as well", return_indices=(return_indices, False))
-        only("MaxPool2d", "pad the images instead", ceil_mode=(ceil_mode, False))
-        self.window = Window(
+        self.window = (CeilWindow if ceil_mode else Window)(
             pair("MaxPool2d: kernel_size", kernel_size),
             pair("MaxPool2d: stride", kernel_size if stride is None else stride),
             pair("MaxPool2d: padding", padding),
@@ -118,11 +123,13 @@ class MaxPool2d(Pooling):
             "stride": self.window.stride,
             "padding": self.window.padding,
             "dilation": self.window.dilation,
+            "ceil_mode": self.ceil_mode,
         }
 
     def __repr__(self) -> str:
         kernel, stride, padding, dilation = self.window
-        return f"MaxPool2d({kernel}, stride={stride}, padding={padding}, dilation={dilation})"
+        beyond = ", ceil_mode=True" * self.ceil_mode
+        return f"MaxPool2d({kernel}, stride={stride}, padding={padding}, dilation={dilation}{beyond})"
 
 
 class AvgPool2d(Pooling):
@@ -152,9 +159,8 @@ class AvgPool2d(Pooling):
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> None:
-        only("AvgPool2d", "pad the images instead", ceil_mode=(ceil_mode, False))
         only("AvgPool2d", "multiply its output", divisor_override=(divisor_override, None))
-        self.window = Window(
+        self.window = (CeilWindow if ceil_mode else Window)(
             pair("AvgPool2d: kernel_size", kernel_size),
             pair("AvgPool2d: stride", kernel_size if stride is None else stride),
             pair("AvgPool2d: padding", padding),
@@ -171,11 +177,12 @@ class AvgPool2d(Pooling):
             "stride": self.window.stride,
             "padding": self.window.padding,
             "count_include_pad": self.count_include_pad,
+            "ceil_mode": self.ceil_mode,
         }
 
     def __repr__(self) -> str:
         kernel, stride, padding, _ = self.window
-        counted = "" if self.count_include_pad else ", count_include_pad=False"
+        counted = ("" if self.count_include_pad else ", count_include_pad=False") + ", ceil_mode=True" * self.ceil_mode
         return f"AvgPool2d({kernel}, stride={stride}, padding={padding}{counted})"
 
 

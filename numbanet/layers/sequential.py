@@ -40,7 +40,8 @@ class Sequential(Layer):
         self._expected: tuple[tuple[int | None, ...] | None, Any] = (None, None)
         for layer in self.layers:
             if not isinstance(layer, Layer):
-                raise TypeError(f"Sequential: {layer!r} is not a Layer; make a subclass of numbanet.Layer that calls it")
+                way_out = getattr(layer, "no_layer", "make a subclass of numbanet.Layer that calls it")
+                raise TypeError(f"Sequential: {layer!r} is not a Layer; {way_out}")
             if type(layer).__call__ is Layer.__call__ and type(layer).forward is Layer.forward:
                 raise TypeError(f"Sequential: {type(layer).__name__} defines neither __call__(x) nor forward(flow, context)")
 

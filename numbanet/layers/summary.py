@@ -24,21 +24,26 @@ class Line(NamedTuple):
     flops: float | None  # FLOPs of a training step for one sample; None if they are unknown
 
 
-def lines(model: Layer, spec: ActivationSpec | None, path: str = "", inner: bool = False) -> Iterator[Line]:
-    """Yield a `Line` for each layer except `Sequential`, in order; lines of the layers inside a layer follow its line."""
+def lines(
+    model: Layer, spec: ActivationSpec | None, path: str = "", inner: bool = False, plans: Plans | None = None
+) -> Iterator[Line]:
+    """Yield a `Line` for each layer except `Sequential`, in order; lines of the layers inside a layer follow its line. FLOPs
+    are those under `plans`, by default of everything.
+    """
+    plans = Plans() if plans is None else plans
     for name, layer in model.children():
         here, before = f"{path}.{name}" if path else name, spec
         flops, shape = None, None
         if spec is not None:
             samples = spec.shape[0] or 1
-            cost, spec = layer.cost(spec, Plans())
+            cost, spec = layer.cost(spec, plans)
             flops, shape = cost.flops / samples, spec.shape[1:]
         if layer.chain:
-            yield from lines(layer, before, here, inner)
+            yield from lines(layer, before, here, inner, plans)
             continue
         count = sum(p.size for p in layer.parameters())
         yield Line(here, inner, layer, shape, count, flops)
-        yield from lines(layer, None, here, True)
+        yield from lines(layer, None, here, True, plans)
 
 
 def summary(model: Layer, shape: tuple[int | None, ...] | None = None, policy: Any = None) -> str:
@@ -73,7 +78,7 @@ def summary(model: Layer, shape: tuple[int | None, ...] | None = None, policy: A
         ("layer", "", False),
         ("output", "", False),
         ("parameters", f"{sum({id(p): p.size for p in model.parameters()}.values()):,}", True),
-        ("FLOPs", _figure(flops), True),
+        ("FLOPs", short(flops), True),
         ("dropped", "", False),
     ):
         table.add_column(title, foot, justify="right" if number else "left", no_wrap=True)
@@ -81,9 +86,9 @@ def summary(model: Layer, shape: tuple[int | None, ...] | None = None, policy: A
         table.add_row(
             row.path,
             f"{'  ' * row.inner}{row.layer!r}",
-            _shape(row.shape),
+            shape_text(row.shape),
             f"{row.parameters:,}" if row.parameters else "",
-            _figure(row.flops),
+            short(row.flops),
             ", ".join(dict.fromkeys(dropped.get(row.layer, []))),
         )
     file = io.StringIO()
@@ -91,11 +96,12 @@ def summary(model: Layer, shape: tuple[int | None, ...] | None = None, policy: A
     return "\n".join(line.rstrip() for line in file.getvalue().rstrip().splitlines())
 
 
-def _shape(shape: tuple[int | None, ...] | None) -> str:
+def shape_text(shape: tuple[int | None, ...] | None) -> str:
+    """Return a shape as text, such as "3 × 28 × 28"."""
     return "" if shape is None else " × ".join("?" if n is None else str(n) for n in shape)
 
 
-def _figure(flops: float | None) -> str:
+def short(flops: float | None) -> str:
     """Return a count with 3 digits and a unit, such as "1.23 M"; "" if the count is None or 0."""
     if not flops:
         return ""

@@ -5,6 +5,7 @@ the number of inputs, O the number of outputs, and K the number of kept ones.
 """
 
 # ruff: noqa: F403  every public name of these modules is exported
+from .border import pad2d as pad2d
 from .compare import *
 from .conv import *
 from .elementwise import *

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +83,32 @@ def mul(a: Any, b: Any) -> Tensor:
 def div(a: Any, b: Any) -> Tensor:
     """y = a / b, with broadcasting."""
     return affine(a, mul=1.0 / b) if _number(b) and b else _div(a, b)
+
+
+def pow(a: Any, b: Any) -> Tensor:
+    """y = a ** b, with broadcasting; as in PyTorch, NaN if a is negative and b no integer.
+
+    The gradient of a is 0 where b = 0, and that of b where a = 0 and b >= 0.
+    """
+    if _number(b):
+        return power(a, exponent=float(b))
+    return exp(affine(b, mul=math.log(a))) if _number(a) and a > 0 else _pow(a, b)
+
+
+@_binary
+@op
+def _pow(dev: Device, a, b):
+    y, zero = dev.pow(a, b), dev.full(a.shape, 0.0)
+
+    def da(dy):
+        less = dev.add(dev.affine(b, add=-1.0), dev.equal(b, zero))  # b - 1, or 0 if b = 0: 0 * inf would be NaN
+        return dev.mul(dy, dev.mul(b, dev.pow(a, less)))
+
+    def db(dy):
+        nothing = dev.mul(dev.equal(a, zero), dev.greater_equal(b, zero))
+        return dev.mul(dy, dev.mul(y, dev.log(dev.add(a, nothing))))  # log(1) in place of log(0)
+
+    return y, (da, db)
 
 
 @_binary

@@ -17,7 +17,7 @@ from ..gradients import Columns, Gradient, Packed, Pending
 from ..plans import AxisPlan, DevicePlan, TilePlan
 from ..plans.on_device import DeviceAxis, DeviceTiles, full_axis, on, packing
 from ..tensor import Tensor
-from .shape import reshape
+from .shape import broadcast_shape, broadcast_to, reshape
 
 
 def memoize(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -63,20 +63,48 @@ def _matmul(dev: Device, a, b):
 
 
 def matmul(a: Any, b: Any) -> Tensor:
-    """y[…, m, n] = sum_k a[…, m, k] b[k, n]. Vectors are treated as by NumPy's matmul; b has one or two axes.
+    """y[…, m, n] = sum_k a[…, m, k] b[…, k, n]. Axes before the last two broadcast. Vectors are treated as by NumPy's matmul.
 
     Raises
     ------
     ValueError
-        If the inner lengths differ, or b has more than two axes.
+        If the inner lengths differ, or the axes before do not broadcast.
     """
     dev = common_device("matmul", (a, b))
     a, b = (x if isinstance(x, Tensor) else Tensor(x, dev) for x in (a, b))
-    if not (a.ndim >= 1 and 1 <= b.ndim <= 2 and a.shape[-1] == b.shape[0]):
-        raise ValueError(f"matmul: a {a.shape} does not match b {b.shape} (b must have one or two axes)")
+    if not (a.ndim and b.ndim and a.shape[-1] == b.shape[max(b.ndim - 2, 0)]):
+        raise ValueError(f"matmul: a {a.shape} does not match b {b.shape}")
+    if b.ndim > 2:
+        return _batched(a, b)
     rows = reshape(a, shape=(math.prod(a.shape[:-1]), a.shape[-1]))
     columns = b if b.ndim == 2 else reshape(b, shape=(b.shape[0], 1))
     return reshape(_matmul(rows, columns), shape=a.shape[:-1] + b.shape[1:])
+
+
+def _batched(a: Tensor, b: Tensor) -> Tensor:
+    """y[…, m, n] = sum_k a[…, m, k] b[…, k, n] for b with more than two axes."""
+    rows = a if a.ndim > 1 else reshape(a, shape=(1, a.shape[0]))
+    before = broadcast_shape("matmul", rows.shape[:-2], b.shape[:-2])
+    x, w = (
+        reshape(broadcast_to(part, shape=(*before, *part.shape[-2:])), shape=(math.prod(before), *part.shape[-2:]))
+        for part in (rows, b)
+    )
+    return reshape(_products(x, w), shape=(*before, *a.shape[-2:-1], b.shape[-1]))
+
+
+@op
+def _products(dev: Device, a, b):
+    """y[i] = a[i] b[i] for each matrix."""
+
+    def each(x: Any, w: Any, ta: bool = False, tb: bool = False) -> Any:
+        shape = x.shape[2 if ta else 1], w.shape[1 if tb else 2]
+        y = dev.empty((x.shape[0], *shape))
+        for i in range(x.shape[0]):
+            left, right, out = (dev.reshape(dev.part(array, i, i + 1), array.shape[1:]) for array in (x, w, y))
+            dev.gemm(left, right, ta, tb, out=out)
+        return y
+
+    return each(a, b), (lambda dy: each(dy, b, tb=True), lambda dy: each(a, dy, ta=True))
 
 
 @op(fuses=True)

@@ -15,7 +15,11 @@ from .linear import memoize, vector_gradient
 
 
 def _selected(name: str, dev: Device, x: Any, channels: DeviceAxis | None, vectors: tuple[Any, ...]) -> list[Any]:
-    """Return the entries of each of `vectors` (C,) at the K kept channels; raise ValueError unless x has the shape (N, K)."""
+    """Return the entries of each of `vectors` (C,) at the K kept channels; raise ValueError unless x has the shape (N, K). The
+    first two are gamma and beta, which stand for 1 and 0 if they are None.
+    """
+    known = next((v.shape[0] for v in vectors if v is not None), (x.shape or (0,))[-1] if channels is None else channels.plan.n)
+    vectors = tuple(dev.full((known,), 1.0 - i) if v is None else v for i, v in enumerate(vectors))
     n, count = vectors[0].shape[0], vectors[0].shape[0] if channels is None else channels.plan.count
     if not (
         len(x.shape) == 2
@@ -36,8 +40,8 @@ def _selected(name: str, dev: Device, x: Any, channels: DeviceAxis | None, vecto
 def batch_norm(
     dev: Device,
     x,
-    gamma,
-    beta,
+    gamma=None,
+    beta=None,
     *,
     eps: float = 1e-5,
     channels: DeviceAxis | None = None,
@@ -46,9 +50,9 @@ def batch_norm(
 ):
     """y[n, c] = gamma[c] (x[n, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c], with the mean and the variance over n.
 
-    x (N, C), gamma and beta (C,) -> y (N, C). If `channels` is given, x and y (N, K) hold only these K channels. `seen` is a
-    function that the op calls as seen(mean, variance) with the statistics of the batch; the variance is the sum of squares
-    divided by N (Ioffe & Szegedy 2015, algorithm 1).
+    x (N, C), gamma and beta (C,), or None for 1 and 0 -> y (N, C). If `channels` is given, x and y (N, K) hold only these K
+    channels. `seen` is a function that the op calls as seen(mean, variance) with the statistics of the batch; the variance is
+    the sum of squares divided by N (Ioffe & Szegedy 2015, algorithm 1).
 
     If `ranks` is given, n counts the rows of all ranks, and the variance that `seen` gets is divided by N - 1.
     """
@@ -118,7 +122,7 @@ def _put(dev: Device, *pairs: tuple[Any, np.ndarray]) -> None:
 
 @op
 def batch_norm_apply(
-    dev: Device, x, gamma, beta, *, mean: Any, variance: Any, eps: float = 1e-5, channels: DeviceAxis | None = None
+    dev: Device, x, gamma=None, beta=None, *, mean: Any, variance: Any, eps: float = 1e-5, channels: DeviceAxis | None = None
 ):
     """y[n, c] = gamma[c] (x[n, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c] with a given mean and variance, both (C,)."""
     gamma, beta, mean, variance = _selected("batch_norm_apply", dev, x, channels, (gamma, beta, mean, variance))

@@ -13,6 +13,11 @@ from .elementwise import affine
 from .shape import axes_of
 
 
+def _axes(name: str, x: Any, axis: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Return the axes to reduce; a tensor without axes has the axis 0 here, as in PyTorch: it is reduced to itself."""
+    return () if not x.ndim and axis in (0, -1) else axes_of(name, x, axis)
+
+
 def _with_ones(x: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(1 if i in axes else n for i, n in enumerate(x.shape))
 
@@ -20,21 +25,21 @@ def _with_ones(x: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
 @op
 def sum(dev: Device, x, *, axis: int | Sequence[int] | None = None, keepdims: bool = False):
     """y = the sum of x over the axes `axis`, by default over all axes."""
-    axes, shape = axes_of("sum", x, axis), x.shape
+    axes, shape = _axes("sum", x, axis), x.shape
     ones = _with_ones(x, axes)
     return (dev.sum(x, axis=axes, keepdims=keepdims), (lambda dy: dev.broadcast_to(dev.reshape(dy, ones), shape),))
 
 
 def mean(x: Tensor, *, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """y = the mean of x over the axes `axis`, by default over all axes."""
-    count = math.prod(x.shape[a] for a in axes_of("mean", x, axis))
+    count = math.prod(x.shape[a] for a in _axes("mean", x, axis))
     return affine(sum(x, axis=axis, keepdims=keepdims), mul=1.0 / count if count else math.nan)
 
 
 @op
 def max(dev: Device, x, *, axis: int | Sequence[int] | None = None, keepdims: bool = False):
     """y = the maximum of x over the axes `axis`, by default over all axes. Equal maxima share the gradient."""
-    axes, shape = axes_of("max", x, axis), x.shape
+    axes, shape = _axes("max", x, axis), x.shape
     ones = _with_ones(x, axes)
     y = dev.max(x, axis=axes, keepdims=True)
 
@@ -58,8 +63,8 @@ def argmax(x: Tensor, *, axis: int | None = None, keepdims: bool = False) -> Ten
     ValueError
         If there is no such axis, or its length is 0.
     """
-    dev, axes = x.device, axes_of("argmax", x, axis)
-    if axis is not None and len(axes) != 1:
+    dev, axes = x.device, _axes("argmax", x, axis)
+    if axis is not None and len(axes) != 1 and x.ndim:
         raise ValueError(f"argmax: axis must be an integer or None, got {axis!r}")
     ones, others = _with_ones(x, axes), tuple(a for a in range(x.ndim) if a not in axes)
     shape = tuple(x.shape[a] for a in others)
@@ -96,13 +101,13 @@ def std(dev: Device, x, *, axis: int | Sequence[int] | None = None, correction: 
 
 
 def _without(name: str, x: Any, axis: int | Sequence[int] | None) -> tuple[int, ...]:
-    axes = axes_of(name, x, axis)
+    axes = _axes(name, x, axis)
     return tuple(n for i, n in enumerate(x.shape) if i not in axes)
 
 
 def _variance(name: str, dev: Device, x: Any, axis: Any, correction: float) -> tuple[Any, Callable[[Any], Any]]:
     """Return (variance, vjp): the variance, with reduced axes of length 1, and the function that maps its gradient to dx."""
-    axes, shape = axes_of(name, x, axis), tuple(x.shape)
+    axes, shape = _axes(name, x, axis), tuple(x.shape)
     n = math.prod(shape[a] for a in axes)
     mean = dev.affine(dev.sum(x, axis=axes, keepdims=True), mul=1.0 / n if n else math.nan)
     deviations = dev.sub(x, dev.broadcast_to(mean, shape))
@@ -116,13 +121,19 @@ def _variance(name: str, dev: Device, x: Any, axis: Any, correction: float) -> t
 
 @op
 def softmax(dev: Device, x):
-    """y[…, c] = e^x[…, c] / sum_k e^x[…, k], where c and k are indices of the last axis."""
-    y = dev.softmax(x)
-    return y, (lambda dy: dev.softmax_grad(dy, y),)
+    """y[…, c] = e^x[…, c] / sum_k e^x[…, k], where c and k are indices of the last axis. Without axes, y is 1."""
+    if not x.size:
+        return dev.empty(x.shape), (lambda dy: dy,)
+    shape = x.shape
+    y = dev.softmax(x if shape else dev.reshape(x, (1,)))
+    return dev.reshape(y, shape), (lambda dy: dev.reshape(dev.softmax_grad(dev.reshape(dy, y.shape), y), shape),)
 
 
 @op
 def log_softmax(dev: Device, x):
-    """y[…, c] = x[…, c] - ln sum_k e^x[…, k], where c and k are indices of the last axis."""
-    y = dev.log_softmax(x)
-    return y, (lambda dy: dev.log_softmax_grad(dy, y),)
+    """y[…, c] = x[…, c] - ln sum_k e^x[…, k], where c and k are indices of the last axis. Without axes, y is 0."""
+    if not x.size:
+        return dev.empty(x.shape), (lambda dy: dy,)
+    shape = x.shape
+    y = dev.log_softmax(x if shape else dev.reshape(x, (1,)))
+    return dev.reshape(y, shape), (lambda dy: dev.reshape(dev.log_softmax_grad(dev.reshape(dy, y.shape), y), shape),)

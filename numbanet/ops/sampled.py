@@ -85,8 +85,8 @@ def linear_samples(
 def batch_norm_samples(
     dev: Device,
     x,
-    gamma,
-    beta,
+    gamma=None,
+    beta=None,
     *,
     plan: DeviceSamples,
     eps: float = 1e-5,
@@ -95,6 +95,7 @@ def batch_norm_samples(
     """Batch normalisation of an activation (N, C) that is stored as its kept values x (K,); dropped values count as 0. The
     result keeps the same entries (double-mask selection). `seen` is called as by `batch_norm`.
     """
+    gamma, beta = (dev.full((plan.plan.n,), 1.0 - i) if v is None else v for i, v in enumerate((gamma, beta)))
     _check("batch_norm_samples", (plan.plan.samples, gamma.shape[0]), x, plan)
     y, mean, variance = dev.batch_norm(_dense(dev, x, plan), gamma, beta, eps)
     seen(mean, variance)

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..device import Device
-from .large.mapped import Later, Mapped
+from .large.rows import Later, Rows
 
 
 @dataclasses.dataclass
 class Data:
     """The samples of a fit; training and held-out samples share one X."""
 
-    X: Any  # (n, …): float32 on the device, or in a memory-mapped file (`Mapped`); or integers on the host, where they
+    X: Any  # (n, …): float32 on the device, or read batch by batch (`Rows`); or integers on the host, where they
     # determine which rows of an `Embedding` a step reads
     y: np.ndarray  # (n, …) targets
     weights: np.ndarray | None = None  # (n,) weight of each sample, or (n, T) of each of its time steps
@@ -75,14 +75,14 @@ class Batch(NamedTuple):
 
 def on_device(X: np.ndarray, dev: Device) -> Any:
     """Return the inputs X of all samples in the form of `Data.X`: integers stay on the host, floats are uploaded, unless they
-    are in a memory-mapped file.
+    are read batch by batch (`Rows`).
     """
-    return X if on_host(X) or isinstance(X, Mapped) else dev.upload(X)
+    return X if on_host(X) or isinstance(X, Rows) else dev.upload(X)
 
 
 def rows_of(X: Any, rows: np.ndarray, dev: Device) -> Any:
     """Return the inputs `rows` of X, which has the form of `Data.X` and holds floats, on the device."""
-    return dev.upload(X[rows]) if isinstance(X, Mapped) else dev.take_rows(X, dev.upload(rows.astype(np.int32)))
+    return dev.upload(X[rows]) if isinstance(X, Rows) else dev.take_rows(X, dev.upload(rows.astype(np.int32)))
 
 
 def on_host(X: Any) -> bool:
@@ -96,8 +96,8 @@ def in_order(data: Data, order: np.ndarray, size: int, dev: Device) -> Iterator[
 
     Batches in which all weights are 0 are left out.
     """
-    on_file = isinstance(data.X, Mapped)
-    rows, y = None if on_host(data.X) or on_file else dev.upload(order.astype(np.int32)), dev.upload(data.y[order])
+    in_rows = isinstance(data.X, Rows)
+    rows, y = None if on_host(data.X) or in_rows else dev.upload(order.astype(np.int32)), dev.upload(data.y[order])
     shares, totals = None, None
     starts = range(0, len(order), size)
     if data.weights is not None:
@@ -113,4 +113,4 @@ def in_order(data: Data, order: np.ndarray, size: int, dev: Device) -> Iterator[
             continue
         inputs, targets, share = (None if array is None else dev.part(array, start, some.stop) for array in (rows, y, shares))
         ids = np.asarray(data.X[order[some]], np.int32) if on_host(data.X) else None
-        yield Batch(order[some], inputs, targets, share, total, ids, values=Later(data.X, order[some]) if on_file else None)
+        yield Batch(order[some], inputs, targets, share, total, ids, values=Later(data.X, order[some]) if in_rows else None)

@@ -19,6 +19,7 @@ from ..layers import DENSE, Context, Flow, Layer, LayerNorm, Linear, Normalize, 
 from ..plans import Plans
 from ..tensor import Tensor
 from .data import on_host, rows_of
+from .large.rows import Rows
 
 LEAST_ROWS = 32
 PREDICT_ROWS = 4096  # largest number of samples of a forward pass, which bounds its memory
@@ -78,7 +79,7 @@ class Predictor:
         """Return the output, an array on the host, for the samples `rows` of X (n, …), by default for all samples. X is that of
         `Data`. Samples are computed in chunks of PREDICT_ROWS.
         """
-        some = rows is None and len(X) <= self.ROWS and not on_host(X)
+        some = rows is None and len(X) <= self.ROWS and not on_host(X) and not isinstance(X, Rows)
         if some and self._records and self._free.acquire(blocking=False):
             try:
                 found = self._replayed(X)
@@ -87,9 +88,10 @@ class Predictor:
             if found is not None:
                 return found
         pieces, rows = [], np.arange(len(X)) if rows is None else rows
+        most = min(PREDICT_ROWS, max(getattr(X, "most", None) or PREDICT_ROWS, LEAST_ROWS))
         with no_grad(), self.dev.session(**self.session_options):
-            for start in range(0, len(rows), PREDICT_ROWS):
-                pieces.append(self._computed(X, rows[start : start + PREDICT_ROWS].astype(np.int32)))
+            for start in range(0, len(rows), most):
+                pieces.append(self._computed(X, rows[start : start + most].astype(np.int32)))
                 deferred.poll()
         return np.concatenate(pieces)
 

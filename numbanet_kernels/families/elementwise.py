@@ -3,11 +3,11 @@
 unary     exp, log, sqrt, tanh, abs, sign; relu = max(x, 0); affine = x*mul + add; power = x^exponent;
           sigmoid = e^min(x, 0) / (1 + e^-|x|), which neither overflows nor cancels;
           gelu = x Phi(x) with Phi(x) = erfc(-x/sqrt 2)/2
-binary    add, sub, mul, div, maximum, minimum; greater, greater_equal, equal = 1 if a > b, a >= b, a = b, else 0
+binary    add, sub, mul, div, maximum, minimum, pow = a^b; greater, greater_equal, equal = 1 if a > b, a >= b, a = b, else 0
 backward  relu_grad = scale*dy if y > 0, else 0; tanh_grad = dy (1 - y^2); sigmoid_grad = dy y (1 - y);
           gelu_grad = dy (Phi(x) + x phi(x)) with phi the density of the standard normal
 
-NaN propagates, except that comparisons with NaN give 0. `out` may be one of the arguments. Arrays are C-contiguous.
+NaN propagates, but comparisons with NaN give 0, and 1^NaN = 1. `out` may be one of the arguments. Arrays are C-contiguous.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ..runtime.launch import launch
 from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, output
 
 EXP, LOG, SQRT, TANH, SIGMOID, RELU, ABS, SIGN, GELU = range(9)
-ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, GREATER, GREATER_EQUAL, EQUAL, TANH_GRAD, SIGMOID_GRAD, GELU_GRAD = range(12)
-RELU_GRAD, RELU_MAP, GELU_MAP, SIGMOID_MAP = range(12, 16)  # maps that exist only on the CPU
+ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, GREATER, GREATER_EQUAL, EQUAL, POW, TANH_GRAD, SIGMOID_GRAD, GELU_GRAD = range(13)
+RELU_GRAD, RELU_MAP, GELU_MAP, SIGMOID_MAP = range(13, 17)  # maps that exist only on the CPU
 ROOT_HALF = math.sqrt(0.5)
 NORMAL_DENSITY = 1 / math.sqrt(2 * math.pi)
 LOG2_E, LOG_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
@@ -46,7 +46,7 @@ _float64 = functools.partial(functools.partial, dtype=np.float64)  # a ufunc tha
 exp_reference, log_reference, sqrt_reference = _float64(np.exp), _float64(np.log), _float64(np.sqrt)
 tanh_reference, abs_reference, sign_reference = _float64(np.tanh), _float64(np.absolute), _float64(np.sign)
 add_reference, sub_reference, mul_reference = _float64(np.add), _float64(np.subtract), _float64(np.multiply)
-div_reference = _float64(np.divide)
+div_reference, pow_reference = _float64(np.divide), _float64(np.power)
 maximum_reference, minimum_reference = _float64(np.maximum), _float64(np.minimum)
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
@@ -261,6 +261,8 @@ def _binary_kernels():
                     y[i] = float32(u >= v)
                 elif formula == EQUAL:
                     y[i] = float32(u == v)
+                elif formula == POW:
+                    y[i] = math.pow(u, v)
                 elif formula == TANH_GRAD:
                     y[i] = u * (float32(1) - v * v)
                 elif formula == SIGMOID_GRAD:
@@ -367,6 +369,7 @@ add_cpu, add_cuda = _binary("add", "y = a + b", np.add, ADD)
 sub_cpu, sub_cuda = _binary("sub", "y = a - b", np.subtract, SUB)
 mul_cpu, mul_cuda = _binary("mul", "y = a b", np.multiply, MUL)
 div_cpu, div_cuda = _binary("div", "y = a / b", np.divide, DIV)
+pow_cpu, pow_cuda = _binary("pow", "y = a^b", np.power, POW)
 maximum_cpu, maximum_cuda = _binary("maximum", "y = max(a, b)", np.maximum, MAXIMUM)
 minimum_cpu, minimum_cuda = _binary("minimum", "y = min(a, b)", np.minimum, MINIMUM)
 greater_cpu, greater_cuda = _binary("greater", "y = 1 if a > b, else 0", np.greater, GREATER)
@@ -389,6 +392,7 @@ def examples(dev, a, N, I, O):
         "log": lambda: dev.log(a(N, O, above=0.1)),
         "sqrt": lambda: dev.sqrt(a(N, O, above=0.1)),
         "div": lambda: dev.div(a(N, O), a(N, O, above=0.5)),
+        "pow": lambda: dev.pow(a(N, O, above=0.1), a(N, O)),
         "affine": lambda: dev.affine(a(N, O), mul=2.5, add=-1.0),
         "power": lambda: dev.power(a(N, O, above=0.1), 1.5),
     }

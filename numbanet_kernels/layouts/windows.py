@@ -24,6 +24,31 @@ class Window(NamedTuple):
         )
 
 
+class CeilWindow(Window):
+    """A window of pooling whose last position may extend beyond the padded image, if it begins before the padding at the end
+    (PyTorch's `ceil_mode`). What is beyond belongs to no mean and is no maximum.
+    """
+
+    __slots__ = ()
+
+    def positions(self, height: int, width: int) -> tuple[int, int]:
+        """Return the height and the width of the output."""
+        counts = []
+        for n, k, s, p, d in zip((height, width), *self):
+            count = -((d * (k - 1) + 1 - n - 2 * p) // s) + 1
+            counts.append(max(count - ((count - 1) * s >= n + p), 0))
+        return counts[0], counts[1]
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is CeilWindow and tuple.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((CeilWindow, tuple(self)))
+
+
 def tile_of(height: int, width: int, sides: Sequence[int] = (2, 4)) -> int:
     """Return the side of tiles for which Winograd's filtering needs fewest multiplications; of equal ones the first."""
     return min(sides, key=lambda m: -(-height // m) * -(-width // m) * (m + 2) ** 2)

@@ -26,13 +26,15 @@ import inspect
 import os
 import pathlib
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import llvmlite
 import numba
-from numba.core import sigutils, types
+from numba.core import event, sigutils, types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.np import numpy_support
 
@@ -162,7 +164,7 @@ def _cached(jit: Callable[..., Any], signature: str, function: Callable[..., Non
     folder = files.version("compiled", digest(PACKAGE)[:16])
     try:
         if folder is not None:
-            with _caching_in(folder):
+            with _caching_in(folder), event.install_listener("numba:compile", _COMPILES):
                 return jit(signature, cache=True, **options)(function)
     # the cache folder is not writable, or there is an error that compiling raises again below
     except (RuntimeError, OSError, ImportError, numba.core.errors.NumbaError):
@@ -187,6 +189,40 @@ def _caching_in(folder: pathlib.Path) -> Iterator[None]:
             yield
         finally:
             numba.config.CACHE_DIR = before
+
+
+class _Compiles(event.Listener):
+    """Says on a terminal that Numba compiles, once in a process, as soon as that has taken a while."""
+
+    PATIENCE = 1.0  # seconds; compiling a few small loops needs no word
+
+    def __init__(self) -> None:
+        self.spent, self.depth, self.began, self.said = 0.0, 0, 0.0, False
+        self.timer: threading.Timer | None = None
+
+    def on_start(self, event):
+        self.depth += 1
+        if self.depth > 1 or self.said or sys.stderr is None or not sys.stderr.isatty():
+            return
+        self.began = time.perf_counter()
+        self.timer = threading.Timer(max(self.PATIENCE - self.spent, 0.0), self.say)  # one loop may take many seconds
+        self.timer.daemon = True
+        self.timer.start()
+
+    def on_end(self, event):
+        self.depth -= 1
+        if self.timer is not None and not self.depth:
+            self.timer.cancel()
+            self.timer, self.spent = None, self.spent + time.perf_counter() - self.began
+
+    def say(self) -> None:
+        """Say it, unless that was done."""
+        if not self.said:
+            self.said = True
+            print("numbanet: compiling once; later runs read the compiled loops from the cache", file=sys.stderr, flush=True)
+
+
+_COMPILES = _Compiles()
 
 
 @functools.cache

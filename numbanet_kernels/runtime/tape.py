@@ -42,7 +42,7 @@ OPERATIONS = frozenset(
         "gelu_grad gemm gemm_dw gemm_few gemm_rows gemm_rows_dx gemm_samples gemm_samples_dw gemm_samples_dx gemm_tiles "
         "gemm_tiles_dw gemm_tiles_dx getitem group_rows gru_cell gru_cell_grad huber_error layer_norm layer_norm_grad "
         "lazy_pays log log_softmax log_softmax_grad lstm lstm_grad lstm_scores lstm_seen max_pool max_pool_grad maximum "
-        "minimum mul packed_squares part power project putitem quantile_error records relu relu_grad repeat_indices "
+        "minimum mul packed_squares part pow power project putitem quantile_error records relu relu_grad repeat_indices "
         "reshape scores session sgd shrink sigmoid sigmoid_cross_entropy sigmoid_grad sign softmax softmax_cross_entropy "
         "softmax_grad sqrt squared_error squares sub sum sum_by_row sum_rows take_rows tanh tanh_grad tile_blocks "
         "tile_inputs tile_outputs top_k transpose unpack_gradient upload"

@@ -36,7 +36,8 @@ def test_a_rate_that_is_not_given_follows_the_optimiser(kind, optimizer, rate):
 
 
 def test_the_command_line_follows_the_optimiser_too(capsys):
-    assert main(["train", "--layers", "16", "--epochs", "6", "--optimizer", "adam", "--quiet"]) == 0
+    options = ["--epochs", "6", "--batch-size", "128", "--validation", "0", "--optimizer", "adam", "--quiet"]
+    assert main(["train", "--layers", "16", *options]) == 0
     found = capsys.readouterr().out
     net = Net((16,), dropout="rdp", epochs=6, batch_size=128, optimizer="adam", random_state=0).fit(X, Y)
     assert f"{net.score(X_TEST, Y_TEST):.2%}" in found and net.history_[0]["learning_rate"] == 0.001

@@ -128,7 +128,7 @@ def test_images_train_as_their_pixels(dropout):
         (lambda net, x: net.fit(x[:, :7], Y), r"Linear\(64, 32\): it takes 64 features, and its input has \(56,\)"),
         (lambda net, x: net.fit(x, Y).predict(x[:, :7]), r"8 features|samples of shape \(7, 8\)"),
         (lambda net, x: net.fit(x, Y).predict(x[:, :, :7]), r"samples of shape \(8, 7\), and Net expects \(8, 8\)"),
-        (lambda net, x: Net((32,)).fit(x, Y), "dim 3"),
+        (lambda net, x: Net((32,)).fit(x, Y), "take flat samples"),
         (lambda net, x: Net([*net.layers, Linear(10, 7)]).fit(x, Y), "must give 10 outputs, not \\(7,\\) per sample"),
         (lambda net, x: Net([Flatten(), ReLU()]).fit(x, Y), "nothing to train"),
     ],

@@ -39,12 +39,19 @@ def images(rng):
                 dilation=int(rng.integers(1, 3)),
                 groups=groups,
                 bias=bool(rng.random() < 0.7),
+                padding_mode=str(rng.choice(["zeros", "zeros", "reflect", "replicate", "circular"])),
                 rng=rng,
             )
         )
-        layers += [L.BatchNorm2d(filters)] * int(rng.random() < 0.5) + [_activation(rng)]
+        layers += [L.BatchNorm2d(filters, affine=bool(rng.random() < 0.7))] * int(rng.random() < 0.5) + [_activation(rng)]
         channels = filters
-    pooling = [L.MaxPool2d(2, 1, 1), L.AvgPool2d(2, 1, 1, count_include_pad=bool(rng.integers(2)))]
+    window = {
+        "kernel_size": 2,
+        "stride": int(rng.integers(1, 4)),
+        "padding": int(rng.integers(2)),
+        "ceil_mode": bool(rng.integers(2)),
+    }
+    pooling = [L.MaxPool2d(**window), L.AvgPool2d(**window, count_include_pad=bool(rng.integers(2)))]
     layers += [rng.choice(pooling), L.AdaptiveAvgPool2d((2, 3))]
     inner = L.Sequential([L.Flatten(), L.Linear(channels * 6, 5, bias=bool(rng.integers(2)), rng=rng)])
     return [*layers, inner, L.LayerNorm(5, elementwise_affine=bool(rng.integers(2)))], shape
@@ -62,7 +69,7 @@ def rows(rng):
         out = int(rng.integers(2, 9))
         sparse = rng.random() < 0.3
         layers.append(L.SparseLinear(width, out, 0.25, rng=rng) if sparse else L.Linear(width, out, rng=rng))
-        layers += [L.BatchNorm1d(out)] * int(rng.random() < 0.5) + [_activation(rng)]
+        layers += [L.BatchNorm1d(out, affine=bool(rng.random() < 0.7))] * int(rng.random() < 0.5) + [_activation(rng)]
         width = out
     return [*layers, L.Linear(width, 3, rng=rng)], (n,)
 

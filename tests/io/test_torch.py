@@ -172,11 +172,15 @@ class OwnModule(nn.Linear):
     [
         (nn.Sequential(nn.ReLU(), nn.Sequential(nn.GroupNorm(1, 2))), TypeError, r"module 1\.0 \(GroupNorm\) has no"),
         (OwnModule(2, 2), TypeError, r"module itself \(OwnModule\) has no counterpart"),
-        (nn.Sequential(nn.MaxPool2d(2, ceil_mode=True)), ValueError, r"module 0 \(MaxPool2d\): .*ceil_mode=True is not"),
+        (
+            nn.Sequential(nn.MaxPool2d(2, return_indices=True)),
+            ValueError,
+            r"module 0 \(MaxPool2d\): .*return_indices=True is not",
+        ),
         (nn.Sequential(nn.Conv2d(1, 1, 2, padding="same")), ValueError, r"module 0 \(Conv2d\): padding='same' of an even"),
         (nn.LSTM(2, 2, 2, dropout=0.5), ValueError, r"module itself \(LSTM\): dropout between its layers"),
         (nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), TypeError, r"module itself .* has no counterpart"),
-        (nn.BatchNorm1d(2, affine=False), ValueError, r"affine=False is not supported"),
+        (nn.BatchNorm1d(2, track_running_stats=False), ValueError, r"track_running_stats=False is not supported"),
         (3, TypeError, "from_torch takes a torch.nn.Module, not int"),
     ],
 )

@@ -12,7 +12,7 @@ from numbanet import Net, NetRegressor
 from numbanet.dropout import RowSensitiveDropout
 from numbanet.layers import Conv2d, Flatten, Linear, MaxPool2d, ReLU
 from numbanet.training.augment import FlipsAndCrops
-from numbanet.training.large import mapped
+from numbanet.training.large import mapped, rows
 
 ROOT = Path(__file__).parents[2]
 N, FEATURES = 700, 64
@@ -20,9 +20,9 @@ N, FEATURES = 700, 64
 
 @pytest.fixture(autouse=True)
 def small_files_count_as_large(monkeypatch):
-    monkeypatch.setattr(mapped, "LEAST", 1)
+    monkeypatch.setattr(rows, "LEAST", 1)
     monkeypatch.setattr(mapped, "FEW", 100)
-    monkeypatch.setattr(mapped, "CHUNK", 1 << 14)
+    monkeypatch.setattr(rows, "CHUNK", 1 << 14)
 
 
 def stored(path, array):

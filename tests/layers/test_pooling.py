@@ -49,8 +49,19 @@ FEW = [
     ("AvgPool2d", (3, 2, 1), {"count_include_pad": False}, (1, 2, 5, 6)),
     ("AdaptiveAvgPool2d", ((2, 3),), {}, (1, 2, 5, 4)),
     ("MaxPool2d", (2,), {}, (0, 3, 4, 4)),
+    ("MaxPool2d", (3, 2, 1), {"ceil_mode": True}, (2, 2, 6, 7)),
+    ("MaxPool2d", ((2, 3), (3, 2)), {"ceil_mode": True, "dilation": 2}, (2, 3, 9, 8)),
+    ("AvgPool2d", (3, 2, 1), {"ceil_mode": True}, (2, 2, 6, 7)),
+    ("AvgPool2d", (2, 3, 1), {"ceil_mode": True, "count_include_pad": False}, (2, 3, 5, 6)),
 ]
 MANY = [
+    *(
+        (name, (kernel, stride, padding), {"ceil_mode": True}, (2, 3, height, 7))
+        for name in ("MaxPool2d", "AvgPool2d")
+        for kernel, stride, padding in ((2, 2, 0), (2, 2, 1), (3, 2, 0), (3, 4, 1), (2, 5, 1))
+        for height in (5, 6, 8)
+    ),
+    ("MaxPool2d", (4, 3), {"ceil_mode": True}, (2, 3, 3, 2)),
     ("MaxPool2d", (2, 2), {}, (3, 20, 8, 8)),
     ("MaxPool2d", (3,), {"stride": 2}, (2, 5, 13, 11)),
     ("MaxPool2d", ((3, 2), (1, 2), (1, 0), (2, 1)), {}, (2, 5, 9, 8)),
@@ -157,7 +168,7 @@ def test_scales_may_come_after_pooling_and_random_zeros_may_not():
 @pytest.mark.parametrize(
     "call, error, message",
     [
-        (lambda: MaxPool2d(2, ceil_mode=True), ValueError, "MaxPool2d: ceil_mode"),
+        (lambda: MaxPool2d(2, return_indices=True), ValueError, "MaxPool2d: return_indices"),
         (lambda: AvgPool2d(0), ValueError, "kernel_size"),
         (lambda: MaxPool2d(3, padding=2), ValueError, r"padding \(2, 2\) must be from 0 to half the kernel_size \(3, 3\)"),
         (lambda: MaxPool2d((2, 2, 2)), TypeError, "kernel_size must be an int or a pair"),

@@ -14,7 +14,7 @@ import numpy as np
 from ...device import Device
 from ...dropout import GateSparsity, Together
 from ...training.data import Data
-from ...training.large.mapped import Mapped
+from ...training.large.rows import Rows
 from ...training.large.streamed import Streamed
 from ..settings import FitSettings
 
@@ -32,7 +32,7 @@ def digest(data: Data, others: Iterable[Data], dev: Device) -> str:
         size = math.prod(part.X.shape) * np.dtype(part.X.dtype).itemsize
         every = -(-size // MOST) or 1
         found.update(f"{tuple(part.X.shape)} {part.X.dtype} {every}".encode())
-        some = part.X.chunks(every) if isinstance(part.X, Mapped) else [dev.download(part.X)[::every]]
+        some = part.X.chunks(every) if isinstance(part.X, Rows) else [dev.download(part.X)[::every]]
         for array in itertools.chain(some, (part.y, part.weights, part.rows)):
             if array is not None:
                 found.update(f"{array.shape} {array.dtype}".encode())

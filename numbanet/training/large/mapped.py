@@ -6,28 +6,22 @@ import contextlib
 import math
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-LEAST = 1 << 26  # bytes, as float32: smaller files are read as a whole, so that steps can be queued
+from .rows import Rows, is_large as is_large_shape
+
 FEW = 4096  # fewer samples are read as a whole
-CHUNK = 1 << 24  # bytes of a chunk of a pass over the file
 
 
 def is_large(X: Any) -> bool:
     """Return True if X is a memory-mapped array of real numbers that should not be read as a whole."""
-    return (
-        isinstance(X, np.memmap)
-        and X.ndim > 1
-        and X.dtype.kind in "fiub"
-        and len(X) > FEW
-        and X.size * np.dtype(np.float32).itemsize >= LEAST
-    )
+    return isinstance(X, np.memmap) and X.ndim > 1 and X.dtype.kind in "fiub" and len(X) > FEW and is_large_shape(X.shape)
 
 
-class Mapped:
+class Mapped(Rows):
     """The samples of a memory-mapped array, converted to float32 when they are read.
 
     Pages of a map that were read count as memory of the process, up to megabytes around each sample. So samples are read from
@@ -40,25 +34,13 @@ class Mapped:
         The array (n, …), such as `numpy.load(name, mmap_mode="r")` returns.
     """
 
-    dtype = np.dtype(np.float32)
-
     def __init__(self, array: np.memmap) -> None:
         self.array = array
-        self.rows = max(1, CHUNK // max(math.prod(array.shape[1:]) * array.itemsize, 1))  # of a chunk
         self.file, self.start = _opened(array)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the array."""
         return self.array.shape
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return self.array.ndim
-
-    def __len__(self) -> int:
-        return len(self.array)
 
     def reshape(self, *shape: int) -> Mapped:
         """Return the same samples in another shape."""
@@ -66,7 +48,6 @@ class Mapped:
         return Mapped(view)
 
     def __getitem__(self, index: slice | np.ndarray) -> np.ndarray:
-        """Return the samples with these indices, which are not negative: float32 (k, …) in memory."""
         rows: Sequence[int] = range(len(self))[index] if isinstance(index, slice) else np.asarray(index).tolist()
         if self.file is None:
             found = np.array(self.array[index], np.float32, order="C")
@@ -96,11 +77,6 @@ class Mapped:
             with contextlib.suppress(OSError, ValueError):
                 map_of(self.array).madvise(mmap.MADV_DONTNEED)
 
-    def chunks(self, every: int = 1) -> Iterator[np.ndarray]:
-        """Yield all samples, or each `every`-th, in chunks."""
-        for first in range(0, len(self), self.rows * every):
-            yield self[first : first + self.rows * every : every]
-
     def check_finite(self, name: str) -> None:
         """Raise ValueError, as scikit-learn does, if a number is not finite in float32."""
         with np.errstate(all="ignore"):
@@ -108,20 +84,6 @@ class Mapped:
                 if not math.isfinite(part.sum(dtype=np.float64)):
                     what = "NaN" if np.isnan(part).any() else "infinity or a value too large for dtype('float32')"
                     raise ValueError(f"Input {name} contains {what}.")
-
-
-class Later:
-    """Samples of a `Mapped` that are read when NumPy makes an array of them."""
-
-    def __init__(self, samples: Mapped, rows: np.ndarray) -> None:
-        self.samples, self.rows = samples, rows
-
-    def __getitem__(self, index: slice) -> Later:
-        """Return some of the samples."""
-        return Later(self.samples, self.rows[index])
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self.samples[self.rows].astype(dtype or np.float32, copy=False)
 
 
 def map_of(array: np.memmap) -> mmap.mmap:

@@ -75,7 +75,7 @@ def _units_leave(joint: Joint, source: Linear | Conv2d, read: np.ndarray, optimi
     resize(source.weight, ~leave, 0, optimizer)
     if source.bias is not None:
         resize(source.bias, ~leave, 0, optimizer)
-    for tensor in (getattr(layer, name) for layer in joint.between for name in layer.units):
+    for tensor in (tensor for layer in joint.between for tensor in layer.by_unit()):
         resize(tensor, np.repeat(~leave, tensor.size // units), 0, optimizer)
     stays = ~leave[joint.owner]
     if joint.select:

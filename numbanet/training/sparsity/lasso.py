@@ -129,7 +129,8 @@ class GroupLasso(Sparsity):
     Warns
     -----
     UserWarning
-        If all weights of a layer are zero: the strength is too large for it.
+        If all weights of a layer are zero: the strength is too large for it. If no group has become zero before fine-tuning:
+        the strength is too small.
 
     Notes
     -----
@@ -319,9 +320,20 @@ class Lasso(Thinning):
                 f"GroupLasso: all weights of {dead[0]!r} are zero; try a smaller strength than {self.chosen.strength}"
                 f"{', or a smaller cost_weight' * bool(self.costs)}"
             )
+        if self.step and self._steps and left == 1 and self.chosen.strength and run.epoch + 1 >= self.until:
+            self._warn_of_weakness(run, self.step)
         if "tiles" in self.chosen.kinds and not self.final and (run.epoch + 1 >= self.until or left <= self.chosen.keep):
             changed |= self._by_tiles(run)
         return changed
+
+    def _warn_of_weakness(self, run: Run, step: Shrinking) -> None:
+        """Warn that nothing became zero; the strength that is named follows from the notes of `GroupLasso`."""
+        weights = np.concatenate([group.layer.weight.numpy().reshape(-1) for group in step.means])
+        moved = self._steps * self.until * run.optimizer.learning_rate / (1 - getattr(run.optimizer, "momentum", 0.0))
+        warn(
+            f"GroupLasso: strength={self.chosen.strength} has removed nothing in {self.until} epochs of {self._steps} steps; "
+            f"about {math.sqrt(np.square(weights).mean()) / moved:.1g} would remove groups at this learning rate"
+        )
 
     def _by_tiles(self, run: Run) -> bool:
         """Replace each `Linear` layer that has a zero tile by a `SparseLinear`; return True if there is any."""

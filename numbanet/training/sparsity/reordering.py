@@ -89,7 +89,7 @@ def permute(joint: Joint, order: Sequence[int] | np.ndarray, optimizer: Optimize
     optimizer.permute(source.weight, units, 0)
     if source.bias is not None:
         optimizer.permute(source.bias, units, 0)
-    for tensor in (getattr(layer, name) for layer in joint.between for name in layer.units):
+    for tensor in (tensor for layer in joint.between for tensor in layer.by_unit()):
         optimizer.permute(tensor, _spread(units, tensor.size // units.size), 0)
     optimizer.permute(joint.reader.weight, _spread(units, joint.pixels), 1)
 

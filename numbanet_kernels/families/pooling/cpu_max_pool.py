@@ -95,7 +95,8 @@ def largest(x, y, places, numbers, start, stop):
     window, which `numbers` describe, and kh KW + kw of the first pixel that has it. NaN is larger than any number.
     """
     n, height, width, channels = x.shape
-    size = (width + 2 * numbers[5]) * channels + VECTOR
+    _, kw, _, sw, _, pw, _, dw = numbers
+    size = max(width + 2 * pw, (y.shape[2] - 1) * sw + (kw - 1) * dw + 1) * channels + VECTOR
     floats, marks = empty_cpu((3, size)), empty_cpu((3, size), places.dtype)
     lines = len(y) * y.shape[1], y.shape[2] * channels
     loop = _LARGEST[places.dtype.itemsize == 1]

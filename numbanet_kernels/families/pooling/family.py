@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...layouts.windows import Bins, Window, pooled
+from ...layouts.windows import Bins, CeilWindow, Window, pooled
 from ...runtime.expect import INT32, expect
 
 # dtype of `places` in bytes; codes of the types in signatures, by whether `places` are bytes
@@ -74,7 +74,11 @@ def max_pool_reference(x, window):
     n, oh, ow, c = pooled("max_pool (reference)", window, x.shape)
 
     def seen(array, beyond):
-        padded = np.pad(array, ((0, 0), (ph, ph), (pw, pw), (0, 0)), constant_values=beyond)
+        ends = [
+            max(p, (o - 1) * s + (k - 1) * d + 1 - p - size)
+            for p, o, s, k, d, size in zip((ph, pw), (oh, ow), (sh, sw), (kh, kw), (dh, dw), x.shape[1:3])
+        ]
+        padded = np.pad(array, ((0, 0), (ph, ends[0]), (pw, ends[1]), (0, 0)), constant_values=beyond)
         return np.stack(
             [
                 padded[:, i * dh : i * dh + (oh - 1) * sh + 1 : sh, j * dw : j * dw + (ow - 1) * sw + 1 : sw]
@@ -150,6 +154,7 @@ WINDOW = Window((3, 3), (2, 2), (1, 1))  # the windows overlap
 def examples(dev, a, N, I, O):
     n, c = -(-N // 32), -(-O // 8)
     x, wide, bins = (n, 9, 8, c), Window((17, 16), (5, 7), (2, 8), (1, 1)), Bins(4, 3)
+    beyond = CeilWindow((3, 2), (2, 3), (1, 1))
     dilated = Window((2, 3), (1, 2), (1, 1), (2, 3))
 
     def slope(window, shape):
@@ -161,6 +166,9 @@ def examples(dev, a, N, I, O):
     return {
         "max_pool": lambda: dev.max_pool(a(*x), WINDOW),
         "max_pool, dilated": lambda: dev.max_pool(a(*x), dilated),
+        "max_pool, beyond the image": lambda: dev.max_pool(a(*x), beyond),
+        "max_pool_grad, beyond the image": lambda: dev.max_pool_grad(slope(beyond, x), places(beyond, x, np.uint8), beyond, x),
+        "avg_pool, beyond the image": lambda: dev.avg_pool(a(*x), beyond),
         "max_pool, wide": lambda: dev.max_pool(a(2, 20, 19, 3), wide),
         "max_pool_grad": lambda: dev.max_pool_grad(slope(WINDOW, x), places(WINDOW, x, np.uint8), WINDOW, x),
         "max_pool_grad, dilated": lambda: dev.max_pool_grad(slope(dilated, x), places(dilated, x, np.uint8), dilated, x),

@@ -42,11 +42,12 @@ EXACT = {  # of floats x: what the reference of each map should give
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
     "div": lambda a, b: a / b,
+    "pow": lambda a, b: a**b,
     "maximum": max,
     "minimum": min,
 }
 KWARGS = {"affine": {"mul": 2.5, "add": -1.0}, "power": {"exponent": -0.5}, "relu_grad": {"scale": 1.5}}
-POSITIVE = "log", "sqrt", "power"
+POSITIVE = "log", "sqrt", "power", "pow"
 PAIRS = (
     "relu_grad",
     "tanh_grad",
@@ -59,6 +60,7 @@ PAIRS = (
     "sub",
     "mul",
     "div",
+    "pow",
     "maximum",
     "minimum",
 )
@@ -79,7 +81,8 @@ def test_references_are_right(op, rng):
     x = floats(100)
     given = [np.abs(x) if op in POSITIVE else x]
     if op in PAIRS:
-        given = [rng.permutation(x), np.tanh(x) if op == "tanh_grad" else 1 / (1 + np.exp(-x)) if op == "sigmoid_grad" else x]
+        first = rng.permutation(np.abs(x) if op in POSITIVE else x)
+        given = [first, np.tanh(x) if op == "tanh_grad" else 1 / (1 + np.exp(-x)) if op == "sigmoid_grad" else x]
     found = getattr(elementwise, f"{op}_reference")(*given, **KWARGS.get(op, {}))
     exact = [EXACT[op](*map(mpmath.mpf, map(float, values))) for values in zip(*given, strict=True)]
     size = np.abs(found)
@@ -87,6 +90,8 @@ def test_references_are_right(op, rng):
         size = 1 + 3 * sum(np.abs(np.float64(array)) for array in given)  # terms may cancel
     elif op.endswith("_grad"):
         size = np.abs(np.float64(given[0]))  # so may 1 and what is subtracted
+    elif op == "pow":
+        size = size * (1 + np.abs(given[1] * np.log(np.float64(given[0]))))  # of a rounded exponent
     elif op == "gelu":
         size = size * (1 + np.square(x, dtype=np.float64))  # e^-x^2/2 of a rounded x
     for value, right, scale in zip(found, exact, np.maximum(size, 1e-300), strict=True):

@@ -20,12 +20,14 @@ CASES = [  # op, number of arrays, domain, keyword arguments
     ("power", 1, POSITIVE, {"exponent": -0.5}),
     *((op, 2, ANY, {}) for op in ("add", "sub", "mul", "maximum", "minimum", "greater", "greater_equal", "equal")),
     ("div", 2, APART_FROM_ZERO, {}),
+    ("pow", 2, POSITIVE, {}),
     ("relu_grad", 2, ANY, {}),
     ("relu_grad", 2, ANY, {"scale": 3.5}),
     *((op, 2, ANY, {}) for op in ("tanh_grad", "sigmoid_grad", "gelu_grad")),
 ]
 COMPARISONS = ("greater", "greater_equal", "equal")
-PROPAGATING = [op for op in dict.fromkeys(case[0] for case in CASES) if op not in (*COMPARISONS, "relu_grad")]
+# 1 ** NaN is 1, as in C and NumPy
+PROPAGATING = [op for op in dict.fromkeys(case[0] for case in CASES) if op not in (*COMPARISONS, "relu_grad", "pow")]
 
 
 def op_named(name):

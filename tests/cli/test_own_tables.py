@@ -1,0 +1,136 @@
+"""`numbanet train` and `predict` with tables of one's own: CSV and NPY files with a target column."""
+
+import numpy as np
+import pytest
+
+from numbanet import Net, NetRegressor, Normalize, cli
+from numbanet.cli import own_data
+
+TRAIN = ["train", "--layers", "16", "--dropout", "none", "--quiet"]
+FLOWERS = ("rose", "lily, white", "tulip")
+
+
+@pytest.fixture
+def table(tmp_path, rng, monkeypatch):
+    """The features, and files in the folder of the test: flowers.csv with words, prices.csv and .npy with numbers."""
+    monkeypatch.chdir(tmp_path)
+    X = rng.standard_normal((150, 3)) * [1, 100, 0.01] + [0, 500, 7]
+    scaled = (X - X.mean(0)) / X.std(0)
+    kinds = np.argmax(scaled, 1)
+    rows = [f'{a:.9g},"{FLOWERS[kind]}",{b:.9g},{c:.9g}' for (a, b, c), kind in zip(X, kinds)]
+    (tmp_path / "flowers.csv").write_text("width,kind,height,weight\n" + "\n".join(rows) + "\n", encoding="utf-8-sig")
+    price = scaled @ [1.0, -2.0, 0.5] + 10
+    np.savetxt("prices.csv", np.c_[X, price], delimiter=",")
+    np.save("prices.npy", np.c_[price, X])
+    np.save("counts.npy", np.c_[np.round(price), X])
+    return X, kinds, price
+
+
+def run(capsys, *arguments):
+    status = cli.main([*map(str, arguments)])
+    return status, *capsys.readouterr()
+
+
+@pytest.mark.filterwarnings("ignore:fit. the loss was still falling")
+def test_words_become_classes_and_the_saved_network_takes_the_file(table, capsys):
+    status, out, _ = run(capsys, *TRAIN, "--data", "flowers.csv", "--target", "kind", "--save", "net", "--plot", "curves.svg")
+    accuracy = float(out.split("100%")[0].split("│")[4].strip().rstrip("%")) if "test accuracy" in out else 0
+    assert status == 0 and accuracy > 85
+    net = Net.load("net")
+    assert sorted(net.classes_) == sorted(FLOWERS) and isinstance(net.model_.layers[0], Normalize)
+    status, out, err = run(capsys, "predict", "net", "flowers.csv", "--target", "1")
+    assert status == 0 and "on these 150 samples" in err and float(err.split("score ")[1].split()[0]) > 0.85
+    assert out.splitlines() == [*net.predict(table[0].astype(np.float32))]
+    status, _, err = run(capsys, "predict", "net", "flowers.csv")
+    assert status == 2 and "flowers.csv: could not convert string" in err
+
+
+@pytest.mark.parametrize("data, target", [("prices.csv", "3"), ("prices.csv", "-1"), ("prices.npy", "0")])
+def test_numbers_with_fractions_are_predicted_as_values(table, capsys, data, target):
+    status, out, _ = run(capsys, *TRAIN, "--data", data, "--target", target, "--save", "net")
+    assert status == 0 and "test R²" in out
+    net = NetRegressor.load("net")
+    assert net.score(table[0], table[2]) > 0.9 and net.optimizer == "adam"
+
+
+def test_integers_are_classes_unless_a_regression_is_asked_for(table, capsys):
+    status, out, _ = run(capsys, *TRAIN, "--data", "counts.npy", "--target", "0", "--epochs", "2", "--regression")
+    assert status == 0 and "test R²" in out
+    assert "test accuracy" in run(capsys, *TRAIN, "--data", "counts.npy", "--target", "0", "--epochs", "2")[1]
+
+
+def test_the_test_set_is_no_validation_set(table, capsys, monkeypatch):
+    """What is scored in each epoch is held out of the training set; the test set is scored once, at the end."""
+    seen = {}
+
+    def fit(net, X, y, validation=None, **options):
+        seen.update(train=X, validation=validation and validation[0])
+        return original(net, X, y, validation=validation, **options)
+
+    original = Net.fit
+    monkeypatch.setattr(Net, "fit", fit)
+    monkeypatch.setattr(Net, "score", lambda net, X, y: seen.update(test=X) or 0.5)
+    for options, sizes in (((), (108, 12, 30)), (("--test", "0.4", "--validation", "0"), (90, None, 60))):
+        run(capsys, *TRAIN, "--data", "flowers.csv", "--target", "kind", "--epochs", "1", *options)
+        assert tuple(None if seen[name] is None else len(seen[name]) for name in ("train", "validation", "test")) == sizes
+    parts = np.concatenate([part for part in seen.values() if part is not None])
+    assert len(np.unique(parts, axis=0)) == 150
+    run(capsys, *TRAIN, "--epochs", "1")
+    assert len(seen["train"]) + len(seen["validation"]) == 1437 and len(seen["test"]) == 360
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--data", "flowers.csv"], "--target: give the name or the number of the column of flowers.csv"),
+        (["--data", "flowers.csv", "--target", "colour"], "no column 'colour'; --target is one of width, kind, height, weight"),
+        (["--data", "flowers.csv", "--target", "4"], "no column '4'"),
+        (["--data", "flowers.csv", "--target", "width"], "column 'kind' has the text"),
+        (
+            ["--data", "flowers.csv", "--target", "kind", "--regression"],
+            "--regression: the column 'kind' of flowers.csv is text",
+        ),
+        (["--data", "none.csv", "--target", "0"], "there is no file none.csv"),
+        (["--data", "empty.csv", "--target", "0"], "empty.csv: the file is empty"),
+        (["--data", "holes.csv", "--target", "a"], "holes.csv: "),
+        (["--data", "nan.npy", "--target", "0"], "nan.npy: a feature is missing or infinite"),
+        (["--data", "line.npy", "--target", "0"], r"line.npy: a table of numbers (rows, columns) expected, got float64 (3,)"),
+        (["--data", "flowers.csv", "--target", "kind", "--test", "1"], "--test must be a share"),
+        (["--data", "digits", "--target", "0"], "--target and --regression are for files: digits is no .csv"),
+        (["--data", "flowers.txt", "--target", "0"], "flowers.txt"),
+    ],
+)
+def test_what_is_no_table_is_one_line(table, capsys, arguments, message):
+    open("empty.csv", "w").close()
+    with open("holes.csv", "w") as file:
+        file.write("a,b,c\n1,2,3\n4,,6\n")
+    np.save("nan.npy", np.array([[1.0, np.nan], [2.0, 3.0]] * 9))
+    np.save("line.npy", np.ones(3))
+    status, out, err = run(capsys, *TRAIN, *arguments)
+    assert (status, out) == (2, "") and err.count("\n") == 1 and message in err
+
+
+@pytest.mark.parametrize(
+    "first, second, header",
+    [
+        ("a,b", "1,2", True),
+        ("1,2", "3,4", False),
+        ("1,cat", "2,dog", False),
+        ("cat,1", "dog,2", False),
+        ("1,2,kind", "3,4,5", True),
+        ("width,kind", "1,cat", True),
+        ("1,kind", "2,cat", False),
+    ],
+)
+def test_headers(tmp_path, first, second, header):
+    (tmp_path / "a.csv").write_text(f"{first}\n{second}\n{second}\n")
+    target = next(i for i, cell in enumerate(second.split(",")) if not cell.isdecimal() or i == len(second.split(",")) - 1)
+    found = own_data.read(str(tmp_path / "a.csv"), str(target))
+    assert len(found.X) == len(found.y) == 3 - header and found.X.dtype == np.float32
+
+
+def test_help_names_all_kinds_of_dropout_for_these_networks(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert all(name in text for name in ("dsg", "window", "batchwise", "digits, mnist", ".csv or .npy file with --target"))

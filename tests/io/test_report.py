@@ -1,0 +1,191 @@
+"""Reports: one page that parses, needs nothing else, and says what `history_` says."""
+
+import html.parser
+import re
+import warnings
+
+import numpy as np
+import pytest
+
+import numbanet
+from numbanet import LanguageModel, Net, NetRegressor, RowDropout, cli
+from numbanet.datasets import load_digits
+from numbanet.io import drawings, report as module_or_function
+
+pytest.importorskip("matplotlib", reason="the extra `plots`")
+
+X, Y, X_TEST, Y_TEST = load_digits()
+VOID = {"meta", "br", "img", "input", "link", "hr"}
+
+
+class Page(html.parser.HTMLParser):
+    """The tables, texts and elements of a page; elements that are not closed in order are errors."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tables, self.ids, self.seen, self.text, self.links = [], [], [], [], [], []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.seen.append(tag)
+        self.ids += [given["id"]] if "id" in given else []
+        self.links += [given[name] for name in ("href", "src", "xlink:href") if name in given]
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.handle_endtag(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("td", "th"):
+            self.tables[-1][-1][-1] += data
+        elif "style" not in self.open:
+            self.text.append(data)
+
+
+def read(path):
+    """The page, which must need nothing else."""
+    text = path.read_text(encoding="utf-8")
+    said = re.sub(r"data:image/png;base64,[A-Za-z0-9+/=\s]+", "", text)  # whose letters mean nothing
+    assert said.startswith("<!DOCTYPE html>") and not re.search(r"https?:|//[a-z]|<script|@import", said)
+    page = Page(text)
+    assert all(link.startswith(("#", "data:image/png;base64,")) for link in page.links)
+    assert len(set(page.ids)) == len(page.ids)
+    assert {link[1:] for link in page.links if link[0] == "#"} | set(re.findall(r"url\(#([^)]+)\)", text)) <= set(page.ids)
+    assert "prefers-color-scheme: dark" in text and 'name="viewport"' in text and drawings.INK not in text
+    return page
+
+
+@pytest.fixture(scope="module")
+def net():
+    options = {"dropout": "rdp", "epochs": 4, "batch_size": 64, "random_state": 0, "device": "cpu"}
+    return Net((48, 32), **options).fit(X[:400], Y[:400], validation=(X[400:500], Y[400:500]))
+
+
+@pytest.mark.slow
+def test_a_page_says_what_the_fit_was(net, tmp_path):
+    net.report(tmp_path / "run.html", X_TEST, Y_TEST)
+    page = read(tmp_path / "run.html")
+    words = " ".join("".join(page.text).split())
+    confusion, history, dropped, parameters = page.tables
+    # figures by epoch
+    assert history[0] == list(net.history_[0]) and len(history) == 5
+    for row, record in zip(history[1:], net.history_, strict=True):
+        np.testing.assert_allclose([float(cell) for cell in row], [float(value) for value in record.values()], rtol=1e-5)
+    # predictions
+    found = np.zeros((10, 10), int)
+    np.add.at(found, (Y_TEST, net.predict(X_TEST)), 1)
+    np.testing.assert_array_equal([[int(cell) for cell in row[1:]] for row in confusion[1:]], found)
+    assert f"accuracy {net.score(X_TEST, Y_TEST):.4f} on 360 samples" in words
+    # layers
+    assert [row[:4] for row in dropped[1:4]] == [
+        ["0", "Linear(64, 48)", "48", "rdp 0.5"],
+        ["1", "ReLU()", "48", ""],
+        ["2", "Linear(48, 32)", "32", "rdp 0.5"],
+    ]
+    shares = [float(row[6].rstrip("%")) / 100 for row in dropped[1:] if row[6]]
+    assert len(shares) == 3 and all(0 < share < 0.8 for share in shares)
+    share = sum(record["flops_share"] for record in net.history_) / 4
+    assert f"{share:.1%} of the FLOPs of dense training" in words and f"{1 - share:.0%}of the FLOPs skipped" in words
+    assert re.search(r"copies of the network on 360 of these samples took \S+ s with rdp and \S+ s without dropout", words)
+    assert ["dropout", "'rdp'"] in parameters and f"numbanet {numbanet.__version__}" in words
+    assert page.seen.count("svg") == 3
+
+
+def test_the_share_of_a_layers_flops_is_the_mean_over_plans(net, tmp_path):
+    """With windows of fixed size it is known."""
+    policy = RowDropout(0.5)
+    fitted = Net((64, 64), dropout=policy, epochs=1, random_state=0, device="cpu").fit(X[:200], Y[:200])
+    fitted.report(tmp_path / "run.html")
+    *_, dropped, _ = read(tmp_path / "run.html").tables
+    first = float(dropped[1][6].rstrip("%")) / 100
+    model = fitted.model_
+    rng = np.random.default_rng(1)
+    kept = [policy.plans(model, rng).get("0.output") for _ in range(200)]
+    expected = np.mean([1.0 if plan is None else plan.density for plan in kept])
+    assert abs(first - expected) < 0.1
+
+
+def test_pages_without_dropout_or_samples(tmp_path):
+    NetRegressor((8,), epochs=1).fit(X[:50], Y[:50]).report(tmp_path / "run.html")
+    page = read(tmp_path / "run.html")
+    assert "given samples" not in "".join(page.text) and "by the data" not in "".join(page.text)
+    assert {row[6] for row in page.tables[1][1:]} == {"100%", ""}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:fit. the network")
+def test_pages_of_all_kinds(tmp_path, rng):
+    names = np.array(["<b>&\"'", "yes"])
+    odd = Net((8,), dropout="bernoulli", epochs=2).fit(X, names[Y % 2])
+    odd.report(tmp_path / "odd.html", X_TEST, names[Y_TEST % 2])
+    assert read(tmp_path / "odd.html").tables[0][0] == ["", "<b>&\"'", "yes"]
+    odd.report(tmp_path / "odd.html", X_TEST, np.array(["<b>&\"'", "new"])[Y_TEST % 2])
+    assert [row[-1] for row in read(tmp_path / "odd.html").tables[0]][0] == "yes"
+    odd.save(tmp_path / "odd")
+    Net.load(tmp_path / "odd").report(tmp_path / "loaded.html", X_TEST, names[Y_TEST % 2])
+    assert len(read(tmp_path / "loaded.html").tables[1]) == 3
+    many = rng.integers(0, 30, len(X))
+    Net((8,), epochs=1).fit(X, many).report(tmp_path / "many.html", X[:99], many[:99])
+    assert read(tmp_path / "many.html").seen.count("image") == 2  # the matrix, and the scale of its colours
+    NetRegressor((8,), epochs=1).fit(X, Y).report(tmp_path / "number.html", X_TEST, Y_TEST)
+    assert read(tmp_path / "number.html").seen.count("svg") == 4
+    NetRegressor((8,), epochs=1).fit(X, np.c_[Y, Y]).report(tmp_path / "numbers.html", X_TEST, np.c_[Y_TEST, Y_TEST])
+    labels = rng.integers(0, 2, (len(X), 3))
+    Net((8,), epochs=1).fit(X, labels).report(tmp_path / "labels.html", X[:50], labels[:50])
+    images = Net("lenet5", image_shape=(1, 12, 12), dropout="rsdp", epochs=1).fit(rng.random((60, 144)), np.arange(60) % 2)
+    images.report(tmp_path / "images.html")
+    assert [row[6] for row in read(tmp_path / "images.html").tables[1][1:]].count("by the data") == 2
+    words = "the cat sat on the mat and the dog sat on the rug".split() * 9
+    model = LanguageModel((8,), dropout="rdp", epochs=2, steps=5, batch_size=2).fit(words, validation=words[:40])
+    model.report(tmp_path / "text.html", words)
+    assert f"perplexity {model.perplexity(words):.4g}" in " ".join("".join(read(tmp_path / "text.html").text).split())
+    for name in ("numbers", "labels"):
+        read(tmp_path / f"{name}.html")
+
+
+def test_what_is_refused_leaves_the_file_alone(net, tmp_path):
+    target = tmp_path / "run.html"
+    target.write_text("before")
+    for call, error, message in (
+        (lambda: net.report(target, X_TEST), TypeError, "give X and y"),
+        (lambda: net.report(target, X_TEST[:, :9], Y_TEST), ValueError, "9 features"),
+        (lambda: Net().report(target), ValueError, "not fitted"),
+        (lambda: net.report(tmp_path / "no" / "run.html"), FileNotFoundError, "no folder"),
+        (lambda: net.report(tmp_path), IsADirectoryError, "it is a folder"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
+    assert target.read_text() == "before" and [*tmp_path.iterdir()] == [target]
+
+
+def test_without_matplotlib_it_says_what_to_install(net, tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"pip install 'numbanet\[plots\]'"):
+        module_or_function(net, tmp_path / "run.html")
+
+
+def test_the_command_writes_a_report(tmp_path, capsys):
+    path = tmp_path / "run.html"
+    with warnings.catch_warnings():
+        status = cli.main(["train", "--layers", "16", "--epochs", "2", "--quiet", "--report", str(path)])
+    out = capsys.readouterr().out
+    page = read(path)
+    accuracy = re.search(r"accuracy (0\.\d{4}) on 360 samples", " ".join("".join(page.text).split()))
+    assert status == 0 and f"report: {path}" in out and f"{float(accuracy[1]):.2%}" in out
+    assert cli.main(["train", "--report", str(tmp_path / "no" / "run.html")]) == 2
+    assert "no folder" in capsys.readouterr().err

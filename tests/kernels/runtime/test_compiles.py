@@ -1,0 +1,78 @@
+"""A first call that compiles for long says so on a terminal, once."""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from numbanet_kernels.runtime import declare
+
+ROOT = Path(__file__).parents[3]
+SAID = "numbanet: compiling once; later runs read the compiled loops from the cache"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def loops(n):
+    """New loops, which no cache has."""
+
+    def made(i):
+        def loop(x):
+            x[0] = i + 0.5
+
+        return declare.host_kernel("void(f4[::1])")(loop)
+
+    return [made(i) for i in range(n)]
+
+
+@pytest.fixture
+def cold(monkeypatch, tmp_path):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(declare, "_COMPILES", declare._Compiles())
+
+
+def called(some, terminal, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        for loop in some:
+            loop(np.zeros(1, np.float32))
+    return terminal.getvalue()
+
+
+def test_it_is_said_once_after_a_while_and_only_on_a_terminal(cold, monkeypatch):
+    assert called(loops(2), Terminal(), monkeypatch) == ""  # few small loops take less than a second
+    monkeypatch.setattr(declare._Compiles, "PATIENCE", 0.0)
+    assert called(loops(1), io.StringIO(), monkeypatch) == ""
+    assert called(loops(3), Terminal(), monkeypatch) == f"{SAID}\n"
+    assert called(loops(2), Terminal(), monkeypatch) == ""
+
+
+FIRST = """
+import numpy as np, numbanet
+numbanet.Conv2d(3, 8, 3, rng=0)(numbanet.Tensor(np.ones((2, 3, 16, 16))))
+"""
+
+
+@pytest.mark.slow
+def test_the_first_convolution_says_that_it_compiles_and_the_second_process_nothing(tmp_path):
+    pty = pytest.importorskip("pty", reason="a terminal is needed")
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    for expected in (f"{SAID}\r\n", ""):
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen([sys.executable, "-c", FIRST], stderr=theirs, cwd=ROOT, env=environment)
+        assert process.wait(300) == 0
+        os.set_blocking(ours, False)
+        os.close(theirs)
+        try:
+            said = os.read(ours, 10_000).decode()
+        except OSError:  # nothing was written
+            said = ""
+        os.close(ours)
+        assert said == expected
