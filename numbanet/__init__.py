@@ -10,12 +10,13 @@ tensors), `device` (CPU, CUDA or emulated), plans (which part of a product is co
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from . import ops
 from .autograd import no_grad, op
 from .check import check_grad
-from .device import device
+from .device import device, emulated
 from .dropout import (
     ConstantSchedule,
     Dropout,
@@ -123,6 +124,7 @@ __all__ = [
     "check_grad",
     "concatenate",
     "device",
+    "emulated",
     "from_dlpack",
     "lenet5",
     "no_grad",
@@ -143,3 +145,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if os.environ.get("NUMBANET_EMULATED") == "1":
+    emulated().__enter__()  # for the whole process

@@ -195,7 +195,9 @@ class Wave:
             )
         )
         via = "".join(f", called in {self.program.where(self.program.instructions[k])}" for k in reversed(self.calls))
-        return PtxError(f"{self.launch.name}, {self.program.where(instruction)}{via}: {problem}{at}")
+        error = PtxError(f"{self.launch.name}, {self.program.where(instruction)}{via}: {problem}{at}")
+        error.at = self, instruction, lane
+        return error
 
 
 class Launch:
@@ -233,7 +235,8 @@ class Launch:
         self.grid, self.block = ((*shape, 1, 1)[:3] for shape in (grid, block))
         self.tables = {name: np.frombuffer(initial, np.uint8).copy() for name, initial in program.tables.items()}
         self.memory = Global([*arrays, *self.tables.values()], placed)
-        self.parameters = packed(program, arguments, self.memory.address)
+        # bytes: the parameters, packed by the caller
+        self.parameters = arguments if isinstance(arguments, bytes) else packed(program, arguments, self.memory.address)
         self.const = Private(1, program.places("const"))
         for variable in program.const.values():
             start = np.arange(variable.offset, variable.offset + len(variable.initial))

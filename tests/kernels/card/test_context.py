@@ -1,0 +1,116 @@
+"""The context of the emulated card: what it changes, it puts back; and how else it is entered."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import numpy as np
+import pytest
+
+import numbanet
+from numbanet_kernels.runtime import availability, declare
+
+pytestmark = pytest.mark.skipif(availability.nvvm_problem() is not None, reason=str(availability.nvvm_problem()))
+cuda = declare.cuda
+F = np.float32
+
+
+def attributes():
+    """What the modules and objects of numba.cuda hold that the context exchanges."""
+    from numba.cuda import codegen, dispatcher
+    from numba.cuda.cudadrv import devicearray, devices, driver, nvrtc
+
+    owners = (codegen.CUDACodeLibrary, dispatcher, dispatcher._Kernel, dispatcher.CUDADispatcher, devicearray, devices)
+    owners += (devices._runtime, driver, driver.driver, driver.Driver, driver.Stream, nvrtc)
+    return [{name: id(value) for name, value in vars(owner).items() if not name.startswith("__")} for owner in owners]
+
+
+def double(x):
+    i = cuda.grid(1)
+    if i < x.size:
+        x[i] *= 2
+
+
+def test_what_is_exchanged_is_put_back():
+    with numbanet.emulated():
+        pass
+    before = attributes()
+    with numbanet.emulated():
+        assert attributes() != before
+        values = np.ones(10, F)
+        cuda.jit(double)[1, 32](values)
+    assert attributes() == before and (values == 2).all()
+
+
+def test_it_is_put_back_after_an_exception_and_contexts_nest():
+    before = cuda.is_available()
+    with pytest.raises(KeyError), numbanet.emulated():
+        with numbanet.emulated():
+            pass
+        assert cuda.is_available()
+        raise KeyError
+    assert cuda.is_available() == before
+
+
+def test_as_a_decorator():
+    @numbanet.emulated
+    def run(values):
+        cuda.jit(double)[1, 32](values)
+        return values
+
+    @numbanet.emulated(uninitialised=True)
+    def available():
+        return cuda.is_available()
+
+    assert (run(np.ones(10, F)) == 2).all() and (run(np.ones(10, F)) == 2).all() and available()
+
+
+def test_all_threads_are_emulated():
+    values = [np.ones(10, F) for _ in range(4)]
+    with numbanet.emulated():
+        kernel = cuda.jit(double)
+        threads = [threading.Thread(target=lambda v=v: kernel[1, 32](v)) for v in values]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert all((v == 2).all() for v in values)
+
+
+def test_arrays_that_outlive_the_context_disturb_nobody(capfd):
+    with numbanet.emulated():
+        array, stream, event = cuda.to_device(np.ones(4)), cuda.stream(), cuda.event()
+    del array, stream, event
+    with numbanet.emulated():
+        cuda.to_device(np.ones(4))
+    assert capfd.readouterr().err == ""
+
+
+def test_a_kernel_runs_in_two_contexts():
+    kernel = cuda.jit(double)
+    for _ in range(2):
+        values = np.ones(10, F)
+        with numbanet.emulated():
+            kernel[1, 32](values)
+        assert (values == 2).all()
+
+
+def test_automatic_devices_stay_on_the_cpu():
+    with numbanet.emulated():
+        assert numbanet.device("auto").name == "cpu"
+
+
+@pytest.mark.parametrize("asked", ["1", ""])
+def test_by_an_environment_variable(asked):
+    code = """
+        import numbanet
+        from numba import cuda
+        print(cuda.is_available())
+    """
+    environment = {**os.environ, "NUMBANET_EMULATED": asked}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=environment, timeout=120, check=True
+    )
+    assert asked != "1" or done.stdout.strip() == "True"

@@ -1,0 +1,148 @@
+"""Planted faults in plain numba.cuda code: each is found, with the line, the thread and the element; the same code without is right."""
+
+import numpy as np
+import pytest
+
+import numbanet
+from numbanet_kernels.runtime import availability, declare
+
+pytestmark = pytest.mark.skipif(availability.nvvm_problem() is not None, reason=str(availability.nvvm_problem()))
+cuda = declare.cuda
+F = np.float32
+FILE = r"test_faults\.py:\d+"
+
+
+def beyond(right):
+    @cuda.jit
+    def kernel(x):
+        i = cuda.grid(1)
+        if i < x.size or not right:
+            x[i] = i
+
+    kernel[1, 64](np.zeros(50, F))
+
+
+def before_the_start(right):
+    @cuda.jit
+    def kernel(x):
+        i = cuda.grid(1)
+        x[i] = x[i - 1 if i or not right else i] if x.size > 1000 else x[max(i - 1, 0) if right else 0] + np.int64(right)
+
+    kernel[1, 1](cuda.to_device(np.zeros(50, F)))
+
+
+def misaligned(right):
+    @cuda.jit
+    def kernel(x, y):
+        y[0] = x[0]
+
+    memory = cuda.to_device(np.zeros(64, np.uint8))
+    start = 8 if right else 2
+    kernel[1, 1](memory[start : start + 8].view(np.float32), np.zeros(1, F))
+
+
+def shared_unset(right):
+    @cuda.jit
+    def kernel(y):
+        held = cuda.shared.array(32, F)
+        i = cuda.threadIdx.x
+        if right or i < 31:
+            held[i] = i
+        cuda.syncthreads()
+        y[i] = held[31 - i]
+
+    kernel[1, 32](np.zeros(32, F))
+
+
+def global_unset(right):
+    @cuda.jit
+    def kernel(x, y):
+        i = cuda.grid(1)
+        y[i] = x[i]
+
+    x = cuda.device_array(32, F)
+    if right:
+        x.copy_to_device(np.ones(32, F))
+    kernel[1, 32](x, np.zeros(32, F))
+
+
+def race_in_shared_memory(right):
+    @cuda.jit
+    def kernel(y):
+        held = cuda.shared.array(64, F)
+        i = cuda.threadIdx.x
+        held[i] = i
+        if right:
+            cuda.syncthreads()
+        y[i] = held[63 - i]
+
+    kernel[1, 64](np.zeros(64, F))
+
+
+def race_of_blocks(right):
+    @cuda.jit
+    def kernel(y):
+        if right:
+            cuda.atomic.add(y, 0, 1)
+        else:
+            y[0] += 1
+
+    kernel[4, 1](np.zeros(1, F))
+
+
+def barrier_in_a_branch(right):
+    @cuda.jit
+    def kernel(y):
+        i = cuda.threadIdx.x
+        if i < 32 or right:
+            cuda.syncthreads()
+        else:
+            y[i] = 1
+            while cuda.atomic.add(y, 0, 0) < 0:
+                pass
+            cuda.syncthreads()
+
+    kernel[1, 64](np.zeros(64, F))
+
+
+def freed(right):
+    @cuda.jit
+    def kernel(x):
+        x[cuda.grid(1)] = 1
+
+    x = cuda.to_device(np.zeros(32, F))
+    if not right:
+        cuda.current_context().deallocations.clear()
+        x.gpu_data._mem.free()
+        cuda.current_context().memory_manager.deallocations.clear()
+    kernel[1, 32](x)
+
+
+CASES = {
+    beyond: r"out of bounds: byte 200 .*array x, shape \(50,\) of float32.* thread \(50, 0, 0\), block \(0, 0, 0\), at x\[50\], value 50.0",
+    misaligned: "misaligned: address",
+    shared_unset: r"shared read before it was written by thread \(0, 0, 0\)",
+    global_unset: r"global read before it was written by thread \(0, 0, 0\), block \(0, 0, 0\), at x\[0\]",
+    race_in_shared_memory: r"race: read here, and written by thread \d+ with no barrier between by thread",
+    race_of_blocks: r"race: .* of block \d.*at y\[0\]",
+    freed: "use after free: byte 0 of an allocation of 128 bytes",
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_a_planted_fault_is_found(case):
+    with numbanet.emulated(uninitialised=True), pytest.raises(RuntimeError, match=CASES[case]) as found:
+        case(False)
+    assert "kernel, line" in str(found.value)
+    assert __import__("re").search(FILE, str(found.value)), str(found.value)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_without_the_fault_nothing_is_found(case):
+    with numbanet.emulated(uninitialised=True):
+        case(True)
+
+
+def test_memory_of_device_array_may_be_read_unless_asked_otherwise():
+    with numbanet.emulated():
+        global_unset(False)

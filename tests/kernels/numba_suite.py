@@ -1,0 +1,202 @@
+"""Run the tests of NVIDIA's numba-cuda on the emulated card, and list their outcomes.
+
+    python -m tests.kernels.numba_suite FOLDER [--only WORD …] [--limit SECONDS] [--out FILE]
+
+FOLDER holds a checkout of github.com/NVIDIA/numba-cuda at the version that is installed; nothing of it is copied. Its tests
+need pytest and filecheck. Each module runs in a process of its own, each test within a limit of CPU seconds. FILE is a JSON
+object: versions, the number of tests by outcome, of all and of those that launch kernels, and a list of tests: name, outcome,
+number of launches, and the reason of a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import importlib
+import importlib.metadata
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+TESTS = "numba_cuda/numba/cuda/tests"
+LEFT_OUT = ("benchmarks", "cudasim", "nocuda")  # times, the simulator, and what is tested where no card is
+HERE = Path(__file__).resolve()
+
+
+class Slow(BaseException):
+    """A test took more CPU seconds than its limit. No `except Exception` of a test catches it."""
+
+
+def modules(folder: Path, words: list[str]) -> list[str]:
+    """Return the names of the test modules in a checkout, such as "cudapy.test_array"."""
+    root = folder / TESTS
+    found = [".".join(path.relative_to(root).with_suffix("").parts) for path in sorted(root.rglob("test_*.py"))]
+    return [name for name in found if name.split(".")[0] not in LEFT_OUT and (not words or any(w in name for w in words))]
+
+
+# --- in the process of a module ---------------------------------------------------------------------------------------
+def run_module(folder: Path, name: str, limit: float, report: Path, skipped: list[str]) -> None:
+    """Run the tests of one module under the emulated card; append a line of JSON to `report` for each test."""
+    import pytest
+
+    import numbanet
+
+    with numbanet.emulated():
+        package = importlib.import_module("numba.cuda.tests")
+        package.__path__ = [str(folder / TESTS)]
+        path = folder / TESTS / Path(*name.split(".")).with_suffix(".py")
+        plugin = _plugin(f"numba.cuda.tests.{name}", limit, report, skipped)
+        with tempfile.TemporaryDirectory() as empty:
+            pytest.main(
+                [str(path), "-q", "-p", "no:cacheprovider", "--noconftest", f"--rootdir={empty}", "-c", os.devnull],
+                plugins=[plugin],
+            )
+
+
+def _plugin(dotted, limit, report, skipped):
+    """Return a plugin of pytest: it imports the module by its dotted name, limits tests, and reports them."""
+    import pytest
+
+    class Module(pytest.Module):
+        def _getobj(self):
+            return importlib.import_module(dotted)
+
+    class Plugin:
+        def __init__(self):
+            self.launches = 0
+
+        def pytest_pycollect_makemodule(self, module_path, parent):
+            return Module.from_parent(parent, path=module_path)
+
+        @pytest.fixture(scope="class")
+        def initialize_from_pytest_config(self, request):
+            request.cls._dump_failed_filechecks = False
+
+        def pytest_collection_modifyitems(self, items):
+            items[:] = [item for item in items if _short(item) not in skipped]
+
+        @pytest.hookimpl(wrapper=True)
+        def pytest_runtest_call(self, item):
+            with report.open("a") as file:
+                file.write(json.dumps({"started": _short(item)}) + "\n")
+            self.launches = launches()
+            signal.signal(signal.SIGPROF, _stop)
+            signal.setitimer(signal.ITIMER_PROF, limit)
+            try:
+                return (yield)
+            finally:
+                signal.setitimer(signal.ITIMER_PROF, 0)
+
+        @pytest.hookimpl(wrapper=True)
+        def pytest_runtest_makereport(self, item, call):
+            result = yield
+            if call.when == "call" or result.outcome != "passed":
+                reason = f"{call.excinfo.typename}: {call.excinfo.value}" if call.excinfo else ""
+                outcome = "slow" if reason.startswith("Slow") else "xfail" if hasattr(result, "wasxfail") else result.outcome
+                made = launches() - self.launches if call.when == "call" else 0
+                line = {"name": _short(item), "outcome": outcome, "launches": made, "reason": reason[:600]}
+                with report.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+            return result
+
+    return Plugin()
+
+
+def _short(item):
+    return item.nodeid.partition("::")[2]
+
+
+def _stop(signum, frame):
+    raise Slow("the limit of CPU seconds")
+
+
+def launches() -> int:
+    """Return the number of launches that were asked for so far in this process."""
+    from numbanet_kernels import card
+
+    return card.asked()
+
+
+# --- in the first process ---------------------------------------------------------------------------------------------
+def outcomes(folder: Path, name: str, limit: float) -> list[dict]:
+    """Run a module in a process of its own; if a test ends the process, note it, and run the others without it."""
+    done: dict[str, dict] = {}
+    for _ in range(20):
+        with tempfile.TemporaryDirectory() as scratch:
+            report, skip = Path(scratch, "report"), Path(scratch, "skip")
+            skip.write_text("\n".join(done))
+            given = [str(folder), "--module", name, "--limit", str(limit), "--report", str(report), "--skip", str(skip)]
+            ended = subprocess.run(
+                [sys.executable, "-m", "tests.kernels.numba_suite", *given],
+                cwd=HERE.parents[2],
+                capture_output=True,
+                text=True,
+                check=False,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (1800, 1800)),
+            )
+            lines = [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []
+        done.update({line["name"]: line for line in lines if "name" in line})
+        begun = [line["started"] for line in lines if "started" in line and line["started"] not in done]
+        if not lines and not done and ended.returncode not in (0, 1, 5):
+            said = (ended.stdout + ended.stderr).strip().splitlines()[-3:]
+            return [{"name": "(module)", "outcome": "failed", "launches": 0, "reason": " / ".join(said)[:600]}]
+        if not begun:
+            break
+        done[begun[-1]] = {"name": begun[-1], "outcome": "crashed", "launches": 0, "reason": f"status {ended.returncode}"}
+    return [{**line, "name": f"{name}::{line['name']}"} for line in done.values()]
+
+
+def kind_of(reason: str) -> str:
+    """Return the reason of a failure without names and numbers, so that equal ones can be counted."""
+    head = re.sub(r"^.*?: line \d+: [^:]*:", "PTX:", reason.splitlines()[0] if reason else "")
+    return re.sub(r"0x[0-9a-f]+|\d+|\(.*?\)|'[^']*'", "…", head)[:110]
+
+
+def summary(found: list[dict]) -> dict:
+    """Return the number of tests by outcome: of all, and of those that launch kernels."""
+    count = lambda some: dict(collections.Counter(line["outcome"] for line in some).most_common())  # noqa: E731
+    return {"all": count(found), "that launch kernels": count([line for line in found if line["launches"]])}
+
+
+def main() -> None:
+    """Parse the command line; run all modules, or, in a process of its own, one."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="modules with one of these words in their names")
+    parser.add_argument("--limit", type=float, default=60, help="CPU seconds of a test")
+    parser.add_argument("--out", type=Path, default=HERE.parents[2] / "bench/results/numba-cuda-suite.json")
+    for hidden in ("--module", "--report", "--skip"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.module:
+        skipped = Path(options.skip).read_text().splitlines()
+        run_module(options.folder, options.module, options.limit, Path(options.report), skipped)
+        return
+    before = json.loads(options.out.read_text())["tests"] if options.out.exists() and options.only else []
+    names = modules(options.folder, options.only)
+    found = [line for line in before if line["name"].partition("::")[0] not in names]
+    for name in names:
+        lines = outcomes(options.folder, name, options.limit)
+        found += lines
+        print(f"{name}: {summary(lines)['all']}", flush=True)
+        versions = {package: importlib.metadata.version(package) for package in ("numba", "numba-cuda", "numpy")}
+        content = {"versions": versions, "limit": options.limit, **summary(found), "tests": sorted(found, key=_by_name)}
+        options.out.write_text(json.dumps(content, indent=1) + "\n")
+    print(json.dumps(summary(found), indent=1))
+    failed = [line for line in found if line["outcome"] not in ("passed", "skipped", "xfail") and line["launches"]]
+    for kind, n in collections.Counter(kind_of(line["reason"]) for line in failed).most_common(40):
+        print(f"{n:5d}  {kind}")
+
+
+def _by_name(line: dict) -> str:
+    return line["name"]
+
+
+if __name__ == "__main__":
+    main()
