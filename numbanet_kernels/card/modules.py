@@ -47,14 +47,14 @@ class Module:
 
 
 class Kernel:
-    """A kernel of a module. `lines`, if given, returns the module's texts with lines of Python, for errors."""
+    """A kernel of a module. `lines`, if given, returns its PTX with lines of Python, for errors."""
 
     def __init__(self, module: Module, name: str) -> None:
         self.module, self.name, self.handle = module, name, self
         self.called = name  # its name in errors
         self.names: dict[int, str] = {}  # the names of the arguments, by the `id` of their values
         self.arrays: list[Array] = []  # the arrays of the next launch
-        self.lines: Callable[[], Sequence[str]] | None = None
+        self.lines: Callable[[], str] | None = None
         self.counters: Any = None
 
     @functools.cached_property
@@ -67,7 +67,7 @@ class Kernel:
     def _lines(self) -> str:
         if self.lines is None:
             raise LookupError("no lines of Python are known")
-        return linked(self.lines(), self.name)
+        return self.lines()
 
     @property
     def shared(self) -> int:

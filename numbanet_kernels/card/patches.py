@@ -17,6 +17,7 @@ from ..runtime import driverless
 from . import stand_ins
 from .driver import Driver, refuse
 from .faults import Array
+from .ptx_text import linked
 
 FINALIZERS = ("_alloc", "_hostalloc", "_pin", "_event", "_stream", "_module")
 
@@ -181,12 +182,12 @@ class Patches:
         library._link_all(linker, capability)  # noqa: SLF001
         return linker.complete()
 
-    def _with_lines(self, args: tuple[Any, ...], options: dict[str, Any]) -> list[str]:
+    def _with_lines(self, args: tuple[Any, ...], options: dict[str, Any]) -> str:
         """Return the PTX of a kernel with lines of Python."""
         from numba.cuda import dispatcher
 
         again = dispatcher._Kernel(*args, **{**options, "lineinfo": True})  # noqa: SLF001
-        return self._linked(again._codelibrary).texts  # noqa: SLF001
+        return linked(self._linked(again._codelibrary).texts, again.entry_name)  # noqa: SLF001
 
 
 def _devices() -> Any:

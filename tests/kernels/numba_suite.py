@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import collections
 import importlib
+import importlib.machinery
 import importlib.metadata
 import json
 import os
@@ -40,6 +41,18 @@ def modules(folder: Path, words: list[str]) -> list[str]:
     return [name for name in found if name.split(".")[0] not in LEFT_OUT and (not words or any(w in name for w in words))]
 
 
+class Finder:
+    """Finds the modules of numba.cuda.tests in a checkout."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / TESTS
+
+    def find_spec(self, name, path=None, target=None):
+        if not name.startswith("numba.cuda.tests."):
+            return None
+        return importlib.machinery.PathFinder.find_spec(name, [str(self.root.joinpath(*name.split(".")[3:-1]))], target)
+
+
 # --- in the process of a module ---------------------------------------------------------------------------------------
 def run_module(folder: Path, name: str, limit: float, report: Path, skipped: list[str]) -> None:
     """Run the tests of one module under the emulated card; append a line of JSON to `report` for each test."""
@@ -48,8 +61,7 @@ def run_module(folder: Path, name: str, limit: float, report: Path, skipped: lis
     import numbanet
 
     with numbanet.emulated():
-        package = importlib.import_module("numba.cuda.tests")
-        package.__path__ = [str(folder / TESTS)]
+        sys.meta_path.insert(0, Finder(folder))
         path = folder / TESTS / Path(*name.split(".")).with_suffix(".py")
         plugin = _plugin(f"numba.cuda.tests.{name}", limit, report, skipped)
         with tempfile.TemporaryDirectory() as empty:
@@ -73,6 +85,9 @@ def _plugin(dotted, limit, report, skipped):
 
         def pytest_pycollect_makemodule(self, module_path, parent):
             return Module.from_parent(parent, path=module_path)
+
+        def pytest_collect_directory(self, path, parent):
+            return pytest.Dir.from_parent(parent, path=path)  # not a package, which pytest would import by another name
 
         @pytest.fixture(scope="class")
         def initialize_from_pytest_config(self, request):
@@ -109,7 +124,7 @@ def _plugin(dotted, limit, report, skipped):
 
 
 def _short(item):
-    return item.nodeid.partition("::")[2]
+    return item.nodeid.partition("::")[2] or item.nodeid
 
 
 def _stop(signum, frame):

@@ -1,9 +1,12 @@
 """Planted faults in plain numba.cuda code: each is found, with the line, the thread and the element; the same code without is right."""
 
+import re
+
 import numpy as np
 import pytest
 
 import numbanet
+from numbanet_kernels.ptx import machine
 from numbanet_kernels.runtime import availability, declare
 
 pytestmark = pytest.mark.skipif(availability.nvvm_problem() is not None, reason=str(availability.nvvm_problem()))
@@ -20,15 +23,6 @@ def beyond(right):
             x[i] = i
 
     kernel[1, 64](np.zeros(50, F))
-
-
-def before_the_start(right):
-    @cuda.jit
-    def kernel(x):
-        i = cuda.grid(1)
-        x[i] = x[i - 1 if i or not right else i] if x.size > 1000 else x[max(i - 1, 0) if right else 0] + np.int64(right)
-
-    kernel[1, 1](cuda.to_device(np.zeros(50, F)))
 
 
 def misaligned(right):
@@ -95,14 +89,25 @@ def barrier_in_a_branch(right):
     def kernel(y):
         i = cuda.threadIdx.x
         if i < 32 or right:
+            y[i] += 1
             cuda.syncthreads()
-        else:
-            y[i] = 1
-            while cuda.atomic.add(y, 0, 0) < 0:
-                pass
-            cuda.syncthreads()
+        y[i] += 1
+        cuda.syncthreads()
+        y[i] += 1
 
     kernel[1, 64](np.zeros(64, F))
+
+
+def waiting_for_another_block(right):
+    @cuda.jit
+    def kernel(flag):
+        if cuda.blockIdx.x == 0:
+            while cuda.atomic.add(flag, 0, 0) == 0:
+                pass
+        elif right:
+            cuda.atomic.add(flag, 0, 1)
+
+    kernel[2, 1](np.zeros(1, np.int32))
 
 
 def freed(right):
@@ -124,17 +129,20 @@ CASES = {
     shared_unset: r"shared read before it was written by thread \(0, 0, 0\)",
     global_unset: r"global read before it was written by thread \(0, 0, 0\), block \(0, 0, 0\), at x\[0\]",
     race_in_shared_memory: r"race: read here, and written by thread \d+ with no barrier between by thread",
-    race_of_blocks: r"race: .* of block \d.*at y\[0\]",
+    race_of_blocks: r"race: .* by threads of several blocks .*at y\[0\]",
+    barrier_in_a_branch: r"a barrier that part of its block never reaches: others wait at .*test_faults\.py:\d+",
+    waiting_for_another_block: "the kernel does not end",
     freed: "use after free: byte 0 of an allocation of 128 bytes",
 }
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_a_planted_fault_is_found(case):
+def test_a_planted_fault_is_found(case, monkeypatch):
+    monkeypatch.setattr(machine, "LIMIT", 1)
     with numbanet.emulated(uninitialised=True), pytest.raises(RuntimeError, match=CASES[case]) as found:
         case(False)
     assert "kernel, line" in str(found.value)
-    assert __import__("re").search(FILE, str(found.value)), str(found.value)
+    assert re.search(FILE, str(found.value)), str(found.value)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)

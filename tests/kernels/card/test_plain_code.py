@@ -31,15 +31,12 @@ def add(x, y, out):
 
 
 @pytest.mark.parametrize("signature", [(), ("void(f4[:], f4[:], f4[:])",), (["void(f4[:], f4[:], f4[:])"],)], ids=str)
-@pytest.mark.parametrize("shape", [(8, 128), ((8,), (128,)), ((2, 1, 4), (128, 1, 1)), (8, 128, 0, 0), (np.int64(8), 128)], ids=str)
+@pytest.mark.parametrize("shape", [(8, 128), ((8,), (128,)), ((8, 1, 1), (128, 1, 1)), (8, 128, 0, 0), (np.int64(8), 128)], ids=str)
 def test_a_sum_of_host_arrays(signature, shape):
     out = np.zeros(1000, F)
     kernel = cuda.jit(*signature)(add)
     kernel[shape](x(), 2 * x(), out)
-    if len(signature) and shape == ((2, 1, 4), (128, 1, 1)):
-        assert (out[:256] == 3 * x(256)).all()  # cuda.grid(1) sees the first axis alone
-    elif shape != ((2, 1, 4), (128, 1, 1)):
-        np.testing.assert_array_equal(out, 3 * x())
+    np.testing.assert_array_equal(out, 3 * x())
 
 
 def test_a_kernel_is_specialised_for_each_type():
@@ -164,13 +161,16 @@ def test_pinned_and_mapped_contexts():
 
 
 def test_memory_is_given_back():
+    memory = cuda.current_context().memory_manager
+    memory.deallocations.clear()
     before = cuda.current_context().get_memory_info().free
     array = cuda.device_array(1 << 20, np.uint8)
     assert cuda.current_context().get_memory_info().free == before - (1 << 20)
     with cuda.defer_cleanup():
         del array
-    cuda.current_context().deallocations.clear()
-    cuda.current_context().memory_manager.deallocations.clear()
+        memory.deallocations.clear()
+        assert cuda.current_context().get_memory_info().free < before
+    memory.deallocations.clear()
     assert cuda.current_context().get_memory_info().free == before
 
 
