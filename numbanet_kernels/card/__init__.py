@@ -7,7 +7,10 @@
     faults      what errors say of arrays and values
     ptx_text    linking of PTX texts
     stand_ins   what stands in for the classes of cuda.core
-    patches     the exchange of Numba's driver for this one
+    patches     the exchange of numba-cuda's driver for this one
+    built_in    the same for the numba.cuda that is part of Numba
+
+Numba, not this package, compiles, converts arguments, and keeps device arrays.
 """
 
 from __future__ import annotations
@@ -50,13 +53,12 @@ class Emulated(contextlib.ContextDecorator):
                 _patches = None
 
     def _patches(self) -> Any:
-        """Return the patches. Raise RuntimeError, with what to install, if kernels cannot be compiled here."""
-        from ..runtime.availability import nvvm_problem
-
-        if missing := nvvm_problem():
+        if missing := problem():
             raise RuntimeError(f"emulated: {missing}")
-        from .patches import Patches
-
+        if _built_in():
+            from .built_in import Patches
+        else:
+            from .patches import Patches
         made = Patches(self.uninitialised)
         if self.report is not None:
             made.driver.report = self.report
@@ -66,3 +68,18 @@ class Emulated(contextlib.ContextDecorator):
 def asked() -> int:
     """Return the number of launches that were asked for in the current context; 0 outside of one."""
     return _patches.driver.asked if _patches else 0
+
+
+def problem() -> str | None:
+    """Return None if kernels can be compiled here, else a sentence that says what is missing and how to get it."""
+    from ..runtime import availability
+
+    return availability.NO_CUDA or (None if _built_in() else availability.nvvm_problem())
+
+
+def _built_in() -> bool:
+    """Return True if numba.cuda is that of Numba itself, without numba-cuda, and can compile."""
+    from numba import cuda
+    from numba.cuda.cudadrv import nvvm
+
+    return getattr(cuda, "implementation", "Built-in") == "Built-in" and nvvm.is_available()

@@ -49,6 +49,7 @@ class Driver:
 
     def __init__(self, binding: Any, fail: Callable[[str, str], Exception], tracked: bool) -> None:
         self.binding, self.fail, self.heap = binding, fail, Heap(tracked)
+        self.fail_to_launch = fail
         self.asked = 0  # launches, whatever became of them
         self.report = raised  # what is done with the error of a launch
         self.lock = threading.RLock()  # one launch or copy at a time
@@ -57,6 +58,11 @@ class Driver:
         self.handles = itertools.count(0x1000, 16)
         self.events: dict[int, float] = {}
         self.symbols: dict[tuple[int, str], tuple[int, int]] = {}  # (module, name): (address, bytes)
+
+    @classmethod
+    def has(cls, name: str) -> bool:
+        """Return True if a function of the driver is here."""
+        return name.startswith("cu") and name in vars(cls)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -78,6 +84,9 @@ class Driver:
 
     def cuDeviceCanAccessPeer(self, device: Any, peer: Any) -> int:
         return 0
+
+    def cuDevicePrimaryCtxRetain(self, device: int) -> Any:
+        return self.context
 
     def cuDevicePrimaryCtxRelease(self, device: int) -> None:
         """Do nothing."""

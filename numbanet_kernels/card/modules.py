@@ -23,10 +23,12 @@ _numbers = itertools.count(1)
 
 
 class Module:
-    """PTX texts that are linked and loaded. The driver of the card holds the module's variables in the card's memory."""
+    """PTX texts that are linked and loaded. The driver of the card holds the module's variables in the card's memory.
+    `registers` is the most that a thread may have; 0 if there is no bound.
+    """
 
-    def __init__(self, driver: Driver, texts: Sequence[str]) -> None:
-        self.driver, self.texts, self.handle = driver, list(texts), next(_numbers)
+    def __init__(self, driver: Driver, texts: Sequence[str], registers: int = 0) -> None:
+        self.driver, self.texts, self.registers, self.handle = driver, list(texts), registers, next(_numbers)
         self.tables: dict[str, np.ndarray] = {}  # the memory of each variable, by its name
 
     @functools.cache  # noqa: B019  a module lives as long as its kernels
@@ -83,7 +85,7 @@ class Kernel:
             program = ptx.Program()
         words = sum(2 if kind.endswith("64") else 1 for kind in program.registers.values() if kind != "pred")
         return SimpleNamespace(
-            num_regs=min(max(words, 16), model.REGISTERS_OF_THREAD),
+            num_regs=min(max(words, 16), self.module.registers or model.REGISTERS_OF_THREAD),
             const_size_bytes=program.size("const"),
             local_size_bytes=program.size("local"),
             shared_size_bytes=program.size("shared"),
@@ -117,6 +119,8 @@ class Kernel:
 class _OnCard(Launch):
     """A launch that uses the card's memory and the variables of the kernel's module."""
 
+    equal_writes = True  # in plain code all threads may set a flag
+
     def __init__(self, kernel: Kernel, grid: Sequence[int], block: Sequence[int], dynamic: int, parameters: bytes) -> None:
         super().__init__(kernel.program, grid, block, parameters, True, dynamic, kernel.counters, kernel.called)
         self.memory = kernel.module.driver.heap
@@ -133,7 +137,7 @@ def _check(driver: Driver, kernel: Kernel, grid: Sequence[int], block: Sequence[
     elif kernel.shared > model.SHARED or kernel.shared + dynamic > model.SHARED_MOST:
         problem = f"{kernel.shared} bytes of shared memory and {dynamic} dynamic ones: the most are {model.SHARED_MOST}"
     if problem:
-        raise driver.fail("CUDA_ERROR_INVALID_VALUE", f"{kernel.called}: {problem}")
+        raise driver.fail_to_launch("CUDA_ERROR_INVALID_VALUE", f"{kernel.called}: {problem}")
 
 
 def _packed(program: ptx.Program, arguments: Sequence[Any], name: str) -> bytes:

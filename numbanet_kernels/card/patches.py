@@ -26,15 +26,25 @@ class Patches:
     """The exchange of attributes of Numba's modules; `tracked` is that of `Heap`."""
 
     def __init__(self, tracked: bool) -> None:
+        self.driver = self._made(tracked)
+        self.changed: list[tuple[Any, str, Any]] = []
+        self.states: list[tuple[Any, dict[str, Any]]] = []
+        self.kernels: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # the loaded kernel of each library
+
+    def _made(self, tracked: bool) -> Driver:
+        """Return the driver."""
         from numba.cuda.cudadrv import driver as module
 
         def fail(code: str, message: str) -> Exception:
             return module.CudaAPIError(getattr(module.binding.CUresult, code), message)
 
-        self.driver = Driver(module.binding, fail, tracked)
-        self.changed: list[tuple[Any, str, Any]] = []
-        self.states: list[tuple[Any, dict[str, Any]]] = []
-        self.kernels: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # the loaded kernel of each library
+        def refused(code: str, message: str) -> Exception:
+            return stand_ins.errors()[0](f"{code}: {message}")
+
+        made = Driver(module.binding, fail, tracked)
+        made.fail_to_launch = refused
+        self.code = stand_ins.object_code_class(made)
+        return made
 
     # --- exchange -----------------------------------------------------------------------------------------------------
     def put(self, owner: Any, name: str, value: Any) -> None:
@@ -71,26 +81,38 @@ class Patches:
 
     # --- what is exchanged --------------------------------------------------------------------------------------------
     def _driver(self) -> None:
+        from cuda import core
         from numba.cuda.cudadrv import devices, driver
         from numba.cuda.memory_management import nrt
 
+        self._common(self.driver)
+        device = stand_ins.device_class(self.driver)
+        self.put(driver, "ExperimentalDevice", device)
+        self.put(driver, "ExperimentalStream", stand_ins.Stream)
+        self.put(driver, "ObjectCode", self.code)
+        for name, value in (("Device", device), ("Stream", stand_ins.Stream), ("ObjectCode", self.code)):
+            self.put(core, name, value)
+        for name in filter(self.driver.has, vars(driver.binding)):
+            self.put(driver.binding, name, _with_status(driver, getattr(self.driver, name)))
+        self.put(driver._ActiveContext, "_tls_cache", threading.local())  # noqa: SLF001
+        self.put(devices._DeviceList, "lst", property(_devices()))  # noqa: SLF001
+        self.renew(nrt.rtsys, _memsys_module=None, _memsys=None, _initialized=False)
+
+    def _common(self, emulated: Any) -> None:
+        """Exchange what both kinds of numba.cuda have: the functions of the driver, and who finds them."""
+        from numba.cuda.cudadrv import devices, driver
+
         if not hasattr(driver, "_logger"):
             driver._logger = driver.make_logger()  # noqa: SLF001  Numba makes it when it first calls a driver
-        emulated = self.driver
         self.put(driverless, "posed", True)
         self.put(driver.Driver, "__getattr__", lambda self, name: getattr(emulated, name))
         self.renew(driver.driver, devices={}, is_initialized=True, initialization_error=None, pid=None, lib=None)
-        self.put(driver, "ExperimentalDevice", stand_ins.device_class(emulated))
-        self.put(driver, "ExperimentalStream", stand_ins.Stream)
-        self.put(driver._ActiveContext, "_tls_cache", threading.local())  # noqa: SLF001
         self.put(driver.Stream, "add_callback", _call_back)
         for name in FINALIZERS:  # those of emulated memory belong to the emulated driver, when the context has ended, too
             found = getattr(driver, f"{name}_finalizer")
             names = {**found.__globals__, "driver": emulated}
             self.put(driver, f"{name}_finalizer", types.FunctionType(found.__code__, names, found.__name__))
         self.renew(devices._runtime, **{**vars(devices._runtime), "_tls": threading.local()})  # noqa: SLF001
-        self.put(devices._DeviceList, "lst", property(_devices()))  # noqa: SLF001
-        self.renew(nrt.rtsys, _memsys_module=None, _memsys=None, _initialized=False)
 
     def _arrays(self) -> None:
         from numba.cuda.cudadrv import devicearray
@@ -104,22 +126,27 @@ class Patches:
         from numba.cuda.memory_management import nrt
 
         self.put(nvrtc, "Program", stand_ins.program_class())
-        linker = stand_ins.linker_class(driver._Linker, self.driver)  # noqa: SLF001
+        linker = stand_ins.linker_class(driver._Linker, self.code)  # noqa: SLF001
         self.put(driver, "_Linker", linker)
         self.put(nrt, "_Linker", linker)
         self.put(codegen.CUDACodeLibrary, "get_cufunc", lambda library: self._loaded(library))
-        self.put(codegen.CUDACodeLibrary, "get_cubin", _no_cubin)
+        self.put(codegen.CUDACodeLibrary, "get_cubin", no_cubin)
 
     def _launch(self) -> None:
+        from cuda import core
         from numba.cuda import dispatcher
         from numba.cuda.core import config
         from numba.cuda.memory_management import nrt
 
-        for about_speed in ("CUDA_LOW_OCCUPANCY_WARNINGS", "CUDA_WARN_ON_IMPLICIT_COPY"):
-            self.put(config, about_speed, 0)
-        for module in (dispatcher, nrt):
+        for module in (dispatcher, nrt, core):
             self.put(module, "launch", stand_ins.launch)
             self.put(module, "LaunchConfig", stand_ins.LaunchConfig)
+        self._kernels(dispatcher, config)
+
+    def _kernels(self, dispatcher: Any, config: Any) -> None:
+        """Exchange how kernels are made and started, so that errors know their names, lines and arrays."""
+        for about_speed in ("CUDA_LOW_OCCUPANCY_WARNINGS", "CUDA_WARN_ON_IMPLICIT_COPY"):
+            self.put(config, about_speed, 0)
         configure = dispatcher.CUDADispatcher.configure
         self.put(dispatcher.CUDADispatcher, "configure", configure.__wrapped__)  # its cache would keep emulated streams
         make, start = dispatcher._Kernel.__init__, dispatcher._Kernel.launch  # noqa: SLF001
@@ -143,6 +170,10 @@ class Patches:
 
         self.put(dispatcher._Kernel, "__init__", remember)  # noqa: SLF001
         self.put(dispatcher._Kernel, "launch", named)  # noqa: SLF001
+        self._described(dispatcher)
+
+    def _described(self, dispatcher: Any) -> None:
+        """Let the arrays of a launch be noted with their names."""
         prepare, kinds = dispatcher._Kernel._prepare_args, dispatcher.types  # noqa: SLF001
 
         @functools.wraps(prepare)
@@ -150,9 +181,10 @@ class Patches:
             place = len(given)
             prepare(kernel, kind, value, stream, retr, given)
             if isinstance(kind, kinds.Array) and len(given) == place + 5 + 2 * kind.ndim:
-                loaded, shape = kernel._codelibrary.get_cufunc().kernel, given[place + 5 :]  # noqa: SLF001
+                loaded = kernel._codelibrary.get_cufunc().kernel  # noqa: SLF001
+                address, *shape = (int(getattr(n, "value", n) or 0) for n in given[place + 4 :])
                 name = loaded.names.get(id(value), "of the arguments")
-                loaded.arrays.append(Array(name, given[place + 4], shape[: kind.ndim], shape[kind.ndim :], f"{kind.dtype}"))
+                loaded.arrays.append(Array(name, address, shape[: kind.ndim], shape[kind.ndim :], f"{kind.dtype}"))
 
         self.put(dispatcher._Kernel, "_prepare_args", described)  # noqa: SLF001
 
@@ -204,6 +236,19 @@ def _devices() -> Any:
     return lst
 
 
+def _with_status(module: Any, function: Any) -> Any:
+    """Return a function of the driver that returns its status first, as `cuda.bindings.driver` has it."""
+
+    def call(*args: Any) -> tuple[Any, ...]:
+        try:
+            result = function(*args)
+        except module.CudaAPIError as error:
+            return error.code, None
+        return module.binding.CUresult.CUDA_SUCCESS, *(result if isinstance(result, tuple) else (result,))
+
+    return call
+
+
 def _call_back(stream: Any, callback: Any, arg: Any = None) -> None:
     """Stand in for Stream.add_callback: all work of the stream is done, so call back now."""
     import warnings
@@ -214,6 +259,6 @@ def _call_back(stream: Any, callback: Any, arg: Any = None) -> None:
         warnings.warn(f"Exception in stream callback: {error}", stacklevel=2)
 
 
-def _no_cubin(library: Any, cc: Any = None) -> Any:
+def no_cubin(library: Any, cc: Any = None) -> Any:
+    """Stand in for CUDACodeLibrary.get_cubin: refuse."""
     raise refuse("machine code of a card (SASS, cubin)", "; inspect_asm has the PTX that runs")
-

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-_HEAD = re.compile(r"(?:\.(?:visible|weak|extern|common)\s+)*\.(?P<kind>entry|func)\b(?:\s*\([^)]*\))?\s*(?:\.noreturn\s+)?(?P<name>[\w$%.]+)")
+_HEAD = re.compile(
+    r"(?:\.(?:visible|weak|extern|common)\s+)*\.(?P<kind>entry|func)\b(?:\s*\([^)]*\))?\s*(?:\.noreturn\s+)?(?P<name>[\w$%.]+)"
+)
 _VARIABLE = re.compile(
-    r"^[ \t]*(?P<how>(?:\.(?:visible|weak|extern|common)\s+)*)\.(?:global|const)\s[^;{]*?(?P<name>[\w$%]+)(?:\[\d*\])*\s*(?:=[^;]*)?;", re.M
+    r"^[ \t]*(?P<how>(?:\.(?:visible|weak|extern|common)\s+)*)\.(?:global|const)\s[^;{]*?(?P<name>[\w$%]+)(?:\[\d*\])*\s*(?:=[^;]*)?;",
+    re.M,
 )
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 

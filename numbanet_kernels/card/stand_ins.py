@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import namedtuple
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -34,6 +35,16 @@ def device_class(driver: Driver) -> type:
             """Make the context of the card the current one of this thread."""
             if not driver.stack:
                 driver.cuCtxPushCurrent(driver.context)
+
+        def create_stream(self) -> Stream:
+            """Return a new stream."""
+            return Stream(int(driver.cuStreamCreate(0)))
+
+        def sync(self) -> None:
+            """Do nothing: all work is done."""
+
+        def create_graph_builder(self) -> Any:
+            raise refuse("a CUDA graph")
 
     return Device
 
@@ -76,6 +87,38 @@ def launch(stream: Any, config: LaunchConfig, kernel: Kernel, *arguments: Any) -
     kernel.launch(grid, block, int(config.shmem_size or 0), arguments)
 
 
+def object_code_class(driver: Driver) -> type:
+    """Return the class that stands in for `cuda.core.ObjectCode`: only PTX can be loaded."""
+
+    class ObjectCode(Module):
+        """Loaded code: PTX texts, which are linked."""
+
+        def __init__(self, *texts: str, registers: int = 0) -> None:
+            super().__init__(driver, texts, registers)
+
+        @classmethod
+        def from_ptx(cls, text: str | bytes, name: str = "") -> ObjectCode:  # noqa: ARG003  cuda.core's parameter
+            """Return the code of a PTX text."""
+            return cls(text.decode() if isinstance(text, bytes) else text)
+
+    for kind in ("cubin", "fatbin", "object", "library", "ltoir"):
+        setattr(ObjectCode, f"from_{kind}", staticmethod(functools.partial(_no_code, kind)))
+    return ObjectCode
+
+
+def _no_code(kind: str, *args: Any, **options: Any) -> Any:
+    raise refuse(f"linking or loading machine code of cards ({kind})", "; PTX and CUDA C++ can be linked")
+
+
+def errors() -> tuple[type[Exception], type[Exception]]:
+    """Return the exceptions of `cuda.core` for errors of the driver and of NVRTC."""
+    try:
+        from cuda.core._utils.cuda_utils import CUDAError, NVRTCError
+    except ImportError:  # they are not public
+        return RuntimeError, RuntimeError
+    return CUDAError, NVRTCError
+
+
 def program_class() -> type:
     """Return the class that stands in for `cuda.core.Program`: CUDA C++ is compiled to PTX without asking a driver."""
     from cuda.bindings import nvrtc
@@ -103,7 +146,7 @@ def program_class() -> type:
                 done(nvrtc.nvrtcGetProgramLog(unit, log))
                 said = log.rstrip(b"\0 \n").decode()
                 if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-                    raise RuntimeError(f"NVRTC: {status.name}: {said}")
+                    raise errors()[1](f"{status.name}: {said}")
                 if said and logs is not None:
                     logs.write(said)
                 text = b" " * done(nvrtc.nvrtcGetPTXSize(unit))
@@ -115,7 +158,7 @@ def program_class() -> type:
     return Program
 
 
-def linker_class(base: type, driver: Driver) -> type:
+def linker_class(base: type, code: type) -> type:
     """Return the class that stands in for `base`, Numba's linker: it links PTX, and CUDA C++ that it compiles to PTX."""
 
     class Linker(base):  # type: ignore[misc, valid-type]
@@ -135,32 +178,24 @@ def linker_class(base: type, driver: Driver) -> type:
 
         def add_library(self, lib: Any, name: str = "") -> None:
             if "cudadevrt" not in name:  # the machine has the functions of this library that Numba calls
-                self._foreign("the library", name)
+                _no_code(f"the library {name}")
 
         def add_file(self, path: Any, kind: Any) -> None:
             if "cudadevrt" not in str(path):
                 super().add_file(path, kind)
 
-        def _foreign(self, what: str, name: str) -> None:
-            raise refuse(f"linking {what} {name}: it holds machine code of cards", "; PTX and CUDA C++ can be linked")
-
-        def add_cubin(self, cubin: Any, name: str = "") -> None:
-            self._foreign("the cubin", name)
-
-        def add_fatbin(self, fatbin: Any, name: str = "") -> None:
-            self._foreign("the fatbin", name)
-
-        def add_object(self, obj: Any, name: str = "") -> None:
-            self._foreign("the object file", name)
-
-        def add_ltoir(self, ltoir: Any, name: str = "") -> None:
-            self._foreign("the LTO-IR", name)
-
         def complete(self) -> Module:
             """Return the module of the texts."""
             self._info_log, self._error_log, self._complete, self.linker = "", "", True, self
-            return Module(driver, self.texts)
+            return code(*self.texts, registers=self.max_registers or 0)
 
+        def get_linked_ptx(self) -> bytes:
+            """Return the texts."""
+            self.complete()
+            return "\n".join(self.texts).encode()
+
+    for kind in ("cubin", "fatbin", "object", "ltoir"):
+        setattr(Linker, f"add_{kind}", lambda linker, code, name="", kind=kind: _no_code(f"the {kind} {name}"))
     return Linker
 
 

@@ -24,7 +24,7 @@ from .arguments import packed
 from .arithmetic import BITS, DTYPES
 from .counters import Counters
 from .parse import Instruction, Program, PtxError
-from .races import OF_BLOCK, OF_WARP, Fault, Who
+from .races import OF_BLOCK, OF_WARP, Fault, Who, changing
 from .spaces import WARP, WINDOW, WINDOWS, Global, Private, check_alignment
 
 WAVE = 8192  # number of threads that run at once: enough to amortise Python's time, few enough to keep registers in the cache
@@ -128,12 +128,14 @@ class Wave:
         writing: bool,
         atomic: bool = False,
         aligned: int | None = None,
+        values: np.ndarray | None = None,
     ) -> list[tuple[Any, np.ndarray, np.ndarray]]:
         """Check and count the accesses of an instruction. Return a list of (store, mask of the accesses to this store, their
-        offsets). `address` has one element per lane, which must be a multiple of `aligned`, by default of the width.
+        offsets). `address` has one element per lane, which must be a multiple of `aligned`, by default of the width. If plain
+        writes pass their `values` (lanes, registers), those that change nothing do not race.
         """
         if space == "generic":
-            return self._find_generic(instruction, address, width, lanes, writing, atomic)
+            return self._find_generic(instruction, address, width, lanes, writing, atomic, values)
         try:
             check_alignment(address, aligned or width)
             if space == "global":
@@ -146,13 +148,18 @@ class Wave:
         if space in ("global", "shared"):
             self.counters.access(instruction, space, address, width, lanes)
             for store, chosen, offset in found:
+                if values is not None:
+                    loud = changing(*store.before(offset, width, values.shape[1]), offset, values[chosen])
+                    chosen, offset = chosen[loud], offset[loud]
+                if not chosen.size:
+                    continue
                 with self.told(instruction, space, lanes[chosen]):
                     if writing and not store.data.flags.writeable:
                         raise Fault("written, and the array is read-only", 0)
                     store.shadow.touch(offset, width, self._who(lanes[chosen]), writing, atomic)
         return found
 
-    def _find_generic(self, instruction, address, width, lanes, writing, atomic):
+    def _find_generic(self, instruction, address, width, lanes, writing, atomic, values):
         found = []
         for space in ("shared", "local", "global"):
             start = WINDOWS.get(space, 0)
@@ -161,7 +168,14 @@ class Wave:
                 found += [
                     (store, chosen[which], offset)
                     for store, which, offset in self.find(
-                        instruction, space, address[chosen] - start, width, lanes[chosen], writing, atomic
+                        instruction,
+                        space,
+                        address[chosen] - start,
+                        width,
+                        lanes[chosen],
+                        writing,
+                        atomic,
+                        values=None if values is None else values[chosen],
                     )
                 ]
         return found
@@ -218,6 +232,8 @@ class Launch:
     counters : Counters
         Counters to add to.
     """
+
+    equal_writes = False  # True if plain writes that change nothing, or are equal to another one, do not race
 
     def __init__(
         self,

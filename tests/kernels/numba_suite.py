@@ -18,11 +18,11 @@ import importlib.metadata
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 TESTS = "numba_cuda/numba/cuda/tests"
@@ -147,24 +147,36 @@ def outcomes(folder: Path, name: str, limit: float) -> list[dict]:
             report, skip = Path(scratch, "report"), Path(scratch, "skip")
             skip.write_text("\n".join(done))
             given = [str(folder), "--module", name, "--limit", str(limit), "--report", str(report), "--skip", str(skip)]
-            ended = subprocess.run(
-                [sys.executable, "-m", "tests.kernels.numba_suite", *given],
-                cwd=HERE.parents[2],
-                capture_output=True,
-                text=True,
-                check=False,
-                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (1800, 1800)),
-            )
+            with open(Path(scratch, "said"), "w+") as said:
+                ended = subprocess.Popen(
+                    [sys.executable, "-m", "tests.kernels.numba_suite", *given], cwd=HERE.parents[2], stdout=said, stderr=said
+                )
+                _watch(ended)
+                said.seek(0)
+                output = said.read()
             lines = [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []
         done.update({line["name"]: line for line in lines if "name" in line})
         begun = [line["started"] for line in lines if "started" in line and line["started"] not in done]
         if not lines and not done and ended.returncode not in (0, 1, 5):
-            said = (ended.stdout + ended.stderr).strip().splitlines()[-3:]
-            return [{"name": "(module)", "outcome": "failed", "launches": 0, "reason": " / ".join(said)[:600]}]
+            reason = " / ".join(output.strip().splitlines()[-3:])[:600]
+            return [{"name": f"{name}::(module)", "outcome": "failed", "launches": 0, "reason": reason}]
         if not begun:
             break
         done[begun[-1]] = {"name": begun[-1], "outcome": "crashed", "launches": 0, "reason": f"status {ended.returncode}"}
     return [{**line, "name": f"{name}::{line['name']}"} for line in done.values()]
+
+
+def _watch(process: subprocess.Popen) -> None:
+    """Wait for the end of a process; end it if it sleeps, without any work, for a minute."""
+    idle, before = 0, ""
+    while process.poll() is None:
+        time.sleep(0.2 if idle < 5 else 1)
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        now = " ".join(fields[11:13])  # CPU time of the user and of the system
+        idle = idle + 1 if fields[0] == "S" and now == before else 0
+        before = now
+        if idle > 60:
+            process.kill()
 
 
 def kind_of(reason: str) -> str:

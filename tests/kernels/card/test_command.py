@@ -5,9 +5,9 @@ import textwrap
 import pytest
 
 from numbanet import cli
-from numbanet_kernels.runtime import availability
+from numbanet_kernels import card
 
-pytestmark = pytest.mark.skipif(availability.nvvm_problem() is not None, reason=str(availability.nvvm_problem()))
+pytestmark = pytest.mark.skipif(card.problem() is not None, reason=str(card.problem()))
 
 KERNEL = """
     import sys
@@ -53,6 +53,9 @@ def test_a_file_that_raises(tmp_path, capsys):
 
 
 def test_a_file_without_launches_and_no_file(tmp_path, capsys):
-    assert run(tmp_path, capsys, "x = 1") == (2, f"numbanet: error: {tmp_path}/my_kernels.py launched no kernel, so nothing "
-                                                 "was checked: call the kernels where the file is run\n")
+    assert run(tmp_path, capsys, "x = 1") == (
+        2,
+        f"numbanet: error: {tmp_path}/my_kernels.py launched no kernel, so nothing "
+        "was checked: call the kernels where the file is run\n",
+    )
     assert cli.main(["check", str(tmp_path / "none.py")]) == 2

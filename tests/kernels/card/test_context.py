@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import numbanet
-from numbanet_kernels.runtime import availability, declare
+from numbanet_kernels import card
+from numbanet_kernels.runtime import declare
 
-pytestmark = pytest.mark.skipif(availability.nvvm_problem() is not None, reason=str(availability.nvvm_problem()))
+pytestmark = pytest.mark.skipif(card.problem() is not None, reason=str(card.problem()))
 cuda = declare.cuda
 F = np.float32
 
@@ -114,3 +115,22 @@ def test_by_an_environment_variable(asked):
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=environment, timeout=120, check=True
     )
     assert asked != "1" or done.stdout.strip() == "True"
+
+
+@pytest.mark.slow
+def test_the_cuda_of_numba_itself(tmp_path):
+    """Without numba-cuda, plain code runs, too, and faults are found, where its compiler finds NVVM."""
+    code = """
+        import pathlib, sys
+        sys.meta_path[:] = [finder for finder in sys.meta_path if "NumbaCuda" not in type(finder).__name__]
+        import pytest
+        from numba import cuda
+        assert cuda.implementation == "Built-in"
+        names = ["plain_code", "faults", "command"]
+        sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *(f"tests/kernels/card/test_{name}.py" for name in names)]))
+    """
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=environment, timeout=600, check=False
+    )
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-3000:]

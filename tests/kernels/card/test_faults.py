@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import numbanet
+from numbanet_kernels import card
 from numbanet_kernels.ptx import machine
-from numbanet_kernels.runtime import availability, declare
+from numbanet_kernels.runtime import declare
 
-pytestmark = pytest.mark.skipif(availability.nvvm_problem() is not None, reason=str(availability.nvvm_problem()))
+pytestmark = pytest.mark.skipif(card.problem() is not None, reason=str(card.problem()))
 cuda = declare.cuda
 F = np.float32
 FILE = r"test_faults\.py:\d+"
@@ -110,6 +111,16 @@ def waiting_for_another_block(right):
     kernel[2, 1](np.zeros(1, np.int32))
 
 
+def race_of_unequal_writes(right):
+    @cuda.jit
+    def kernel(x, found):
+        i = cuda.grid(1)
+        if x[i] > 3:
+            found[0] = 1 if right else i
+
+    kernel[4, 64](np.arange(256), np.zeros(1, np.int32))
+
+
 def freed(right):
     @cuda.jit
     def kernel(x):
@@ -130,6 +141,7 @@ CASES = {
     global_unset: r"global read before it was written by thread \(0, 0, 0\), block \(0, 0, 0\), at x\[0\]",
     race_in_shared_memory: r"race: read here, and written by thread \d+ with no barrier between by thread",
     race_of_blocks: r"race: .* by threads of several blocks .*at y\[0\]",
+    race_of_unequal_writes: r"race: written .*at found\[0\], value 4",
     barrier_in_a_branch: r"a barrier that part of its block never reaches: others wait at .*test_faults\.py:\d+",
     waiting_for_another_block: "the kernel does not end",
     freed: "use after free: byte 0 of an allocation of 128 bytes",

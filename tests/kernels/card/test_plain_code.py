@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 
 import numbanet
-from numbanet_kernels.runtime import availability, declare
+from numbanet_kernels import card
+from numbanet_kernels.runtime import declare
 
-pytestmark = pytest.mark.skipif(availability.nvvm_problem() is not None, reason=str(availability.nvvm_problem()))
+pytestmark = pytest.mark.skipif(card.problem() is not None, reason=str(card.problem()))
 cuda = declare.cuda
 F = np.float32
 
 
 @pytest.fixture(autouse=True, scope="module")
-def card():
+def the_card():
     with numbanet.emulated():
         yield
 
@@ -31,7 +32,9 @@ def add(x, y, out):
 
 
 @pytest.mark.parametrize("signature", [(), ("void(f4[:], f4[:], f4[:])",), (["void(f4[:], f4[:], f4[:])"],)], ids=str)
-@pytest.mark.parametrize("shape", [(8, 128), ((8,), (128,)), ((8, 1, 1), (128, 1, 1)), (8, 128, 0, 0), (np.int64(8), 128)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(8, 128), ((8,), (128,)), ((8, 1, 1), (128, 1, 1)), (8, 128, 0, 0), (np.int64(8), 128)], ids=str
+)
 def test_a_sum_of_host_arrays(signature, shape):
     out = np.zeros(1000, F)
     kernel = cuda.jit(*signature)(add)
