@@ -10,13 +10,12 @@ tensors), `device` (CPU, CUDA or emulated), plans (which part of a product is co
 from __future__ import annotations
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
 from . import ops
 from .autograd import no_grad, op
 from .check import check_grad
-from .device import device, emulated
+from .device import device
 from .dropout import (
     ConstantSchedule,
     Dropout,
@@ -27,6 +26,7 @@ from .dropout import (
     registry as _policies,
 )
 from .dropout.registry import *  # noqa: F403
+from .emulation import emulate_if_asked as _emulate_if_asked, emulated
 from .layers import Context, Flow, Layer, registry as _layers
 from .layers.registry import *  # noqa: F403
 from .losses import AbsoluteError, CrossEntropy, FunctionLoss, Huber, Loss, Quantile, SquaredError
@@ -147,5 +147,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-if os.environ.get("NUMBANET_EMULATED") == "1":
-    emulated().__enter__()  # for the whole process
+_emulate_if_asked()

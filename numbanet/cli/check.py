@@ -8,6 +8,7 @@ import sys
 import traceback
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 MOST = 20  # findings that are printed
 
@@ -51,15 +52,13 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(file: Path, arguments: list[str]) -> bool:
     """Run a file as Python does; print the traceback of an exception, and return True if there was one."""
-    given, path = sys.argv, list(sys.path)
-    sys.argv, sys.path = [str(file), *arguments], [str(file.resolve().parent), *path]
-    try:
-        runpy.run_path(str(file), run_name="__main__")
-    except SystemExit as end:
-        return end.code not in (None, 0)
-    except Exception:
-        traceback.print_exc()
-        return True
-    finally:
-        sys.argv, sys.path = given, path
+    own = [str(file.resolve().parent), *sys.path]
+    with mock.patch.object(sys, "argv", [str(file), *arguments]), mock.patch.object(sys, "path", own):
+        try:
+            runpy.run_path(str(file), run_name="__main__")
+        except SystemExit as end:
+            return end.code not in (None, 0)
+        except Exception:
+            traceback.print_exc()
+            return True
     return False

@@ -1,4 +1,4 @@
-"""What an error of a launch says of arrays and values: `explained` names the element, and what the thread was about to write."""
+"""What an error of a launch says of arrays and values: `explained` names the element, and what the thread would write."""
 
 from __future__ import annotations
 

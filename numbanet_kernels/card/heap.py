@@ -1,7 +1,7 @@
 """Global memory of the emulated card: allocations with addresses of their own, which the PTX machine reads and writes.
 
-    device memory      begins at addresses from `FIRST` on, 1 GiB apart, and no address is given out twice: an access that misses
-                       its allocation, or comes after its end, meets no other one
+    device memory      begins at addresses from `FIRST` on, 1 GiB apart, and no address is given out twice: an access that
+                       misses its allocation, or comes after its end, meets no other one
     shared with host   mapped, managed and page-locked memory has the addresses of the host
 
 `find` has the signature of `ptx.spaces.Global.find`. The allocations live from launch to launch; what the machine notes of

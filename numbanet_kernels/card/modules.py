@@ -141,7 +141,7 @@ def _check(driver: Driver, kernel: Kernel, grid: Sequence[int], block: Sequence[
 
 
 def _packed(program: ptx.Program, arguments: Sequence[Any], name: str) -> bytes:
-    """Return the bytes of the parameters: integers, booleans, and numbers of ctypes, in the order of the kernel's parameters."""
+    """Return the bytes of the parameters; the arguments are integers, booleans, and numbers of ctypes, in their order."""
     if len(arguments) != len(program.parameters):
         raise ptx.PtxError(f"{name} has {len(program.parameters)} parameters, got {len(arguments)}")
     memory = bytearray(max((offset + SIZES[kind] for offset, kind in program.parameters.values()), default=0))

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-_HEAD = re.compile(
-    r"(?:\.(?:visible|weak|extern|common)\s+)*\.(?P<kind>entry|func)\b(?:\s*\([^)]*\))?\s*(?:\.noreturn\s+)?(?P<name>[\w$%.]+)"
-)
+_LINKAGE = r"(?:\.(?:visible|weak|extern|common)\s+)*"
+_HEAD = re.compile(_LINKAGE + r"\.(?P<kind>entry|func)\b(?:\s*\([^)]*\))?\s*(?:\.noreturn\s+)?(?P<name>[\w$%.]+)")
 _VARIABLE = re.compile(
-    r"^[ \t]*(?P<how>(?:\.(?:visible|weak|extern|common)\s+)*)\.(?:global|const)\s[^;{]*?(?P<name>[\w$%]+)(?:\[\d*\])*\s*(?:=[^;]*)?;",
-    re.M,
+    rf"^[ \t]*(?P<how>{_LINKAGE})" r"\.(?:global|const)\s[^;{]*?(?P<name>[\w$%]+)(?:\[\d*\])*\s*(?:=[^;]*)?;", re.M
 )
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 

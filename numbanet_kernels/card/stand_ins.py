@@ -97,7 +97,7 @@ def object_code_class(driver: Driver) -> type:
             super().__init__(driver, texts, registers)
 
         @classmethod
-        def from_ptx(cls, text: str | bytes, name: str = "") -> ObjectCode:  # noqa: ARG003  cuda.core's parameter
+        def from_ptx(cls, text: str | bytes, name: str = "") -> ObjectCode:
             """Return the code of a PTX text."""
             return cls(text.decode() if isinstance(text, bytes) else text)
 

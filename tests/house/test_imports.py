@@ -42,6 +42,7 @@ LEVELS = [
     "arguments",
     "user_warnings",
     "device",
+    "emulation",
     "gradients",
     "tensor",
     "autograd",
@@ -108,8 +109,8 @@ def forbidden(path, module):
     if folder == top == "numbanet" and (why := upward(path, module)):
         return why
     parts = path.relative_to(ROOT).with_suffix("").parts
-    if folder == "numbanet" and top == "numbanet_kernels" and parts[1] not in ("device", "cli"):
-        return None if module.startswith(NO_KERNELS) else "numbanet reaches kernels only through device.py"
+    if folder == "numbanet" and top == "numbanet_kernels" and parts[1] not in ("device", "emulation", "cli"):
+        return None if module.startswith(NO_KERNELS) else "numbanet reaches kernels only through device.py and emulation.py"
     if folder == "numbanet_kernels" and top in ("numbanet", "datasets"):
         return "kernels know nothing of numbanet"
     if folder == "numbanet_kernels" and top == "threadpoolctl" and path.name != "blas.py":
