@@ -35,8 +35,8 @@ def double(x):
 
 
 def test_what_is_exchanged_is_put_back():
-    with numbanet.emulated():
-        pass
+    with numbanet.emulated():  # Numba chooses its memory manager, and makes its logger, when they are first used
+        cuda.jit(double)[1, 32](np.ones(10, F))
     before = attributes()
     with numbanet.emulated():
         assert attributes() != before
