@@ -3,6 +3,7 @@
     heap        global memory: allocations, copies, and what the machine asks of an address
     model       what the card says of itself
     driver      the functions of the driver API that Numba calls
+    streams     the order of kernels in streams
     modules     loaded PTX: kernels, variables, launches
     faults      what errors say of arrays and values
     ptx_text    linking of PTX texts

@@ -146,8 +146,8 @@ class Patches(patches.Patches):
 
     def _started(self, kernel: Kernel, *given: Any, cooperative: bool = False) -> None:
         """Stand in for driver.launch_kernel."""
-        *shape, shared, _, arguments = given
-        kernel.launch(shape[:3], shape[3:], int(shared), arguments)
+        *shape, shared, stream, arguments = given
+        kernel.launch(shape[:3], shape[3:], int(shared), arguments, _plain(stream))
 
     def _loaded(self, library: Any) -> Loaded:
         """Stand in for CUDACodeLibrary.get_cufunc: load the PTX of a library, and return its kernel."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from . import model
 from .heap import Heap
+from .streams import Order
 
 
 class NotEmulated(RuntimeError):
@@ -50,6 +51,7 @@ class Driver:
     def __init__(self, binding: Any, fail: Callable[[str, str], Exception], tracked: bool) -> None:
         self.binding, self.fail, self.heap = binding, fail, Heap(tracked)
         self.fail_to_launch = fail
+        self.order = Order()
         self.asked = 0  # launches, whatever became of them
         self.report = raised  # what is done with the error of a launch
         self.lock = threading.RLock()  # one launch or copy at a time
@@ -117,7 +119,8 @@ class Driver:
         return self.stack.pop()
 
     def cuCtxSynchronize(self) -> None:
-        """Do nothing: all work is done."""
+        """Note that all work is done."""
+        self.order.all_ended()
 
     def cuProfilerStart(self) -> None:
         """Do nothing."""
@@ -174,6 +177,8 @@ class Driver:
 
     def _moved(self, what: str, move: Callable[..., None], *arguments: Any) -> None:
         with self.lock:
+            if not what.endswith("Async"):
+                self.order.all_ended()
             try:
                 move(*map(int, arguments))
             except IndexError as error:
@@ -192,16 +197,16 @@ class Driver:
         self._moved("cuMemsetD8", self.heap.fill, target, value, size)
 
     def cuMemcpyHtoDAsync(self, target: Any, source: int, size: int, stream: Any) -> None:
-        self.cuMemcpyHtoD(target, source, size)
+        self._moved("cuMemcpyHtoDAsync", self.heap.write, target, source, size)
 
     def cuMemcpyDtoHAsync(self, target: int, source: Any, size: int, stream: Any) -> None:
-        self.cuMemcpyDtoH(target, source, size)
+        self._moved("cuMemcpyDtoHAsync", self.heap.read, target, source, size)
 
     def cuMemcpyDtoDAsync(self, target: Any, source: Any, size: int, stream: Any) -> None:
-        self.cuMemcpyDtoD(target, source, size)
+        self._moved("cuMemcpyDtoDAsync", self.heap.copy, target, source, size)
 
     def cuMemsetD8Async(self, target: Any, value: int, size: int, stream: Any) -> None:
-        self.cuMemsetD8(target, value, size)
+        self._moved("cuMemsetD8Async", self.heap.fill, target, value, size)
 
     # --- streams and events -------------------------------------------------------------------------------------------
     def cuStreamCreate(self, flags: int) -> Any:
@@ -211,13 +216,14 @@ class Driver:
         """Do nothing."""
 
     def cuStreamSynchronize(self, stream: Any) -> None:
-        """Do nothing: all work is done."""
+        """Note that the work of a stream is done."""
+        self.order.ended(int(stream))
 
-    def cuStreamQuery(self, stream: Any) -> None:
-        """Do nothing: all work is done."""
+    cuStreamQuery = cuStreamSynchronize
 
     def cuStreamWaitEvent(self, stream: Any, event: Any, flags: int) -> None:
-        """Do nothing: all work is done."""
+        """Note that a stream waits for an event."""
+        self.order.waits(int(stream), int(event))
 
     def cuEventCreate(self, flags: int) -> Any:
         return self.binding.CUevent(next(self.handles))
@@ -227,12 +233,13 @@ class Driver:
 
     def cuEventRecord(self, event: Any, stream: Any) -> None:
         self.events[int(event)] = time.perf_counter()
-
-    def cuEventQuery(self, event: Any) -> None:
-        """Do nothing: all work is done."""
+        self.order.recorded(int(event), int(stream))
 
     def cuEventSynchronize(self, event: Any) -> None:
-        """Do nothing: all work is done."""
+        """Note that what was before an event is done."""
+        self.order.event_ended(int(event))
+
+    cuEventQuery = cuEventSynchronize
 
     def cuEventElapsedTime(self, start: Any, stop: Any) -> float:
         """Return milliseconds of this machine's time, not of a card's."""

@@ -92,7 +92,9 @@ class Kernel:
             max_threads_per_block=model.THREADS,
         )
 
-    def launch(self, grid: Sequence[int], block: Sequence[int], dynamic: int, arguments: Sequence[Any]) -> None:
+    def launch(
+        self, grid: Sequence[int], block: Sequence[int], dynamic: int, arguments: Sequence[Any], stream: int = 0
+    ) -> None:
         """Run the kernel on the PTX machine.
 
         Raises
@@ -114,6 +116,8 @@ class Kernel:
                 _OnCard(self, grid, block, dynamic, _packed(program, arguments, self.called)).run()
             except ptx.PtxError as error:
                 driver.report(explained(error, self.arrays))
+            if problem := driver.order.ran(self.called, stream, driver.heap.touched):
+                driver.report(ptx.PtxError(problem))
 
 
 class _OnCard(Launch):

@@ -84,7 +84,7 @@ class LaunchConfig:
 def launch(stream: Any, config: LaunchConfig, kernel: Kernel, *arguments: Any) -> None:
     """Stand in for `cuda.core.launch`: run a kernel on the PTX machine."""
     grid, block = (shape if isinstance(shape, Sequence) else (shape,) for shape in (config.grid, config.block))
-    kernel.launch(grid, block, int(config.shmem_size or 0), arguments)
+    kernel.launch(grid, block, int(config.shmem_size or 0), arguments, int(getattr(stream, "handle", 0) or 0))
 
 
 def object_code_class(driver: Driver) -> type:
