@@ -179,6 +179,8 @@ class Driver:
         with self.lock:
             if not what.endswith("Async"):
                 self.order.all_ended()
+            if not int(arguments[-1]):  # no bytes, for which a null address will do
+                return
             try:
                 move(*map(int, arguments))
             except IndexError as error:

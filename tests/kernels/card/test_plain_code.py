@@ -144,6 +144,11 @@ def test_a_slice_and_a_view_share_the_memory():
     assert (array.copy_to_host()[:50] == 7).all() and array[99] == 99
 
 
+def test_empty_arrays():
+    assert cuda.to_device(np.zeros((0, 3), F)).copy_to_host().shape == (0, 3)
+    cuda.jit(add)[1, 32](np.zeros(0, F), np.zeros(0, F), np.zeros(0, F))
+
+
 def test_strided_arrays_on_the_card():
     array, out = cuda.to_device(np.arange(200, dtype=F).reshape(20, 10)), cuda.device_array(20, F)
     cuda.jit(add)[1, 32](array[:, 3], array[:, 4], out)
