@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,7 @@ class Driver:
         self.stacks = threading.local()
         self.handles = itertools.count(0x1000, 16)
         self.events: dict[int, float] = {}
+        self.modules: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by handle
         self.symbols: dict[tuple[int, str], tuple[int, int]] = {}  # (module, name): (address, bytes)
 
     @classmethod
@@ -251,6 +253,8 @@ class Driver:
 
     # --- modules ------------------------------------------------------------------------------------------------------
     def cuLibraryGetGlobal(self, module: Any, name: bytes) -> tuple[Any, int]:
+        if (int(module), name.decode()) not in self.symbols and (loaded := self.modules.get(int(module))) is not None:
+            loaded.place_all()
         found = self.symbols.get((int(module), name.decode()))
         if found is None:
             raise self.fail("CUDA_ERROR_NOT_FOUND", f"cuLibraryGetGlobal: there is no variable {name.decode()}")

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from .. import ptx
+from ..ptx.instructions import steps
 from ..ptx.machine import Launch
 from ..ptx.parse import SIZES
 from . import model
 from .driver import Driver
 from .faults import Array, explained
-from .ptx_text import linked
+from .ptx_text import entries, linked
 
 _numbers = itertools.count(1)
 
@@ -29,12 +30,19 @@ class Module:
 
     def __init__(self, driver: Driver, texts: Sequence[str], registers: int = 0) -> None:
         self.driver, self.texts, self.registers, self.handle = driver, list(texts), registers, next(_numbers)
+        driver.modules[self.handle] = self
         self.tables: dict[str, np.ndarray] = {}  # the memory of each variable, by its name
 
     @functools.cache  # noqa: B019  a module lives as long as its kernels
     def get_kernel(self, name: str | bytes) -> Kernel:
         """Return the kernel with this name."""
         return Kernel(self, name.decode() if isinstance(name, bytes) else name)
+
+    def place_all(self) -> None:
+        """Give all variables their memory, which is otherwise done when a kernel is first launched."""
+        found = [name for text in self.texts for name in entries(text)]
+        if found:
+            self.get_kernel(found[0]).program  # noqa: B018  parsing places what it finds
 
     def place(self, variables: dict[str, bytes]) -> dict[str, np.ndarray]:
         """Return the memory of the variables; allocate those that have none yet, with their first values."""
@@ -103,6 +111,7 @@ class Kernel:
             If the kernel does something wrong; the message names the line, the thread and the block.
         """
         driver, program = self.module.driver, self.program
+        steps(program)  # raises PtxError for what the machine does not know, which is no fault of the kernel
         _check(driver, self, grid, block, dynamic)
         if self.counters is None:
             self.counters = ptx.Counters(program)
