@@ -6,11 +6,12 @@ asked for, so streams and events are in order, and synchronizing has nothing to 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 from . import model
@@ -61,6 +62,9 @@ class Driver:
         self.handles = itertools.count(0x1000, 16)
         self.events: dict[int, float] = {}
         self.modules: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by handle
+        self.loaded: MutableMapping[Any, Any] = {}  # what keeps loaded kernels, and forgets them if the context is reset
+        self.running = False
+        self.freed: list[int] = []  # what is freed while a kernel runs: garbage may be collected at any time
         self.symbols: dict[tuple[int, str], tuple[int, int]] = {}  # (module, name): (address, bytes)
 
     @classmethod
@@ -96,10 +100,14 @@ class Driver:
         """Do nothing."""
 
     def cuDevicePrimaryCtxReset(self, device: int) -> None:
-        """Free all memory."""
-        for start in list(self.heap.starts):
-            self.heap.free(start)
-        self.symbols.clear()
+        """Free all memory, and unload all modules."""
+        with self.lock:
+            for start in list(self.heap.starts):
+                self.heap.free(start)
+            for module in self.modules.values():
+                module.tables.clear()
+            self.symbols.clear()
+            self.loaded.clear()
 
     @property
     def stack(self) -> list[Any]:
@@ -131,21 +139,40 @@ class Driver:
         """Do nothing."""
 
     # --- memory -------------------------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def launching(self) -> Iterator[None]:
+        """Return a context in which a kernel runs: no other one does, and memory is freed at its end."""
+        with self.lock:
+            self.heap.begin()
+            self.running = True
+            try:
+                yield
+            finally:
+                self.running = False
+                due, self.freed = self.freed, []
+                for address in due:
+                    self.heap.free(address)
+
     def cuMemAlloc(self, size: int) -> Any:
-        try:
-            return self.binding.CUdeviceptr(self.heap.allocate(int(size)).start)
-        except MemoryError as error:
-            raise self.fail("CUDA_ERROR_OUT_OF_MEMORY", f"cuMemAlloc: {error}") from None
+        with self.lock:
+            try:
+                return self.binding.CUdeviceptr(self.heap.allocate(int(size)).start)
+            except MemoryError as error:
+                raise self.fail("CUDA_ERROR_OUT_OF_MEMORY", f"cuMemAlloc: {error}") from None
 
     def cuMemAllocManaged(self, size: int, flags: int) -> Any:
-        return self.binding.CUdeviceptr(self.heap.share(int(size)).start)
+        with self.lock:
+            return self.binding.CUdeviceptr(self.heap.share(int(size)).start)
 
     def cuMemFree(self, pointer: Any) -> None:
-        if int(pointer) and not self.heap.free(int(pointer)):
-            raise self.fail("CUDA_ERROR_INVALID_VALUE", f"cuMemFree: {int(pointer):#x} is not the start of an allocation")
+        with self.lock:
+            if self.running:
+                self.freed.append(int(pointer))
+            elif int(pointer) and not self.heap.free(int(pointer)):
+                raise self.fail("CUDA_ERROR_INVALID_VALUE", f"cuMemFree: {int(pointer):#x} is not the start of an allocation")
 
     def cuMemHostAlloc(self, size: int, flags: int) -> int:
-        return self.heap.share(int(size)).start
+        return int(self.cuMemAllocManaged(size, flags))
 
     cuMemFreeHost = cuMemFree
 
@@ -262,8 +289,10 @@ class Driver:
 
     def cuLibraryUnload(self, module: Any) -> None:
         """Free the variables of a module."""
+        if (loaded := self.modules.get(int(module))) is not None:
+            loaded.tables.clear()
         for key in [key for key in self.symbols if key[0] == int(module)]:
-            self.heap.free(self.symbols.pop(key)[0])
+            self.cuMemFree(self.symbols.pop(key)[0])
 
     def cuKernelSetAttribute(self, attribute: Any, value: int, kernel: Any, device: int) -> None:
         """Do nothing: what is set is about speed."""

@@ -115,8 +115,7 @@ class Kernel:
         _check(driver, self, grid, block, dynamic)
         if self.counters is None:
             self.counters = ptx.Counters(program)
-        with driver.lock:
-            driver.heap.begin()
+        with driver.launching():
             for array in self.arrays:
                 if (found := driver.heap.at(array.address)) is not None:
                     found.what = f"{array}"

@@ -30,6 +30,7 @@ class Patches:
         self.changed: list[tuple[Any, str, Any]] = []
         self.states: list[tuple[Any, dict[str, Any]]] = []
         self.kernels: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # the loaded kernel of each library
+        self.driver.loaded = self.kernels
 
     def _made(self, tracked: bool) -> Driver:
         """Return the driver."""

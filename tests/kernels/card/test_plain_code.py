@@ -259,3 +259,13 @@ def test_a_launch_that_a_card_refuses():
     out = np.zeros(10, F)
     with pytest.raises(Exception, match="1024"):
         cuda.jit(add)[1, 2048](out, out, out)
+
+
+# --- the end of a context of CUDA -------------------------------------------------------------------------------------
+def test_after_the_device_was_reset():
+    kernel = cuda.jit(add)
+    for _ in range(2):
+        out = np.zeros(10, F)
+        kernel[1, 32](x(10), x(10), out)
+        np.testing.assert_array_equal(out, 2 * x(10))
+        cuda.close()
