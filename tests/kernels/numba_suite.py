@@ -1,6 +1,6 @@
 """Run the tests of NVIDIA's numba-cuda on the emulated card, and list their outcomes.
 
-    python -m tests.kernels.numba_suite FOLDER [--only WORD …] [--limit SECONDS] [--out FILE]
+    python -m tests.kernels.numba_suite FOLDER [--only WORD …] [--missing] [--limit SECONDS] [--out FILE]
 
 FOLDER holds a checkout of github.com/NVIDIA/numba-cuda at the version that is installed; nothing of it is copied. Its tests
 need pytest and filecheck. Each module runs in a process of its own, each test within a limit of CPU seconds. FILE is a JSON
@@ -60,7 +60,9 @@ def run_module(folder: Path, name: str, limit: float, report: Path, skipped: lis
 
     import numbanet
 
-    with numbanet.emulated():
+    with numbanet.emulated(), tempfile.TemporaryDirectory() as site:
+        Path(site, "sitecustomize.py").write_text("import numbanet\n")  # for the processes that tests start
+        os.environ.update(NUMBANET_EMULATED="1", PYTHONPATH=os.pathsep.join([site, str(HERE.parents[2]), *sys.path[1:]]))
         sys.meta_path.insert(0, Finder(folder))
         path = folder / TESTS / Path(*name.split(".")).with_suffix(".py")
         plugin = _plugin(f"numba.cuda.tests.{name}", limit, report, skipped)
@@ -196,6 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="modules with one of these words in their names")
+    parser.add_argument("--missing", action="store_true", help="modules of which no outcome is in FILE")
     parser.add_argument("--limit", type=float, default=60, help="CPU seconds of a test")
     parser.add_argument("--out", type=Path, default=HERE.parents[2] / "bench/results/numba-cuda-suite.json")
     for hidden in ("--module", "--report", "--skip"):
@@ -205,8 +208,10 @@ def main() -> None:
         skipped = Path(options.skip).read_text().splitlines()
         run_module(options.folder, options.module, options.limit, Path(options.report), skipped)
         return
-    before = json.loads(options.out.read_text())["tests"] if options.out.exists() and options.only else []
-    names = modules(options.folder, options.only)
+    partly = options.out.exists() and (options.only or options.missing)
+    before = json.loads(options.out.read_text())["tests"] if partly else []
+    known = {line["name"].partition("::")[0] for line in before} if options.missing else set()
+    names = [name for name in modules(options.folder, options.only) if name not in known]
     found = [line for line in before if line["name"].partition("::")[0] not in names]
     for name in names:
         lines = outcomes(options.folder, name, options.limit)
