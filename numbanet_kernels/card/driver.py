@@ -53,6 +53,8 @@ class Driver:
     def __init__(self, binding: Any, fail: Callable[[str, str], Exception], tracked: bool) -> None:
         self.binding, self.fail, self.heap = binding, fail, Heap(tracked)
         self.fail_to_launch = fail
+        # finds a function of the driver of a card, once it is back: Numba may have noted ours for memory of that card
+        self.elsewhere: Callable[[str], Callable[..., None] | None] = lambda name: None
         self.order = Order()
         self.asked = 0  # launches, whatever became of them
         self.report = raised  # what is done with the error of a launch
@@ -119,6 +121,15 @@ class Driver:
     def cuCtxGetCurrent(self) -> Any:
         return self.stack[-1] if self.stack else self.binding.CUcontext(0)
 
+    def cuCtxCreate(self, *given: Any) -> Any:
+        """Push a context that is not the device's primary one, and that Numba refuses."""
+        self.stack.append(self.binding.CUcontext(next(self.handles)))
+        return self.stack[-1]
+
+    def cuCtxDestroy(self, context: Any) -> None:
+        """Pop a context."""
+        self.stack[:] = [other for other in self.stack if int(other) != int(context)]
+
     def cuCtxGetDevice(self) -> int:
         return 0
 
@@ -168,6 +179,8 @@ class Driver:
         with self.lock:
             if self.running:
                 self.freed.append(int(pointer))
+            elif int(pointer) and self.heap.at(int(pointer)) is None and (free := self.elsewhere("cuMemFree")) is not None:
+                free(pointer)
             elif int(pointer) and not self.heap.free(int(pointer)):
                 raise self.fail("CUDA_ERROR_INVALID_VALUE", f"cuMemFree: {int(pointer):#x} is not the start of an allocation")
 

@@ -103,6 +103,12 @@ class Patches:
         """Exchange what both kinds of numba.cuda have: the functions of the driver, and who finds them."""
         from numba.cuda.cudadrv import devices, driver
 
+        for device in driver.driver.devices.values():  # a card's memory is given back when its driver is back
+            if (context := device.primary_context) is not None:
+                for waiting in (context.deallocations, context.memory_manager.deallocations):
+                    self.put(waiting, "_disable_count", waiting._disable_count + 1)  # noqa: SLF001
+        real = vars(driver.driver)
+        self.driver.elsewhere = lambda name: None if driverless.posed else real.get(name)
         if not hasattr(driver, "_logger"):
             driver._logger = driver.make_logger()  # noqa: SLF001  Numba makes it when it first calls a driver
         self.put(driverless, "posed", True)

@@ -134,3 +134,17 @@ def test_the_cuda_of_numba_itself(tmp_path):
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=environment, timeout=600, check=False
     )
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-3000:]
+
+
+def test_memory_of_a_card_is_given_back_to_the_card(monkeypatch):
+    """Garbage may be collected inside: Numba then notes the function of the driver that it finds, and calls it later."""
+    from numba.cuda.cudadrv import driver
+
+    freed = []
+    monkeypatch.setitem(vars(driver.driver), "cuMemFree", lambda pointer: freed.append(int(pointer)))
+    with numbanet.emulated():
+        free = driver.driver.cuMemFree
+        with pytest.raises(driver.CudaAPIError, match="not the start of an allocation"):
+            free(77 << 20)
+    free(78 << 20)
+    assert freed == [78 << 20]
