@@ -56,11 +56,7 @@ class Heap:
         self.freed: dict[int, int] = {}  # address: size
         self.touched: set[Allocation] = set()
         self.next = FIRST
-
-    @property
-    def used(self) -> int:
-        """The number of bytes that are allocated."""
-        return sum(allocation.size for allocation in self.allocations)
+        self.used = 0  # bytes that are allocated
 
     # --- allocations --------------------------------------------------------------------------------------------------
     def allocate(self, size: int, what: str = "allocation") -> Allocation:
@@ -87,6 +83,7 @@ class Heap:
         self.starts.insert(place, made.start)
         self.allocations.insert(place, made)
         self.freed.pop(made.start, None)
+        self.used += made.size
         return made
 
     def free(self, address: int) -> bool:
@@ -96,6 +93,7 @@ class Heap:
             return False
         del self.starts[place]
         self.freed[address] = self.allocations.pop(place).size
+        self.used -= self.freed[address]
         return True
 
     def at(self, address: int) -> Allocation | None:

@@ -132,7 +132,7 @@ class Patches:
         from numba.cuda.cudadrv import driver, nvrtc
         from numba.cuda.memory_management import nrt
 
-        self.put(nvrtc, "Program", stand_ins.program_class())
+        self.put(nvrtc, "Program", stand_ins.Program)
         linker = stand_ins.linker_class(driver._Linker, self.code)  # noqa: SLF001
         self.put(driver, "_Linker", linker)
         self.put(nrt, "_Linker", linker)

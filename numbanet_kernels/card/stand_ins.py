@@ -119,43 +119,46 @@ def errors() -> tuple[type[Exception], type[Exception]]:
     return CUDAError, NVRTCError
 
 
-def program_class() -> type:
-    """Return the class that stands in for `cuda.core.Program`: CUDA C++ is compiled to PTX without asking a driver."""
+class Program:
+    """Stands in for `cuda.core.Program`: CUDA C++ that NVRTC compiles to PTX, without asking a driver."""
+
+    def __init__(self, code: str, kind: str, options: Any) -> None:
+        self.code, self.options = code, options
+
+    def compile(self, kind: str, logs: Any = None) -> SimpleNamespace:
+        """Return an object whose `code` is PTX, whatever is asked for. Raise NVRTCError with the compiler's messages."""
+        include = self.options.include_path or []
+        given = [f"--gpu-architecture={self.options.arch}", "--relocatable-device-code=true", "-std=c++17"]
+        given += [f"--include-path={path}" for path in ([include] if isinstance(include, str) else include)]
+        text, said = _compiled(self.code, str(self.options.name or "linked"), tuple(given))
+        if said and logs is not None:
+            logs.write(said)
+        return SimpleNamespace(code=text, code_type="ptx")
+
+
+@functools.lru_cache(64)  # kernels link the same few sources
+def _compiled(code: str, name: str, options: tuple[str, ...]) -> tuple[bytes, str]:
+    """Return the PTX of CUDA C++, and what the compiler said."""
     from cuda.bindings import nvrtc
 
     def done(result: tuple[Any, ...]) -> Any:
         if result[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise RuntimeError(f"NVRTC: {result[0].name}")
+            raise errors()[1](f"{result[0].name}")
         return result[1] if len(result) == 2 else None
 
-    class Program:
-        """CUDA C++ that is compiled by NVRTC."""
-
-        def __init__(self, code: str, kind: str, options: Any) -> None:
-            self.code, self.options = code.encode(), options
-
-        def compile(self, kind: str, logs: Any = None) -> SimpleNamespace:
-            """Return an object whose `code` is PTX, whatever is asked for. Raise RuntimeError with the compiler's messages."""
-            include = self.options.include_path or []
-            given = [f"--gpu-architecture={self.options.arch}", "--relocatable-device-code=true", "-std=c++17"]
-            given += [f"--include-path={path}" for path in ([include] if isinstance(include, str) else include)]
-            unit = done(nvrtc.nvrtcCreateProgram(self.code, str(self.options.name or "linked").encode(), 0, [], []))
-            try:
-                status = nvrtc.nvrtcCompileProgram(unit, len(given), [option.encode() for option in given])[0]
-                log = b" " * done(nvrtc.nvrtcGetProgramLogSize(unit))
-                done(nvrtc.nvrtcGetProgramLog(unit, log))
-                said = log.rstrip(b"\0 \n").decode()
-                if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-                    raise errors()[1](f"{status.name}: {said}")
-                if said and logs is not None:
-                    logs.write(said)
-                text = b" " * done(nvrtc.nvrtcGetPTXSize(unit))
-                done(nvrtc.nvrtcGetPTX(unit, text))
-            finally:
-                nvrtc.nvrtcDestroyProgram(unit)
-            return SimpleNamespace(code=text.rstrip(b"\0 "), code_type="ptx")
-
-    return Program
+    unit = done(nvrtc.nvrtcCreateProgram(code.encode(), name.encode(), 0, [], []))
+    try:
+        status = nvrtc.nvrtcCompileProgram(unit, len(options), [option.encode() for option in options])[0]
+        log = b" " * done(nvrtc.nvrtcGetProgramLogSize(unit))
+        done(nvrtc.nvrtcGetProgramLog(unit, log))
+        said = log.rstrip(b"\0 \n").decode()
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise errors()[1](f"{status.name}: {said}")
+        text = b" " * done(nvrtc.nvrtcGetPTXSize(unit))
+        done(nvrtc.nvrtcGetPTX(unit, text))
+    finally:
+        nvrtc.nvrtcDestroyProgram(unit)
+    return text.rstrip(b"\0 "), said
 
 
 def linker_class(base: type, code: type) -> type:
