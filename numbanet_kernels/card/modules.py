@@ -88,17 +88,22 @@ class Kernel:
     def attributes(self) -> SimpleNamespace:
         """What a driver tells of a kernel. The number of registers is a bound: no register is used twice before assembly."""
         try:
-            program = self.program
+            program, most = self.program, self.most
         except ptx.PtxError:  # the launch reports it
-            program = ptx.Program()
+            program, most = ptx.Program(), model.THREADS
         words = sum(2 if kind.endswith("64") else 1 for kind in program.registers.values() if kind != "pred")
         return SimpleNamespace(
             num_regs=min(max(words, 16), self.module.registers or model.REGISTERS_OF_THREAD),
             const_size_bytes=program.size("const"),
             local_size_bytes=program.size("local"),
             shared_size_bytes=program.size("shared"),
-            max_threads_per_block=model.THREADS,
+            max_threads_per_block=most,
         )
+
+    @property
+    def most(self) -> int:
+        """The most threads of a block: those of the kernel's launch bounds, or of any block."""
+        return getattr(self.program, "most", None) or model.THREADS
 
     def launch(
         self, grid: Sequence[int], block: Sequence[int], dynamic: int, arguments: Sequence[Any], stream: int = 0
@@ -144,8 +149,8 @@ def _check(driver: Driver, kernel: Kernel, grid: Sequence[int], block: Sequence[
     problem = ""
     if any(n < 1 for n in (*grid, *block)) or any(n > most for n, most in zip(grid, model.GRID)):
         problem = f"a grid of {tuple(grid)} blocks of {tuple(block)} threads: lengths are from 1 to {model.GRID}"
-    elif math.prod(block) > model.THREADS or any(n > most for n, most in zip(block, model.BLOCK)):
-        problem = f"a block of {tuple(block)} threads: {model.THREADS} are the most, and {model.BLOCK} along its axes"
+    elif math.prod(block) > kernel.most or any(n > most for n, most in zip(block, model.BLOCK)):
+        problem = f"a block of {tuple(block)} threads: {kernel.most} are the most, and {model.BLOCK} along its axes"
     elif kernel.shared > model.SHARED or kernel.shared + dynamic > model.SHARED_MOST:
         problem = f"{kernel.shared} bytes of shared memory and {dynamic} dynamic ones: the most are {model.SHARED_MOST}"
     if problem:

@@ -63,6 +63,9 @@ def run_module(folder: Path, name: str, limit: float, report: Path, skipped: lis
     with numbanet.emulated(), tempfile.TemporaryDirectory() as site:
         Path(site, "sitecustomize.py").write_text("import numbanet\n")  # for the processes that tests start
         os.environ.update(NUMBANET_EMULATED="1", PYTHONPATH=os.pathsep.join([site, str(HERE.parents[2]), *sys.path[1:]]))
+        os.environ.pop("NUMBA_CACHE_DIR", None)  # tests look for the files of caches beside their sources
+        for config in (importlib.import_module("numba.core.config"), importlib.import_module("numba.cuda.core.config")):
+            config.reload_config()
         sys.meta_path.insert(0, Finder(folder))
         path = folder / TESTS / Path(*name.split(".")).with_suffix(".py")
         plugin = _plugin(f"numba.cuda.tests.{name}", limit, report, skipped)
