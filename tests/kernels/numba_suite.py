@@ -4,8 +4,8 @@
 
 FOLDER holds a checkout of github.com/NVIDIA/numba-cuda at the version that is installed; nothing of it is copied. Its tests
 need pytest and filecheck. Each module runs in a process of its own, each test within a limit of CPU seconds. FILE is a JSON
-object: versions, the number of tests by outcome, of all and of those that launch kernels, and a list of tests: name, outcome,
-number of launches, the reason of a failure, and why it is out of scope, if it is.
+object: the machine, the number of tests by outcome, of all and of those that launch kernels, and a list of tests: name,
+outcome, number of launches, the reason of a failure, and why it is out of scope, if it is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import collections
 import importlib
 import importlib.machinery
-import importlib.metadata
 import json
 import os
 import re
@@ -240,17 +239,25 @@ def main() -> None:
         lines = outcomes(options.folder, name, options.limit)
         found += lines
         print(f"{name}: {summary(lines)['all']}", flush=True)
-        versions = {package: importlib.metadata.version(package) for package in ("numba", "numba-cuda", "numpy")}
-        content = {"versions": versions, "limit": options.limit, **summary(found), "tests": sorted(found, key=_by_name)}
-        options.out.write_text(json.dumps(content, indent=1) + "\n")
+        _write(options, found)
+    _write(options, found)
     print(json.dumps(summary(found), indent=1))
     failed = [line for line in found if line["outcome"] not in ("passed", "skipped", "xfail") and line["launches"]]
     for kind, n in collections.Counter(kind_of(line["reason"]) for line in failed).most_common(40):
         print(f"{n:5d}  {kind}")
 
 
-def _by_name(line: dict) -> str:
-    return line["name"]
+def _write(options: argparse.Namespace, found: list[dict]) -> None:
+    """Write the list, with what a record of the benchmarks has; it holds no times, and so no table is made of it."""
+    from bench.machinery import machine
+
+    head = {"date": machine.now(), "commit": machine.commit(), "quick": True, "machine": machine.machine(), "rows": []}
+    for line in found:
+        line.pop("out of scope", None)
+        line.update(_scope(line), reason=re.sub(r"(/[\w.+-]+)+/", "", line["reason"])[:400])  # without the folders of a machine
+    tests = sorted(found, key=lambda line: line["name"])
+    content = {**head, "limit": options.limit, **summary(found), "tests": tests}
+    options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
