@@ -35,6 +35,10 @@ OUT_OF_SCOPE = {
     "graph_builder": "CUDA graphs",
     "TestInspect::test_inspect_lto": "link-time optimization: code is linked without it",
     "TestInit::": "how a driver fails to start",
+    "TestMultiprocessing::test_fork": "that a driver fails after a fork: the emulated card does not",
+    "TestCudaIntrinsic::test_issue_9229": "size: 5,663 million threads",
+    "TestCudaLaplace::test_laplace_small": "size: up to 1000 steps on 256 x 256 points",
+    "test_cuda_matmul": "size: 4,096 million multiply-adds",
 }
 
 
