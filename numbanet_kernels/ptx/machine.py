@@ -29,7 +29,12 @@ from .spaces import WARP, WINDOW, WINDOWS, Global, Private, check_alignment
 
 WAVE = 8192  # number of threads that run at once: enough to amortise Python's time, few enough to keep registers in the cache
 BIT_OF_LANE = np.uint32(1) << np.arange(WARP, dtype=np.uint32)
-SPECIAL = {"%laneid", "%warpid", *(f"%{name}.{axis}" for name in ("tid", "ctaid", "ntid", "nctaid") for axis in "xyz")}
+SPECIAL = {
+    "%laneid",
+    "%warpid",
+    "%dynamic_smem_size",
+    *(f"%{name}.{axis}" for name in ("tid", "ctaid", "ntid", "nctaid") for axis in "xyz"),
+}
 # if a wave takes more CPU seconds, the kernel is assumed not to end
 LIMIT = float(os.environ.get("NUMBANET_EMULATED_SECONDS", 20))
 
@@ -70,6 +75,7 @@ class Wave:
     def _special(self, in_block: np.ndarray) -> dict[str, np.ndarray]:
         """Return the special registers, int64."""
         values = {"%laneid": in_block % WARP, "%warpid": in_block // WARP}
+        values["%dynamic_smem_size"] = np.full(self.count, self.launch.dynamic)
         for name, places, shape in (("tid", in_block, self.launch.block), ("ctaid", self.number, self.launch.grid)):
             x, y, z = shape
             axes = places % x, places // x % y, places // (x * y)

@@ -207,12 +207,18 @@ def test_the_device_says_what_it_is(capsys):
 
 
 # --- what is built on kernels -----------------------------------------------------------------------------------------
-def test_vectorize_and_guvectorize():
-    from numba import guvectorize, vectorize
+def test_vectorize():
+    from numba import vectorize
 
     @vectorize(["f4(f4, f4)"], target="cuda")
     def plus(a, b):
         return a + b
+
+    np.testing.assert_array_equal(plus(x(), x()), 2 * x())
+
+
+def test_guvectorize():
+    from numba import guvectorize
 
     @guvectorize(["void(f4[:], f4[:], f4[:])"], "(n),(n)->()", target="cuda")
     def dot(a, b, out):
@@ -221,7 +227,6 @@ def test_vectorize_and_guvectorize():
             total += a[i] * b[i]
         out[0] = total
 
-    np.testing.assert_array_equal(plus(x(), x()), 2 * x())
     a = np.arange(12, dtype=F).reshape(3, 4)
     np.testing.assert_array_equal(dot(a, a), (a * a).sum(1))
 
