@@ -26,6 +26,7 @@ from .dropout import (
     registry as _policies,
 )
 from .dropout.registry import *  # noqa: F403
+from .emulation import emulate_if_asked as _emulate_if_asked, emulated
 from .layers import Context, Flow, Layer, registry as _layers
 from .layers.registry import *  # noqa: F403
 from .losses import AbsoluteError, CrossEntropy, FunctionLoss, Huber, Loss, Quantile, SquaredError
@@ -123,6 +124,7 @@ __all__ = [
     "check_grad",
     "concatenate",
     "device",
+    "emulated",
     "from_dlpack",
     "lenet5",
     "no_grad",
@@ -143,3 +145,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+_emulate_if_asked()

@@ -8,6 +8,7 @@ with the same names and signatures.
     blocks      building blocks of fast CUDA kernels
     layouts     memory layouts of kept rows and tiles
     host        the CPU: threads, matrix products, transposition, thresholds
-    runtime     declaring, launching, recording, emulating, memory: the only folder that uses `numba.cuda`
+    runtime     declaring, launching, recording, emulating, memory: with `card`, the only folder that uses `numba.cuda`
     ptx         the machine that runs compiled kernels
+    card        the emulated card: plain numba.cuda code on that machine
 """

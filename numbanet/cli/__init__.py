@@ -1,4 +1,4 @@
-"""The command line: numbanet train | predict | scale | demo | challenge | devices | kernels | bench.
+"""The command line: numbanet train | predict | scale | demo | challenge | devices | kernels | check | bench.
 
 Each module in COMMANDS is a command: `add(commands)` declares its name, help and arguments, and `run(options)` runs it. To add
 a command, put such a module here and append it to COMMANDS.
@@ -13,12 +13,12 @@ import warnings
 from collections.abc import Sequence
 
 from .. import __version__
-from . import bench, challenge, demo, devices, kernels, predict, scale, train
+from . import bench, challenge, check, demo, devices, kernels, predict, scale, train
 from .arguments import Parser, shape
 
 __all__ = ["Parser", "main", "reader_has_gone", "shape"]
 
-COMMANDS = (train, predict, scale, demo, challenge, devices, kernels, bench)
+COMMANDS = (train, predict, scale, demo, challenge, devices, kernels, check, bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -24,12 +24,17 @@ from .arguments import packed
 from .arithmetic import BITS, DTYPES
 from .counters import Counters
 from .parse import Instruction, Program, PtxError
-from .races import OF_BLOCK, OF_WARP, Fault, Who
+from .races import OF_BLOCK, OF_WARP, Fault, Who, changing
 from .spaces import WARP, WINDOW, WINDOWS, Global, Private, check_alignment
 
 WAVE = 8192  # number of threads that run at once: enough to amortise Python's time, few enough to keep registers in the cache
 BIT_OF_LANE = np.uint32(1) << np.arange(WARP, dtype=np.uint32)
-SPECIAL = {"%laneid", "%warpid", *(f"%{name}.{axis}" for name in ("tid", "ctaid", "ntid", "nctaid") for axis in "xyz")}
+SPECIAL = {
+    "%laneid",
+    "%warpid",
+    "%dynamic_smem_size",
+    *(f"%{name}.{axis}" for name in ("tid", "ctaid", "ntid", "nctaid") for axis in "xyz"),
+}
 # if a wave takes more CPU seconds, the kernel is assumed not to end
 LIMIT = float(os.environ.get("NUMBANET_EMULATED_SECONDS", 20))
 
@@ -70,6 +75,7 @@ class Wave:
     def _special(self, in_block: np.ndarray) -> dict[str, np.ndarray]:
         """Return the special registers, int64."""
         values = {"%laneid": in_block % WARP, "%warpid": in_block // WARP}
+        values["%dynamic_smem_size"] = np.full(self.count, self.launch.dynamic)
         for name, places, shape in (("tid", in_block, self.launch.block), ("ctaid", self.number, self.launch.grid)):
             x, y, z = shape
             axes = places % x, places // x % y, places // (x * y)
@@ -128,12 +134,14 @@ class Wave:
         writing: bool,
         atomic: bool = False,
         aligned: int | None = None,
+        values: np.ndarray | None = None,
     ) -> list[tuple[Any, np.ndarray, np.ndarray]]:
         """Check and count the accesses of an instruction. Return a list of (store, mask of the accesses to this store, their
-        offsets). `address` has one element per lane, which must be a multiple of `aligned`, by default of the width.
+        offsets). `address` has one element per lane, which must be a multiple of `aligned`, by default of the width. If plain
+        writes pass their `values` (lanes, registers), those that change nothing do not race.
         """
         if space == "generic":
-            return self._find_generic(instruction, address, width, lanes, writing, atomic)
+            return self._find_generic(instruction, address, width, lanes, writing, atomic, values)
         try:
             check_alignment(address, aligned or width)
             if space == "global":
@@ -146,13 +154,18 @@ class Wave:
         if space in ("global", "shared"):
             self.counters.access(instruction, space, address, width, lanes)
             for store, chosen, offset in found:
+                if values is not None:
+                    loud = changing(*store.before(offset, width, values.shape[1]), offset, values[chosen])
+                    chosen, offset = chosen[loud], offset[loud]
+                if not chosen.size:
+                    continue
                 with self.told(instruction, space, lanes[chosen]):
                     if writing and not store.data.flags.writeable:
                         raise Fault("written, and the array is read-only", 0)
                     store.shadow.touch(offset, width, self._who(lanes[chosen]), writing, atomic)
         return found
 
-    def _find_generic(self, instruction, address, width, lanes, writing, atomic):
+    def _find_generic(self, instruction, address, width, lanes, writing, atomic, values):
         found = []
         for space in ("shared", "local", "global"):
             start = WINDOWS.get(space, 0)
@@ -161,7 +174,14 @@ class Wave:
                 found += [
                     (store, chosen[which], offset)
                     for store, which, offset in self.find(
-                        instruction, space, address[chosen] - start, width, lanes[chosen], writing, atomic
+                        instruction,
+                        space,
+                        address[chosen] - start,
+                        width,
+                        lanes[chosen],
+                        writing,
+                        atomic,
+                        values=None if values is None else values[chosen],
                     )
                 ]
         return found
@@ -195,7 +215,9 @@ class Wave:
             )
         )
         via = "".join(f", called in {self.program.where(self.program.instructions[k])}" for k in reversed(self.calls))
-        return PtxError(f"{self.launch.name}, {self.program.where(instruction)}{via}: {problem}{at}")
+        error = PtxError(f"{self.launch.name}, {self.program.where(instruction)}{via}: {problem}{at}")
+        error.at = self, instruction, lane
+        return error
 
 
 class Launch:
@@ -217,6 +239,8 @@ class Launch:
         Counters to add to.
     """
 
+    equal_writes = False  # True if plain writes that change nothing, or are equal to another one, do not race
+
     def __init__(
         self,
         program: Program,
@@ -233,7 +257,8 @@ class Launch:
         self.grid, self.block = ((*shape, 1, 1)[:3] for shape in (grid, block))
         self.tables = {name: np.frombuffer(initial, np.uint8).copy() for name, initial in program.tables.items()}
         self.memory = Global([*arrays, *self.tables.values()], placed)
-        self.parameters = packed(program, arguments, self.memory.address)
+        # bytes: the parameters, packed by the caller
+        self.parameters = arguments if isinstance(arguments, bytes) else packed(program, arguments, self.memory.address)
         self.const = Private(1, program.places("const"))
         for variable in program.const.values():
             start = np.arange(variable.offset, variable.offset + len(variable.initial))

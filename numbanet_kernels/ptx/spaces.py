@@ -48,6 +48,14 @@ class Store:
                 raise Fault("read before it was written", int(np.flatnonzero(missing)[0]))
         return self._units(self.data, width)[offset // width]
 
+    def before(self, offset: np.ndarray, width: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the bits at the offsets, `parts` integers of `width` bytes altogether, and a mask of those that are unset."""
+        one = width // parts
+        places = offset[:, None] // one + np.arange(parts)
+        now = self._units(self.data, one)[places]
+        unset = np.zeros(offset.size, bool) if self.unset is None else (self._units(self.unset, one)[places] != 0).any(axis=1)
+        return now, unset
+
     def write(self, offset: np.ndarray, values: np.ndarray, width: int) -> None:
         """Write values of `width` bytes; if several values have the same address, the last one stays."""
         self._units(self.data, width)[offset // width] = values

@@ -11,7 +11,7 @@ import warnings
 import numba
 from numba import float32
 
-from . import emulation
+from . import driverless, emulation
 from .declare import cuda, inlined, kernel
 from .interrupt import deferred
 
@@ -29,6 +29,8 @@ def cuda_problem() -> str | None:
     """Return None if a kernel can be launched, else a sentence that says what is missing and how to get it."""
     if NO_CUDA:
         return NO_CUDA
+    if driverless.posed:
+        return "inside numbanet.emulated() there is no card but the emulated one, which device 'emulated' is, too"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

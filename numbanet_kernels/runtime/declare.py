@@ -267,12 +267,12 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def digest(folder: pathlib.Path) -> str:
-    """Return a digest of the source files in a folder and its subfolders, without the PTX machine, which only reads kernels. It
-    is computed once per process, in a few milliseconds.
+    """Return a digest of the source files in a folder and its subfolders, without the PTX machine and the emulated card, which
+    only read kernels. It is computed once per process, in a few milliseconds.
     """
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
-        if path.parent != folder / "ptx":
+        if path.parent not in (folder / "ptx", folder / "card"):
             found.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode() + path.read_bytes())
     return found.hexdigest()
 

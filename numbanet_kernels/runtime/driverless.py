@@ -15,6 +15,7 @@ except ImportError:  # Numba without its CUDA part, which finds no driver either
     CudaSupportError = ImportError
 
 EMULATED = (8, 0)  # the compute capability for which kernels are compiled to be emulated
+posed = False  # True while the emulated card (`numbanet_kernels.card`) poses as a card to numba.cuda
 _compiled_for = Scoped("compiled for", EMULATED)
 
 

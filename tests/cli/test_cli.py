@@ -164,7 +164,7 @@ def test_bad_input_is_one_line_and_status_2(capsys, arguments, named):
 
 
 def test_without_a_command_the_error_names_all(capsys):
-    names = "train, predict, scale, demo, challenge, devices, kernels or bench"
+    names = "train, predict, scale, demo, challenge, devices, kernels, check or bench"
     assert run(capsys) == (2, "", f"numbanet: error: COMMAND is missing: {names} (--help has the rest)\n")
     assert len(cli.COMMANDS) == len(names.replace(" or ", ", ").split(", "))
 

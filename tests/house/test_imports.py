@@ -32,6 +32,7 @@ ARROWS = {  # folder: those whose files it may import besides its own
     "numbanet_kernels.host": ["numbanet_kernels.layouts", "numbanet_kernels.runtime"],
     "numbanet_kernels.layouts": [],
     "numbanet_kernels.runtime": ["numbanet_kernels.layouts", "numbanet_kernels.ptx"],
+    "numbanet_kernels.card": ["numbanet_kernels.runtime", "numbanet_kernels.ptx"],
     "numbanet_kernels.ptx": [],
 }
 
@@ -41,6 +42,7 @@ LEVELS = [
     "arguments",
     "user_warnings",
     "device",
+    "emulation",
     "gradients",
     "tensor",
     "autograd",
@@ -107,8 +109,8 @@ def forbidden(path, module):
     if folder == top == "numbanet" and (why := upward(path, module)):
         return why
     parts = path.relative_to(ROOT).with_suffix("").parts
-    if folder == "numbanet" and top == "numbanet_kernels" and parts[1] not in ("device", "cli"):
-        return None if module.startswith(NO_KERNELS) else "numbanet reaches kernels only through device.py"
+    if folder == "numbanet" and top == "numbanet_kernels" and parts[1] not in ("device", "emulation", "cli"):
+        return None if module.startswith(NO_KERNELS) else "numbanet reaches kernels only through device.py and emulation.py"
     if folder == "numbanet_kernels" and top in ("numbanet", "datasets"):
         return "kernels know nothing of numbanet"
     if folder == "numbanet_kernels" and top == "threadpoolctl" and path.name != "blas.py":
@@ -116,8 +118,8 @@ def forbidden(path, module):
     if (own := family(module.split("."))) and own != family(parts) and inside(module.split(".")):
         return f"what others may use of {own} its __init__ names"
     here, there = room(parts[:-1]), room(module.split("."))
-    if module.startswith("numba.cuda") and here != "numbanet_kernels.runtime":
-        return "numba.cuda is reached only in numbanet_kernels.runtime"
+    if module.startswith("numba.cuda") and here not in ("numbanet_kernels.runtime", "numbanet_kernels.card"):
+        return "numba.cuda is reached only in numbanet_kernels.runtime and numbanet_kernels.card"
     if here in ARROWS and there is not None and there not in (here, *ARROWS[here]):
         return f"{here} does not import {there}"
     return None
@@ -175,6 +177,9 @@ OFFENDERS = [
             ("layouts/tiles", "numbanet_kernels.runtime"),
             ("runtime/memory", "numbanet_kernels.host"),
             ("ptx/machine", "numbanet_kernels.runtime"),
+            ("ptx/machine", "numbanet_kernels.card"),
+            ("runtime/memory", "numbanet_kernels.card"),
+            ("card/heap", "numbanet_kernels.families"),
         )
     ),
 ]
@@ -315,7 +320,7 @@ def test_what_ends_in_the_name_of_a_device_is_an_operation_of_both():
     assert {path.stem for path in FAMILIES} <= {tables.family_of(module) for module in tables.modules()}
 
 
-@pytest.mark.parametrize("room", ["", "families", "blocks", "layouts", "host", "runtime", "ptx"])
+@pytest.mark.parametrize("room", ["", "families", "blocks", "layouts", "host", "runtime", "ptx", "card"])
 def test_a_change_in_any_folder_changes_what_intrinsics_are_called(room, tmp_path):
     assert declare.PACKAGE == ROOT / "numbanet_kernels" and declare.PACKAGE.joinpath(room).is_dir()
     copy = shutil.copytree(declare.PACKAGE, tmp_path / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
@@ -324,7 +329,7 @@ def test_a_change_in_any_folder_changes_what_intrinsics_are_called(room, tmp_pat
     shutil.copytree(copy, tmp_path / "changed")
     with (tmp_path / "changed" / room / "__init__.py").open("a") as file:
         file.write("# changed\n")
-    assert (declare.digest(tmp_path / "changed") != before) == (room != "ptx")  # the machine only reads what was compiled
+    assert (declare.digest(tmp_path / "changed") != before) == (room not in ("ptx", "card"))  # they only read what was compiled
 
 
 def test_every_kernel_is_listed_once():

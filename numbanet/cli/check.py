@@ -1,0 +1,64 @@
+"""The command `numbanet check`."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+MOST = 20  # findings that are printed
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "check", help="run a Python file with numba.cuda kernels without a card, and look for races and wrong accesses"
+    )
+    parser.add_argument("file", type=Path, help="it launches kernels when it is run")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the file")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run a file on the emulated card; return 0 if nothing is wrong, else 1."""
+    from numbanet_kernels import card
+
+    if not options.file.is_file():
+        raise FileNotFoundError(f"there is no file {options.file}")
+    findings: dict[str, int] = {}
+
+    def note(error: Exception) -> None:
+        findings[str(error)] = findings.get(str(error), 0) + 1
+        if findings[str(error)] == 1 and len(findings) <= MOST:
+            print(f"numbanet check: {error}", flush=True)
+
+    with card.Emulated(uninitialised=True, report=note):
+        failed = _run(options.file, options.arguments)
+        launches = card.asked()
+    if not launches and not failed:
+        raise ValueError(f"{options.file} launched no kernel, so nothing was checked: call the kernels where the file is run")
+    wrong = sum(findings.values())
+    print(
+        f"numbanet check: {options.file}: {launches} launches, "
+        + (f"{wrong} with errors" if wrong else "no error found")
+        + (", and it ended with an exception" if failed else "")
+    )
+    return 1 if findings or failed else 0
+
+
+def _run(file: Path, arguments: list[str]) -> bool:
+    """Run a file as Python does; print the traceback of an exception, and return True if there was one."""
+    own = [str(file.resolve().parent), *sys.path]
+    with mock.patch.object(sys, "argv", [str(file), *arguments]), mock.patch.object(sys, "path", own):
+        try:
+            runpy.run_path(str(file), run_name="__main__")
+        except SystemExit as end:
+            return end.code not in (None, 0)
+        except Exception:
+            traceback.print_exc()
+            return True
+    return False

@@ -1,0 +1,56 @@
+"""Plain numba.cuda code without a card."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+def emulated(function: Any = None, *, uninitialised: bool = False) -> Any:
+    """Run plain `numba.cuda` code without a card: a context, and a decorator, in which the PTX machine is the card.
+
+        import numbanet, numpy as np
+        from numba import cuda
+
+        @cuda.jit
+        def add(x, y):
+            i = cuda.grid(1)
+            if i < y.size:
+                y[i] += x[i]
+
+        with numbanet.emulated():            # or @numbanet.emulated above a function, or NUMBANET_EMULATED=1
+            x = np.ones(1000, np.float32)
+            add[4, 256](x, x)                # x is 2 everywhere
+
+    Kernels are compiled as for a card of compute capability 8.0, and their PTX runs on the CPU, with checks: a launch raises
+    RuntimeError, with the line of Python, the thread, the element and the value, for a race, an access out of bounds,
+    misaligned, or of memory that was freed, for shared or local memory that is read before it is written, and for a barrier
+    that part of a block never reaches. Several threads may write equal values. Work is done when it is asked for, so streams
+    and events are in order. `cuda.is_available()` is True inside.
+
+    The whole process is emulated until the outermost context ends, all its threads, even if there is a card; afterwards
+    everything is as before. Device arrays that were made inside are of no use outside.
+
+    Parameters
+    ----------
+    function : callable, optional
+        A function to run in the context, if this is used as a decorator.
+    uninitialised : bool, default=False
+        Whether reads of device memory that nobody wrote, such as that of `cuda.device_array`, are errors, too.
+
+    Raises
+    ------
+    RuntimeError
+        On entry, if kernels cannot be compiled here; the message says what to install. Inside, by name, for what the emulated
+        card does not have: IPC, textures, graphs, machine code, and linking of anything but PTX and CUDA C++.
+    """
+    from numbanet_kernels import card  # not before it is needed: numba.cuda takes long to import
+
+    context = card.Emulated(uninitialised)
+    return context if function is None else context(function)
+
+
+def emulate_if_asked() -> None:
+    """Emulate a card for the whole process if the environment variable NUMBANET_EMULATED is 1."""
+    if os.environ.get("NUMBANET_EMULATED") == "1":
+        emulated().__enter__()

@@ -1,0 +1,86 @@
+"""The emulated card: plain numba.cuda code, by whomever, runs on the PTX machine.
+
+    heap        global memory: allocations, copies, and what the machine asks of an address
+    model       what the card says of itself
+    driver      the functions of the driver API that Numba calls
+    streams     the order of kernels in streams
+    modules     loaded PTX: kernels, variables, launches
+    faults      what errors say of arrays and values
+    ptx_text    linking of PTX texts
+    stand_ins   what stands in for the classes of cuda.core
+    patches     the exchange of numba-cuda's driver for this one
+    built_in    the same for the numba.cuda that is part of Numba
+
+Numba, not this package, compiles, converts arguments, and keeps device arrays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+_lock = threading.Lock()
+_depth = 0
+_patches: Any = None
+
+
+class Emulated(contextlib.ContextDecorator):
+    """A context in which numba.cuda has the emulated card; contexts may be nested, and the outermost one decides.
+
+    `uninitialised` says whether reads of device memory that nobody wrote are errors. If `report` is given, it is called with
+    the error of a launch, and the program goes on.
+    """
+
+    def __init__(self, uninitialised: bool = False, report: Callable[[Exception], None] | None = None) -> None:
+        self.uninitialised, self.report = uninitialised, report
+
+    def __enter__(self) -> Emulated:
+        global _depth, _patches
+        with _lock:
+            if not _depth:
+                _patches = self._patches()
+                _patches.apply()
+            _depth += 1
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        global _depth, _patches
+        with _lock:
+            _depth -= 1
+            if not _depth:
+                _patches.remove()
+                _patches = None
+
+    def _patches(self) -> Any:
+        if missing := problem():
+            raise RuntimeError(f"emulated: {missing}")
+        if _built_in():
+            from .built_in import Patches
+        else:
+            from .patches import Patches
+        made = Patches(self.uninitialised)
+        if self.report is not None:
+            made.driver.report = self.report
+        return made
+
+
+def asked() -> int:
+    """Return the number of launches that were asked for in the current context; 0 outside of one."""
+    return _patches.driver.asked if _patches else 0
+
+
+def problem() -> str | None:
+    """Return None if kernels can be compiled here, else a sentence that says what is missing and how to get it."""
+    from ..runtime import availability
+
+    return availability.NO_CUDA or (None if _built_in() else availability.nvvm_problem())
+
+
+def _built_in() -> bool:
+    """Return True if numba.cuda is that of Numba itself, without numba-cuda, and can compile."""
+    from numba import cuda
+    from numba.cuda.cudadrv import nvvm
+
+    return getattr(cuda, "implementation", "Built-in") == "Built-in" and nvvm.is_available()

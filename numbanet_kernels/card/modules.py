@@ -1,0 +1,170 @@
+"""Modules of the emulated card: PTX texts that were loaded, their kernels and variables, and the launch of a kernel."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from .. import ptx
+from ..ptx.instructions import steps
+from ..ptx.machine import Launch
+from ..ptx.parse import SIZES
+from . import model
+from .driver import Driver
+from .faults import Array, explained
+from .ptx_text import entries, linked
+
+_numbers = itertools.count(1)
+
+
+class Module:
+    """PTX texts that are linked and loaded. The driver of the card holds the module's variables in the card's memory.
+    `registers` is the most that a thread may have; 0 if there is no bound.
+    """
+
+    def __init__(self, driver: Driver, texts: Sequence[str], registers: int = 0) -> None:
+        self.driver, self.texts, self.registers, self.handle = driver, list(texts), registers, next(_numbers)
+        driver.modules[self.handle] = self
+        self.tables: dict[str, np.ndarray] = {}  # the memory of each variable, by its name
+
+    @functools.cache  # noqa: B019  a module lives as long as its kernels
+    def get_kernel(self, name: str | bytes) -> Kernel:
+        """Return the kernel with this name."""
+        return Kernel(self, name.decode() if isinstance(name, bytes) else name)
+
+    def place_all(self) -> None:
+        """Give all variables their memory, which is otherwise done when a kernel is first launched."""
+        found = [name for text in self.texts for name in entries(text)]
+        if found:
+            self.get_kernel(found[0]).program  # noqa: B018  parsing places what it finds
+
+    def place(self, variables: dict[str, bytes]) -> dict[str, np.ndarray]:
+        """Return the memory of the variables; allocate those that have none yet, with their first values."""
+        for name, initial in variables.items():
+            if name not in self.tables:
+                made = self.driver.heap.allocate(len(initial), f"variable {name}")
+                made.store.data[:] = np.frombuffer(initial, np.uint8)
+                made.written(0, len(initial))
+                self.tables[name] = made.store.data
+                self.driver.symbols[self.handle, name] = made.start, len(initial)
+        return {name: self.tables[name] for name in variables}
+
+
+class Kernel:
+    """A kernel of a module. `lines`, if given, returns its PTX with lines of Python, for errors."""
+
+    def __init__(self, module: Module, name: str) -> None:
+        self.module, self.name, self.handle = module, name, self
+        self.called = name  # its name in errors
+        self.names: dict[int, str] = {}  # the names of the arguments, by the `id` of their values
+        self.arrays: list[Array] = []  # the arrays of the next launch
+        self.lines: Callable[[], str] | None = None
+        self.counters: Any = None
+
+    @functools.cached_property
+    def program(self) -> ptx.Program:
+        """The kernel as the machine reads it. Raise PtxError if it holds what the machine does not know."""
+        found = ptx.parse(linked(self.module.texts, self.name), lines=self._lines)
+        self.module.place(found.tables)
+        return found
+
+    def _lines(self) -> str:
+        if self.lines is None:
+            raise LookupError("no lines of Python are known")
+        return self.lines()
+
+    @property
+    def shared(self) -> int:
+        """Bytes of static shared memory of a block."""
+        return self.program.size("shared")
+
+    @property
+    def attributes(self) -> SimpleNamespace:
+        """What a driver tells of a kernel. The number of registers is a bound: no register is used twice before assembly."""
+        try:
+            program, most = self.program, self.most
+        except ptx.PtxError:  # the launch reports it
+            program, most = ptx.Program(), model.THREADS
+        words = sum(2 if kind.endswith("64") else 1 for kind in program.registers.values() if kind != "pred")
+        return SimpleNamespace(
+            num_regs=min(max(words, 16), self.module.registers or model.REGISTERS_OF_THREAD),
+            const_size_bytes=program.size("const"),
+            local_size_bytes=program.size("local"),
+            shared_size_bytes=program.size("shared"),
+            max_threads_per_block=most,
+        )
+
+    @property
+    def most(self) -> int:
+        """The most threads of a block: those of the kernel's launch bounds, or of any block."""
+        return getattr(self.program, "most", None) or model.THREADS
+
+    def launch(
+        self, grid: Sequence[int], block: Sequence[int], dynamic: int, arguments: Sequence[Any], stream: int = 0
+    ) -> None:
+        """Run the kernel on the PTX machine.
+
+        Raises
+        ------
+        PtxError
+            If the kernel does something wrong; the message names the line, the thread and the block.
+        """
+        driver, program = self.module.driver, self.program
+        steps(program)  # raises PtxError for what the machine does not know, which is no fault of the kernel
+        _check(driver, self, grid, block, dynamic)
+        if self.counters is None:
+            self.counters = ptx.Counters(program)
+        with driver.launching():
+            for array in self.arrays:
+                if (found := driver.heap.at(array.address)) is not None:
+                    found.what = f"{array}"
+            self.counters.launches += 1
+            try:
+                _OnCard(self, grid, block, dynamic, _packed(program, arguments, self.called)).run()
+            except ptx.PtxError as error:
+                driver.report(explained(error, self.arrays))
+            if problem := driver.order.ran(self.called, stream, driver.heap.touched):
+                driver.report(ptx.PtxError(problem))
+
+
+class _OnCard(Launch):
+    """A launch that uses the card's memory and the variables of the kernel's module."""
+
+    equal_writes = True  # in plain code all threads may set a flag
+
+    def __init__(self, kernel: Kernel, grid: Sequence[int], block: Sequence[int], dynamic: int, parameters: bytes) -> None:
+        super().__init__(kernel.program, grid, block, parameters, True, dynamic, kernel.counters, kernel.called)
+        self.memory = kernel.module.driver.heap
+        self.tables = kernel.module.place(kernel.program.tables)
+
+
+def _check(driver: Driver, kernel: Kernel, grid: Sequence[int], block: Sequence[int], dynamic: int) -> None:
+    """Raise the driver's error if a card would refuse the launch."""
+    problem = ""
+    if any(n < 1 for n in (*grid, *block)) or any(n > most for n, most in zip(grid, model.GRID)):
+        problem = f"a grid of {tuple(grid)} blocks of {tuple(block)} threads: lengths are from 1 to {model.GRID}"
+    elif math.prod(block) > kernel.most or any(n > most for n, most in zip(block, model.BLOCK)):
+        problem = f"a block of {tuple(block)} threads: {kernel.most} are the most, and {model.BLOCK} along its axes"
+    elif kernel.shared > model.SHARED or kernel.shared + dynamic > model.SHARED_MOST:
+        problem = f"{kernel.shared} bytes of shared memory and {dynamic} dynamic ones: the most are {model.SHARED_MOST}"
+    if problem:
+        raise driver.fail_to_launch("CUDA_ERROR_INVALID_VALUE", f"{kernel.called}: {problem}")
+
+
+def _packed(program: ptx.Program, arguments: Sequence[Any], name: str) -> bytes:
+    """Return the bytes of the parameters; the arguments are integers, booleans, and numbers of ctypes, in their order."""
+    if len(arguments) != len(program.parameters):
+        raise ptx.PtxError(f"{name} has {len(program.parameters)} parameters, got {len(arguments)}")
+    memory = bytearray(max((offset + SIZES[kind] for offset, kind in program.parameters.values()), default=0))
+    for value, (offset, kind) in zip(arguments, program.parameters.values(), strict=True):
+        size = SIZES[kind]
+        value = int(value) if isinstance(value, (bool, np.bool_, np.integer)) else value
+        given = value.to_bytes(8, "little", signed=value < 0) if isinstance(value, int) else bytes(value)
+        memory[offset : offset + size] = given.ljust(size, b"\0")[:size]
+    return bytes(memory)
