@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from . import arithmetic as A
+from . import arithmetic as A, halves
 from .instructions import Step, Values, reader
-from .machine import Wave
 from .operations import types
-from .parse import Address, Instruction, Program, PtxError
+from .program import Address, Instruction, Program, PtxError
+from .wave import Wave
 
 # accesses with these modifiers do not race with each other or with atomic instructions
 STRONG = {"volatile", "relaxed", "acquire", "release"}
@@ -20,7 +20,7 @@ SPACES = ("global", "shared", "local", "const", "param")
 
 def step(program: Program, i: Instruction) -> Step | None:
     """Return the `Step` of a memory instruction; None for other instructions."""
-    if i.opcode == "ld":
+    if i.opcode in ("ld", "ldu"):
         given = _space(i) == "param" and i.operands[1].base in program.parameters
         return Step(_load_parameter(program, i) if given else _load(program, i))
     if i.opcode == "st":
@@ -50,10 +50,14 @@ def running(wave: Wave, read: Values) -> np.ndarray:
 
 
 def _load_parameter(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    kind, (target, source) = types(i)[-1], i.operands
-    start = program.parameters[source.base][0] + source.offset
-    dtype = A.DTYPES[kind]
-    return lambda wave: wave.assign(target, np.frombuffer(wave.launch.parameters, dtype, 1, start)[0])
+    targets, kind, width, _ = _elements(i, i.operands[0])
+    start, dtype = program.parameters[i.operands[1].base][0] + i.operands[1].offset, A.DTYPES[kind]
+
+    def run(wave: Wave) -> None:
+        for k, target in enumerate(targets):
+            wave.assign(target, np.frombuffer(wave.launch.parameters, dtype, 1, start + k * width)[0])
+
+    return run
 
 
 def _elements(i: Instruction, operand: Any) -> tuple[tuple, str, int, int]:
@@ -116,6 +120,8 @@ def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
     if name is None:
         raise PtxError("this machine does not know this atomic operation")
     change, kind, space = CHANGES[name], types(i)[-1], _space(i)
+    if kind in ("f16x2", "bf16", "bf16x2"):
+        change = _of_halves(name, kind)
     target, (address, *sources) = (i.operands[0], i.operands[1:]) if i.opcode == "atom" else ("_", i.operands)
     dtype, at, read = A.DTYPES[kind], address_reader(program, address), [reader(program, s, kind) for s in sources]
     width = dtype.itemsize
@@ -136,6 +142,15 @@ def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
         wave.assign(target, wave.spread(old))
 
     return run
+
+
+def _of_halves(name: str, kind: str) -> Callable[..., np.ndarray]:
+    """Return the function of an atomic instruction on bfloat16 or on pairs."""
+    one = halves.element(kind)
+    change = halves.BF16.get(name) if one == "bf16" else CHANGES[name]
+    if change is None:
+        raise PtxError(f"this machine does not know atom.{name} of {kind}")
+    return change if one == kind else halves.of_pairs(kind, change)
 
 
 # --- asynchronous copies ----------------------------------------------------------------------------------------------

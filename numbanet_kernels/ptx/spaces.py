@@ -22,8 +22,9 @@ import numpy as np
 from .arithmetic import BITS
 from .races import Fault, Shadow
 
-WINDOWS = {"shared": 1 << 60, "local": 1 << 61}  # the generic addresses at which these memory spaces start
+WINDOWS = {"shared": 1 << 60, "local": 1 << 61, "const": 3 << 60}  # the generic addresses at which these memory spaces start
 WINDOW = 1 << 59
+DEPTH_BITS = 32  # local addresses of calls of recursive functions: the depth of the call above this many bits of an offset
 WORD, WARP, SECTOR, BANKS = 4, 32, 32, 32
 ALIGNMENT, GAP = 256, 1 << 30  # alignment of arrays, as a GPU allocates them, and the gap between two arrays
 
@@ -76,6 +77,7 @@ class Global:
             self.starts.append(at)
             self.stores.append((Store(data, unset=False, inside=_inside(within, start, stop, lead)), lead))
             free = at + stop - start
+        self.heap: dict[int, np.ndarray] = {}  # what `allocate` has returned, by address
         self.stops = [at + stop - start for at, (start, stop, _) in zip(self.starts, self.regions, strict=True)]
 
     def address(self, array: np.ndarray) -> int:
@@ -108,6 +110,33 @@ class Global:
             i = int(np.flatnonzero(left)[0])
             raise Fault(f"out of bounds: {self._nearest(int(address[i]))}", i)
         return [part for part in found if part[1].size]
+
+    def allocate(self, size: int) -> int:
+        """Return the address of `size` bytes of new memory; 0 if the size is not positive."""
+        if size <= 0:
+            return 0
+        at = -(-((self.stops[-1] if self.stops else 0) + GAP) // ALIGNMENT) * ALIGNMENT
+        store = Store(np.zeros(size, np.uint8), unset=True)
+        store.shadow = Shadow(size, across=True)
+        self.starts.append(at)
+        self.stores.append((store, 0))
+        self.stops.append(at + size)
+        self.heap[at] = store.data
+        return at
+
+    def free(self, address: int) -> bool:
+        """Free memory of `allocate`; return False if there is none at this address."""
+        if self.heap.pop(address, None) is None:
+            return False
+        k = self.starts.index(address)
+        for parts in (self.starts, self.stores, self.stops):
+            del parts[k]
+        return True
+
+    def forget_accesses(self) -> None:
+        """Order all accesses so far before those that follow: a barrier of the whole grid has been passed."""
+        for store, _ in self.stores:
+            store.shadow = Shadow(store.data.size, across=True)
 
     def _nearest(self, address: int) -> str:
         if not self.arrays:
@@ -181,6 +210,43 @@ class Private:
         for array in (self.store.data, self.store.unset):
             rows = array.reshape(-1, self.room)
             rows[owners, target : target + size] = rows[owners, source : source + size]
+
+    def rows(self, offset: int, size: int) -> np.ndarray:
+        """Return a copy of `size` bytes at an offset of each owner, and of their masks of set bytes, (owners, 2 size)."""
+        parts = [array.reshape(-1, self.room)[:, offset : offset + size] for array in (self.store.data, self.store.unset)]
+        return np.concatenate(parts, axis=1)
+
+    def put(self, owners: np.ndarray, offset: int, size: int, rows: np.ndarray) -> None:
+        """Write what `rows` returned back for some owners."""
+        for array, part in zip((self.store.data, self.store.unset), (rows[:, :size], rows[:, size:]), strict=True):
+            array.reshape(-1, self.room)[owners, offset : offset + size] = part[owners]
+
+
+class Frames:
+    """Local memory of threads, with a `Private` for each depth of recursion: the upper half of an address is the depth."""
+
+    def __init__(self, owners: int, variables: Sequence[tuple[int, int]]) -> None:
+        self.owners, self.variables = owners, variables
+        self.levels = [Private(owners, variables)]
+
+    def find(self, address: np.ndarray, width: int, owners: np.ndarray) -> list[tuple[Store, np.ndarray, np.ndarray]]:
+        """Do the same as `Private.find`."""
+        depth = address >> DEPTH_BITS
+        if not depth.any():
+            return self.levels[0].find(address, width, owners)
+        found = []
+        for level in np.unique(depth):
+            if not 0 <= level <= len(self.levels):
+                raise Fault("out of bounds: beyond all calls", int(np.flatnonzero(depth == level)[0]))
+            if level == len(self.levels):
+                self.levels.append(Private(self.owners, self.variables))
+            some = np.flatnonzero(depth == level)
+            try:
+                parts = self.levels[level].find(address[some] - (level << DEPTH_BITS), width, owners[some])
+            except Fault as fault:
+                raise Fault(fault.problem, int(some[fault.number])) from None
+            found += [(store, some[chosen], offset) for store, chosen, offset in parts]
+        return found
 
 
 def check_alignment(address: np.ndarray, width: int) -> None:
