@@ -71,7 +71,7 @@ def run(
     check(program, grid, block, arguments, dynamic, name)
     counters = Counters(program) if counters is None else counters
     counters.launches += 1
-    Launch(program, grid, block, arguments, placed, dynamic, counters, name, {} if tables is None else tables).run()
+    Launch(program, grid, block, arguments, placed, dynamic, counters, name, tables).run()
     return counters
 
 

@@ -90,11 +90,12 @@ def _store(program: Program, i: Instruction) -> Callable[[Wave], None]:
     strong = not STRONG.isdisjoint(i.modifiers)
 
     def run(wave: Wave) -> None:
-        found = wave.find(i, space, at(wave), total, wave.lanes, writing=True, atomic=strong)
-        for k, r in enumerate(read):
-            values = running(wave, r).view(A.BITS[width])
+        values = [running(wave, r).view(A.BITS[width]) for r in read]
+        bits = np.column_stack(values) if wave.launch.equal_writes and not strong else None
+        found = wave.find(i, space, at(wave), total, wave.lanes, writing=True, atomic=strong, values=bits)
+        for k in range(len(read)):
             for store, chosen, offset in found:
-                store.write(offset + k * width, values[chosen], width)
+                store.write(offset + k * width, values[k][chosen], width)
 
     return run
 

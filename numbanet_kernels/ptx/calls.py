@@ -50,6 +50,8 @@ def _missing(name: str) -> str:
     """Return the reason why a function cannot be called."""
     if name.startswith("%"):
         return "calls through a pointer are not in this machine"
+    if "__half" in name or name.endswith("_nbst"):
+        return f"arithmetic of float16 is not in this machine, here {name}: compute in float32"
     return f"the code of {name} is not in this PTX: it would come from a library that a card links to it"
 
 

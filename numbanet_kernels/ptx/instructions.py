@@ -16,7 +16,7 @@ import numpy as np
 from . import arithmetic as A
 from .operations import TYPES
 from .program import Instruction, Number, Program, PtxError
-from .spaces import DEPTH_BITS
+from .spaces import DEPTH_BITS, WARP
 from .wave import CHANGING, SPECIAL, Wave, register_dtype
 
 Values = Callable[[Wave], Any]
@@ -64,6 +64,8 @@ def reader(program: Program, operand: Any, kind: str) -> Values:
             return lambda wave: wave.registers[operand].view(dtype)
         narrow = A.BITS[dtype.itemsize]
         return lambda wave: wave.registers[operand].view(A.BITS[held.itemsize]).astype(narrow).view(dtype)
+    if operand == "WARP_SZ":
+        return lambda wave: dtype.type(WARP)
     if operand in CHANGING:
         now = CHANGING[operand]
         return lambda wave: np.int64(now()).astype(dtype)

@@ -163,7 +163,7 @@ def _assert(wave: Wave, i: Instruction, numbers: Numbers) -> None:
 
 def _allocate(wave: Wave, i: Instruction, numbers: Numbers) -> np.ndarray:
     """malloc(bytes): memory of the device's heap for each running thread"""
-    return np.array([wave.launch.memory.allocate(int(size)) for size in numbers[0]], np.int64)
+    return np.array([wave.launch.memory.allocate(int(size)).start if size else 0 for size in numbers[0]], np.int64)
 
 
 def _free(wave: Wave, i: Instruction, numbers: Numbers) -> None:

@@ -41,8 +41,8 @@ class Launch:
         The kernel.
     grid, block : sequence of int
         Up to three lengths each.
-    arguments : sequence
-        Numbers, and the arrays that form global memory.
+    arguments : sequence or bytes
+        Numbers, and the arrays that form global memory; or the bytes of the parameters, packed by the caller.
     placed : bool
         True if these are in device memory (`Global`).
     dynamic : int
@@ -50,8 +50,10 @@ class Launch:
     counters : Counters
         Counters to add to.
     tables : dict
-        The bytes of the program's .global variables, by name; those that are missing are added.
+        The bytes of the program's .global variables, by name; those that are missing are added. By default all are new.
     """
+
+    equal_writes = False  # True if plain writes that change nothing, or are equal to another one, do not race
 
     def __init__(
         self,
@@ -63,16 +65,19 @@ class Launch:
         dynamic: int,
         counters: Counters,
         name: str,
-        tables: dict[str, np.ndarray],
+        tables: dict[str, np.ndarray] | None = None,
     ) -> None:
         self.program, self.dynamic, self.counters, self.name = program, dynamic, counters, name
-        arrays = [a if isinstance(a, np.ndarray) else array_of(a) for a in arguments if isinstance(a, (np.ndarray, np.void))]
+        passed = () if isinstance(arguments, bytes) else arguments
+        arrays = [a if isinstance(a, np.ndarray) else array_of(a) for a in passed if isinstance(a, (np.ndarray, np.void))]
         self.grid, self.block = ((*shape, 1, 1)[:3] for shape in (grid, block))
+        tables = {} if tables is None else tables
         for variable, initial in program.tables.items():
             tables.setdefault(variable, np.frombuffer(initial, np.uint8).copy())
         self.tables = {variable: tables[variable] for variable in program.tables}
         self.memory = Global([*arrays, *self.tables.values()], placed)
-        self.parameters = packed(program, arguments, self.memory.address)
+        # bytes: the parameters, packed by the caller
+        self.parameters = arguments if isinstance(arguments, bytes) else packed(program, arguments, self.memory.address)
         self.const = Private(1, program.places("const"))
         for variable in program.const.values():
             start = np.arange(variable.offset, variable.offset + len(variable.initial))

@@ -19,7 +19,11 @@ GAP = 1024  # number of bytes between two variables of a memory space; a multipl
 
 
 class PtxError(RuntimeError):
-    """An error in a kernel, or an instruction that the interpreter does not support."""
+    """An error in a kernel, or an instruction that the interpreter does not support. If threads ran into it, `at` is the wave,
+    the instruction, and the thread of the wave, if there is one.
+    """
+
+    at: tuple[Any, Instruction, int | None] | None = None
 
 
 def size_of(kind: str) -> int:

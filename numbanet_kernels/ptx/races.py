@@ -135,6 +135,17 @@ class _Last:
             np.maximum.at(self.who, at[lost], _together(codes[lost], stays[lost]))
 
 
+def changing(now: np.ndarray, unset: np.ndarray, offset: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the indices of the writes of one instruction that change memory: not those of the bits that are there, and of
+    equal writes to one place one alone. now, values (n, k) are bits before and after, unset (n,) is True where nobody wrote.
+    """
+    found = np.flatnonzero((now != values).any(axis=1) | unset)
+    if found.size > 1 and not (np.diff(offset[found]) > 0).all():
+        rows = np.column_stack([offset[found].astype(np.uint64), values[found].astype(np.uint64)])
+        found = found[np.sort(np.unique(rows, axis=0, return_index=True)[1])]
+    return found
+
+
 def _together(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the code that stands for two threads: that of several threads of a warp, of a block, or of the launch."""
     block = np.where(a >> OF_BLOCK == b >> OF_BLOCK, a >> OF_BLOCK << OF_BLOCK | SEVERAL << OF_WARP | SEVERAL, EVERYWHERE)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,6 +49,14 @@ class Store:
                 raise Fault("read before it was written", int(np.flatnonzero(missing)[0]))
         return self._units(self.data, width)[offset // width]
 
+    def before(self, offset: np.ndarray, width: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the bits at the offsets, `parts` integers of `width` bytes altogether, and a mask of those that are unset."""
+        one = width // parts
+        places = offset[:, None] // one + np.arange(parts)
+        now = self._units(self.data, one)[places]
+        unset = np.zeros(offset.size, bool) if self.unset is None else (self._units(self.unset, one)[places] != 0).any(axis=1)
+        return now, unset
+
     def write(self, offset: np.ndarray, values: np.ndarray, width: int) -> None:
         """Write values of `width` bytes; if several values have the same address, the last one stays."""
         self._units(self.data, width)[offset // width] = values
@@ -60,6 +68,13 @@ class Store:
         if self.unset is not None:
             for k in range(width):
                 self.unset[offset + k] = 1
+
+
+class Allocated(NamedTuple):
+    """Memory that a kernel has allocated, and its address."""
+
+    start: int
+    store: Store
 
 
 class Global:
@@ -77,7 +92,7 @@ class Global:
             self.starts.append(at)
             self.stores.append((Store(data, unset=False, inside=_inside(within, start, stop, lead)), lead))
             free = at + stop - start
-        self.heap: dict[int, np.ndarray] = {}  # what `allocate` has returned, by address
+        self.heap: dict[int, Allocated] = {}  # what `allocate` has returned, by address
         self.stops = [at + stop - start for at, (start, stop, _) in zip(self.starts, self.regions, strict=True)]
 
     def address(self, array: np.ndarray) -> int:
@@ -111,18 +126,16 @@ class Global:
             raise Fault(f"out of bounds: {self._nearest(int(address[i]))}", i)
         return [part for part in found if part[1].size]
 
-    def allocate(self, size: int) -> int:
-        """Return the address of `size` bytes of new memory; 0 if the size is not positive."""
-        if size <= 0:
-            return 0
+    def allocate(self, size: int) -> Allocated:
+        """Allocate new memory during the launch (malloc)."""
         at = -(-((self.stops[-1] if self.stops else 0) + GAP) // ALIGNMENT) * ALIGNMENT
         store = Store(np.zeros(size, np.uint8), unset=True)
         store.shadow = Shadow(size, across=True)
         self.starts.append(at)
         self.stores.append((store, 0))
         self.stops.append(at + size)
-        self.heap[at] = store.data
-        return at
+        self.heap[at] = Allocated(at, store)
+        return self.heap[at]
 
     def free(self, address: int) -> bool:
         """Free memory of `allocate`; return False if there is none at this address."""
@@ -133,7 +146,7 @@ class Global:
             del parts[k]
         return True
 
-    def forget_accesses(self) -> None:
+    def begin(self) -> None:
         """Order all accesses so far before those that follow: a barrier of the whole grid has been passed."""
         for store, _ in self.stores:
             store.shadow = Shadow(store.data.size, across=True)

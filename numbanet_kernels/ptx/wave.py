@@ -12,7 +12,7 @@ import numpy as np
 
 from .arithmetic import BITS, DTYPES
 from .program import Instruction, Program, PtxError
-from .races import OF_BLOCK, OF_WARP, Fault, Who
+from .races import OF_BLOCK, OF_WARP, Fault, Who, changing
 from .spaces import WARP, WINDOW, WINDOWS, Frames, Private, check_alignment
 
 if TYPE_CHECKING:
@@ -154,12 +154,14 @@ class Wave:
         writing: bool,
         atomic: bool = False,
         aligned: int | None = None,
+        values: np.ndarray | None = None,
     ) -> list[tuple[Any, np.ndarray, np.ndarray]]:
         """Check and count the accesses of an instruction. Return a list of (store, mask of the accesses to this store, their
-        offsets). `address` has one element per lane, which must be a multiple of `aligned`, by default of the width.
+        offsets). `address` has one element per lane, which must be a multiple of `aligned`, by default of the width. If plain
+        writes pass their `values` (lanes, registers), those that change nothing do not race.
         """
         if space == "generic":
-            return self._find_generic(instruction, address, width, lanes, writing, atomic)
+            return self._find_generic(instruction, address, width, lanes, writing, atomic, values)
         try:
             check_alignment(address, aligned or width)
             if space == "global":
@@ -172,13 +174,18 @@ class Wave:
         if space in ("global", "shared"):
             self.counters.access(instruction, space, address, width, lanes)
             for store, chosen, offset in found:
+                if values is not None:
+                    loud = changing(*store.before(offset, width, values.shape[1]), offset, values[chosen])
+                    chosen, offset = chosen[loud], offset[loud]
+                if not chosen.size:
+                    continue
                 with self.told(instruction, space, lanes[chosen]):
                     if writing and not store.data.flags.writeable:
                         raise Fault("written, and the array is read-only", 0)
                     store.shadow.touch(offset, width, self._who(lanes[chosen]), writing, atomic)
         return found
 
-    def _find_generic(self, instruction, address, width, lanes, writing, atomic):
+    def _find_generic(self, instruction, address, width, lanes, writing, atomic, values):
         found = []
         for space in ("shared", "local", "const", "global"):
             start = WINDOWS.get(space, 0)
@@ -187,7 +194,14 @@ class Wave:
                 found += [
                     (store, chosen[which], offset)
                     for store, which, offset in self.find(
-                        instruction, space, address[chosen] - start, width, lanes[chosen], writing, atomic
+                        instruction,
+                        space,
+                        address[chosen] - start,
+                        width,
+                        lanes[chosen],
+                        writing,
+                        atomic,
+                        values=None if values is None else values[chosen],
                     )
                 ]
         return found
@@ -200,7 +214,7 @@ class Wave:
         ones.
         """
         if of == "grid":
-            self.launch.memory.forget_accesses()
+            self.launch.memory.begin()
             of = "block"
         name = "epochs" if of == "block" else "warp_epochs"
         self.who = self.who._replace(**{name: getattr(self.who, name) + threads})
@@ -228,4 +242,6 @@ class Wave:
         calls = [f", called in {self.program.where(self.program.instructions[k])}" for k in reversed(self.calls[-MOST_CALLS:])]
         more = len(self.calls) - len(calls)
         via = "".join(calls) + (f", after {more} more calls" if more else "")
-        return PtxError(f"{self.launch.name}, {self.program.where(instruction)}{via}: {problem}{at}")
+        error = PtxError(f"{self.launch.name}, {self.program.where(instruction)}{via}: {problem}{at}")
+        error.at = self, instruction, lane
+        return error

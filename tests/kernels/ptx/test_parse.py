@@ -84,7 +84,6 @@ def test_parameters_that_say_where_they_point_to(attribute):
 @pytest.mark.parametrize(
     "parameter, problem",
     [
-        (".param .align 8 .b8 x[24]", r"a kernel's parameter that is an array is not in this machine: x\[24\]"),
         (".reg .b32 x", "this parameter is not understood: .reg .b32 x"),
     ],
 )
