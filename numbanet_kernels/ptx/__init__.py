@@ -44,8 +44,8 @@ def run(
         Up to three lengths each.
     arguments : sequence
         The arguments of the kernel's Python function: numbers (complex ones and dates as well), arrays and single records, which
-        are changed in place, and tuples of these. If the kernel declares a memory order, an array must have it; otherwise slices
-        and transposes are accepted, too.
+        are changed in place, and tuples of these. If the kernel declares a memory order, an array must have it; otherwise
+        slices and transposes are accepted, too.
     dynamic : int, default=0
         Bytes of dynamic shared memory.
     counters : Counters, optional
@@ -56,9 +56,9 @@ def run(
         If False, each array begins at a multiple of 256 bytes, as if Numba had copied it to a GPU. If True, arrays are already
         in device memory, and their addresses modulo 256 are kept.
     tables : dict, optional
-        The .global variables of the program, by name, as arrays of uint8. They are changed in place, and those that are missing are
-        added. A card keeps them from launch to launch, as a caller does who passes the same dict; by default each launch has new
-        ones. In debug mode they hold the exception that a kernel has raised.
+        The .global variables of the program, by name, as arrays of uint8. They are changed in place, and those that are
+        missing are added. A card keeps them from launch to launch, as a caller does who passes the same dict; by default each
+        launch has new ones. In debug mode they hold the exception that a kernel has raised.
 
     Raises
     ------

@@ -78,7 +78,7 @@ def packed(program: Program, arguments: Sequence[Any], address: Callable[[np.nda
 
 
 def _numbers(program: Program, arguments: Sequence[Any]) -> list[Any]:
-    """Return the declared dtype of each argument that is a number; \"\" for arrays, and for all if nothing is declared."""
+    """Return the declared dtype of each argument that is a number; "" for arrays, and for all if nothing is declared."""
     return [dtype if axes is None else "" for _, dtype, axes, _ in program.arguments] or [""] * len(arguments)
 
 

@@ -268,8 +268,8 @@ def reversed_bits(a: np.ndarray) -> np.ndarray:
 
 
 def dotted(a: np.ndarray, b: np.ndarray, c: np.ndarray, parts: int, upper: bool) -> np.ndarray:
-    """dp4a: return c plus the scalar product of the four bytes of a and of b; dp2a: of the two halves of a with the two lower or
-    upper bytes of b.
+    """dp4a: return c plus the scalar product of the four bytes of a and of b; dp2a: of the two halves of a with the two lower
+    or upper bytes of b.
     """
 
     def split(x: np.ndarray, count: int) -> np.ndarray:

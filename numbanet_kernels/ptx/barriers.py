@@ -38,8 +38,8 @@ def whole_grid(wave: Wave, threads: np.ndarray) -> np.ndarray:
 
 
 def some_threads(program: Program, number: int, count: Callable[[Wave], Any]) -> Callable[[Wave, np.ndarray], np.ndarray]:
-    """Return the function for barrier `number` of `count` threads of a block: those of the waiting threads in whose block that many
-    wait at this barrier, at any instruction, or have arrived there. Warps count as a whole.
+    """Return the function for barrier `number` of `count` threads of a block: those of the waiting threads in whose block that
+    many wait at this barrier, at any instruction, or have arrived there. Warps count as a whole.
     """
 
     def complete(wave: Wave, threads: np.ndarray) -> np.ndarray:

@@ -1,9 +1,9 @@
 """Calls of functions in the same PTX, and returns from them.
 
 Each group of threads has a call stack (`machine.Place`). Arguments and results are .param variables: those of the caller are
-copied to those of the function, and back. A function has one set of registers for all calls: a call of a function that has not
-returned yet saves them with its parameters (`wave.Frame`), and they are restored when it returns. Its local variables have other
-addresses at each depth of the recursion (`spaces.Frames`).
+copied to those of the function, and back. A function has one set of registers for all calls: a call of a function that has
+not returned yet saves them with its parameters (`wave.Frame`), and they are restored when it returns. Its local variables have
+other addresses at each depth of the recursion (`spaces.Frames`).
 """
 
 from __future__ import annotations

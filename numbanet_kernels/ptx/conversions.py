@@ -55,10 +55,7 @@ def _converted(to: str, source: str, m: Sequence[str]) -> Callable:
     if source == "bf16":
         function = _converted(to, "f32", m)
         return lambda x: function(A.bf16_to_f32(np.asarray(x)))
-    if to == "bf16":
-        function = functools.partial(_to_bf16, m=m)
-    else:
-        function = _between(to, source, m)
+    function = functools.partial(_to_bf16, m=m) if to == "bf16" else _between(to, source, m)
     return halves.relu(function, to) if "relu" in m else function
 
 

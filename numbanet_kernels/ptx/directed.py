@@ -1,5 +1,5 @@
-"""Rounding towards 0, down and up where NumPy only rounds to nearest: the result is moved to its neighbour if the exact value is on
-the wrong side, which Python's fractions decide. Kernels use these instructions rarely, so they may be slow.
+"""Rounding towards 0, down and up where NumPy only rounds to nearest: the result is moved to its neighbour if the exact value is
+on the wrong side, which Python's fractions decide. Kernels use these instructions rarely, so they may be slow.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SIDES: dict[str, Callable[..., Any]] = {
 
 
 def moved(y: np.ndarray, side: np.ndarray, rounding: str) -> np.ndarray:
-    """Return `y`, moved to its neighbour where the exact value is on the wrong side of it for the rounding mode; `side` holds the
-    signs of exact value - y.
+    """Return `y`, moved to its neighbour where the exact value is on the wrong side of it for the rounding mode; `side` holds
+    the signs of exact value - y.
     """
     if rounding == "rm":
         wrong, towards = side < 0, -math.inf

@@ -1,8 +1,8 @@
 """Arithmetic of float16 and bfloat16, single (f16, bf16) and in pairs (f16x2, bf16x2).
 
-NumPy computes float16 +, -, x, / and sqrt in float32 and rounds once more, which gives the nearest float16, because float32 has more
-than 2 x 11 + 1 bits. bfloat16 has no dtype in NumPy: its bits are converted to float64, where sums are rounded to odd, and rounded to
-bfloat16 once.
+NumPy computes float16 +, -, x, / and sqrt in float32 and rounds once more, which gives the nearest float16, because float32 has
+more than 2 x 11 + 1 bits. bfloat16 has no dtype in NumPy: its bits are converted to float64, where sums are rounded to odd, and
+rounded to bfloat16 once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The semantics of the instructions: `steps(program)` returns a `Step` for each instruction, which runs it for a wave of
 threads.
 
-What a thread does with its registers is in `plain` and `operations`, memory in `accesses`, instructions of whole warps and blocks in
-`collectives`, calls in `calls`.
+What a thread does with its registers is in `plain` and `operations`, memory in `accesses`, instructions of whole warps and
+blocks in `collectives`, calls in `calls`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Step:
     """One decoded instruction.
 
     If `plain` is given, it runs the instruction for the running threads. Otherwise `kind` says what the instruction does:
-    "branch" jumps to `target` if `condition` holds (always if it is None); "table" jumps to the one of `targets` that `condition`
-    numbers; "exit" ends threads; "call" runs `run` and then calls the function at `target`; "return" returns to the call after
-    its `back`; "barrier" and "warp" wait until `complete`, and then run `run`. Threads for which `guard` is false skip it.
-    `number` is that of a barrier for some threads of a block.
+    "branch" jumps to `target` if `condition` holds (always if it is None); "table" jumps to the one of `targets` that
+    `condition` numbers; "exit" ends threads; "call" runs `run` and then calls the function at `target`; "return" returns to the
+    call after its `back`; "barrier" and "warp" wait until `complete`, and then run `run`. Threads for which `guard` is false
+    skip it. `number` is that of a barrier for some threads of a block.
     """
 
     plain: Callable[[Wave], None] | None = None

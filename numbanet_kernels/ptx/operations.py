@@ -165,9 +165,8 @@ def arithmetic(i: Instruction) -> tuple[str, list[str], Callable] | None:
     if op in ("mul24", "mad24"):
         function = functools.partial(A.product24, upper="hi" in m)
         return kind, [kind] * (2 if op == "mul24" else 3), lambda a, b, *c: sum(c, function(a, b))
-    if op in FLOATS or op in ("fma", "mad"):
-        if kind in ("f16", "f32", "f64"):
-            return _of_floats(op, m, kind)
+    if (op in FLOATS or op in ("fma", "mad")) and kind in ("f16", "f32", "f64"):
+        return _of_floats(op, m, kind)
     if op in ("mul", "mad"):
         return _product(op, m, kind)
     if op not in BITS or ("sat" in m and (op not in ("add", "sub") or kind != "s32")):

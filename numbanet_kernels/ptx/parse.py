@@ -232,8 +232,8 @@ def _operand(text: str) -> Any:
     if text.startswith(("{", "(")):
         return tuple(_operand(part.strip()) for part in text[1:-1].split(",") if part.strip())
     if text.startswith("["):
-        base, offset = re.fullmatch(r"\[\s*([\w$%.]+)\s*(?:\+\s*(-?\d+)\s*)?\]", text).groups()
-        return Address(base, int(offset or 0))
+        found = re.fullmatch(r"\[\s*([\w$%.]+)\s*(?:\+\s*(-?\d+)\s*)?\]", text)
+        return text if found is None else Address(found[1], int(found[2] or 0))  # other addresses are those of textures
     number = _NUMBER.match(text)
     if number is None:
         return text

@@ -102,10 +102,8 @@ def _set(program: Program, i: Instruction) -> Callable[[Wave], None]:
     compared, joined, kind = _compared(program, i), _joined(program, i), types(i)[0]
     one, pairs = halves.element(kind), types(i)[-1] in halves.PAIRS
     bits = A.BITS[TYPES[kind if kind not in halves.PAIRS else one].itemsize]
-    if one == "bf16":
-        yes = np.uint16(0x3F80)
-    else:
-        yes = TYPES[one].type(1).view(bits) if TYPES[one].kind == "f" else ~bits.type(0)
+    yes = ~bits.type(0) if TYPES[one].kind != "f" else TYPES[one].type(1).view(bits)
+    yes = np.uint16(0x3F80) if one == "bf16" else yes
 
     def run(wave: Wave) -> None:
         holds = joined(wave, compared(wave))

@@ -210,8 +210,8 @@ class Wave:
         return self.who if lanes.size == self.count else self.who.of(lanes)
 
     def pass_barrier(self, threads: np.ndarray, of: str) -> None:
-        """Record that all threads of the grid, a block or a warp have met at a barrier, which orders earlier accesses before later
-        ones.
+        """Record that all threads of the grid, a block or a warp have met at a barrier, which orders earlier accesses before
+        later ones.
         """
         if of == "grid":
             self.launch.memory.begin()

@@ -81,12 +81,7 @@ def test_parameters_that_say_where_they_point_to(attribute):
     assert program.parameters == {"n": (0, "u32"), "x": (8, "u64")}
 
 
-@pytest.mark.parametrize(
-    "parameter, problem",
-    [
-        (".reg .b32 x", "this parameter is not understood: .reg .b32 x"),
-    ],
-)
+@pytest.mark.parametrize("parameter, problem", [(".reg .b32 x", "this parameter is not understood: .reg .b32 x")])
 def test_a_parameter_that_is_not_understood_is_named(parameter, problem):
     with pytest.raises(ptx.PtxError, match=rf"line 4: {problem}"):
         ptx.parse(f"{HEAD}.visible .entry test({parameter})\n{{ ret; }}")
