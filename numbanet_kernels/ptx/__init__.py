@@ -43,7 +43,7 @@ def run(
     grid, block : sequence of int
         Up to three lengths each.
     arguments : sequence
-        The arguments of the kernel's Python function: numbers (complex ones and dates as well), arrays and single records, which
+        The arguments of the kernel's Python function: numbers (also complex ones and dates), arrays and single records, which
         are changed in place, and tuples of these. If the kernel declares a memory order, an array must have it; otherwise
         slices and transposes are accepted, too.
     dynamic : int, default=0

@@ -76,9 +76,10 @@ def _load(program: Program, i: Instruction) -> Callable[[Wave], None]:
         found = wave.find(i, space, at(wave), total, wave.lanes, writing=False, atomic=strong)
         for k, register in enumerate(registers):
             values = np.zeros(wave.lanes.size, A.BITS[width])
+            used = i.used if i.used == -1 else i.used >> k * width
             for store, chosen, offset in found:
                 with wave.told(i, space, wave.lanes[chosen]):
-                    values[chosen] = store.read(offset + k * width, width)
+                    values[chosen] = store.read(offset + k * width, width, used)
             wave.assign(register, wave.spread(values).view(dtype))
 
     return run

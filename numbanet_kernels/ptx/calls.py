@@ -34,25 +34,58 @@ def step(program: Program, i: Instruction) -> Step | None:
     at = i.operands.index(name)
     taken, given = (operand[0] if operand else () for operand in (i.operands[:at], i.operands[at + 1 : at + 2]))
     function = program.functions.get(name)
+    if name in program.registers:
+        return _by_pointer(program, i, name, given, taken)
     if function is None:
         found = library.step(program, i, name, given, taken)
         if found is None:
             raise PtxError(_missing(name))
         return found
-    pairs = [_pairs(program, name, *both) for both in ((given, function.parameters), (function.results, taken))]
-    run, back = map(_copies, pairs)
+    run, back = _passing(program, name, given, taken)
     if i.function in program.reached(name):
         run, back = _saving(program, i, name, run, back)
     return Step(kind="call", target=function.start, run=run, back=back)
 
 
+def _by_pointer(program: Program, i: Instruction, register: str, given: Sequence[str], taken: Sequence[str]) -> Step:
+    """Return the `Step` of a call of the function whose address is in a register."""
+    names = {address: name for name, address in program.addresses.items()}
+    known: dict[str, tuple[Callable[[Wave], None], Callable[[Wave], None]]] = {}
+
+    def passing(name: str) -> tuple[Callable[[Wave], None], Callable[[Wave], None]]:
+        if name not in known:
+            known[name] = _passing(program, name, given, taken)
+        return known[name]
+
+    def enter(wave: Wave, address: int) -> int:
+        name = names.get(address)
+        if name is None:
+            raise wave.error(i, f"{address:#x} is not the address of a function", int(wave.lanes[0]))
+        passing(name)[0](wave)
+        return program.functions[name].start
+
+    return Step(
+        kind="pointer",
+        condition=reader(program, register, "u64"),
+        enter=enter,
+        back=lambda wave: passing(wave.leaving)[1](wave),
+    )
+
+
 def _missing(name: str) -> str:
     """Return the reason why a function cannot be called."""
-    if name.startswith("%"):
-        return "calls through a pointer are not in this machine"
     if "__half" in name or name.endswith("_nbst"):
         return f"arithmetic of float16 is not in this machine, here {name}: compute in float32"
     return f"the code of {name} is not in this PTX: it would come from a library that a card links to it"
+
+
+def _passing(
+    program: Program, name: str, given: Sequence[str], taken: Sequence[str]
+) -> tuple[Callable[[Wave], None], Callable[[Wave], None]]:
+    """Return the functions that pass the arguments to a function, and its results back."""
+    function = program.functions[name]
+    pairs = [_pairs(program, name, *both) for both in ((given, function.parameters), (function.results, taken))]
+    return _copies(pairs[0]), _copies(pairs[1])
 
 
 def _pairs(program: Program, name: str, source: Sequence[str], target: Sequence[str]) -> list[tuple[int, int, int]]:

@@ -1,5 +1,5 @@
-"""Rounding towards 0, down and up where NumPy only rounds to nearest: the result is moved to its neighbour if the exact value is
-on the wrong side, which Python's fractions decide. Kernels use these instructions rarely, so they may be slow.
+"""Rounding towards 0, down and up, where NumPy only rounds to nearest: the result is moved to its neighbour if the exact value
+is on the wrong side, which Python's fractions decide. Kernels use these instructions rarely, so they may be slow.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ class Step:
 
     If `plain` is given, it runs the instruction for the running threads. Otherwise `kind` says what the instruction does:
     "branch" jumps to `target` if `condition` holds (always if it is None); "table" jumps to the one of `targets` that
-    `condition` numbers; "exit" ends threads; "call" runs `run` and then calls the function at `target`; "return" returns to the
-    call after its `back`; "barrier" and "warp" wait until `complete`, and then run `run`. Threads for which `guard` is false
+    `condition` numbers; "exit" ends threads; "call" runs `run` and then calls the function at `target`; "pointer" calls the
+    function whose address `condition` reads: `enter` passes the arguments; "return" returns to the call after its `back`; "barrier" and "warp" wait until `complete`, and then run `run`. Threads for which `guard` is false
     skip it. `number` is that of a barrier for some threads of a block.
     """
 
@@ -40,6 +40,7 @@ class Step:
     complete: Callable[[Wave, np.ndarray], np.ndarray] | None = None
     run: Callable[[Wave], None] | None = None
     back: Callable[[Wave], None] | None = None
+    enter: Callable[[Wave, int], int] | None = None
     of: str = "block"
     guard: Values | None = None
     targets: tuple[int, ...] = ()
@@ -73,6 +74,9 @@ def reader(program: Program, operand: Any, kind: str) -> Values:
         if operand not in SPECIAL:
             raise PtxError(f"there is no special register {operand} in this machine")
         return lambda wave: wave.special[operand].astype(dtype)
+    if operand in program.functions:
+        start = dtype.type(program.addresses[operand])
+        return lambda wave: start
     if operand in program.tables:
         return lambda wave: dtype.type(wave.launch.memory.address(wave.launch.tables[operand]))
     address = dtype.type(_place(program, operand))

@@ -167,7 +167,14 @@ def _turn(wave: Wave, steps: Sequence[Any], pc: int, groups: dict[Place, np.ndar
     elif step.kind == "call":
         step.run(wave)
         _join(groups, (*calls, pc, step.target), active)
+    elif step.kind == "pointer":
+        addresses = np.broadcast_to(step.condition(wave), wave.count)
+        for address in np.unique(addresses[wave.lanes]):
+            some = active & (addresses == address)
+            wave.run(some)
+            _join(groups, (*calls, pc, step.enter(wave, int(address))), some)
     elif step.kind == "return":
+        wave.leaving = wave.program.instructions[pc].function
         steps[calls[-1]].back(wave)
         _join(groups, (*calls[:-1], calls[-1] + 1), active)
     elif step.kind == "warp" and step.complete(wave, active).all():

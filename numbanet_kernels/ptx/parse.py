@@ -44,6 +44,7 @@ _VARIABLE = re.compile(
 _LOC = re.compile(r"(?:^|inlined_at\s+)(\d+)\s+(\d+)")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
 _REGISTERS = re.compile(r"\.reg\s*\.(?P<type>\w+)\s+(?P<names>.*)", re.S)
+_USED = re.compile(r'\.pragma\s+"used_bytes_mask\s+(0x[0-9a-fA-F]+)"')
 _HEAD = re.compile(
     r"""
     (?:\.\w+\s+)*?\.(?P<kind>entry|func)\s*(?:\((?P<results>[^)]*)\))?\s*(?:\.noreturn\s+)?(?P<name>[\w$%.]+)\s*
@@ -118,7 +119,7 @@ def _link(program: Program) -> None:
         function.start = len(program.instructions)
         program.instructions += function.instructions
         program.labels.update({name + label: function.start + at for label, at in function.labels.items()})
-        due += function.calls()
+        due += [name for name in function.names() if name in program.functions]
 
 
 def _python(files: dict[str, str], place: tuple[str, str], *callers: tuple[str, str]) -> str:
@@ -168,6 +169,9 @@ def _statement(program: Program, piece: str, line: int, python: str, scopes: lis
         scopes[-1][name] = f"{name}${line}"
         return scopes[-1][name]
 
+    if found := _USED.fullmatch(piece):
+        program.functions[function].used = int(found[1], 16)
+        return
     if piece.startswith((".pragma", ".extern .func", ".func", ".visible .func", ".weak .func", ".callprototype")):
         return
     if piece.startswith(".branchtargets"):  # the label of the list is before it
@@ -187,9 +191,10 @@ def _statement(program: Program, piece: str, line: int, python: str, scopes: lis
     elif found := _VARIABLE.fullmatch(piece):
         _variable(program, found, named(found["name"]), function)
     elif scopes:
-        program.functions[function].instructions.append(
-            _instruction(piece, line, python, collections.ChainMap(*reversed(scopes)), function)
-        )
+        own = program.functions[function]
+        names = collections.ChainMap(*reversed(scopes))
+        own.instructions.append(_instruction(piece, line, python, names, function, own.used))
+        own.used = -1
     else:
         raise PtxError(f"line {line}: not understood: {piece}")
 
@@ -213,7 +218,7 @@ def _variable(program: Program, found: re.Match, name: str, function: str) -> No
     getattr(program, space)[name] = Variable(size, program.next(space, int(found["align"] or width)), initial, function)
 
 
-def _instruction(piece: str, line: int, python: str, names: Mapping[str, str], function: str) -> Instruction:
+def _instruction(piece: str, line: int, python: str, names: Mapping[str, str], function: str, used: int) -> Instruction:
     """Parse an instruction. `names` maps registers and variables that are declared within braces to their new names."""
     renamed = re.sub(r"[\w%$]+", lambda word: names.get(word[0], word[0]), piece) if names else piece
     found = re.fullmatch(r"(?:@(?P<not>!?)(?P<guard>[\w%$]+)\s+)?(?P<opcode>[a-z][\w.:]*)(?P<operands>.*)", renamed)
@@ -225,7 +230,7 @@ def _instruction(piece: str, line: int, python: str, names: Mapping[str, str], f
     read = tuple(_operand(o.strip()) for o in operands)
     if opcode == "bra":
         read = (function + read[0],)  # each function has its own labels
-    return Instruction(line, piece, guard, opcode, tuple(modifiers), read, python, function)
+    return Instruction(line, piece, guard, opcode, tuple(modifiers), read, python, function, used)
 
 
 def _operand(text: str) -> Any:

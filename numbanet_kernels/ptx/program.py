@@ -16,6 +16,7 @@ SIZES = {
     "bf16x2": 4,
 }
 GAP = 1024  # number of bytes between two variables of a memory space; a multiple of the size of all banks
+CODE = 5 << 60  # the address of the first function: in no memory space
 
 
 class PtxError(RuntimeError):
@@ -75,6 +76,7 @@ class Instruction:
     operands: tuple[Any, ...]
     python: str = ""
     function: str = ""  # name of the function that contains the instruction; "" for the kernel itself
+    used: int = -1  # a bit for each byte that a load reads: the others are not used, and may never have been written
 
     def where(self) -> str:
         return f"line {self.line}: {self.text}"
@@ -91,6 +93,7 @@ class Function:
     instructions: list[Instruction] = dataclasses.field(default_factory=list)
     labels: dict[str, int] = dataclasses.field(default_factory=dict)
     registers: list[str] = dataclasses.field(default_factory=list)
+    used: int = -1  # `Instruction.used` of the next instruction, while the function is parsed
     targets: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # lists of labels (.branchtargets)
     # index of the function's first instruction in the program; -1 if it is never called, so that it is not included
     start: int = -1
@@ -98,6 +101,10 @@ class Function:
     def calls(self) -> list[str]:
         """Return the names of the functions that this function calls."""
         return [called(i) for i in self.instructions if i.opcode == "call"]
+
+    def names(self) -> set[str]:
+        """Return the names in its instructions; among them are the functions that it calls, or whose addresses it takes."""
+        return {operand for i in self.instructions for operand in i.operands if isinstance(operand, str)}
 
 
 def called(i: Instruction) -> str:
@@ -170,6 +177,11 @@ class Program:
         """The indices of the calls by which a function may be called again before it has returned."""
         calls = ((k, i) for k, i in enumerate(self.instructions) if i.opcode == "call" and called(i) in self.functions)
         return frozenset(k for k, i in calls if i.function in self.reached(called(i)))
+
+    @functools.cached_property
+    def addresses(self) -> dict[str, int]:
+        """The address of each function, for calls through pointers."""
+        return {name: CODE + 16 * k for k, name in enumerate(self.functions) if name}
 
     def reached(self, name: str) -> set[str]:
         """Return the names of a function and of all functions that it calls, directly or by others."""

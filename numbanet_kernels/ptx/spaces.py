@@ -41,10 +41,15 @@ class Store:
     def _units(self, array: np.ndarray, width: int) -> np.ndarray:
         return array[: array.size // width * width].view(BITS[width])
 
-    def read(self, offset: np.ndarray, width: int) -> np.ndarray:
-        """Return the unsigned integers of `width` bytes at the offsets `offset`."""
+    def read(self, offset: np.ndarray, width: int, used: int = -1) -> np.ndarray:
+        """Return the unsigned integers of `width` bytes at the offsets `offset`. Bytes that are not `used` (a bit for each) need
+        not have been written.
+        """
         if self.unset is not None:
-            missing = self._units(self.unset, width)[offset // width] != 0
+            unset = self._units(self.unset, width)[offset // width]
+            if used != -1:
+                unset = unset & unset.dtype.type(sum(1 << 8 * k for k in range(width) if used >> k & 1))
+            missing = unset != 0
             if missing.any():
                 raise Fault("read before it was written", int(np.flatnonzero(missing)[0]))
         return self._units(self.data, width)[offset // width]

@@ -71,6 +71,7 @@ class Wave:
         self.committed = np.zeros(self.count, np.int64)
         self.carry = np.zeros(self.count, bool)
         self.calls: tuple[int, ...] = ()  # the call stack: the call instructions that lead to the current function
+        self.leaving = ""  # the function that the running threads return from
         self.frames: dict[Any, Frame] = {}  # what calls of recursive functions have saved, by call stack and call
         # the number of threads of each block that have arrived at a barrier (bar.arrive), by the number of the barrier
         self.arrived: dict[int, np.ndarray] = {}

@@ -33,8 +33,8 @@ def run(body, *arrays, threads=32, blocks=1, shared=0):
 
 
 def each(body, result, *sources):
-    """result[i] = what the body leaves in %r1 (or %f1) from the sources' i-th elements in %r11, %r12, … (or %f11, …). Numbers of 8
-    bytes are in %rd1 (or %fd1), %rd11, …, those of 2 bytes in %rs1, %rs11, ….
+    """result[i] = what the body leaves in %r1 (or %f1) from the sources' i-th elements in %r11, %r12, … (or %f11, …). Numbers
+    of 8 bytes are in %rd1 (or %fd1), %rd11, …, those of 2 bytes in %rs1, %rs11, ….
     """
 
     def register(k, array):

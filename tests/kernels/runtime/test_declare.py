@@ -116,14 +116,6 @@ def test_barriers_that_count():
 
 # --- what is refused, by its name and the line of Python --------------------------------------------------------------
 @needs_nvvm
-def test_a_call_through_a_pointer_is_refused():
-    """Numba writes none; hand-written PTX may."""
-    program = ptx.parse(".visible .entry test(.param .u64 n)\n{\n.reg .b64 %rd<2>;\nld.param.u64 %rd1, [n];\ncall %rd1;\nret;\n}")
-    with pytest.raises(ptx.PtxError, match=r"line 5: call %rd1: calls through a pointer are not in this machine"):
-        ptx.run(program, (1,), (1,), [0])
-
-
-@needs_nvvm
 def test_arithmetic_of_float16_is_refused():
     @kernel("void(f2[::1])")
     def halves(x):
