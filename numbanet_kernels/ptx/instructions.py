@@ -27,10 +27,15 @@ class Step:
     """One decoded instruction.
 
     If `plain` is given, it runs the instruction for the running threads. Otherwise `kind` says what the instruction does:
-    "branch" jumps to `target` if `condition` holds (always if it is None); "table" jumps to the one of `targets` that
-    `condition` numbers; "exit" ends threads; "call" runs `run` and then calls the function at `target`; "pointer" calls the
-    function whose address `condition` reads: `enter` passes the arguments; "return" returns to the call after its `back`; "barrier" and "warp" wait until `complete`, and then run `run`. Threads for which `guard` is false
-    skip it. `number` is that of a barrier for some threads of a block.
+
+        branch          jumps to `target` if `condition` holds, always if it is None
+        table           jumps to the one of `targets` that `condition` numbers
+        call            runs `run`, which passes the arguments, and calls the function at `target`
+        pointer         calls the function whose address `condition` reads; `enter` passes the arguments
+        return, exit    returns to the call after its `back`; ends threads
+        barrier, warp   waits until `complete`, then runs `run`; `number` is that of a barrier for some threads of a block
+
+    Threads for which `guard` is false skip it.
     """
 
     plain: Callable[[Wave], None] | None = None
@@ -83,6 +88,26 @@ def reader(program: Program, operand: Any, kind: str) -> Values:
     if operand in program.local and program.local[operand].function in program.recursive:
         return lambda wave: address + dtype.type(wave.depth << DEPTH_BITS)
     return lambda wave: address
+
+
+def writer(program: Program, target: str, dtype: np.dtype) -> Callable[[Wave, Any], None]:
+    """Return a function that writes a result of a type, or of one that is converted to it, to a register."""
+    if target not in program.registers:
+        return lambda wave, value: wave.assign(target, value)
+    held = register_dtype(program.registers[target])
+    if dtype.itemsize < held.itemsize:
+        return lambda wave, value: wave.assign(target, value if value.dtype == dtype else value.astype(dtype))
+
+    def write(wave: Wave, value: Any) -> None:
+        if value.dtype != dtype:
+            value = value.astype(dtype)
+        if held != dtype:
+            value = value.view(held)
+        if not wave.full:
+            value = np.where(wave.active, value, wave.registers[target])
+        wave.registers[target] = value if value.ndim else np.full(wave.count, value)
+
+    return write
 
 
 def _immediate(number: Number, dtype: np.dtype) -> Any:

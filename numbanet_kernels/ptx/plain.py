@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import arithmetic as A, halves
-from .instructions import Step, reader
+from .instructions import Step, reader, writer
 from .operations import COMPARISONS, IGNORED, LOGIC, TYPES, arithmetic, types
 from .program import Instruction, Program, PtxError
 from .spaces import WINDOW, WINDOWS
@@ -35,13 +35,14 @@ def _arithmetic(program: Program, i: Instruction) -> Step | None:
     if len(i.operands) - 1 != len(kinds) + (i.opcode == "lop3"):
         return None
     target, sources = i.operands[0], i.operands[1 : 1 + len(kinds)]
-    dtype, read = TYPES[result], [reader(program, o, k) for o, k in zip(sources, kinds, strict=True)]
-
-    def run(wave: Wave) -> None:
-        value = function(*[r(wave) for r in read])
-        wave.assign(target, value if value.dtype == dtype else value.astype(dtype))
-
-    return Step(run)
+    write, read = writer(program, target, TYPES[result]), [reader(program, o, k) for o, k in zip(sources, kinds, strict=True)]
+    if len(read) == 1:  # these cases take less time than the general one
+        (a,) = read
+        return Step(lambda wave: write(wave, function(a(wave))))
+    if len(read) == 2:
+        a, b = read
+        return Step(lambda wave: write(wave, function(a(wave), b(wave))))
+    return Step(lambda wave: write(wave, function(*[r(wave) for r in read])))
 
 
 def _trap(program: Program, i: Instruction) -> Callable[[Wave], None]:

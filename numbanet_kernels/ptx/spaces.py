@@ -42,8 +42,8 @@ class Store:
         return array[: array.size // width * width].view(BITS[width])
 
     def read(self, offset: np.ndarray, width: int, used: int = -1) -> np.ndarray:
-        """Return the unsigned integers of `width` bytes at the offsets `offset`. Bytes that are not `used` (a bit for each) need
-        not have been written.
+        """Return the unsigned integers of `width` bytes at the offsets `offset`. Bytes that are not `used` (a bit for each)
+        need not have been written.
         """
         if self.unset is not None:
             unset = self._units(self.unset, width)[offset // width]

@@ -67,7 +67,7 @@ def test_two_functions_call_each_other():
 
 
 def test_local_variables_of_each_call():
-    """Each call stores its number, calls, and adds what it stored: 1 + … + n. A pointer to the caller's variable is valid below."""
+    """Each call stores its number, calls, and adds what it stored: 1 + … + n. A pointer to the caller's variable is valid."""
     total = """
         .func (.param .b32 total_y) total(.param .b32 total_x, .param .b64 total_p)
         {
