@@ -29,6 +29,8 @@ def check(
             raise PtxError(f"{name}: a {what} is up to three lengths from 1 on, not {tuple(shape)}")
     if math.prod(block) > MOST_THREADS:
         raise PtxError(f"{name}: a block of {tuple(block)} has more than {MOST_THREADS} threads")
+    if program.most is not None and math.prod(block) > program.most:
+        raise PtxError(f"{name}: a block of {tuple(block)} has more than the {program.most} threads of its launch bounds")
     if any(n > most for n, most in zip(grid, MOST_BLOCKS)):
         raise PtxError(f"{name}: a grid of {tuple(grid)} has more than {MOST_BLOCKS} blocks along an axis")
     if program.size("shared") > MOST_STATIC or program.size("shared") + dynamic > MOST_SHARED:

@@ -39,6 +39,7 @@ ROUNDINGS = ("rn", "rz", "rm", "rp")
 ONE, LOWER_BITS, HALFWAY = np.uint64(1), np.uint64((1 << 29) - 1), np.uint64(1 << 28)
 # a float64 with the bits b is subnormal as float32, and not 0, if 2 b - 1 is below this in unsigned arithmetic
 SUBNORMAL = np.uint64((1023 - 126 << 53) - 1)
+UPPER_HALF = np.uint64(0xFFFFFFFF << 32)
 
 
 # --- rounding ---------------------------------------------------------------------------------------------------------
@@ -337,11 +338,18 @@ def to_integral(x: np.ndarray, rounding: str) -> np.ndarray:
 def approximate(
     function: Callable[[np.ndarray], np.ndarray], dtype: np.dtype = DTYPES["f32"]
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a function of the GPU's special function unit, which is computed in float64 here. Its results have at most the
-    precision of float32, also if the type is float64.
+    """Return a function of the GPU's special function unit, which is computed in float64 here. The unit gives the upper half of
+    a float64; the lower one is 0.
     """
-    narrow = min(dtype, DTYPES["f32"], key=lambda d: d.itemsize)
-    return lambda *values: function(*map(np.float64, values)).astype(narrow)
+    if dtype.itemsize < 8:
+        return lambda *values: function(*map(np.float64, values)).astype(dtype)
+
+    def of(*values: np.ndarray) -> np.ndarray:
+        exact = np.asarray(function(*values))
+        rounded = (exact.view(np.uint64) + np.uint64(1 << 31) & UPPER_HALF).view(np.float64)
+        return np.where(np.isfinite(exact), rounded, exact)
+
+    return of
 
 
 TESTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # of testp

@@ -14,7 +14,7 @@ import numpy as np
 
 from . import library
 from .instructions import Step, reader
-from .program import Instruction, Program, PtxError, called
+from .program import Instruction, Program, PtxError, Variable, called
 from .wave import Frame, Wave
 
 MOST = 256  # calls of functions that have not returned; a card has 1024 bytes of stack per thread unless it is asked for more
@@ -84,6 +84,8 @@ def _passing(
 ) -> tuple[Callable[[Wave], None], Callable[[Wave], None]]:
     """Return the functions that pass the arguments to a function, and its results back."""
     function = program.functions[name]
+    if taken and not function.results:  # Numba calls functions of C without a result as if they had one
+        return _passing(program, name, given, ())[0], _zeros([program.passed[one] for one in taken])
     pairs = [_pairs(program, name, *both) for both in ((given, function.parameters), (function.results, taken))]
     return _copies(pairs[0]), _copies(pairs[1])
 
@@ -95,6 +97,17 @@ def _pairs(program: Program, name: str, source: Sequence[str], target: Sequence[
         raise PtxError(f"what is passed to or from {name} is not what it declares")
     places = [[program.passed[one].offset for one in some] for some in (source, target)]
     return list(zip(*places, sizes[0], strict=True))
+
+
+def _zeros(variables: Sequence[Variable]) -> Callable[[Wave], None]:
+    """Return the function that sets .param variables to 0."""
+
+    def run(wave: Wave) -> None:
+        for size, offset, *_ in variables:
+            rows = np.zeros((wave.count, 2 * size), np.uint8)
+            wave.param.put(wave.lanes, offset, size, rows)
+
+    return run
 
 
 def _copies(pairs: Sequence[tuple[int, int, int]]) -> Callable[[Wave], None]:

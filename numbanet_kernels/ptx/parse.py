@@ -15,6 +15,7 @@ text has .loc directives, each instruction also has its line of Python.
 from __future__ import annotations
 
 import collections
+import math
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -44,6 +45,7 @@ _VARIABLE = re.compile(
 _LOC = re.compile(r"(?:^|inlined_at\s+)(\d+)\s+(\d+)")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
 _REGISTERS = re.compile(r"\.reg\s*\.(?P<type>\w+)\s+(?P<names>.*)", re.S)
+_BOUND = re.compile(r"\.maxntid\s+(\d+(?:\s*,\s*\d+)*)")
 _USED = re.compile(r'\.pragma\s+"used_bytes_mask\s+(0x[0-9a-fA-F]+)"')
 _HEAD = re.compile(
     r"""
@@ -144,6 +146,8 @@ def _head(program: Program, piece: str, line: int) -> tuple[str, dict[str, str]]
         program.functions[found["name"]] = Function(*passed)
         return found["name"], names
     program.name, program.functions[""], offset = found["name"], Function(), 0
+    if bound := _BOUND.search(piece):
+        program.most = math.prod(int(n) for n in bound[1].split(","))
     for name, kind, align, count in parameters:
         start = -(-offset // (align or SIZES[kind])) * (align or SIZES[kind])
         kind = kind if count is None else f"{kind}[{count}]"

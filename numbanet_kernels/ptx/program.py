@@ -118,6 +118,7 @@ class Program:
 
     name: str = ""
     parameters: dict[str, tuple[int, str]] = dataclasses.field(default_factory=dict)  # maps a name to (offset, type)
+    most: int | None = None  # the most threads of a block (.maxntid), if the kernel has launch bounds
     registers: dict[str, str] = dataclasses.field(default_factory=dict)  # maps a name to a type
     shared: dict[str, Variable] = dataclasses.field(default_factory=dict)
     local: dict[str, Variable] = dataclasses.field(default_factory=dict)

@@ -326,6 +326,12 @@ def test_a_fault_in_a_function_names_the_calls():
         run(reads + outer, call("outer", "%r0"))
 
 
+def test_a_function_without_a_result_that_is_called_as_if_it_had_one():
+    """Numba does so for functions of C; a card's linker lets it pass."""
+    nothing = function("nothing", "", results="")
+    np.testing.assert_array_equal(run(nothing, call("nothing", "%r0"))[0], np.zeros(64))
+
+
 def test_a_result_that_is_not_set_is_told():
     empty = ".func (.param .b32 empty_y) empty()\n{\nret;\n}\n"
     with pytest.raises(ptx.PtxError, match="ld.param.b32 .*: param read before it was written"):

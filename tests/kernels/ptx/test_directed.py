@@ -54,6 +54,17 @@ def test_square_roots_in_each_mode(kind, mode):
             assert ((below + middle) / 2) ** 2 <= exact <= ((above + middle) / 2) ** 2
 
 
+@pytest.mark.parametrize("name, function", [("rcp", lambda x: 1 / x), ("rsqrt", lambda x: 1 / np.sqrt(x))])
+def test_approximate_functions_of_float64_keep_its_range(name, function):
+    """They have 20 bits, and the exponents of float64: those of libdevice's hypot begin with 1.8e308."""
+    x = np.concatenate([np.geomspace(1e-300, 1.7e308, 200), [np.inf, 0.0, np.nan]])
+    found = each(f"{name}.approx.ftz.f64 %fd1, %fd11;", np.zeros(x.size), x)
+    with np.errstate(all="ignore"):
+        wanted = np.where(np.abs(function(x)) < np.finfo(float).tiny, 0, function(x))
+    np.testing.assert_allclose(found, wanted, rtol=2.0**-20)
+    assert not (found[:200].view(np.uint64) & 0xFFFFFFFF).any()
+
+
 def test_the_reference_rounds_ties_to_even_and_overflows():
     from fractions import Fraction
 

@@ -111,6 +111,13 @@ def test_a_parameter_that_is_not_understood_is_named(parameter, problem):
         ptx.parse(f"{HEAD}.visible .entry test({parameter})\n{{ ret; }}")
 
 
+def test_launch_bounds():
+    program = ptx.parse(f"{HEAD}.visible .entry test(.param .u32 n)\n.maxntid 8, 4, 1\n.minnctapersm 2\n{{ ret; }}")
+    ptx.run(program, (1,), (32,), [0])
+    with pytest.raises(ptx.PtxError, match=r"a block of \(11, 3\) has more than the 32 threads of its launch bounds"):
+        ptx.run(program, (1,), (11, 3), [0])
+
+
 @needs_nvvm
 def test_a_kernel_that_newer_compilers_wrote():
     """From compute capability 10.0 on, NVVM says which parameters are pointers."""
