@@ -34,11 +34,14 @@ def integers(kind, n=300):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("to, source", [("f16", "f32"), ("f16", "f64"), ("f32", "f64"), ("bf16", "f32")])
+@pytest.mark.parametrize("to, source", [("f16", "f32"), ("f16", "f64"), ("f32", "f64"), ("bf16", "f32"), ("bf16", "f64")])
 def test_floats_become_narrower(to, source, mode):
     if to == "bf16" and mode in ("rm", "rp"):
         pytest.skip("PTX has no such instruction")
     x = some(source, 600)
+    if source == "f64":  # a little more or less than halfway between two numbers, which a float32 in between would not show
+        tie = 1 + 2.0 ** -{"f16": 11, "f32": 24, "bf16": 8}[to]
+        x = np.concatenate([x, [tie, tie * (1 + 2.0**-50), tie * (1 - 2.0**-50), -tie * (1 + 2.0**-50)]])
     np.testing.assert_array_equal(floats(converted(to, source, x, mode), to), expected(lambda a: a, to, mode, x, of=source))
 
 

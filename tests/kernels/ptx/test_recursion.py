@@ -112,22 +112,41 @@ def test_local_variables_of_each_call():
 
 
 def test_threads_that_come_later_to_the_same_call():
-    """Odd threads wait in a loop, so that the others have called before them, and not returned: both have saved there."""
+    """Even threads have called, and wait at a barrier in the last call, when the odd ones come: both have saved at each call."""
+    weighted = function(
+        "weighted",
+        f"""
+        and.b32 %r2, %r1, 3;
+        setp.eq.u32 %p1, %r2, 0;
+        @%p1 bra END;
+        sub.u32 %r2, %r1, 1;
+        {call("weighted", "%r2", result="%r3")}
+        mad.lo.u32 %r1, %r3, 3, %r1;
+        bra BACK;
+        END:
+        bar.sync 0;
+        BACK:
+    """,
+    )
     late = f"""
+        bra START;
+        CALL:
+        {call("weighted", "%r2")}
+        bra LAST;
+        START:
         and.b32 %r2, %r0, 1;
         setp.eq.u32 %p1, %r2, 0;
-        mov.u32 %r3, 0;
-        @%p1 bra GO;
-        LOOP:
-        add.u32 %r3, %r3, 1;
-        setp.lt.u32 %p2, %r3, 5;
-        @%p2 bra LOOP;
-        GO:
-        rem.u32 %r2, %r0, 7;
-        {call("fibonacci", "%r2")}
+        mad.lo.u32 %r2, %r2, 4, 3;
+        @%p1 bra CALL;
+        bra CALL;
+        LAST:
     """
-    found, _ = run(FIBONACCI, late, threads=33)
-    np.testing.assert_array_equal(found, [fibonacci(i % 7) for i in range(33)])
+
+    def result(n):
+        return 3 * result(n - 1) + n if n % 4 else n
+
+    found, _ = run(weighted, late, threads=64)
+    np.testing.assert_array_equal(found, [result(4 * (i % 2) + 3) for i in range(64)])
 
 
 def test_the_depth_is_bounded():
