@@ -9,7 +9,7 @@ import numpy as np
 
 from . import arithmetic as A, halves
 from .instructions import Step, Values, reader
-from .operations import types
+from .operations import LOGIC, types
 from .program import Address, Instruction, Program, PtxError
 from .wave import Wave
 
@@ -46,7 +46,9 @@ def address_reader(program: Program, operand: Address) -> Callable[[Wave], np.nd
 def running(wave: Wave, read: Values) -> np.ndarray:
     """Return the values that the running threads read: one for each thread, or a single one for all."""
     values = read(wave)
-    return values[wave.lanes] if np.ndim(values) else np.full(wave.lanes.size, values)
+    if np.ndim(values):
+        return values if wave.lanes.size == wave.count else values[wave.lanes]
+    return np.full(wave.lanes.size, values)
 
 
 def _load_parameter(program: Program, i: Instruction) -> Callable[[Wave], None]:
@@ -78,8 +80,12 @@ def _load(program: Program, i: Instruction) -> Callable[[Wave], None]:
             values = np.zeros(wave.lanes.size, A.BITS[width])
             used = i.used if i.used == -1 else i.used >> k * width
             for store, chosen, offset in found:
-                with wave.told(i, space, wave.lanes[chosen]):
-                    values[chosen] = store.read(offset + k * width, width, used)
+                with wave.told(i, space, wave.lanes, chosen):
+                    part = store.read(offset + k * width, width, used)
+                if chosen.size == values.size:
+                    values = part
+                else:
+                    values[chosen] = part
             wave.assign(register, wave.spread(values).view(dtype))
 
     return run
@@ -96,7 +102,7 @@ def _store(program: Program, i: Instruction) -> Callable[[Wave], None]:
         found = wave.find(i, space, at(wave), total, wave.lanes, writing=True, atomic=strong, values=bits)
         for k in range(len(read)):
             for store, chosen, offset in found:
-                store.write(offset + k * width, values[k][chosen], width)
+                store.write(offset + k * width, values[k] if chosen.size == values[k].size else values[k][chosen], width)
 
     return run
 
@@ -116,6 +122,10 @@ CHANGES: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
+# operations that NumPy applies one after the other, in the order of the threads, if nobody asks for the values in between
+IN_ORDER = {"add": np.add, "min": np.minimum, "max": np.maximum, **LOGIC}
+
+
 def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
     """Return the function of an atomic instruction; threads change one address one after the other, by their numbers."""
     name = next((m for m in i.modifiers if m in CHANGES), None)
@@ -127,6 +137,8 @@ def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
     target, (address, *sources) = (i.operands[0], i.operands[1:]) if i.opcode == "atom" else ("_", i.operands)
     dtype, at, read = A.DTYPES[kind], address_reader(program, address), [reader(program, s, kind) for s in sources]
     width = dtype.itemsize
+    if name in IN_ORDER and change is CHANGES[name] and (target == "_" or program.mentions[target] == 1):
+        return _unasked(i, IN_ORDER[name], dtype, at, read[0], space)
 
     def run(wave: Wave) -> None:
         old = np.zeros(wave.lanes.size, dtype)
@@ -142,6 +154,20 @@ def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
                 store.write(offset[now], change(before, *(v[chosen[now]] for v in values)).view(A.BITS[width]), width)
                 left = np.delete(left, first)
         wave.assign(target, wave.spread(old))
+
+    return run
+
+
+def _unasked(
+    i: Instruction, change: np.ufunc, dtype: np.dtype, at: Callable[[Wave], np.ndarray], read: Values, space: str
+) -> Callable[[Wave], None]:
+    """Return the function of an atomic instruction whose result is not used."""
+
+    def run(wave: Wave) -> None:
+        values = running(wave, read)
+        for store, chosen, offset in wave.find(i, space, at(wave), dtype.itemsize, wave.lanes, writing=True, atomic=True):
+            with wave.told(i, space, wave.lanes, chosen):
+                store.change(offset, dtype, change, values[chosen])
 
     return run
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import difflib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 SIZES = {
@@ -107,6 +108,17 @@ class Function:
         return {operand for i in self.instructions for operand in i.operands if isinstance(operand, str)}
 
 
+def _names(operands: Iterable[Any]) -> Iterator[str]:
+    """Yield the names in operands."""
+    for operand in operands:
+        if isinstance(operand, str):
+            yield from (name.strip(" !") for name in operand.split("|"))
+        elif isinstance(operand, Address):
+            yield operand.base
+        elif isinstance(operand, tuple):
+            yield from _names(operand)
+
+
 def called(i: Instruction) -> str:
     """Return the name of the function that the call `i` calls; for an indirect call, the register that holds its address."""
     return next(operand for operand in i.operands if isinstance(operand, str))
@@ -178,6 +190,11 @@ class Program:
         """The indices of the calls by which a function may be called again before it has returned."""
         calls = ((k, i) for k, i in enumerate(self.instructions) if i.opcode == "call" and called(i) in self.functions)
         return frozenset(k for k, i in calls if i.function in self.reached(called(i)))
+
+    @functools.cached_property
+    def mentions(self) -> collections.Counter[str]:
+        """How often each name occurs in the instructions."""
+        return collections.Counter(name for i in self.instructions for name in _names((i.guard or ())[:1] + i.operands))
 
     @functools.cached_property
     def addresses(self) -> dict[str, int]:

@@ -87,7 +87,7 @@ class Shadow:
             self.unit //= 2
             for last in self.last.values():
                 last.split()
-        at, parts = offset // self.unit, width // self.unit
+        at, parts = offset >> self.unit.bit_length() - 1, width // self.unit
         if parts == 1:
             return at, who
         return (at + np.arange(parts)[:, None]).ravel(), Who(*(np.concatenate((part,) * parts) for part in who))

@@ -140,6 +140,8 @@ class Wave:
 
     def spread(self, values: np.ndarray) -> np.ndarray:
         """Return the values of the running threads as an array with an element for each thread."""
+        if values.size == self.count:
+            return values
         everywhere = np.zeros(self.count, values.dtype)
         everywhere[self.lanes] = values
         return everywhere
@@ -180,10 +182,11 @@ class Wave:
                     chosen, offset = chosen[loud], offset[loud]
                 if not chosen.size:
                     continue
-                with self.told(instruction, space, lanes[chosen]):
+                some = lanes if chosen.size == lanes.size else lanes[chosen]
+                with self.told(instruction, space, some):
                     if writing and not store.data.flags.writeable:
                         raise Fault("written, and the array is read-only", 0)
-                    store.shadow.touch(offset, width, self._who(lanes[chosen]), writing, atomic)
+                    store.shadow.touch(offset, width, self._who(some), writing, atomic)
         return found
 
     def _find_generic(self, instruction, address, width, lanes, writing, atomic, values):
@@ -221,12 +224,15 @@ class Wave:
         self.who = self.who._replace(**{name: getattr(self.who, name) + threads})
 
     @contextlib.contextmanager
-    def told(self, instruction: Instruction, space: str, lanes: np.ndarray) -> Iterator[None]:
-        """Return a context that turns a `Fault` into an error which names the line and the thread."""
+    def told(self, instruction: Instruction, space: str, lanes: np.ndarray, chosen: np.ndarray | None = None) -> Iterator[None]:
+        """Return a context that turns a `Fault` into an error which names the line and the thread: one of `lanes`, or of those
+        that are `chosen`.
+        """
         try:
             yield
         except Fault as fault:
-            raise self.error(instruction, f"{space} {fault.problem}", lanes[fault.number]) from None
+            number = fault.number if chosen is None else chosen[fault.number]
+            raise self.error(instruction, f"{space} {fault.problem}", lanes[number]) from None
 
     # --- errors -------------------------------------------------------------------------------------------------------
     def error(self, instruction: Instruction, problem: str, lane: int | None = None) -> PtxError:

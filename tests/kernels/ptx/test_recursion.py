@@ -112,7 +112,7 @@ def test_local_variables_of_each_call():
 
 
 def test_threads_that_come_later_to_the_same_call():
-    """Even threads have called, and wait at a barrier in the last call, when the odd ones come: both have saved at each call."""
+    """Even threads have called, and wait at a barrier in the last call, when the odd ones come: both save at each call."""
     weighted = function(
         "weighted",
         f"""
