@@ -32,7 +32,8 @@ def rounded(x, kind, mode):
 
 def floats(bits, kind):
     """Numbers of a format as float64; those of bf16 are given by their bits."""
-    return ((bits.astype(np.uint32) << 16).view(np.float32) if kind == "bf16" else bits).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        return ((bits.astype(np.uint32) << 16).view(np.float32) if kind == "bf16" else bits).astype(np.float64)
 
 
 def some(kind, n=400, seed=0):
