@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..ptx.parse import Address, PtxError
+from ..ptx.program import Address, PtxError
 
 
 class Array(NamedTuple):

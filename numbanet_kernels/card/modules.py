@@ -14,7 +14,7 @@ import numpy as np
 from .. import ptx
 from ..ptx.instructions import steps
 from ..ptx.machine import Launch
-from ..ptx.parse import SIZES
+from ..ptx.program import size_of
 from . import model
 from .driver import Driver
 from .faults import Array, explained
@@ -103,7 +103,7 @@ class Kernel:
     @property
     def most(self) -> int:
         """The most threads of a block: those of the kernel's launch bounds, or of any block."""
-        return getattr(self.program, "most", None) or model.THREADS
+        return self.program.most or model.THREADS
 
     def launch(
         self, grid: Sequence[int], block: Sequence[int], dynamic: int, arguments: Sequence[Any], stream: int = 0
@@ -161,9 +161,9 @@ def _packed(program: ptx.Program, arguments: Sequence[Any], name: str) -> bytes:
     """Return the bytes of the parameters; the arguments are integers, booleans, and numbers of ctypes, in their order."""
     if len(arguments) != len(program.parameters):
         raise ptx.PtxError(f"{name} has {len(program.parameters)} parameters, got {len(arguments)}")
-    memory = bytearray(max((offset + SIZES[kind] for offset, kind in program.parameters.values()), default=0))
+    memory = bytearray(max((offset + size_of(kind) for offset, kind in program.parameters.values()), default=0))
     for value, (offset, kind) in zip(arguments, program.parameters.values(), strict=True):
-        size = SIZES[kind]
+        size = size_of(kind)
         value = int(value) if isinstance(value, (bool, np.bool_, np.integer)) else value
         given = value.to_bytes(8, "little", signed=value < 0) if isinstance(value, int) else bytes(value)
         memory[offset : offset + size] = given.ljust(size, b"\0")[:size]

@@ -12,10 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from .arguments import check
 from .counters import Counters, class_of
 from .machine import Launch
-from .parse import Program, PtxError, parse
+from .parse import parse
+from .program import Program, PtxError
 
 __all__ = ["Counters", "Program", "PtxError", "class_of", "parse", "run"]
 
@@ -29,6 +32,7 @@ def run(
     counters: Counters | None = None,
     name: str = "",
     placed: bool = False,
+    tables: dict[str, np.ndarray] | None = None,
 ) -> Counters:
     """Launch a kernel as Numba does, and return the counters.
 
@@ -39,8 +43,9 @@ def run(
     grid, block : sequence of int
         Up to three lengths each.
     arguments : sequence
-        The arguments of the kernel's Python function: numbers, arrays, which are changed in place, and tuples of these. If the
-        kernel declares a memory order, an array must have it; otherwise slices and transposes are accepted, too.
+        The arguments of the kernel's Python function: numbers (also complex ones and dates), arrays and single records, which
+        are changed in place, and tuples of these. If the kernel declares a memory order, an array must have it; otherwise
+        slices and transposes are accepted, too.
     dynamic : int, default=0
         Bytes of dynamic shared memory.
     counters : Counters, optional
@@ -50,6 +55,10 @@ def run(
     placed : bool, default=False
         If False, each array begins at a multiple of 256 bytes, as if Numba had copied it to a GPU. If True, arrays are already
         in device memory, and their addresses modulo 256 are kept.
+    tables : dict, optional
+        The .global variables of the program, by name, as arrays of uint8. They are changed in place, and those that are
+        missing are added. A card keeps them from launch to launch, as a caller does who passes the same dict; by default each
+        launch has new ones. In debug mode they hold the exception that a kernel has raised.
 
     Raises
     ------
@@ -62,7 +71,7 @@ def run(
     check(program, grid, block, arguments, dynamic, name)
     counters = Counters(program) if counters is None else counters
     counters.launches += 1
-    Launch(program, grid, block, arguments, placed, dynamic, counters, name).run()
+    Launch(program, grid, block, arguments, placed, dynamic, counters, name, tables).run()
     return counters
 
 

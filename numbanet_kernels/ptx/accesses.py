@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from . import arithmetic as A
+from . import arithmetic as A, halves
 from .instructions import Step, Values, reader
-from .machine import Wave
-from .operations import types
-from .parse import Address, Instruction, Program, PtxError
+from .operations import LOGIC, types
+from .program import Address, Instruction, Program, PtxError
+from .wave import Wave
 
 # accesses with these modifiers do not race with each other or with atomic instructions
 STRONG = {"volatile", "relaxed", "acquire", "release"}
@@ -20,7 +20,7 @@ SPACES = ("global", "shared", "local", "const", "param")
 
 def step(program: Program, i: Instruction) -> Step | None:
     """Return the `Step` of a memory instruction; None for other instructions."""
-    if i.opcode == "ld":
+    if i.opcode in ("ld", "ldu"):
         given = _space(i) == "param" and i.operands[1].base in program.parameters
         return Step(_load_parameter(program, i) if given else _load(program, i))
     if i.opcode == "st":
@@ -46,14 +46,20 @@ def address_reader(program: Program, operand: Address) -> Callable[[Wave], np.nd
 def running(wave: Wave, read: Values) -> np.ndarray:
     """Return the values that the running threads read: one for each thread, or a single one for all."""
     values = read(wave)
-    return values[wave.lanes] if np.ndim(values) else np.full(wave.lanes.size, values)
+    if np.ndim(values):
+        return values if wave.lanes.size == wave.count else values[wave.lanes]
+    return np.full(wave.lanes.size, values)
 
 
 def _load_parameter(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    kind, (target, source) = types(i)[-1], i.operands
-    start = program.parameters[source.base][0] + source.offset
-    dtype = A.DTYPES[kind]
-    return lambda wave: wave.assign(target, np.frombuffer(wave.launch.parameters, dtype, 1, start)[0])
+    targets, kind, width, _ = _elements(i, i.operands[0])
+    start, dtype = program.parameters[i.operands[1].base][0] + i.operands[1].offset, A.DTYPES[kind]
+
+    def run(wave: Wave) -> None:
+        for k, target in enumerate(targets):
+            wave.assign(target, np.frombuffer(wave.launch.parameters, dtype, 1, start + k * width)[0])
+
+    return run
 
 
 def _elements(i: Instruction, operand: Any) -> tuple[tuple, str, int, int]:
@@ -72,9 +78,14 @@ def _load(program: Program, i: Instruction) -> Callable[[Wave], None]:
         found = wave.find(i, space, at(wave), total, wave.lanes, writing=False, atomic=strong)
         for k, register in enumerate(registers):
             values = np.zeros(wave.lanes.size, A.BITS[width])
+            used = i.used if i.used == -1 else i.used >> k * width
             for store, chosen, offset in found:
-                with wave.told(i, space, wave.lanes[chosen]):
-                    values[chosen] = store.read(offset + k * width, width)
+                with wave.told(i, space, wave.lanes, chosen):
+                    part = store.read(offset + k * width, width, used)
+                if chosen.size == values.size:
+                    values = part
+                else:
+                    values[chosen] = part
             wave.assign(register, wave.spread(values).view(dtype))
 
     return run
@@ -91,7 +102,7 @@ def _store(program: Program, i: Instruction) -> Callable[[Wave], None]:
         found = wave.find(i, space, at(wave), total, wave.lanes, writing=True, atomic=strong, values=bits)
         for k in range(len(read)):
             for store, chosen, offset in found:
-                store.write(offset + k * width, values[k][chosen], width)
+                store.write(offset + k * width, values[k] if chosen.size == values[k].size else values[k][chosen], width)
 
     return run
 
@@ -111,15 +122,23 @@ CHANGES: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
+# operations that NumPy applies one after the other, in the order of the threads, if nobody asks for the values in between
+IN_ORDER = {"add": np.add, "min": np.minimum, "max": np.maximum, **LOGIC}
+
+
 def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
     """Return the function of an atomic instruction; threads change one address one after the other, by their numbers."""
     name = next((m for m in i.modifiers if m in CHANGES), None)
     if name is None:
         raise PtxError("this machine does not know this atomic operation")
     change, kind, space = CHANGES[name], types(i)[-1], _space(i)
+    if kind in ("f16x2", "bf16", "bf16x2"):
+        change = _of_halves(name, kind)
     target, (address, *sources) = (i.operands[0], i.operands[1:]) if i.opcode == "atom" else ("_", i.operands)
     dtype, at, read = A.DTYPES[kind], address_reader(program, address), [reader(program, s, kind) for s in sources]
     width = dtype.itemsize
+    if name in IN_ORDER and change is CHANGES[name] and (target == "_" or program.mentions[target] == 1):
+        return _unasked(i, IN_ORDER[name], dtype, at, read[0], space)
 
     def run(wave: Wave) -> None:
         old = np.zeros(wave.lanes.size, dtype)
@@ -137,6 +156,29 @@ def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
         wave.assign(target, wave.spread(old))
 
     return run
+
+
+def _unasked(
+    i: Instruction, change: np.ufunc, dtype: np.dtype, at: Callable[[Wave], np.ndarray], read: Values, space: str
+) -> Callable[[Wave], None]:
+    """Return the function of an atomic instruction whose result is not used."""
+
+    def run(wave: Wave) -> None:
+        values = running(wave, read)
+        for store, chosen, offset in wave.find(i, space, at(wave), dtype.itemsize, wave.lanes, writing=True, atomic=True):
+            with wave.told(i, space, wave.lanes, chosen):
+                store.change(offset, dtype, change, values[chosen])
+
+    return run
+
+
+def _of_halves(name: str, kind: str) -> Callable[..., np.ndarray]:
+    """Return the function of an atomic instruction on bfloat16 or on pairs."""
+    one = halves.element(kind)
+    change = halves.BF16.get(name) if one == "bf16" else CHANGES[name]
+    if change is None:
+        raise PtxError(f"this machine does not know atom.{name} of {kind}")
+    return change if one == kind else halves.of_pairs(kind, change)
 
 
 # --- asynchronous copies ----------------------------------------------------------------------------------------------

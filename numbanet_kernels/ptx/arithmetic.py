@@ -22,7 +22,15 @@ DTYPES = {
     },
     **{
         name: np.dtype(code)
-        for name, code in (("f16", "f2"), ("bf16", "u2"), ("f16x2", "u4"), ("f32", "f4"), ("f64", "f8"), ("pred", "?"))
+        for name, code in (
+            ("f16", "f2"),
+            ("bf16", "u2"),
+            ("f16x2", "u4"),
+            ("bf16x2", "u4"),
+            ("f32", "f4"),
+            ("f64", "f8"),
+            ("pred", "?"),
+        )
     },
 }
 BITS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
@@ -31,6 +39,7 @@ ROUNDINGS = ("rn", "rz", "rm", "rp")
 ONE, LOWER_BITS, HALFWAY = np.uint64(1), np.uint64((1 << 29) - 1), np.uint64(1 << 28)
 # a float64 with the bits b is subnormal as float32, and not 0, if 2 b - 1 is below this in unsigned arithmetic
 SUBNORMAL = np.uint64((1023 - 126 << 53) - 1)
+UPPER_HALF = np.uint64(0xFFFFFFFF << 32)
 
 
 # --- rounding ---------------------------------------------------------------------------------------------------------
@@ -259,6 +268,35 @@ def reversed_bits(a: np.ndarray) -> np.ndarray:
     return result
 
 
+def dotted(a: np.ndarray, b: np.ndarray, c: np.ndarray, parts: int, upper: bool) -> np.ndarray:
+    """dp4a: return c plus the scalar product of the four bytes of a and of b; dp2a: of the two halves of a with the two lower
+    or upper bytes of b.
+    """
+
+    def split(x: np.ndarray, count: int) -> np.ndarray:
+        kind = np.dtype(f"{x.dtype.kind}{4 // count}")
+        return np.ascontiguousarray(np.atleast_1d(x)).view(kind).reshape(-1, count).astype(np.int64)
+
+    left, right = split(a, parts), split(b, 4)
+    if parts == 2:
+        right = right[:, 2:] if upper else right[:, :2]
+    return ((left * right).sum(axis=1) + c).astype(c.dtype)
+
+
+def product24(a: np.ndarray, b: np.ndarray, upper: bool) -> np.ndarray:
+    """mul24: return the lower 32 bits, or the upper 32 of 48 bits, of the product of the lower 24 bits of a and b."""
+    eight = a.dtype.type(8)
+    wide = np.int64 if a.dtype.kind == "i" else np.uint64
+    product = np.multiply(*((x << eight >> eight).astype(wide) for x in (a, b)))
+    return (product >> wide(16) if upper else product).astype(a.dtype)
+
+
+def saturated_sum(a: np.ndarray, b: np.ndarray, subtract: bool) -> np.ndarray:
+    """add.sat and sub.sat: return a + b or a - b of int32, clamped to the range of int32."""
+    wide = np.int64(a) - np.int64(b) if subtract else np.int64(a) + np.int64(b)
+    return clipped(wide, np.dtype(np.int32))
+
+
 # --- floats -----------------------------------------------------------------------------------------------------------
 def extreme(pick: Callable[..., np.ndarray], join: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     """Return the function for min or max. Of NaN and a number the result is the number. -0 is below +0, so `join` combines the
@@ -297,6 +335,28 @@ def to_integral(x: np.ndarray, rounding: str) -> np.ndarray:
     return {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[rounding](x)
 
 
-def approximate(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a function of the GPU's special function unit, which is computed in float64 here."""
-    return lambda *values: function(*map(np.float64, values)).astype(np.float32)
+def approximate(
+    function: Callable[[np.ndarray], np.ndarray], dtype: np.dtype = DTYPES["f32"]
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a function of the GPU's special function unit, which is computed in float64 here. The unit gives the upper half of
+    a float64; the lower one is 0.
+    """
+    if dtype.itemsize < 8:
+        return lambda *values: function(*map(np.float64, values)).astype(dtype)
+
+    def of(*values: np.ndarray) -> np.ndarray:
+        exact = np.asarray(function(*values))
+        rounded = (exact.view(np.uint64) + np.uint64(1 << 31) & UPPER_HALF).view(np.float64)
+        return np.where(np.isfinite(exact), rounded, exact)
+
+    return of
+
+
+TESTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # of testp
+    "finite": np.isfinite,
+    "infinite": np.isinf,
+    "number": lambda x: ~np.isnan(x),
+    "notanumber": np.isnan,
+    "normal": lambda x: np.isfinite(x) & (np.abs(x) >= np.finfo(x.dtype).tiny),
+    "subnormal": lambda x: (x != 0) & (np.abs(x) < np.finfo(x.dtype).tiny),
+}

@@ -16,11 +16,12 @@ import numpy as np
 
 from . import arithmetic as A
 from .accesses import address_reader
+from .barriers import some_threads, whole_blocks, whole_warps
 from .instructions import Step, reader
-from .machine import BIT_OF_LANE, Wave, whole_blocks, whole_warps
 from .operations import LOGIC, types
-from .parse import Instruction, Program, PtxError
+from .program import Instruction, Number, Program, PtxError
 from .spaces import WARP
+from .wave import BIT_OF_LANE, Wave
 
 EVERYONE = np.uint32(0xFFFFFFFF)
 LANES = np.arange(WARP)
@@ -30,13 +31,14 @@ def step(program: Program, i: Instruction) -> Step | None:
     """Return the `Step` of a collective instruction; None for other instructions."""
     if i.opcode == "activemask":
         return Step(lambda wave: wave.assign(i.operands[0], _ballot(wave.active)))
-    if i.opcode in ("bar", "barrier") and "red" in i.modifiers and len(i.operands) == 3:
-        return Step(kind="barrier", complete=whole_blocks, run=_count(program, i))
+    if i.opcode in ("bar", "barrier") and not {"warp", "cluster"} & set(i.modifiers):
+        return _barrier(program, i)
     run = {
         "shfl": _shuffle,
         "vote": _vote,
         "match": _match,
         "redux": _redux,
+        "elect": _elect,
         "bar": _warp_barrier,
         "barrier": _warp_barrier,
         "ldmatrix": _load_matrix,
@@ -85,11 +87,38 @@ def _warp_barrier(program: Program, i: Instruction) -> Callable[[Wave], None]:
     return run
 
 
+def _barrier(program: Program, i: Instruction) -> Step | None:
+    """Return the `Step` of a barrier of a block: bar.sync, bar.red and bar.arrive, of all threads or of a given number."""
+    of = next((m for m in i.modifiers if m in ("popc", "and", "or")), None)
+    first, last = (1, 1) if of else (0, 0)
+    operands = i.operands[first : len(i.operands) - last]
+    if (
+        set(i.modifiers) - {"sync", "cta", "aligned", "red", "arrive", "popc", "and", "or", "pred", "all", "u32"}
+        or len(operands) > 2
+    ):
+        return None
+    run = _count(program, i) if of else None
+    if len(operands) < 2:
+        return None if "arrive" in i.modifiers else Step(kind="barrier", complete=whole_blocks, run=run)
+    if not isinstance(operands[0], Number):
+        raise PtxError("a barrier for some threads of a block has a constant number in this machine")
+    number, count = operands[0].value, reader(program, operands[1], "u32")
+    if "arrive" in i.modifiers:
+        return Step(lambda wave: _arrive(wave, number))
+    return Step(kind="barrier", complete=some_threads(program, number, count), run=run, number=number)
+
+
+def _arrive(wave: Wave, number: int) -> None:
+    """Count the warps of the running threads as arrived at a barrier, and go on."""
+    warps = wave.active.reshape(-1, wave.warps_a_block, WARP).any(axis=2).sum(axis=1) * WARP
+    wave.arrived[number] = wave.arrived.get(number, 0) + warps
+
+
 def _count(program: Program, i: Instruction) -> Callable[[Wave], None]:
     """Return the function of bar.red, a barrier that also counts the threads of its block for which a predicate is true (popc),
     or returns whether it is true for any thread (or) or for all threads (and).
     """
-    target, _, predicate = i.operands
+    target, predicate = i.operands[0], i.operands[-1]
     read, of = reader(program, predicate, "pred"), next(m for m in i.modifiers if m in ("popc", "and", "or"))
 
     def run(wave: Wave) -> None:
@@ -98,6 +127,19 @@ def _count(program: Program, i: Instruction) -> Callable[[Wave], None]:
             for flags in (wave.active & read(wave), wave.active)
         )
         wave.assign(target, holds.astype(np.uint32) if of == "popc" else holds > 0 if of == "or" else holds == every)
+
+    return run
+
+
+def _elect(program: Program, i: Instruction) -> Callable[[Wave], None]:
+    """Return the function of elect: d = the lowest lane of the mask, and p is true for it alone."""
+    (target, *chosen), members = i.operands[0].split("|"), _members(program, i)
+
+    def run(wave: Wave) -> None:
+        leader = members(wave).argmax(axis=2)
+        wave.assign(target.strip(), leader.astype(np.uint32).ravel())
+        for name in chosen:
+            wave.assign(name.strip(), (leader == LANES).ravel())
 
     return run
 

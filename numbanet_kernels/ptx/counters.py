@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .parse import Instruction, Program
+from .program import Instruction, Program
 from .spaces import WARP, conflicts, sectors
 
 if TYPE_CHECKING:
-    from .machine import Wave
+    from .wave import Wave
 
 CLASSES = {
     opcode: kind

@@ -1,7 +1,8 @@
 """The semantics of the instructions: `steps(program)` returns a `Step` for each instruction, which runs it for a wave of
 threads.
 
-Arithmetic is in `operations`, memory in `accesses`, instructions of whole warps in `collectives`.
+What a thread does with its registers is in `plain` and `operations`, memory in `accesses`, instructions of whole warps and
+blocks in `collectives`, calls in `calls`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from . import arithmetic as A
-from .machine import SPECIAL, Wave, register_dtype, whole_blocks
-from .operations import COMPARISONS, IGNORED, LOGIC, TYPES, arithmetic, types
-from .parse import Instruction, Number, Program, PtxError
-from .spaces import WINDOWS
+from .operations import TYPES
+from .program import Instruction, Number, Program, PtxError
+from .spaces import DEPTH_BITS, WARP
+from .wave import CHANGING, SPECIAL, Wave, register_dtype
 
 Values = Callable[[Wave], Any]
 
@@ -26,9 +27,15 @@ class Step:
     """One decoded instruction.
 
     If `plain` is given, it runs the instruction for the running threads. Otherwise `kind` says what the instruction does:
-    "branch" jumps to `target` if `condition` holds (always if it is None); "exit" ends threads; "call" runs `run` and then
-    calls the function at `target`; "return" returns to the call after its `back`; "barrier" and "warp" wait until `complete`,
-    and "warp" then runs `run`.
+
+        branch          jumps to `target` if `condition` holds, always if it is None
+        table           jumps to the one of `targets` that `condition` numbers
+        call            runs `run`, which passes the arguments, and calls the function at `target`
+        pointer         calls the function whose address `condition` reads; `enter` passes the arguments
+        return, exit    returns to the call after its `back`; ends threads
+        barrier, warp   waits until `complete`, then runs `run`; `number` is that of a barrier for some threads of a block
+
+    Threads for which `guard` is false skip it.
     """
 
     plain: Callable[[Wave], None] | None = None
@@ -38,7 +45,11 @@ class Step:
     complete: Callable[[Wave, np.ndarray], np.ndarray] | None = None
     run: Callable[[Wave], None] | None = None
     back: Callable[[Wave], None] | None = None
+    enter: Callable[[Wave, int], int] | None = None
     of: str = "block"
+    guard: Values | None = None
+    targets: tuple[int, ...] = ()
+    number: int | None = None
 
 
 # --- operands ---------------------------------------------------------------------------------------------------------
@@ -59,14 +70,44 @@ def reader(program: Program, operand: Any, kind: str) -> Values:
             return lambda wave: wave.registers[operand].view(dtype)
         narrow = A.BITS[dtype.itemsize]
         return lambda wave: wave.registers[operand].view(A.BITS[held.itemsize]).astype(narrow).view(dtype)
+    if operand == "WARP_SZ":
+        return lambda wave: dtype.type(WARP)
+    if operand in CHANGING:
+        now = CHANGING[operand]
+        return lambda wave: np.int64(now()).astype(dtype)
     if operand.startswith("%"):
         if operand not in SPECIAL:
             raise PtxError(f"there is no special register {operand} in this machine")
         return lambda wave: wave.special[operand].astype(dtype)
+    if operand in program.functions:
+        start = dtype.type(program.addresses[operand])
+        return lambda wave: start
     if operand in program.tables:
         return lambda wave: dtype.type(wave.launch.memory.address(wave.launch.tables[operand]))
     address = dtype.type(_place(program, operand))
+    if operand in program.local and program.local[operand].function in program.recursive:
+        return lambda wave: address + dtype.type(wave.depth << DEPTH_BITS)
     return lambda wave: address
+
+
+def writer(program: Program, target: str, dtype: np.dtype) -> Callable[[Wave, Any], None]:
+    """Return a function that writes a result of a type, or of one that is converted to it, to a register."""
+    if target not in program.registers:
+        return lambda wave, value: wave.assign(target, value)
+    held = register_dtype(program.registers[target])
+    if dtype.itemsize < held.itemsize:
+        return lambda wave, value: wave.assign(target, value if value.dtype == dtype else value.astype(dtype))
+
+    def write(wave: Wave, value: Any) -> None:
+        if value.dtype != dtype:
+            value = value.astype(dtype)
+        if held != dtype:
+            value = value.view(held)
+        if not wave.full:
+            value = np.where(wave.active, value, wave.registers[target])
+        wave.registers[target] = value if value.ndim else np.full(wave.count, value)
+
+    return write
 
 
 def _immediate(number: Number, dtype: np.dtype) -> Any:
@@ -83,7 +124,7 @@ def _place(program: Program, name: str) -> int:
     for space in (program.shared, program.local, program.const, program.passed):
         if name in space:
             return space[name].offset
-    if name == program.dynamic:
+    if name in program.dynamic:
         return program.next("shared", 16)
     raise PtxError(f"there is no register or variable {name}")
 
@@ -114,7 +155,7 @@ def _unknown(i: Instruction) -> str:
 
 
 def _step(program: Program, i: Instruction) -> Step:
-    from . import accesses, calls, collectives
+    from . import accesses, calls, collectives, plain
 
     guard = None
     if i.guard is not None:
@@ -122,12 +163,12 @@ def _step(program: Program, i: Instruction) -> Step:
         guard = reader(program, f"!{name}" if negated else name, "pred")
     if i.opcode == "bra":
         return Step(kind="branch", target=program.labels[i.operands[0]], condition=guard)
-    step = _plain(program, i) or accesses.step(program, i) or collectives.step(program, i) or calls.step(program, i)
+    step = plain.step(program, i) or accesses.step(program, i) or collectives.step(program, i) or calls.step(program, i)
     if step is None:
         raise PtxError(_unknown(i))
     if guard is not None:
         if step.plain is None:
-            raise PtxError(f"this machine runs {i.opcode} only without a predicate")
+            return dataclasses.replace(step, guard=guard)
         return Step(_guarded(step.plain, guard, i))
     return step
 
@@ -141,107 +182,3 @@ def _guarded(plain: Callable[[Wave], None], guard: Values, i: Instruction) -> Ca
                 plain(wave)
 
     return run
-
-
-def _plain(program: Program, i: Instruction) -> Step | None:
-    if i.opcode in ("bar", "barrier") and set(i.modifiers) <= {"sync", "cta", "aligned"} and len(i.operands) == 1:
-        return Step(kind="barrier", complete=whole_blocks)
-    if i.opcode in IGNORED:
-        return Step(lambda wave: None)
-    if i.opcode == "trap":
-        return Step(lambda wave: _trap(wave, i))
-    if i.opcode == "setp":
-        return Step(_setp(program, i))
-    if i.opcode == "mov" and any(isinstance(o, tuple) for o in i.operands):
-        return Step(_repack(program, i))
-    if i.opcode == "cvta":
-        return Step(_cvta(program, i))
-    if i.opcode in ("addc", "subc", "madc") or (i.opcode in ("add", "sub", "mad") and "cc" in i.modifiers):
-        return Step(_carried(program, i))
-    found = arithmetic(i)
-    if found is None:
-        return None
-    result, kinds, function = found
-    if len(i.operands) - 1 != len(kinds) + (i.opcode == "lop3"):
-        return None
-    target, sources = i.operands[0], i.operands[1 : 1 + len(kinds)]
-    dtype, read = TYPES[result], [reader(program, o, k) for o, k in zip(sources, kinds, strict=True)]
-
-    def run(wave: Wave) -> None:
-        value = function(*[r(wave) for r in read])
-        wave.assign(target, value if value.dtype == dtype else value.astype(dtype))
-
-    return Step(run)
-
-
-def _trap(wave: Wave, i: Instruction) -> None:
-    raise wave.error(i, "trap", wave.lanes[0])
-
-
-def _setp(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """Return the function of setp: p = a cmp b, combined with c if it is given; in p|q, q is the negation."""
-    compare, kind = COMPARISONS[i.modifiers[0]], types(i)[-1]
-    targets, (a, b) = i.operands[0].split("|"), (reader(program, o, kind) for o in i.operands[1:3])
-    join = next((LOGIC[m] for m in i.modifiers if m in LOGIC), None)
-    third = reader(program, i.operands[3], "pred") if join else None
-
-    def run(wave: Wave) -> None:
-        holds = compare(a(wave), b(wave))
-        for target, value in zip(targets, (holds, ~holds)):
-            wave.assign(target.strip(), join(value, third(wave)) if join else value)
-
-    return run
-
-
-def _repack(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """Return the function of a mov between a register and a vector of its parts."""
-    kind, (target, source) = types(i)[-1], i.operands
-    parts = target if isinstance(target, tuple) else source
-    part = f"b{8 * TYPES[kind].itemsize // len(parts)}"
-    if isinstance(target, tuple):
-        read = reader(program, source, kind.replace("u", "b").replace("s", "b"))
-
-        def unpack(wave: Wave) -> None:
-            pieces = np.broadcast_to(read(wave), wave.count).copy().view(TYPES[part]).reshape(wave.count, -1)
-            for name, piece in zip(target, pieces.T, strict=True):
-                wave.assign(name, np.ascontiguousarray(piece))
-
-        return unpack
-    read_parts = [reader(program, o, part) for o in source]
-
-    def pack(wave: Wave) -> None:
-        pieces = np.stack([np.broadcast_to(r(wave), wave.count) for r in read_parts], axis=1)
-        wave.assign(target, np.ascontiguousarray(pieces).view(A.BITS[TYPES[kind].itemsize]).ravel())
-
-    return pack
-
-
-def _carried(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """Return the function that computes 32 bits of a longer sum: opcodes that end in `c` add the carry (or subtract the
-    borrow), and .cc stores it.
-    """
-    kind, operation, low = types(i)[-1], i.opcode[:3], np.uint64(0xFFFFFFFF)
-    if TYPES[kind].itemsize != 4:
-        raise PtxError("this machine carries from 32 bits only")
-    read = [reader(program, o, "u32") for o in i.operands[1:]]
-
-    def run(wave: Wave) -> None:
-        *factors, last = (np.uint64(r(wave)) for r in read)
-        if operation == "mad":
-            product = factors[0] * factors[1]
-            factors = [product >> np.uint64(32) if "hi" in i.modifiers else product & low]
-        carry = wave.carry.astype(np.uint64) if i.opcode.endswith("c") else np.uint64(0)
-        total = factors[0] - last - carry if operation == "sub" else factors[0] + last + carry
-        if "cc" in i.modifiers:
-            wave.carry = np.where(wave.active, total >> np.uint64(32) != 0, wave.carry)
-        wave.assign(i.operands[0], (total & low).astype(np.uint32))
-
-    return run
-
-
-def _cvta(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """Return the function of cvta, which converts between addresses of one memory space and generic addresses."""
-    space, kind = next(m for m in i.modifiers if m not in ("to",) and m not in TYPES), types(i)[-1]
-    shift = TYPES[kind].type(WINDOWS.get(space, 0))
-    read, target = reader(program, i.operands[1], kind), i.operands[0]
-    return lambda wave: wave.assign(target, read(wave) - shift if "to" in i.modifiers else read(wave) + shift)

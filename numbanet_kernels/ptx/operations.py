@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
-from . import arithmetic as A
-from .parse import Instruction, PtxError
+from . import arithmetic as A, halves
+from .conversions import conversion, rounding_of, with_modifiers
+from .directed import directed
+from .program import Instruction
 
 TYPES = A.DTYPES
 
@@ -76,6 +77,9 @@ BITS = {
     "brev": ("t", "t", A.reversed_bits),
     "selp": ("t", "t t pred", lambda a, b, p: np.where(p, a, b)),
     "copysign": (*SAME, lambda a, b: np.copysign(b, a)),
+    "sad": ("t", "t t t", lambda a, b, c: np.where(a > b, a - b, b - a) + c),
+    "cnot": ("t", "t", lambda a: (a == 0).astype(a.dtype)),
+    "testp": ("pred", "t", None),  # see `A.TESTS`
 }
 FLOATS = {
     "add": (*SAME, np.add),
@@ -98,9 +102,21 @@ FLOATS = {
         )
     },
 }
-# the instructions that support rounding modes other than to nearest
+# the instructions whose rounding modes other than to nearest need no fractions
 DIRECTED = {*(("f32", op) for op in ("add", "sub", "mul", "fma", "mad")), ("f16", "fma")}
-IGNORED = {"membar", "fence", "nanosleep", "prefetch", "discard"}
+EXACTLY = {"add", "sub", "mul", "div", "rcp", "sqrt", "fma"}
+IGNORED = {
+    "membar",
+    "fence",
+    "nanosleep",
+    "prefetch",
+    "prefetchu",
+    "discard",
+    "applypriority",
+    "brkpt",
+    "pmevent",
+    "griddepcontrol",
+}
 KNOWN = {
     *A.ROUNDINGS,
     "rni",
@@ -121,46 +137,95 @@ KNOWN = {
     "wrap",
     "clamp",
     "shiftamt",
+    "relu",
+    "noftz",
+    *A.TESTS,
 }
 
 
 def arithmetic(i: Instruction) -> tuple[str, list[str], Callable] | None:
     """Return (type of the result, types of the sources, function) of a per-thread instruction; None for others."""
     op, m, kind = i.opcode, i.modifiers, (types(i) or [""])[-1]
-    if kind in ("f16x2", "bf16x2", "bf16") and op not in ("mov", "cvt") or set(m) - KNOWN - set(types(i)):
-        return None
     if op == "cvt":
-        return _conversion(m, types(i))
+        return conversion(m, types(i), len(i.operands) - 1) if set(m) - KNOWN <= set(types(i)) else None
+    if set(m) - KNOWN - set(types(i)):
+        return None
+    if kind in ("f16x2", "bf16x2", "bf16") and op != "mov":
+        return _halves(op, m, kind)
     if op == "lop3":
         return "b32", ["b32"] * 3, functools.partial(A.looked_up, table=i.operands[4].value)
     if op == "shf":
         return "b32", ["b32", "b32", "u32"], functools.partial(A.funnel, left="l" in m, wrap="wrap" in m)
     if op == "bfind":
         return "u32", [kind], functools.partial(A.highest, shift="shiftamt" in m)
-    if kind in ("f16", "f32", "f64") and _rounding(m) != "rn" and (kind, op) not in DIRECTED:
+    if op in ("dp4a", "dp2a"):
+        first, second = types(i)
+        result = "s32" if "s32" in (first, second) else "u32"
+        return result, [first, second, result], functools.partial(A.dotted, parts=int(op[2]), upper="hi" in m)
+    if op in ("mul24", "mad24"):
+        function = functools.partial(A.product24, upper="hi" in m)
+        return kind, [kind] * (2 if op == "mul24" else 3), lambda a, b, *c: sum(c, function(a, b))
+    if (op in FLOATS or op in ("fma", "mad")) and kind in ("f16", "f32", "f64"):
+        return _of_floats(op, m, kind)
+    if op in ("mul", "mad"):
+        return _product(op, m, kind)
+    if op not in BITS or ("sat" in m and (op not in ("add", "sub") or kind != "s32")):
         return None
-    if op in ("fma", "mad") and kind in ("f16", "f32", "f64"):
-        return kind, [kind] * 3, _float(functools.partial(A.fma, rounding=_rounding(m), dtype=TYPES[kind]), m)
-    if kind in ("f16", "f32", "f64") and op in FLOATS:
-        result, sources, function = FLOATS[op]
-        if kind == "f32" and _rounding(m) != "rn":
-            function = A.directed(op, _rounding(m))
+    result, sources, function = BITS[op]
+    if op == "testp":
+        function = next(A.TESTS[name] for name in m if name in A.TESTS)
+    elif "sat" in m:
+        function = functools.partial(A.saturated_sum, subtract=op == "sub")
+    return result.replace("t", kind), _sources(sources, kind), function
+
+
+def _sources(sources: str, kind: str) -> list[str]:
+    return [kind if source == "t" else source for source in sources.split()]
+
+
+def _of_floats(op: str, m: Sequence[str], kind: str) -> tuple[str, list[str], Callable] | None:
+    """Return (type of the result, types of the sources, function) of an instruction on float16, float32 or float64."""
+    rounding, dtype = rounding_of(m), TYPES[kind]
+    if op in ("fma", "mad"):
+        sources, function = "t t t", functools.partial(A.fma, rounding=rounding, dtype=dtype)
+        if rounding != "rn" and (kind, op) not in DIRECTED:
+            function = directed("fma", rounding, functools.partial(A.fma, dtype=dtype))
+    else:
+        _, sources, function = FLOATS[op]
+        if rounding != "rn" and (kind, op) in DIRECTED:
+            function = A.directed(op, rounding)
+        elif rounding != "rn" and op in EXACTLY:
+            function = directed(op, rounding)
+        elif rounding != "rn":
+            return None
         elif "approx" in m:
-            function = A.approximate(function)
+            function = A.approximate(function, dtype)
         elif "NaN" in m:
             function = A.with_nan(function)
-        function = _float(function, m)
-    elif op in ("mul", "mad"):
-        return _product(op, m, kind)
-    elif op in BITS and "sat" not in m:
-        result, sources, function = BITS[op]
+    function = with_modifiers(function, m)
+    return kind, _sources(sources, kind), halves.relu(function, kind) if "relu" in m else function
+
+
+def _halves(op: str, m: Sequence[str], kind: str) -> tuple[str, list[str], Callable] | None:
+    """Return (type of the result, types of the sources, function) of an instruction on bfloat16 or on pairs."""
+    one = halves.element(kind)
+    if one == "bf16":
+        function = halves.BF16.get(op)
+        if function is None or "sat" in m or rounding_of(m) != "rn":
+            return None
+        function = halves.nan_wins(function) if "NaN" in m else function
+        function = halves.relu(function, one) if "relu" in m else function
+        count = {"fma": 3, "neg": 1, "abs": 1, "ex2": 1, "tanh": 1}.get(op, 2)
     else:
-        return None
-    return result.replace("t", kind), [kind if source == "t" else source for source in sources.split()], function
-
-
-def _rounding(m: Sequence[str]) -> str:
-    return next((r for r in A.ROUNDINGS if r in m), "rn")
+        found = _of_floats(op, m, one) if op in FLOATS or op == "fma" else None
+        if found is None:
+            if op not in ("neg", "abs"):
+                return None
+            found = one, [one], BITS[op][2]
+        count, function = len(found[1]), found[2]
+    if kind == one:
+        return "b16", ["b16"] * count, function
+    return "b32", ["b32"] * count, halves.of_pairs(kind, function)
 
 
 def _product(op: str, m: Sequence[str], kind: str) -> tuple[str, list[str], Callable]:
@@ -179,41 +244,3 @@ def _product(op: str, m: Sequence[str], kind: str) -> tuple[str, list[str], Call
     if op == "mul":
         return result, [kind, kind], function
     return result, [kind, kind, result], lambda a, b, c: function(a, b) + c
-
-
-def _float(function: Callable, m: Sequence[str]) -> Callable:
-    """Return a function that also flushes subnormal numbers and saturates the result, if the modifiers say so."""
-    if not {"ftz", "sat"} & set(m):
-        return function
-
-    def run(*values: Any) -> Any:
-        if "ftz" in m:
-            values = tuple(A.flushed(np.asarray(v)) for v in values)
-        result = function(*values)
-        result = A.saturated(result) if "sat" in m else result
-        return A.flushed(result) if "ftz" in m else result
-
-    return run
-
-
-def _conversion(m: Sequence[str], kinds: Sequence[str]) -> tuple[str, list[str], Callable]:
-    to, source = kinds[:2]
-    if "f16x2" in kinds or len(kinds) != 2 or (_rounding(m) != "rn" and TYPES[source].kind in "iu"):
-        raise PtxError(f"cvt.{'.'.join(m)} is not in this machine")
-    if to == "tf32":
-        return "b32", ["f32"], lambda x: A.tf32(x, "rna" if "rna" in m else "rz").view(np.uint32)
-    if to == "bf16":
-        return "b16", [source], A.f32_to_bf16
-    if source == "bf16":
-        return to, ["b16"], A.bf16_to_f32
-    target, before = TYPES[to], TYPES[source]
-    whole = next((r for r in ("rni", "rzi", "rmi", "rpi") if r in m), None)
-    if before.kind == "f" and target.kind in "iu":
-        return to, [source], functools.partial(A.to_integer, rounding=whole or "rzi", dtype=target)
-    if before.kind in "iu" and target.kind in "iu" and "sat" in m:
-        return to, [source], functools.partial(A.clipped, dtype=target)
-    if before.kind == "f" and whole:
-        return to, [source], _float(functools.partial(A.to_integral, rounding=whole), m)
-    if before.kind == "f" and target.itemsize < before.itemsize:
-        return to, [source], _float(lambda x: A.narrowed(np.float64(x), _rounding(m), target), m)
-    return to, [source], _float(lambda x: x.astype(target), m if target.kind == "f" else ())

@@ -15,170 +15,13 @@ text has .loc directives, each instruction also has its line of Python.
 from __future__ import annotations
 
 import collections
-import dataclasses
-import difflib
-import functools
+import math
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-SIZES = {**{f"{kind}{bits}": bits // 8 for kind in "bsuf" for bits in (8, 16, 32, 64)}, "pred": 1, "bf16": 2, "f16x2": 4}
-GAP = 1024  # number of bytes between two variables of a memory space; a multiple of the size of all banks
-
-
-class PtxError(RuntimeError):
-    """An error in a kernel, or an instruction that the interpreter does not support. If threads ran into it, `at` is the wave,
-    the instruction, and the thread of the wave, if there is one.
-    """
-
-    at: tuple[Any, Instruction, int | None] | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Number:
-    """A constant operand: an integer, or the bits of a float of `size` bytes."""
-
-    value: int
-    size: int = 0  # 0 for an integer, whose width depends on the instruction
-
-    @property
-    def floating(self) -> bool:
-        return self.size > 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Address:
-    """The operand [base + offset]; `base` is a register or the name of a variable."""
-
-    base: str
-    offset: int
-
-
-class Variable(NamedTuple):
-    """A variable: `size` bytes at `offset` of a memory space (`Program.next`); `initial` holds its initial bytes, if any."""
-
-    size: int
-    offset: int
-    initial: bytes = b""
-
-
-@dataclasses.dataclass(frozen=True)
-class Instruction:
-    """One instruction, and its line in the text."""
-
-    line: int
-    text: str
-    guard: tuple[str, bool] | None  # (predicate, True if it is negated)
-    opcode: str
-    modifiers: tuple[str, ...]
-    operands: tuple[Any, ...]
-    python: str = ""
-    function: str = ""  # name of the function that contains the instruction; "" for the kernel itself
-
-    def where(self) -> str:
-        return f"line {self.line}: {self.text}"
-
-
-@dataclasses.dataclass
-class Function:
-    """A function that a program calls. Its parameters and results are names of variables in `Program.passed`. The kernel is
-    also a `Function`, without parameters and results.
-    """
-
-    results: tuple[str, ...] = ()
-    parameters: tuple[str, ...] = ()
-    instructions: list[Instruction] = dataclasses.field(default_factory=list)
-    labels: dict[str, int] = dataclasses.field(default_factory=dict)
-    # index of the function's first instruction in the program; -1 if it is never called, so that it is not included
-    start: int = -1
-
-    def calls(self) -> list[str]:
-        """Return the names of the functions that this function calls."""
-        return [called(i) for i in self.instructions if i.opcode == "call"]
-
-
-def called(i: Instruction) -> str:
-    """Return the name of the function that the call `i` calls; for an indirect call, the register that holds its address."""
-    return next(operand for operand in i.operands if isinstance(operand, str))
-
-
-@dataclasses.dataclass
-class Program:
-    """A kernel, and the functions that it calls."""
-
-    name: str = ""
-    parameters: dict[str, tuple[int, str]] = dataclasses.field(default_factory=dict)  # maps a name to (offset, type)
-    registers: dict[str, str] = dataclasses.field(default_factory=dict)  # maps a name to a type
-    shared: dict[str, Variable] = dataclasses.field(default_factory=dict)
-    local: dict[str, Variable] = dataclasses.field(default_factory=dict)
-    const: dict[str, Variable] = dataclasses.field(default_factory=dict)
-    passed: dict[str, Variable] = dataclasses.field(default_factory=dict)  # the .param variables of calls
-    tables: dict[str, bytes] = dataclasses.field(default_factory=dict)  # the bytes of the .global variables
-    dynamic: str | None = None  # name of the shared memory whose size the launch sets
-    instructions: list[Instruction] = dataclasses.field(default_factory=list)
-    labels: dict[str, int] = dataclasses.field(default_factory=dict)
-    functions: dict[str, Function] = dataclasses.field(default_factory=dict)  # by name; "" is the kernel itself
-    lines: Callable[[], str] | None = None  # returns the same PTX text with lines of Python, if it can be compiled in that way
-    arguments: tuple[tuple[str, str, int | None, str], ...] = ()  # the result of `Kernel.arguments`, if it is known
-
-    def where(self, instruction: Instruction) -> str:
-        """Return the line of the PTX text of an instruction, and its line of Python if it is known."""
-        python = self.python[self.instructions.index(instruction)]
-        return instruction.where() + (f" ({python})" if python else "")
-
-    @functools.cached_property
-    def python(self) -> list[str]:
-        """The line of Python of each instruction, such as "file.py:12"; "" if it is unknown. A library function has no lines of
-        Python: its instructions get the line of its call, if the program has only one call of it.
-        """
-        found = self._lines()
-        for name, function in self.functions.items():
-            own = slice(function.start, function.start + len(function.instructions))
-            calls = {found[k] for k, i in enumerate(self.instructions) if i.opcode == "call" and called(i) == name}
-            if function.start > 0 and len(calls) == 1 and not any(found[own]):
-                found[own] = [*calls] * len(function.instructions)
-        return found
-
-    def _lines(self) -> list[str]:
-        """Return the line of Python of each instruction. If this text has no lines, but `lines` returns a text that has, the
-        instructions of both texts are matched by their opcodes: nearly all are equal.
-        """
-        found = [i.python for i in self.instructions]
-        if any(found) or self.lines is None:
-            return found
-        try:
-            others = parse(self.lines()).instructions
-        except Exception:  # some kernels cannot be compiled with lines of Python; errors then do not name them
-            return found
-        kinds = [[(i.opcode, i.modifiers) for i in some] for some in (self.instructions, others)]
-        for mine, other, count in difflib.SequenceMatcher(None, *kinds, autojunk=False).get_matching_blocks():
-            found[mine : mine + count] = [i.python for i in others[other : other + count]]
-        return found
-
-    def size(self, space: str) -> int:
-        """Return the number of bytes that the variables of a memory space take on a GPU, where there are no gaps."""
-        return max((v.offset + v.size - GAP * k for k, v in enumerate(getattr(self, space).values())), default=0)
-
-    def next(self, space: str, align: int) -> int:
-        """Return the offset at which the next variable of a memory space is placed: the offset on a GPU plus one gap for each
-        earlier variable. So an access beyond the end of a variable does not hit another variable. A gap is a multiple of the
-        size of all banks, so that bank conflicts are those of the GPU.
-        """
-        return -(-self.size(space) // align) * align + GAP * len(getattr(self, space))
-
-    def pass_by(self, name: str, size: int, align: int) -> None:
-        """Add a variable to `passed`. Variables in `passed` are addressed only by name, so there are no gaps between them."""
-        end = max((v.offset + v.size for v in self.passed.values()), default=0)
-        self.passed[name] = Variable(size, -(-end // align) * align)
-
-    def places(self, space: str, dynamic: int = 0) -> list[tuple[int, int]]:
-        """Return (offset, size) of each variable of the memory space `space`. If `dynamic` > 0, there is also an entry for the
-        dynamic shared memory, whose size of `dynamic` bytes the launch sets.
-        """
-        found = [(v.offset, v.size) for v in getattr(self, space).values()]
-        return [*found, (self.next(space, 16), dynamic)] if dynamic else found
-
+from .program import SIZES, Address, Function, Instruction, Number, Program, PtxError, Variable, size_of
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _PIECE = re.compile(
@@ -201,7 +44,9 @@ _VARIABLE = re.compile(
 )
 _LOC = re.compile(r"(?:^|inlined_at\s+)(\d+)\s+(\d+)")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
-_REGISTERS = re.compile(r"\.reg\s+\.(?P<type>\w+)\s+(?P<names>.*)", re.S)
+_REGISTERS = re.compile(r"\.reg\s*\.(?P<type>\w+)\s+(?P<names>.*)", re.S)
+_BOUND = re.compile(r"\.maxntid\s+(\d+(?:\s*,\s*\d+)*)")
+_USED = re.compile(r'\.pragma\s+"used_bytes_mask\s+(0x[0-9a-fA-F]+)"')
 _HEAD = re.compile(
     r"""
     (?:\.\w+\s+)*?\.(?P<kind>entry|func)\s*(?:\((?P<results>[^)]*)\))?\s*(?:\.noreturn\s+)?(?P<name>[\w$%.]+)\s*
@@ -276,7 +121,7 @@ def _link(program: Program) -> None:
         function.start = len(program.instructions)
         program.instructions += function.instructions
         program.labels.update({name + label: function.start + at for label, at in function.labels.items()})
-        due += function.calls()
+        due += [name for name in function.names() if name in program.functions]
 
 
 def _python(files: dict[str, str], place: tuple[str, str], *callers: tuple[str, str]) -> str:
@@ -301,12 +146,13 @@ def _head(program: Program, piece: str, line: int) -> tuple[str, dict[str, str]]
         program.functions[found["name"]] = Function(*passed)
         return found["name"], names
     program.name, program.functions[""], offset = found["name"], Function(), 0
-    for name, kind, _, count in parameters:
-        if count is not None:
-            raise PtxError(f"line {line}: a kernel's parameter that is an array is not in this machine: {name}[{count}]")
-        offset = -(-offset // SIZES[kind]) * SIZES[kind]
-        program.parameters[name] = (offset, kind)
-        offset += SIZES[kind]
+    if bound := _BOUND.search(piece):
+        program.most = math.prod(int(n) for n in bound[1].split(","))
+    for name, kind, align, count in parameters:
+        start = -(-offset // (align or SIZES[kind])) * (align or SIZES[kind])
+        kind = kind if count is None else f"{kind}[{count}]"
+        program.parameters[name] = (start, kind)
+        offset = start + size_of(kind)
     return "", {}
 
 
@@ -327,7 +173,14 @@ def _statement(program: Program, piece: str, line: int, python: str, scopes: lis
         scopes[-1][name] = f"{name}${line}"
         return scopes[-1][name]
 
-    if piece.startswith((".pragma", ".extern .func", ".func", ".visible .func", ".weak .func")):
+    if found := _USED.fullmatch(piece):
+        program.functions[function].used = int(found[1], 16)
+        return
+    if piece.startswith((".pragma", ".extern .func", ".func", ".visible .func", ".weak .func", ".callprototype")):
+        return
+    if piece.startswith(".branchtargets"):  # the label of the list is before it
+        targets = tuple(part.strip() for part in piece.removeprefix(".branchtargets").split(","))
+        program.functions[function].targets[next(reversed(program.functions[function].labels))] = targets
         return
     if piece.startswith(".param"):
         name, kind, align, count = _parameter(piece, line)
@@ -336,35 +189,40 @@ def _statement(program: Program, piece: str, line: int, python: str, scopes: lis
         for name in (name.strip() for name in found["names"].split(",")):
             many = re.fullmatch(r"(.*)<(\d+)>", name)
             names = [f"{many[1]}{i}" for i in range(int(many[2]))] if many else [name]
-            program.registers.update({named(name): found["type"] for name in names})
+            declared = {named(name): found["type"] for name in names}
+            program.registers.update(declared)
+            program.functions[function].registers += declared
     elif found := _VARIABLE.fullmatch(piece):
-        _variable(program, found, named(found["name"]))
+        _variable(program, found, named(found["name"]), function)
     elif scopes:
-        program.functions[function].instructions.append(
-            _instruction(piece, line, python, collections.ChainMap(*reversed(scopes)), function)
-        )
+        own = program.functions[function]
+        names = collections.ChainMap(*reversed(scopes))
+        own.instructions.append(_instruction(piece, line, python, names, function, own.used))
+        own.used = -1
     else:
         raise PtxError(f"line {line}: not understood: {piece}")
 
 
-def _variable(program: Program, found: re.Match, name: str) -> None:
+def _variable(program: Program, found: re.Match, name: str, function: str) -> None:
     width, space = SIZES[found["type"]], found["space"]
     if found["count"] == "[]":
-        program.dynamic = name
+        program.dynamic.add(name)
         return
     size, initial = width * int((found["count"] or "[1]")[1:-1]), b""
     if found["values"]:
-        values = [_operand(v.strip()).value for v in found["values"].strip("{} ").split(",")]
-        initial = b"".join((v % (1 << 8 * width)).to_bytes(width, "little") for v in values)
+        values = [_operand(v.strip()) for v in found["values"].strip("{} ").split(",")]
+        if not all(isinstance(v, Number) for v in values):
+            raise PtxError(f"{name}: a variable that holds the address of another is not in this machine")
+        initial = b"".join((v.value % (1 << 8 * width)).to_bytes(width, "little") for v in values)
     if space in ("global", "const"):
         initial = initial.ljust(size, b"\0")  # PTX omits trailing zeros
     if space == "global":
         program.tables[name] = initial
         return
-    getattr(program, space)[name] = Variable(size, program.next(space, int(found["align"] or width)), initial)
+    getattr(program, space)[name] = Variable(size, program.next(space, int(found["align"] or width)), initial, function)
 
 
-def _instruction(piece: str, line: int, python: str, names: Mapping[str, str], function: str) -> Instruction:
+def _instruction(piece: str, line: int, python: str, names: Mapping[str, str], function: str, used: int) -> Instruction:
     """Parse an instruction. `names` maps registers and variables that are declared within braces to their new names."""
     renamed = re.sub(r"[\w%$]+", lambda word: names.get(word[0], word[0]), piece) if names else piece
     found = re.fullmatch(r"(?:@(?P<not>!?)(?P<guard>[\w%$]+)\s+)?(?P<opcode>[a-z][\w.:]*)(?P<operands>.*)", renamed)
@@ -376,15 +234,15 @@ def _instruction(piece: str, line: int, python: str, names: Mapping[str, str], f
     read = tuple(_operand(o.strip()) for o in operands)
     if opcode == "bra":
         read = (function + read[0],)  # each function has its own labels
-    return Instruction(line, piece, guard, opcode, tuple(modifiers), read, python, function)
+    return Instruction(line, piece, guard, opcode, tuple(modifiers), read, python, function, used)
 
 
 def _operand(text: str) -> Any:
     if text.startswith(("{", "(")):
         return tuple(_operand(part.strip()) for part in text[1:-1].split(",") if part.strip())
     if text.startswith("["):
-        base, offset = re.fullmatch(r"\[\s*([\w$%.]+)\s*(?:\+\s*(-?\d+)\s*)?\]", text).groups()
-        return Address(base, int(offset or 0))
+        found = re.fullmatch(r"\[\s*([\w$%.]+)\s*(?:\+\s*(-?\d+)\s*)?\]", text)
+        return text if found is None else Address(found[1], int(found[2] or 0))  # other addresses are those of textures
     number = _NUMBER.match(text)
     if number is None:
         return text

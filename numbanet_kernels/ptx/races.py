@@ -87,7 +87,7 @@ class Shadow:
             self.unit //= 2
             for last in self.last.values():
                 last.split()
-        at, parts = offset // self.unit, width // self.unit
+        at, parts = offset >> self.unit.bit_length() - 1, width // self.unit
         if parts == 1:
             return at, who
         return (at + np.arange(parts)[:, None]).ravel(), Who(*(np.concatenate((part,) * parts) for part in who))
@@ -148,8 +148,12 @@ def changing(now: np.ndarray, unset: np.ndarray, offset: np.ndarray, values: np.
 
 def _together(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the code that stands for two threads: that of several threads of a warp, of a block, or of the launch."""
-    block = np.where(a >> OF_BLOCK == b >> OF_BLOCK, a >> OF_BLOCK << OF_BLOCK | SEVERAL << OF_WARP | SEVERAL, EVERYWHERE)
-    return np.where(a >> OF_WARP == b >> OF_WARP, a >> OF_WARP << OF_WARP | SEVERAL, block)
+    differ = a ^ b
+    found = np.where(differ < 1 << OF_WARP, a & -1 << OF_WARP | SEVERAL, a & -1 << OF_BLOCK | SEVERAL << OF_WARP | SEVERAL)
+    across = differ >= 1 << OF_BLOCK
+    if across.any():
+        found[across] = EVERYWHERE
+    return found
 
 
 def _name(code: int, mine: int) -> str:

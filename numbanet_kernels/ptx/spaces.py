@@ -15,15 +15,17 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .arithmetic import BITS
 from .races import Fault, Shadow
 
-WINDOWS = {"shared": 1 << 60, "local": 1 << 61}  # the generic addresses at which these memory spaces start
+WINDOWS = {"shared": 1 << 60, "local": 1 << 61, "const": 3 << 60}  # the generic addresses at which these memory spaces start
 WINDOW = 1 << 59
+DEPTH_BITS = 32  # local addresses of calls of recursive functions: the depth of the call above this many bits of an offset
+SHIFTS = {1 << k: k for k in range(5)}  # from bytes to units of 1, 2, 4, 8 or 16 bytes: shifts take less time than divisions
 WORD, WARP, SECTOR, BANKS = 4, 32, 32, 32
 ALIGNMENT, GAP = 256, 1 << 30  # alignment of arrays, as a GPU allocates them, and the gap between two arrays
 
@@ -40,13 +42,18 @@ class Store:
     def _units(self, array: np.ndarray, width: int) -> np.ndarray:
         return array[: array.size // width * width].view(BITS[width])
 
-    def read(self, offset: np.ndarray, width: int) -> np.ndarray:
-        """Return the unsigned integers of `width` bytes at the offsets `offset`."""
+    def read(self, offset: np.ndarray, width: int, used: int = -1) -> np.ndarray:
+        """Return the unsigned integers of `width` bytes at the offsets `offset`. Bytes that are not `used` (a bit for each)
+        need not have been written.
+        """
         if self.unset is not None:
-            missing = self._units(self.unset, width)[offset // width] != 0
+            unset = self._units(self.unset, width)[offset >> SHIFTS[width]]
+            if used != -1:
+                unset = unset & unset.dtype.type(sum(1 << 8 * k for k in range(width) if used >> k & 1))
+            missing = unset != 0
             if missing.any():
                 raise Fault("read before it was written", int(np.flatnonzero(missing)[0]))
-        return self._units(self.data, width)[offset // width]
+        return self._units(self.data, width)[offset >> SHIFTS[width]]
 
     def before(self, offset: np.ndarray, width: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the bits at the offsets, `parts` integers of `width` bytes altogether, and a mask of those that are unset."""
@@ -58,15 +65,28 @@ class Store:
 
     def write(self, offset: np.ndarray, values: np.ndarray, width: int) -> None:
         """Write values of `width` bytes; if several values have the same address, the last one stays."""
-        self._units(self.data, width)[offset // width] = values
+        self._units(self.data, width)[offset >> SHIFTS[width]] = values
         if self.unset is not None:
-            self._units(self.unset, width)[offset // width] = 0
+            self._units(self.unset, width)[offset >> SHIFTS[width]] = 0
+
+    def change(self, offset: np.ndarray, dtype: np.dtype, function: np.ufunc, values: np.ndarray) -> None:
+        """Replace each number x in memory by function(x, value), one value after the other."""
+        self.read(offset, dtype.itemsize)  # raises Fault if one is unset
+        units = self._units(self.data, dtype.itemsize).view(dtype)
+        function.at(units, offset >> SHIFTS[dtype.itemsize], values)
 
     def forget(self, offset: np.ndarray, width: int) -> None:
         """Mark bytes as unset: an asynchronous copy is writing them."""
         if self.unset is not None:
             for k in range(width):
                 self.unset[offset + k] = 1
+
+
+class Allocated(NamedTuple):
+    """Memory that a kernel has allocated, and its address."""
+
+    start: int
+    store: Store
 
 
 class Global:
@@ -84,6 +104,7 @@ class Global:
             self.starts.append(at)
             self.stores.append((Store(data, unset=False, inside=_inside(within, start, stop, lead)), lead))
             free = at + stop - start
+        self.heap: dict[int, Allocated] = {}  # what `allocate` has returned, by address
         self.stops = [at + stop - start for at, (start, stop, _) in zip(self.starts, self.regions, strict=True)]
 
     def address(self, array: np.ndarray) -> int:
@@ -116,6 +137,31 @@ class Global:
             i = int(np.flatnonzero(left)[0])
             raise Fault(f"out of bounds: {self._nearest(int(address[i]))}", i)
         return [part for part in found if part[1].size]
+
+    def allocate(self, size: int) -> Allocated:
+        """Allocate new memory during the launch (malloc)."""
+        at = -(-((self.stops[-1] if self.stops else 0) + GAP) // ALIGNMENT) * ALIGNMENT
+        store = Store(np.zeros(size, np.uint8), unset=True)
+        store.shadow = Shadow(size, across=True)
+        self.starts.append(at)
+        self.stores.append((store, 0))
+        self.stops.append(at + size)
+        self.heap[at] = Allocated(at, store)
+        return self.heap[at]
+
+    def free(self, address: int) -> bool:
+        """Free memory of `allocate`; return False if there is none at this address."""
+        if self.heap.pop(address, None) is None:
+            return False
+        k = self.starts.index(address)
+        for parts in (self.starts, self.stores, self.stops):
+            del parts[k]
+        return True
+
+    def begin(self) -> None:
+        """Order all accesses so far before those that follow: a barrier of the whole grid has been passed."""
+        for store, _ in self.stores:
+            store.shadow = Shadow(store.data.size, across=True)
 
     def _nearest(self, address: int) -> str:
         if not self.arrays:
@@ -190,9 +236,47 @@ class Private:
             rows = array.reshape(-1, self.room)
             rows[owners, target : target + size] = rows[owners, source : source + size]
 
+    def rows(self, offset: int, size: int) -> np.ndarray:
+        """Return a copy of `size` bytes at an offset of each owner, and of their masks of set bytes, (owners, 2 size)."""
+        parts = [array.reshape(-1, self.room)[:, offset : offset + size] for array in (self.store.data, self.store.unset)]
+        return np.concatenate(parts, axis=1)
+
+    def put(self, owners: np.ndarray, offset: int, size: int, rows: np.ndarray) -> None:
+        """Write what `rows` returned back for some owners."""
+        for array, part in zip((self.store.data, self.store.unset), (rows[:, :size], rows[:, size:]), strict=True):
+            array.reshape(-1, self.room)[owners, offset : offset + size] = part[owners]
+
+
+class Frames:
+    """Local memory of threads, with a `Private` for each depth of recursion: the upper half of an address is the depth."""
+
+    def __init__(self, owners: int, variables: Sequence[tuple[int, int]]) -> None:
+        self.owners, self.variables = owners, variables
+        self.levels = [Private(owners, variables)]
+
+    def find(self, address: np.ndarray, width: int, owners: np.ndarray) -> list[tuple[Store, np.ndarray, np.ndarray]]:
+        """Do the same as `Private.find`."""
+        depth = address >> DEPTH_BITS
+        if not depth.any():
+            return self.levels[0].find(address, width, owners)
+        found = []
+        for level in np.unique(depth):
+            if not 0 <= level <= len(self.levels):
+                raise Fault("out of bounds: beyond all calls", int(np.flatnonzero(depth == level)[0]))
+            if level == len(self.levels):
+                self.levels.append(Private(self.owners, self.variables))
+            some = np.flatnonzero(depth == level)
+            try:
+                parts = self.levels[level].find(address[some] - (level << DEPTH_BITS), width, owners[some])
+            except Fault as fault:
+                raise Fault(fault.problem, int(some[fault.number])) from None
+            found += [(store, some[chosen], offset) for store, chosen, offset in parts]
+        return found
+
 
 def check_alignment(address: np.ndarray, width: int) -> None:
-    wrong = address % width != 0
+    # for powers of two, and without the remainder of signed numbers, which takes several times as long
+    wrong = address & width - 1 != 0 if width & width - 1 == 0 else address % width != 0
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])
         raise Fault(f"misaligned: address {address[i]:#x} is no multiple of {width}", i)

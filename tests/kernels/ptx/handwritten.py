@@ -17,7 +17,8 @@ def kernel(body, arrays=1, shared=0, axes=1):
         {f".shared .align 16 .b8 room[{shared}];" if shared else ""}
         .visible .entry test({", ".join(parameters)})
         {{
-            .reg .pred %p<9>; .reg .b16 %rs<9>; .reg .b32 %r<40>; .reg .f32 %f<40>; .reg .b64 %rd<40>;
+            .reg .pred %p<9>; .reg .b16 %rs<40>; .reg .b32 %r<40>; .reg .f32 %f<40>;
+            .reg .b64 %rd<40>; .reg .f64 %fd<40>;
             {loads}
             mov.u32 %r0, %tid.x;
             {textwrap.dedent(body)}
@@ -32,15 +33,30 @@ def run(body, *arrays, threads=32, blocks=1, shared=0):
 
 
 def each(body, result, *sources):
-    """result[i] = what the body leaves in %r1 (or %f1) from the sources' i-th elements in %r11, %r12, … (or %f11, …)."""
+    """result[i] = what the body leaves in %r1 (or %f1) from the sources' i-th elements in %r11, %r12, … (or %f11, …). Numbers
+    of 8 bytes are in %rd1 (or %fd1), %rd11, …, those of 2 bytes in %rs1, %rs11, ….
+    """
 
     def register(k, array):
-        return f"%f{k}" if array.dtype.kind == "f" else f"%r{k}"
+        floats = array.dtype.kind == "f"
+        return {2: "%rs", 4: "%f" if floats else "%r", 8: "%fd" if floats else "%rd"}[array.dtype.itemsize] + str(k)
 
-    arrays = (result, *sources)
-    lines = ["mul.wide.u32 %rd30, %r0, 4;"]
+    def bits(array):
+        return f"b{8 * array.dtype.itemsize}"
+
+    arrays, blocks = (result, *sources), -(-result.size // 1024)
+    lines = [
+        "mov.u32 %r2, %ctaid.x;",
+        "mad.lo.u32 %r0, %r2, 1024, %r0;",
+        f"setp.ge.u32 %p8, %r0, {result.size};",
+        "@%p8 bra DONE;",
+    ]
     for k, source in enumerate(sources, 1):
-        lines += [f"add.s64 %rd31, %rd{k}, %rd30;", f"ld.global.b32 {register(10 + k, source)}, [%rd31];"]
-    lines += [textwrap.dedent(body), "add.s64 %rd31, %rd0, %rd30;", f"st.global.b32 [%rd31], {register(1, result)};"]
-    run("\n".join(lines), *arrays, threads=result.size)
+        lines += [
+            f"mad.wide.u32 %rd31, %r0, {source.itemsize}, %rd{k};",
+            f"ld.global.{bits(source)} {register(10 + k, source)}, [%rd31];",
+        ]
+    lines += [textwrap.dedent(body), f"mad.wide.u32 %rd31, %r0, {result.itemsize}, %rd0;"]
+    lines += [f"st.global.{bits(result)} [%rd31], {register(1, result)};", "DONE:"]
+    run("\n".join(lines), *arrays, threads=min(result.size, 1024), blocks=blocks)
     return result

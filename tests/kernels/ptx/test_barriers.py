@@ -130,3 +130,68 @@ def test_a_sum_whose_idle_threads_have_returned():
     with emulation.emulated():
         launch.launch(total, 3, 64, x, y)
     np.testing.assert_array_equal(y, [x[:64].sum(), x[64:128].sum(), x[128:].sum()])
+
+
+# --- barriers for some threads of a block -----------------------------------------------------------------------------
+def test_a_barrier_for_some_warps():
+    """Warps 0 and 1 meet at barrier 1, warps 2 and 3 at barrier 2; each reads what the other one of its pair wrote."""
+    body = """
+        mov.u32 %r2, room;
+        mad.lo.u32 %r3, %r0, 4, %r2;
+        st.shared.u32 [%r3], %r0;
+        setp.lt.u32 %p1, %r0, 64;
+        @%p1 bra FIRST;
+        bar.sync 2, 64;
+        bra READ;
+        FIRST:
+        bar.sync 1, 64;
+        READ:
+        xor.b32 %r4, %r0, 32;
+        mad.lo.u32 %r3, %r4, 4, %r2;
+        ld.shared.u32 %r5, [%r3];
+    """
+    np.testing.assert_array_equal(numbers(body, threads=128, shared=512), np.arange(128) ^ 32)
+    with pytest.raises(ptx.PtxError, match="a barrier that part of its block never reaches: others have ended"):
+        numbers(body.replace("bar.sync 1, 64", "bar.sync 1, 96"), threads=64, shared=512)
+
+
+def test_threads_that_arrive_and_go_on():
+    """Warp 0 writes and goes on; warp 1 waits for it, and reads. Without the barrier it is a race."""
+    body = """
+        mov.u32 %r2, room;
+        setp.ge.u32 %p1, %r0, 32;
+        mov.u32 %r5, 0;
+        @%p1 bra TAKE;
+        mad.lo.u32 %r3, %r0, 4, %r2;
+        st.shared.u32 [%r3], %r0;
+        {arrive}
+        mov.u32 %r5, 1;
+        bra READY;
+        TAKE:
+        {wait}
+        mad.lo.u32 %r3, %r0, 4, %r2;
+        ld.shared.u32 %r5, [%r3+-128];
+        READY:
+    """
+    found = numbers(body.format(arrive="bar.arrive 3, 64;", wait="bar.sync 3, 64;"), shared=128)
+    np.testing.assert_array_equal(found, [1] * 32 + list(range(32)))
+    with pytest.raises(ptx.PtxError, match="shared race|read before it was written"):
+        numbers(body.format(arrive="", wait=""), shared=128)
+
+
+def test_a_counting_barrier_for_some_warps():
+    body = """
+        mov.u32 %r5, 0;
+        setp.lt.u32 %p1, %r0, 32;
+        @%p1 bra END;
+        setp.gt.u32 %p2, %r0, 80;
+        bar.red.popc.u32 %r5, 1, 64, %p2;
+        END:
+    """
+    np.testing.assert_array_equal(numbers(body, threads=96), [0] * 32 + [15] * 64)
+
+
+def test_a_barrier_with_a_predicate():
+    """Threads whose predicate is false go on; of the others all have come."""
+    body = "setp.lt.u32 %p1, %r0, 32;\nmov.u32 %r5, 1;\n@%p1 bar.sync 1, 32;\n@!%p1 mov.u32 %r5, 2;"
+    np.testing.assert_array_equal(numbers(body), [1] * 32 + [2] * 32)

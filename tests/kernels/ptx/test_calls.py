@@ -298,14 +298,14 @@ FORWARD = ".func (.param .b32 retval) later(.param .b32 x);\n"
 @pytest.mark.parametrize(
     "functions, body, problem",
     [
-        (function("down", call("down", "%r1")), call("down", "%r0"), "down calls itself, which this machine does not run"),
+        (function("down", call("down", "%r1")), call("down", "%r0"), "down calls itself more than 256 times"),
         (
             FORWARD + function("down", call("later", "%r1")) + function("later", call("down", "%r1")),
             call("down", "%r0"),
-            "later calls itself, which this machine does not run",
+            "later calls itself more than 256 times",
         ),
         (FORWARD, call("later", "%r0"), "the code of later is not in this PTX"),
-        ("", call("%rd1", "%r0"), "calls through a pointer are not in this machine"),
+        ("", call("%nothing", "%r0"), "the code of %nothing is not in this PTX"),
         (SQUARE, call("square", "%r0", "%r0"), "what is passed to or from square is not what it declares"),
         (SQUARE, "call square;", "what is passed to or from square is not what it declares"),
     ],
@@ -326,7 +326,31 @@ def test_a_fault_in_a_function_names_the_calls():
         run(reads + outer, call("outer", "%r0"))
 
 
+def test_a_function_without_a_result_that_is_called_as_if_it_had_one():
+    """Numba does so for functions of C; a card's linker lets it pass."""
+    nothing = function("nothing", "", results="")
+    np.testing.assert_array_equal(run(nothing, call("nothing", "%r0"))[0], np.zeros(64))
+
+
 def test_a_result_that_is_not_set_is_told():
     empty = ".func (.param .b32 empty_y) empty()\n{\nret;\n}\n"
     with pytest.raises(ptx.PtxError, match="ld.param.b32 .*: param read before it was written"):
         run(empty, "{ .param .b32 retval0;\ncall (retval0), empty;\nld.param.b32 %r1, [retval0+0]; }")
+
+
+# --- calls through pointers -------------------------------------------------------------------------------------------
+def test_calls_through_pointers():
+    """Threads of a warp call different functions, whose addresses are in registers; one that is named nowhere else."""
+    functions = SQUARE + function("next", "add.u32 %r1, %r1, 1;")
+    body = f"""
+        mov.u64 %rd2, square;
+        mov.u64 %rd3, next;
+        and.b32 %r2, %r0, 1;
+        setp.eq.u32 %p1, %r2, 0;
+        selp.b64 %rd4, %rd2, %rd3, %p1;
+        {call("%rd4", "%r0").replace(");", "), prototype;")}
+    """
+    found, _ = run(functions, body)
+    np.testing.assert_array_equal(found, [i + 1 if i % 2 else i**2 for i in range(64)])
+    with pytest.raises(ptx.PtxError, match=r"call.* %rd4.*: 0x7 is not the address of a function by thread \(1, 0, 0\)"):
+        run(functions, body.replace("mov.u64 %rd3, next", "mov.u64 %rd3, 7"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numbanet_kernels import ptx
-from numbanet_kernels.ptx import instructions
+from numbanet_kernels.ptx import plain
 from numbanet_kernels.ptx.parse import Address, Number, parse
 from numbanet_kernels.runtime import arrays, availability, declare, emulation
 from tests.kernels.ptx.handwritten import kernel, run
@@ -44,14 +44,14 @@ def test_what_is_not_understood_is_named_with_its_line(text, problem):
     "code",
     [
         "wgmma.fence.sync.aligned;",
-        "add.f16x2 %r1, %r2, %r3;",
-        "add.bf16 %rs1, %rs2, %rs3;",
-        "add.sat.s32 %r1, %r2, %r3;",
+        "add.sat.u16 %rs1, %rs2, %rs3;",
+        "div.bf16 %rs1, %rs2, %rs3;",
         "max.f32 %f1, %f2, %f3, %f4;",
-        "bar.red.popc.u32 %r1, 0, 64, %p1;",
-        "bar.arrive 0, 64;",
-        "bar.sync 0, 64;",
-        "cvt.rn.f16x2.f32 %r1, %f1, %f2;",
+        "bar.arrive 0;",
+        "barrier.cluster.arrive;",
+        "cvt.rn.satfinite.e4m3x2.f32 %rs1, %f1, %f2;",
+        "vadd4.u32.u32.u32 %r1, %r2, %r3, %r4;",
+        "tex.2d.v4.f32.s32 {%f1, %f2, %f3, %f4}, [x, {%r1, %r2}];",
     ],
 )
 def test_an_unknown_instruction_is_named(code):
@@ -65,7 +65,7 @@ def test_decoding_that_was_broken_off_is_done_again(monkeypatch):
 
     program, y = kernel("mov.u32 %r1, 3;\nst.global.u32 [%rd0], %r1;"), np.zeros(1, F)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(instructions, "_plain", broken)
+        patch.setattr(plain, "step", broken)
         ptx.run(program, (1,), (1,), [y])
     ptx.run(program, (1,), (1,), [y])
     assert y.view(np.int32)[0] == 3

@@ -72,6 +72,30 @@ def test_a_table_of_any_length(place):
     np.testing.assert_array_equal(y, table)
 
 
+# --- loads that are wider than what is used ---------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "mask, problem", [("0x31", None), ("0x33", "read before it was written"), (None, "read before it was written")]
+)
+def test_bytes_of_a_load_that_are_not_used(mask, problem):
+    """NVVM loads 8 bytes where it needs some of them, and says which."""
+    pragma = f'.pragma "used_bytes_mask {mask}";' if mask else ""
+    program = ptx.parse(f"""{HEAD}.visible .entry test()
+    {{
+        .reg .b32 %r<4>;
+        .local .align 8 .b8 room[8];
+        st.local.u8 [room], 1;
+        st.local.u16 [room+4], 2;
+        {pragma}
+        ld.local.v2.b32 {{%r1, %r2}}, [room];
+        ret;
+    }}""")
+    if problem is None:
+        ptx.run(program, (1,), (1,), [])
+    else:
+        with pytest.raises(ptx.PtxError, match=problem):
+            ptx.run(program, (1,), (1,), [])
+
+
 # --- parameters -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "attribute", [".ptr", ".ptr .align 4", ".ptr .global", ".ptr .global .align 16", ".ptr .shared .align 4"]
@@ -81,16 +105,17 @@ def test_parameters_that_say_where_they_point_to(attribute):
     assert program.parameters == {"n": (0, "u32"), "x": (8, "u64")}
 
 
-@pytest.mark.parametrize(
-    "parameter, problem",
-    [
-        (".param .align 8 .b8 x[24]", r"a kernel's parameter that is an array is not in this machine: x\[24\]"),
-        (".reg .b32 x", "this parameter is not understood: .reg .b32 x"),
-    ],
-)
+@pytest.mark.parametrize("parameter, problem", [(".reg .b32 x", "this parameter is not understood: .reg .b32 x")])
 def test_a_parameter_that_is_not_understood_is_named(parameter, problem):
     with pytest.raises(ptx.PtxError, match=rf"line 4: {problem}"):
         ptx.parse(f"{HEAD}.visible .entry test({parameter})\n{{ ret; }}")
+
+
+def test_launch_bounds():
+    program = ptx.parse(f"{HEAD}.visible .entry test(.param .u32 n)\n.maxntid 8, 4, 1\n.minnctapersm 2\n{{ ret; }}")
+    ptx.run(program, (1,), (32,), [0])
+    with pytest.raises(ptx.PtxError, match=r"a block of \(11, 3\) has more than the 32 threads of its launch bounds"):
+        ptx.run(program, (1,), (11, 3), [0])
 
 
 @needs_nvvm

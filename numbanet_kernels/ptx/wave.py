@@ -1,0 +1,254 @@
+"""A wave: some blocks of a launch, with an array of one element per thread for each register."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .arithmetic import BITS, DTYPES
+from .program import Instruction, Program, PtxError
+from .races import OF_BLOCK, OF_WARP, Fault, Who, changing
+from .spaces import WARP, WINDOW, WINDOWS, Frames, Private, check_alignment
+
+if TYPE_CHECKING:
+    from .machine import Launch
+
+BIT_OF_LANE = np.uint32(1) << np.arange(WARP, dtype=np.uint32)
+# the special registers that the shape of a launch decides; `CHANGING` has those that an instruction asks for
+SPECIAL = {
+    "%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%gridid", "%dynamic_smem_size", "%total_smem_size",
+    *(f"%lanemask_{which}" for which in ("eq", "lt", "le", "gt", "ge")),
+    *(f"%{name}.{axis}" for name in ("tid", "ctaid", "ntid", "nctaid") for axis in "xyz"),
+}  # fmt: skip
+CHANGING: dict[str, Callable[[], int]] = {name: time.perf_counter_ns for name in ("%clock", "%clock64", "%globaltimer")}
+
+MOST_CALLS = 4  # calls that an error names
+
+
+def register_dtype(kind: str) -> np.dtype:
+    """Return the dtype of a register. Registers hold bits, unless they are declared as floats or predicates."""
+    dtype = DTYPES[kind]
+    return BITS[dtype.itemsize] if dtype.kind in "iu" else dtype
+
+
+class Frame(NamedTuple):
+    """What a call of a recursive function saves: the registers and parameters of an earlier call that has not returned."""
+
+    threads: np.ndarray  # (threads,) bool: those that have saved
+    registers: dict[str, np.ndarray]
+    parameters: list[np.ndarray]
+
+
+class Wave:
+    """Some blocks of a launch: their registers, memory and running threads."""
+
+    def __init__(self, program: Program, launch: Launch, blocks: range) -> None:
+        self.program, self.launch, self.counters = program, launch, launch.counters
+        size = math.prod(launch.block)
+        self.warps_a_block = -(-size // WARP)
+        in_block = np.tile(np.arange(self.warps_a_block * WARP), len(blocks))
+        self.count = in_block.size
+        # (threads,) the block of each thread, numbered within the wave
+        self.blocks = np.repeat(np.arange(len(blocks)), self.warps_a_block * WARP)
+        self.number = np.asarray(blocks)[self.blocks]  # (threads,) the block of each thread, numbered within the grid
+        self.special = self._special(in_block)
+        self.alive = in_block < size
+        self.active, self.full, self.lanes = self.alive, True, np.flatnonzero(self.alive)
+        zeros = {kind: np.zeros(self.count, register_dtype(kind)) for kind in DTYPES}
+        self.registers = {name: zeros[kind] for name, kind in program.registers.items()}
+        self.shared = Private(len(blocks), program.places("shared", launch.dynamic))
+        self.local = Frames(self.count, program.places("local"))
+        self.param = Private(self.count, program.places("passed"))
+        nothing = np.zeros(self.count, np.int32)
+        self.who = Who(self.number << OF_BLOCK | in_block // WARP << OF_WARP | in_block % WARP, nothing, nothing)
+        # groups of asynchronous copies that have not arrived, and the number of closed groups of each thread
+        self.pending: list[list[Any]] = []
+        self.committed = np.zeros(self.count, np.int64)
+        self.carry = np.zeros(self.count, bool)
+        self.calls: tuple[int, ...] = ()  # the call stack: the call instructions that lead to the current function
+        self.leaving = ""  # the function that the running threads return from
+        self.frames: dict[Any, Frame] = {}  # what calls of recursive functions have saved, by call stack and call
+        # the number of threads of each block that have arrived at a barrier (bar.arrive), by the number of the barrier
+        self.arrived: dict[int, np.ndarray] = {}
+        self.held: dict[tuple[int, ...], np.ndarray] = {}  # the waiting groups, while it is decided which may go on
+
+    def _special(self, in_block: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the special registers, int64."""
+        lane, dynamic = in_block % WARP, self.launch.dynamic
+        values = {"%laneid": lane, "%warpid": in_block // WARP, "%smid": self.number}
+        for name, one in (
+            ("nwarpid", self.warps_a_block),
+            ("nsmid", math.prod(self.launch.grid)),
+            ("gridid", 0),
+            ("dynamic_smem_size", dynamic),
+            ("total_smem_size", self.program.size("shared") + dynamic),
+        ):
+            values[f"%{name}"] = np.full(self.count, one)
+        bit, below = 1 << lane, (1 << lane) - 1
+        masks = {"eq": bit, "lt": below, "le": below | bit, "gt": ~(below | bit), "ge": ~below}
+        values.update({f"%lanemask_{which}": mask & 0xFFFFFFFF for which, mask in masks.items()})
+        for name, places, shape in (("tid", in_block, self.launch.block), ("ctaid", self.number, self.launch.grid)):
+            x, y, z = shape
+            axes = places % x, places // x % y, places // (x * y)
+            values.update({f"%{name}.{axis}": place for axis, place in zip("xyz", axes, strict=True)})
+        for name, shape in (("ntid", self.launch.block), ("nctaid", self.launch.grid)):
+            values.update({f"%{name}.{axis}": np.full(self.count, n) for axis, n in zip("xyz", shape, strict=True)})
+        return values
+
+    # --- which threads run --------------------------------------------------------------------------------------------
+    def run(self, active: np.ndarray) -> None:
+        """Set the running threads."""
+        self.active, self.lanes = active, np.flatnonzero(active)
+        self.full = self.lanes.size == np.count_nonzero(self.alive)
+
+    @contextlib.contextmanager
+    def where(self, condition: np.ndarray) -> Iterator[None]:
+        """Restrict the running threads to those that meet a condition."""
+        before = self.active, self.lanes, self.full
+        self.run(self.active & condition)
+        yield
+        self.active, self.lanes, self.full = before
+
+    def warps(self) -> int:
+        """Return the number of warps with a running thread."""
+        return int(np.count_nonzero(self.active.reshape(-1, WARP).any(axis=1)))
+
+    @property
+    def depth(self) -> int:
+        """The number of calls in the call stack by which a function is called again before it has returned."""
+        return sum(call in self.program.again for call in self.calls)
+
+    # --- registers ----------------------------------------------------------------------------------------------------
+    def assign(self, name: str, value: Any) -> None:
+        """Write a register, with sign extension for narrower signed values."""
+        if name == "_":
+            return
+        old, value = self.registers[name], np.asarray(value)
+        if value.dtype != old.dtype:
+            if value.dtype.itemsize < old.dtype.itemsize:
+                value = value.astype(f"{value.dtype.kind if value.dtype.kind != 'f' else 'u'}{old.dtype.itemsize}")
+            value = value.view(old.dtype)
+        if self.full:
+            self.registers[name] = np.full(self.count, value) if not value.ndim else value
+        else:
+            self.registers[name] = np.where(self.active, value, old)
+
+    def spread(self, values: np.ndarray) -> np.ndarray:
+        """Return the values of the running threads as an array with an element for each thread."""
+        if values.size == self.count:
+            return values
+        everywhere = np.zeros(self.count, values.dtype)
+        everywhere[self.lanes] = values
+        return everywhere
+
+    # --- memory -------------------------------------------------------------------------------------------------------
+    def find(
+        self,
+        instruction: Instruction,
+        space: str,
+        address: np.ndarray,
+        width: int,
+        lanes: np.ndarray,
+        writing: bool,
+        atomic: bool = False,
+        aligned: int | None = None,
+        values: np.ndarray | None = None,
+    ) -> list[tuple[Any, np.ndarray, np.ndarray]]:
+        """Check and count the accesses of an instruction. Return a list of (store, mask of the accesses to this store, their
+        offsets). `address` has one element per lane, which must be a multiple of `aligned`, by default of the width. If plain
+        writes pass their `values` (lanes, registers), those that change nothing do not race.
+        """
+        if space == "generic":
+            return self._find_generic(instruction, address, width, lanes, writing, atomic, values)
+        try:
+            check_alignment(address, aligned or width)
+            if space == "global":
+                found = self.launch.memory.find(address, width)
+            else:
+                owners = self.blocks[lanes] if space == "shared" else lanes * 0 if space == "const" else lanes
+                found = getattr(self.launch if space == "const" else self, space).find(address, width, owners)
+        except Fault as fault:
+            raise self.error(instruction, f"{space} {fault.problem}", lanes[fault.number]) from None
+        if space in ("global", "shared"):
+            self.counters.access(instruction, space, address, width, lanes)
+            for store, chosen, offset in found:
+                if values is not None:
+                    loud = changing(*store.before(offset, width, values.shape[1]), offset, values[chosen])
+                    chosen, offset = chosen[loud], offset[loud]
+                if not chosen.size:
+                    continue
+                some = lanes if chosen.size == lanes.size else lanes[chosen]
+                with self.told(instruction, space, some):
+                    if writing and not store.data.flags.writeable:
+                        raise Fault("written, and the array is read-only", 0)
+                    store.shadow.touch(offset, width, self._who(some), writing, atomic)
+        return found
+
+    def _find_generic(self, instruction, address, width, lanes, writing, atomic, values):
+        found = []
+        for space in ("shared", "local", "const", "global"):
+            start = WINDOWS.get(space, 0)
+            chosen = np.flatnonzero((address >= start) & (address < start + WINDOW))
+            if chosen.size:
+                found += [
+                    (store, chosen[which], offset)
+                    for store, which, offset in self.find(
+                        instruction,
+                        space,
+                        address[chosen] - start,
+                        width,
+                        lanes[chosen],
+                        writing,
+                        atomic,
+                        values=None if values is None else values[chosen],
+                    )
+                ]
+        return found
+
+    def _who(self, lanes: np.ndarray) -> Who:
+        return self.who if lanes.size == self.count else self.who.of(lanes)
+
+    def pass_barrier(self, threads: np.ndarray, of: str) -> None:
+        """Record that all threads of the grid, a block or a warp have met at a barrier, which orders earlier accesses before
+        later ones.
+        """
+        if of == "grid":
+            self.launch.memory.begin()
+            of = "block"
+        name = "epochs" if of == "block" else "warp_epochs"
+        self.who = self.who._replace(**{name: getattr(self.who, name) + threads})
+
+    @contextlib.contextmanager
+    def told(self, instruction: Instruction, space: str, lanes: np.ndarray, chosen: np.ndarray | None = None) -> Iterator[None]:
+        """Return a context that turns a `Fault` into an error which names the line and the thread: one of `lanes`, or of those
+        that are `chosen`.
+        """
+        try:
+            yield
+        except Fault as fault:
+            number = fault.number if chosen is None else chosen[fault.number]
+            raise self.error(instruction, f"{space} {fault.problem}", lanes[number]) from None
+
+    # --- errors -------------------------------------------------------------------------------------------------------
+    def error(self, instruction: Instruction, problem: str, lane: int | None = None) -> PtxError:
+        """Return an error that names the kernel, the line and the thread."""
+        at = (
+            ""
+            if lane is None
+            else " by "
+            + ", ".join(
+                f"{what} ({', '.join(str(int(self.special[f'%{name}.{axis}'][lane])) for axis in 'xyz')})"
+                for what, name in (("thread", "tid"), ("block", "ctaid"))
+            )
+        )
+        calls = [f", called in {self.program.where(self.program.instructions[k])}" for k in reversed(self.calls[-MOST_CALLS:])]
+        more = len(self.calls) - len(calls)
+        via = "".join(calls) + (f", after {more} more calls" if more else "")
+        error = PtxError(f"{self.launch.name}, {self.program.where(instruction)}{via}: {problem}{at}")
+        error.at = self, instruction, lane
+        return error
