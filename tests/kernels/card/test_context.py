@@ -129,7 +129,8 @@ def test_the_cuda_of_numba_itself(tmp_path):
         from numba import cuda
         assert cuda.implementation == "Built-in"
         names = ["plain_code", "faults", "command"]
-        sys.exit(pytest.main(["-q", "-k", "not (guvectorize or reduce or freed)", "-p", "no:cacheprovider", *(f"tests/kernels/card/test_{name}.py" for name in names)]))
+        paths = [f"tests/kernels/card/test_{name}.py" for name in names]
+        sys.exit(pytest.main(["-q", "-k", "not (guvectorize or reduce or freed)", "-p", "no:cacheprovider", *paths]))
     """
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
