@@ -128,8 +128,9 @@ def test_the_cuda_of_numba_itself(tmp_path):
         import pytest
         from numba import cuda
         assert cuda.implementation == "Built-in"
-        files = [f"tests/kernels/card/test_{name}.py" for name in ("plain_code", "faults", "command")]
-        sys.exit(pytest.main(["-q", "-k", "not (guvectorize or reduce or freed)", "-p", "no:cacheprovider", *files]))
+        names = ["plain_code", "faults", "command"]
+        paths = [f"tests/kernels/card/test_{name}.py" for name in names]
+        sys.exit(pytest.main(["-q", "-k", "not (guvectorize or reduce or freed)", "-p", "no:cacheprovider", *paths]))
     """
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
