@@ -38,22 +38,25 @@ def explained(error: PtxError, arrays: list[Array]) -> PtxError:
     if error.at is None or error.at[2] is None:
         return error
     wave, instruction, lane = error.at
-    said = []
+    said, dtype = [], ""
     for operand in instruction.operands:
         if isinstance(operand, Address) and operand.base in wave.registers:
             address = int(wave.registers[operand.base][lane].astype(np.int64)) + operand.offset
             near = [array for array in arrays if array.address <= address]
-            if near and (element := max(near, key=lambda array: array.address).element(address)):
+            if near and (element := (nearest := max(near, key=lambda array: array.address)).element(address)):
                 said.append(f"at {element}")
+                dtype = nearest.dtype
     values = instruction.operands[1:] if instruction.opcode in ("st", "red", "atom") else ()
     for name in (part for operand in values for part in (operand if isinstance(operand, tuple) else (operand,))):
         if isinstance(name, str) and name in wave.registers:
-            said.append(f"value {_shown(wave.registers[name][lane], wave.program.registers[name])}")
+            said.append(f"value {_shown(wave.registers[name][lane], wave.program.registers[name], dtype)}")
     return PtxError(f"{error}, {', '.join(said)}") if said else error
 
 
-def _shown(value: np.generic, kind: str) -> str:
-    """Return the value of a register; integers as signed ones."""
+def _shown(value: np.generic, kind: str, dtype: str) -> str:
+    """Return the value of a register, which may be the bits of an element of an array of floats; integers as signed ones."""
+    if dtype == f"float{8 * value.dtype.itemsize}":
+        value = value.view(dtype)
     if value.dtype.kind == "u" and kind[0] in "sb":
         value = value.view(f"i{value.dtype.itemsize}")
     return str(value.item())

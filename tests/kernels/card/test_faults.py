@@ -26,6 +26,18 @@ def beyond(right):
     kernel[1, 64](np.zeros(50, F))
 
 
+def beyond_with_a_constant(right):
+    """The compiled kernel holds the bits of the constant, as an integer."""
+
+    @cuda.jit
+    def kernel(x):
+        i = cuda.grid(1)
+        if i < x.size or not right:
+            x[i] = 1.5
+
+    kernel[1, 64](np.zeros(50, F))
+
+
 def misaligned(right):
     @cuda.jit
     def kernel(x, y):
@@ -160,6 +172,7 @@ def race_between_streams(right):
 
 CASES = {
     beyond: r"out of bounds: byte 200 .*array x, shape \(50,\) of float32.* thread \(50, 0, 0\), .*, at x\[50\], value 50.0",
+    beyond_with_a_constant: r"out of bounds: .* at x\[50\], value 1.5",
     misaligned: "misaligned: address",
     shared_unset: r"shared read before it was written by thread \(0, 0, 0\)",
     global_unset: r"global read before it was written by thread \(0, 0, 0\), .*, at x\[0\]",
