@@ -30,9 +30,11 @@ def pytest_configure(config):
     n, _, text = (config.option.rotate or "").partition(":")
     if n and not text:
         command = ["git", "rev-parse", "--short", "HEAD"]
-        config.option.rotate = (
-            f"{n}:{subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or 'all'}"
-        )
+        try:
+            commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        except OSError:  # there is no git
+            commit = ""
+        config.option.rotate = f"{n}:{commit or 'all'}"
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -39,6 +39,7 @@ class DroppedWeights(Conv2d):
 
     def __init__(self, conv: Conv2d, rate: float, scale: float, rng: np.random.Generator | int | None = None) -> None:
         self.window, self.groups, self.weight, self.bias = conv.window, conv.groups, conv.weight, conv.bias
+        self.border, self.padding_mode = conv.border, conv.padding_mode
         self.rate, self.scale, self.rng = rate, scale, np.random.default_rng(rng)
 
     def forward(self, flow, context, relu=False):

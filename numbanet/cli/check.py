@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import runpy
 import sys
 import traceback
@@ -36,6 +37,8 @@ def run(options: argparse.Namespace) -> int:
         if findings[str(error)] == 1 and len(findings) <= MOST:
             print(f"numbanet check: {error}", flush=True)
 
+    if os.environ.get("NUMBANET_EMULATED") == "1":  # the outermost context decides, and this is not the outermost
+        raise ValueError("NUMBANET_EMULATED=1 emulates a card without all the checks: unset it")
     with card.Emulated(uninitialised=True, report=note):
         failed = _run(options.file, options.arguments)
         launches = card.asked()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +47,30 @@ def read(name: str, target: str | None) -> Table:
         raise ValueError(f"{name}: {error}") from error
 
 
+def arranged(table: Table, known: Sequence[str], name: str) -> np.ndarray:
+    """Return the features of a table in the order of those with which a network was trained, if both have names.
+
+    Raises
+    ------
+    ValueError
+        If the table lacks a feature, or has another column; the message names the file and the column.
+    """
+    if not len(known) or not all(any(not cell.isdecimal() for cell in names) for names in (known, table.names)):
+        return table.X
+    for column in known:
+        if column not in table.names:
+            raise ValueError(f"{name}: there is no column {column!r}; the network was trained on {shown(known)}")
+    for column in table.names:
+        if column not in known:
+            raise ValueError(f"{name}: the network was not trained on column {column!r}; --target {column} leaves it out")
+    return table.X[:, [table.names.index(column) for column in known]]
+
+
+def shown(names: Sequence[str]) -> str:
+    """Return the first names, for a message."""
+    return ", ".join(names[:20]) + ", …" * (len(names) > 20)
+
+
 def _npy(name: str, target: str | None) -> Table:
     values = np.load(name, allow_pickle=False)
     if values.dtype.kind not in "fiub" or (target is not None and values.ndim != 2):
@@ -64,6 +89,12 @@ def _csv(name: str, target: str | None) -> Table:
         raise ValueError("the file is empty")
     header = _is_header(*first)
     names = [cell.strip() for cell in first[0]] if header else [str(i) for i in range(len(first[0]))]
+    if any(len(row) != len(names) for row in first):
+        raise ValueError(f"the first rows have {' and '.join(str(len(row)) for row in first)} cells: name each column")
+    if header and not all(names):
+        raise ValueError(
+            f"the first row is text and has an empty cell: {shown(names)}; name each column, or fill missing cells"
+        )
     at = None if target is None else _column(target, names)
     others = [i for i in range(len(names)) if i != at]
     options: dict[str, Any] = {
@@ -98,20 +129,36 @@ def _is_number(cell: str) -> bool:
 
 def _column(target: str, names: list[str]) -> int:
     """Return the number of the target column."""
+    if names.count(target) > 1:
+        raise ValueError(f"{names.count(target)} columns are named {target!r}: give the number of one")
     if target in names:
         return names.index(target)
     if target.lstrip("-").isdecimal() and -len(names) <= int(target) < len(names):
         return int(target) % len(names)
-    shown = ", ".join(names[:20]) + ", …" * (len(names) > 20)
-    raise ValueError(f"there is no column {target!r}; --target is one of {shown}, or a number, -1 for the last column")
+    raise ValueError(f"there is no column {target!r}; --target is one of {shown(names)}, or a number, -1 for the last column")
 
 
 def _typed(y: np.ndarray) -> np.ndarray:
-    """Return a target as int64 if all values are integers, as float64 if all are numbers, else as text."""
+    """Return a target as int64 if all values are integers, as float64 if all are numbers, else as text; raise ValueError if
+    some are missing, which is what few texts among numbers are taken for.
+    """
+    if y.dtype.kind in "iub":
+        return y.astype(np.int64)
+    if y.dtype.kind == "U":
+        y = np.char.strip(y)
+        wrong = np.flatnonzero(np.char.str_len(y) == 0)
+        if not wrong.size and 0 < (text := np.array([not _is_number(cell) for cell in y])).sum() <= len(y) // 2:
+            wrong = np.flatnonzero(text)
+        if wrong.size:
+            raise ValueError(
+                f"row {wrong[0]} of the target column, counted from 0, is {str(y[wrong[0]])!r}: fill such cells, or drop "
+                "the rows"
+            )
     try:
         values = y.astype(np.float64)
     except ValueError:
-        return np.char.strip(y)
+        return y
     if not np.isfinite(values).all():
         raise ValueError("the target column has missing or infinite values")
-    return values.astype(np.int64) if np.array_equal(values, np.floor(values)) else values
+    whole = np.array_equal(values, np.floor(values)) and np.abs(values).max(initial=0) < 2**53
+    return values.astype(np.int64) if whole else values

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import math
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +36,29 @@ def run(options: argparse.Namespace) -> int:
     net = saving.load((Net, NetRegressor), options.network, options.device)
     if options.probabilities and not isinstance(net, Net):
         raise ValueError(f"--probabilities: {options.network} holds a {type(net).__name__}, which has no classes")
-    X, y = _samples(options.samples, net.input_shape_, options.target)
+    X, y = _samples(options.samples, net, options.target)
+    warnings.filterwarnings("ignore", "X does not have valid feature names")  # `own_data.arranged` has compared them
+    lines = csv.writer(sys.stdout, lineterminator="\n")  # which quotes names with commas
     if options.probabilities:
-        print(*net.classes_, sep=",")
+        lines.writerow(net.classes_)
     for row in net.predict_proba(X) if options.probabilities else net.predict(X):
-        print(*row if getattr(row, "ndim", 0) else (row,), sep=",")
+        lines.writerow(row if getattr(row, "ndim", 0) else (row,))
     if y is not None:
+        if isinstance(net, Net) and net.classes_.dtype.kind in "UO":
+            y = y.astype(str)
         print(f"numbanet: score {net.score(X, y):.4f} on these {len(y)} samples", file=sys.stderr)
     return 0
 
 
-def _samples(source: str, shape: tuple[int, ...], target: str | None):
+def _samples(source: str, net: Any, target: str | None):
     """Return (X, y), test samples of a data set, in the input shape if sizes match; or samples of the file `source`, whose y is
     None without a target.
     """
+    shape = net.input_shape_
     if source in datasets.IMAGES:
         X, y = datasets.load(source)[2:]
         return X.reshape(len(X), *shape) if X[0].size == math.prod(shape) else X, y
     if not own_data.is_file(source):
         raise ValueError(f"samples must be a .npy or .csv file, or one of {', '.join(datasets.IMAGES)}; got {source!r}")
-    return own_data.read(source, target)[:2]
+    table = own_data.read(source, target)
+    return own_data.arranged(table, getattr(net, "feature_names_in_", ()), source), table.y

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +13,8 @@ from ..dropout import POLICIES
 from . import own_data
 from .arguments import add_device, interval, list_of
 from .tables import print_table
+
+CLASSES = 20  # different integers of a target; more must be less than a tenth of the rows to be taken for classes
 
 if TYPE_CHECKING:
     from .. import Net, NetRegressor
@@ -115,6 +118,7 @@ class Splits(NamedTuple):
     test: tuple[Any, Any]
     regression: bool = False
     scaling: tuple[Any, Any] | None = None  # mean and deviation of the features, which `_write` puts into the saved network
+    names: Sequence[str] = ()  # of the features of a file
 
 
 def _splits(options: argparse.Namespace) -> Splits:
@@ -133,17 +137,22 @@ def _splits(options: argparse.Namespace) -> Splits:
         return Splits(train, validation, (X_test, y_test))
     if options.target is None:
         raise ValueError(f"--target: give the name or the number of the column of {options.data} that is predicted")
-    X, y, _ = own_data.read(options.data, options.target)
+    X, y, names = own_data.read(options.data, options.target)
     if options.regression and y is not None and y.dtype.kind == "U":
         raise ValueError(f"--regression: the column {options.target!r} of {options.data} is text")
     regression = options.regression or (y is not None and y.dtype.kind == "f")
+    if not regression and y is not None and y.dtype.kind == "i" and (found := len(np.unique(y))) > max(CLASSES, len(y) // 10):
+        raise ValueError(
+            f"the column {options.target!r} of {options.data} has {found} different integers in {len(y)} rows: give "
+            "--regression to predict values; names of classes are text"
+        )
     if not np.isfinite(X).all():
         raise ValueError(f"{options.data}: a feature is missing or infinite")
     rest, test = _split(X, y, options.test, options.seed, regression)
-    mean, deviation = rest[0].mean(0), rest[0].std(0)
+    mean, deviation = (np.asarray(of(rest[0], axis=0, dtype=np.float64), np.float32) for of in (np.mean, np.std))
     deviation[deviation == 0] = 1
     train, validation = _split((rest[0] - mean) / deviation, rest[1], options.validation, options.seed, regression)
-    return Splits(train, validation, ((test[0] - mean) / deviation, test[1]), regression, (mean, deviation))
+    return Splits(train, validation, ((test[0] - mean) / deviation, test[1]), regression, (mean, deviation), names)
 
 
 def _split(X: Any, y: Any, share: float, seed: int, regression: bool) -> tuple[tuple[Any, Any], Any]:
@@ -200,6 +209,8 @@ def _print_result(net: Net | NetRegressor, options: argparse.Namespace, splits: 
 
 def _write(net: Net | NetRegressor, options: argparse.Namespace, splits: Splits) -> None:
     """Write the files that the options name."""
+    import numpy as np
+
     from .. import Normalize, plots
 
     if options.report:
@@ -211,6 +222,7 @@ def _write(net: Net | NetRegressor, options: argparse.Namespace, splits: Splits)
         print(f"learning curves: {options.plot}")
     if options.save:
         if splits.scaling:  # so that the saved network takes the features as they are in the file
+            net.__dict__["feature_names_in_"] = np.array(splits.names, object)  # what scikit-learn calls them
             net.model_.layers.insert(0, Normalize(*splits.scaling, device=next(net.model_.parameters()).device))
         net.save(options.save)
         print(f"saved: {options.save}")

@@ -3,6 +3,9 @@ which says which part of a product is computed."""
 
 from __future__ import annotations
 
+import difflib
+import numbers
+
 from . import registry
 from .auto import automatic
 from .base import Dropout, Style
@@ -40,5 +43,19 @@ def policy(dropout: str | Dropout | None, rate: Rate = 0.5) -> Dropout:
     if isinstance(dropout, Dropout):
         return dropout
     if not isinstance(dropout, str) or dropout not in POLICIES:
-        raise ValueError(f"there is no dropout {dropout!r}; choose one of {', '.join(map(repr, POLICIES))}, or a policy object")
+        raise ValueError(f"there is no dropout {dropout!r}{_hint(dropout)}; {_choice()}")
     return POLICIES[dropout](rate)
+
+
+def _choice() -> str:
+    return f"choose one of {', '.join(map(repr, [*POLICIES, 'auto']))}, or a policy object such as RowDropout(0.5)"
+
+
+def _hint(dropout: object) -> str:
+    """Return what was meant, if that can be guessed."""
+    if isinstance(dropout, str):
+        similar = difflib.get_close_matches(dropout, [*POLICIES, "auto"], 1)
+        return f", did you mean {similar[0]!r}?" if similar else ""
+    if callable(dropout) or isinstance(dropout, numbers.Real):
+        return f", but it is a rate: dropout='window', dropout_rate={dropout!r}"
+    return ""

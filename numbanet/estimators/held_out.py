@@ -30,8 +30,11 @@ class HeldOut:
             X, y = validation
         except (TypeError, ValueError):
             raise ValueError("validation must be a pair (X, y)") from None
-        X, y = self._checked(X, y, ensure_min_samples=self.least_to_score)
-        return X, *self._check_target(X, y, None, reset=False)
+        try:
+            X, y = self._checked(X, y, ensure_min_samples=self.least_to_score)
+            return X, *self._check_target(X, y, None, reset=False)
+        except ValueError as error:
+            raise ValueError(f"validation: {error}") from error
 
     def _split(self, y):
         """Return the indices of the training samples, and those of the held-out validation samples."""

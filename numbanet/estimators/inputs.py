@@ -33,3 +33,15 @@ def validated(net: Any, X: Any, y: tuple[Any, ...], y_options: dict[str, Any], *
         check_consistent_length(X, target)
     X.check_finite("X")
     return (X, target) if y else X
+
+
+def indicators(y: np.ndarray) -> np.ndarray:
+    """Return an array (n, labels), float32, that is 1 if the sample has the label, else 0; raise ValueError if y has other
+    values."""
+    values = np.unique(y)
+    if not np.isin(values, (0, 1)).all():
+        raise ValueError(
+            f"y has shape {y.shape} with the values {values[:5].tolist()}: several labels for each sample are columns of 0 and "
+            "1, or of False and True; for one class each, give one label per sample"
+        )
+    return y.astype(np.float32)

@@ -24,6 +24,7 @@ from ..training.loop import train
 from ..training.task import Classification, Labelling, Regression, StepClassification
 from ..user_warnings import warn
 from . import steps
+from .inputs import indicators
 from .joint import mean, total, union
 from .parameters import SHARED, Parameter, by_name, changed, documented, storing
 from .supervised import Supervised
@@ -250,7 +251,7 @@ class Net(ClassifierMixin, Supervised):
 
     def _indicated(self, y, reset, classes):
         """Return an array (n, labels), float32, that is 1 if the sample has the label, else 0."""
-        y = np.float32(y != 0)
+        y = indicators(y)
         if reset:
             self.classes_ = np.arange(y.shape[1])
             if len(y) > 1 and classes is None and (y.sum(1) == 1).all():

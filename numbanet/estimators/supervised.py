@@ -179,6 +179,8 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
 
     def _takes(self, shape: tuple[int, ...]) -> bool:
         """Return True if the trained layers take samples of this shape, for example longer sequences."""
+        if not hasattr(self, "model_"):
+            return False
         try:
             out = self.model_.cost(ActivationSpec(shape), Plans())[1].shape
         except ValueError:

@@ -278,9 +278,10 @@ def _seconds(net: Any, X: Any, y: Any) -> list[str]:
     if policy.name == "none" or varies or net.sparsity is not None or net.parallel is not None or net.objective is not None:
         return []
     count = min(_num_samples(X), STEPS * (net.batch_size or BATCH))
+    X = X.tocsr() if issparse(X) else X
     rows = np.linspace(0, _num_samples(X) - 1, count).astype(int)
     X, y = _safe_indexing(X, rows), _safe_indexing(y, rows)
-    if hasattr(net, "classes_") and y.ndim == 1 and len(np.unique(y)) < 2:
+    if hasattr(net, "classes_") and y.ndim == 1 and not np.array_equal(np.unique(y), net.classes_):
         return []
     took = [_epoch_seconds(net, chosen, X, y) for chosen in (policy, "none")]
     spent, ratio = float(np.median([record["seconds"] for record in history])), took[1] / took[0]

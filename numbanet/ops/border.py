@@ -53,7 +53,7 @@ def pad2d(dev: Device, x, *, padding: tuple[int, int], mode: str):
     return dev.reshape(y, padded), (dx,)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=8)  # of large batches of images the lists are large
 def _lists(shape: tuple[int, int, int], padding: tuple[int, int], mode: str, dev: Device) -> tuple[Any, Any, Any]:
     """Return the pixel of x for each pixel of y, and the pixels of y grouped by those of x, with the start of each group."""
     n, height, width = shape

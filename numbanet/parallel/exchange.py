@@ -68,10 +68,14 @@ class Exchange:
         self.started: dict[int, Callable[[], None]] = {}  # by array, what waits for the end of its sum
         self.begin()
 
-    def begin(self) -> None:
-        """Count from 0: an epoch starts."""
-        self.sent, self.dense, self.seconds, self.step = 0, 0, 0.0, 0
+    def begin(self, sent: int = 0, dense: int = 0, seconds: float = 0.0, step: int = 0) -> None:
+        """Count from 0, because an epoch starts, or from what `counted` returned."""
+        self.sent, self.dense, self.seconds, self.step = sent, dense, seconds, step
         self.started.clear()
+
+    def counted(self) -> tuple[int, int, float, int]:
+        """Return what was counted since the epoch began."""
+        return self.sent, self.dense, self.seconds, self.step
 
     def early(self, parameter: Tensor) -> None:
         """Start to sum the gradient of a parameter, which is complete, if its array is large and nothing else reads it: dense

@@ -118,7 +118,8 @@ class Hook:
 
     def checkpoint(self, run: Run) -> Any:
         """Return what a checkpoint must hold of this hook, at the end of an epoch or between two steps (`run.done`); by default
-        the state. It consists of numbers, strings, arrays of NumPy, layers of the model, and containers of these.
+        the state. It consists of numbers, strings, arrays of NumPy, layers of the model, and containers of these. If several
+        processes train one model, that of the first is kept for all.
         """
         return self.state()
 

@@ -21,6 +21,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from ..runtime.interrupt import deferred
+
 _lock = threading.Lock()
 _depth = 0
 _patches: Any = None
@@ -38,16 +40,17 @@ class Emulated(contextlib.ContextDecorator):
 
     def __enter__(self) -> Emulated:
         global _depth, _patches
-        with _lock:
+        with deferred, _lock:  # an interrupt must not leave half of it
             if not _depth:
-                _patches = self._patches()
-                _patches.apply()
+                made = self._patches()
+                made.apply()
+                _patches = made
             _depth += 1
         return self
 
     def __exit__(self, *error: Any) -> None:
         global _depth, _patches
-        with _lock:
+        with deferred, _lock:
             _depth -= 1
             if not _depth:
                 _patches.remove()

@@ -46,8 +46,13 @@ class Allocation:
             self.store.unset[self.lead + offset : self.lead + offset + size] = 0
 
 
+REMEMBERED = 10_000  # freed allocations that errors can name
+
+
 class Heap:
     """All allocations of the card. `tracked` says whether reads of memory that nobody wrote are errors."""
+
+    next = FIRST  # where the next allocation of any heap begins: arrays of an earlier one are not taken for those of another
 
     def __init__(self, tracked: bool = False) -> None:
         self.tracked = tracked
@@ -55,7 +60,6 @@ class Heap:
         self.allocations: list[Allocation] = []  # in the order of `starts`
         self.freed: dict[int, int] = {}  # address: size
         self.touched: set[Allocation] = set()
-        self.next = FIRST
         self.used = 0  # bytes that are allocated
 
     # --- allocations --------------------------------------------------------------------------------------------------
@@ -63,8 +67,8 @@ class Heap:
         """Allocate device memory; its bytes are 255 at first: NaN, or -1. Raise MemoryError if it is more than the card has."""
         if size > TOTAL - self.used:
             raise MemoryError(f"{size} bytes, and the card has {TOTAL - self.used}")
-        made = Allocation(self.next, size, _memory(size), 0, what, self.tracked)
-        self.next += -(-(size + APART) // ALIGNMENT) * ALIGNMENT
+        made = Allocation(Heap.next, size, _memory(size), 0, what, self.tracked)
+        Heap.next += -(-(size + APART) // ALIGNMENT) * ALIGNMENT
         return self._add(made)
 
     def share(self, size: int) -> Allocation:
@@ -94,6 +98,8 @@ class Heap:
         del self.starts[place]
         self.freed[address] = self.allocations.pop(place).size
         self.used -= self.freed[address]
+        if len(self.freed) > REMEMBERED:
+            del self.freed[next(iter(self.freed))]
         return True
 
     def at(self, address: int) -> Allocation | None:

@@ -31,12 +31,15 @@ class Module:
     def __init__(self, driver: Driver, texts: Sequence[str], registers: int = 0) -> None:
         self.driver, self.texts, self.registers, self.handle = driver, list(texts), registers, next(_numbers)
         driver.modules[self.handle] = self
+        self.kernels: dict[str, Kernel] = {}
         self.tables: dict[str, np.ndarray] = {}  # the memory of each variable, by its name
 
-    @functools.cache  # noqa: B019  a module lives as long as its kernels
     def get_kernel(self, name: str | bytes) -> Kernel:
         """Return the kernel with this name."""
-        return Kernel(self, name.decode() if isinstance(name, bytes) else name)
+        name = name.decode() if isinstance(name, bytes) else name
+        if name not in self.kernels:
+            self.kernels[name] = Kernel(self, name)
+        return self.kernels[name]
 
     def place_all(self) -> None:
         """Give all variables their memory, which is otherwise done when a kernel is first launched."""

@@ -136,10 +136,17 @@ class _Last:
 
 
 def changing(now: np.ndarray, unset: np.ndarray, offset: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the indices of the writes of one instruction that change memory: not those of the bits that are there, and of
-    equal writes to one place one alone. now, values (n, k) are bits before and after, unset (n,) is True where nobody wrote.
+    """Return the indices of the writes of one instruction that change memory: not those of the bits that are there, unless
+    other threads write other bits to the same place, and of equal writes to one place one alone. now, values (n, k) are bits
+    before and after, unset (n,) is True where nobody wrote.
     """
-    found = np.flatnonzero((now != values).any(axis=1) | unset)
+    loud = (now != values).any(axis=1) | unset
+    if loud.any() and not loud.all() and not (np.diff(offset) > 0).all():
+        _, first, place = np.unique(offset, return_index=True, return_inverse=True)
+        unequal = np.zeros(first.size, bool)
+        unequal[place[(values != values[first[place]]).any(axis=1)]] = True
+        loud |= unequal[place]
+    found = np.flatnonzero(loud)
     if found.size > 1 and not (np.diff(offset[found]) > 0).all():
         rows = np.column_stack([offset[found].astype(np.uint64), values[found].astype(np.uint64)])
         found = found[np.sort(np.unique(rows, axis=0, return_index=True)[1])]

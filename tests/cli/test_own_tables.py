@@ -1,5 +1,8 @@
 """`numbanet train` and `predict` with tables of one's own: CSV and NPY files with a target column."""
 
+import csv
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -40,7 +43,7 @@ def test_words_become_classes_and_the_saved_network_takes_the_file(table, capsys
     assert sorted(net.classes_) == sorted(FLOWERS) and isinstance(net.model_.layers[0], Normalize)
     status, out, err = run(capsys, "predict", "net", "flowers.csv", "--target", "1")
     assert status == 0 and "on these 150 samples" in err and float(err.split("score ")[1].split()[0]) > 0.85
-    assert out.splitlines() == [*net.predict(table[0].astype(np.float32))]
+    assert [row for (row,) in csv.reader(out.splitlines())] == [*net.predict(table[0].astype(np.float32))]
     status, _, err = run(capsys, "predict", "net", "flowers.csv")
     assert status == 2 and "flowers.csv: could not convert string" in err
 
@@ -134,3 +137,64 @@ def test_help_names_all_kinds_of_dropout_for_these_networks(capsys):
         cli.main(["train", "--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert all(name in text for name in ("dsg", "window", "batchwise", "digits, mnist", ".csv or .npy file with --target"))
+
+
+def test_columns_are_found_by_their_names(table, capsys):
+    assert run(capsys, *TRAIN, "--data", "flowers.csv", "--target", "kind", "--save", "net")[0] == 0
+    lines = Path("flowers.csv").read_text(encoding="utf-8-sig").splitlines()
+    turned = [f"{weight},{height},{rest}" for rest, height, weight in (line.rsplit(",", 2) for line in lines)]
+    Path("turned.csv").write_text("\n".join(turned))
+    first = run(capsys, "predict", "net", "flowers.csv", "--target", "kind")
+    assert first[0] == 0 and run(capsys, "predict", "net", "turned.csv", "--target", "kind") == first
+    assert "feature names" not in first[2]
+    Path("other.csv").write_text("\n".join(turned).replace("weight", "mass"))
+    assert "no column 'weight'" in run(capsys, "predict", "net", "other.csv", "--target", "kind")[2]
+    np.savetxt("more.csv", np.ones((2, 4)), delimiter=",", header="width,height,weight,age", comments="")
+    assert "not trained on column 'age'; --target age leaves it out" in run(capsys, "predict", "net", "more.csv")[2]
+
+
+def test_names_with_commas_are_quoted(table, capsys):
+    run(capsys, *TRAIN, "--data", "flowers.csv", "--target", "kind", "--save", "net")
+    _, out, _ = run(capsys, "predict", "net", "flowers.csv", "--target", "kind", "--probabilities")
+    assert out.splitlines()[0] == '"lily, white",rose,tulip'
+    assert len(out.splitlines()[1].split(",")) == 3 and float(out.splitlines()[1].split(",")[0]) <= 1
+
+
+def test_many_different_integers_are_refused_as_classes(table, capsys):
+    np.savetxt("many.csv", np.c_[np.arange(150) // 2, table[0]], delimiter=",", fmt="%d")
+    assert (
+        "75 different integers in 150 rows: give --regression" in run(capsys, *TRAIN, "--data", "many.csv", "--target", "0")[2]
+    )
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("a,b\n1,2\n2,\n3,4\n", "row 1 of the target column, counted from 0, is ''"),
+        ("a,b\n1,2\n2,NA\n3,4\n", "row 1 of the target column, counted from 0, is 'NA'"),
+        ("a,b\nr1,1,2\nr2,3,4\n", "the first rows have 2 and 3 cells"),
+        ("1,,0\n1,2,0\n", "has an empty cell"),
+        ("b,b\n1,2\n3,4\n", "2 columns are named 'b'"),
+    ],
+)
+def test_what_is_missing_or_shifted_is_refused(text, message, tmp_path):
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        own_data.read(str(tmp_path / "x.csv"), "b" if "b" in text else "-1")
+
+
+def test_large_numbers_stay_apart():
+    assert own_data._typed(np.array(["1e20", "2e20"])).tolist() == [1e20, 2e20]
+    large = np.array([2**53 + 1, 2**53])
+    assert own_data._typed(large).tolist() == large.tolist()
+
+
+def test_features_far_from_zero_are_standardised(table, capsys, monkeypatch):
+    """Sums of float32, row by row, would lose them."""
+    X = 2000 + np.random.default_rng(0).standard_normal((200_000, 1))
+    np.save("far.npy", np.c_[X, X > 2000])
+    options = cli._parser().parse_args([*TRAIN, "--data", "far.npy", "--target", "1"])
+    from numbanet.cli.train import _splits
+
+    splits = _splits(options)
+    assert abs(splits.train[0].mean(dtype=float)) < 0.02 and abs(splits.train[0].std(dtype=float) - 1) < 0.02

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from numbanet import BatchwiseDropout, BernoulliDropout, Dropout, Net, RowDropout, Site, TileDropout, TilePlan, WindowDropout
-from numbanet.dropout import POLICIES, policy
+from numbanet.dropout import POLICIES, EarlyDropout, policy
 from numbanet.dropout.search import pattern_distribution
 
 STEPS = 20_000
@@ -226,3 +226,18 @@ def test_a_fit_says_its_concerns_once_at_the_users_line():
     with pytest.warns(UserWarning, match="1 tile of") as said:
         Net((32,), dropout="tdp", epochs=9, random_state=0).fit(np.tile(np.eye(2, 5), (10, 1)), np.arange(20) % 2)
     assert len(said) == 1 and said[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ("rpd", "did you mean 'rdp'"),
+        ("autom", "did you mean 'auto'"),
+        (0.5, r"it is a rate: dropout='window', dropout_rate=0\.5"),
+        (EarlyDropout(0.5), "it is a rate: .*dropout_rate=EarlyDropout"),
+        ([], "choose one of 'none'"),
+    ],
+)
+def test_what_is_no_kind_says_what_was_meant(given, message):
+    with pytest.raises(ValueError, match=message):
+        policy(given)

@@ -154,3 +154,14 @@ def test_layers_by_index():
     assert isinstance(model[:2], Sequential) and model[:2].layers == model.layers[:2] and isinstance(model[1], ReLU)
     with pytest.raises(IndexError):
         model[5]
+
+
+@pytest.mark.parametrize("y", [LABELS + 1, LABELS * 5, LABELS * 2 - 1])
+def test_several_labels_are_0_and_1(y):
+    with pytest.raises(ValueError, match="columns of 0 and 1, or of False and True"):
+        Net((8,)).fit(TEXTS, y)
+
+
+def test_errors_of_validation_samples_name_them():
+    with pytest.raises(ValueError, match="validation: Found input variables with inconsistent numbers of samples"):
+        Net((8,)).fit(TEXTS, LABELS[:, 0], validation=(TEXTS, LABELS[:5, 0]))

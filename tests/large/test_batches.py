@@ -178,3 +178,10 @@ def test_a_batch_that_changes_between_passes_undoes_the_fit():
 def test_fit_without_data_says_so():
     with pytest.raises(ValueError, match="fit: give either X and y, or batches"):
         Net((16,)).fit()
+
+
+def test_batches_of_sequences_have_one_length():
+    layers = [LSTM(3, 8, batch_first=True, rng=0), LastStep(), Linear(8, 2, rng=1)]
+    batches = [(np.zeros((8, steps, 3), np.float32), np.arange(8) % 2) for steps in (5, 6)]
+    with pytest.raises(ValueError, match=r"samples of shape \(6, 3\), and Net expects \(5, 3\)"):
+        Net(layers, epochs=1).fit(batches=batches)

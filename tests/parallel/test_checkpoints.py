@@ -85,6 +85,33 @@ def test_a_signal_to_one_rank_ends_all_after_the_same_step(tmp_path):
         assert_same(before, after)
 
 
+def test_a_callback_that_stops_one_rank_stops_all(tmp_path):
+    """Also where only the last epoch is due to be saved."""
+
+    def fit(ranks):
+        stop = [lambda net, record: ranks.rank == 0 and record["epoch"] == 2]
+        net = Net((8,), parallel=ranks, callbacks=stop, **{**MLP, "epochs": 6}).fit(X, Y, checkpoint=tmp_path, every=1000)
+        return net.n_iter_
+
+    assert run_ranks(2, fit) == [2, 2]
+
+
+def test_an_error_goes_before_a_signal(tmp_path):
+    class Fails(Hook):
+        watches = changes = False
+
+        def after_update(self, run):
+            if run.stepper.ranks.rank == 1 and run.optimizer.steps == 3:
+                next(hook for hook in run.hooks if hasattr(hook, "asked")).asked = True
+                raise OSError("no disk")
+
+    def fit(ranks):
+        return Net((8,), parallel=ranks, callbacks=[Fails()], **MLP).fit(X, Y, checkpoint=tmp_path)
+
+    with pytest.raises(OSError, match="no disk"):
+        run_ranks(2, fit)
+
+
 # --- processes --------------------------------------------------------------------------------------------------------
 CHECKPOINTED = """
     class Shows(Hook):

@@ -206,7 +206,7 @@ def test_what_scikit_learn_refuses_is_refused():
         (X_TEST[:1, :5], "expecting 64 features"),
         (X_TEST[0], "Expected 2D array"),
         (X_TEST[:0], "0 sample"),
-        (X_TEST[None, :2], "dim 3"),
+        (X_TEST[None, :2], "take flat samples, X.reshape"),
     ):
         with pytest.raises(ValueError, match=message):
             net.predict(bad)

@@ -116,7 +116,12 @@ def resumed(kind: type, folder: str | os.PathLike, parameters: dict[str, Any]) -
     about = metadata.get("checkpoint")
     if not about:
         raise ValueError(f"{name} is no checkpoint, but a saved estimator: use {metadata.get('class')}.load")
-    if (about["format"], about["numbanet"]) != (VERSION, __version__):
+    if about["format"] != VERSION:
+        raise ValueError(
+            f"{name} has format {about['format']} of checkpoints, and this is format {VERSION}: go on with the numbanet that "
+            "wrote it"
+        )
+    if about["numbanet"] != __version__:
         raise ValueError(
             f"{name} was written by numbanet {about['numbanet']}, and this is {__version__}, which may compute other bits: go "
             "on with the version that wrote it"

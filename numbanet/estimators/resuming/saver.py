@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 import threading
 import time
 from typing import Any
@@ -25,6 +26,7 @@ from .parts import parted
 from .values import packed
 
 VERSION = 2  # of the format of checkpoints
+TERMINATED = 128 + signal.SIGTERM  # the status of a process that SIGTERM ended
 APART = 8  # steps between which several ranks do not wait for each other
 
 
@@ -125,8 +127,8 @@ class Saver(Hook):
             self._leave()
 
     def epoch_recorded(self, run, record):
-        leaves, due = run.any(self.asked, self.every.due(1, self.last))
-        if leaves or due or self.every.interval == "epoch" or not run.goes_on:
+        leaves, due, last = run.any(self.asked, self.every.due(1, self.last), not run.goes_on)
+        if leaves or due or last or self.every.interval == "epoch":
             self._save(run)
         if leaves:
             self._leave()
@@ -140,7 +142,9 @@ class Saver(Hook):
         if self.before is not None:
             signal.signal(signal.SIGTERM, self.before)
             self.before = None
-            if self.asked:  # the signal came after the last step
+            if self.asked and sys.exc_info()[0] is None:  # the signal came after the last step; an exception goes first
+                if run.stepper.ranks is not None:
+                    raise SystemExit(TERMINATED)  # the others may not know, and are told
                 self._leave()
 
     def _ask(self, number: int, frame: Any) -> None:
@@ -149,7 +153,7 @@ class Saver(Hook):
 
     def _leave(self) -> None:
         self.asked = False
-        raise LeftTogether(128 + signal.SIGTERM)
+        raise LeftTogether(TERMINATED)
 
     # --- files --------------------------------------------------------------------------------------------------------
     def _save_within(self, run: Run) -> None:

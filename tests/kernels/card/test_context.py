@@ -151,3 +151,23 @@ def test_memory_of_a_card_is_given_back_to_the_card(monkeypatch):
             free(77 << 20)
     free(78 << 20)
     assert freed == [78 << 20]
+
+
+def test_a_context_leaves_nothing_behind():
+    """Drivers are freed, and arrays of an earlier context are not taken for those of a later one."""
+    import gc
+
+    from numbanet_kernels.card.driver import Driver
+
+    def drivers():
+        gc.collect()
+        return sum(type(thing) is Driver for thing in gc.get_objects())
+
+    addresses, before = [], drivers()
+    for _ in range(3):
+        with numbanet.emulated():
+            there = cuda.to_device(np.ones(4))
+            addresses.append(there.__cuda_array_interface__["data"][0])
+            del there
+    assert len(set(addresses)) == 3
+    assert drivers() <= before + 1

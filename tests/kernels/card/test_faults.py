@@ -170,7 +170,18 @@ def race_between_streams(right):
     second.synchronize()
 
 
+def race_with_what_is_there(right):
+    """One of the values is in the array already."""
+
+    @cuda.jit
+    def kernel(found):
+        found[0] = 0 if right else cuda.threadIdx.x
+
+    kernel[1, 2](np.zeros(1, np.int32))
+
+
 CASES = {
+    race_with_what_is_there: r"race: written .*at found\[0\]",
     beyond: r"out of bounds: byte 200 .*array x, shape \(50,\) of float32.* thread \(50, 0, 0\), .*, at x\[50\], value 50.0",
     beyond_with_a_constant: r"out of bounds: .* at x\[50\], value 1.5",
     misaligned: "misaligned: address",
