@@ -14,7 +14,7 @@ import numpy as np
 from ..arguments import is_integer
 from ..device import Device
 from ..dropout import Dropout
-from ..layers import ACTIVATIONS, Layer, Linear, Sequential, Shuffle
+from ..layers import ACTIVATIONS, Embedding, Layer, Linear, Normalize, Recurrent, Sequential, Shuffle
 from ..tensor import Tensor
 from ..training.data import Data, on_host, rows_of
 
@@ -70,6 +70,15 @@ def widths_of(layers: object) -> tuple[int, ...]:
             f"layers must be the widths of the hidden layers, such as (256, 256), or a list of layers; got {layers!r}"
         )
     return tuple(int(n) for n in widths)
+
+
+def check_samples_first(model: Sequential) -> None:
+    """Raise ValueError if the first layers read samples as time steps, (T, N, …): an estimator gives them (N, T, …)."""
+    for layer in model.layers:
+        if isinstance(layer, Recurrent) and not layer.batch_first:
+            raise ValueError(f"layers: {layer!r} takes time steps first, and here samples come first: give it batch_first=True")
+        if not isinstance(layer, (Embedding, Normalize, Recurrent)):
+            return  # what another layer does to the axes is not known
 
 
 def as_rows(X: Any, shape: Sequence[int] | None) -> Any:

@@ -33,7 +33,7 @@ from ..training.run import Run
 from ..training.validation import Validation
 from ..user_warnings import warn
 from .base import Estimator
-from .build import as_images, as_rows, build, merged, widths_of
+from .build import as_images, as_rows, build, check_samples_first, merged, widths_of
 from .held_out import HeldOut
 from .inputs import validated
 from .joint import count, sharded
@@ -278,6 +278,7 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
 
     def _check_layers(self, model: Sequential) -> None:
         """Raise ValueError unless the layers take the samples and have the right output shape."""
+        check_samples_first(model)
         if not any(tensor.requires_grad for tensor in model.parameters()):
             raise ValueError(f"layers: there is nothing to train in {model!r}")
         shape = model.cost(ActivationSpec((self._batch(None), *self.input_shape_)), Plans())[1].shape

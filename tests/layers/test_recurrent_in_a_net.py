@@ -76,3 +76,13 @@ def test_padding_changes_nothing(rng, kind):
             p.zero_grad()
     for mine, other in zip(*found, strict=True):
         close(mine, other)
+
+
+@pytest.mark.parametrize("kind", [LSTM, GRU])
+def test_time_steps_come_after_samples(rng, kind):
+    """Otherwise samples would be read as time steps, so that each prediction depends on the others."""
+    X, y = rng.standard_normal((16, 5, 3)).astype(np.float32), np.arange(16) % 2
+    words = rng.integers(0, 7, (16, 5))
+    for first, samples in (([], X), ([Embedding(7, 3, rng=0)], words)):
+        with pytest.raises(ValueError, match="samples come first: give it batch_first=True"):
+            Net([*first, kind(3, 4, rng=1), LastStep(), Linear(4, 2, rng=2)], epochs=1).fit(samples, y)

@@ -270,7 +270,7 @@ def test_subclasses_are_pruned_as_their_bases_are():
         """The same."""
 
     net = Net(
-        [OwnLSTM(8, 12, rng=0), LastStep(), Twofold(12, 12, rng=1), SquareOfWidth(12), Linear(12, 10, rng=2)],
+        [OwnLSTM(8, 12, batch_first=True, rng=0), LastStep(), Twofold(12, 12, rng=1), SquareOfWidth(12), Linear(12, 10, rng=2)],
         sparsity=MagnitudePruning(0.5),
         **OPTIONS,
     ).fit(X.reshape(-1, 8, 8), Y)
