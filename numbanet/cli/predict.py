@@ -37,16 +37,18 @@ def run(options: argparse.Namespace) -> int:
     if options.probabilities and not isinstance(net, Net):
         raise ValueError(f"--probabilities: {options.network} holds a {type(net).__name__}, which has no classes")
     X, y = _samples(options.samples, net, options.target)
-    warnings.filterwarnings("ignore", "X does not have valid feature names")  # `own_data.arranged` has compared them
+    if y is not None and isinstance(net, Net) and net.classes_.dtype.kind in "UO":
+        y = y.astype(str)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "X does not have valid feature names")  # `own_data.arranged` has compared them
+        predicted = net.predict_proba(X) if options.probabilities else net.predict(X)
+        score = None if y is None else net.score(X, y)
     lines = csv.writer(sys.stdout, lineterminator="\n")  # which quotes names with commas
     if options.probabilities:
         lines.writerow(net.classes_)
-    for row in net.predict_proba(X) if options.probabilities else net.predict(X):
-        lines.writerow(row if getattr(row, "ndim", 0) else (row,))
-    if y is not None:
-        if isinstance(net, Net) and net.classes_.dtype.kind in "UO":
-            y = y.astype(str)
-        print(f"numbanet: score {net.score(X, y):.4f} on these {len(y)} samples", file=sys.stderr)
+    lines.writerows(row if getattr(row, "ndim", 0) else (row,) for row in predicted)
+    if score is not None:
+        print(f"numbanet: score {score:.4f} on these {len(y)} samples", file=sys.stderr)
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -90,9 +89,7 @@ def pow(a: Any, b: Any) -> Tensor:
 
     The gradient of a is 0 where b = 0, and that of b where a = 0 and b >= 0.
     """
-    if _number(b):
-        return power(a, exponent=float(b))
-    return exp(affine(b, mul=math.log(a))) if _number(a) and a > 0 else _pow(a, b)
+    return power(a, exponent=float(b)) if _number(b) else _pow(a, b)
 
 
 @_binary

@@ -175,6 +175,13 @@ def test_a_gradient_given_to_backward_is_not_shared(dev):
     np.testing.assert_allclose(x.grad.numpy(), [1.0, 1.0])
 
 
+def test_powers_of_numbers_are_exact_and_know_infinity(dev):
+    exponents = Tensor([100.0, -np.inf, np.inf, 0.0], dev)
+    np.testing.assert_array_equal((1.0**exponents).numpy(), [1, 1, 1, 1])
+    np.testing.assert_array_equal((np.inf**exponents).numpy(), [np.inf, 0, np.inf, 1])
+    assert (2.0**exponents).numpy()[0] == np.float32(2.0**100)
+
+
 def test_powers_at_zero(dev):
     x = Tensor([0.0, 2.0], dev, requires_grad=True)
     (x**0).sum().backward()
