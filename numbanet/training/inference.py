@@ -18,7 +18,7 @@ from ..dropout import Dropout
 from ..layers import DENSE, Context, Flow, Layer, LayerNorm, Linear, Normalize, Select, Sequential, Shuffle, Symbols, Tree
 from ..plans import Plans
 from ..tensor import Tensor
-from .data import on_host, rows_of
+from .data import on_host, rows_of, view_of
 from .large.rows import Rows
 
 LEAST_ROWS = 32
@@ -87,23 +87,27 @@ class Predictor:
                 self._free.release()
             if found is not None:
                 return found
-        pieces, rows = [], np.arange(len(X)) if rows is None else rows
+        pieces, whole, rows = [], rows is None, np.arange(len(X)) if rows is None else rows
         most = min(PREDICT_ROWS, max(getattr(X, "most", None) or PREDICT_ROWS, LEAST_ROWS))
         with no_grad(), self.dev.session(**self.session_options):
             for start in range(0, len(rows), most):
-                pieces.append(self._computed(X, rows[start : start + most].astype(np.int32)))
+                pieces.append(self._computed(X, rows[start : start + most].astype(np.int32), whole))
                 deferred.poll()
         return np.concatenate(pieces)
 
-    def _computed(self, X: Any, rows: np.ndarray) -> np.ndarray:
+    def _computed(self, X: Any, rows: np.ndarray, adjacent: bool) -> np.ndarray:
+        """Return the output for the samples `rows`; if they are `adjacent` in X, they are not copied."""
         filled = self._filled(rows)
         symbols = np.asarray(X[filled], np.int32) if on_host(X) else None
-        x = rows_of(X, filled, self.dev) if symbols is None else self.dev.upload(symbols)
+        if symbols is not None:
+            x = self.dev.upload(symbols)
+        else:
+            x = view_of(X, rows, self.dev) if adjacent and filled is rows else rows_of(X, filled, self.dev)
         return self.dev.download(self._output(x, symbols))[: len(rows)]
 
     def _filled(self, rows: np.ndarray) -> np.ndarray:
         """Return `rows`, padded to LEAST_ROWS if fewer samples could change the result of a sample."""
-        return rows if self._by_sample else np.pad(rows, (0, max(LEAST_ROWS - len(rows), 0)), mode="edge")
+        return rows if self._by_sample or len(rows) >= LEAST_ROWS else np.pad(rows, (0, LEAST_ROWS - len(rows)), mode="edge")
 
     def _output(self, x: Any, symbols: np.ndarray | None = None) -> Any:
         flow = Flow(Tensor.wrap(x, self.dev), DENSE if symbols is None else Symbols(symbols))

@@ -52,6 +52,15 @@ def test_variables_are_found_where_the_environment_is_read():
     assert variables("x = 'A_B'\n") == set()
 
 
+# --- pages ------------------------------------------------------------------------------------------------------------
+def test_no_file_holds_the_marks_of_an_unfinished_merge():
+    files = [path for kind in ("md", "py", "toml", "txt", "yaml") for path in ROOT.glob(f"[!.]*/**/*.{kind}")]
+    files += [path for path in ROOT.iterdir() if path.is_file()]
+    marked = re.compile(r"^(<{7}|>{7}) ", re.M)
+    assert len(files) > 500
+    assert [str(path) for path in files if marked.search(path.read_text(encoding="utf-8", errors="replace"))] == []
+
+
 # --- versions ---------------------------------------------------------------------------------------------------------
 def constraints():
     """{package: version} of constraints.txt."""

@@ -13,7 +13,9 @@ import threadpoolctl
 
 from numbanet import GELU, Conv2d, Flatten, LayerNorm, Linear, Net, NetRegressor, Normalize, ReLU, Tensor
 from numbanet.datasets import load_digits
+from numbanet.device import device
 from numbanet.estimators import supervised
+from numbanet.training.data import view_of
 from numbanet.training.inference import Predictor
 from numbanet_kernels.runtime.availability import nvvm_problem
 
@@ -168,6 +170,15 @@ def test_threads_predict_at_the_same_time(net):
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_samples_that_are_adjacent_are_not_copied():
+    rows, dev, read_only = np.arange(3, 40, dtype=np.int32), device("cpu"), X_TEST.copy()
+    read_only.flags.writeable = False
+    for samples in (X_TEST, read_only, X_TEST[::2]):
+        found = view_of(samples, rows, dev)
+        np.testing.assert_array_equal(found, samples[3:40])
+        assert np.shares_memory(found, samples) == (samples is X_TEST)
 
 
 def test_few_passes_are_recorded_and_none_of_many_samples(net, monkeypatch):
