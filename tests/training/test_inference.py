@@ -175,7 +175,7 @@ def test_threads_predict_at_the_same_time(net):
 def test_samples_that_are_adjacent_are_not_copied():
     rows, dev, read_only = np.arange(3, 40, dtype=np.int32), device("cpu"), X_TEST.copy()
     read_only.flags.writeable = False
-    for samples in (X_TEST, read_only, X_TEST[::2]):
+    for samples in (X_TEST, read_only):
         found = view_of(samples, rows, dev)
         np.testing.assert_array_equal(found, samples[3:40])
         assert np.shares_memory(found, samples) == (samples is X_TEST)
