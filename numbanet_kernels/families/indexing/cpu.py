@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ...host import threads
+from ...host.transpose import VECTOR, swap
 from ...runtime.declare import host_kernel, tape
 from ...runtime.expect import INT32, expect
 from ...runtime.memory import assign, empty_cpu, flat, full_cpu
@@ -20,7 +23,19 @@ def _contiguous(view):
 
 def transpose_cpu(x, axes):
     """y = np.transpose(x, axes), contiguous."""
-    return _contiguous(x.transpose(axes_of("transpose (cpu)", x, axes)))
+    view = x.transpose(axes := axes_of("transpose (cpu)", x, axes))
+    if view.flags.c_contiguous:
+        return view
+    kept = next(i for i, axis in enumerate(axes) if axis != i)  # leading axes that stay where they are
+    moved = axes[kept]
+    if tuple(axes[kept:]) != (*range(moved, x.ndim), *range(kept, moved)):
+        return _contiguous(view)
+    whole = x.reshape(math.prod(x.shape[:kept]), math.prod(x.shape[kept:moved]), -1)
+    if min(whole.shape[1:]) < VECTOR:
+        return _contiguous(view)
+    y = empty_cpu(view.shape)
+    swap(whole, y.reshape(len(whole), *whole.shape[:0:-1]))
+    return y
 
 
 def broadcast_to_cpu(x, shape):

@@ -3,7 +3,9 @@
 import numba
 import numpy as np
 import pytest
+import threadpoolctl
 
+from numbanet_kernels.families.indexing.cpu import transpose_cpu
 from numbanet_kernels.host import transpose
 
 SIZES = [(1, 1), (7, 9), (8, 8), (16, 40), (20, 33), (129, 65), (300, 31)]
@@ -50,3 +52,26 @@ def test_the_transpose_in_registers_is_that_of_numpy(rng):
     transposed(a, 1, 9, 10, 18, found, 2, 1, True)
     transpose._transpose(a, 1, 10, expected, 2, 1)  # outside compiled code it is NumPy's
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    "shape, axes",
+    [
+        ((3, 40, 5, 7), (0, 2, 3, 1)),
+        ((3, 5, 7, 40), (0, 3, 1, 2)),
+        ((2, 130, 33), (0, 2, 1)),
+        ((129, 257), (1, 0)),
+        ((8, 8), (1, 0)),
+        ((2, 64, 1024), (0, 2, 1)),
+        ((600, 9, 31), (0, 2, 1)),
+        ((3, 7, 40), (0, 2, 1)),  # NumPy's loops: an axis is short, others are moved, or the shape is empty
+        ((40, 30, 20), (2, 1, 0)),
+        ((0, 9, 9), (0, 2, 1)),
+    ],
+)
+def test_axes_are_moved_as_numpy_moves_them(shape, axes, threads):
+    x = np.random.default_rng(0).integers(1 << 32, size=shape, dtype=np.uint32).view(np.float32)  # any bits, also NaN
+    with threadpoolctl.threadpool_limits(threads, user_api="blas"):
+        found = transpose_cpu(x, axes)
+    assert found.flags.c_contiguous and found.tobytes() == x.transpose(axes).tobytes()
