@@ -29,7 +29,7 @@ RECORDED = ("--json bench/results/papers-cnnlab.json --plot papers-cnnlab.png",)
 NETWORKS = {"alexnet": (64, 3, 32, 32), "vgg19": (16, 3, 32, 32), "lenet5": (64, 1, 28, 28), "lstm": (64, 28, 28)}
 QUICK = {"lenet5": (2, 1, 28, 28)}
 WATTS = {"cpu:1": 20.0, "cpu": 35.0, "torch": 35.0}  # stated, for pictures where there is no counter of energy
-KNOWN, HELD_OUT = 60, 10  # n layers of each kind
+KNOWN, HELD_OUT = 100, 10  # n layers of each kind
 # the fastest of many short runs: on a shared machine these are the runs that nothing interrupted
 HOW = {"runs": 15, "seconds": 0.002, "quantile": 0.0}
 Made = tuple[list[Any], tuple[int, ...]]  # layers, shape of a batch

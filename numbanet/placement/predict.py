@@ -5,22 +5,24 @@ For each kind of layer, device and direction the time is a sum of non-negative m
     ms = a flops + b bytes + c ,   or   ms = a flops + b inputs + c outputs + d parameters + e ,
 
 fitted by non-negative least squares in relative error: a roofline (Williams et al. 2009) whose corner is rounded. The FLOPs may
-be those of Winograd's filtering, which CPUs and libraries use for convolutions of 3 x 3. The sum may be corrected by what
-samples of similar shapes differ from it, the less the farther their logarithms of samples, channels and pixels are (Gaussian
-process regression, Rasmussen and Williams 2006, eq. 2.25; a length for each of them). And small and large shapes may have sums
-of their own, because a device computes them by different loops. Cross-validation decides between these, and its error is
-reported.
+be those of Winograd's filtering, which CPUs and libraries use for convolutions of 3 x 3; the sum of our own filtering has what
+its loops do, and what of it caches do not hold. The sum may be corrected by what samples of similar shapes differ from it, the
+less the farther their logarithms of samples, channels and pixels are (Gaussian process regression, Rasmussen and Williams 2006,
+eq. 2.25; a length for each of them). And small and large shapes may have sums of their own, because a device computes them by
+different loops. Cross-validation decides between these, and its error is reported.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbanet_kernels.layouts.windows import tile_of
+from numbanet_kernels.layouts import filtering
+from numbanet_kernels.layouts.windows import Window, tile_of
 
 from ..layers import Cost, Layer, Sequential
 from . import facts, stages as staging
@@ -34,8 +36,12 @@ SUMS = {
     "flops, bytes": (0, 4, 5),
     "flops, inputs, outputs, parameters": (0, 1, 2, 3, 5),
     "Winograd's flops, inputs, outputs, parameters": (9, 1, 2, 3, 5),
+    "our filtering": (14, 15, 16, 17, 1, 18, 2, 19, 5),
 }
-SPLIT, SAVED, CLEARER, FOLDS = (1, 2, 3, 6, 7), 8, 0.8, 5  # columns that may split samples, if the error falls to this share
+SPLIT, SAVED, OURS = (1, 2, 3, 6, 7), 8, 15  # columns that may split samples
+CLEARER, FOLDS = 0.8, 5  # they are split if the error falls to this share; parts of cross-validation
+NEAR_CACHE, FAR_CACHE = 1 << 18, 1 << 20  # elements that the caches of a core hold, and the next ones
+PANEL = 32  # outputs that the products of our filtering compute together, where vectors have 16 elements
 LEAST = 5  # samples of a kind; with fewer, all kinds of a device and a direction are one
 NEAR = slice(10, 14)  # columns of the logarithms that say which shapes are similar
 LENGTHS, NOISES = (0.7, 1.5, 3.0), (0.03, 0.1, 0.3)  # of the correction: e^0.7 is a factor of 2; share of what is not explained
@@ -241,29 +247,37 @@ def _split(numbers: np.ndarray, ms: np.ndarray) -> tuple[int, float] | None:
 
 
 def _filtered(numbers: np.ndarray, ms: np.ndarray) -> tuple[int, float] | None:
-    """Return (column, bound) of the number of saved multiplications from which on Winograd's filtering seems to be used; None
-    if no bound makes predictions better."""
+    """Return (column, bound) of the number of saved multiplications from which on Winograd's filtering seems to be used, or of
+    the samples that our loops filter; None if no bound makes predictions better."""
     best, found = _corrected(numbers, ms), None
-    for column, bound, left in _halves(numbers, (SAVED,)):
-        error = _corrected(numbers[left], ms[left]) + _corrected(numbers[~left], ms[~left])
+    for column, bound, left in (*_halves(numbers, (SAVED,)), (OURS, 0.5, numbers[:, OURS] == 0)):
+        if not _enough(left):
+            continue
+        terms = "our filtering" if column == OURS else "Winograd's flops, inputs, outputs, parameters"
+        error = _corrected(numbers[left], ms[left]) + _corrected(numbers[~left], ms[~left], terms)
         if error < best:
             best, found = error, (column, bound)
     return found
 
 
 def _halves(numbers: np.ndarray, columns: Iterable[int]) -> Iterator[tuple[int, float, np.ndarray]]:
-    """Yield (column, bound, which samples are below) such that more than LEAST samples are on each side."""
+    """Yield (column, bound, which samples are below), with enough samples on each side."""
     for column in columns:
         values = np.unique(numbers[:, column])
         for bound in (values[1:] + values[:-1]) / 2:
             left = numbers[:, column] < bound
-            if LEAST < left.sum() < len(numbers) - LEAST:
+            if _enough(left):
                 yield column, float(bound), left
 
 
-def _corrected(numbers: np.ndarray, ms: np.ndarray) -> float:
-    """Return the sum of the errors of a sum with one fixed correction, each sample left out in turn."""
-    columns = SUMS["Winograd's flops, inputs, outputs, parameters"]
+def _enough(left: np.ndarray) -> bool:
+    """Return True if more than LEAST samples are on each side."""
+    return bool(LEAST < left.sum() < len(left) - LEAST)
+
+
+def _corrected(numbers: np.ndarray, ms: np.ndarray, terms: str = "Winograd's flops, inputs, outputs, parameters") -> float:
+    """Return the sum of the errors of one of the sums with one fixed correction, each sample left out in turn."""
+    columns = SUMS[terms]
     off = np.log(ms / np.maximum(numbers[:, columns] @ _fitted(numbers[:, columns], ms), 1e-9))
     squares = ((numbers[:, None, NEAR] - numbers[None, :, NEAR]) ** 2).sum(2)
     inverse = np.linalg.inv(np.exp(-0.5 * squares / LENGTHS[1] ** 2) + NOISES[1] * np.eye(len(ms)))
@@ -299,7 +313,22 @@ def _numbers(stage: Stage, flops: float, moved: float) -> np.ndarray:
         share = -(-height // side) * -(-width // side) * (side + 2) ** 2 / (9 * pixels)
     saved = stage.inputs[0] * channels[0] * channels[1] * 9 * pixels * (1 - share)
     near = np.log([stage.inputs[0], *channels, pixels])
-    return np.array([flops, *sizes, moved, 1.0, *channels, saved, flops * share, *near], np.float64)
+    ours = _filtering(stage) if share < 1 else [0] * 6
+    return np.array([flops, *sizes, moved, 1.0, *channels, saved, flops * share, *near, *ours], np.float64)
+
+
+def _filtering(stage: Stage) -> list[int]:
+    """Return what our loops do if they filter a convolution of 3 x 3: multiplications, with outputs padded to whole panels;
+    elements of the transformed weight, and again if the caches do not hold them; inputs and outputs that they do not hold.
+    Zeros if they do not filter it.
+    """
+    (count, channels, height, width), outs = stage.inputs, stage.outputs[1]
+    if not filtering.suits(Window((3, 3), padding=(1, 1)), (count, height, width, channels), outs):
+        return [0] * 6
+    side = tile_of(height, width)
+    tiles, weight = count * -(-height // side) * -(-width // side), (side + 2) ** 2 * channels * -(-outs // PANEL) * PANEL
+    beyond = [size * (size > NEAR_CACHE) for size in map(math.prod, (stage.inputs, stage.outputs))]
+    return [tiles * weight, weight, weight * (weight > NEAR_CACHE), weight * (weight > FAR_CACHE), *beyond]
 
 
 def _samples(found: Profile) -> Iterator[Sample]:

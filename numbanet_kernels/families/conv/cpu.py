@@ -13,6 +13,7 @@ import numpy as np
 
 from ...host import threads
 from ...host.simd import WIDTH
+from ...layouts import filtering
 from ...layouts.windows import Blocks, Window
 from ...runtime.declare import tape
 from ...runtime.expect import INT32, expect
@@ -67,7 +68,7 @@ def choose(window: Window, shape: tuple[int, ...], plan: Plan) -> Choice:
     if plan.blocks is not None and cpu_winograd_blocks.suits(window, images, outs, plan.blocks):
         return Choice(winograd=True)
     side = None if plan.tiles is None else plan.side
-    if (whole or side is not None) and cpu_winograd.suits(window, images, outs, side):
+    if (whole or side is not None) and filtering.suits(window, images, outs, side):
         return Choice(winograd=True)
     if plan.rows is not None and cpu_position.suits(window, images, outs):
         return Choice(by_position=True)

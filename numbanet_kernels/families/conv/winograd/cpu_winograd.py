@@ -1,4 +1,4 @@
-"""Convolutions on the CPU by Winograd's filtering: conditions, sizes, buffers and threads for `cpu_winograd_loops`.
+"""Convolutions on the CPU by Winograd's filtering: sizes, buffers and threads for `cpu_winograd_loops`.
 
 dx is computed as a convolution of dz by the weight with reversed taps. Results are the same to the last bit for any number of
 threads. If a pixel is infinite or NaN, outputs of its tile that do not read the pixel may be NaN as well.
@@ -7,22 +7,18 @@ threads. If a pixel is infinite or NaN, outputs of its tile that do not read the
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ....host import threads
 from ....host.simd import aligned
-from ....layouts.windows import Window, tile_of
+from ....layouts.windows import tile_of
 from ....runtime.memory import empty_cpu, full_cpu
 from ..cpu_im2col_loops import add_up
 from . import cpu_winograd_loops as loops
 from .cpu_winograd_transforms import PANEL
 
-# measured on two cores of an AMD EPYC against gathered patches and the direct loops
-WIDE = 12  # least ratio of products to channels plus outputs: those are multiplied, these are transformed
-SAVED = 1 << 22  # least number of multiplications that are saved
 NEAR = 80_000  # floats of a thread's v: they stay in the L2 cache
 FAR = 1 << 22  # floats of u from which a thread transforms a panel when it is needed, and of v that it may hold then
 SLICES, LENGTH = 8, 128  # largest number of slices of tiles that are summed separately, and least number of their tiles
@@ -94,19 +90,6 @@ def tiling(
 def _geometry(*sizes: int) -> np.ndarray:
     """The sizes as an array, the same one each time: recordings hold its address."""
     return np.array(sizes)
-
-
-def suits(window: Window, images: tuple[int, ...], outs: int, side: int | None = None) -> bool:
-    """True if convolving images (N, H, W, C) so is faster than from gathered patches or directly; `side` is that of tiles, if
-    given.
-    """
-    count, height, width, channels = images
-    positions = window.positions(height, width)
-    if window._replace(padding=(0, 0)) != Window((3, 3)) or max(window.padding) > 2 or not min(positions):
-        return False
-    m = side or tile_of(*positions)
-    saved = 9 * math.prod(positions) - math.prod(-(-n // m) for n in positions) * (m + 2) ** 2
-    return channels * outs >= WIDE * (channels + outs) and count * channels * outs * saved >= SAVED
 
 
 class _Rooms(NamedTuple):

@@ -10,9 +10,10 @@ import numpy as np
 
 from ....host import threads
 from ....host.simd import WIDTH, aligned
+from ....layouts import filtering
 from ....layouts.windows import Blocks, Window
 from ....runtime.memory import empty_cpu, full_cpu
-from . import cpu_winograd, cpu_winograd_block_loops as loops
+from . import cpu_winograd_block_loops as loops
 from .cpu_winograd import FAR, SLICES, Panels, Tiling, add_slices, gated, tiling, weighed
 from .cpu_winograd_loops import BLOCK, TAPS, plane_of, row_of
 from .cpu_winograd_transforms import PANEL
@@ -23,7 +24,7 @@ FEW = 4  # groups of images: if there are fewer, threads do not share them
 def suits(window: Window, images: tuple[int, ...], outs: int, blocks: Blocks) -> bool:
     """True if blocks of channels of images (N, H, W, C) are computed so, because it is faster than from gathered patches."""
     fits = blocks.width % WIDTH == 0 and (blocks.width % PANEL == 0 or PANEL % blocks.width == 0)
-    return blocks.channels is not None and fits and cpu_winograd.suits(window, images, outs)
+    return blocks.channels is not None and fits and filtering.suits(window, images, outs)
 
 
 class _Work(NamedTuple):

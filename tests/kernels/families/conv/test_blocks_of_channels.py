@@ -12,9 +12,10 @@ from hypothesis import given, settings, strategies as st
 
 from numbanet_kernels.families import conv
 from numbanet_kernels.families.conv import cpu
-from numbanet_kernels.families.conv.winograd import cpu_winograd, cpu_winograd_block_loops, cpu_winograd_blocks
+from numbanet_kernels.families.conv.winograd import cpu_winograd_block_loops, cpu_winograd_blocks
 from numbanet_kernels.host import thresholds
 from numbanet_kernels.host.simd import WIDTH
+from numbanet_kernels.layouts import filtering
 from numbanet_kernels.layouts.windows import Blocks, Window
 from numbanet_kernels.runtime.pool import Arena, pages
 from numbanet_kernels.runtime.tape import Tape
@@ -81,7 +82,7 @@ def compared(case, put, get, share=0.4):
 @contextlib.contextmanager
 def cut(few):
     """Threads share the panels if there are fewer groups than `few`, or slices of groups are added up."""
-    always = mock.patch.multiple(cpu_winograd, SAVED=-(1 << 60), WIDE=0)
+    always = mock.patch.multiple(filtering, SAVED=-(1 << 60), WIDE=0)
     with mock.patch.multiple(cpu_winograd_blocks, FEW=few), always, thresholds.using(thresholds.Thresholds(1, 1)):
         yield
 

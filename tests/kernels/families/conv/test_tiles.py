@@ -14,12 +14,12 @@ from numbanet_kernels.families import conv
 from numbanet_kernels.families.conv import cpu, cpu_position, cpu_position_loops
 from numbanet_kernels.families.conv.family import positions_of
 from numbanet_kernels.families.conv.winograd import (
-    cpu_winograd,
     cpu_winograd_tile_loops,
     cpu_winograd_tiles,
     cpu_winograd_transforms as transforms,
 )
 from numbanet_kernels.host import thresholds
+from numbanet_kernels.layouts import filtering
 from numbanet_kernels.layouts.windows import Positions, Window
 from numbanet_kernels.runtime.pool import Arena, pages
 from numbanet_kernels.runtime.tape import Tape
@@ -188,7 +188,7 @@ def convolutions(draw):
 def without_conditions():
     """Also what would take longer so is computed so."""
     positions = mock.patch.multiple(cpu_position, WIDE=0, LEAST=0, INSIDE=1)
-    with mock.patch.multiple(cpu_winograd, WIDE=0, SAVED=-(1 << 60)), positions:
+    with mock.patch.multiple(filtering, WIDE=0, SAVED=-(1 << 60)), positions:
         yield
 
 
