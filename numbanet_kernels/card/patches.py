@@ -169,7 +169,9 @@ class Patches:
             loaded, function = kernel._codelibrary.get_cufunc().kernel, getattr(kernel, "py_func", None)  # noqa: SLF001
             if function is not None:
                 loaded.called = function.__name__
-                loaded.names = {id(value): name for name, value in zip(inspect.signature(function).parameters, args)}
+                names = list(inspect.signature(function).parameters)
+                loaded.names = {id(value): name for name, value in zip(names, args)}
+                loaded.types = ", ".join(f"{name}: {kind}" for name, kind in zip(names, kernel.argument_types))
             if loaded.lines is None and hasattr(kernel, "made_with") and not kernel.debug:
                 loaded.lines = functools.partial(self._with_lines, *kernel.made_with)
             loaded.arrays.clear()

@@ -1,0 +1,107 @@
+"""Counters as tables on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import remarks
+from .sources import Listing, listings
+
+if TYPE_CHECKING:
+    from numbanet_kernels.card.counted import KernelCounts
+    from numbanet_kernels.ptx import Line
+
+    from .counts import Counts
+
+COLUMNS = ("instr.", "lanes", "sectors\n/ least", "shared\n/ confl.", "diverge\n/ branch")
+LEGEND = (
+    "instr.: instructions of warps; lanes: threads of a warp that run them, of 32; sectors: those of global memory, of 32 "
+    "bytes, and the least that the data needs; shared: cycles of shared memory, and those of bank conflicts; diverge: branches "
+    "at which threads of a warp go both ways, of all. Counters know no caches. Occupancy and the least time are a model: "
+    "limits and peak rates of the {card}'s data sheet."
+)
+HOT = 0.25  # share of a column's sum from which on a line is bright
+
+
+def text(counts: Counts, colours: bool) -> str:
+    """Return the tables of all kernels, as wide as the terminal, with the escape codes of its colours if it has them."""
+    from rich.console import Console
+
+    console = Console(color_system="auto" if colours else None, highlight=False, emoji=False, markup=False)
+    with console.capture() as written:
+        for kernel in counts:
+            _print(console, kernel, counts)
+        console.print(LEGEND.format(card=counts.sheet.name), style="dim")
+    return written.get()
+
+
+def _print(console: Any, kernel: KernelCounts, counts: Counts) -> None:
+    from rich.text import Text
+
+    total, figures, name = kernel.total, kernel.figures(counts.sheet), counts.sheet.name
+    console.print(Text(kernel.name, "bold") + Text(f"({kernel.types})", "dim"))
+    console.print(remarks.launched(kernel))
+    console.print(f"{name}: {remarks.resources(figures, counts.sheet)}")
+    console.print(f"{name}: {remarks.roofline(figures, total)}")
+    found, unknown = listings(kernel)
+    rows: list[tuple[str, Any, Line | None]] = []
+    for listing in found:
+        if len(found) > 1:
+            rows.append(("", Text(listing.title, "italic"), None))
+        rows += _rows(listing, total)
+    if unknown is not None:
+        rows.append(("", Text("unknown lines", "italic"), unknown))
+    console.print(_table([*rows, ("", Text("all"), total)], total))
+    for place, said in remarks.remarks(kernel).items():
+        for sentence in said:
+            console.print(f"{place or 'unknown lines'}: {sentence}", style="yellow")
+    console.print()
+
+
+def _table(rows: Sequence[tuple[str, Any, Line | None]], total: Line) -> Any:
+    """Return the table of rows of (number, text, counters), without the columns of what the kernel does not do."""
+    from rich import box
+    from rich.table import Column, Table
+
+    shown = [place for place, cell in enumerate(_cells(total)) if cell]
+    source = Column("source", no_wrap=True, overflow="ellipsis", ratio=1)
+    columns = (Column(COLUMNS[place], justify="right", no_wrap=True) for place in shown)
+    table = Table(Column("line", justify="right"), source, *columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), expand=True)
+    table.pad_edge = False
+    for place, (number, text, line) in enumerate(rows, 2):
+        cells = _cells(line) if line is not None else [""] * len(COLUMNS)
+        table.add_row(number, text, *(cells[k] for k in shown), end_section=place == len(rows))
+    return table
+
+
+def _cells(line: Line) -> list[str]:
+    """Return the counters of a line as text, in the order of `COLUMNS`; those of what the line does not do are empty."""
+    issued, lanes, sectors, least, shared, conflicts, diverge = cells_of(line)
+    pairs = [f"{a} / {b}" if a else "" for a, b in ((sectors, least), (shared, conflicts))]
+    return [issued, lanes, *pairs, diverge.replace("of", "/")]
+
+
+def _rows(listing: Listing, total: Line) -> Iterator[tuple[str, Any, Line]]:
+    """Yield the number, the text and the counters of each line of a function that has instructions."""
+    from rich.text import Text
+
+    lines = [(row.number, row.text, row.line) for row in listing.rows if row.line is not None]
+    indent = min((len(text) - len(text.lstrip()) for _, text, _ in lines), default=0)
+    for number, text, line in lines:
+        yield str(number), Text(text[indent:], "bold" if line.issued >= HOT * total.issued else ""), line
+
+
+def cells_of(line: Line) -> list[str]:
+    """Return the counters of a line as text, those of what the line does not do are empty: instructions, lanes, sectors, the
+    least of them, cycles of shared memory, those of bank conflicts, divergent branches.
+    """
+    return [
+        f"{line.issued:,}",
+        f"{remarks.lanes(line):.3g}",
+        f"{line.sectors:,}" if line.sectors else "",
+        f"{line.least:,}" if line.sectors else "",
+        f"{line.transactions:,}" if line.transactions else "",
+        f"{line.conflicts:,}" if line.transactions else "",
+        f"{line.divergent:,} of {line.branches:,}" if line.branches else "",
+    ]
