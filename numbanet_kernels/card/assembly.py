@@ -1,5 +1,5 @@
-"""Registers of kernels: what the assembler says of a PTX text. It needs no card: nvJitLink comes with numba-cuda, and ptxas
-with the CUDA Toolkit.
+"""Registers of kernels: what the assembler says of a PTX text. It needs no card: nvJitLink, which assembles kernels for Numba,
+too, comes with numba-cuda, and ptxas with the CUDA Toolkit.
 """
 
 from __future__ import annotations
