@@ -70,7 +70,7 @@ class Counts(Sequence):
     def __str__(self) -> str:
         from .table import text
 
-        return text(self, colours=False)
+        return text(self).rstrip() + "\n"  # a blank line between tables that are printed
 
     def _repr_html_(self) -> str:
         from .page import fragment

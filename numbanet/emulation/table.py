@@ -24,15 +24,18 @@ LEGEND = (
 HOT = 0.25  # share of a column's sum from which on a line is bright
 
 
-def text(counts: Counts, colours: bool) -> str:
-    """Return the tables of all kernels, as wide as the terminal, with the escape codes of its colours if it has them."""
+def text(counts: Counts, colours: bool = False, legend: bool = False) -> str:
+    """Return the tables of all kernels, as wide as the terminal; if asked for, with the escape codes of its colours, and with
+    what the columns mean.
+    """
     from rich.console import Console
 
     console = Console(color_system="auto" if colours else None, highlight=False, emoji=False, markup=False)
     with console.capture() as written:
         for kernel in counts:
             _print(console, kernel, counts)
-        console.print(LEGEND.format(card=counts.sheet.name), style="dim")
+        if legend:
+            console.print(LEGEND.format(card=counts.sheet.name), style="dim")
     return written.get()
 
 
