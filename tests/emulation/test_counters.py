@@ -7,8 +7,10 @@ import pytest
 from numba import float32
 
 import numbanet
+from numbanet import cli
 from numbanet.emulation import SHEETS
 from numbanet_kernels import card as emulated_card, ptx
+from numbanet_kernels.runtime import availability
 from tests.emulation import kernels
 from tests.emulation.kernels import WARPS, F, at, cuda
 
@@ -67,7 +69,13 @@ def test_branches_that_diverge_and_threads_that_work(function, divergent, lanes,
     branch, body = at(kernel, function, "branch"), at(kernel, function, "body")
     assert (branch.branches, branch.divergent) == (WARPS, divergent) and kernel.total.divergent == divergent
     assert branch.lanes == 32 * branch.issued
-    assert body.lanes == lanes * (body.issued - WARPS) + 32 * WARPS  # the last instruction, the return, is of whole warps
+    counters, program = kernel.counters, kernel.counters.program
+    inside = [
+        python.partition(",")[0] == body.place
+        and instruction.opcode not in ("ret", "exit")  # at which the threads are together again
+        for python, instruction in zip(program.python, program.instructions, strict=True)
+    ]
+    assert counters.lanes[inside].sum() == lanes * counters.issued[inside].sum() > 0
     assert (body.sectors, body.least, body.flops) == (sectors * warps, least * warps, lanes * warps)
 
 
@@ -267,3 +275,15 @@ def test_float64_is_remarked_unless_the_arrays_are(dtype):
         cuda.jit(halved)[1, 32](x(dtype=dtype), np.zeros(1024, dtype))
     assert ("FLOPs in float64" in str(card.counters)) == (dtype == F)
     assert card.counters[0].total.double_flops == 32
+
+
+@pytest.mark.skipif(availability.nvvm_problem() is not None, reason=availability.nvvm_problem() or "")
+def test_kernels_by_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    page = tmp_path / "lines.html"
+    assert cli.main(["kernels", "--counters", "add", "--lines", "--html", str(page), "--card", "T4"]) == 0
+    said = capsys.readouterr().out
+    assert "T4: " in said and "void(" in said and f"listing: {page}" in said and "elementwise.py" in page.read_text()
+    for option in (["--lines"], ["--html", str(page)], ["--card", "T4"]):
+        assert cli.main(["kernels", *option]) == 2
+        assert f"{option[0]} needs --counters OPERATION" in capsys.readouterr().err

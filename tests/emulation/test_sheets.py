@@ -12,6 +12,7 @@ from numbanet_kernels import card as emulated_card
 from numbanet_kernels.card import assembly
 from numbanet_kernels.card.model import blocks_that_fit
 from numbanet_kernels.ptx import Line
+from numbanet_kernels.runtime import availability
 from tests.emulation import kernels
 
 needs_compiler = pytest.mark.skipif(emulated_card.problem() is not None, reason=str(emulated_card.problem()))
@@ -91,7 +92,7 @@ def registers_of(binary, kernel):
     return code[7] >> 24
 
 
-@needs_compiler
+@pytest.mark.skipif(availability.nvvm_problem() is not None, reason=availability.nvvm_problem() or "")
 @pytest.mark.parametrize("card", [(8, 0), (9, 0)])
 @pytest.mark.parametrize("family", ["gemm", "reduce", "loss"])
 def test_registers_are_those_of_the_machine_code(family, card):

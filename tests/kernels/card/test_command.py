@@ -120,14 +120,3 @@ def test_options_of_counters_without_a_value(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         run(tmp_path, capsys, RIGHT, "--html")
     assert "numbanet check: error: argument --html: expected one argument" in capsys.readouterr().err
-
-
-def test_kernels_by_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    page = tmp_path / "lines.html"
-    assert cli.main(["kernels", "--counters", "add", "--lines", "--html", str(page), "--card", "T4"]) == 0
-    said = capsys.readouterr().out
-    assert "T4: " in said and "void(" in said and f"listing: {page}" in said and "elementwise.py" in page.read_text()
-    for option in (["--lines"], ["--html", str(page)], ["--card", "T4"]):
-        assert cli.main(["kernels", *option]) == 2
-        assert f"{option[0]} needs --counters OPERATION" in capsys.readouterr().err
