@@ -46,10 +46,8 @@ def _own_options(options: argparse.Namespace) -> argparse.Namespace:
     parser = Parser(prog="numbanet check", add_help=False, allow_abbrev=False)
     _add_counting(parser)
     after, own = parser.parse_known_args(given[:end])
-    for name in ("counters", "html", "card"):
-        setattr(options, name, getattr(after, name) or getattr(options, name))
-    options.arguments = own + given[end + 1 :]
-    return options
+    found = {name: value for name, value in vars(after).items() if value}
+    return argparse.Namespace(**{**vars(options), **found, "arguments": own + given[end + 1 :]})
 
 
 def run(options: argparse.Namespace) -> int:
@@ -93,7 +91,7 @@ def _run(file: Path, arguments: list[str]) -> bool:
     own = [str(file.resolve().parent), *sys.path]
     with mock.patch.object(sys, "argv", [str(file), *arguments]), mock.patch.object(sys, "path", own):
         try:
-            runpy.run_path(str(file), run_name="__main__")
+            runpy.run_path(str(file.absolute()), run_name="__main__")  # as Python names a file that it runs
         except SystemExit as end:
             return end.code not in (None, 0)
         except Exception:

@@ -40,6 +40,6 @@ def show(counts: Counts, table: bool, html: Path | None) -> None:
     from ..emulation.table import text
 
     if table:
-        print(text(counts, colours=True, legend=True), end="")
+        print(text(counts.kernels, counts.sheet, colours=True, legend=True), end="")
     if html is not None:
         print(f"listing: {counts.html(html)}")

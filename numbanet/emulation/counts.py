@@ -70,12 +70,12 @@ class Counts(Sequence):
     def __str__(self) -> str:
         from .table import text
 
-        return text(self).rstrip() + "\n"  # a blank line between tables that are printed
+        return text(self.kernels, self.sheet).rstrip() + "\n"  # a blank line between tables that are printed
 
     def _repr_html_(self) -> str:
         from .page import fragment
 
-        return fragment(self)
+        return fragment(self.kernels, self.sheet)
 
     def html(self, path: str | os.PathLike) -> Path:
         """Write one HTML page to `path`, atomically, and return its path. It has the source text of each kernel with the
@@ -91,5 +91,5 @@ class Counts(Sequence):
         from .page import page
 
         target = check_target(path)
-        write_file(target, page(self).encode())
+        write_file(target, page(self.kernels, self.sheet).encode())
         return target

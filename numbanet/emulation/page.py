@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..html_page import document
@@ -13,9 +13,8 @@ from .table import cells_of
 
 if TYPE_CHECKING:
     from numbanet_kernels.card.counted import KernelCounts
+    from numbanet_kernels.card.sheets import Sheet
     from numbanet_kernels.ptx import Line
-
-    from .counts import Counts
 
 TITLE = "Counters by line"
 # heading, what it is, and the counter that colours its cells; as `cells_of` has them
@@ -63,37 +62,37 @@ STYLE = """
 """
 
 
-def page(counts: Counts) -> str:
-    """Return the page."""
-    return document(TITLE, f"<main>\n{_body(counts)}\n</main>", STYLE + "body { max-width: 84rem; }")
+def page(kernels: Sequence[KernelCounts], sheet: Sheet) -> str:
+    """Return the page of kernels on a card."""
+    return document(TITLE, f"<main>\n{_body(kernels, sheet)}\n</main>", STYLE + "body { max-width: 84rem; }")
 
 
-def fragment(counts: Counts) -> str:
+def fragment(kernels: Sequence[KernelCounts], sheet: Sheet) -> str:
     """Return the content of the page with its style, for notebooks."""
-    return f"<style>{STYLE}</style>\n{_body(counts)}"
+    return f"<style>{STYLE}</style>\n{_body(kernels, sheet)}"
 
 
-def _body(counts: Counts) -> str:
-    names = [f"kernel-{place}" for place in range(1, len(counts) + 1)]
+def _body(kernels: Sequence[KernelCounts], sheet: Sheet) -> str:
+    names = [f"kernel-{place}" for place in range(1, len(kernels) + 1)]
     links = "".join(
         f'<li><a href="#{name}">{_safe(kernel.name)}</a>: {_safe(remarks.launched(kernel))}</li>'
-        for name, kernel in zip(names, counts, strict=True)
+        for name, kernel in zip(names, kernels, strict=True)
     )
     parts = [
         f'<div class="counters">\n<h1>{TITLE}</h1>',
         f'<nav aria-label="kernels"><ul>{links}</ul></nav>' if len(names) > 1 else "",
-        *(part for name, kernel in zip(names, counts, strict=True) for part in _section(name, kernel, counts)),
+        *(part for name, kernel in zip(names, kernels, strict=True) for part in _section(name, kernel, sheet)),
         f"<h2>What is counted</h2><ul>{''.join(f'<li><b>{name}</b>: {said}.</li>' for name, said, _ in COLUMNS)}</ul>",
         "<p>A line is coloured by its share of the instructions, and a number by its share of its column. The counters are "
         "exact, for the kernel as compiled for compute capability 8.0, and know no caches. Occupancy and roofline are models: "
-        f"limits and peak rates of the data sheet of the {_safe(counts.sheet.name)}.</p>\n</div>",
+        f"limits and peak rates of the data sheet of the {_safe(sheet.name)}.</p>\n</div>",
     ]
     return "\n".join(part for part in parts if part)
 
 
-def _section(name: str, kernel: KernelCounts, counts: Counts) -> Iterator[str]:
+def _section(name: str, kernel: KernelCounts, sheet: Sheet) -> Iterator[str]:
     """Yield the parts of a kernel: what it is, the model of a card, and its functions."""
-    total, sheet, figures = kernel.total, counts.sheet, kernel.figures(counts.sheet)
+    total, figures = kernel.total, kernel.figures(sheet)
     yield f'<section id="{name}" aria-labelledby="{name}-title">'
     yield f'<h2 id="{name}-title">{_safe(kernel.name)}<small>({_safe(kernel.types)})</small></h2>'
     yield f"<p>{_safe(remarks.launched(kernel))}</p>"

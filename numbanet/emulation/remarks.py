@@ -76,6 +76,8 @@ def resources(figures: Figures, sheet: Sheet) -> str:
         if known.capability != sheet.capability:
             registers += f" (assembled for compute capability {known.capability[0]}.{known.capability[1]})"
     shared = f"{figures.shared:,} bytes of shared memory a block" if figures.shared else "no shared memory"
+    if figures.local:
+        registers += f", {figures.local:,} bytes of local memory a thread"
     fit = f"{_count(held.blocks, 'block')}, {held.warps} of {held.most} warps on a multiprocessor"
     return f"{registers}, {shared}: {fit}, occupancy {held.share:.0%} (limited by {held.limit})"
 

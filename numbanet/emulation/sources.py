@@ -33,6 +33,7 @@ class Listing(NamedTuple):
 
     @property
     def issued(self) -> int:
+        """The instructions of its lines."""
         return sum(row.line.issued for row in self.rows if row.line is not None)
 
 

@@ -10,9 +10,8 @@ from .sources import Listing, listings
 
 if TYPE_CHECKING:
     from numbanet_kernels.card.counted import KernelCounts
+    from numbanet_kernels.card.sheets import Sheet
     from numbanet_kernels.ptx import Line
-
-    from .counts import Counts
 
 COLUMNS = ("instr.", "lanes", "sectors\n/ least", "shared\n/ confl.", "diverge\n/ branch")
 LEGEND = (
@@ -24,28 +23,28 @@ LEGEND = (
 HOT = 0.25  # share of a column's sum from which on a line is bright
 
 
-def text(counts: Counts, colours: bool = False, legend: bool = False) -> str:
-    """Return the tables of all kernels, as wide as the terminal; if asked for, with the escape codes of its colours, and with
-    what the columns mean.
+def text(kernels: Sequence[KernelCounts], sheet: Sheet, colours: bool = False, legend: bool = False) -> str:
+    """Return the tables of kernels on a card, as wide as the terminal. If asked for, they have the escape codes of its colours,
+    and below them is what the columns mean.
     """
     from rich.console import Console
 
     console = Console(color_system="auto" if colours else None, highlight=False, emoji=False, markup=False)
     with console.capture() as written:
-        for kernel in counts:
-            _print(console, kernel, counts)
+        for kernel in kernels:
+            _print(console, kernel, sheet)
         if legend:
-            console.print(LEGEND.format(card=counts.sheet.name), style="dim")
+            console.print(LEGEND.format(card=sheet.name), style="dim")
     return written.get()
 
 
-def _print(console: Any, kernel: KernelCounts, counts: Counts) -> None:
+def _print(console: Any, kernel: KernelCounts, sheet: Sheet) -> None:
     from rich.text import Text
 
-    total, figures, name = kernel.total, kernel.figures(counts.sheet), counts.sheet.name
+    total, figures, name = kernel.total, kernel.figures(sheet), sheet.name
     console.print(Text(kernel.name, "bold") + Text(f"({kernel.types})", "dim"))
     console.print(remarks.launched(kernel))
-    console.print(f"{name}: {remarks.resources(figures, counts.sheet)}")
+    console.print(f"{name}: {remarks.resources(figures, sheet)}")
     console.print(f"{name}: {remarks.roofline(figures, total)}")
     found, unknown = listings(kernel)
     rows: list[tuple[str, Any, Line | None]] = []
@@ -68,10 +67,12 @@ def _table(rows: Sequence[tuple[str, Any, Line | None]], total: Line) -> Any:
     from rich.table import Column, Table
 
     shown = [place for place, cell in enumerate(_cells(total)) if cell]
-    source = Column("source", no_wrap=True, overflow="ellipsis", ratio=1)
-    columns = (Column(COLUMNS[place], justify="right", no_wrap=True) for place in shown)
-    table = Table(Column("line", justify="right"), source, *columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), expand=True)
-    table.pad_edge = False
+    columns = [
+        Column("line", justify="right"),
+        Column("source", no_wrap=True, overflow="ellipsis", ratio=1),
+        *(Column(COLUMNS[place], justify="right", no_wrap=True) for place in shown),
+    ]
+    table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, expand=True)
     for place, (number, text, line) in enumerate(rows, 2):
         cells = _cells(line) if line is not None else [""] * len(COLUMNS)
         table.add_row(number, text, *(cells[k] for k in shown), end_section=place == len(rows))

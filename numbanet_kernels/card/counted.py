@@ -20,6 +20,7 @@ class Figures(NamedTuple):
 
     assembled: Assembled | str
     shared: int  # bytes of a block
+    local: int  # bytes of a thread, but for spilled registers
     occupancy: Occupancy
     bound: Bound
 
@@ -65,7 +66,9 @@ class KernelCounts:
         found = assembled(program.text, sheet.capability, self.most)
         registers = found.registers if isinstance(found, Assembled) else 0
         shared = program.size("shared") + self.dynamic
-        return Figures(found, shared, sheet.occupancy(self.threads, shared, registers), sheet.bound(self.total))
+        return Figures(
+            found, shared, program.size("local"), sheet.occupancy(self.threads, shared, registers), sheet.bound(self.total)
+        )
 
     @property
     def lines(self) -> list[Line]:

@@ -1,5 +1,6 @@
 """Counters by line of Python: those of simple kernels are known by hand, and the sums over lines are those of the kernel."""
 
+import collections
 import threading
 
 import numpy as np
@@ -10,6 +11,7 @@ import numbanet
 from numbanet import cli
 from numbanet.emulation import SHEETS
 from numbanet_kernels import card as emulated_card, ptx
+from numbanet_kernels.ptx import spaces
 from numbanet_kernels.runtime import availability
 from tests.emulation import kernels
 from tests.emulation.kernels import WARPS, F, at, cuda
@@ -99,6 +101,26 @@ def test_flops_of_tensor_cores_in_those_of_tf32():
     for line, flops, mma in zip(lines, (whole, 2 * whole), (whole, whole), strict=True):
         total = run(line, np.zeros(1, F)).total()
         assert (total.flops, total.mma_flops) == (flops, mma)
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8, 16])
+def test_sectors_and_banks_of_random_accesses(rng, width):
+    """Against a count of each access by itself: half a warp is served at a time if each thread asks for 8 bytes."""
+    words = max(width // 4, 1)
+    for reach in (4, 40, 400):
+        lanes = np.flatnonzero(rng.random(96) < 0.8)
+        address = rng.integers(0, reach, lanes.size) * width + 256
+        asked = collections.defaultdict(set)
+        touched, wanted = set(), set()
+        for lane, byte in zip(lanes.tolist(), address.tolist(), strict=True):
+            asked[lane * words // 32].update(byte // 4 + k for k in range(words))
+            touched.add((lane // 32, byte // 32))
+            wanted.add((lane // 32, byte))
+        cycles = sum(max(collections.Counter(word % 32 for word in some).values()) for some in asked.values())
+        assert spaces.transactions(address, width, lanes) == (cycles, len(asked))
+        bytes_of = collections.Counter(warp for warp, _ in wanted)
+        least = sum(-(-count * width // 32) for count in bytes_of.values())
+        assert spaces.sectors(address, width, lanes) == (len(touched), least)
 
 
 # --- sums -------------------------------------------------------------------------------------------------------------

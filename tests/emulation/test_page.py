@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import numbanet
-from numbanet.emulation import page as pages
+from numbanet.emulation import SHEETS, page as pages
 from numbanet_kernels import card as emulated_card
 from tests.emulation import kernels
 from tests.emulation.kernels import F, cuda
@@ -119,7 +119,8 @@ def test_each_line_of_the_source_with_its_counters(counters, tmp_path):
     sums = [row for row in found.rows if row[1] == "all lines"]
     assert [row[2]["instructions"] for row in sums] == [(f"{each.total.issued:,}", None) for each in counters]
     assert sums[1][2]["conflicts"] == ("31", None) and sums[2][2]["diverge"] == ("32 of 32", None)
-    assert len(found.regions) == 3 and found.links == ["#kernel-1", "#kernel-2", "#kernel-3"]
+    assert [label for label, _ in found.regions] == ["test_page.py, odd", "kernels.py, kernel", "kernels.py, by_threads"]
+    assert found.links == ["#kernel-1", "#kernel-2", "#kernel-3"]
     said = " ".join(found.remarks)
     assert (
         "times the sectors that the data needs" in said and "bank conflicts, 32 cycles" in said and "32 of 32 branches" in said
@@ -127,7 +128,7 @@ def test_each_line_of_the_source_with_its_counters(counters, tmp_path):
 
 
 def test_what_a_kernel_is_and_the_model_of_a_card(counters):
-    text = pages.page(counters.on("T4"))
+    text = pages.page(counters.kernels, SHEETS["T4"])
     assert "<b>Occupancy</b> (T4, a model)" in text and "<b>Roofline</b> (T4, a model)" in text
     assert "4 blocks of 256 threads" in text and "limits and peak rates of the data sheet of the T4" in text
     widths = [float(width) for width in re.findall(r'class="bar" style="width: ([\d.]+)%', text)]
@@ -136,7 +137,7 @@ def test_what_a_kernel_is_and_the_model_of_a_card(counters):
 
 def test_notebooks_show_the_same_with_its_style(counters):
     text = counters._repr_html_()
-    assert text.startswith("<style>") and pages._body(counters) in text and "<main" not in text
+    assert text.startswith("<style>") and pages._body(counters.kernels, counters.sheet) in text and "<main" not in text
     rules = [rule.strip() for rule in re.findall(r"^\s*([^@{}]+)\{", text.partition("</style>")[0], re.M)]
     assert rules and all(".counters" in part for rule in rules for part in rule.removeprefix("<style>").split(","))
 
@@ -149,10 +150,10 @@ def test_kernels_whose_source_is_gone_or_is_not_a_file(tmp_path):
     with numbanet.emulated(counters=True) as card:
         cuda.jit(names["gone"])[1, 32](np.ones(32, F), np.zeros(32, F))
     path.unlink()
-    rows = {row[0]: row for row in read(pages.page(card.counters)).rows}
+    rows = {row[0]: row for row in read(pages.page(card.counters.kernels, SHEETS["A100"])).rows}
     assert rows["3"][1] == "" and rows["3"][2]["sectors"][0] == "8"
     assert "gone" in str(card.counters)
-    assert read(pages.page(numbanet.emulation.Counts([]))).rows == []
+    assert read(pages.page([], SHEETS["A100"])).rows == []
 
 
 @pytest.mark.parametrize("folder, error", [("no", FileNotFoundError), ("", IsADirectoryError)])

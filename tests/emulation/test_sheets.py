@@ -148,5 +148,6 @@ def test_either_assembler_will_do_and_none_is_said(text, monkeypatch, tmp_path):
     with numbanet.emulated(counters=True) as card:
         kernels.cuda.jit(kernels.polynomial)[1, 32](np.ones(1024, np.float32), np.zeros(1024, np.float32))
     said = remarks.resources(card.counters[0].figures(SHEETS["A100"]), SHEETS["A100"])
+    assert "local memory" not in said
     assert "registers unavailable (neither nvJitLink nor ptxas is here: pip install" in said and "50%" in said
     assembly.assembled.cache_clear()
