@@ -23,7 +23,8 @@ KIB = 1024
     "card, threads, shared, registers, blocks, limit",
     [
         ("A100", 256, 0, 32, 8, "threads"),
-        ("A100", 256, 0, 40, 6, "registers"),  # 1280 for a warp: 51 warps, in four equal parts 48
+        ("A100", 256, 0, 40, 6, "registers"),
+        ("A100", 64, 0, 40, 24, "registers"),  # 1280 for a warp: 51 warps, in four equal parts 48
         ("A100", 1024, 0, 64, 1, "registers"),
         ("A100", 128, 0, 255, 2, "registers"),
         ("A100", 32, 0, 16, 32, "blocks"),
