@@ -56,28 +56,33 @@ def listings(kernel: KernelCounts) -> tuple[list[Listing], Line | None]:
 
 
 def _of_file(file: str, path: str, lines: dict[int, Line]) -> list[Listing]:
-    """Return the listings of the functions of a file that hold counted lines."""
+    """Return the listings of the functions of a file that hold counted lines, and one of the lines that are in none."""
     linecache.checkcache(path)
     text = [part.rstrip("\n") for part in linecache.getlines(path)]
     spans = _functions("\n".join(text))
-    holders: dict[tuple[int, int, str], None] = {}
-    for number in lines:
-        inside = [span for span in spans if span[0] <= number <= span[1]]
-        holders[min(inside, key=lambda span: span[1] - span[0]) if inside else (number, number, "")] = None
+    held: dict[tuple[str, range], None] = {}
+    alone = []
+    for number in sorted(lines):
+        inside = [span for span in spans if number in span[1]]
+        if inside:
+            held[min(inside, key=lambda span: len(span[1]))] = None
+        else:
+            alone.append(number)
+    named = [*held, *([("", alone)] if alone else [])]
     return [
-        Listing(file, name, [Row(k, text[k - 1] if k <= len(text) else "", lines.get(k)) for k in range(first, last + 1)])
-        for first, last, name in sorted(holders)
+        Listing(file, name, [Row(k, text[k - 1] if k <= len(text) else "", lines.get(k)) for k in numbers])
+        for name, numbers in named
     ]
 
 
-def _functions(text: str) -> list[tuple[int, int, str]]:
-    """Return (first line, last line, name) of each function in a text; none if it is not Python, as cells with magic are."""
+def _functions(text: str) -> list[tuple[str, range]]:
+    """Return the name and the lines of each function in a text; none if it is not Python, as cells with magic are."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return []
     return [
-        (min(part.lineno for part in (node, *node.decorator_list)), node.end_lineno or node.lineno, node.name)
+        (node.name, range(min(part.lineno for part in (node, *node.decorator_list)), (node.end_lineno or node.lineno) + 1))
         for node in ast.walk(tree)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     ]

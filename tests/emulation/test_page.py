@@ -150,8 +150,9 @@ def test_kernels_whose_source_is_gone_or_is_not_a_file(tmp_path):
     with numbanet.emulated(counters=True) as card:
         cuda.jit(names["gone"])[1, 32](np.ones(32, F), np.zeros(32, F))
     path.unlink()
-    rows = {row[0]: row for row in read(pages.page(card.counters.kernels, SHEETS["A100"])).rows}
-    assert rows["3"][1] == "" and rows["3"][2]["sectors"][0] == "8"
+    found = read(pages.page(card.counters.kernels, SHEETS["A100"]))
+    rows = {row[0]: row for row in found.rows}
+    assert rows["3"][1] == "" and rows["3"][2]["sectors"][0] == "8" and found.regions == [("gone.py", "0")]
     assert "gone" in str(card.counters)
     assert read(pages.page([], SHEETS["A100"])).rows == []
 
