@@ -54,28 +54,34 @@ def _print(console: Any, kernel: KernelCounts, sheet: Sheet) -> None:
         rows += _rows(listing, total)
     if unknown is not None:
         rows.append(("", Text("unknown lines", "italic"), unknown))
-    console.print(_table([*rows, ("", Text("all"), total)], total))
+    console.print(_table([*rows, ("", Text("all"), total)], total, console.width))
     for place, said in remarks.remarks(kernel).items():
         for sentence in said:
             console.print(f"{place or 'unknown lines'}: {sentence}", style="yellow")
     console.print()
 
 
-def _table(rows: Sequence[tuple[str, Any, Line | None]], total: Line) -> Any:
-    """Return the table of rows of (number, text, counters), without the columns of what the kernel does not do."""
+def _table(rows: Sequence[tuple[str, Any, Line | None]], total: Line, width: int) -> Any:
+    """Return the table of rows of (number, text, counters), without the columns of what the kernel does not do. If it is wider
+    than `width`, the text is cut.
+    """
     from rich import box
     from rich.table import Column, Table
 
     shown = [place for place, cell in enumerate(_cells(total)) if cell]
+    cells = [_cells(line) if line is not None else [""] * len(COLUMNS) for *_, line in rows]
+    names = {place: COLUMNS[place].split("\n") for place in shown}
+    needed = sum(max(map(len, (*names[place], *(row[place] for row in cells)))) + 1 for place in shown)
+    longest = max(len(str(text)) for _, text, _ in rows)
+    cut = len("line ") + longest + needed + 4 > width
     columns = [
         Column("line", justify="right"),
-        Column("source", no_wrap=True, overflow="ellipsis", ratio=1),
+        Column("source", no_wrap=True, overflow="ellipsis", ratio=1 if cut else None),
         *(Column(COLUMNS[place], justify="right", no_wrap=True) for place in shown),
     ]
-    table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, expand=True)
-    for place, (number, text, line) in enumerate(rows, 2):
-        cells = _cells(line) if line is not None else [""] * len(COLUMNS)
-        table.add_row(number, text, *(cells[k] for k in shown), end_section=place == len(rows))
+    table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, expand=cut)
+    for place, ((number, text, _), row) in enumerate(zip(rows, cells, strict=True), 2):
+        table.add_row(number, text, *(row[k] for k in shown), end_section=place == len(rows))
     return table
 
 
