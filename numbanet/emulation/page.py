@@ -41,7 +41,7 @@ STYLE = """
 .counters thead th { border-bottom: 1px solid currentcolor; font-weight: 600; }
 .counters tfoot td, .counters tfoot th { border-top: 1px solid currentcolor; font-weight: 600; }
 .counters .number { opacity: 0.7; font-weight: 400; user-select: none; }
-.counters .code { text-align: left; font-family: var(--mono); white-space: pre; width: 100%; }
+.counters .code { text-align: left; font-family: var(--mono); white-space: pre-wrap; width: 100%; min-width: 18rem; }
 .counters td[style] { background: rgb(var(--hot) / calc(var(--share) * 0.6)); }
 .counters .remark td { text-align: left; white-space: normal; padding: 0 0.5rem 0.4rem 3.5rem; font-style: italic; }
 .counters .remark td::before { content: "\\2191  "; }
@@ -51,7 +51,7 @@ STYLE = """
   .counters table, .counters tbody, .counters tfoot, .counters caption { display: block; }
   .counters tr { display: flex; flex-wrap: wrap; padding-left: 2.6rem; position: relative; }
   .counters .number { position: absolute; left: 0; width: 2.3rem; padding: 0.1rem 0; }
-  .counters .code { flex: 1 0 100%; width: 100%; white-space: pre-wrap; overflow-wrap: anywhere; }
+  .counters .code { flex: 1 0 100%; width: 100%; min-width: 0; min-height: 1.5em; overflow-wrap: anywhere; }
   .counters td[data-name] { font-size: 0.8rem; border-radius: 3px; }
   .counters td[data-name]::before { content: attr(data-name) " "; opacity: 0.8; }
   .counters .remark td { padding: 0 0.5rem 0.4rem; }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -12,7 +13,9 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """A line of a source file: its number, its text, and its counters, if it has instructions."""
+    """A line of a source file: its number, its text without the indentation that all lines of its function have, and its
+    counters, if it has instructions.
+    """
 
     number: int
     text: str
@@ -69,10 +72,11 @@ def _of_file(file: str, path: str, lines: dict[int, Line]) -> list[Listing]:
         else:
             alone.append(number)
     named = [*held, *([("", alone)] if alone else [])]
-    return [
-        Listing(file, name, [Row(k, text[k - 1] if k <= len(text) else "", lines.get(k)) for k in numbers])
-        for name, numbers in named
-    ]
+    found = []
+    for name, numbers in named:
+        own = textwrap.dedent("\n".join(text[k - 1] if k <= len(text) else "" for k in numbers)).split("\n")
+        found.append(Listing(file, name, [Row(k, line, lines.get(k)) for k, line in zip(numbers, own, strict=True)]))
+    return found
 
 
 def _functions(text: str) -> list[tuple[str, range]]:

@@ -96,10 +96,10 @@ def _rows(listing: Listing, total: Line) -> Iterator[tuple[str, Any, Line]]:
     """Yield the number, the text and the counters of each line of a function that has instructions."""
     from rich.text import Text
 
-    lines = [(row.number, row.text, row.line) for row in listing.rows if row.line is not None]
-    indent = min((len(text) - len(text.lstrip()) for _, text, _ in lines), default=0)
-    for number, text, line in lines:
-        yield str(number), Text(text[indent:], "bold" if line.issued >= HOT * total.issued else ""), line
+    for row in listing.rows:
+        if row.line is not None:
+            hot = row.line.issued >= HOT * total.issued
+            yield str(row.number), Text(row.text, "bold" if hot else ""), row.line
 
 
 def cells_of(line: Line) -> list[str]:

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import subprocess
+import textwrap
 import threading
 
 import numpy as np
@@ -82,6 +83,7 @@ def read(text):
 
 def odd(x, y):
     i = cuda.grid(1)
+
     if 0 < i < y.size and y.size > 3:  # <b>"&amp;" & 'quotes'</b>
         y[i] = x[32 * i]  # <script>alert(1)</script>
 
@@ -103,6 +105,9 @@ def test_each_line_of_the_source_with_its_counters(counters, tmp_path):
     rows = {int(row[0]): row for row in found.rows if row[0].isdecimal()}
     source, first = inspect.getsourcelines(odd)
     assert [rows[first + k][1] for k in range(len(source))] == [line.rstrip("\n") for line in source]
+    inner, first = inspect.getsourcelines(kernels.column(32))
+    assert inner[0].startswith("    def ") and rows[first][1].startswith("def ")  # moved to the left as a whole
+    assert [rows[first + k][1] for k in range(len(inner))] == textwrap.dedent("".join(inner)).splitlines()
     kernel, total = counters[0], counters[0].total
     for line in kernel.lines:
         _, _, cells = rows[int(line.place.rpartition(":")[2])]
@@ -177,7 +182,8 @@ const look = (width) => new Promise(done => {
     done({sideways: root.scrollWidth - root.clientWidth, inner: Math.max(...[...page.querySelectorAll(".wide")].map(
       part => part.scrollWidth - part.clientWidth)), codes: codes.filter(seen).length, all: codes.length,
       heads: [...page.querySelectorAll("thead")].filter(seen).length,
-      small: Math.min(...codes.map(code => code.getBoundingClientRect().width))});
+      small: Math.min(...codes.map(code => code.getBoundingClientRect().width)),
+      low: Math.min(...codes.map(code => code.getBoundingClientRect().height))});
   };
   document.body.append(frame);
 });
@@ -217,4 +223,7 @@ def test_narrow_and_wide_pages_fit(counters, tmp_path):
     narrow, wide = json.loads(re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.S)[1])
     assert narrow["sideways"] <= 0 and narrow["inner"] <= 0 and wide["sideways"] <= 0  # nothing scrolls sideways
     assert narrow["heads"] == 0 and wide["heads"] == 3 and narrow["codes"] == wide["codes"] == wide["all"] > 10
-    assert narrow["small"] > 250  # a line of source takes the whole width
+    assert (
+        narrow["small"] > 250 and narrow["low"] > 10
+    )  # a line of source takes the whole width, and one without text its height
+    assert wide["inner"] <= 0
