@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .dropout import POLICIES, Style
+from .emulation import SHEETS
 from .placement import Profile, pareto
 
 
@@ -111,10 +112,7 @@ def scaling(ranks: Sequence[int], times: Mapping[str, Sequence[float]], path: st
     return _save(figure, path)
 
 
-ROOFS = {  # (peak float32 FLOP/s without tensor cores, peak bytes/s) from the data sheets, and how the line is drawn
-    "H200": (67e12, 4.8e12, Style("#134f82", "-")),
-    "A100": (19.5e12, 2.0e12, Style("#e07b39", "--")),
-}
+ROOFS = {"H200": Style("#134f82", "-"), "A100": Style("#e07b39", "--")}  # how the line of a card is drawn
 
 
 def rooflines(intensities: Mapping[str, float], path: str | os.PathLike) -> Path:
@@ -131,13 +129,14 @@ def rooflines(intensities: Mapping[str, float], path: str | os.PathLike) -> Path
     figure = Figure(figsize=(9, 3.6 + 0.21 * max(len(shown), 1)), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2.8, 0.21 * max(len(shown), 1) + 0.3))
     x, at = np.geomspace(low, high, 200), np.array(list(shown.values()))
-    for card, (flops, bandwidth, (colour, dashes, mark)) in ROOFS.items():
+    for card, (colour, dashes, mark) in ROOFS.items():
+        flops, bandwidth = SHEETS[card].flops, SHEETS[card].bandwidth  # without tensor cores
         style = {"color": colour, "linestyle": dashes, "linewidth": 1.8}
         above.plot(
             x,
             np.minimum(flops, bandwidth * x) / 1e12,
             **style,
-            label=f"{card}: {flops / 1e12:g} TFLOP/s, {bandwidth / 1e12:g} TB/s",
+            label=f"{card}: {flops / 1e12:g} TFLOP/s, {bandwidth / 1e12:.3g} TB/s",
         )
         above.plot(at, np.minimum(flops, bandwidth * at) / 1e12, mark, color=colour, markersize=4)
         for axes in (above, below):

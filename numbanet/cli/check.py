@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from .arguments import Parser
+from .counting import add_listing, card_of, show
+
 MOST = 20  # findings that are printed
 
 
@@ -20,14 +23,41 @@ def add(commands: Any) -> None:
         "check", help="run a Python file with numba.cuda kernels without a card, and look for races and wrong accesses"
     )
     parser.add_argument("file", type=Path, help="it launches kernels when it is run")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the file; all that follow -- are")
+    _add_counting(parser)
     parser.set_defaults(run=run)
+
+
+def _add_counting(parser: argparse.ArgumentParser) -> None:
+    """Declare the options about counters, which may stand before or after the file."""
+    parser.add_argument(
+        "--counters",
+        action="store_true",
+        help="print what each kernel did by line: instructions, memory sectors, bank conflicts, divergent branches; its "
+        "occupancy and roofline",
+    )
+    add_listing(parser)
+
+
+def _own_options(options: argparse.Namespace) -> argparse.Namespace:
+    """Return the options with those about counters that stand after the file, and its own arguments without them."""
+    given = options.arguments
+    end = given.index("--") if "--" in given else len(given)
+    parser = Parser(prog="numbanet check", add_help=False, allow_abbrev=False)
+    _add_counting(parser)
+    after, own = parser.parse_known_args(given[:end])
+    found = {name: value for name, value in vars(after).items() if value}
+    return argparse.Namespace(**{**vars(options), **found, "arguments": own + given[end + 1 :]})
 
 
 def run(options: argparse.Namespace) -> int:
     """Run a file on the emulated card; return 0 if nothing is wrong, else 1."""
-    from numbanet_kernels import card
+    from numbanet_kernels.card import asked
 
+    from ..emulation import Emulated
+
+    options = _own_options(options)
+    name, page = card_of(options), options.html and options.html.absolute()  # the file may change the folder
     if not options.file.is_file():
         raise FileNotFoundError(f"there is no file {options.file}")
     findings: dict[str, int] = {}
@@ -39,11 +69,14 @@ def run(options: argparse.Namespace) -> int:
 
     if os.environ.get("NUMBANET_EMULATED") == "1":  # the outermost context decides, and this is not the outermost
         raise ValueError("NUMBANET_EMULATED=1 emulates a card without all the checks: unset it")
-    with card.Emulated(uninitialised=True, report=note):
+    counting = bool(options.counters or page or options.card)
+    with Emulated(uninitialised=True, report=note, counters=counting) as card:
         failed = _run(options.file, options.arguments)
-        launches = card.asked()
+        launches = asked()
     if not launches and not failed:
         raise ValueError(f"{options.file} launched no kernel, so nothing was checked: call the kernels where the file is run")
+    if counting:
+        show(card.counters.on(name), options.counters or page is None, page)
     wrong = sum(findings.values())
     print(
         f"numbanet check: {options.file}: {launches} launches, "
@@ -58,7 +91,7 @@ def _run(file: Path, arguments: list[str]) -> bool:
     own = [str(file.resolve().parent), *sys.path]
     with mock.patch.object(sys, "argv", [str(file), *arguments]), mock.patch.object(sys, "path", own):
         try:
-            runpy.run_path(str(file), run_name="__main__")
+            runpy.run_path(str(file.absolute()), run_name="__main__")  # as Python names a file that it runs
         except SystemExit as end:
             return end.code not in (None, 0)
         except Exception:

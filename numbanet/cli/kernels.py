@@ -6,10 +6,14 @@ import argparse
 import collections
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .arguments import shape
+from .counting import add_listing, card_of, show
 from .tables import print_table, short
+
+if TYPE_CHECKING:
+    from ..emulation import Counts
 
 
 def add(commands: Any) -> None:
@@ -30,15 +34,18 @@ def add(commands: Any) -> None:
         help="with --counters: samples, inputs and outputs of the examples",
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="with --counters: plot them under the rooflines of two cards")
+    parser.add_argument("--lines", action="store_true", help="with --counters: print those of each line of Python, too")
+    add_listing(parser, "with --counters: ")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """List the kernels, or count what some of them do."""
+    alone = [f"--{name}" for name in ("plot", "lines", "html", "card") if getattr(options, name)]
     if options.counters:
-        _counters(options.counters, options.shape, options.plot)
-    elif options.plot:
-        raise ValueError("--plot needs --counters OPERATION")
+        _counters(options)
+    elif alone:
+        raise ValueError(f"{alone[0]} needs --counters OPERATION")
     else:
         _list()
     return 0
@@ -65,19 +72,22 @@ def _list() -> None:
     )
 
 
-def _counters(names: Sequence[str], sizes: Sequence[int], target: Path | None) -> None:
-    """Run the examples of operations on the emulated device; print the counters of their kernels, and plot them to `target`."""
+def _counters(options: argparse.Namespace) -> None:
+    """Run the examples of operations on the emulated device; print the counters of their kernels, and list and plot them if
+    that is asked for.
+    """
     from numbanet_kernels.examples import counted
     from numbanet_kernels.runtime.emulation import emulated
 
     from .. import plots
     from ..device import device
 
+    sizes, card = options.shape, card_of(options)
     device("emulated")  # raises RuntimeError, with the reason, if the device is not available
-    if target:
-        plots.check_target(target)
+    if options.plot:
+        plots.check_target(options.plot)
     with emulated():  # the emulation must be active before a user's file is imported
-        found = {name: counted(name, (sizes[0], sizes[1], sizes[2])) for name in dict.fromkeys(names)}
+        found = {name: counted(name, sizes) for name in dict.fromkeys(options.counters)}
     for name, kernels in found.items():
         if not kernels:
             raise ValueError(
@@ -85,13 +95,30 @@ def _counters(names: Sequence[str], sizes: Sequence[int], target: Path | None) -
                 "started with launch, on a grid without zeros, are counted"
             )
     _print_counters(found, sizes)
-    if target:
+    if options.lines or options.html or options.card:
+        show(_by_line(found, card), options.lines or not options.html, options.html)
+    if options.plot:
         shown = {
             name if len(kernels) == 1 else f"{name} {i}": counters.summary()["intensity"]
             for name, kernels in found.items()
             for i, counters in enumerate(kernels.values(), 1)
         }
-        print(f"plot: {plots.rooflines(shown, target)}")
+        print(f"plot: {plots.rooflines(shown, options.plot)}")
+
+
+def _by_line(found: dict[str, dict[Any, Any]], card: str) -> Counts:
+    from numbanet_kernels.card.counted import KernelCounts
+
+    from ..emulation import Counts
+
+    return Counts(
+        [
+            KernelCounts(kernel.__name__, ", ".join(filter(None, (kernel.signature, kernel.variant))), counters)
+            for kernels in found.values()
+            for kernel, counters in kernels.items()
+        ],
+        card,
+    )
 
 
 def _print_counters(found: dict[str, dict[Any, Any]], sizes: Sequence[int]) -> None:

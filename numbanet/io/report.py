@@ -20,6 +20,7 @@ from sklearn.utils.validation import _num_samples, check_is_fitted
 from numbanet_kernels.runtime.interrupt import deferred
 
 from ..arguments import check_target
+from ..html_page import document
 from ..layers import ActivationSpec
 from ..layers.summary import lines, shape_text, short
 from ..layers.tree import Tree
@@ -34,30 +35,17 @@ PATIENCE = 2.0  # seconds after which a copy stops
 CONFUSED = 10  # pairs of classes that are listed beside it
 
 STYLE = """
-:root { color-scheme: light dark; --ink: #1c1e21; --page: #ffffff; --faint: #5b6470; --line: #d5d9de; --card: #f4f6f8; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e8ea; --page: #15181c; --faint: #a0a8b2; --line: #3a4149; --card: #1f242a; }
-}
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 68rem; padding: 1rem; color: var(--ink); background: var(--page);
-  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
-h1 { font-size: 1.5rem; line-height: 1.25; margin: 0.5rem 0; }
-h2 { font-size: 1.15rem; margin: 2rem 0 0.5rem; }
-p { margin: 0.4rem 0; }
-.faint { color: var(--faint); }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 9.5rem), 1fr)); gap: 0.6rem; }
 .figures div { background: var(--card); border-radius: 0.5rem; padding: 0.6rem 0.8rem; }
 .figures b { display: block; font-size: 1.3rem; }
 .curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 19rem), 1fr)); gap: 1rem; }
 svg { width: 100%; max-width: 40rem; height: auto; display: block; }
-.wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.25rem 0.6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th { font-weight: 600; }
 th[scope="row"], td.text, th.text { text-align: left; }
 @media (max-width: 30rem) { th, td { padding: 0.2rem 0.35rem; } }
 td.long { white-space: normal; text-align: left; overflow-wrap: anywhere; }
-summary { cursor: pointer; margin: 0.5rem 0; }
 """
 
 
@@ -139,12 +127,7 @@ def _page(net: Any, X: Any, y: Any, text: bool) -> str:
         "<h2>Versions</h2>",
         f"<p>{_safe(', '.join(f'{key} {version}' for key, version in told['versions'].items()))}</p>",
     ]
-    head = (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_safe(name)}</title><style>{STYLE}</style></head>\n<body>\n"
-    )
-    return head + "\n".join(parts) + "\n</body></html>\n"
+    return document(name, "\n".join(parts), STYLE)
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------

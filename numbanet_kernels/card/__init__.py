@@ -5,6 +5,9 @@
     driver      the functions of the driver API that Numba calls
     streams     the order of kernels in streams
     modules     loaded PTX: kernels, variables, launches
+    counted     what kernels did, if a context counts
+    sheets      data sheets of cards: occupancy, and the least time for what was counted
+    assembly    registers of kernels
     faults      what errors say of arrays and values
     ptx_text    linking of PTX texts
     stand_ins   what stands in for the classes of cuda.core
@@ -32,11 +35,16 @@ class Emulated(contextlib.ContextDecorator):
     """A context in which numba.cuda has the emulated card; contexts may be nested, and the outermost one decides.
 
     `uninitialised` says whether reads of device memory that nobody wrote are errors. If `report` is given, it is called with
-    the error of a launch, and the program goes on.
+    the error of a launch, and the program goes on. With `counters`, the launches inside are counted (`counted`), also if an
+    outer context does not count.
     """
 
-    def __init__(self, uninitialised: bool = False, report: Callable[[Exception], None] | None = None) -> None:
-        self.uninitialised, self.report = uninitialised, report
+    def __init__(
+        self, uninitialised: bool = False, report: Callable[[Exception], None] | None = None, counters: bool = False
+    ) -> None:
+        self.uninitialised, self.report, self.counting = uninitialised, report, counters
+        self.counted: Any = None  # a `Counted`, if launches are counted
+        self.entered = 0  # how often, if a function that it decorates calls itself
 
     def __enter__(self) -> Emulated:
         global _depth, _patches
@@ -46,11 +54,20 @@ class Emulated(contextlib.ContextDecorator):
                 made.apply()
                 _patches = made
             _depth += 1
+            self.entered += 1
+            if self.counting and self.entered == 1:
+                from .counted import Counted
+
+                self.counted = Counted()
+                _patches.driver.counting.append(self.counted)
         return self
 
     def __exit__(self, *error: Any) -> None:
         global _depth, _patches
         with deferred, _lock:
+            self.entered -= 1
+            if self.counting and not self.entered:
+                _patches.driver.counting.remove(self.counted)
             _depth -= 1
             if not _depth:
                 _patches.remove()

@@ -81,7 +81,7 @@ class ByReference:
 
     def cuOccupancyMaxPotentialBlockSize(self, grid: Any, block: Any, *given: Any) -> None:
         """Write the numbers of blocks and threads that fill the card."""
-        grid._obj.value, block._obj.value = model.MULTIPROCESSORS, model.THREADS  # noqa: SLF001
+        grid._obj.value, block._obj.value = model.SHEET.multiprocessors, model.THREADS  # noqa: SLF001
 
 
 def _plain(value: Any) -> Any:

@@ -58,6 +58,7 @@ class Driver:
         self.order = Order()
         self.asked = 0  # launches, whatever became of them
         self.report = raised  # what is done with the error of a launch
+        self.counting: list[Any] = []  # the `Counted` of the contexts that count, which are told of every launch
         self.lock = threading.RLock()  # one launch or copy at a time
         self.context = binding.CUcontext(1)
         self.stacks = threading.local()

@@ -68,7 +68,7 @@ class Kernel:
         self.names: dict[int, str] = {}  # the names of the arguments, by the `id` of their values
         self.arrays: list[Array] = []  # the arrays of the next launch
         self.lines: Callable[[], str] | None = None
-        self.counters: Any = None
+        self.types = ""  # the names and types of its arguments
 
     @functools.cached_property
     def program(self) -> ptx.Program:
@@ -96,7 +96,7 @@ class Kernel:
             program, most = ptx.Program(), model.THREADS
         words = sum(2 if kind.endswith("64") else 1 for kind in program.registers.values() if kind != "pred")
         return SimpleNamespace(
-            num_regs=min(max(words, 16), self.module.registers or model.REGISTERS_OF_THREAD),
+            num_regs=min(max(words, 16), self.module.registers or model.SHEET.of_thread),
             const_size_bytes=program.size("const"),
             local_size_bytes=program.size("local"),
             shared_size_bytes=program.size("shared"),
@@ -121,17 +121,22 @@ class Kernel:
         driver, program = self.module.driver, self.program
         steps(program)  # raises PtxError for what the machine does not know, which is no fault of the kernel
         _check(driver, self, grid, block, dynamic)
-        if self.counters is None:
-            self.counters = ptx.Counters(program)
+        counters, failed = ptx.Counters(program) if driver.counting else ptx.Uncounted(), False
+        counters.launched(grid, block, dynamic)
+        if driver.counting:
+            program.python  # noqa: B018  the lines of Python, which are compiled in this context alone
         with driver.launching():
             for array in self.arrays:
                 if (found := driver.heap.at(array.address)) is not None:
                     found.what = f"{array}"
-            self.counters.launches += 1
             try:
-                _OnCard(self, grid, block, dynamic, _packed(program, arguments, self.called)).run()
+                _OnCard(self, grid, block, dynamic, _packed(program, arguments, self.called), counters).run()
             except ptx.PtxError as error:
+                failed = True
                 driver.report(explained(error, self.arrays))
+            finally:
+                for counted in driver.counting:
+                    counted.add(self, counters, failed)
             if problem := driver.order.ran(self.called, stream, driver.heap.touched):
                 driver.report(ptx.PtxError(problem))
 
@@ -141,8 +146,16 @@ class _OnCard(Launch):
 
     equal_writes = True  # in plain code all threads may set a flag
 
-    def __init__(self, kernel: Kernel, grid: Sequence[int], block: Sequence[int], dynamic: int, parameters: bytes) -> None:
-        super().__init__(kernel.program, grid, block, parameters, True, dynamic, kernel.counters, kernel.called)
+    def __init__(
+        self,
+        kernel: Kernel,
+        grid: Sequence[int],
+        block: Sequence[int],
+        dynamic: int,
+        parameters: bytes,
+        counters: ptx.Counters | ptx.Uncounted,
+    ) -> None:
+        super().__init__(kernel.program, grid, block, parameters, True, dynamic, counters, kernel.called)
         self.memory = kernel.module.driver.heap
         self.tables = kernel.module.place(kernel.program.tables)
 

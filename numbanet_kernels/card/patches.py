@@ -10,6 +10,7 @@ import functools
 import inspect
 import threading
 import types
+import warnings
 import weakref
 from typing import Any
 
@@ -169,7 +170,9 @@ class Patches:
             loaded, function = kernel._codelibrary.get_cufunc().kernel, getattr(kernel, "py_func", None)  # noqa: SLF001
             if function is not None:
                 loaded.called = function.__name__
-                loaded.names = {id(value): name for name, value in zip(inspect.signature(function).parameters, args)}
+                names = list(inspect.signature(function).parameters)
+                loaded.names = {id(value): name for name, value in zip(names, args)}
+                loaded.types = ", ".join(f"{name}: {kind}" for name, kind in zip(names, kernel.argument_types))
             if loaded.lines is None and hasattr(kernel, "made_with") and not kernel.debug:
                 loaded.lines = functools.partial(self._with_lines, *kernel.made_with)
             loaded.arrays.clear()
@@ -225,7 +228,9 @@ class Patches:
         """Return the PTX of a kernel with lines of Python."""
         from numba.cuda import dispatcher
 
-        again = dispatcher._Kernel(*args, **{**options, "lineinfo": True})  # noqa: SLF001
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # functions that Numba makes have no source
+            again = dispatcher._Kernel(*args, **{**options, "lineinfo": True})  # noqa: SLF001
         return linked(self._linked(again._codelibrary).texts, again.entry_name)  # noqa: SLF001
 
 
@@ -258,8 +263,6 @@ def _with_status(module: Any, function: Any) -> Any:
 
 def _call_back(stream: Any, callback: Any, arg: Any = None) -> None:
     """Stand in for Stream.add_callback: all work of the stream is done, so call back now."""
-    import warnings
-
     try:
         callback(stream, 0, arg)
     except Exception as error:  # Numba's own words

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from .arguments import check
-from .counters import Counters, class_of
+from .counters import Counters, Line, Shape, Uncounted, class_of
 from .machine import Launch
 from .parse import parse
 from .program import Program, PtxError
 
-__all__ = ["Counters", "Program", "PtxError", "class_of", "parse", "run"]
+__all__ = ["Counters", "Line", "Program", "PtxError", "Shape", "Uncounted", "class_of", "parse", "run"]
 
 
 def run(
@@ -70,7 +70,7 @@ def run(
     arguments = list(_parts(arguments))
     check(program, grid, block, arguments, dynamic, name)
     counters = Counters(program) if counters is None else counters
-    counters.launches += 1
+    counters.launched(grid, block, dynamic)
     Launch(program, grid, block, arguments, placed, dynamic, counters, name, tables).run()
     return counters
 

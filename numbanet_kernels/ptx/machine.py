@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from .arguments import array_of, packed
-from .counters import Counters
+from .counters import Counters, Uncounted
 from .program import Program, PtxError
 from .spaces import WARP, Global, Private
 from .wave import Wave
@@ -49,7 +49,7 @@ class Launch:
         True if these are in device memory (`Global`).
     dynamic : int
         Bytes of dynamic shared memory.
-    counters : Counters
+    counters : Counters or Uncounted
         Counters to add to.
     tables : dict
         The bytes of the program's .global variables, by name; those that are missing are added. By default all are new.
@@ -65,7 +65,7 @@ class Launch:
         arguments: Sequence[Any],
         placed: bool,
         dynamic: int,
-        counters: Counters,
+        counters: Counters | Uncounted,
         name: str,
         tables: dict[str, np.ndarray] | None = None,
     ) -> None:

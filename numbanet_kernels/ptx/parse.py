@@ -82,12 +82,14 @@ def parse(
     PtxError
         If there is no kernel or more than one, or if a statement is not supported; the message names the line.
     """
+    program, position, line, python = Program(text=text, arguments=tuple(arguments), lines=lines), 0, 1, ""
     text = _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found.group()), text)
-    program, position, line, python = Program(arguments=tuple(arguments), lines=lines), 0, 1, ""
     # maps names of registers and variables to their new names, one dict for each enclosing brace
     scopes: list[dict[str, str]] = []
     name, own, problem = "", {}, "there is no .entry in this PTX"
-    files = {number: pathlib.Path(path).name for number, path in _FILE.findall(text)}
+    paths = dict(_FILE.findall(text))
+    files = _names(paths)
+    program.files = {name: paths[number] for number, name in files.items()}
     while match := _PIECE.match(text, position):
         kind, piece = match.lastgroup, match.group(match.lastgroup).strip()
         line, position = line + text.count("\n", position, match.start(kind)), match.start(kind)
@@ -122,6 +124,17 @@ def _link(program: Program) -> None:
         program.instructions += function.instructions
         program.labels.update({name + label: function.start + at for label, at in function.labels.items()})
         due += [name for name in function.names() if name in program.functions]
+
+
+def _names(paths: dict[str, str]) -> dict[str, str]:
+    """Return the name of each file by its number: the last part of its path, or as many as tell it from the others."""
+    parts = {number: pathlib.Path(path).parts for number, path in paths.items()}
+
+    def name(own: tuple[str, ...], count: int) -> str:
+        same = {other for other in parts.values() if other[-count:] == own[-count:]}
+        return "/".join(own[-count:]) if len(same) == 1 or count >= len(own) else name(own, count + 1)
+
+    return {number: name(own, 1) for number, own in parts.items()}
 
 
 def _python(files: dict[str, str], place: tuple[str, str], *callers: tuple[str, str]) -> str:

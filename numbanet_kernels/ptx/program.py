@@ -141,6 +141,8 @@ class Program:
     instructions: list[Instruction] = dataclasses.field(default_factory=list)
     labels: dict[str, int] = dataclasses.field(default_factory=dict)
     functions: dict[str, Function] = dataclasses.field(default_factory=dict)  # by name; "" is the kernel itself
+    text: str = dataclasses.field(default="", repr=False)  # the PTX
+    files: dict[str, str] = dataclasses.field(default_factory=dict)  # maps the files that `python` names to their paths
     lines: Callable[[], str] | None = None  # returns the same PTX text with lines of Python, if it can be compiled in that way
     arguments: tuple[tuple[str, str, int | None, str], ...] = ()  # the result of `Kernel.arguments`, if it is known
 
@@ -148,6 +150,11 @@ class Program:
         """Return the line of the PTX text of an instruction, and its line of Python if it is known."""
         python = self.python[self.instructions.index(instruction)]
         return instruction.where() + (f" ({python})" if python else "")
+
+    @functools.cached_property
+    def numbers(self) -> dict[int, int]:
+        """The index of each instruction, by its `id`."""
+        return {id(instruction): k for k, instruction in enumerate(self.instructions)}
 
     @functools.cached_property
     def python(self) -> list[str]:
@@ -172,9 +179,10 @@ class Program:
         from .parse import parse
 
         try:
-            others = parse(self.lines()).instructions
+            compiled = parse(self.lines())
         except Exception:  # some kernels cannot be compiled with lines of Python; errors then do not name them
             return found
+        others, self.files = compiled.instructions, compiled.files
         kinds = [[(i.opcode, i.modifiers) for i in some] for some in (self.instructions, others)]
         for mine, other, count in difflib.SequenceMatcher(None, *kinds, autojunk=False).get_matching_blocks():
             found[mine : mine + count] = [i.python for i in others[other : other + count]]

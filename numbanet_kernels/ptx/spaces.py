@@ -306,8 +306,9 @@ def sectors(address: np.ndarray, width: int, threads: np.ndarray) -> tuple[int, 
 
 
 @_by_pattern
-def conflicts(address: np.ndarray, width: int, lanes: np.ndarray) -> int:
-    """Return the number of cycles that warps wait because several words of one bank are requested at once.
+def transactions(address: np.ndarray, width: int, lanes: np.ndarray) -> tuple[int, int]:
+    """Return (cycles in which the banks serve warps, cycles without bank conflicts). A bank gives one word in a cycle: if
+    several words of a bank are requested at once, the warp waits.
 
     If each thread requests 8 bytes, half a warp is served at a time; if it requests 16, a quarter. Threads that request the
     same word share it. `lanes` holds the number of the thread of each access; a warp has 32 threads.
@@ -318,4 +319,4 @@ def conflicts(address: np.ndarray, width: int, lanes: np.ndarray) -> int:
     distinct = np.unique(phase << 40 | word)
     banks = np.unique((distinct >> 40) * BANKS + distinct % BANKS, return_counts=True)
     phases, first = np.unique(banks[0] // BANKS, return_index=True)
-    return int(np.maximum.reduceat(banks[1], first).sum() - phases.size)
+    return int(np.maximum.reduceat(banks[1], first).sum()), phases.size

@@ -40,7 +40,9 @@ ARROWS = {  # folder: those whose files it may import besides its own
 LEVELS = [
     "profile",
     "arguments",
+    "html_page",
     "user_warnings",
+    "datasets",
     "device",
     "emulation",
     "gradients",
@@ -53,7 +55,6 @@ LEVELS = [
     "parallel",
     "dropout",
     "training",
-    "datasets",
     "placement",
     "io",
     "estimators",

@@ -59,3 +59,64 @@ def test_a_file_without_launches_and_no_file(tmp_path, capsys):
         "was checked: call the kernels where the file is run\n",
     )
     assert cli.main(["check", str(tmp_path / "none.py")]) == 2
+
+
+# --- counters ---------------------------------------------------------------------------------------------------------
+RIGHT = KERNEL.replace("LIMIT", "x.size - 1")
+
+
+@pytest.mark.parametrize("before, after", [(["--counters"], []), ([], ["--counters"]), ([], ["a", "--counters", "--b"])])
+def test_counters_before_or_after_the_file(tmp_path, capsys, before, after):
+    path = tmp_path / "my_kernels.py"
+    path.write_text(textwrap.dedent(RIGHT))
+    assert cli.main(["check", *before, str(path), *after]) == 0
+    said = capsys.readouterr().out
+    own = [argument for argument in after if argument != "--counters"]
+    assert f"end of {own}" in said and "shift(x: array(float64, 1d, C), y: array(float64, 1d, C))" in said
+    assert "2 launches, 4 blocks of 32 threads" in said and "A100: " in said and "instr.: instructions of warps" in said
+    assert said.index("instr.:") < said.index("2 launches, no error found")
+
+
+def test_what_follows_two_dashes_is_the_files(tmp_path, capsys):
+    status, said = run(tmp_path, capsys, RIGHT, "x", "--", "--counters", "--html", "no/lines.html")
+    assert status == 0 and "end of ['x', '--counters', '--html', 'no/lines.html']" in said and "shift(" not in said
+
+
+def test_a_page_is_written_where_the_shell_is(tmp_path, capsys, monkeypatch):
+    """Whatever folder the file goes to; the table is printed only if it is asked for, too."""
+    monkeypatch.chdir(tmp_path)
+    moved = RIGHT.replace("for _ in", "import os; os.chdir('/')\n        for _ in")
+    status, said = run(tmp_path, capsys, moved, "--html", "lines.html", "--card=h200")
+    assert status == 0 and f"listing: {tmp_path / 'lines.html'}" in said and "shift(" not in said
+    text = (tmp_path / "lines.html").read_text(encoding="utf-8")
+    assert "Occupancy</b> (H200, a model)" in text and "y[i] = x[i + 1]" in text
+    status, said = run(tmp_path, capsys, RIGHT, "--html", "lines.html", "--counters")
+    assert "listing:" in said and "shift(" in said
+
+
+def test_a_file_with_errors_is_counted_until_then(tmp_path, capsys):
+    status, said = run(tmp_path, capsys, KERNEL.replace("LIMIT", "x.size"), "--counters")
+    assert status == 1 and "2 launches, 4 blocks of 32 threads; 2 ended with an error" in said
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--card", "K80"], "there is no data sheet of 'K80'"),
+        (["--html", "no/lines.html"], "there is no folder"),
+        (["--html", "."], "it is a folder"),
+    ],
+)
+def test_bad_options_are_refused_before_the_file_runs(tmp_path, capsys, monkeypatch, options, words):
+    monkeypatch.chdir(tmp_path)
+    for status, said in (
+        run(tmp_path, capsys, RIGHT, *options),
+        (cli.main(["kernels", "--counters", "add", *options]), capsys.readouterr().err),
+    ):
+        assert status == 2 and words in said and "end of" not in said
+
+
+def test_options_of_counters_without_a_value(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run(tmp_path, capsys, RIGHT, "--html")
+    assert "numbanet check: error: argument --html: expected one argument" in capsys.readouterr().err

@@ -1,12 +1,48 @@
-"""Plain numba.cuda code without a card."""
+"""Plain numba.cuda code without a card, and what the counters say of it by line of Python.
+
+counts     `Counts`: the counters of the kernels of a context, as a table and as a page
+sources    the source text of kernels, line by line
+remarks    what the counters of a line mean
+table      the counters as tables on the terminal
+page       the same as one HTML page: the source text with the counters of each line
+"""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
+from numbanet_kernels import card
 
-def emulated(function: Any = None, *, uninitialised: bool = False) -> Any:
+from .counts import SHEETS, Counts, sheet
+
+__all__ = ["SHEETS", "Counts", "Emulated", "emulate_if_asked", "emulated", "sheet"]
+
+
+class Emulated(card.Emulated):
+    """The context of `emulated`."""
+
+    def __enter__(self) -> Emulated:
+        super().__enter__()
+        return self
+
+    @property
+    def counters(self) -> Counts:
+        """The counters of the kernels that have been launched in this context, so far.
+
+        Raises
+        ------
+        RuntimeError
+            If it does not count.
+        """
+        if self.counted is None:
+            raise RuntimeError(
+                "nothing was counted: card.counters is there inside and after `with numbanet.emulated(counters=True) as card:`"
+            )
+        return Counts(self.counted.kernels.values())
+
+
+def emulated(function: Any = None, *, uninitialised: bool = False, counters: bool = False) -> Any:
     """Run plain `numba.cuda` code without a card: a context, and a decorator, in which the PTX machine is the card.
 
         import numbanet, numpy as np
@@ -38,6 +74,10 @@ def emulated(function: Any = None, *, uninitialised: bool = False) -> Any:
         A function to run in the context, if this is used as a decorator.
     uninitialised : bool, default=False
         Whether reads of device memory that nobody wrote, such as that of `cuda.device_array`, are errors, too.
+    counters : bool, default=False
+        Whether launches are counted: `with numbanet.emulated(counters=True) as card:` has `card.counters`, the instructions,
+        memory sectors, bank conflicts and divergent branches of each kernel by line of Python (`Counts`). Launches that are
+        counted take longer; others do not.
 
     Raises
     ------
@@ -45,9 +85,7 @@ def emulated(function: Any = None, *, uninitialised: bool = False) -> Any:
         On entry, if kernels cannot be compiled here; the message says what to install. Inside, by name, for what the emulated
         card does not have: IPC, textures, graphs, machine code, and linking of anything but PTX and CUDA C++.
     """
-    from numbanet_kernels import card  # not before it is needed: numba.cuda takes long to import
-
-    context = card.Emulated(uninitialised)
+    context = Emulated(uninitialised, counters=counters)
     return context if function is None else context(function)
 
 
