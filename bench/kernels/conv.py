@@ -33,7 +33,10 @@ from ..machinery.harness import Case, Options
 from . import Kernel
 
 SUITE = "conv"
-RECORDED = ("--against torch --json bench/results/conv.json",)
+RECORDED = (
+    "--against torch --json bench/results/conv.json",
+    "--only vgg19 --against torch --json bench/results/conv-vgg19.json",
+)
 RATE, EPS, POOL = 0.6, 1e-5, Window((2, 2), (2, 2))
 LAYERS = (  # n images of side x side pixels, c channels, o filters of k x k, padding p
     (128, 28, 1, 6, 5, 2),
