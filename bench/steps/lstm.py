@@ -4,6 +4,7 @@ Embedding(8800, 1500), LSTM(1500, 1500, 2), Linear(1500, 8800): batch 20, 35 tim
 are carried over to the next batch. `none` is compared with PyTorch without dropout; rdp, tdp, batchwise, window, and rdp
 and window that also drop recurrent inputs, with PyTorch's dropout at the same rate. Sparse gate gradients, of half of the
 columns, change the backward pass only. So the suite also times the two passes separately, for the model and for its LSTM.
+Steps of a small model, of two layers of 128 and 1000 words, show what short products and calls cost (`--only 2x128`).
 Without --against torch, numbanet's `none` is the peer.
 """
 
@@ -40,7 +41,11 @@ from .lstm_model import (
 )
 
 SUITE = "lstm"
-RECORDED = ("--against torch --json bench/results/lstm.json --plot lstm.png",)
+RECORDED = (
+    "--against torch --json bench/results/lstm.json --plot lstm.png",
+    "--only 2x128 --against torch --json bench/results/lstm-small.json",
+)
+SMALL = Size(128, 1000, 20, 35, 5.0, 2)  # a step takes a few ms, so that calls of Python show
 FULL = Size(1500, 8800, 20, 35, 5.0, 1)  # gradient norms of the first steps are below 5, as most are in training
 QUICK = Size(64, 96, 4, 5, 0.02, 3)  # gradient norms are above 0.02, so that they are clipped
 WINDOWS = "window + recurrent window"  # in a layer they are one
@@ -124,9 +129,11 @@ _model = functools.lru_cache(maxsize=1)(network)
 
 # --- cases ------------------------------------------------------------------------------------------------------------
 def cases(options: Options) -> Iterator[Case]:
-    """Training steps without dropout and at each rate; then passes; then kernels."""
+    """Training steps without dropout and at each rate, also of a small model; then passes; then kernels."""
     size = QUICK if options.quick else FULL
     yield from _steps(options, size)
+    if not options.quick:
+        yield from _steps(options, SMALL)
     for alone, back in itertools.product((False, True), repeat=2):
         yield from _passes(options, size, alone, back)
     sizes = {"n": 4, "h": 16, "t": 3} if options.quick else {"n": size.batch, "h": size.hidden, "t": 5}
