@@ -37,8 +37,8 @@ def step(program: Program, i: Instruction, name: str, given: Sequence[str], take
     def run(wave: Wave) -> None:
         numbers = [_taken_from(program, wave, i, variable) for variable in given]
         result = found(wave, i, numbers)
-        for variable in taken:
-            _give(program, wave, variable, result)
+        for variable in taken:  # Numba calls functions of C without a result as if they had one
+            _give(program, wave, variable, 0 if result is None else result)
 
     if name == "cudaCGSynchronize":
         return Step(kind="barrier", complete=whole_grid, run=run, of="grid")

@@ -106,8 +106,6 @@ FLOATS = {
 DIRECTED = {*(("f32", op) for op in ("add", "sub", "mul", "fma", "mad")), ("f16", "fma")}
 EXACTLY = {"add", "sub", "mul", "div", "rcp", "sqrt", "fma"}
 IGNORED = {
-    "membar",
-    "fence",
     "nanosleep",
     "prefetch",
     "prefetchu",

@@ -22,10 +22,11 @@ CODE = 5 << 60  # the address of the first function: in no memory space
 
 class PtxError(RuntimeError):
     """An error in a kernel, or an instruction that the interpreter does not support. If threads ran into it, `at` is the wave,
-    the instruction, and the thread of the wave, if there is one.
+    the instruction, and the thread of the wave, if there is one; `other` is the other instruction of a race.
     """
 
     at: tuple[Any, Instruction, int | None] | None = None
+    other: Instruction | None = None
 
 
 def size_of(kind: str) -> int:
