@@ -88,6 +88,9 @@ class Launch:
             start = np.arange(variable.offset, variable.offset + len(variable.initial))
             self.const.store.write(start, np.frombuffer(variable.initial, np.uint8), 1)
 
+    def allocated(self, wave: Wave, instruction: Any, lane: int, address: int) -> None:
+        """Note that a thread has allocated memory (malloc); a subclass may want to know."""
+
     def run(self) -> None:
         """Run all blocks, wave after wave."""
         from .instructions import steps

@@ -92,13 +92,15 @@ class Shadow:
                 other = self._unordered(last, other, at, whole, atomic=other_kind in ("changed", "looked at"))
             if other is not None:
                 i = int(np.flatnonzero(other != NOBODY)[0])
-                by = _name(int(other[i]), int(whole.codes[i]))
+                by = name_of(int(other[i]), int(whole.codes[i]))
                 did = "written, with what was there," if other_kind == "kept" else other_kind
                 raise Fault(f"race: {kind} here, and {did} by {by}", i % offset.size, int(last.pc[at[i]]))
         self._note(kind, at, whole)
         if kind == "written" and (wrong := self.last[kind].who[at] != whole.codes).any():
             i = int(np.flatnonzero(wrong)[0])
-            raise Fault("race: written by several threads at once", i % offset.size, whole.pc)
+            other = whole.codes[(at == at[i]) & (whole.codes != whole.codes[i])][0]
+            among = name_of(int(other), int(whole.codes[i])).removesuffix(" with no barrier between")
+            raise Fault(f"race: written by several threads at once, {among} among them,", i % offset.size)
 
     def _unordered(self, last: _Last, other: np.ndarray, at: np.ndarray, who: Who, atomic: bool) -> np.ndarray | None:
         """Return `other`, a result of `last.conflict`, without those that fences order; None if nobody is left."""
@@ -212,7 +214,7 @@ def _together(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return found
 
 
-def _name(code: int, mine: int) -> str:
+def name_of(code: int, mine: int) -> str:
     block, warp, lane = code >> OF_BLOCK, code >> OF_WARP & 63, code & 63
     if code == EVERYWHERE:
         return "threads of several blocks"

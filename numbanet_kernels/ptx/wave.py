@@ -259,7 +259,7 @@ class Wave:
             number = fault.number if chosen is None else chosen[fault.number]
             error = self.error(instruction, f"{space} {fault.problem}", lanes[number])
             if fault.other >= 0:
-                error.other = self.program.instructions[fault.other]
+                error.other = self.program.where(self.program.instructions[fault.other])
             raise error from None
 
     # --- errors -------------------------------------------------------------------------------------------------------
