@@ -12,6 +12,9 @@ from ..ptx.races import Fault
 from ..ptx.spaces import WINDOW, WINDOWS
 
 
+FAR = 1 << 28  # bytes: what is farther away from an array has nothing to do with it
+
+
 class Array(NamedTuple):
     """An array argument of a launch: its name, address, shape, strides in bytes, and the type and the bytes of its elements."""
 
@@ -43,10 +46,12 @@ class Array(NamedTuple):
         is out of range, whichever one of the program's is.
         """
         left, index = address - self.address, [0] * len(self.shape)
+        if not -FAR <= left <= self.bytes + FAR:
+            return ""
         for axis in sorted(range(len(self.shape)), key=lambda axis: -abs(self.strides[axis])):
             if self.strides[axis]:
                 index[axis], left = divmod(left, self.strides[axis])
-        if not index or not all(-(1 << 20) <= i <= 1 << 30 for i in index):
+        if not index:
             return ""
         return f"{self.name}[{', '.join(map(str, index))}]"
 

@@ -119,8 +119,11 @@ def _run(wave: Wave, steps: Sequence[Any]) -> None:
     held: dict[Place, np.ndarray] = {}
     began, turns, polls = time.thread_time(), 0, 0
     while groups or held:
-        if not groups:
-            groups, held = _release(wave, held, steps)
+        if not groups or (held and polls and polls % POLLS == 0):
+            released, held = _release(wave, held, steps, must=not groups)
+            polls = 0 if released else polls
+            for place, threads in released.items():
+                _join(groups, place, threads)
         # the call stack is compared first, so threads inside a function count as behind those that have returned from it
         place = min(groups) if polls < POLLS else sorted(groups)[turns % len(groups)]
         wave.run(groups.pop(place))
@@ -208,8 +211,10 @@ def _join(groups: dict[Place, np.ndarray], place: Place, threads: np.ndarray) ->
         groups[place] = groups[place] | threads if place in groups else threads
 
 
-def _release(wave: Wave, held: dict[Place, np.ndarray], steps: Sequence[Any]) -> tuple[dict, dict]:
-    """Return (groups that may go on, groups that still wait); this is called when no other group can run."""
+def _release(wave: Wave, held: dict[Place, np.ndarray], steps: Sequence[Any], must: bool) -> tuple[dict, dict]:
+    """Return (groups that may go on, groups that still wait). If some `must` go on, because no other group can run, and none can,
+    that is an error.
+    """
     groups, waiting, wave.held = {}, {}, held
     passed: list[tuple[int, np.ndarray]] = []
     for place, threads in held.items():
@@ -228,7 +233,7 @@ def _release(wave: Wave, held: dict[Place, np.ndarray], steps: Sequence[Any]) ->
     for number, blocks in passed:
         if number in wave.arrived:
             wave.arrived[number][blocks] = 0
-    if not groups:
+    if not groups and must:
         raise _never(wave, waiting, steps)
     return groups, waiting
 

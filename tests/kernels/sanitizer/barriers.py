@@ -98,7 +98,7 @@ def a_count_in_a_branch(right):
         t = cuda.threadIdx.x
         n = 0
         if x[t] > 3 or right:
-            n = cuda.syncthreads_count(x[t] > 5)  # fault
+            n = cuda.syncthreads_count(1 if x[t] > 5 else 0)  # fault
         y[t] = n
         cuda.syncthreads()  # fault
         y[t] += 1
@@ -112,9 +112,9 @@ def an_or_in_a_branch(right):
     def kernel(x, y):
         t = cuda.threadIdx.x
         if t % 2 == 0 or right:
-            y[t] = cuda.syncthreads_or(x[t] == 7)  # fault
+            y[t] = cuda.syncthreads_or(x[t] // 7)  # fault
         else:
-            y[t] = cuda.syncthreads_and(x[t] == 7)  # fault
+            y[t] = cuda.syncthreads_and(x[t] // 7)  # fault
 
     return kernel, (1, 64), upto(64) % 8, zeros(64)
 
@@ -125,7 +125,7 @@ def in_a_device_function(right):
     def halve(held, t, n):
         if t < n:
             held[t] += held[t + n]
-            cuda.syncthreads()  # fault
+            cuda.syncthreads()
 
     @cuda.jit(device=True)
     def halve_right(held, t, n):
@@ -140,7 +140,7 @@ def in_a_device_function(right):
         held, t = cuda.shared.array(64, F), cuda.threadIdx.x
         held[t] = x[t]
         cuda.syncthreads()
-        step(held, t, 32)
+        step(held, t, 32)  # fault
         cuda.syncthreads()  # fault
         y[t] = held[0]
 
@@ -226,7 +226,7 @@ def a_lane_outside_its_mask(right):
     def kernel(x, y):
         t = cuda.threadIdx.x
         if t < 20:
-            y[t] = cuda.shfl_down_sync(0xFFFFF if right else 0xFFFF, x[t], 1)  # fault
+            y[t] = cuda.shfl_sync(0xFFFFF if right else 0xFFFF, x[t], 1)  # fault
 
     return kernel, (1, 32), upto(32), zeros(32)
 
@@ -242,6 +242,8 @@ def a_mask_with_lanes_that_are_elsewhere(right):
         else:
             cuda.syncwarp(0xFFFFFF00)  # fault
             y[t] = x[t] + 2
+        cuda.syncwarp()  # fault
+        y[t] += 1
 
     return kernel, (1, 32), upto(32), zeros(32)
 

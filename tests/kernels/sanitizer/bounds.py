@@ -124,19 +124,15 @@ def before_a_slice(right):
 
 
 @planted
-def between_the_columns_of_a_slice(right):
-    """A column of an array, which a kernel takes for contiguous."""
+def below_a_column(right):
+    """The row after the last one of a part of a matrix."""
 
     @cuda.jit
-    def kernel(x, flat, y):
+    def kernel(x, y):
         i = cuda.grid(1)
-        y[i] = x[i] if right else flat[np.uint64(i)]  # fault
+        y[i] = x[i] + x[i if right else i + 1]  # fault
 
-    a = cuda.to_device(ones(8, 4))
-    column = a[:, 1]
-    wrong = cuda.cudadrv.devicearray.DeviceNDArray((8,), (16,), np.dtype(F), gpu_data=column.gpu_data)
-    shifted = cuda.cudadrv.devicearray.DeviceNDArray((7,), (16,), np.dtype(F), gpu_data=column.gpu_data)
-    return kernel, (1, 8), column, wrong if right else shifted, zeros(8)
+    return kernel, (1, 8), cuda.to_device(ones(10, 4))[:8, 1], zeros(8)
 
 
 @planted
@@ -246,12 +242,12 @@ def gathered_by_indices(right):
 def in_a_called_function(right):
     @cuda.jit(device=True)
     def put(x, i, value):
-        x[i] = value  # fault
+        x[i] = value
 
     @cuda.jit
     def kernel(x):
         i = cuda.grid(1)
-        put(x, i if right else 2 * i, i)
+        put(x, i if right else 2 * i, i)  # fault
 
     return kernel, (1, 20), zeros(32)
 

@@ -156,7 +156,7 @@ def a_swap_with_an_old_value(right):
         old = cuda.atomic.add(x, 0, 0)
         while True:
             seen = cuda.atomic.cas(x, 0, old, old + 2)  # fault
-            if seen == old:
+            if seen == old:  # fault
                 break
             if right:
                 old = seen
@@ -170,7 +170,7 @@ def a_semaphore_that_starts_at_zero(right):
     def kernel(free):
         while True:
             left = cuda.atomic.add(free, 0, 0)  # fault
-            if left > 0 and cuda.atomic.cas(free, 0, left, left - 1) == left:
+            if left > 0 and cuda.atomic.cas(free, 0, left, left - 1) == left:  # fault
                 break
         cuda.atomic.add(free, 0, 1)
 
@@ -316,7 +316,7 @@ def a_worker_that_sees_no_end(right):
     def kernel(jobs, done):
         while True:
             k = cuda.atomic.sub(jobs, 0, 1)  # fault
-            if k <= 0:
+            if k <= 0:  # fault
                 break
             cuda.atomic.add(done, 0, 1)  # fault
             if not right:

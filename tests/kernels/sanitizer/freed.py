@@ -53,17 +53,16 @@ def a_slice_of_what_was_freed(right):
 @planted
 def memory_of_the_driver(right):
     from cuda.bindings import driver
-    from numba.cuda.cudadrv import devicearray
 
     memory = driver.cuMemAlloc(128)[1]
     driver.cuMemsetD8(memory, 0, 128)
     interface = {"shape": (32,), "typestr": "<f4", "data": (int(memory), False), "version": 3, "strides": None}
-    x = devicearray.from_cuda_array_interface if hasattr(devicearray, "from_cuda_array_interface") else None
-    x = cuda.from_cuda_array_interface(interface) if x is None else x(interface)
+    x = cuda.from_cuda_array_interface(interface)
     if not right:
         driver.cuMemFree(memory)
     fill[1, 32](x)
-    driver.cuMemFree(memory)
+    if right:
+        driver.cuMemFree(memory)
 
 
 @planted

@@ -123,7 +123,7 @@ def a_fence_and_another_counter(right):
     @cuda.jit
     def kernel(x, ready):
         if cuda.blockIdx.x == 0:
-            x[0] = 7
+            x[0] = 7  # fault
             cuda.threadfence()
             cuda.atomic.exch(ready, 0 if right else 1, 1)
         else:
@@ -305,7 +305,7 @@ def transposed_by_blocks_in_place(right):
         i, j = cuda.grid(2)
         (y if right else x)[i, j] = x[j, i]  # fault
 
-    return kernel, ((2, 2), (4, 4)), upto(64, F).reshape(8, 8), zeros(8, 8)
+    return kernel, ((8, 8), (1, 1)), upto(64, F).reshape(8, 8), zeros(8, 8)
 
 
 @planted

@@ -168,14 +168,14 @@ def a_null_pointer_is_freed_instead(right):
 def in_a_function_that_returns_it(right):
     @cuda.jit(device=True)
     def filled(value):
-        own = malloc(16)  # fault
+        own = malloc(16)
         own[0] = value
         return own
 
     @cuda.jit
     def kernel(y):
         t = cuda.threadIdx.x
-        own = filled(t)
+        own = filled(t)  # fault
         y[t] = own[0]
         if right:
             free(own)
@@ -239,7 +239,7 @@ def of_a_lane_that_lost_its_pointer_to_another(right):
         t = cuda.threadIdx.x
         own = address_of(16)  # fault
         if not right:
-            own = cuda.shfl_sync(0xFFFFFFFF, own, 0)
+            own = np.uint64(cuda.shfl_sync(0xFFFFFFFF, np.int64(own), 0))
         y[t] = 1
         if t == 0 or right:
             free_at(own)

@@ -93,14 +93,8 @@ def one_row_of_two(right):
     def kernel(x):
         x[cuda.threadIdx.x, 0] = 1  # fault
 
-    rows = memory().reshape(16, 8)[:8] if right else memory()[:48].reshape(8, 6)
-    return kernel, (1, 8), rows[:, :4].view(F) if right else strided(rows)
-
-
-def strided(rows):
-    """A view of four bytes of each row, which NumPy's rules for slices do not refuse."""
-    made = cuda.cudadrv.devicearray.DeviceNDArray((8, 1), (6, 4), np.dtype(F), gpu_data=rows.gpu_data)
-    return made
+    strides = 8 if right else 6, 4
+    return kernel, (1, 8), cuda.cudadrv.devicearray.DeviceNDArray((8, 1), strides, np.dtype(F), gpu_data=memory().gpu_data)
 
 
 @planted
@@ -180,8 +174,6 @@ def a_view_of_local_bytes(right):
 
 @planted
 def a_pointer_of_malloc(right):
-    from numba import carray, types  # noqa: F401
-
     @cuda.jit
     def kernel(x, y):
         own = address_of(32)

@@ -33,12 +33,21 @@ class Planted(NamedTuple):
             kernel[shape](*arguments)
 
     def lines(self):
-        """The marked lines of the function, as errors name them; if it has none, those of its file."""
+        """The marked lines of the function, as errors name them; if it has none, those of the helpers in its file."""
         path = Path(inspect.getsourcefile(self.make))
-        for text, first in (inspect.getsourcelines(self.make), (path.read_text().splitlines(), 1)):
-            if found := {f"{path.name}:{first + k}" for k, line in enumerate(text) if line.rstrip().endswith("# fault")}:
+        text = path.read_text().splitlines()
+        of_faults = [_span(fault.make) for fault in FAULTS if inspect.getsourcefile(fault.make) == str(path)]
+        helpers = set(range(len(text))).difference(*of_faults)
+        for lines in (_span(self.make), helpers):
+            if found := {f"{path.name}:{k + 1}" for k in lines if text[k].endswith("# fault")}:
                 break
         return found
+
+
+def _span(function):
+    """The indices of the lines of a function."""
+    lines, first = inspect.getsourcelines(function)
+    return range(first - 1, first - 1 + len(lines))
 
 
 FAULTS: list[Planted] = []

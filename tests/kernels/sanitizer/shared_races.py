@@ -134,7 +134,7 @@ def the_next_tile_comes_too_early(right):
                 cuda.syncthreads()
         y[t] = total
 
-    return kernel, (1, 64), ones(192), zeros(64)
+    return kernel, (1, 64), upto(192, F), zeros(64)
 
 
 @planted
@@ -197,6 +197,9 @@ def a_number_that_one_thread_writes_for_all(right):
     def kernel(x, y):
         scale, t = cuda.shared.array(1, F), cuda.threadIdx.x
         if t == 0:
+            scale[0] = 1
+        cuda.syncthreads()
+        if t == 40:
             scale[0] = 3  # fault
         if right:
             cuda.syncthreads()
@@ -291,9 +294,11 @@ def rows_of_a_block_of_two_dimensions(right):
 
 @planted
 def in_a_device_function(right):
+    """An error names the line of the call."""
+
     @cuda.jit(device=True)
     def take(held, k):
-        return held[k]  # fault
+        return held[k]
 
     @cuda.jit
     def kernel(y):
@@ -301,7 +306,7 @@ def in_a_device_function(right):
         held[t] = t
         if right:
             cuda.syncthreads()
-        y[t] = take(held, 63 - t)
+        y[t] = take(held, 63 - t)  # fault
 
     return kernel, (1, 64), zeros(64)
 

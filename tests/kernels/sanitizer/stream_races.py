@@ -124,7 +124,7 @@ def one_of_two_that_are_joined(right):
     """x comes from stream a, y from b; the last kernel reads both."""
     x, y, (a, b, c) = array(), array(), streams(3)
     scale[1, 32, a](x)
-    scale[1, 32, b](y)
+    fill[1, 32, b](y, 5)
     order(a, c)
     if right:
         order(b, c)
