@@ -11,7 +11,6 @@ from ..ptx.program import Address, Instruction, PtxError
 from ..ptx.races import Fault
 from ..ptx.spaces import WINDOW, WINDOWS
 
-
 FAR = 1 << 28  # bytes: what is farther away from an array has nothing to do with it
 
 

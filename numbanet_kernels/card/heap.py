@@ -33,7 +33,7 @@ class Allocation:
     def __init__(self, start: int, size: int, memory: np.ndarray, lead: int, what: str, tracked: bool) -> None:
         self.start, self.size, self.stop, self.lead, self.what = start, size, start + size, lead, what
         self.store = Store(memory, unset=False)
-        self.array: Any = None  # the `Array` that was last passed to a kernel, if one was
+        self.arrays: list[Any] = []  # the `Array`s of it that were last passed to a kernel
         if tracked:
             self.store.unset = np.ones(memory.size, np.uint8)
 
@@ -49,8 +49,8 @@ class Allocation:
 
 
 class Owed(NamedTuple):
-    """An allocation that the program has to free itself: its bytes, and the thread and the instruction that allocated it; or, if a
-    function of the driver was called, the line that called it.
+    """An allocation that the program has to free itself: its bytes, and the thread and the instruction that allocated it; or, if
+    a function of the driver was called, the line that called it.
     """
 
     size: int
@@ -181,9 +181,10 @@ class Heap:
         within: dict[Allocation, list[Any]] = {}
         for array in arrays:
             if (found := self.at(array.address)) is not None:
-                found.what, found.array = f"{array}", array
+                found.what = f"{array}"
                 within.setdefault(found, []).append(array)
         for allocation in self.allocations:
+            allocation.arrays = within.get(allocation, allocation.arrays)
             allocation.store.inside = _inside(allocation, within[allocation]) if limit and allocation in within else None
 
     def find(self, address: np.ndarray, width: int) -> list[tuple[Store, np.ndarray, np.ndarray]]:
@@ -239,8 +240,10 @@ def _check_inside(allocation: Allocation, address: np.ndarray, width: int, chose
     outside = ~allocation.store.inside[offset[:, None] + np.arange(width)].all(axis=1)
     if outside.any():
         i = int(np.flatnonzero(outside)[0])
-        byte = int(address[i]) - allocation.array.address
-        problem = f"out of bounds: byte {byte} of {allocation.what}, which is a part of an allocation of {allocation.size} bytes"
+        arrays = sorted(allocation.arrays, key=lambda array: array.address)
+        near = next((array for array in reversed(arrays) if array.address <= address[i]), arrays[0])
+        byte = int(address[i]) - near.address
+        problem = f"out of bounds: byte {byte} of {near}, which is a part of an allocation of {allocation.size} bytes"
         raise Fault(problem, i if chosen is None else int(chosen[i]))
 
 

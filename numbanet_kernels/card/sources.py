@@ -18,7 +18,7 @@ _NAME = re.compile(r"_cudapy_smem_(\d+)")
 
 
 def shared_arrays(program: Program, function: Callable[..., Any] | None, kinds: dict[str, Any], dynamic: int) -> list[Array]:
-    """Return the shared arrays of a kernel as arrays with addresses in shared memory; [] if they are not as many as in its source.
+    """Return the shared arrays of a kernel, with addresses in shared memory; [] if they are not as many as in its source.
 
     `kinds` holds Numba's types of its variables, and `dynamic` is the bytes of dynamic shared memory of the launch.
     """
@@ -65,7 +65,7 @@ def _lengths(function: Any, shape: ast.expr) -> tuple[int, ...] | None:
     seen = inspect.getclosurevars(function)
     known = {**vars(builtins), **seen.globals, **seen.nonlocals}
     try:
-        found = eval(compile(ast.Expression(shape), "shape", "eval"), dict(known))  # noqa: S307  Numba evaluates it, too
+        found = eval(compile(ast.Expression(shape), "shape", "eval"), dict(known))
         return tuple(int(n) for n in found) if isinstance(found, (tuple, list)) else (int(found),)
     except Exception:
         return None

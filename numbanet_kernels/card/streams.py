@@ -134,12 +134,12 @@ def _conflict(now: Touched, before: Touched) -> str | None:
                 if at.size:
                     first = int(at[0]) * unit
                     byte, allocation = first - now.allocation.lead, now.allocation
-                    element = "" if allocation.array is None else allocation.array.element(allocation.start + byte)
+                    element = allocation.arrays[-1].element(allocation.start + byte) if allocation.arrays else ""
                     thread = name_of(int(now.allocation.store.shadow.last[kind].who[first // now.unit]), -1)
                     return (
                         f"race between streams: byte {byte} of {allocation.what}{element and ', at ' + element},"
-                        f" is {now.did(kind)}, and {before.did(other)}, and nothing orders them: let a stream wait for an event "
-                        f"of the other, or synchronize; the accesses: {now.line(kind, first // now.unit)}, {thread}, and "
+                        f" is {now.did(kind)}, and {before.did(other)}, and nothing orders them: let a stream wait for an "
+                        f"event of the other, or synchronize; the accesses: {now.line(kind, first // now.unit)}, {thread}, and "
                         f"{before.line(other, first // before.unit)}"
                     )
     return None

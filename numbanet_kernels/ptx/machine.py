@@ -1,7 +1,7 @@
 """The interpreter: runs a PTX kernel on NumPy arrays with one element per thread, for all threads of many blocks at once.
 
     groups      threads at the same instruction run it together: the group that is farthest behind runs first, so that
-                threads that diverged at a branch meet again where the branches join; if it only polls memory, others run in turn
+                threads that diverged at a branch meet again where the branches join; while it polls memory, others take turns
     barriers    a group at a barrier waits for all threads of its block (or warp) that have not returned; if some of them wait
                 elsewhere, that is an error that names both lines
     registers   an array each; a partial write makes a new array, so that arrays may be shared
@@ -212,8 +212,8 @@ def _join(groups: dict[Place, np.ndarray], place: Place, threads: np.ndarray) ->
 
 
 def _release(wave: Wave, held: dict[Place, np.ndarray], steps: Sequence[Any], must: bool) -> tuple[dict, dict]:
-    """Return (groups that may go on, groups that still wait). If some `must` go on, because no other group can run, and none can,
-    that is an error.
+    """Return (groups that may go on, groups that still wait). If some `must` go on, because no other group can run, and none
+    can, that is an error.
     """
     groups, waiting, wave.held = {}, {}, held
     passed: list[tuple[int, np.ndarray]] = []

@@ -69,9 +69,7 @@ class Shadow:
         self.log: list[tuple[np.ndarray, int, Who]] = []
         self.logged = 0
 
-    def touch(
-        self, offset: np.ndarray, width: int, who: Who, writing: bool, atomic: bool = False, kept: bool = False
-    ) -> None:
+    def touch(self, offset: np.ndarray, width: int, who: Who, writing: bool, atomic: bool = False, kept: bool = False) -> None:
         """Record reads, writes or atomic changes; raise Fault if one conflicts with the access of another thread. `kept` says
         that what is written was there.
         """
@@ -150,9 +148,7 @@ class _Last:
     def split(self) -> None:
         """Split each unit into two units of half the size."""
         stamped = self.stamp is not self.epoch
-        self.who, self.epoch, self.warp_epoch, self.pc = (
-            a.repeat(2) for a in (self.who, self.epoch, self.warp_epoch, self.pc)
-        )
+        self.who, self.epoch, self.warp_epoch, self.pc = (a.repeat(2) for a in (self.who, self.epoch, self.warp_epoch, self.pc))
         self.stamp = self.stamp.repeat(2) if stamped else self.epoch
 
     def conflict(self, at: np.ndarray, who: Who) -> np.ndarray | None:

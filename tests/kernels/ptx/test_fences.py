@@ -41,7 +41,7 @@ def test_what_is_handed_over_from_block_to_block(fence, set_it, get_it):
         run(body, memory, threads=1, blocks=2)
         np.testing.assert_array_equal(memory, [1, 7, 7])
     else:
-        with pytest.raises(ptx.PtxError, match="global race: read here, and written by thread 0 of block 0 .*other access: .*st"):
+        with pytest.raises(ptx.PtxError, match="race: read here, and written by thread 0 of block 0 .*other access: .*st"):
             run(body, memory, threads=1, blocks=2)
 
 

@@ -1,7 +1,7 @@
 """The seven reductions of M. Harris, "Optimizing Parallel Reduction in CUDA" (NVIDIA, 2007), in Numba-CUDA.
 
-Each adds the numbers of a block, `THREADS` or more, and writes the sum to y[block]. They are declared as numbanet's own kernels,
-so that equal writes count as races, too.
+Each adds the numbers of a block, `THREADS` or more, and writes the sum to y[block]. They are declared as numbanet's own
+kernels, so that equal writes count as races, too.
 """
 
 from numbanet_kernels.runtime.declare import cuda, kernel

@@ -2,9 +2,9 @@
 
     python -m tests.kernels.sanitizer.outcomes [--own] [--out FILE]
 
-FILE is a JSON object: the machine; for each kind, the number of planted faults and of those that were found, with the right words
-and the right line; the number of correct kernels (the corrected twins, classic kernels, and, with --own, numbanet's own ones, as
-their examples launch them) and of those in which something was found; and a list of all.
+FILE is a JSON object: the machine; for each kind, the number of planted faults and of those that were found, with the right
+words and the right line; the number of correct kernels (the corrected twins, classic kernels, and, with --own, numbanet's own
+ones, as their examples launch them) and of those in which something was found; and a list of all.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from . import (
     bounds,  # noqa: F401
     correct,
     correct_orders,  # noqa: F401
+    correct_sorts,  # noqa: F401
+    correct_sums,  # noqa: F401
     deadlocks,  # noqa: F401
     freed,  # noqa: F401
     grid_races,  # noqa: F401

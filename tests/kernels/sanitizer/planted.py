@@ -1,4 +1,5 @@
-"""Planted faults: a table of functions `name(right)`, each of which makes a kernel with a fault, or, if `right`, its corrected twin.
+"""Planted faults: a table of functions `name(right)`, each of which makes a kernel with a fault, or, if `right`, its twin
+without the fault.
 
 A function returns (kernel, shape of the launch, *arguments), or launches kernels itself and returns None. A comment `# fault`
 marks the lines that an error may name.

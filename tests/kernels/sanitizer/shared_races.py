@@ -2,7 +2,7 @@
 
 from numbanet_kernels.runtime.declare import cuda
 
-from .planted import B, D, F, I, L, ones, planted, upto, zeros
+from .planted import D, F, I, L, ones, planted, upto, zeros
 
 planted = planted("race in shared memory", "shared race: ")
 
@@ -206,20 +206,6 @@ def a_number_that_one_thread_writes_for_all(right):
         y[t] = scale[0] * x[t]  # fault
 
     return kernel, (1, 96), ones(96), zeros(96)
-
-
-@planted
-def bytes_of_a_neighbour(right):
-    @cuda.jit
-    def kernel(y):
-        held, t = cuda.shared.array(65, B), cuda.threadIdx.x
-        held[t] = t
-        if right:
-            cuda.syncthreads()
-        if t > 0:
-            y[t] = held[t - 1]  # fault
-
-    return kernel, (1, 64), zeros(64)
 
 
 @planted

@@ -82,7 +82,7 @@ def test_4_adding_during_the_load_takes_half_the_blocks(seven):
 
 
 def test_5_the_last_warp_needs_no_barriers_of_the_block(seven):
-    """Of eight barriers a block, for its 4 warps each, two stay, and the warp has 12 of its own; nothing diverges but the end."""
+    """Of eight barriers a block, for its 4 warps each, two stay, and the warp has 12 of its own; only the end diverges."""
     (before, _), (summary, blocks) = seven[3:5]
     assert before["issued barrier"] == blocks * 4 * 8
     assert summary["issued barrier"] == blocks * (4 * 2 + 12)
@@ -92,8 +92,8 @@ def test_5_the_last_warp_needs_no_barriers_of_the_block(seven):
 
 @pytest.mark.parametrize("name", ["without_barriers", "with_half_of_them"])
 def test_5_without_barriers_of_the_warp_is_a_race(name):
-    """Harris relies on the threads of a warp running in step, which they need not since Volta. A barrier between the steps is not
-    enough: within a step, each of the 32 threads writes what another one reads.
+    """Harris relies on the threads of a warp running in step, which they need not since Volta. A barrier between the steps is
+    not enough: within a step, each of the 32 threads writes what another one reads.
     """
     with pytest.raises(ptx.PtxError, match=r"harris\.py:\d+.*shared race: .* by thread .*; the other access: .*harris\.py:\d+"):
         counted(getattr(harris, name))

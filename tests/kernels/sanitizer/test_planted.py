@@ -4,7 +4,6 @@ import collections
 
 import pytest
 
-import numbanet
 from numbanet_kernels import card
 from numbanet_kernels.ptx import machine
 
