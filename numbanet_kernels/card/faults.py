@@ -30,6 +30,13 @@ class Array(NamedTuple):
         return self.itemsize * math.prod(self.shape)
 
     @property
+    def bounds(self) -> tuple[int, int]:
+        """The address of the first byte, and that after the last one."""
+        reach = [(n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True)]
+        low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
+        return self.address + low, self.address + high + self.itemsize
+
+    @property
     def contiguous(self) -> bool:
         """Whether the elements lie one after the other, in C order."""
         return all(

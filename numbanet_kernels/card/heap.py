@@ -49,8 +49,8 @@ class Allocation:
 
 
 class Owed(NamedTuple):
-    """An allocation that the program has to free itself: its bytes, and the thread and the instruction that allocated it; or, if
-    a function of the driver was called, the line that called it.
+    """An allocation that the program has to free itself: its bytes, and the thread and the instruction that allocated it, or
+    the line that called a function of the driver.
     """
 
     size: int
@@ -224,8 +224,11 @@ class Heap:
 
 
 def _inside(allocation: Allocation, arrays: Sequence[Any]) -> np.ndarray | None:
-    """Return a mask of the bytes of an allocation that belong to arrays; None if all do."""
+    """Return a mask of the bytes of an allocation that belong to arrays; None if all do, or if one is not in it as a whole."""
     if any(a.address == allocation.start and a.contiguous and a.bytes == allocation.size for a in arrays):
+        return None
+    arrays = [a for a in arrays if a.bytes]
+    if any(a.bounds[0] < allocation.start or a.bounds[1] > allocation.stop for a in arrays):
         return None
     inside = np.zeros(allocation.store.data.size, bool)
     for a in arrays:

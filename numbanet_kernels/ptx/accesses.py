@@ -85,9 +85,9 @@ def _load(program: Program, i: Instruction) -> Callable[[Wave], None]:
     strong = not STRONG.isdisjoint(i.modifiers)
 
     def run(wave: Wave) -> None:
-        found = wave.find(i, space, at(wave), total, wave.lanes, writing=False, atomic=strong)
+        address = at(wave)
+        found = wave.find(i, space, address, total, wave.lanes, writing=False, atomic=strong)
         if strong:
-            wave.polled = True
             wave.ordering(found, wave.lanes, reads=True, writes=False)
         for k, register in enumerate(registers):
             values = np.zeros(wave.lanes.size, A.BITS[width])
@@ -99,6 +99,8 @@ def _load(program: Program, i: Instruction) -> Callable[[Wave], None]:
                     values = part
                 else:
                     values[chosen] = part
+            if strong:
+                wave.poll(i, address, values)
             wave.assign(register, wave.spread(values).view(dtype))
 
     return run
@@ -160,7 +162,8 @@ def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
     def run(wave: Wave) -> None:
         old = np.zeros(wave.lanes.size, dtype)
         values = [np.broadcast_to(r(wave), wave.count)[wave.lanes] for r in read]
-        found = wave.find(i, space, at(wave), width, wave.lanes, writing=True, atomic=True)
+        address, changed = at(wave), False
+        found = wave.find(i, space, address, width, wave.lanes, writing=True, atomic=True)
         _releases(wave, i)
         wave.ordering(found, wave.lanes, reads=True, writes=True)
         for store, chosen, offset in found:
@@ -172,14 +175,17 @@ def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
                     before = store.read(offset[now], width).view(dtype)
                 old[chosen[now]] = before
                 after = change(before, *(v[chosen[now]] for v in values)).view(A.BITS[width])
-                changed = bool((after != before.view(A.BITS[width])).any())
-                wave.moved |= changed
+                differ = bool((after != before.view(A.BITS[width])).any())
+                changed |= differ
                 store.write(offset[now], after, width)
-                if not changed and all((v == v[0]).all() for v in values):  # threads that poll: the others change nothing, too
+                if not differ and all((v == v[0]).all() for v in values):  # threads that poll: the others change nothing, too
                     old[chosen[left]] = store.read(offset[left], width).view(dtype)
                     break
                 left = np.delete(left, first)
-        wave.polled = True
+        if changed:
+            wave.moved = True
+        else:
+            wave.poll(i, address, old)
         wave.assign(target, wave.spread(old))
 
     return run

@@ -67,8 +67,9 @@ class Wave:
         nothing = np.zeros(self.count, np.int32)
         codes = self.number << OF_BLOCK | in_block // WARP << OF_WARP | in_block % WARP
         self.who = Who(codes, nothing, nothing, fences=launch.fences)
-        # atomic instructions and strong accesses since the last jump: whether there were any, and whether memory was changed
+        # since the last jump: whether threads have polled memory as before, and whether they changed memory or polled other one
         self.polled = self.moved = False
+        self.polls: dict[int, tuple[bytes, bytes]] = {}  # the addresses and values of the last poll of an instruction
         # groups of asynchronous copies that have not arrived, and the number of closed groups of each thread
         self.pending: list[list[Any]] = []
         self.committed = np.zeros(self.count, np.int64)
@@ -183,9 +184,11 @@ class Wave:
                 parts = [(np.arange(chosen.size), False)]
                 if values is not None:
                     loud = changing(*store.before(offset, width, values.shape[1]), offset, values[chosen])
+                    # first those that keep what is there, one for each place, unless others of this instruction write there
                     quiet = np.delete(parts[0][0], loud)
-                    # first those that keep what is there, except where others of this instruction write
-                    quiet = quiet[~np.isin(offset[quiet], offset[loud])] if loud.size else quiet
+                    if quiet.size:
+                        places, first = np.unique(offset[quiet], return_index=True)
+                        quiet = quiet[np.sort(first[~np.isin(places, offset[loud])])]
                     parts = [(quiet, True), (loud, False)]
                 for part, kept in parts:
                     if part.size:
@@ -208,6 +211,13 @@ class Wave:
         if fences is not None:
             for store, chosen, offset in found:
                 fences.touch(id(store.shadow), offset.tolist(), self._moments(lanes[chosen]), reads, writes)
+
+    def poll(self, instruction: Instruction, address: np.ndarray, values: np.ndarray) -> None:
+        """Note that threads look at memory, by an instruction that has not changed it."""
+        now = address.tobytes(), values.tobytes()
+        same = self.polls.get(id(instruction)) == now
+        self.polled, self.moved = self.polled or same, self.moved or not same
+        self.polls[id(instruction)] = now
 
     def fence(self, wide: bool) -> None:
         """Note a fence of the running threads, of the whole card or of their blocks."""

@@ -176,3 +176,15 @@ def test_malloc_returns_0_if_there_is_no_memory():
     with numbanet.emulated():
         kernel[1, 1](x)
     assert x[0] == 0
+
+
+def test_an_array_that_reaches_beyond_its_allocation_limits_nothing():
+    from numba.cuda.cudadrv.devicearray import DeviceNDArray
+
+    @cuda.jit
+    def kernel(x, y):
+        y[0] = x[6]
+
+    with numbanet.emulated():
+        memory = cuda.to_device(np.arange(7, dtype=np.int32))
+        kernel[1, 1](DeviceNDArray((9,), (4,), np.dtype(np.int32), gpu_data=memory.gpu_data), np.zeros(1))

@@ -145,3 +145,23 @@ def test_blocks_that_wait_for_later_ones_are_told_of_them(monkeypatch):
     body = POLL.replace("%r0;\n    @%p1", "1;\n    @%p1")
     with pytest.raises(ptx.PtxError, match="the last 2 blocks of the grid run when these have ended"):
         run(body, np.zeros(1, np.uint32), threads=1, blocks=3)
+
+
+def test_reading_much_memory_is_no_poll(monkeypatch):
+    """A long loop of volatile loads, each of another element."""
+    monkeypatch.setattr(machine, "MOST_POLLS", 50)
+    body = """
+        mov.u64 %rd1, %rd0;
+        mov.u32 %r2, 0;
+        LOOP:
+        ld.volatile.global.u32 %r1, [%rd1];
+        add.u32 %r2, %r2, %r1;
+        add.s64 %rd1, %rd1, 4;
+        setp.lt.u32 %p1, %r1, 500;
+        @%p1 bra LOOP;
+        setp.eq.u32 %p2, %r0, 0;
+        @%p2 st.global.u32 [%rd0], %r2;
+    """
+    memory = np.arange(501, dtype=np.uint32)
+    run(body.replace("@%p2 st", "bar.sync 0;\n@%p2 st"), memory)
+    assert memory[0] == 500 * 501 // 2
