@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numbanet_kernels import ptx
-from numbanet_kernels.runtime import availability, emulation, launch
+from numbanet_kernels.runtime import arrays, availability, emulation, launch
 
 pytestmark = pytest.mark.skipif(availability.nvvm_problem() is not None, reason=str(availability.nvvm_problem()))
 if availability.nvvm_problem() is None:
@@ -33,6 +33,7 @@ def counted(kernel, most=2):
     x, y = np.random.default_rng(0).integers(-99, 99, n).astype(np.int32), np.zeros(blocks, np.int32)
     emulation.counters.clear()
     with emulation.emulated():
+        x, y = arrays.to_device(x), arrays.to_device(y)  # aligned, as arrays of a card are
         launch.launch(kernel, blocks, THREADS, x, y)
     assert y.sum() == x.sum()
     return emulation.counters[kernel].summary(), blocks
