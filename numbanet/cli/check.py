@@ -61,8 +61,11 @@ def run(options: argparse.Namespace) -> int:
     if not options.file.is_file():
         raise FileNotFoundError(f"there is no file {options.file}")
     findings: dict[str, int] = {}
+    leaks = 0
 
     def note(error: Exception) -> None:
+        nonlocal leaks
+        leaks += isinstance(error, ResourceWarning)
         findings[str(error)] = findings.get(str(error), 0) + 1
         if findings[str(error)] == 1 and len(findings) <= MOST:
             print(f"numbanet check: {error}", flush=True)
@@ -77,10 +80,11 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.file} launched no kernel, so nothing was checked: call the kernels where the file is run")
     if counting:
         show(card.counters.on(name), options.counters or page is None, page)
-    wrong = sum(findings.values())
+    wrong = sum(findings.values()) - leaks
     print(
         f"numbanet check: {options.file}: {launches} launches, "
         + (f"{wrong} with errors" if wrong else "no error found")
+        + (f", memory of {leaks} lines never freed" if leaks else "")
         + (", and it ended with an exception" if failed else "")
     )
     return 1 if findings or failed else 0

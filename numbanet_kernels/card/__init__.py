@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -35,8 +36,8 @@ class Emulated(contextlib.ContextDecorator):
     """A context in which numba.cuda has the emulated card; contexts may be nested, and the outermost one decides.
 
     `uninitialised` says whether reads of device memory that nobody wrote are errors. If `report` is given, it is called with
-    the error of a launch, and the program goes on. With `counters`, the launches inside are counted (`counted`), also if an
-    outer context does not count.
+    the error of a launch, and the program goes on; at the end also with a ResourceWarning for memory that was not freed. With
+    `counters`, the launches inside are counted (`counted`), also if an outer context does not count.
     """
 
     def __init__(
@@ -64,14 +65,23 @@ class Emulated(contextlib.ContextDecorator):
 
     def __exit__(self, *error: Any) -> None:
         global _depth, _patches
+        found: list[str] = []
         with deferred, _lock:
             self.entered -= 1
             if self.counting and not self.entered:
                 _patches.driver.counting.remove(self.counted)
             _depth -= 1
             if not _depth:
+                from .driver import raised
+
+                driver, found = _patches.driver, [] if error[:1] != (None,) else _patches.driver.heap.leaks()
                 _patches.remove()
                 _patches = None
+        for leak in found:
+            if driver.report is raised:
+                warnings.warn(leak, ResourceWarning, stacklevel=2)
+            else:
+                driver.report(ResourceWarning(leak))
 
     def _patches(self) -> Any:
         if missing := problem():

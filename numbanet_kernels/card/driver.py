@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping
+from pathlib import Path
 from typing import Any
 
 from . import model
-from .heap import Heap
+from .heap import Allocation, Heap, Owed
 from .streams import Order
 
 
@@ -165,16 +167,26 @@ class Driver:
                 for address in due:
                     self.heap.free(address)
 
+    def _owed(self, made: Allocation) -> int:
+        """Return the address of an allocation. If the caller is not Numba, which frees what is garbage, note the line."""
+        frame = sys._getframe(1)  # noqa: SLF001
+        while frame is not None and frame.f_globals.get("__name__", "").startswith(__package__):
+            frame = frame.f_back
+        if frame is not None and not frame.f_globals.get("__name__", "").startswith("numba."):
+            line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+            self.heap.owed[made.start] = Owed(made.size, line=line)
+        return made.start
+
     def cuMemAlloc(self, size: int) -> Any:
         with self.lock:
             try:
-                return self.binding.CUdeviceptr(self.heap.allocate(int(size)).start)
+                return self.binding.CUdeviceptr(self._owed(self.heap.allocate(int(size))))
             except MemoryError as error:
                 raise self.fail("CUDA_ERROR_OUT_OF_MEMORY", f"cuMemAlloc: {error}") from None
 
     def cuMemAllocManaged(self, size: int, flags: int) -> Any:
         with self.lock:
-            return self.binding.CUdeviceptr(self.heap.share(int(size)).start)
+            return self.binding.CUdeviceptr(self._owed(self.heap.share(int(size))))
 
     def cuMemFree(self, pointer: Any) -> None:
         with self.lock:
@@ -193,7 +205,7 @@ class Driver:
     def cuMemHostRegister(self, pointer: int, size: int, flags: int) -> None:
         if self.heap.at(int(pointer)) is not None:
             raise self.fail("CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", f"cuMemHostRegister: {int(pointer):#x} is registered")
-        self.heap.register(int(pointer), int(size))
+        self._owed(self.heap.register(int(pointer), int(size)))
 
     cuMemHostUnregister = cuMemFree
 

@@ -2,55 +2,115 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..ptx.program import Address, PtxError
+from ..ptx.program import Address, Instruction, PtxError
+from ..ptx.races import Fault
+from ..ptx.spaces import WINDOW, WINDOWS
+
+FAR = 1 << 28  # bytes: what is farther away from an array has nothing to do with it
 
 
 class Array(NamedTuple):
-    """An array argument of a launch: its name, address, shape, strides in bytes, and the type of its elements."""
+    """An array argument of a launch: its name, address, shape, strides in bytes, and the type and the bytes of its elements."""
 
     name: str
     address: int
     shape: list[int]
     strides: list[int]
     dtype: str
+    itemsize: int
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all elements."""
+        return self.itemsize * math.prod(self.shape)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The address of the first byte, and that after the last one."""
+        reach = [(n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True)]
+        low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
+        return self.address + low, self.address + high + self.itemsize
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements lie one after the other, in C order."""
+        return all(
+            n == 1 or stride == self.itemsize * math.prod(self.shape[axis + 1 :])
+            for axis, (n, stride) in enumerate(zip(self.shape, self.strides, strict=True))
+        )
 
     def __str__(self) -> str:
         return f"array {self.name}, shape {tuple(self.shape)} of {self.dtype}"
 
     def element(self, address: int) -> str:
-        """Return the element at an address, such as "x[2, 3]"; "" if it is none of this array's, nor next to its end."""
+        """Return the element at an address, such as "x[2, 3]"; "" if it is far from this array. Beyond an end, the first index
+        is out of range, whichever one of the program's is.
+        """
         left, index = address - self.address, [0] * len(self.shape)
+        if not -FAR <= left <= self.bytes + FAR:
+            return ""
         for axis in sorted(range(len(self.shape)), key=lambda axis: -abs(self.strides[axis])):
             if self.strides[axis]:
                 index[axis], left = divmod(left, self.strides[axis])
-        far = any(not 0 <= i < n for i, n in zip(index, self.shape, strict=True))
-        if not index or (far and len(index) > 1) or (far and not -(1 << 20) <= index[0] <= 1 << 30):
+        if not index:
             return ""
         return f"{self.name}[{', '.join(map(str, index))}]"
 
 
-def explained(error: PtxError, arrays: list[Array]) -> PtxError:
-    """Return the error with the element of an array at which a thread met it, and the values that its instruction reads."""
+def explained(error: PtxError, arrays: list[Array], shared: list[Array]) -> PtxError:
+    """Complete an error with the element of an array at which a thread met it, and the values that its instruction reads or
+    finds. `shared` holds shared arrays, with addresses in shared memory.
+    """
     if error.at is None or error.at[2] is None:
         return error
     wave, instruction, lane = error.at
     said, dtype = [], ""
     for operand in instruction.operands:
-        if isinstance(operand, Address) and operand.base in wave.registers:
-            address = int(wave.registers[operand.base][lane].astype(np.int64)) + operand.offset
-            near = [array for array in arrays if array.address <= address]
+        if isinstance(operand, Address) and (found := _place(wave, instruction, operand, lane)) is not None:
+            space, address = found
+            near = [array for array in (shared if space == "shared" else arrays) if array.address <= address]
             if near and (element := (nearest := max(near, key=lambda array: array.address)).element(address)):
-                said.append(f"at {element}")
                 dtype = nearest.dtype
+                said.append(f"at {element}" + (_held(wave, instruction, space, address, lane, dtype) if error.other else ""))
     values = instruction.operands[1:] if instruction.opcode in ("st", "red", "atom") else ()
     for name in (part for operand in values for part in (operand if isinstance(operand, tuple) else (operand,))):
         if isinstance(name, str) and name in wave.registers:
             said.append(f"value {_shown(wave.registers[name][lane], wave.program.registers[name], dtype)}")
-    return PtxError(f"{error}, {', '.join(said)}") if said else error
+    error.said = tuple(said)
+    return error
+
+
+def _place(wave: Any, instruction: Instruction, operand: Address, lane: int) -> tuple[str, int] | None:
+    """Return the memory space and the address in it that an operand names for a thread; None if it is in no array."""
+    if operand.base in wave.program.shared:
+        return "shared", wave.program.shared[operand.base].offset + operand.offset
+    if operand.base not in wave.registers:
+        return None
+    address = int(wave.registers[operand.base][lane].astype(np.int64)) + operand.offset
+    space = next((m.split("::")[0] for m in instruction.modifiers if m.split("::")[0] in ("global", "shared", "local")), "")
+    if not space:
+        space = next((name for name, start in WINDOWS.items() if start <= address < start + WINDOW), "global")
+        address -= WINDOWS.get(space, 0)
+    return None if space == "local" else (space, address)
+
+
+def _held(wave: Any, instruction: Instruction, space: str, address: int, lane: int, dtype: str) -> str:
+    """Return what memory holds where a thread reads in a race."""
+    if instruction.opcode != "ld":
+        return ""
+    try:
+        width = np.dtype(dtype).itemsize
+        owner = (wave.blocks[[lane]],) if space == "shared" else ()
+        memory = wave.shared if space == "shared" else wave.launch.memory
+        ((store, _, offset),) = memory.find(np.array([address]), width, *owner)
+        return f", which holds {store.data[offset[0] : offset[0] + width].view(dtype)[0]}"
+    except (TypeError, Fault):  # a type that NumPy does not name
+        return ""
 
 
 def _shown(value: np.generic, kind: str, dtype: str) -> str:

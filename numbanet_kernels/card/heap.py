@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,7 @@ class Allocation:
     def __init__(self, start: int, size: int, memory: np.ndarray, lead: int, what: str, tracked: bool) -> None:
         self.start, self.size, self.stop, self.lead, self.what = start, size, start + size, lead, what
         self.store = Store(memory, unset=False)
+        self.arrays: list[Any] = []  # the `Array`s of it that were last passed to a kernel
         if tracked:
             self.store.unset = np.ones(memory.size, np.uint8)
 
@@ -44,6 +46,18 @@ class Allocation:
         """Note that the host, or a copy, wrote bytes."""
         if self.store.unset is not None:
             self.store.unset[self.lead + offset : self.lead + offset + size] = 0
+
+
+class Owed(NamedTuple):
+    """An allocation that the program has to free itself: its bytes, and the thread and the instruction that allocated it, or
+    the line that called a function of the driver.
+    """
+
+    size: int
+    wave: Any = None
+    instruction: Any = None
+    lane: int = 0
+    line: str = ""
 
 
 REMEMBERED = 10_000  # freed allocations that errors can name
@@ -59,6 +73,7 @@ class Heap:
         self.starts: list[int] = []  # sorted
         self.allocations: list[Allocation] = []  # in the order of `starts`
         self.freed: dict[int, int] = {}  # address: size
+        self.owed: dict[int, Owed] = {}  # by address, what the program has to free
         self.touched: set[Allocation] = set()
         self.used = 0  # bytes that are allocated
 
@@ -96,6 +111,7 @@ class Heap:
         if place == len(self.starts) or self.starts[place] != address:
             return False
         del self.starts[place]
+        self.owed.pop(address, None)
         self.freed[address] = self.allocations.pop(place).size
         self.used -= self.freed[address]
         if len(self.freed) > REMEMBERED:
@@ -107,6 +123,13 @@ class Heap:
         place = bisect.bisect(self.starts, address) - 1
         found = self.allocations[place] if place >= 0 else None
         return found if found is not None and address < max(found.stop, found.start + 1) else None
+
+    def leaks(self) -> list[str]:
+        """Return a sentence for each line whose memory was not freed."""
+        lines: dict[Any, list[Owed]] = {}
+        for owed in self.owed.values():
+            lines.setdefault(owed.line or (id(owed.wave.program), owed.instruction), []).append(owed)
+        return [_leak(some) for some in lines.values()]
 
     # --- copies -------------------------------------------------------------------------------------------------------
     def place(self, address: int, size: int) -> int:
@@ -151,12 +174,27 @@ class Heap:
             allocation.store.shadow = Shadow(allocation.store.data.size, across=True)
         self.touched.clear()
 
+    def passed(self, arrays: Sequence[Any], limit: bool) -> None:
+        """Note the arrays (`faults.Array`) of a launch: errors name them. If `limit`, a kernel may access no more of their
+        allocations than these arrays.
+        """
+        within: dict[Allocation, list[Any]] = {}
+        for array in arrays:
+            if (found := self.at(array.address)) is not None:
+                found.what = f"{array}"
+                within.setdefault(found, []).append(array)
+        for allocation in self.allocations:
+            allocation.arrays = within.get(allocation, allocation.arrays)
+            allocation.store.inside = _inside(allocation, within[allocation]) if limit and allocation in within else None
+
     def find(self, address: np.ndarray, width: int) -> list[tuple[Store, np.ndarray, np.ndarray]]:
         """Return [(store, indices of the accesses in it, their offsets)]; raise Fault if an access is in no allocation."""
         least, most = int(address.min()), int(address.max()) + width
         found = self.at(least)
         if found is not None and most <= found.stop:
             self.touched.add(found)
+            if found.store.inside is not None:
+                _check_inside(found, address, width)
             return [(found.store, np.arange(address.size), address - (found.start - found.lead))]
         places = np.searchsorted(np.array(self.starts, np.int64), address, "right") - 1
         parts = []
@@ -168,6 +206,8 @@ class Heap:
                 i = int(chosen[np.flatnonzero(outside)[0]])
                 raise Fault(self._missed(int(address[i])), i)
             self.touched.add(part)
+            if part.store.inside is not None:
+                _check_inside(part, address[chosen], width, chosen)
             parts.append((part.store, chosen, address[chosen] - (part.start - part.lead)))
         return parts
 
@@ -181,6 +221,43 @@ class Heap:
         if min(abs(address - near.start), abs(address - near.stop)) >= APART // 2:
             return f"out of bounds: address {address:#x} is far from every allocation"
         return f"out of bounds: byte {address - near.start} of the nearest {near.what}, which has {near.size} bytes"
+
+
+def _inside(allocation: Allocation, arrays: Sequence[Any]) -> np.ndarray | None:
+    """Return a mask of the bytes of an allocation that belong to arrays; None if all do, or if one is not in it as a whole."""
+    if any(a.address == allocation.start and a.contiguous and a.bytes == allocation.size for a in arrays):
+        return None
+    arrays = [a for a in arrays if a.bytes]
+    if any(a.bounds[0] < allocation.start or a.bounds[1] > allocation.stop for a in arrays):
+        return None
+    inside = np.zeros(allocation.store.data.size, bool)
+    for a in arrays:
+        first = inside[allocation.lead + a.address - allocation.start :]
+        np.lib.stride_tricks.as_strided(first, (*a.shape, a.itemsize), (*a.strides, 1))[...] = True
+    return None if inside[allocation.lead :].all() else inside
+
+
+def _check_inside(allocation: Allocation, address: np.ndarray, width: int, chosen: np.ndarray | None = None) -> None:
+    """Raise Fault if an access is in an allocation, and outside of the arrays of it that were passed."""
+    offset = address - (allocation.start - allocation.lead)
+    outside = ~allocation.store.inside[offset[:, None] + np.arange(width)].all(axis=1)
+    if outside.any():
+        i = int(np.flatnonzero(outside)[0])
+        arrays = sorted(allocation.arrays, key=lambda array: array.address)
+        near = next((array for array in reversed(arrays) if array.address <= address[i]), arrays[0])
+        byte = int(address[i]) - near.address
+        problem = f"out of bounds: byte {byte} of {near}, which is a part of an allocation of {allocation.size} bytes"
+        raise Fault(problem, i if chosen is None else int(chosen[i]))
+
+
+def _leak(some: Sequence[Owed]) -> str:
+    """Return a sentence about the allocations of one line."""
+    first, total = some[0], sum(owed.size for owed in some)
+    of = "an allocation" if len(some) == 1 else f"{len(some)} allocations"
+    if first.line:
+        return f"leak: {of} of {total} bytes, made at {first.line}, never freed"
+    problem = f"leak: {of} of {total} bytes by malloc, never freed: allocated here"
+    return str(first.wave.error(first.instruction, problem, first.lane))
 
 
 def _memory(size: int) -> np.ndarray:

@@ -18,7 +18,9 @@ from ..ptx.program import size_of
 from . import model
 from .driver import Driver
 from .faults import Array, explained
+from .heap import Owed
 from .ptx_text import entries, linked
+from .sources import shared_arrays
 
 _numbers = itertools.count(1)
 
@@ -67,8 +69,10 @@ class Kernel:
         self.called = name  # its name in errors
         self.names: dict[int, str] = {}  # the names of the arguments, by the `id` of their values
         self.arrays: list[Array] = []  # the arrays of the next launch
+        self.pointers = False  # whether other arguments of it may point to memory
         self.lines: Callable[[], str] | None = None
         self.types = ""  # the names and types of its arguments
+        self.source: tuple[Any, dict[str, Any]] = None, {}  # the Python function, and Numba's types of its variables
 
     @functools.cached_property
     def program(self) -> ptx.Program:
@@ -126,18 +130,19 @@ class Kernel:
         if driver.counting:
             program.python  # noqa: B018  the lines of Python, which are compiled in this context alone
         with driver.launching():
-            for array in self.arrays:
-                if (found := driver.heap.at(array.address)) is not None:
-                    found.what = f"{array}"
+            driver.heap.passed(self.arrays, limit=not self.pointers)
+            owed = set(driver.heap.owed)
             try:
                 _OnCard(self, grid, block, dynamic, _packed(program, arguments, self.called), counters).run()
             except ptx.PtxError as error:
                 failed = True
-                driver.report(explained(error, self.arrays))
+                for address in set(driver.heap.owed) - owed:  # what would have been freed after the error
+                    del driver.heap.owed[address]
+                driver.report(explained(error, self.arrays, shared_arrays(program, *self.source, dynamic)))
             finally:
                 for counted in driver.counting:
                     counted.add(self, counters, failed)
-            if problem := driver.order.ran(self.called, stream, driver.heap.touched):
+            if problem := driver.order.ran(self.called, stream, driver.heap.touched, program):
                 driver.report(ptx.PtxError(problem))
 
 
@@ -158,6 +163,10 @@ class _OnCard(Launch):
         super().__init__(kernel.program, grid, block, parameters, True, dynamic, counters, kernel.called)
         self.memory = kernel.module.driver.heap
         self.tables = kernel.module.place(kernel.program.tables)
+
+    def allocated(self, wave: Any, instruction: Any, lane: int, address: int) -> None:
+        """Note the line and the thread of a malloc, whose memory a kernel has to free."""
+        self.memory.owed[address] = Owed(self.memory.at(address).size, wave, instruction, lane)
 
 
 def _check(driver: Driver, kernel: Kernel, grid: Sequence[int], block: Sequence[int], dynamic: int) -> None:

@@ -173,9 +173,11 @@ class Patches:
                 names = list(inspect.signature(function).parameters)
                 loaded.names = {id(value): name for name, value in zip(names, args)}
                 loaded.types = ", ".join(f"{name}: {kind}" for name, kind in zip(names, kernel.argument_types))
+                loaded.source = function, getattr(getattr(kernel, "_type_annotation", None), "typemap", None) or {}
             if loaded.lines is None and hasattr(kernel, "made_with") and not kernel.debug:
                 loaded.lines = functools.partial(self._with_lines, *kernel.made_with)
             loaded.arrays.clear()
+            loaded.pointers = False
             start(kernel, args, *shape, **options)
 
         self.put(dispatcher._Kernel, "__init__", remember)  # noqa: SLF001
@@ -190,11 +192,13 @@ class Patches:
         def described(kernel: Any, kind: Any, value: Any, stream: Any, retr: Any, given: list[Any]) -> None:
             place = len(given)
             prepare(kernel, kind, value, stream, retr, given)
+            loaded = kernel._codelibrary.get_cufunc().kernel  # noqa: SLF001
             if isinstance(kind, kinds.Array) and len(given) == place + 5 + 2 * kind.ndim:
-                loaded = kernel._codelibrary.get_cufunc().kernel  # noqa: SLF001
-                address, *shape = (int(getattr(n, "value", n) or 0) for n in given[place + 4 :])
+                width, address, *shape = (int(getattr(n, "value", n) or 0) for n in given[place + 3 :])
                 name = loaded.names.get(id(value), "of the arguments")
-                loaded.arrays.append(Array(name, address, shape[: kind.ndim], shape[kind.ndim :], f"{kind.dtype}"))
+                loaded.arrays.append(Array(name, address, shape[: kind.ndim], shape[kind.ndim :], f"{kind.dtype}", width))
+            elif not isinstance(kind, (kinds.Number, kinds.Boolean, kinds.BaseTuple)):
+                loaded.pointers = True
 
         self.put(dispatcher._Kernel, "_prepare_args", described)  # noqa: SLF001
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..ptx.races import AGAINST, NOBODY, Shadow
+from ..ptx.program import Program
+from ..ptx.races import AGAINST, Shadow, name_of
 from .heap import Allocation
 
 DEFAULT = (0, 1)  # the handles of the default stream
@@ -21,14 +22,27 @@ Clock = dict[int, int]
 
 
 class Touched(NamedTuple):
-    """What a kernel did to an allocation: a mask for each kind of access, of units of some bytes."""
+    """What a kernel did to an allocation: for each kind of access, and for each unit of some bytes, 0 or the number of one of
+    `instructions`, from 1 on.
+    """
 
     allocation: Allocation
     stream: int
     number: int  # of the kernel in its stream
     kernel: str
+    program: Program
     unit: int
-    masks: dict[str, np.ndarray]
+    masks: dict[str, tuple[np.ndarray, list[int]]]
+
+    def did(self, kind: str) -> str:
+        """Return who did this, such as "written by scale in stream 0x10"."""
+        how = "written, with what was there," if kind == "kept" else kind
+        return f"{how} by {self.kernel} in stream {self.stream:#x}"
+
+    def line(self, kind: str, unit: int) -> str:
+        """Return the line of Python that accessed a unit."""
+        numbers, instructions = self.masks[kind]
+        return self.program.python[instructions[int(numbers[unit]) - 1]] or "an unknown line"
 
 
 class Order:
@@ -68,7 +82,7 @@ class Order:
         _merge(self.host, clock)
 
     # --- what is ordered ----------------------------------------------------------------------------------------------
-    def ran(self, kernel: str, stream: int, touched: Iterable[Allocation]) -> str | None:
+    def ran(self, kernel: str, stream: int, touched: Iterable[Allocation], program: Program) -> str | None:
         """Note what a kernel has done. Return a sentence if it races with a kernel of another stream."""
         if stream in DEFAULT:
             self.all_ended()
@@ -78,7 +92,7 @@ class Order:
         clock[stream] = clock.get(stream, 0) + 1
         problem = None
         for allocation in touched:
-            now = Touched(allocation, stream, clock[stream], kernel, *_masks(allocation.store.shadow))
+            now = Touched(allocation, stream, clock[stream], kernel, program, *_masks(allocation.store.shadow))
             for before in self.noted:
                 if before.allocation is allocation and clock.get(before.stream, 0) < before.number:
                     problem = problem or _conflict(now, before)
@@ -92,28 +106,40 @@ def _merge(clock: Clock, other: Clock) -> None:
         clock[stream] = max(clock.get(stream, 0), number)
 
 
-def _masks(shadow: Shadow) -> tuple[int, dict[str, np.ndarray]]:
-    """Return the bytes of a unit, and which units were accessed in each way."""
+def _masks(shadow: Shadow) -> tuple[int, dict[str, tuple[np.ndarray, list[int]]]]:
+    """Return the bytes of a unit, and which units were accessed in each way, by which instructions (`Touched.masks`)."""
     log, shadow.log = shadow.log, []
     for earlier in log:
         shadow._note("read", *shadow._units(*earlier))  # noqa: SLF001  the log is a part of the shadow
-    return shadow.unit, {kind: last.who != NOBODY for kind, last in shadow.last.items()}
+    return shadow.unit, {kind: _numbered(last.pc) for kind, last in shadow.last.items()}
+
+
+def _numbered(pc: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """Return the number of each instruction in a list, from 1 on, and the list; 0 stands for none. The last number is 255."""
+    there = np.zeros(pc.max(initial=0) + 2, bool)
+    there[pc + 1] = True
+    numbers = np.minimum(np.cumsum(there[1:]), 255).astype(np.uint8)
+    return np.where(pc < 0, np.uint8(0), numbers[pc]), np.flatnonzero(there[1:]).tolist()
 
 
 def _conflict(now: Touched, before: Touched) -> str | None:
     """Return a sentence about the first byte that two kernels, which nothing orders, access in ways that race."""
     unit = min(now.unit, before.unit)
-    for kind, mine in now.masks.items():
+    for kind, (mine, _) in now.masks.items():
         for other in AGAINST[kind]:
             if other in before.masks:
-                both = mine.repeat(now.unit // unit), before.masks[other].repeat(before.unit // unit)
+                both = mine.repeat(now.unit // unit), before.masks[other][0].repeat(before.unit // unit)
                 length = min(both[0].size, both[1].size)
-                at = np.flatnonzero(both[0][:length] & both[1][:length])
+                at = np.flatnonzero((both[0][:length] > 0) & (both[1][:length] > 0))
                 if at.size:
-                    byte = int(at[0]) * unit - now.allocation.lead
+                    first = int(at[0]) * unit
+                    byte, allocation = first - now.allocation.lead, now.allocation
+                    element = allocation.arrays[-1].element(allocation.start + byte) if allocation.arrays else ""
+                    thread = name_of(int(now.allocation.store.shadow.last[kind].who[first // now.unit]), -1)
                     return (
-                        f"race between streams: byte {byte} of {now.allocation.what} is {kind} by {now.kernel} in stream "
-                        f"{now.stream:#x}, and {other} by {before.kernel} in stream {before.stream:#x}, and nothing orders "
-                        "them: let a stream wait for an event of the other, or synchronize"
+                        f"race between streams: byte {byte} of {allocation.what}{element and ', at ' + element},"
+                        f" is {now.did(kind)}, and {before.did(other)}, and nothing orders them: let a stream wait for an "
+                        f"event of the other, or synchronize; the accesses: {now.line(kind, first // now.unit)}, {thread}, and "
+                        f"{before.line(other, first // before.unit)}"
                     )
     return None

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import arithmetic as A, halves
+from .fences import RELEASES, is_fence
 from .instructions import Step, Values, reader
 from .operations import LOGIC, types
 from .program import Address, Instruction, Program, PtxError
@@ -29,7 +30,16 @@ def step(program: Program, i: Instruction) -> Step | None:
         return Step(_atomic(program, i))
     if i.opcode == "cp" and "async" in i.modifiers:
         return Step(_copy(program, i))
+    if i.opcode in ("membar", "fence"):
+        wide, orders = "cta" not in i.modifiers, is_fence(i)
+        return Step(lambda wave: wave.fence(wide) if orders else None)
     return None
+
+
+def _releases(wave: Wave, i: Instruction) -> None:
+    """Note the fence that is part of an access with release semantics."""
+    if not RELEASES.isdisjoint(i.modifiers):
+        wave.fence("cta" not in i.modifiers)
 
 
 def _space(i: Instruction) -> str:
@@ -75,7 +85,10 @@ def _load(program: Program, i: Instruction) -> Callable[[Wave], None]:
     strong = not STRONG.isdisjoint(i.modifiers)
 
     def run(wave: Wave) -> None:
-        found = wave.find(i, space, at(wave), total, wave.lanes, writing=False, atomic=strong)
+        address = at(wave)
+        found = wave.find(i, space, address, total, wave.lanes, writing=False, atomic=strong)
+        if strong:
+            wave.ordering(found, wave.lanes, reads=True, writes=False)
         for k, register in enumerate(registers):
             values = np.zeros(wave.lanes.size, A.BITS[width])
             used = i.used if i.used == -1 else i.used >> k * width
@@ -86,6 +99,8 @@ def _load(program: Program, i: Instruction) -> Callable[[Wave], None]:
                     values = part
                 else:
                     values[chosen] = part
+            if strong:
+                wave.poll(i, address, values)
             wave.assign(register, wave.spread(values).view(dtype))
 
     return run
@@ -99,7 +114,11 @@ def _store(program: Program, i: Instruction) -> Callable[[Wave], None]:
     def run(wave: Wave) -> None:
         values = [running(wave, r).view(A.BITS[width]) for r in read]
         bits = np.column_stack(values) if wave.launch.equal_writes and not strong else None
+        wave.moved = True
         found = wave.find(i, space, at(wave), total, wave.lanes, writing=True, atomic=strong, values=bits)
+        if strong:
+            _releases(wave, i)
+            wave.ordering(found, wave.lanes, reads=False, writes=True)
         for k in range(len(read)):
             for store, chosen, offset in found:
                 store.write(offset + k * width, values[k] if chosen.size == values[k].size else values[k][chosen], width)
@@ -143,7 +162,11 @@ def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
     def run(wave: Wave) -> None:
         old = np.zeros(wave.lanes.size, dtype)
         values = [np.broadcast_to(r(wave), wave.count)[wave.lanes] for r in read]
-        for store, chosen, offset in wave.find(i, space, at(wave), width, wave.lanes, writing=True, atomic=True):
+        address, changed = at(wave), False
+        found = wave.find(i, space, address, width, wave.lanes, writing=True, atomic=True)
+        _releases(wave, i)
+        wave.ordering(found, wave.lanes, reads=True, writes=True)
+        for store, chosen, offset in found:
             left = np.arange(chosen.size)
             while left.size:
                 _, first = np.unique(offset[left], return_index=True)
@@ -151,8 +174,18 @@ def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
                 with wave.told(i, space, wave.lanes[chosen[now]]):
                     before = store.read(offset[now], width).view(dtype)
                 old[chosen[now]] = before
-                store.write(offset[now], change(before, *(v[chosen[now]] for v in values)).view(A.BITS[width]), width)
+                after = change(before, *(v[chosen[now]] for v in values)).view(A.BITS[width])
+                differ = bool((after != before.view(A.BITS[width])).any())
+                changed |= differ
+                store.write(offset[now], after, width)
+                if not differ and all((v == v[0]).all() for v in values):  # threads that poll: the others change nothing, too
+                    old[chosen[left]] = store.read(offset[left], width).view(dtype)
+                    break
                 left = np.delete(left, first)
+        if changed:
+            wave.moved = True
+        else:
+            wave.poll(i, address, old)
         wave.assign(target, wave.spread(old))
 
     return run
@@ -165,7 +198,11 @@ def _unasked(
 
     def run(wave: Wave) -> None:
         values = running(wave, read)
-        for store, chosen, offset in wave.find(i, space, at(wave), dtype.itemsize, wave.lanes, writing=True, atomic=True):
+        wave.moved = True
+        found = wave.find(i, space, at(wave), dtype.itemsize, wave.lanes, writing=True, atomic=True)
+        _releases(wave, i)
+        wave.ordering(found, wave.lanes, reads=False, writes=True)
+        for store, chosen, offset in found:
             with wave.told(i, space, wave.lanes, chosen):
                 store.change(offset, dtype, change, values[chosen])
 

@@ -37,8 +37,8 @@ def step(program: Program, i: Instruction, name: str, given: Sequence[str], take
     def run(wave: Wave) -> None:
         numbers = [_taken_from(program, wave, i, variable) for variable in given]
         result = found(wave, i, numbers)
-        for variable in taken:
-            _give(program, wave, variable, result)
+        for variable in taken:  # Numba calls functions of C without a result as if they had one
+            _give(program, wave, variable, 0 if result is None else result)
 
     if name == "cudaCGSynchronize":
         return Step(kind="barrier", complete=whole_grid, run=run, of="grid")
@@ -163,7 +163,15 @@ def _assert(wave: Wave, i: Instruction, numbers: Numbers) -> None:
 
 def _allocate(wave: Wave, i: Instruction, numbers: Numbers) -> np.ndarray:
     """malloc(bytes): memory of the device's heap for each running thread"""
-    return np.array([wave.launch.memory.allocate(int(size)).start if size else 0 for size in numbers[0]], np.int64)
+    found = np.zeros(numbers[0].size, np.int64)
+    for k, size in enumerate(numbers[0].tolist()):
+        try:
+            found[k] = wave.launch.memory.allocate(size).start if size else 0
+        except MemoryError:
+            continue  # as on a card, malloc returns 0
+        if found[k]:
+            wave.launch.allocated(wave, i, int(wave.lanes[k]), int(found[k]))
+    return found
 
 
 def _free(wave: Wave, i: Instruction, numbers: Numbers) -> None:

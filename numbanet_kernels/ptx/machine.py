@@ -1,7 +1,7 @@
 """The interpreter: runs a PTX kernel on NumPy arrays with one element per thread, for all threads of many blocks at once.
 
     groups      threads at the same instruction run it together: the group that is farthest behind runs first, so that
-                threads that diverged at a branch meet again where the branches join
+                threads that diverged at a branch meet again where the branches join; while it polls memory, others take turns
     barriers    a group at a barrier waits for all threads of its block (or warp) that have not returned; if some of them wait
                 elsewhere, that is an error that names both lines
     registers   an array each; a partial write makes a new array, so that arrays may be shared
@@ -21,6 +21,7 @@ import numpy as np
 
 from .arguments import array_of, packed
 from .counters import Counters, Uncounted
+from .fences import Fences, is_fence
 from .program import Program, PtxError
 from .spaces import WARP, Global, Private
 from .wave import Wave
@@ -31,6 +32,7 @@ RESIDENT = 1 << 18  # number of threads that run at once on a large card: the mo
 # if a wave takes more CPU seconds, the kernel is assumed not to end
 LIMIT = float(os.environ.get("NUMBANET_EMULATED_SECONDS", 20))
 
+POLLS, MOST_POLLS = 8, 20_000  # jumps of threads that poll memory without a change: before others run, and before an error
 TURNS = 64  # the CPU time is looked at after that many jumps: asking for it takes longer than some instructions
 
 
@@ -80,10 +82,14 @@ class Launch:
         self.memory = Global([*arrays, *self.tables.values()], placed)
         # bytes: the parameters, packed by the caller
         self.parameters = arguments if isinstance(arguments, bytes) else packed(program, arguments, self.memory.address)
+        self.fences = Fences(math.prod(self.grid)) if any(map(is_fence, program.instructions)) else None
         self.const = Private(1, program.places("const"))
         for variable in program.const.values():
             start = np.arange(variable.offset, variable.offset + len(variable.initial))
             self.const.store.write(start, np.frombuffer(variable.initial, np.uint8), 1)
+
+    def allocated(self, wave: Wave, instruction: Any, lane: int, address: int) -> None:
+        """Note that a thread has allocated memory (malloc); a subclass may want to know."""
 
     def run(self) -> None:
         """Run all blocks, wave after wave."""
@@ -111,33 +117,46 @@ def _run(wave: Wave, steps: Sequence[Any]) -> None:
     """Run until every thread has returned."""
     groups: dict[Place, np.ndarray] = {(0,): wave.alive}
     held: dict[Place, np.ndarray] = {}
-    began, turns = time.thread_time(), 0
+    began, turns, polls = time.thread_time(), 0, 0
     while groups or held:
-        if not groups:
-            groups, held = _release(wave, held, steps)
+        if not groups or (held and polls and polls % POLLS == 0):
+            released, held = _release(wave, held, steps, must=not groups)
+            polls = 0 if released else polls
+            for place, threads in released.items():
+                _join(groups, place, threads)
         # the call stack is compared first, so threads inside a function count as behind those that have returned from it
-        place = min(groups)
+        place = min(groups) if polls < POLLS else sorted(groups)[turns % len(groups)]
         wave.run(groups.pop(place))
         *calls, first = place
         wave.calls, pc = tuple(calls), first
-        others = min(groups, default=())
+        others = min((other for other in groups if other > place), default=())
         stop = others[-1] if others[:-1] == wave.calls and others else len(steps)
+        wave.polled = wave.moved = False
         while pc < stop and steps[pc].plain is not None:
             steps[pc].plain(wave)
             pc += 1
         turns += 1
-        if turns % TURNS == 0 and time.thread_time() - began > LIMIT:
-            raise wave.error(
-                wave.program.instructions[min(pc, len(steps) - 1)],
-                f"the kernel does not end, and is here after {LIMIT:g} s (NUMBANET_EMULATED_SECONDS gives it more)",
-                wave.lanes[0],
-            )
+        polls = 0 if wave.moved else polls + wave.polled
+        if polls > MOST_POLLS or (turns % TURNS == 0 and time.thread_time() - began > LIMIT):
+            raise _endless(wave, min(pc, len(steps) - 1), polls)
         wave.counters.ran(first, pc, wave)
         if pc == stop:
             _join(groups, (*wave.calls, pc), wave.active)
         else:
             wave.counters.ran(pc, pc + 1, wave)
             _turn(wave, steps, pc, groups, held)
+
+
+def _endless(wave: Wave, pc: int, polls: int) -> PtxError:
+    """Return the error for threads that go on for too long, or poll memory that nobody changes."""
+    instruction, lane = wave.program.instructions[pc], wave.lanes[0]
+    if polls <= MOST_POLLS:
+        more = "NUMBANET_EMULATED_SECONDS gives it more"
+        return wave.error(instruction, f"the kernel does not end, and is here after {LIMIT:g} s ({more})", lane)
+    later = math.prod(wave.launch.grid) - int(wave.number[-1]) - 1
+    left = f"; the last {later} blocks of the grid run when these have ended, as on a card that is full" if later else ""
+    problem = f"the kernel does not end: all threads that run wait here for memory that none of them changes{left}; polled"
+    return wave.error(instruction, problem, lane)
 
 
 def _turn(wave: Wave, steps: Sequence[Any], pc: int, groups: dict[Place, np.ndarray], held: dict[Place, np.ndarray]) -> None:
@@ -192,8 +211,10 @@ def _join(groups: dict[Place, np.ndarray], place: Place, threads: np.ndarray) ->
         groups[place] = groups[place] | threads if place in groups else threads
 
 
-def _release(wave: Wave, held: dict[Place, np.ndarray], steps: Sequence[Any]) -> tuple[dict, dict]:
-    """Return (groups that may go on, groups that still wait); this is called when no other group can run."""
+def _release(wave: Wave, held: dict[Place, np.ndarray], steps: Sequence[Any], must: bool) -> tuple[dict, dict]:
+    """Return (groups that may go on, groups that still wait). If some `must` go on, because no other group can run, and none
+    can, that is an error.
+    """
     groups, waiting, wave.held = {}, {}, held
     passed: list[tuple[int, np.ndarray]] = []
     for place, threads in held.items():
@@ -212,7 +233,7 @@ def _release(wave: Wave, held: dict[Place, np.ndarray], steps: Sequence[Any]) ->
     for number, blocks in passed:
         if number in wave.arrived:
             wave.arrived[number][blocks] = 0
-    if not groups:
+    if not groups and must:
         raise _never(wave, waiting, steps)
     return groups, waiting
 

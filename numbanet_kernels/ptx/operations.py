@@ -105,18 +105,7 @@ FLOATS = {
 # the instructions whose rounding modes other than to nearest need no fractions
 DIRECTED = {*(("f32", op) for op in ("add", "sub", "mul", "fma", "mad")), ("f16", "fma")}
 EXACTLY = {"add", "sub", "mul", "div", "rcp", "sqrt", "fma"}
-IGNORED = {
-    "membar",
-    "fence",
-    "nanosleep",
-    "prefetch",
-    "prefetchu",
-    "discard",
-    "applypriority",
-    "brkpt",
-    "pmevent",
-    "griddepcontrol",
-}
+IGNORED = {"nanosleep", "prefetch", "prefetchu", "discard", "applypriority", "brkpt", "pmevent", "griddepcontrol"}
 KNOWN = {
     *A.ROUNDINGS,
     "rni",

@@ -22,10 +22,16 @@ CODE = 5 << 60  # the address of the first function: in no memory space
 
 class PtxError(RuntimeError):
     """An error in a kernel, or an instruction that the interpreter does not support. If threads ran into it, `at` is the wave,
-    the instruction, and the thread of the wave, if there is one.
+    the instruction, and the thread of the wave, if there is one; `said` tells more of it, and `other` is the line of the other
+    access of a race.
     """
 
     at: tuple[Any, Instruction, int | None] | None = None
+    said: tuple[str, ...] = ()
+    other: str = ""
+
+    def __str__(self) -> str:
+        return ", ".join((super().__str__(), *self.said)) + (f"; the other access: {self.other}" if self.other else "")
 
 
 def size_of(kind: str) -> int:

@@ -2,11 +2,12 @@
 without a defined order.
 
     race    two threads access a word, one of them writes it by a plain access, and no barrier of their block (of the whole
-            warp, for threads of one warp) is in between; nothing orders threads of two blocks
+            warp, for threads of one warp) is in between, nor, also for threads of two blocks, what `fences` describes
 
-Atomic instructions and strong accesses (ld.relaxed) do not race with each other; fences are not checked. Two writes of the same
-value are a race, too, because PTX leaves their result undefined. A thread has the code block << 12 | warp << 6 | lane. If
-several threads of a warp accessed a word, the lane in the code is SEVERAL; if several warps did, so is the warp.
+Atomic instructions and strong accesses (ld.relaxed) do not race with each other. Two writes of the same value are a race, too,
+because PTX leaves their result undefined; a caller who allows them passes the others as writes, and these as `kept`. A thread
+has the code block << 12 | warp << 6 | lane. If several threads of a warp accessed a word, the lane in the code is SEVERAL; if
+several warps did, so is the warp.
 """
 
 from __future__ import annotations
@@ -15,35 +16,46 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .fences import OF_BLOCK, OF_WARP, Fences, Moment
+
 NOBODY, SEVERAL, EVERYWHERE = -1, 32, 1 << 62  # codes: no thread; several lanes or warps; threads of several blocks
-OF_WARP, OF_BLOCK = 6, 12  # number of bits in a code below the warp, and below the block
 COARSE = 16  # bytes of a unit at first; units are split when an access is narrower
 LOG = 1 << 20  # at most this many reads of memory that is never written are stored before they are checked
 AGAINST = {
     "read": ("written", "changed"),
-    "written": ("written", "read", "changed", "looked at"),
-    "changed": ("written", "read"),
+    "written": ("written", "read", "changed", "looked at", "kept"),
+    "changed": ("written", "read", "kept"),
     "looked at": ("written",),
+    "kept": (),  # written with the value that was there: it races with later writes, because these may as well be earlier
 }
 
 
 class Fault(Exception):
-    """The problem of an access, and the index of the access; the interpreter adds thread and line."""
+    """The problem of an access, and the index of the access; the interpreter adds thread and line. `other` is the index of the
+    instruction of the other access of a race, if it is known.
+    """
 
-    def __init__(self, problem: str, number: int) -> None:
+    def __init__(self, problem: str, number: int, other: int = -1) -> None:
         super().__init__(problem)
-        self.problem, self.number = problem, number
+        self.problem, self.number, self.other = problem, number, other
 
 
 class Who(NamedTuple):
-    """The accessing threads, one entry per thread."""
+    """The accessing threads, one entry per thread, and what they have in common."""
 
     codes: np.ndarray  # the code of each thread
     epochs: np.ndarray  # the number of barriers that the block of each thread has passed
     warp_epochs: np.ndarray  # the number of barriers that the warp of each thread has passed
+    pc: int = -1  # the index of the instruction
+    fences: Fences | None = None  # those of the launch, if the kernel has fences
+    stamp: int = 0  # their clock
 
     def of(self, lanes: np.ndarray) -> Who:
-        return Who(*(part[lanes] for part in (self.codes, self.epochs, self.warp_epochs)))
+        return Who(*(part[lanes] for part in self[:3]), *self[3:])
+
+    def moment(self, k: int) -> Moment:
+        """Return when thread k does what it does."""
+        return Moment(int(self.codes[k]), self.stamp, int(self.epochs[k]), int(self.warp_epochs[k]))
 
 
 class Shadow:
@@ -57,9 +69,11 @@ class Shadow:
         self.log: list[tuple[np.ndarray, int, Who]] = []
         self.logged = 0
 
-    def touch(self, offset: np.ndarray, width: int, who: Who, writing: bool, atomic: bool = False) -> None:
-        """Record reads, writes or atomic changes; raise Fault if one conflicts with the access of another thread."""
-        kind = ("changed" if writing else "looked at") if atomic else "written" if writing else "read"
+    def touch(self, offset: np.ndarray, width: int, who: Who, writing: bool, atomic: bool = False, kept: bool = False) -> None:
+        """Record reads, writes or atomic changes; raise Fault if one conflicts with the access of another thread. `kept` says
+        that what is written was there.
+        """
+        kind = ("changed" if writing else "looked at") if atomic else "read" if not writing else "kept" if kept else "written"
         # reads are stored and not checked yet, because most arrays are never written
         if kind == "read" and not self.last and self.logged < LOG:
             self.log.append((offset, width, who))
@@ -70,14 +84,35 @@ class Shadow:
             self._note("read", *self._units(*earlier))
         at, whole = self._units(offset, width, who)
         for other_kind in filter(self.last.get, AGAINST[kind]):
-            other = self.last[other_kind].conflict(at, whole)
+            last = self.last[other_kind]
+            other = last.conflict(at, whole)
+            if other is not None and whole.fences is not None:
+                other = self._unordered(last, other, at, whole, atomic=other_kind in ("changed", "looked at"))
             if other is not None:
                 i = int(np.flatnonzero(other != NOBODY)[0])
-                by = _name(int(other[i]), int(whole.codes[i]))
-                raise Fault(f"race: {kind} here, and {other_kind} by {by}", i % offset.size)
+                by = name_of(int(other[i]), int(whole.codes[i]))
+                did = "written, with what was there," if other_kind == "kept" else other_kind
+                raise Fault(f"race: {kind} here, and {did} by {by}", i % offset.size, int(last.pc[at[i]]))
         self._note(kind, at, whole)
         if kind == "written" and (wrong := self.last[kind].who[at] != whole.codes).any():
-            raise Fault("race: written by several threads at once", int(np.flatnonzero(wrong)[0]) % offset.size)
+            i = int(np.flatnonzero(wrong)[0])
+            other = whole.codes[(at == at[i]) & (whole.codes != whole.codes[i])][0]
+            among = name_of(int(other), int(whole.codes[i])).removesuffix(" with no barrier between")
+            raise Fault(f"race: written by several threads at once, {among} among them,", i % offset.size)
+
+    def _unordered(self, last: _Last, other: np.ndarray, at: np.ndarray, who: Who, atomic: bool) -> np.ndarray | None:
+        """Return `other`, a result of `last.conflict`, without those that fences order; None if nobody is left."""
+        fences = who.fences
+        for k in np.flatnonzero(other != NOBODY):
+            now, code, unit = who.moment(k), int(other[k]), int(at[k])
+            earlier = Moment(code, int(last.stamp[unit]), int(last.epoch[unit]), int(last.warp_epoch[unit]))
+            one = code != EVERYWHERE and SEVERAL not in (code >> OF_WARP & 63, code & 63)
+            places = {unit * self.unit, unit * self.unit & -8} if atomic else ()
+            if fences.ordered(earlier, now, one, code == EVERYWHERE) or any(
+                fences.observed((id(self), place), now) for place in places
+            ):
+                other[k] = NOBODY
+        return other if (other != NOBODY).any() else None
 
     def _units(self, offset: np.ndarray, width: int, who: Who) -> tuple[np.ndarray, Who]:
         """Return the accessed units and the threads that access them. If an access has several units, all first units come
@@ -90,12 +125,16 @@ class Shadow:
         at, parts = offset >> self.unit.bit_length() - 1, width // self.unit
         if parts == 1:
             return at, who
-        return (at + np.arange(parts)[:, None]).ravel(), Who(*(np.concatenate((part,) * parts) for part in who))
+        return (at + np.arange(parts)[:, None]).ravel(), Who(*(np.concatenate((part,) * parts) for part in who[:3]), *who[3:])
 
     def _note(self, kind: str, at: np.ndarray, who: Who) -> None:
         if kind not in self.last:
             self.last[kind] = _Last(-(-self.size // self.unit), self.across)
-        self.last[kind].note(at, who)
+        last = self.last[kind]
+        earlier = last.conflict(at, who)
+        if earlier is not None and who.fences is not None and kind in ("read", "written", "kept"):
+            earlier = self._unordered(last, earlier, at, who, atomic=False)
+        last.note(at, who, earlier)
 
 
 class _Last:
@@ -103,11 +142,14 @@ class _Last:
 
     def __init__(self, units: int, across: bool) -> None:
         self.across, self.who = across, np.full(units, NOBODY, np.int64)
-        self.epoch, self.warp_epoch = (np.full(units, NOBODY, np.int32) for _ in range(2))
+        self.epoch, self.warp_epoch, self.pc = (np.full(units, NOBODY, np.int32) for _ in range(3))
+        self.stamp: np.ndarray = self.epoch  # of kernels that have fences, the clock at the access
 
     def split(self) -> None:
         """Split each unit into two units of half the size."""
-        self.who, self.epoch, self.warp_epoch = (a.repeat(2) for a in (self.who, self.epoch, self.warp_epoch))
+        stamped = self.stamp is not self.epoch
+        self.who, self.epoch, self.warp_epoch, self.pc = (a.repeat(2) for a in (self.who, self.epoch, self.warp_epoch, self.pc))
+        self.stamp = self.stamp.repeat(2) if stamped else self.epoch
 
     def conflict(self, at: np.ndarray, who: Who) -> np.ndarray | None:
         """Return, for each unit, another thread that accessed it since the last barrier, or NOBODY; None if all are NOBODY."""
@@ -124,11 +166,16 @@ class _Last:
         there &= (other >> OF_WARP != who.codes >> OF_WARP) | (self.warp_epoch[at] == who.warp_epochs)
         return np.where(there, other, NOBODY) if there.any() else None
 
-    def note(self, at: np.ndarray, who: Who) -> None:
-        codes, earlier = who.codes, self.conflict(at, who)
+    def note(self, at: np.ndarray, who: Who, earlier: np.ndarray | None) -> None:
+        """Note accesses; `earlier` is the result of `conflict`, without what fences order."""
+        codes = who.codes
+        if who.fences is not None:
+            if self.stamp is self.epoch:
+                self.stamp = np.zeros(self.epoch.size, np.int64)
+            self.stamp[at] = who.stamp
         if earlier is not None:
             codes = np.where(earlier == NOBODY, codes, _together(codes, earlier))
-        self.who[at], self.epoch[at], self.warp_epoch[at] = codes, who.epochs, who.warp_epochs
+        self.who[at], self.epoch[at], self.warp_epoch[at], self.pc[at] = codes, who.epochs, who.warp_epochs, who.pc
         stays = self.who[at]
         lost = stays != codes  # several threads of this instruction access the unit
         if lost.any():
@@ -163,7 +210,7 @@ def _together(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return found
 
 
-def _name(code: int, mine: int) -> str:
+def name_of(code: int, mine: int) -> str:
     block, warp, lane = code >> OF_BLOCK, code >> OF_WARP & 63, code & 63
     if code == EVERYWHERE:
         return "threads of several blocks"

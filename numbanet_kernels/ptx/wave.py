@@ -65,7 +65,11 @@ class Wave:
         self.local = Frames(self.count, program.places("local"))
         self.param = Private(self.count, program.places("passed"))
         nothing = np.zeros(self.count, np.int32)
-        self.who = Who(self.number << OF_BLOCK | in_block // WARP << OF_WARP | in_block % WARP, nothing, nothing)
+        codes = self.number << OF_BLOCK | in_block // WARP << OF_WARP | in_block % WARP
+        self.who = Who(codes, nothing, nothing, fences=launch.fences)
+        # since the last jump: whether threads have polled memory as before, and whether they changed memory or polled other one
+        self.polled = self.moved = False
+        self.polls: dict[int, tuple[bytes, bytes]] = {}  # the addresses and values of the last poll of an instruction
         # groups of asynchronous copies that have not arrived, and the number of closed groups of each thread
         self.pending: list[list[Any]] = []
         self.committed = np.zeros(self.count, np.int64)
@@ -177,17 +181,51 @@ class Wave:
         if space in ("global", "shared"):
             self.counters.access(instruction, space, address, width, lanes)
             for store, chosen, offset in found:
+                parts = [(np.arange(chosen.size), False)]
                 if values is not None:
                     loud = changing(*store.before(offset, width, values.shape[1]), offset, values[chosen])
-                    chosen, offset = chosen[loud], offset[loud]
-                if not chosen.size:
-                    continue
-                some = lanes if chosen.size == lanes.size else lanes[chosen]
-                with self.told(instruction, space, some):
-                    if writing and not store.data.flags.writeable:
-                        raise Fault("written, and the array is read-only", 0)
-                    store.shadow.touch(offset, width, self._who(some), writing, atomic)
+                    # first those that keep what is there, one for each place, unless others of this instruction write there
+                    quiet = np.delete(parts[0][0], loud)
+                    if quiet.size:
+                        places, first = np.unique(offset[quiet], return_index=True)
+                        quiet = quiet[np.sort(first[~np.isin(places, offset[loud])])]
+                    parts = [(quiet, True), (loud, False)]
+                for part, kept in parts:
+                    if part.size:
+                        self._touch(instruction, space, store, offset[part], width, lanes[chosen[part]], writing, atomic, kept)
         return found
+
+    def _touch(self, instruction, space, store, offset, width, lanes, writing, atomic, kept):
+        """Note the accesses of threads to a store; raise an error if one of them is a race."""
+        who = self.who if lanes.size == self.count else self.who.of(lanes)
+        pc, fences = self.counters.number[id(instruction)], self.launch.fences
+        with self.told(instruction, space, lanes):
+            if writing and not store.data.flags.writeable:
+                raise Fault("written, and the array is read-only", 0)
+            who = who._replace(pc=pc, stamp=fences.clock if fences is not None else 0)
+            store.shadow.touch(offset, width, who, writing, atomic, kept)
+
+    def ordering(self, found: list[tuple[Any, np.ndarray, np.ndarray]], lanes: np.ndarray, reads: bool, writes: bool) -> None:
+        """Note an atomic instruction or a strong access, of what `find` has found, for the order by fences."""
+        fences = self.launch.fences
+        if fences is not None:
+            for store, chosen, offset in found:
+                fences.touch(id(store.shadow), offset.tolist(), self._moments(lanes[chosen]), reads, writes)
+
+    def poll(self, instruction: Instruction, address: np.ndarray, values: np.ndarray) -> None:
+        """Note that threads look at memory, by an instruction that has not changed it."""
+        now = address.tobytes(), values.tobytes()
+        same = self.polls.get(id(instruction)) == now
+        self.polled, self.moved = self.polled or same, self.moved or not same
+        self.polls[id(instruction)] = now
+
+    def fence(self, wide: bool) -> None:
+        """Note a fence of the running threads, of the whole card or of their blocks."""
+        if self.launch.fences is not None:
+            self.launch.fences.fence(self._moments(self.lanes), wide)
+
+    def _moments(self, lanes: np.ndarray) -> Iterator[tuple[int, int, int]]:
+        return zip(*(part[lanes].tolist() for part in self.who[:3]), strict=True)
 
     def _find_generic(self, instruction, address, width, lanes, writing, atomic, values):
         found = []
@@ -210,9 +248,6 @@ class Wave:
                 ]
         return found
 
-    def _who(self, lanes: np.ndarray) -> Who:
-        return self.who if lanes.size == self.count else self.who.of(lanes)
-
     def pass_barrier(self, threads: np.ndarray, of: str) -> None:
         """Record that all threads of the grid, a block or a warp have met at a barrier, which orders earlier accesses before
         later ones.
@@ -232,7 +267,10 @@ class Wave:
             yield
         except Fault as fault:
             number = fault.number if chosen is None else chosen[fault.number]
-            raise self.error(instruction, f"{space} {fault.problem}", lanes[number]) from None
+            error = self.error(instruction, f"{space} {fault.problem}", lanes[number])
+            if fault.other >= 0:
+                error.other = self.program.where(self.program.instructions[fault.other])
+            raise error from None
 
     # --- errors -------------------------------------------------------------------------------------------------------
     def error(self, instruction: Instruction, problem: str, lane: int | None = None) -> PtxError:

@@ -1,0 +1,147 @@
+"""Order by fences and atomic instructions, between threads that no barrier orders.
+
+    release   a fence, and later an atomic instruction or a strong write of the same thread to a location
+    acquire   a later atomic instruction whose result is used, or a strong read, of this location by another thread
+
+What was before the fence is ordered before what follows the acquire (PTX ISA, "Memory Consistency Model": release and acquire
+patterns). "Before" and "follows" include barriers: a fence of one thread, after a barrier, is that of its whole block. The
+acquiring thread needs a fence, too; the machine does not ask for it, because it loads nothing early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from .program import Instruction
+
+RELEASES = {"release", "acq_rel"}  # accesses with these modifiers are a fence and an access
+OF_WARP, OF_BLOCK = 6, 12  # number of bits in the code of a thread below the warp, and below the block
+Location = tuple[int, int]  # a memory (the `id` of its shadow), and an offset
+
+
+def is_fence(i: Instruction) -> bool:
+    """Return True for an instruction that orders accesses of its thread, as a fence or before its own access."""
+    return i.opcode == "membar" or (i.opcode == "fence" and "proxy" not in i.modifiers) or not RELEASES.isdisjoint(i.modifiers)
+
+
+class Moment(NamedTuple):
+    """When a thread did something: the number of events in the launch so far, and of barriers of its block and its warp."""
+
+    code: int
+    stamp: int
+    epoch: int
+    warp_epoch: int
+
+    def before(self, later: Moment) -> bool:
+        """Return True if a barrier, or the order of one thread, puts this moment before a later one."""
+        return (
+            (self.code == later.code and self.stamp < later.stamp)
+            or (self.code >> OF_BLOCK == later.code >> OF_BLOCK and self.epoch < later.epoch)
+            or (self.code >> OF_WARP == later.code >> OF_WARP and self.warp_epoch < later.warp_epoch)
+        )
+
+
+class Release(NamedTuple):
+    """An atomic instruction or a strong write, and the last fence of its thread of the whole card, and of its block alone."""
+
+    stamp: int
+    wide: Moment | None
+    narrow: Moment | None
+
+
+class Fences:
+    """The fences, releases and acquires of one launch of `blocks` blocks."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks, self.clock = blocks, 0
+        self.wide: dict[int, Moment] = {}  # the last fence of each thread, by its code
+        self.narrow: dict[int, Moment] = {}
+        self.releases: dict[Location, list[Release]] = {}
+        # by block, and by thread and location: acquires, each with the number of releases at the location before it
+        self.acquires: dict[int, dict[tuple[int, Location], list[tuple[Moment, int]]]] = {}
+        self.latest: dict[Location, int] = {}  # the stamp of the last atomic instruction or strong access
+        self.newest: dict[tuple[int, Location], Moment] = {}  # the last acquire by a thread of each block
+        self.found: dict[tuple[int, ...], dict[int, Moment]] = {}  # results of `_reached`
+
+    # --- called by the machine ----------------------------------------------------------------------------------------
+    def fence(self, threads: Iterable[tuple[int, int, int]], wide: bool) -> None:
+        """Note a fence of threads (code, epoch, epoch of the warp), of the whole card or of their blocks."""
+        self.clock += 1
+        noted = self.wide if wide else self.narrow
+        for code, epoch, warp_epoch in threads:
+            noted[code] = Moment(code, self.clock, epoch, warp_epoch)
+
+    def touch(
+        self, memory: int, offsets: Iterable[int], threads: Iterable[tuple[int, int, int]], reads: bool, writes: bool
+    ) -> None:
+        """Note an atomic instruction or a strong access of threads, each to its offset, one after the other."""
+        for offset, (code, epoch, warp_epoch) in zip(offsets, threads):
+            self.clock += 1
+            location, block = (memory, offset), code >> OF_BLOCK
+            releases = self.releases.get(location, [])
+            self.latest[location] = self.clock
+            if reads:
+                moment = Moment(code, self.clock, epoch, warp_epoch)
+                self.newest[block, location] = moment
+                before = self.acquires.setdefault(block, {}).setdefault((code, location), [])
+                if releases and (not before or before[-1][1] < len(releases)):  # else it has seen what the last one has
+                    before.append((moment, len(releases)))
+            if writes and (code in self.wide or code in self.narrow):
+                made = Release(self.clock, self.wide.get(code), self.narrow.get(code))
+                self.releases.setdefault(location, releases).append(made)
+
+    # --- called by the detection of races -----------------------------------------------------------------------------
+    def ordered(self, earlier: Moment, now: Moment, one: bool, everywhere: bool) -> bool:
+        """Return True if fences order an access before one that happens `now`. `one` says whether `earlier` is of one thread:
+        else it is the last of several, of one block, or, if `everywhere`, of several blocks.
+        """
+        fences = self._reached(now)
+        if everywhere:  # the blocks are not known: all must be ordered before
+            blocks = {code >> OF_BLOCK for code in fences} - {now.code >> OF_BLOCK}
+            return len(blocks) >= self.blocks - 1
+        if one:
+            return any(earlier.before(fence) for fence in fences.values())
+        block = earlier.code >> OF_BLOCK
+        return any(code >> OF_BLOCK == block and earlier.epoch < fence.epoch for code, fence in fences.items())
+
+    def observed(self, location: Location, now: Moment) -> bool:
+        """Return True if all atomic instructions at a location come before one that is before `now`, and has read them."""
+        newest = self.newest.get((now.code >> OF_BLOCK, location))
+        return newest is not None and newest.stamp >= self.latest[location] and newest.before(_after(now))
+
+    def _acquired(self, now: Moment) -> Iterator[tuple[Moment, Location, int]]:
+        """Yield the last acquire of each location, by each thread of the block, that is ordered before `now`: (when, where, the
+        number of releases before it).
+        """
+        for (_, location), moments in self.acquires.get(now.code >> OF_BLOCK, {}).items():
+            found = next(((moment, n) for moment, n in reversed(moments) if moment.before(now)), None)
+            if found is not None:
+                yield found[0], location, found[1]
+
+    def _reached(self, now: Moment) -> dict[int, Moment]:
+        """Return the fences that are ordered before `now`: the last one of each thread, by its code."""
+        due = list(self._acquired(_after(now)))
+        key = tuple(moment.stamp for moment, *_ in due)
+        if key in self.found:
+            return self.found[key]
+        fences: dict[int, Moment] = {}
+        passed: dict[tuple[Location, int], int] = {}  # the number of releases that were followed
+        while due:
+            moment, location, count = due.pop()
+            block = moment.code >> OF_BLOCK
+            first = passed.get((location, block), 0)
+            passed[location, block] = max(first, count)
+            for release in reversed(self.releases[location][first:count]):
+                for fence in (release.wide, release.narrow):
+                    if fence is None or (fence is release.narrow and fence.code >> OF_BLOCK != block):
+                        continue
+                    if fence.code not in fences or fences[fence.code].stamp < fence.stamp:
+                        fences[fence.code] = fence
+                        due += self._acquired(fence)
+        self.found[key] = fences
+        return fences
+
+
+def _after(now: Moment) -> Moment:
+    return now._replace(stamp=now.stamp + 1)
