@@ -139,7 +139,7 @@ class Kernel:
 class _OnCard(Launch):
     """A launch that uses the card's memory and the variables of the kernel's module."""
 
-    equal_writes = True  # in plain code all threads may set a flag
+    plain = True
 
     def __init__(self, kernel: Kernel, grid: Sequence[int], block: Sequence[int], dynamic: int, parameters: bytes) -> None:
         super().__init__(kernel.program, grid, block, parameters, True, dynamic, kernel.counters, kernel.called)

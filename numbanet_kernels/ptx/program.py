@@ -197,6 +197,12 @@ class Program:
         return collections.Counter(name for i in self.instructions for name in _names((i.guard or ())[:1] + i.operands))
 
     @functools.cached_property
+    def atomics(self) -> dict[tuple[str, Address], int]:
+        """The line of the last atomic instruction of each (function, address)."""
+        found = ((i.function, operand, i.line) for i in self.instructions if i.opcode in ("atom", "red") for operand in i.operands)
+        return {(function, address): line for function, address, line in found if isinstance(address, Address)}
+
+    @functools.cached_property
     def addresses(self) -> dict[str, int]:
         """The address of each function, for calls through pointers."""
         return {name: CODE + 16 * k for k, name in enumerate(self.functions) if name}

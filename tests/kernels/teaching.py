@@ -30,6 +30,7 @@ import io
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -141,7 +142,7 @@ class Run:
                 self._hold(check["test"], said)
         except (Exception, Slow) as error:
             outcome = "slow" if isinstance(error, Slow) or any(isinstance(e, Slow) for e in errors) else "failed"
-            return outcome, reason or f"{type(error).__name__}: {error}"
+            return outcome, " / ".join(filter(None, [reason, f"{type(error).__name__}: {error}"]))
         return "right", ""
 
     def _hold(self, test: str, said: str) -> None:
@@ -192,7 +193,7 @@ def _notebook() -> None:
     for name in ("HTML", "IFrame", "Image", "Markdown", "clear_output", "display"):
         setattr(display, name, lambda *given, **named: None)
     ipython = types.ModuleType("IPython")
-    ipython.display, ipython.get_ipython = display, lambda: None
+    ipython.display, ipython.get_ipython, ipython.version_info = display, lambda: None, (9, 0)  # Matplotlib asks for it
     sys.modules.update({"IPython": ipython, "IPython.display": display})
 
 
@@ -267,13 +268,15 @@ def main() -> None:
         return run_program(program, options.folder, options.limit, Path(options.report))
     partly = options.out.exists() and options.only
     known = {f"{made['name']}: {check['kernel']}" for made in programs([]) for check in made["checks"]}
-    before = json.loads(options.out.read_text())["kernels"] if partly else []
+    kept = json.loads(options.out.read_text())["kernels"] if partly else []
     chosen = programs(options.only)
-    found = [line for line in before if line["name"] in known and not line["name"].startswith(tuple(p["name"] for p in chosen))]
+    found = [line for line in kept if line["name"] in known and not line["name"].startswith(tuple(p["name"] for p in chosen))]
     for program in chosen:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         lines = outcomes(program, options.folder, options.limit)
         found += lines
-        print(f"{program['name']}: {counted(lines)}", flush=True)
+        taken = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+        print(f"{program['name']}: {counted(lines)}, {taken:.0f} s", flush=True)
         record(options.out, options.limit, {}, scope, kernels=found)
     record(options.out, options.limit, summary(found), scope, kernels=found)
     print(json.dumps(summary(found)["all"], indent=1))
