@@ -40,6 +40,8 @@ ONE, LOWER_BITS, HALFWAY = np.uint64(1), np.uint64((1 << 29) - 1), np.uint64(1 <
 # a float64 with the bits b is subnormal as float32, and not 0, if 2 b - 1 is below this in unsigned arithmetic
 SUBNORMAL = np.uint64((1023 - 126 << 53) - 1)
 UPPER_HALF = np.uint64(0xFFFFFFFF << 32)
+# faster functions for fma to nearest, by dtype, with the same results: `numbanet_kernels.runtime.fused` compiles them
+FUSED: dict[np.dtype, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {}
 
 
 # --- rounding ---------------------------------------------------------------------------------------------------------
@@ -68,6 +70,8 @@ def narrowed(x: np.ndarray, rounding: str = "rn", dtype: np.dtype = DTYPES["f32"
 
 def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str = "rn", dtype: np.dtype = DTYPES["f32"]) -> np.ndarray:
     """Return a b + c with a single rounding; for float64 it can only be to nearest."""
+    if rounding == "rn" and dtype in FUSED:
+        return FUSED[dtype](a, b, c)
     if dtype == np.float64:
         return _fma64(*np.broadcast_arrays(a, b, c))
     product, c = np.float64(a) * np.float64(b), np.float64(c)

@@ -78,10 +78,11 @@ def run_module(folder: Path, name: str, limit: float, report: Path, skipped: lis
         path = folder / TESTS / Path(*name.split(".")).with_suffix(".py")
         plugin = _plugin(f"numba.cuda.tests.{name}", limit, report, skipped)
         with tempfile.TemporaryDirectory() as empty:
-            pytest.main(
+            status = pytest.main(
                 [str(path), "-q", "-p", "no:cacheprovider", "--noconftest", f"--rootdir={empty}", "-c", os.devnull],
                 plugins=[plugin],
             )
+    sys.exit(status)  # 2 if the module cannot be imported
 
 
 def _plugin(dotted, limit, report, skipped):
