@@ -66,6 +66,7 @@ class Wave:
         self.param = Private(self.count, program.places("passed"))
         nothing = np.zeros(self.count, np.int32)
         self.who = Who(self.number << OF_BLOCK | in_block // WARP << OF_WARP | in_block % WARP, nothing, nothing)
+        self.part = self.lanes, self.who, self.who.of(self.lanes)  # the last selection of `who`: an instruction uses that of the last one
         # groups of asynchronous copies that have not arrived, and the number of closed groups of each thread
         self.pending: list[list[Any]] = []
         self.committed = np.zeros(self.count, np.int64)
@@ -211,7 +212,11 @@ class Wave:
         return found
 
     def _who(self, lanes: np.ndarray) -> Who:
-        return self.who if lanes.size == self.count else self.who.of(lanes)
+        if lanes.size == self.count:
+            return self.who
+        if self.part[0] is not lanes or self.part[1] is not self.who:
+            self.part = lanes, self.who, self.who.of(lanes)
+        return self.part[2]
 
     def pass_barrier(self, threads: np.ndarray, of: str) -> None:
         """Record that all threads of the grid, a block or a warp have met at a barrier, which orders earlier accesses before
