@@ -102,7 +102,8 @@ def _two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """Return a b + c in float64, rounded once (Boldo & Melquiond 2008); with Python's Fraction if a step could overflow."""
-    result = a * b + c  # this is the result if an operand is zero, infinite or NaN
+    # the result if an operand is zero, infinite or NaN; a finite product is not infinite
+    result = np.where(np.isfinite(a) & np.isfinite(b) & np.isinf(c), c, a * b + c)
     finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c) & (a != 0) & (b != 0) & (c != 0)
     usual = finite & (np.abs(c) < 2.0**1000)
     for x in (a, b):
