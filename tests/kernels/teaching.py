@@ -12,11 +12,13 @@ A check stands after a cell, for one kernel. Its outcome is
 
     right         its test holds: it compares with what NumPy computes, or asks for the program's own assertion or printed result
     fault named   the program has a fault, planted or not, and the machine names it: `fault` is a part of the message
+    faulty        the program does not run on a card either, with the Numba of today: `faulty` says why
     unchecked     the cells ran, and there is nothing to compare with
     failed, slow, crashed, or missing, if the file is not in FOLDER
 
 FILE is a JSON object: the machine, the number of kernels by outcome, of all and by repository, and a list of kernels: name, outcome,
-number of launches, the reason of a failure, and why it is out of scope, if it is.
+number of launches, the reason of a failure, and why it is out of scope, if it is. The share of those that are right is of all kernels
+but those of programs that are faulty or have a fault that is named.
 """
 
 from __future__ import annotations
@@ -129,6 +131,8 @@ class Run:
         made = sum(self.launched[since:]) + launches() - before
         if outcome == "right" and not made:
             outcome, reason = "failed", "nothing was launched"
+        if outcome == "failed" and "faulty" in check:
+            outcome, reason = "faulty", f"{check['faulty']}: {reason}"
         return _line(self.program, check, outcome, made, reason)
 
     def _judged(self, check, said, errors):
@@ -226,7 +230,7 @@ def scope(line: dict) -> dict:
     """Return the entry that says why an outcome is out of scope; an empty one if it is not."""
     for program in programs([]):
         for check in program["checks"]:
-            if f"{program['name']}: {check['kernel']}" == line["name"] and line["outcome"] not in ("right", "fault named"):
+            if f"{program['name']}: {check['kernel']}" == line["name"] and line["outcome"] in ("failed", "slow", "crashed"):
                 return {"out of scope": check["scope"]} if "scope" in check else {}
     return {}
 
@@ -239,6 +243,15 @@ def summary(found: list[dict]) -> dict:
         "by repository": {s: counted([line for line in found if line["name"].startswith(s + ":")]) for s in sources},
         "commits": {source: commit for source, commit in lists()["commits"].items() if source in sources},
     }
+
+
+def rows(found: list[dict]) -> list[dict]:
+    """Return what a page may say of the outcomes (`python -m bench report`): numbers, and the share of those that are right."""
+    kinds = counted(found)
+    counts = {**kinds, "all": len(found), "repositories": len(summary(found)["by repository"])}
+    share = {"share": kinds.get("right", 0) / (len(found) - kinds.get("fault named", 0) - kinds.get("faulty", 0) or 1)}
+    row = {"suite": "teaching-kernels", "implementation": "emulated"}
+    return [{**row, "case": kind, "count": n, **(share if kind == "right" else {})} for kind, n in counts.items()]
 
 
 def get(folder: Path) -> None:
@@ -278,9 +291,9 @@ def main() -> None:
         taken = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
         print(f"{program['name']}: {counted(lines)}, {taken:.0f} s", flush=True)
         record(options.out, options.limit, {}, scope, kernels=found)
-    record(options.out, options.limit, summary(found), scope, kernels=found)
+    record(options.out, options.limit, {**summary(found), "quick": False, "rows": rows(found)}, scope, kernels=found)
     print(json.dumps(summary(found)["all"], indent=1))
-    print_reasons([line for line in found if line["outcome"] not in ("right", "fault named", "unchecked")])
+    print_reasons([line for line in found if line["outcome"] in ("failed", "slow", "crashed", "missing")])
 
 
 if __name__ == "__main__":
