@@ -55,8 +55,8 @@ class Launch:
         The bytes of the program's .global variables, by name; those that are missing are added. By default all are new.
     """
 
-    # True for code of others, in which less is a race: not a plain write that changes nothing, or is equal to another one, and not
-    # a plain read of what the thread then changes by an atomic instruction, with atomic instructions of other threads
+    # True for code of others, in which less is a race: not a plain write that changes nothing or is equal to another one, and
+    # not, with an atomic instruction of another thread, a plain read of what an atomic instruction changes later
     plain = False
 
     def __init__(

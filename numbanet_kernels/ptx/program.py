@@ -199,8 +199,8 @@ class Program:
     @functools.cached_property
     def atomics(self) -> dict[tuple[str, Address], int]:
         """The line of the last atomic instruction of each (function, address)."""
-        found = ((i.function, operand, i.line) for i in self.instructions if i.opcode in ("atom", "red") for operand in i.operands)
-        return {(function, address): line for function, address, line in found if isinstance(address, Address)}
+        atomic = [i for i in self.instructions if i.opcode in ("atom", "red")]
+        return {(i.function, operand): i.line for i in atomic for operand in i.operands if isinstance(operand, Address)}
 
     @functools.cached_property
     def addresses(self) -> dict[str, int]:

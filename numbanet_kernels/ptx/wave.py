@@ -66,7 +66,7 @@ class Wave:
         self.param = Private(self.count, program.places("passed"))
         nothing = np.zeros(self.count, np.int32)
         self.who = Who(self.number << OF_BLOCK | in_block // WARP << OF_WARP | in_block % WARP, nothing, nothing)
-        self.part = self.lanes, self.who, self.who.of(self.lanes)  # the last selection of `who`: an instruction uses that of the last one
+        self.part = self.lanes, self.who, self.who.of(self.lanes)  # `who` of the lanes of the last access
         # groups of asynchronous copies that have not arrived, and the number of closed groups of each thread
         self.pending: list[list[Any]] = []
         self.committed = np.zeros(self.count, np.int64)

@@ -332,7 +332,7 @@ def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[...,
 
 
 def host_ufunc(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare an elementwise function of arrays by its one signature: Numba compiles it at the first call and caches it on disk."""
+    """Declare an elementwise function of arrays by its one signature: Numba compiles it at the first call, and caches it."""
     digest(PACKAGE)  # now, as in `host_kernel`
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
