@@ -74,7 +74,7 @@ def _load(program: Program, i: Instruction) -> Callable[[Wave], None]:
     dtype, at, space = A.DTYPES[kind], address_reader(program, i.operands[1]), _space(i)
     strong = not STRONG.isdisjoint(i.modifiers)
     # a loop of compare-and-swap begins with a plain read: what it reads too early, the atomic instruction notices
-    first = program.atomics.get((i.function, i.operands[1]), 0) > i.line
+    first = program.atomics.get((i.function, program.origin(i.operands[1])), 0) > i.line
 
     def run(wave: Wave) -> None:
         atomic = strong or (first and wave.launch.plain)

@@ -134,15 +134,18 @@ def test_a_read_before_an_atomic_change():
 
     @cuda.jit
     def kernel(x, ends):
-        low = ends[0]
+        low, high = ends[0], ends[1]
         for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
             if x[i] < low:
                 low = x[i]
+            if x[i] > high:
+                high = x[i]
         cuda.atomic.min(ends, 0, low)
+        cuda.atomic.max(ends, 1, high)
 
-    values, found = np.random.default_rng(0).normal(size=1000), np.array([np.inf])
+    values, found = np.random.default_rng(0).normal(size=1000), np.array([np.inf, -np.inf])
     kernel[4, 64](values, found)
-    assert found[0] == values.min()
+    assert (found == [values.min(), values.max()]).all()
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------------

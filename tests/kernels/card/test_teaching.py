@@ -107,10 +107,11 @@ def test_a_small_list(tmp_path):
     found = json.loads(out.read_text())
     outcomes = {line["name"].removeprefix("me/course: "): (line["outcome"], line["launches"]) for line in found["kernels"]}
     assert outcomes == OUTCOMES
-    assert found["all"] == {"right": 2, "failed": 2, "fault named": 1, "out of scope": 1, "faulty": 1, "unchecked": 1, "missing": 1}
+    ones = dict.fromkeys(("fault named", "out of scope", "faulty", "unchecked", "missing"), 1)
+    assert found["all"] == {"right": 2, "failed": 2, **ones}
     shares = {row["case"]: row.get("share") for row in found["rows"]}
     assert shares["right"] == 2 / 7 and shares["failed"] is None
-    assert {line["name"]: line.get("smaller") for line in found["kernels"]}["me/course: one.py: thrice"] == ["SIZE) -> SIZE // 2)"]
+    assert next(line["smaller"] for line in found["kernels"] if "one.py" in line["name"]) == ["SIZE) -> SIZE // 2)"]
 
 
 def test_the_list_of_the_repository():
