@@ -53,6 +53,8 @@ FORMS = {
     "prediction_shorter": "{:.1f}",
     "above": "{:+.3f}",
     "ceiling": "{:.1f}",
+    "count": "{:d}",
+    "share": "{:.0%}",
 }
 PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 FOLDER = ROOT / "bench" / "results"

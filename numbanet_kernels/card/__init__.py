@@ -90,6 +90,9 @@ class Emulated(contextlib.ContextDecorator):
             from .built_in import Patches
         else:
             from .patches import Patches
+        from ..runtime import fused
+
+        fused.provide()
         made = Patches(self.uninitialised)
         if self.report is not None:
             made.driver.report = self.report

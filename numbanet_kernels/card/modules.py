@@ -149,7 +149,7 @@ class Kernel:
 class _OnCard(Launch):
     """A launch that uses the card's memory and the variables of the kernel's module."""
 
-    equal_writes = True  # in plain code all threads may set a flag
+    plain = True
 
     def __init__(
         self,

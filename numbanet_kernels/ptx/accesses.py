@@ -83,10 +83,12 @@ def _load(program: Program, i: Instruction) -> Callable[[Wave], None]:
     registers, kind, width, total = _elements(i, i.operands[0])
     dtype, at, space = A.DTYPES[kind], address_reader(program, i.operands[1]), _space(i)
     strong = not STRONG.isdisjoint(i.modifiers)
+    # a loop of compare-and-swap begins with a plain read: what it reads too early, the atomic instruction notices
+    first = program.atomics.get((i.function, program.origin(i.operands[1])), 0) > i.line
 
     def run(wave: Wave) -> None:
-        address = at(wave)
-        found = wave.find(i, space, address, total, wave.lanes, writing=False, atomic=strong)
+        address, atomic = at(wave), strong or (first and wave.launch.plain)
+        found = wave.find(i, space, address, total, wave.lanes, writing=False, atomic=atomic)
         if strong:
             wave.ordering(found, wave.lanes, reads=True, writes=False)
         for k, register in enumerate(registers):
@@ -113,7 +115,7 @@ def _store(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
     def run(wave: Wave) -> None:
         values = [running(wave, r).view(A.BITS[width]) for r in read]
-        bits = np.column_stack(values) if wave.launch.equal_writes and not strong else None
+        bits = np.column_stack(values) if wave.launch.plain and not strong else None
         wave.moved = True
         found = wave.find(i, space, at(wave), total, wave.lanes, writing=True, atomic=strong, values=bits)
         if strong:

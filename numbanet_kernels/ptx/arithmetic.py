@@ -40,6 +40,8 @@ ONE, LOWER_BITS, HALFWAY = np.uint64(1), np.uint64((1 << 29) - 1), np.uint64(1 <
 # a float64 with the bits b is subnormal as float32, and not 0, if 2 b - 1 is below this in unsigned arithmetic
 SUBNORMAL = np.uint64((1023 - 126 << 53) - 1)
 UPPER_HALF = np.uint64(0xFFFFFFFF << 32)
+# faster functions for fma to nearest, by dtype, with the same results: `numbanet_kernels.runtime.fused` compiles them
+FUSED: dict[np.dtype, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {}
 
 
 # --- rounding ---------------------------------------------------------------------------------------------------------
@@ -68,6 +70,8 @@ def narrowed(x: np.ndarray, rounding: str = "rn", dtype: np.dtype = DTYPES["f32"
 
 def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str = "rn", dtype: np.dtype = DTYPES["f32"]) -> np.ndarray:
     """Return a b + c with a single rounding; for float64 it can only be to nearest."""
+    if rounding == "rn" and dtype in FUSED:
+        return FUSED[dtype](a, b, c)
     if dtype == np.float64:
         return _fma64(*np.broadcast_arrays(a, b, c))
     product, c = np.float64(a) * np.float64(b), np.float64(c)
@@ -98,7 +102,8 @@ def _two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """Return a b + c in float64, rounded once (Boldo & Melquiond 2008); with Python's Fraction if a step could overflow."""
-    result = a * b + c  # this is the result if an operand is zero, infinite or NaN
+    # the result if an operand is zero, infinite or NaN; a finite product is not infinite
+    result = np.where(np.isfinite(a) & np.isfinite(b) & np.isinf(c), c, a * b + c)
     finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c) & (a != 0) & (b != 0) & (c != 0)
     usual = finite & (np.abs(c) < 2.0**1000)
     for x in (a, b):

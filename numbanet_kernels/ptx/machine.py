@@ -57,7 +57,9 @@ class Launch:
         The bytes of the program's .global variables, by name; those that are missing are added. By default all are new.
     """
 
-    equal_writes = False  # True if plain writes that change nothing, or are equal to another one, do not race
+    # True for code of others, in which less is a race: not a plain write that changes nothing or is equal to another one, and
+    # not, with an atomic instruction of another thread, a plain read of what an atomic instruction changes later
+    plain = False
 
     def __init__(
         self,

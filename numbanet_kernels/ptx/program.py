@@ -211,6 +211,34 @@ class Program:
         return collections.Counter(name for i in self.instructions for name in _names((i.guard or ())[:1] + i.operands))
 
     @functools.cached_property
+    def atomics(self) -> dict[tuple[str, Address], int]:
+        """The line of the last atomic instruction of each (function, `origin` of an address)."""
+        atomic = [i for i in self.instructions if i.opcode in ("atom", "red")]
+        return {(i.function, self.origin(o)): i.line for i in atomic for o in i.operands if isinstance(o, Address)}
+
+    def origin(self, address: Address) -> Address:
+        """Return an equal address that is no sum of a register and a constant, as far as that is known."""
+        base, offset = address.base, address.offset
+        while base in self._sums:
+            base, more = self._sums[base]
+            offset += more
+        return Address(base, offset)
+
+    @functools.cached_property
+    def _sums(self) -> dict[str, tuple[str, int]]:
+        """The register and the constant whose sum a register is, for 64-bit registers that one instruction writes."""
+        written = collections.Counter(
+            name for i in self.instructions if i.operands and i.opcode not in ("st", "red") for name in _names(i.operands[:1])
+        )
+        found = {}
+        for i in self.instructions:
+            if i.opcode == "add" and i.modifiers in (("s64",), ("u64",)) and i.guard is None:
+                target, source, more = i.operands
+                if isinstance(more, Number) and isinstance(source, str) and written[target] == 1 and written[source] == 1:
+                    found[target] = source, more.value
+        return found
+
+    @functools.cached_property
     def addresses(self) -> dict[str, int]:
         """The address of each function, for calls through pointers."""
         return {name: CODE + 16 * k for k, name in enumerate(self.functions) if name}

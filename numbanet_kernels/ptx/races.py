@@ -20,7 +20,8 @@ from .fences import OF_BLOCK, OF_WARP, Fences, Moment
 
 NOBODY, SEVERAL, EVERYWHERE = -1, 32, 1 << 62  # codes: no thread; several lanes or warps; threads of several blocks
 COARSE = 16  # bytes of a unit at first; units are split when an access is narrower
-LOG = 1 << 20  # at most this many reads of memory that is never written are stored before they are checked
+# at most this many reads of memory that is never written are stored before they are checked; checking takes longer than storing
+LOG = 1 << 24
 AGAINST = {
     "read": ("written", "changed"),
     "written": ("written", "read", "changed", "looked at", "kept"),
@@ -76,7 +77,7 @@ class Shadow:
         kind = ("changed" if writing else "looked at") if atomic else "read" if not writing else "kept" if kept else "written"
         # reads are stored and not checked yet, because most arrays are never written
         if kind == "read" and not self.last and self.logged < LOG:
-            self.log.append((offset, width, who))
+            self.log.append((offset if self.size >> 31 else offset.astype(np.int32), width, who))
             self.logged += offset.size
             return
         log, self.log = self.log, []

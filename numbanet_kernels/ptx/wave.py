@@ -70,6 +70,7 @@ class Wave:
         # since the last jump: whether threads have polled memory as before, and whether they changed memory or polled other one
         self.polled = self.moved = False
         self.polls: dict[int, tuple[bytes, bytes]] = {}  # the addresses and values of the last poll of an instruction
+        self.part = self.lanes, self.who, self.who.of(self.lanes)  # `who` of the lanes of the last access
         # groups of asynchronous copies that have not arrived, and the number of closed groups of each thread
         self.pending: list[list[Any]] = []
         self.committed = np.zeros(self.count, np.int64)
@@ -192,12 +193,13 @@ class Wave:
                     parts = [(quiet, True), (loud, False)]
                 for part, kept in parts:
                     if part.size:
-                        self._touch(instruction, space, store, offset[part], width, lanes[chosen[part]], writing, atomic, kept)
+                        some = lanes if part.size == lanes.size else lanes[chosen[part]]
+                        self._touch(instruction, space, store, offset[part], width, some, writing, atomic, kept)
         return found
 
     def _touch(self, instruction, space, store, offset, width, lanes, writing, atomic, kept):
         """Note the accesses of threads to a store; raise an error if one of them is a race."""
-        who = self.who if lanes.size == self.count else self.who.of(lanes)
+        who = self._who(lanes)
         pc, fences = self.counters.number[id(instruction)], self.launch.fences
         with self.told(instruction, space, lanes):
             if writing and not store.data.flags.writeable:
@@ -247,6 +249,13 @@ class Wave:
                     )
                 ]
         return found
+
+    def _who(self, lanes: np.ndarray) -> Who:
+        if lanes.size == self.count:
+            return self.who
+        if self.part[0] is not lanes or self.part[1] is not self.who:
+            self.part = lanes, self.who, self.who.of(lanes)
+        return self.part[2]
 
     def pass_barrier(self, threads: np.ndarray, of: str) -> None:
         """Record that all threads of the grid, a block or a warp have met at a barrier, which orders earlier accesses before

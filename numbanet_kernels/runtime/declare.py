@@ -331,6 +331,17 @@ def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[...,
     return declare
 
 
+def host_ufunc(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare an elementwise function of arrays by its one signature: Numba compiles it at the first call, and caches it."""
+    digest(PACKAGE)  # now, as in `host_kernel`
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        ufunc = functools.cache(lambda: _cached(numba.vectorize, signature, function, {}))
+        return lambda *args: ufunc()(*args)
+
+    return declare
+
+
 def host_function(function: Callable[..., Any]) -> Any:
     """Declare a function for CPU loops: it has no Python wrapper, which would also be compiled, and does not count references
     to its arrays, which would take longer than a short loop over them. So it must not make arrays.

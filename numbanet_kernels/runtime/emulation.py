@@ -10,6 +10,7 @@ from typing import Any
 
 import numba
 
+from . import fused
 from .context import Scoped
 from .declare import Kernel, cuda
 from .driverless import EMULATED, explain_to
@@ -38,6 +39,7 @@ def program(kernel: Kernel, compute_capability: tuple[int, int]) -> Any:
     """Return the compiled kernel as a `Program` of the PTX machine."""
     from .. import ptx
 
+    fused.provide()
     return ptx.parse(kernel.ptx(compute_capability), kernel.arguments, lambda: kernel.ptx(compute_capability, lines=True))
 
 

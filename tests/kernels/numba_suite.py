@@ -11,22 +11,18 @@ outcome, number of launches, the reason of a failure, and why it is out of scope
 from __future__ import annotations
 
 import argparse
-import collections
 import importlib
 import importlib.machinery
 import json
 import os
-import re
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+
+from tests.kernels.others import CHECKOUT, apart, counted, launches, limited, print_reasons, record
 
 TESTS = "numba_cuda/numba/cuda/tests"
 LEFT_OUT = ("benchmarks", "cudasim", "nocuda")  # times, the simulator, and what is tested where no card is
-HERE = Path(__file__).resolve()
 # the parts of the names of tests that fail for a reason which is no defect of the emulated card, and the reason
 OUT_OF_SCOPE = {
     "TestDispatcher::test_dispatcher_cpointer_arguments": "a fault of the test: it reads and writes behind its arrays",
@@ -44,10 +40,6 @@ OUT_OF_SCOPE = {
     "TestCudaLaplace::test_laplace_small": "size: up to 1000 steps on 256 x 256 points",
     "test_cuda_matmul": "size: 4,096 million multiply-adds",
 }
-
-
-class Slow(BaseException):
-    """A test took more CPU seconds than its limit. No `except Exception` of a test catches it."""
 
 
 def modules(folder: Path, words: list[str]) -> list[str]:
@@ -78,7 +70,7 @@ def run_module(folder: Path, name: str, limit: float, report: Path, skipped: lis
 
     with numbanet.emulated(), tempfile.TemporaryDirectory() as site:
         Path(site, "sitecustomize.py").write_text("import numbanet\n")  # for the processes that tests start
-        os.environ.update(NUMBANET_EMULATED="1", PYTHONPATH=os.pathsep.join([site, str(HERE.parents[2]), *sys.path[1:]]))
+        os.environ.update(NUMBANET_EMULATED="1", PYTHONPATH=os.pathsep.join([site, str(CHECKOUT), *sys.path[1:]]))
         os.environ.pop("NUMBA_CACHE_DIR", None)  # tests look for the files of caches beside their sources
         for config in (importlib.import_module("numba.core.config"), importlib.import_module("numba.cuda.core.config")):
             config.reload_config()
@@ -86,10 +78,11 @@ def run_module(folder: Path, name: str, limit: float, report: Path, skipped: lis
         path = folder / TESTS / Path(*name.split(".")).with_suffix(".py")
         plugin = _plugin(f"numba.cuda.tests.{name}", limit, report, skipped)
         with tempfile.TemporaryDirectory() as empty:
-            pytest.main(
+            status = pytest.main(
                 [str(path), "-q", "-p", "no:cacheprovider", "--noconftest", f"--rootdir={empty}", "-c", os.devnull],
                 plugins=[plugin],
             )
+    sys.exit(status)  # 2 if the module cannot be imported
 
 
 def _plugin(dotted, limit, report, skipped):
@@ -122,12 +115,8 @@ def _plugin(dotted, limit, report, skipped):
             with report.open("a") as file:
                 file.write(json.dumps({"started": _short(item)}) + "\n")
             self.launches = launches()
-            signal.signal(signal.SIGPROF, _stop)
-            signal.setitimer(signal.ITIMER_PROF, limit)
-            try:
+            with limited(limit):
                 return (yield)
-            finally:
-                signal.setitimer(signal.ITIMER_PROF, 0)
 
         @pytest.hookimpl(wrapper=True)
         def pytest_runtest_makereport(self, item, call):
@@ -148,17 +137,6 @@ def _short(item):
     return item.nodeid.partition("::")[2] or item.nodeid
 
 
-def _stop(signum, frame):
-    raise Slow("the limit of CPU seconds")
-
-
-def launches() -> int:
-    """Return the number of launches that were asked for so far in this process."""
-    from numbanet_kernels import card
-
-    return card.asked()
-
-
 # --- in the first process ---------------------------------------------------------------------------------------------
 def outcomes(folder: Path, name: str, limit: float) -> list[dict]:
     """Run a module in a process of its own; if a test ends the process, note it, and run the others without it."""
@@ -168,22 +146,16 @@ def outcomes(folder: Path, name: str, limit: float) -> list[dict]:
             report, skip = Path(scratch, "report"), Path(scratch, "skip")
             skip.write_text("\n".join(done))
             given = [str(folder), "--module", name, "--limit", str(limit), "--report", str(report), "--skip", str(skip)]
-            with open(Path(scratch, "said"), "w+") as said:
-                ended = subprocess.Popen(
-                    [sys.executable, "-m", "tests.kernels.numba_suite", *given], cwd=HERE.parents[2], stdout=said, stderr=said
-                )
-                _watch(ended)
-                said.seek(0)
-                output = said.read()
+            status, output = apart("tests.kernels.numba_suite", *given)
             lines = [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []
         done.update({line["name"]: line for line in lines if "name" in line})
         begun = [line["started"] for line in lines if "started" in line and line["started"] not in done]
-        if not lines and not done and ended.returncode not in (0, 1, 5):
+        if not lines and not done and status not in (0, 1, 5):
             reason = " / ".join(output.strip().splitlines()[-3:])[:600]
             return [{"name": f"{name}::(module)", "outcome": "failed", "launches": 0, "reason": reason}]
         if not begun:
             break
-        done[begun[-1]] = {"name": begun[-1], "outcome": "crashed", "launches": 0, "reason": f"status {ended.returncode}"}
+        done[begun[-1]] = {"name": begun[-1], "outcome": "crashed", "launches": 0, "reason": f"status {status}"}
     return [{**line, "name": f"{name}::{line['name']}", **_scope(line)} for line in done.values()]
 
 
@@ -193,34 +165,9 @@ def _scope(line: dict) -> dict:
     return {"out of scope": reasons[0]} if reasons and line["outcome"] in ("failed", "crashed", "slow") else {}
 
 
-def _watch(process: subprocess.Popen) -> None:
-    """Wait for the end of a process; end it if it sleeps, without any work, for a minute."""
-    idle, before = 0, ""
-    while process.poll() is None:
-        time.sleep(0.2 if idle < 5 else 1)
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-        now = " ".join(fields[11:13])  # CPU time of the user and of the system
-        idle = idle + 1 if fields[0] == "S" and now == before else 0
-        before = now
-        if idle > 60:
-            process.kill()
-
-
-def kind_of(reason: str) -> str:
-    """Return the reason of a failure without names and numbers, so that equal ones can be counted."""
-    head = re.sub(r"^.*?: line \d+: [^:]*:", "PTX:", reason.splitlines()[0] if reason else "")
-    return re.sub(r"0x[0-9a-f]+|\d+|\(.*?\)|'[^']*'", "…", head)[:110]
-
-
 def summary(found: list[dict]) -> dict:
     """Return the number of tests by outcome: of all, and of those that launch kernels."""
-
-    def count(some: list[dict]) -> dict:
-        return dict(
-            collections.Counter("out of scope" if "out of scope" in line else line["outcome"] for line in some).most_common()
-        )
-
-    return {"all": count(found), "that launch kernels": count([line for line in found if line["launches"]])}
+    return {"all": counted(found), "that launch kernels": counted([line for line in found if line["launches"]])}
 
 
 def main() -> None:
@@ -230,7 +177,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="modules with one of these words in their names")
     parser.add_argument("--missing", action="store_true", help="modules of which no outcome is in FILE")
     parser.add_argument("--limit", type=float, default=60, help="CPU seconds of a test")
-    parser.add_argument("--out", type=Path, default=HERE.parents[2] / "bench/results/numba-cuda-suite.json")
+    parser.add_argument("--out", type=Path, default=CHECKOUT / "bench/results/numba-cuda-suite.json")
     for hidden in ("--module", "--report", "--skip"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -251,21 +198,12 @@ def main() -> None:
     _write(options, found)
     print(json.dumps(summary(found), indent=1))
     failed = [line for line in found if line["outcome"] not in ("passed", "skipped", "xfail") and line["launches"]]
-    for kind, n in collections.Counter(kind_of(line["reason"]) for line in failed).most_common(40):
-        print(f"{n:5d}  {kind}")
+    print_reasons(failed)
 
 
 def _write(options: argparse.Namespace, found: list[dict]) -> None:
-    """Write the list, with what a record of the benchmarks has; it holds no times, and so no table is made of it."""
-    from bench.machinery import machine
-
-    head = {"date": machine.now(), "commit": machine.commit(), "quick": True, "machine": machine.machine(), "rows": []}
-    for line in found:
-        line.pop("out of scope", None)
-        line.update(_scope(line), reason=re.sub(r"(/[\w.+-]+)+/", "", line["reason"])[:400])  # without the folders of a machine
-    tests = sorted(found, key=lambda line: line["name"])
-    content = {**head, "limit": options.limit, **summary(found), "tests": tests}
-    options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    """Write the list."""
+    record(options.out, options.limit, summary(found), _scope, tests=found)
 
 
 if __name__ == "__main__":

@@ -180,7 +180,33 @@ def race_with_what_is_there(right):
     kernel[1, 2](np.zeros(1, np.int32))
 
 
+def total_read_too_early(right):
+    @cuda.jit
+    def kernel(total, y):
+        cuda.atomic.add(total, 0, 1)
+        if right:
+            cuda.syncthreads()
+        y[cuda.threadIdx.x] = total[0]
+
+    kernel[1, 64](np.zeros(1, np.int32), np.zeros(64, np.int32))
+
+
+def swap_of_what_is_written_plainly(right):
+    """The first read of a loop of compare-and-swap races with plain writes, not with atomic ones."""
+
+    @cuda.jit
+    def kernel(x):
+        old = x[0]
+        if not right and cuda.blockIdx.x == 1:
+            x[0] = 7
+        cuda.atomic.compare_and_swap(x, old, old + 1)
+
+    kernel[2, 1](np.zeros(1, np.int32))
+
+
 CASES = {
+    total_read_too_early: r"race: read here, and changed by .*at total\[0\]",
+    swap_of_what_is_written_plainly: r"race: .*at x\[0\]",
     race_with_what_is_there: r"race: written .*at found\[0\]",
     beyond: r"out of bounds: byte 200 .*array x, shape \(50,\) of float32.* thread \(50, 0, 0\), .*, at x\[50\], value 50.0",
     beyond_with_a_constant: r"out of bounds: .* at x\[50\], value 1.5",

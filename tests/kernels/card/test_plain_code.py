@@ -112,6 +112,42 @@ def test_forall():
     np.testing.assert_array_equal(out, 2 * x(100))
 
 
+def test_a_loop_of_compare_and_swap():
+    """It begins with a plain read, as that of the CUDA C++ Programming Guide does (atomicAdd by atomicCAS)."""
+
+    @cuda.jit
+    def kernel(x, largest):
+        i = cuda.grid(1)
+        old = largest[0]
+        while x[i] > old:
+            assumed, old = old, cuda.atomic.compare_and_swap(largest, old, x[i])
+            if old == assumed:
+                break
+
+    values, found = np.random.default_rng(0).permutation(256).astype(np.int32), np.full(1, -1, np.int32)
+    kernel[4, 64](values, found)
+    assert found[0] == 255
+
+
+def test_a_read_before_an_atomic_change():
+    """Threads begin with what others may have changed already, and end with an atomic instruction."""
+
+    @cuda.jit
+    def kernel(x, ends):
+        low, high = ends[0], ends[1]
+        for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
+            if x[i] < low:
+                low = x[i]
+            if x[i] > high:
+                high = x[i]
+        cuda.atomic.min(ends, 0, low)
+        cuda.atomic.max(ends, 1, high)
+
+    values, found = np.random.default_rng(0).normal(size=1000), np.array([np.inf, -np.inf])
+    kernel[4, 64](values, found)
+    assert (found == [values.min(), values.max()]).all()
+
+
 # --- arrays -----------------------------------------------------------------------------------------------------------
 def test_arrays_of_all_kinds():
     kernel, n = cuda.jit(add), 100

@@ -9,9 +9,18 @@ import pytest
 from numbanet_kernels import ptx
 from numbanet_kernels.ptx import arithmetic as A
 from numbanet_kernels.ptx.parse import parse
+from numbanet_kernels.runtime import fused
+from tests.kernels.ptx import rounding as exactly
 from tests.kernels.ptx.handwritten import each
 
 F = np.float32
+
+
+@pytest.fixture(params=["numpy", "compiled"])
+def fma(request, monkeypatch):
+    """The fused multiply-add, in NumPy and compiled."""
+    monkeypatch.setattr(A, "FUSED", fused.FUSED if request.param == "compiled" else {})
+    return A.fma
 
 
 def nearest(exact, rounding):
@@ -38,13 +47,13 @@ def awkward(rng, n):
 
 
 @pytest.mark.parametrize("rounding", A.ROUNDINGS)
-def test_fma_add_mul_round_once(rng, rounding):
+def test_fma_add_mul_round_once(rng, rounding, fma):
     a, b, c = (awkward(rng, 3000) for _ in range(3))
     c[::2] = -(a * b)[::2] * (1 + rng.integers(-2, 3, 1500) * F(2) ** -23)
     exact = [fractions.Fraction(float(x)) for x in np.concatenate([a, b, c])]
     x, y, z = exact[:3000], exact[3000:6000], exact[6000:]
     close = np.isfinite(a * b + c)
-    found = A.fma(a, b, c, rounding)
+    found = fma(a, b, c, rounding)
     expected = [nearest(p * q + r, rounding) for p, q, r in zip(x, y, z)]
     np.testing.assert_array_equal(found[close], np.array(expected, F)[close])
     total = np.empty(512, F)
@@ -52,11 +61,21 @@ def test_fma_add_mul_round_once(rng, rounding):
     np.testing.assert_array_equal(total, [nearest(p + r, rounding) for p, r in zip(x[:512], z[:512])])
 
 
-def test_fma_keeps_what_is_special():
+def test_fma_of_float64_rounds_once(fma):
+    a, b, c = (exactly.some("f64", seed=seed) for seed in range(3))
+    with np.errstate(all="ignore"):
+        c[1::2] = -(a * b)[1::2] * (1 + np.arange(c[1::2].size) % 5 * 2.0**-52)  # it cancels nearly all
+        found = fma(a, b, c, dtype=np.dtype("f8"))
+    wanted = exactly.expected(lambda x, y, z: x * y + z, "f64", "rn", a, b, c)
+    finite = np.isfinite(a) & np.isfinite(b)
+    np.testing.assert_array_equal(found, np.where(finite & np.isinf(c), c, wanted))
+
+
+def test_fma_keeps_what_is_special(fma):
     inf, nan = F(np.inf), F(np.nan)
     a, b, c = (np.array(v, F) for v in ([inf, 0, nan, 1e38, -0.0], [2, inf, 1, 10, 5], [1, 1, 1, 0, -0.0]))
     with np.errstate(all="ignore"):
-        found = A.fma(a, b, c)
+        found = fma(a, b, c)
     np.testing.assert_array_equal(found, np.array([inf, nan, nan, inf, -0.0], F))
     assert np.signbit(found[4])
 
