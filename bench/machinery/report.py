@@ -52,6 +52,7 @@ FORMS = {
     "training_shorter": "{:.1f}",
     "prediction_shorter": "{:.1f}",
     "above": "{:+.3f}",
+    "score": "{:.2f}",
     "ceiling": "{:.1f}",
 }
 PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md", *sorted((ROOT / "docs").glob("*.md")))
