@@ -214,7 +214,8 @@ def _write(net: Net | NetRegressor, options: argparse.Namespace, splits: Splits)
     from .. import Normalize, plots
 
     if options.report:
-        net.report(options.report, *splits.test)
+        target = f", target column {options.target}" if options.target else ""
+        net.report(options.report, *splits.test, f"{options.data}{target}, of which the given samples are the test set")
         print(f"report: {options.report}")
     if options.plot:
         held_out = f"validation {'R²' if splits.regression else 'accuracy'}"
