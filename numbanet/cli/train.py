@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
         if not hasattr(net, "model_"):
             raise  # no epoch was completed, so there is nothing to save
         interrupted = True
-        print(f"numbanet: {error}", file=sys.stderr)
+        print(f"numbanet: {error}{'; here, the same command with --resume' * bool(options.checkpoint)}", file=sys.stderr)
     if options.mpi and not opened("mpi").first:
         return 130 if interrupted else 0
     _print_result(net, options, splits)

@@ -211,9 +211,9 @@ def test_every_parameter_of_net_is_in_the_documentation():
     named = [line.split("`")[1] for line in lines]
     assert sorted(named) == sorted(Net().get_params()) and set(SHARED) < set(named)
     for line in lines:
-        name, _, default, said, _ = (
-            cell.strip() for cell in line.removeprefix("| ").removesuffix(" |").replace("\\|", "/").split(" | ")
-        )
+        cells = line.removeprefix("| ").removesuffix(" |").replace("\\|", "/").split(" | ")
+        cells = line.removeprefix("| ").removesuffix(" |").replace("\\|", "/").split(" | ")
+        name, _, default, said, _ = (cell.strip() for cell in cells)
         given = Net().get_params()[name.strip("`")]
         assert default.split(", for")[0].replace('"', "'") == repr(given) and len(said) > 15
         assert line in page
