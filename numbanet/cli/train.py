@@ -14,6 +14,7 @@ from . import own_data
 from .arguments import add_device, interval, list_of
 from .tables import print_table
 
+PATIENCE = 20  # epochs without improvement before early stopping: held-out parts are small, and their scores noisy
 CLASSES = 20  # different integers of a target; more must be less than a tenth of the rows to be taken for classes
 
 if TYPE_CHECKING:
@@ -49,8 +50,16 @@ def add(commands: Any) -> None:
         metavar="SHARE",
         help="share of the training set to score in each epoch; 0: none",
     )
+    parser.add_argument(
+        "--early-stopping",
+        action=argparse.BooleanOptionalAction,
+        help=f"stop if the validation score has not risen for {PATIENCE} epochs, and keep the best weights; for values of a "
+        "file if not given",
+    )
     parser.add_argument("--layers", default="256,256", type=list_of(int), help="widths of the hidden layers")
-    parser.add_argument("--dropout", default="rdp", help=f"{', '.join(names)} or auto, which chooses")
+    parser.add_argument(
+        "--dropout", help=f"{', '.join(names)} or auto, which chooses; rdp for images, and auto for a file, if not given"
+    )
     parser.add_argument("--rate", default="0.5", type=list_of(float), help="dropout rate, or one per hidden layer")
     parser.add_argument("--epochs", type=int, help="20, or as many as make 1000 steps, if not given")
     parser.add_argument("--batch-size", type=int, help="128, or fewer of a small data set, if not given")
@@ -90,6 +99,7 @@ def run(options: argparse.Namespace) -> int:
     if (options.resume or options.every) and not options.checkpoint:
         raise ValueError("--resume and --every are for checkpoints: give their folder, --checkpoint FOLDER")
     splits = _splits(options)
+    _choose(options, splits)
     net = _estimator(options, splits.regression)
     net.check()
     if options.resume and any(options.checkpoint.glob("checkpoint-*.safetensors")):
@@ -108,6 +118,19 @@ def run(options: argparse.Namespace) -> int:
     _print_result(net, options, splits)
     _write(net, options, splits)
     return 130 if interrupted else 0
+
+
+def _choose(options: argparse.Namespace, splits: Splits) -> None:
+    """Set dropout and early stopping where they are not given. A table has the dropout of the rule "auto", which drops nothing
+    if features are few. Early stopping is for its values: diabetes gained 0.3 of R² by it, and generated tables lost nothing.
+    Of classes it lost accuracy, as all of the few held-out samples may be right after an epoch or two (iris, wine).
+    """
+    table = own_data.is_file(options.data)
+    options.dropout = options.dropout or ("auto" if table else "rdp")
+    if options.early_stopping and splits.validation is None:
+        raise ValueError("--early-stopping needs validation samples: give --validation a share above 0")
+    if options.early_stopping is None:
+        options.early_stopping = table and splits.regression and splits.validation is not None
 
 
 class Splits(NamedTuple):
@@ -180,6 +203,8 @@ def _estimator(options: argparse.Namespace, regression: bool) -> Net | NetRegres
         learning_rate=options.learning_rate,
         momentum=options.momentum,
         optimizer=options.optimizer or ("adam" if regression else "sgd"),
+        early_stopping=options.early_stopping,
+        patience=PATIENCE,
         device=options.device,
         precision=options.precision,
         n_jobs=options.n_jobs,
@@ -197,14 +222,18 @@ def _print_result(net: Net | NetRegressor, options: argparse.Namespace, splits: 
         [
             [
                 options.data,
-                options.dropout,
-                str(net.n_iter_),
+                options.dropout if options.dropout != "auto" else f"auto: {net.policy_.name}",
+                str(net.n_iter_) if net.best_epoch_ in (None, net.n_iter_) or not net.early_stopping else _best(net),
                 f"{score:.4f}" if splits.regression else f"{score:.2%}",
                 f"{sum(r['seconds'] for r in net.history_) / net.n_iter_:.3f}",
                 f"{sum(r['flops_share'] for r in net.history_) / net.n_iter_:.0%}",
             ]
         ],
     )
+
+
+def _best(net: Net | NetRegressor) -> str:
+    return f"{net.n_iter_}, best {net.best_epoch_}"
 
 
 def _write(net: Net | NetRegressor, options: argparse.Namespace, splits: Splits) -> None:
