@@ -113,7 +113,7 @@ def test_a_failing_example_fails(tmp_path):
 @pytest.mark.long
 @pytest.mark.slow
 def test_shows_its_pictures_as_a_notebook(example, tmp_path, monkeypatch):
-    """In Jupyter's kernel, with the backend that it chooses: each cell that saves pictures has them among its outputs."""
+    """In Jupyter's kernel, with the backend that it chooses, from examples/: each cell that saves pictures shows them, too."""
     jupytext, nbclient = (pytest.importorskip(name, reason="extra `docs`") for name in ("jupytext", "nbclient"))
     pytest.importorskip("ipykernel", reason="extra `docs`")
     if example.name.startswith("06") and availability.nvvm_problem() is not None:
@@ -122,7 +122,7 @@ def test_shows_its_pictures_as_a_notebook(example, tmp_path, monkeypatch):
     for name, value in (("NUMBANET_PICTURES", tmp_path), ("PYTHONPATH", ROOT), ("OMP_NUM_THREADS", 1)):
         monkeypatch.setenv(name, str(value))
     notebook = jupytext.read(example)
-    nbclient.NotebookClient(notebook, timeout=TIMEOUT, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=TIMEOUT, resources={"metadata": {"path": str(example.parent)}}).execute()
     shown = 0
     for cell in notebook.cells:
         saved = len(re.findall(r"^save\(", cell.source, re.M)) if cell.cell_type == "code" else 0
