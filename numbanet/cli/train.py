@@ -15,6 +15,10 @@ from .arguments import add_device, interval, list_of
 from .tables import print_table
 
 PATIENCE = 20  # epochs without improvement before early stopping: held-out parts are small, and their scores noisy
+STOPPING = (
+    f"stop if the validation score has not risen for {PATIENCE} epochs, and keep the best weights; for values of a file if not "
+    "given"
+)
 CLASSES = 20  # different integers of a target; more must be less than a tenth of the rows to be taken for classes
 
 if TYPE_CHECKING:
@@ -50,12 +54,7 @@ def add(commands: Any) -> None:
         metavar="SHARE",
         help="share of the training set to score in each epoch; 0: none",
     )
-    parser.add_argument(
-        "--early-stopping",
-        action=argparse.BooleanOptionalAction,
-        help=f"stop if the validation score has not risen for {PATIENCE} epochs, and keep the best weights; for values of a "
-        "file if not given",
-    )
+    parser.add_argument("--early-stopping", action=argparse.BooleanOptionalAction, help=STOPPING)
     parser.add_argument("--layers", default="256,256", type=list_of(int), help="widths of the hidden layers")
     parser.add_argument(
         "--dropout", help=f"{', '.join(names)} or auto, which chooses; rdp for images, and auto for a file, if not given"
@@ -99,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
     if (options.resume or options.every) and not options.checkpoint:
         raise ValueError("--resume and --every are for checkpoints: give their folder, --checkpoint FOLDER")
     splits = _splits(options)
-    _choose(options, splits)
+    options = _chosen(options, splits)
     net = _estimator(options, splits.regression)
     net.check()
     if options.resume and any(options.checkpoint.glob("checkpoint-*.safetensors")):
@@ -120,17 +119,20 @@ def run(options: argparse.Namespace) -> int:
     return 130 if interrupted else 0
 
 
-def _choose(options: argparse.Namespace, splits: Splits) -> None:
-    """Set dropout and early stopping where they are not given. A table has the dropout of the rule "auto", which drops nothing
-    if features are few. Early stopping is for its values: diabetes gained 0.3 of R² by it, and generated tables lost nothing.
-    Of classes it lost accuracy, as all of the few held-out samples may be right after an epoch or two (iris, wine).
+def _chosen(options: argparse.Namespace, splits: Splits) -> argparse.Namespace:
+    """Return the options, with dropout and early stopping where they are not given.
+
+    A table has the dropout of the rule "auto", which drops nothing if features are few. Early stopping is for its values:
+    diabetes gained 0.3 of R² by it, and generated tables lost nothing. Of classes it lost accuracy, as all of the few held-out
+    samples may be right after an epoch or two (iris, wine).
     """
-    table = own_data.is_file(options.data)
-    options.dropout = options.dropout or ("auto" if table else "rdp")
-    if options.early_stopping and splits.validation is None:
+    table, stops = own_data.is_file(options.data), options.early_stopping
+    if stops and splits.validation is None:
         raise ValueError("--early-stopping needs validation samples: give --validation a share above 0")
-    if options.early_stopping is None:
-        options.early_stopping = table and splits.regression and splits.validation is not None
+    if stops is None:
+        stops = table and splits.regression and splits.validation is not None
+    dropout = options.dropout or ("auto" if table else "rdp")
+    return argparse.Namespace(**{**vars(options), "dropout": dropout, "early_stopping": stops})
 
 
 class Splits(NamedTuple):

@@ -306,6 +306,10 @@ class Run:
         for hook in self._between:
             hook.between_steps(self)
 
+    def saved(self, way: str) -> None:
+        """Remember how the run goes on from a checkpoint that was written, for the message if it is interrupted."""
+        self.resumes = way
+
     def settle(self) -> None:
         """Bring all weights up to date."""
         with self.session():

@@ -169,7 +169,7 @@ class Saver(Hook):
         if run.speaks:
             self.folder.write(self.number, content, self.keep)
             way = f"{type(run.estimator).__name__}.resume({str(self.folder.path)!r}).fit(...)"
-            run.resumes = f"; {way}, with the same data, goes on from its last checkpoint"
+            run.saved(f"; {way}, with the same data, goes on from its last checkpoint")
         run.any()  # no rank leaves before the file is written
         self.last = time.monotonic()
 
