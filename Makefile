@@ -78,4 +78,4 @@ gpu:
 	@touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info docs/_build docs/reference docs/walkthroughs docs/sg_execution_times.rst
+	rm -rf .venv build dist *.egg-info docs/_build docs/reference docs/walkthroughs

@@ -30,6 +30,9 @@ docs = [
     "numpydoc>=1.8",
     "myst-parser>=4",
     "sphinx-copybutton>=0.5",
+    "ipykernel>=6",  # these three run the walkthroughs as notebooks
+    "jupytext>=1.16",
+    "nbclient>=0.10",
 ]
 
 setup(

@@ -66,7 +66,7 @@ sphinx_gallery_conf = {
     "parallel": 2,
     "image_srcset": [],
     "matplotlib_animations": False,
-    "min_reported_time": 600,
+    "write_computation_times": False,
 }
 
 # --- HTML -----------------------------------------------------------------------------------------------------------------

@@ -37,6 +37,10 @@ def save(name):
 
 def recorded(name):
     """The rows of a file in bench/results."""
+    if not RESULTS.is_dir():
+        raise FileNotFoundError(
+            f"recorded runs are in a checkout: open this notebook in its folder examples/, not {Path.cwd()}"
+        )
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))["rows"]
 
 

@@ -1,5 +1,5 @@
-"""Checks of arguments: numbers, and files that can be written. Numbers of Python and NumPy are accepted. A bool is refused,
-because it is more likely an argument in the wrong position.
+"""Checks of arguments: numbers, arrays, and files that can be written. Numbers of Python and NumPy are accepted. A bool is
+refused as a number, because it is more likely an argument in the wrong position.
 """
 
 from __future__ import annotations
@@ -8,6 +8,10 @@ import numbers
 import os
 from pathlib import Path
 from typing import Any, TypeGuard
+
+import numpy as np
+
+KNOWN = "builtins", "numpy", "numbanet", "numbanet_kernels"  # whose types need no name of the library
 
 
 def is_real(value: Any) -> TypeGuard[float]:
@@ -26,6 +30,61 @@ def check_count(name: str, value: Any, most: int | None = None, least: int = 1) 
         wanted = "a positive integer" if least == 1 else f"an integer of at least {least}"
         raise ValueError(f"{name} must be {wanted}{'' if most is None else f' of at most {most}'}, got {value!r}")
     return int(value)
+
+
+def type_name(value: Any) -> str:
+    """Return the name of the type of `value`; types of other libraries with the library: torch.Tensor."""
+    library = type(value).__module__.partition(".")[0]
+    return type(value).__name__ if library in KNOWN else f"{library}.{type(value).__name__}"
+
+
+def is_array(value: Any) -> bool:
+    """Return True if `value` can be read as an array of the host by NumPy: through `__array__` or DLPack."""
+    return hasattr(value, "__array__") or hasattr(value, "__dlpack__")
+
+
+def host_array(name: str, values: Any, dtype: Any = None) -> np.ndarray:
+    """Return numbers, nested lists of numbers, or an array of any library as a writable NumPy array, which shares the
+    memory of one that is.
+
+    Raises
+    ------
+    TypeError
+        If NumPy cannot read the values, for example of a PyTorch tensor that requires a gradient, or is on a GPU. The message
+        begins with `name`.
+    """
+    try:
+        if hasattr(values, "__dlpack__") and not hasattr(values, "__array__"):
+            values = np.from_dlpack(values)
+        array = np.asarray(values, dtype)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        what = "numbers" if dtype is None else f"{np.dtype(dtype)} numbers"
+        raise TypeError(f"{name}: cannot read {type_name(values)} as {what} ({error})") from error
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"{name}: cannot read {type_name(values)} as numbers, its values are {array.dtype}")
+    return array if array.flags.writeable else array.copy()  # compiled loops take no read-only arrays
+
+
+def same_kind(name: str, array: Any, before: Any) -> Any:
+    """Return `array`, which is to take the place of the array `before`.
+
+    Raises
+    ------
+    TypeError
+        If it is not an array on the same device of the same dtype, in C order. The message begins with `name`.
+    ValueError
+        If its shape is another one.
+    """
+    there, here = ((hasattr(a, "copy_to_host"), hasattr(a, "flags")) for a in (array, before))
+    if there != here:
+        where = "of the host" if not here[0] else "of the tensor's device"
+        raise TypeError(f"{name} must be an array {where}, not {type_name(array)}")
+    if array.dtype != before.dtype or not array.flags["C_CONTIGUOUS"]:
+        order = "" if array.flags["C_CONTIGUOUS"] else " with gaps"
+        raise TypeError(f"{name} must be a contiguous {before.dtype} array as before, not {array.dtype}{order}")
+    if tuple(array.shape) != tuple(before.shape):
+        raise ValueError(f"{name} must keep the shape {tuple(before.shape)}, not {tuple(array.shape)}; make a new Tensor")
+    return array
 
 
 def check_target(path: str | os.PathLike) -> Path:

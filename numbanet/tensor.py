@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numbers
+import operator
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from .arguments import host_array, is_array, same_kind
 from .device import Device, device as named, problem  # imported as `named`, because parameters are called `device`
 from .gradients import Dense, Gradient, One, Pending
 
@@ -24,8 +26,8 @@ class Tensor:
     Parameters
     ----------
     data : array_like
-        Values; anything NumPy converts to float32. A C-contiguous, writable float32 NumPy array is used directly, without a
-        copy.
+        Values; anything NumPy converts to float32, also arrays of other libraries (`from_dlpack`). A C-contiguous, writable
+        float32 array of the host is used directly, without a copy.
     device : str or Device, default="cpu"
         The device of the array: "cpu", "cuda", "emulated" or "auto".
     requires_grad : bool, default=False
@@ -37,28 +39,21 @@ class Tensor:
         If the values are not numbers.
     """
 
-    __slots__ = ("data", "device", "requires_grad", "gradient", "node", "__weakref__")
+    __slots__ = ("_data", "device", "requires_grad", "gradient", "node", "__weakref__")
     __array_ufunc__ = None  # numpy_array * tensor gives a tensor; np.exp(tensor) raises TypeError, as it would lose the graph
 
     def __init__(self, data: Any, device: str | Device = "cpu", requires_grad: bool = False) -> None:
         if isinstance(data, Tensor):
             raise TypeError("Tensor: the values are a Tensor already; use .detach() or .to(device)")
-        if data is None or (isinstance(data, (list, tuple)) and any(isinstance(x, Tensor) for x in data)):
-            raise TypeError(
-                "Tensor: the values are missing"
-                if data is None
-                else "Tensor: a list of tensors would lose their graph; use concatenate, or .numpy()"
-            )
+        if data is None:
+            raise TypeError("Tensor: the values are missing")
+        if isinstance(data, (list, tuple)) and any(isinstance(x, Tensor) for x in data):
+            raise TypeError("Tensor: a list of tensors would lose their graph; use concatenate, or .numpy()")
         self.device = named(device)
-        try:
-            host = np.asarray(data, np.float32)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"Tensor: cannot read {type(data).__name__} as float32 numbers ({error})") from error
-        host = host if host.flags.writeable else host.copy()
-        self._set(self.device, self.device.upload(host), requires_grad)
+        self._set(self.device, self.device.upload(host_array("Tensor", data, np.float32)), requires_grad)
 
     def _set(self, dev: Device, data: Any, requires_grad: bool = False, node: Any = None) -> None:
-        self.device, self.data, self.requires_grad, self.node = dev, data, requires_grad, node
+        self.device, self._data, self.requires_grad, self.node = dev, data, requires_grad, node
         self.gradient: Gradient | None = None
 
     @classmethod
@@ -69,6 +64,12 @@ class Tensor:
         return tensor
 
     # --- properties ---------------------------------------------------------------------------------------------------
+    def _replace(self, array: Any) -> None:
+        self._data = same_kind("tensor.data", array, self._data)
+
+    # `attrgetter` takes half the time of a function of Python, in code that runs several times in each op
+    data = property(operator.attrgetter("_data"), _replace, None, "The array on the device; another one must be of its kind.")
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The lengths of the axes."""
@@ -136,8 +137,7 @@ class Tensor:
 
     def to(self, other: str | Device) -> Tensor:
         """Return a copy on the device `other`, detached from the graph; this tensor itself if it is already there."""
-        other = named(other)
-        if other is self.device:
+        if (other := named(other)) is self.device:
             return self
         return Tensor(np.array(self.numpy()), other, self.requires_grad)  # a copy, as devices may share NumPy's arrays
 
@@ -147,9 +147,8 @@ class Tensor:
             self._set(other, other.upload(self.numpy()), self.requires_grad)
 
     def assign(self, values: Any) -> None:
-        """Overwrite the values with an array of this tensor's device. Float tensors of the same shape keep their buffer,
-        because recorded steps hold its address; index tensors get a new one, so that caches keyed on the old buffer are
-        invalidated."""
+        """Overwrite the values with an array of this tensor's device. Float tensors of the same shape keep their buffer, as
+        recorded steps hold its address; index tensors get a new one, so that no cache of the old buffer is used."""
         if self.dtype == np.float32 and self.shape == tuple(values.shape):
             self.device.copy(values, out=self.data)
         else:
@@ -360,13 +359,12 @@ class Tensor:
 
 def _comparable(other: Any) -> bool:
     """Return True if `==` and `<` compare element by element with `other`; objects without numbers, such as None, do not."""
-    return isinstance(other, (Tensor, numbers.Real, np.ndarray, np.generic, list, tuple))
+    return isinstance(other, (Tensor, numbers.Real, list, tuple)) or is_array(other)
 
 
 def _restored(values: np.ndarray, name: str, requires_grad: bool) -> Tensor:
     """Return an unpickled tensor on the device `name`, or on the CPU if that device is not available."""
-    missing = problem(name)
-    if missing:
+    if missing := problem(name):
         warnings.warn(f"a tensor of device {name!r} was loaded to the CPU: {missing}", stacklevel=2)
     dev = named("cpu" if missing else name)
     return Tensor.wrap(dev.upload(np.array(values)), dev, requires_grad)  # a copy, as joblib may map `values` read-only

@@ -32,7 +32,7 @@ from .results import load
 from .table import markdown, markdown_of
 
 MARKED = re.compile(
-    r"(?P<start><!-- (?P<what>bench|ratios|parameters|policies|suites|sections):(?P<name>[\w-]+)"
+    r"(?P<start><!-- (?P<what>bench|ratios|parameters|policies|formulas|suites|sections):(?P<name>[\w-]+)"
     r"(?: (?P<pattern>(?!#)[^\n]+?))?(?: (?P<heading>#+ [^\n]+?))? -->)\n.*?"
     r"(?P<end><!-- /(?P=what):(?P=name) -->)",
     re.S,
@@ -52,6 +52,7 @@ FORMS = {
     "training_shorter": "{:.1f}",
     "prediction_shorter": "{:.1f}",
     "above": "{:+.3f}",
+    "score": "{:.2f}",
     "ceiling": "{:.1f}",
     "count": "{:d}",
     "share": "{:.0%}",
@@ -124,14 +125,16 @@ def ratios(name: str, pattern: str, records: Records) -> str:
 
 
 def parameters(name: str, pattern: str, records: Records) -> str:
-    """Name, values, default and first sentence of each parameter of an estimator, from its docstring."""
+    """Name, values, default, first sentence, and what None means, of each parameter of an estimator, from its docstring."""
     import numbanet
 
     text = inspect.cleandoc(getattr(numbanet, name).__doc__).split("\nAttributes\n")[0]
-    lines = [["parameter", "values", "default", "what it is"]]
+    lines = [["parameter", "values", "default", "what it is", "what None means"]]
     for parameter, kind, description in re.findall(r"^(\w+) : (.+)\n((?:    .*\n?)+)", text, re.M):
         values, _, default = kind.partition(", default=")
-        lines.append([f"`{parameter}`", values, default, re.split(r"(?<=\.)\s", " ".join(description.split()))[0]])
+        said = " ".join(description.split())
+        none = re.search(r"\bNone(?: or -1)?: (.+?)(?:\.(?=\s|$)|;(?= with))", said)
+        lines.append([f"`{parameter}`", values, default, re.split(r"(?<=\.)\s", said)[0], none[1] if none else ""])
     return markdown_of(lines)
 
 
@@ -141,6 +144,19 @@ def policies(name: str, pattern: str, records: Records) -> str:
 
     lines = [["`dropout=`", "what is dropped in a step", "FLOPs at rate p"]]
     return markdown_of([*lines, *([f'`"{kind}"`', policy.drops, policy.computes] for kind, policy in POLICIES.items())])
+
+
+def formulas(name: str, pattern: str, records: Records) -> str:
+    """A line for each kind of dropout with the formulas of its class's docstring: an indented block, divided by ";  "."""
+    from numbanet.dropout import POLICIES
+
+    lines = [["`dropout=`", "kept", "result", "dx or dA", "dW", "scale"]]
+    for kind, policy in POLICIES.items():
+        found = re.search(r"((?:^    .+\n)*^    .*dW.*\n(?:    .+\n)*)", f"{inspect.getdoc(policy)}\n", re.M)
+        if found:
+            parts = re.split(r";\s+", " ".join(found[1].split("\n")).strip())
+            lines.append([f'`"{kind}"`', *(f"`{' '.join(part.replace('`', '').split())}`" for part in parts)])
+    return markdown_of(lines)
 
 
 def listed(name: str, pattern: str, records: Records) -> str:
@@ -184,6 +200,7 @@ WRITERS: dict[str, Callable[[str, str, Records], str]] = {
     "ratios": ratios,
     "parameters": parameters,
     "policies": policies,
+    "formulas": formulas,
     "suites": listed,
 }
 

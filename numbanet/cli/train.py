@@ -14,6 +14,11 @@ from . import own_data
 from .arguments import add_device, interval, list_of
 from .tables import print_table
 
+PATIENCE = 20  # epochs without improvement before early stopping: held-out parts are small, and their scores noisy
+STOPPING = (
+    f"stop if the validation score has not risen for {PATIENCE} epochs, and keep the best weights; for values of a file if not "
+    "given"
+)
 CLASSES = 20  # different integers of a target; more must be less than a tenth of the rows to be taken for classes
 
 if TYPE_CHECKING:
@@ -49,8 +54,11 @@ def add(commands: Any) -> None:
         metavar="SHARE",
         help="share of the training set to score in each epoch; 0: none",
     )
+    parser.add_argument("--early-stopping", action=argparse.BooleanOptionalAction, help=STOPPING)
     parser.add_argument("--layers", default="256,256", type=list_of(int), help="widths of the hidden layers")
-    parser.add_argument("--dropout", default="rdp", help=f"{', '.join(names)} or auto, which chooses")
+    parser.add_argument(
+        "--dropout", help=f"{', '.join(names)} or auto, which chooses; rdp for images, and auto for a file, if not given"
+    )
     parser.add_argument("--rate", default="0.5", type=list_of(float), help="dropout rate, or one per hidden layer")
     parser.add_argument("--epochs", type=int, help="20, or as many as make 1000 steps, if not given")
     parser.add_argument("--batch-size", type=int, help="128, or fewer of a small data set, if not given")
@@ -90,6 +98,7 @@ def run(options: argparse.Namespace) -> int:
     if (options.resume or options.every) and not options.checkpoint:
         raise ValueError("--resume and --every are for checkpoints: give their folder, --checkpoint FOLDER")
     splits = _splits(options)
+    options = _chosen(options, splits)
     net = _estimator(options, splits.regression)
     net.check()
     if options.resume and any(options.checkpoint.glob("checkpoint-*.safetensors")):
@@ -102,12 +111,28 @@ def run(options: argparse.Namespace) -> int:
         if not hasattr(net, "model_"):
             raise  # no epoch was completed, so there is nothing to save
         interrupted = True
-        print(f"numbanet: {error}", file=sys.stderr)
+        print(f"numbanet: {error}{'; here, the same command with --resume' * bool(options.checkpoint)}", file=sys.stderr)
     if options.mpi and not opened("mpi").first:
         return 130 if interrupted else 0
     _print_result(net, options, splits)
     _write(net, options, splits)
     return 130 if interrupted else 0
+
+
+def _chosen(options: argparse.Namespace, splits: Splits) -> argparse.Namespace:
+    """Return the options, with dropout and early stopping where they are not given.
+
+    A table has the dropout of the rule "auto", which drops nothing if features are few. Early stopping is for its values:
+    diabetes gained 0.3 of R² by it, and generated tables lost nothing. Of classes it lost accuracy, as all of the few held-out
+    samples may be right after an epoch or two (iris, wine).
+    """
+    table, stops = own_data.is_file(options.data), options.early_stopping
+    if stops and splits.validation is None:
+        raise ValueError("--early-stopping needs validation samples: give --validation a share above 0")
+    if stops is None:
+        stops = table and splits.regression and splits.validation is not None
+    dropout = options.dropout or ("auto" if table else "rdp")
+    return argparse.Namespace(**{**vars(options), "dropout": dropout, "early_stopping": stops})
 
 
 class Splits(NamedTuple):
@@ -180,6 +205,8 @@ def _estimator(options: argparse.Namespace, regression: bool) -> Net | NetRegres
         learning_rate=options.learning_rate,
         momentum=options.momentum,
         optimizer=options.optimizer or ("adam" if regression else "sgd"),
+        early_stopping=options.early_stopping,
+        patience=PATIENCE,
         device=options.device,
         precision=options.precision,
         n_jobs=options.n_jobs,
@@ -197,14 +224,18 @@ def _print_result(net: Net | NetRegressor, options: argparse.Namespace, splits: 
         [
             [
                 options.data,
-                options.dropout,
-                str(net.n_iter_),
+                options.dropout if options.dropout != "auto" else f"auto: {net.policy_.name}",
+                str(net.n_iter_) if net.best_epoch_ in (None, net.n_iter_) or not net.early_stopping else _best(net),
                 f"{score:.4f}" if splits.regression else f"{score:.2%}",
                 f"{sum(r['seconds'] for r in net.history_) / net.n_iter_:.3f}",
                 f"{sum(r['flops_share'] for r in net.history_) / net.n_iter_:.0%}",
             ]
         ],
     )
+
+
+def _best(net: Net | NetRegressor) -> str:
+    return f"{net.n_iter_}, best {net.best_epoch_}"
 
 
 def _write(net: Net | NetRegressor, options: argparse.Namespace, splits: Splits) -> None:
@@ -214,7 +245,8 @@ def _write(net: Net | NetRegressor, options: argparse.Namespace, splits: Splits)
     from .. import Normalize, plots
 
     if options.report:
-        net.report(options.report, *splits.test)
+        target = f", target column {options.target}" if options.target else ""
+        net.report(options.report, *splits.test, f"{options.data}{target}, of which the given samples are the test set")
         print(f"report: {options.report}")
     if options.plot:
         held_out = f"validation {'R²' if splits.regression else 'accuracy'}"

@@ -2,7 +2,8 @@
 
 The rule, for a network given by its widths:
 
-    fewer than FEATURES features          none: on tables dropout made networks learn less (`bench tables`)
+    fewer than FEATURES features          none: of tables, dropout made networks learn less, but where targets were noisy, which
+                                          is not known before training (`bench tables`)
     a hidden layer narrower than WIDTH    none: windows gain little time there, or none (`bench small`)
     otherwise                             window in the first three quarters of the epochs: at the end at least as accurate as
                                           no dropout, in half to two thirds of the time, on MNIST's and Fashion-MNIST's
@@ -43,7 +44,7 @@ def automatic(widths: Sequence[int] | None, rate: Rate = 0.5) -> Dropout:
         return _none("there is no rule for layers that are not given by their widths, and for partial_fit")
     features, *hidden, _ = widths
     if features < FEATURES:
-        return _none(f"{features} features are fewer than {FEATURES}, as in tables, where dropout costs accuracy")
+        return _none(f"{features} features are fewer than {FEATURES}, as in tables, where it gains only if targets are noisy")
     if not hidden or min(hidden) < WIDTH:
         return _none(f"a hidden layer is narrower than {WIDTH}, where dropping saves little time")
     early = EarlyDropout(rate) if isinstance(rate, (int, float)) else None

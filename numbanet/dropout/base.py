@@ -298,7 +298,12 @@ class Dropout(abc.ABC):
 
 
 class NoDropout(Dropout):
-    """No dropout; the rate is ignored."""
+    """No dropout.
+
+        all O neurons;  y = act(x wᵀ + b);  dx = g w;  dW = gᵀ x;  s = 1
+
+    The rate is ignored.
+    """
 
     name, drops, style = "none", "nothing", Style("#6b6b6b", ":", "x")
 
@@ -314,6 +319,8 @@ class NoDropout(Dropout):
 
 class BernoulliDropout(Dropout):
     """Conventional (inverted) dropout: activations of each sample are zeroed independently, the others scaled by 1 / (1 - p).
+
+        m[n, o] = 1 with probability 1 - p, else 0;  y = s m ∘ act(x wᵀ + b);  dx = g w;  dW = gᵀ x;  s = 1 / (1 - p)
 
     p is the rate. This policy skips no work, and is the baseline for all policies that do (Srivastava et al. 2014).
     """

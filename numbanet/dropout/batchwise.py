@@ -27,6 +27,8 @@ from .base import Dropout, Style
 class BatchwiseDropout(Dropout):
     """Batchwise dropout: a random set of neurons of fixed size is kept for a whole batch; dropped neurons are not computed.
 
+        r = K = round((1 - p) O) random neurons;  y = s act(x w[r, c]ᵀ + b[r]);  dx = g w[r, c];  dW[r, c] = gᵀ x;  s = O / K
+
     Parameters
     ----------
     rate : float, callable, or sequence of these, default=0.5

@@ -47,6 +47,9 @@ WINDOWS = 4  # projected windows per image
 class DynamicSparseGraph(Dropout):
     """dsg: computes the neurons of each layer whose outputs a random projection predicts to be largest.
 
+        r = the K = round((1 - p) O) largest f(x) · f(w[o]);  y = relu(x w[r, c]ᵀ + b[r]);  dx = g w[r, c];  dW[r, c] = gᵀ x;
+        s = 1
+
     Parameters
     ----------
     rate : float, callable, or sequence of these, default=0.5

@@ -97,6 +97,9 @@ class _PatternDropout(Dropout):
 class RowDropout(_PatternDropout):
     """Row dropout pattern: the neurons bias, bias + dp, … are kept, and the others are not computed.
 
+        r = bias, bias + dp, … below O;  y = s act(x w[r, c]ᵀ + b[r]);  dx = g w[r, c];  dW[r, c] = gᵀ x;
+        s = √dp / E[1 / √dp], another power by `scale`
+
     Parameters
     ----------
     rate : float, callable, or sequence of these, default=0.5
@@ -165,6 +168,9 @@ class RowDropout(_PatternDropout):
 
 class TileDropout(_PatternDropout):
     """Tile dropout pattern: one tile of the weight in dp is kept, the others are not computed.
+
+        M = 1 in one tile of w in dp, else 0;  y = act(s x (w ∘ M)ᵀ + b);  dx = g (w ∘ M);  dW = gᵀ x ∘ M;
+        s = dp, another power by `scale`
 
     Kept tiles shift by one from tile row to tile row, in one of several orders of the rows and columns (`TilePlan`). A neuron
     reads only the inputs in the kept tiles of its row. So `Net` inserts a `Shuffle` before the first layer. Without a

@@ -263,6 +263,9 @@ def rates_of(rate: float, share: float, contrast: float) -> tuple[float, float]:
 class RowSensitiveDropout(SensitiveDropout):
     """rsdp: rows of a convolution's im2col matrix are dropped; its output is 0 at their positions (5.2.1).
 
+        r = kept rows of A;  y[r] = s act(A[r] wᵀ + b), else 0;  dA[r] = g w, else 0;  dW = gᵀ A[r];
+        s = 1, or 1 / (1 - p) by `scale`
+
     Parameters
     ----------
     rate, sample, most, votes, sensitive, contrast, scale, thresholds

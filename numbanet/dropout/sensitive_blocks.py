@@ -25,6 +25,9 @@ LEAST, MANY = 64, 128  # channels from which there are blocks of channels, of 16
 class BlockSensitiveDropout(SensitiveDropout):
     """bsdp: blocks of a convolution's im2col matrix are dropped, the same number in every block row (5.2.2).
 
+        M = 1 in kept blocks of A, else 0;  y = act(s (A ∘ M) wᵀ + b);  dA = g w ∘ M;  dW = gᵀ (A ∘ M);
+        s = 1, or 1 / (1 - p) by `scale`
+
     Each block row keeps the first blocks of a random order, in which blocks with lower rates tend to come first.
 
     Parameters

@@ -39,6 +39,8 @@ def _counts(n: int, rate: float, step: int) -> tuple[tuple[int, float], tuple[in
 class WindowDropout(Dropout):
     """Window dropout: adjacent neurons from a random one on are kept for a whole batch, and the others are not computed.
 
+        r = start, …, start + K - 1 modulo O;  y = s act(x w[r, c]ᵀ + b[r]);  dx = g w[r, c];  dW[r, c] = gᵀ x;  s = O / K
+
     Parameters
     ----------
     rate : float, callable, or sequence of these, default=0.5

@@ -79,11 +79,11 @@ class Estimator(Settings):
 
         export(self, path)
 
-    def report(self, path: str | os.PathLike, X: Any = None, y: Any = None) -> None:
+    def report(self, path: str | os.PathLike, X: Any = None, y: Any = None, data: str | None = None) -> None:
         """Write what the training was, and what it reached, as one HTML page; `numbanet.io.report` describes it."""
         from ..io import report
 
-        report(self, path, X, y)
+        report(self, path, X, y, data)
 
     @classmethod
     def load(cls, path: str | os.PathLike, device: str | Device | None = None) -> Estimator:

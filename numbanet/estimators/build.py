@@ -66,9 +66,8 @@ def widths_of(layers: object) -> tuple[int, ...]:
         or not isinstance(widths, (Sequence, np.ndarray))
         or not all(is_integer(n) and n > 0 for n in widths)
     ):
-        raise ValueError(
-            f"layers must be the widths of the hidden layers, such as (256, 256), or a list of layers; got {layers!r}"
-        )
+        way = "give its attribute layers" if isinstance(layers, Sequential) else "such as (256, 256), or a list of layers"
+        raise ValueError(f"layers must be the widths of the hidden layers, {way}; got {layers!r}")
     return tuple(int(n) for n in widths)
 
 

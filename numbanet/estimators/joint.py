@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import inspect
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,18 @@ def version() -> str:
     return __version__
 
 
+def _bound(estimator: Any, call: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> inspect.BoundArguments:
+    """Return the arguments of call(estimator, …); raise a TypeError that names one that it does not have, and says what is."""
+    signature = inspect.signature(call)
+    for name in named.keys() - signature.parameters.keys():
+        similar = difflib.get_close_matches(name, signature.parameters, 1)
+        way = f"did you mean {similar[0]!r}?" if similar else f"it has {', '.join([*signature.parameters][1:])}"
+        if name in estimator.get_params(deep=False):
+            way = f"it is a parameter of the estimator: {type(estimator).__name__}(..., {name}=...)"
+        raise TypeError(f"{call.__name__} has no argument {name!r}; {way}")
+    return signature.bind(estimator, *args, **named)
+
+
 @contextlib.contextmanager
 def together(estimator: Any, call: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
     """A context for a training call of an estimator on all ranks. It yields the arguments call(estimator, …) of this rank."""
@@ -41,7 +54,7 @@ def together(estimator: Any, call: Callable[..., Any], args: Sequence[Any], name
             raise ValueError("parallel: scoring sees the samples of one rank only; leave scoring=None, or shard=False")
 
     with joined(estimator.parallel, estimator.shard, agree) as team:
-        given = inspect.signature(call).bind(estimator, *args, **named)
+        given = _bound(estimator, call, args, named)
         if team is not None and callable(estimator.shard):
             rows = estimator.shard(team.rank, team.size)
             for name in SAMPLES:

@@ -146,7 +146,8 @@ OWN = by_name(
         0.25,
         "float or None",
         """
-        Maximal norm of all gradients taken as one vector; larger gradients are scaled down to it.""",
+        Maximal norm of all gradients taken as one vector; larger gradients are scaled down to it. None: they are not
+        scaled.""",
     ),
     Parameter(
         "warm_start",
@@ -161,7 +162,8 @@ OWN = by_name(
         None,
         "Sparsity or None",
         """
-        The method that makes the network sparse during training: `MagnitudePruning` sets weights of LSTM layers to zero.""",
+        The method that makes the network sparse during training: `MagnitudePruning` sets weights of LSTM layers to zero.
+        None: the network keeps its weights.""",
     ),
     Parameter(
         "early_stopping",

@@ -64,7 +64,8 @@ SHARED = by_name(
         None,
         "tuple of int or None",
         """
-        The shape (C, H, W) of an image, to which flat samples, for example from a pipeline, are reshaped.""",
+        The shape (C, H, W) of an image, to which flat samples, for example from a pipeline, are reshaped. None: samples keep
+        their shape.""",
     ),
     Parameter(
         "activation",
@@ -87,9 +88,10 @@ SHARED = by_name(
         "none",
         f"{choices([*POLICIES, 'auto'])}, Dropout or None",
         """
-        The dropout policy of training (`numbanet.dropout`); None is "none". "auto" chooses "window" in the first three quarters
-        of the epochs for wide layers and many features, else "none" (`numbanet.dropout.auto` has the rule); `verbose` prints
-        why, and it is in `history_`. A policy object has a rate, so `dropout_rate` is then not used. If `layers` are widths
+        The dropout policy of training (`numbanet.dropout`). None: no dropout, as "none". "auto" chooses "window" in the first
+        three quarters of the epochs for wide layers and many features, else "none" (`numbanet.dropout.auto` has the rule);
+        `verbose` prints why, and it is in `history_`. A policy object has a rate, so `dropout_rate` is then not used. If
+        `layers` are widths
         and dropout drops inputs of a layer's neurons, the layer's initial weights have less variance (`variance_factor` of
         `Linear`). A `Shuffle` before tile dropout permutes the features and subtracts most of their mean.""",
     ),
@@ -145,14 +147,14 @@ SHARED = by_name(
         "float or None",
         """
         Maximal norm of all gradients taken as one vector; larger gradients are scaled down to it. Recurrent networks
-        need it.""",
+        need it. None: they are not scaled.""",
     ),
     Parameter(
         "learning_rate_schedule",
         None,
         '{"cosine", "linear"}, callable or None',
         """
-        Factor of the learning rate as a function of the epoch, counted from 0.""",
+        Factor of the learning rate as a function of the epoch, counted from 0. None: the rate is the same in all epochs.""",
     ),
     Parameter(
         "epochs",
@@ -186,7 +188,7 @@ SHARED = by_name(
         """
         The method that makes the network sparse during training. For example, `GroupLasso(1e-4, groups="rows")` removes groups
         of weights that become zero, so that training continues with smaller arrays. `Rewire()` moves the entries of
-        `SparseLinear` layers.""",
+        `SparseLinear` layers. None: the network keeps its weights.""",
     ),
     Parameter(
         "augment",
@@ -194,7 +196,8 @@ SHARED = by_name(
         "callable or None",
         """
         Data augmentation of each training step, for example `FlipsAndCrops()`: augment(x, rng, dev) returns an array of the
-        same shape on the same device (NumPy on the CPU). Prediction and validation do not use it.""",
+        same shape on the same device (NumPy on the CPU). Prediction and validation do not use it.
+        None: samples are used as they are.""",
     ),
     Parameter(
         "early_stopping",
@@ -233,7 +236,8 @@ SHARED = by_name(
         "sequence of callable and Hook, or None",
         """
         Functions, called after every epoch as callback(estimator, record); training stops if one returns True. Or `Hook`
-        objects, such as `ReduceLROnPlateau` or `ModelCheckpoint`, which are also called at other times.""",
+        objects, such as `ReduceLROnPlateau` or `ModelCheckpoint`, which are also called at other times. None: nothing is
+        called.""",
     ),
     Parameter(
         "device",
@@ -276,7 +280,7 @@ SHARED = by_name(
         """
         "mpi": the processes that `mpiexec` or `srun` has started train one model together (`numbanet.parallel`). All call `fit`
         and have the same weights at the end. `batch_size` is that of all; each process trains on its share of every batch, and
-        only gradients of kept weights travel. Policies that choose from data are refused.""",
+        only gradients of kept weights travel. Policies that choose from data are refused. None: one process trains.""",
     ),
     Parameter(
         "shard",
@@ -292,7 +296,7 @@ SHARED = by_name(
         "int, RandomState or None",
         """
         Seed of initial weights, sample order and plans. The same seed gives the same result; on the CPU it is bitwise
-        equal if the number of threads is the same.""",
+        equal if the number of threads is the same. None: NumPy's global generator, so that each fit gives another result.""",
     ),
     Parameter(
         "verbose",

@@ -26,7 +26,7 @@ from numbanet_kernels.runtime.interrupt import deferred
 from ..arguments import check_target
 from ..device import Device
 from ..layers import Sequential, Tree
-from .serialization import described, described_layer, made, made_layer
+from .serialization import OwnLayerError, described, described_layer, made, made_layer
 
 ENTRY, VERSION = "numbanet", 3
 MADE_ANEW = ("model_", "optimizer_", "placement_")  # a placement is of the machine where it was measured
@@ -183,6 +183,8 @@ def unpacked(
             if not _is_learned(learned):
                 raise ValueError(f"the file sets {learned!r}, which is not a fitted attribute")
             setattr(net, learned, made(value))
+    except OwnLayerError as error:
+        raise ValueError(f"{name}: {error}") from None
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
         raise ValueError(f"{name} cannot be read by this version of numbanet: {why}") from error

@@ -105,6 +105,10 @@ def made(value: Any) -> Any:
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------
+class OwnLayerError(TypeError):
+    """A layer of a user's class cannot be made, because its class is not defined here, or takes other arguments now."""
+
+
 def described_layer(layer: Layer) -> dict[str, Any]:
     """Convert a layer to JSON, without the values of its tensors (`Layer.config`). Raise TypeError if JSON cannot hold an
     argument of its constructor, or if its class cannot be found by name.
@@ -171,10 +175,30 @@ def _known(name: str, asked: type[Layer] | None = None) -> type[Layer]:
         matches = [kind for kind in matches if getattr(sys.modules.get(kind.__module__), name, None) is kind] or matches
     if not matches or (asked is not None and matches != [asked]) or len(matches) > 1:
         raise TypeError(
-            f"there {'is no layer' if not matches else 'are several layers'} of the class {name}"
-            f"{'; import or define it first' if not matches else '; give them different names'}"
+            f"there are several layers of the class {name}; give them different names"
+            if matches
+            else "no layer class of this name is known here: define it, or import its module, before loading"
         )
     return matches[0]
+
+
+def _saved(name: str) -> type[Layer]:
+    """Return the layer class that a file names; raise OwnLayerError unless there is exactly one."""
+    try:
+        return _known(name)
+    except TypeError as error:
+        raise OwnLayerError(f"a layer of the file has the class {name}: {error}") from None
+
+
+def _constructed(kind: type[Layer], given: Mapping[str, Any]) -> Layer:
+    """Return kind(**given); raise OwnLayerError if a user's class does not take these arguments."""
+    try:
+        return kind(**given)
+    except TypeError as error:
+        if getattr(registry, kind.__name__, None) is kind:
+            raise
+        own = f"{kind.__module__}.{kind.__name__}"
+        raise OwnLayerError(f"the class {own} has changed since the file was saved: {error}") from None
 
 
 def made_layer(value: Mapping[str, Any], arrays: Mapping[str, np.ndarray], prefix: str | None) -> Layer:
@@ -182,7 +206,7 @@ def made_layer(value: Mapping[str, Any], arrays: Mapping[str, np.ndarray], prefi
     of the arrays are used here, and the values of arrays that define the structure of the layer. Raise ValueError if a weight
     is missing or has another shape.
     """
-    kind = _known(value["layer"])
+    kind = _saved(value["layer"])
     given = {name: _made_argument(kind, name, part, arrays, prefix) for name, part in value["with"].items()}
     shapes = {array.shape for array in arrays.values()} if prefix is None else ()
     for name, shape in _shapes(kind, given):
@@ -194,7 +218,7 @@ def made_layer(value: Mapping[str, Any], arrays: Mapping[str, np.ndarray], prefi
         elif arrays[prefix + name].shape != shape:
             raise ValueError(f"{prefix}{name} has shape {arrays[prefix + name].shape}, but the layer needs {shape}")
     if kind is not SparseLinear:
-        layer = kind(**given)
+        layer = _constructed(kind, given)
         for path, parts in value.get("holds", {}).items():
             chain = Tree(layer).layers[path]
             if not isinstance(chain, Sequential):

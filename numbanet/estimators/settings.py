@@ -17,6 +17,7 @@ from sklearn.metrics import check_scoring
 from ..arguments import is_integer, is_real
 from ..device import Device, device
 from ..dropout import Dropout, policy
+from ..tensor import Tensor
 from ..training import schedule
 from ..training.adam import Adam, AdamW
 from ..training.hooks import Hook
@@ -170,6 +171,7 @@ class Settings(BaseEstimator):
         return {"limit": effective_n_jobs(int(self.n_jobs)), "precision": self.precision}
 
     def _make_optimizer(self, parameters) -> Optimizer:
+        parameters = list(parameters) or [Tensor(0.0, requires_grad=True)]  # in a check of settings, or if all are frozen
         chosen, rate = self.optimizer, self.learning_rate
         if rate is None:
             adam = chosen in ("adam", "adamw") or (inspect.isclass(chosen) and issubclass(chosen, Adam))

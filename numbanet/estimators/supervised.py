@@ -319,7 +319,8 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         policy = run.stepper.policy
         constant = self.sparsity is None and policy.at(0) is policy  # otherwise the loss may fall because less is dropped
         if message is None and self.epochs is None and self.n_iter_ == len(run.epochs) and constant:
-            message = unfinished([record["loss"] for record in self.history_])
+            losses, scores = ([r[key] for r in self.history_ if key in r] for key in ("loss", "validation_score"))
+            message = unfinished(losses, scores, bool(self.early_stopping), policy.name != "none")
         if message and run.speaks:
             warn(message)
 

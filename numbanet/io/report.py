@@ -49,16 +49,17 @@ td.long { white-space: normal; text-align: left; overflow-wrap: anywhere; }
 """
 
 
-def report(net: Any, path: str | os.PathLike, X: Any = None, y: Any = None) -> None:
+def report(net: Any, path: str | os.PathLike, X: Any = None, y: Any = None, data: str | None = None) -> None:
     """Write a report of a fitted estimator as one HTML page, atomically. It needs no network and no script.
 
     The page has the curves of `history_` by epoch and by seconds, what was dropped of each layer, FLOPs and seconds, the
     parameters that are not at their defaults, and versions. The share of a layer's FLOPs is a mean over plans that are drawn
     anew for the last epoch's rates.
 
-    If samples are given, it has their score, and the confusion matrix of a classifier, or the predictions of a regressor over
-    the targets. The seconds of a training step with and without dropout are then measured on copies of the network, which train
-    on some of the samples for a few seconds; what dropout saved is estimated from their ratio.
+    If samples are given, it has their score, that of the best constant prediction (the most frequent class, or for a regressor
+    the constant of its loss, such as the mean), and the confusion matrix of a classifier, or the predictions of a regressor
+    over the targets. The seconds of a training step with and without dropout are then measured on copies of the network, which
+    train on some of the samples for a few seconds; what dropout saved is estimated from their ratio.
 
     Parameters
     ----------
@@ -68,6 +69,8 @@ def report(net: Any, path: str | os.PathLike, X: Any = None, y: Any = None) -> N
         The file; it is replaced.
     X, y : array_like, optional
         Samples that were not used in training, and their targets. For a `LanguageModel` X is a text, and there is no y.
+    data : str, optional
+        What the network was trained on, for the head of the page, such as "prices.csv, column price".
 
     Raises
     ------
@@ -95,12 +98,12 @@ def report(net: Any, path: str | os.PathLike, X: Any = None, y: Any = None) -> N
         raise ImportError(f"a report needs matplotlib: pip install 'numbanet[plots]' ({error})") from error
     from numbanet.datasets.files import write_file
 
-    page = _page(net, X, y, text)
+    page = _page(net, X, y, text, data)
     with deferred:
         write_file(target, page.encode())
 
 
-def _page(net: Any, X: Any, y: Any, text: bool) -> str:
+def _page(net: Any, X: Any, y: Any, text: bool, data: str | None) -> str:
     told, name = facts(net), title(net)
     # samples are judged first, so that bad ones are refused before anything is drawn
     tested = [] if X is None else _text_tested(net, X) if text else _tested(net, X, y)
@@ -109,7 +112,7 @@ def _page(net: Any, X: Any, y: Any, text: bool) -> str:
     now = datetime.datetime.now(datetime.timezone.utc)
     parts = [
         f"<h1>{_safe(name)}</h1>",
-        f'<p class="faint">{_safe(_data(net, told))} Written {now:%Y-%m-%d %H:%M} UTC.</p>',
+        f'<p class="faint">{_safe(_data(net, told, data))} Written {now:%Y-%m-%d %H:%M} UTC.</p>',
         _figures(net),
         *tested,
         "<h2>Learning</h2>",
@@ -131,10 +134,11 @@ def _page(net: Any, X: Any, y: Any, text: bool) -> str:
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
-def _data(net: Any, told: dict[str, Any]) -> str:
+def _data(net: Any, told: dict[str, Any], data: str | None) -> str:
+    source = "" if data is None else f"Data: {data}. "
     classes = f"{len(told['classes'])} classes: {some(told['classes']).rstrip('…, ')}." if "classes" in told else ""
     words = f"Vocabulary of {len(told['vocabulary']):,} words." if "vocabulary" in told else ""
-    return f"Shape of a sample: {shape_of(net)}. {classes}{words}"
+    return f"{source}Shape of a sample: {shape_of(net)}. {classes}{words}"
 
 
 def _score_name(net: Any, own: bool = False) -> str:
@@ -240,18 +244,29 @@ def _text_tested(model: Any, text: Any) -> list[str]:
 def _tested(net: Any, X: Any, y: Any) -> list[str]:
     """The score of samples, what was taken for what, and the seconds of a step."""
     score = net.score(X, y)
+    targets, found = y.toarray() if issparse(y) else np.asarray(y), net.predict(X)
+    y = targets.reshape(-1) if targets.ndim == 2 and targets.shape[1] == 1 else targets
     parts = [
         "<h2>On the given samples</h2>",
-        f"<p>{_score_name(net, own=True)} <b>{score:.4f}</b> on {_num_samples(X):,} samples</p>",
+        f"<p>{_score_name(net, own=True)} <b>{score:.4f}</b> on {_num_samples(X):,} samples{_safe(_baseline(net, y))}</p>",
     ]
-    y, found = y.toarray() if issparse(y) else np.asarray(y), net.predict(X)
-    y = y.reshape(-1) if y.ndim == 2 and y.shape[1] == 1 else y
     if not hasattr(net, "classes_"):
         if y.ndim == 1:
             parts.append(drawings.scatter(y.astype(np.float64), found.reshape(-1)))
     elif y.ndim == 1:
         parts += _confusion(net.classes_, y, found)
     return parts + _seconds(net, X, y)
+
+
+def _baseline(net: Any, y: np.ndarray) -> str:
+    """What the best constant prediction would reach on samples with the targets y; nothing if it is not known."""
+    if not hasattr(net, "classes_"):  # the score of a loss compares with this constant
+        best = net.loss_.best_constant(y.astype(np.float64), None)
+        return "" if best is None else f"; always predicting {best[0]} of their targets has 0"
+    if y.ndim > 1:
+        return ""
+    classes, counts = np.unique(y, return_counts=True)
+    return f"; always predicting the most frequent class, {classes[counts.argmax()]}, has {counts.max() / len(y):.4f}"
 
 
 def _seconds(net: Any, X: Any, y: Any) -> list[str]:

@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..arguments import type_name
 from ..autograd import no_grad
 from ..device import Device, device
 from ..plans import DevicePlan, Plan, Plans, Site
@@ -91,7 +92,7 @@ class Layer:
     def forward(self, flow: Flow, context: Context) -> Flow:
         """Return the output flow for an input flow; by default, `__call__` is called with the dense activation."""
         with around.within(Around(context, flow.tags)):
-            return flow.with_(self(flow.dense()))
+            return flow.with_(_tensor_of(self, self(flow.dense())))
 
     def sites(self) -> tuple[Site, ...]:
         """Return the sites of this layer, without those of its children. The path of a site is here its name in the layer."""
@@ -357,12 +358,21 @@ def trial(layer: Layer, shape: tuple[int | None, ...]) -> tuple[list[tuple[Layer
     return known[key]
 
 
+def _tensor_of(layer: Layer, y: Any) -> Tensor:
+    """Return y, what `__call__` of a layer has returned; raise TypeError unless it is a tensor, as gradients pass no other."""
+    if not isinstance(y, Tensor):
+        raise TypeError(
+            f"{layer!r}: __call__ must return a Tensor, made by tensors' methods or numbanet.ops, not {type_name(y)}"
+        )
+    return y
+
+
 def _run(layer: Layer, x: Tensor, calls: list[tuple[Layer, tuple[int, ...]]]) -> tuple[int, ...]:
     """Pass zeros through a layer, and return its output shape; append (layer, input shape) of each called layer to `calls`."""
     context = Context(x.device)
     if type(layer).forward is Layer.forward:
         with around.within(Around(context, NO_TAGS, calls)):
-            return tuple(layer(x).shape)
+            return tuple(_tensor_of(layer, layer(x)).shape)
     inside = False
 
     def noted(inner: Layer, forward: Callable[..., Flow]) -> Callable[..., Flow]:

@@ -29,7 +29,8 @@ def positions_of(layer: Layer, spec: ActivationSpec, window: Window, channels: i
     if len(spec.shape) != 4 or spec.shape[1] not in (None, channels) or None in spec.shape[2:]:
         what = f"{layer!r}: it takes images ({channels}, H, W), and its input is of shape {spec.shape[1:]} a sample"
         gray = "; for images of one channel give X[:, None], or set the estimator's image_shape"
-        raise ValueError(what + gray * (len(spec.shape) == 3 and channels == 1))
+        flat = f"; flat samples become images by the estimator's image_shape=({channels}, H, W)"
+        raise ValueError(what + gray * (len(spec.shape) == 3 and channels == 1) + flat * (len(spec.shape) == 2))
     positions = window.positions(*(n or 0 for n in spec.shape[2:]))
     if not min(positions):
         raise ValueError(f"{layer!r}: its window is larger than the images {spec.shape[2:]} with their padding")

@@ -43,23 +43,35 @@ def pad2d(dev: Device, x, *, padding: tuple[int, int], mode: str):
     if len(x.shape) != 4 or mode not in BORDERS:
         raise ValueError(f"pad2d: x {tuple(x.shape)} must be images (N, H, W, C), and mode one of {[*BORDERS]}, not {mode!r}")
     shape, channels = tuple(x.shape), x.shape[3]
-    rows, order, starts = _lists(shape[:3], tuple(padding), mode, dev)
+    of = shape[:3], tuple(padding), mode, dev
     padded = (shape[0], shape[1] + 2 * padding[0], shape[2] + 2 * padding[1], channels)
-    y = dev.take_rows(dev.reshape(x, (math.prod(shape[:3]), channels)), rows)
+    y = dev.take_rows(dev.reshape(x, (math.prod(shape[:3]), channels)), _source(*of))
 
     def dx(dy):
+        order, starts = _grouped(*of)  # predictions need neither
         return dev.reshape(dev.sum_by_row(dev.reshape(dy, (math.prod(padded[:3]), channels)), order, starts), shape)
 
     return dev.reshape(y, padded), (dx,)
 
 
-@functools.lru_cache(maxsize=8)  # of large batches of images the lists are large
-def _lists(shape: tuple[int, int, int], padding: tuple[int, int], mode: str, dev: Device) -> tuple[Any, Any, Any]:
-    """Return the pixel of x for each pixel of y, and the pixels of y grouped by those of x, with the start of each group."""
+def _pixels(shape: tuple[int, int, int], padding: tuple[int, int], mode: str) -> np.ndarray:
+    """Return the pixel of x for each pixel of y."""
     n, height, width = shape
     down, across = (border_indices(length, p, mode) for length, p in zip((height, width), padding))
-    rows = ((np.arange(n)[:, None, None] * height + down[:, None]) * width + across).reshape(-1)
-    starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n * height * width))])
+    return ((np.arange(n)[:, None, None] * height + down[:, None]) * width + across).reshape(-1)
+
+
+@functools.lru_cache(maxsize=8)  # of large batches of images the lists are large
+def _source(shape: tuple[int, int, int], padding: tuple[int, int], mode: str, dev: Device) -> Any:
+    """Return the pixel of x for each pixel of y, on the device."""
+    return dev.upload(np.ascontiguousarray(_pixels(shape, padding, mode), np.int32))
+
+
+@functools.lru_cache(maxsize=8)
+def _grouped(shape: tuple[int, int, int], padding: tuple[int, int], mode: str, dev: Device) -> tuple[Any, Any]:
+    """Return the pixels of y grouped by those of x, and the start of each group, on the device."""
+    rows = _pixels(shape, padding, mode)
+    starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=math.prod(shape)))])
     order = np.argsort(rows, kind="stable")
-    first, second, third = (dev.upload(np.ascontiguousarray(part, np.int32)) for part in (rows, order, starts))
-    return first, second, third
+    first, second = (dev.upload(np.ascontiguousarray(part, np.int32)) for part in (order, starts))
+    return first, second

@@ -5,30 +5,52 @@ Each loss is one fused kernel that computes the loss of every sample and the gra
 
 from __future__ import annotations
 
-import numbers
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from ..arguments import host_array
 from ..autograd import op
 from ..device import Device
 from ..gradients import One
 from ..tensor import Tensor
 
 
-def _given(name: str, dev: Device, x: Any, dtype: type = np.float32) -> Any:
-    """Return an argument x of a loss as an array on the device: a device array is used directly, host data is uploaded."""
+def _on_device(x: Any, output: Any) -> bool:
+    """Return True if x is an array on a device other than the CPU, as `output` is there."""
+    return hasattr(x, "copy_to_host") or (isinstance(x, type(output)) and not isinstance(x, np.ndarray))
+
+
+def _given(name: str, dev: Device, x: Any, output: Any) -> Any:
+    """Return float32 numbers that are compared with `output`, or None, as they are on the device."""
     if isinstance(x, Tensor):
-        if x.dtype != dtype:
-            raise ValueError(f"{name}: labels in a Tensor are float32, not integers; give them as a NumPy array")
         return x.data
-    if x is None or hasattr(x, "copy_to_host") or not isinstance(x, (np.ndarray, Sequence, numbers.Number)):
-        return x
-    values = np.asarray(x)
-    if dtype is np.int32 and values.dtype.kind not in "iub":
+    return x if x is None or _on_device(x, output) else dev.upload(host_array(name, x, np.float32))
+
+
+def _compared(name: str, dev: Device, target: Any, weights: Any, output: Any) -> tuple[Any, Any]:
+    """Return (target, weights) of a loss as they are on the device."""
+    return _given(f"{name}: target", dev, target, output), _given(f"{name}: weights", dev, weights, output)
+
+
+def _labels(name: str, dev: Device, labels: Any, logits: Any) -> Any:
+    """Return the labels of logits (N, C) as int32 on the device. Those of the host must be in 0 … C - 1."""
+    if isinstance(labels, Tensor):
+        if labels.dtype != np.int32:
+            raise ValueError(f"{name}: labels in a Tensor are float32, not integers; give them as a NumPy array")
+        return labels.data
+    if _on_device(labels, logits):
+        return labels
+    values, classes = host_array(f"{name}: labels", labels), logits.shape[-1] if len(logits.shape) else 0
+    if values.dtype.kind not in "iub":
         raise ValueError(f"{name}: labels are {values.dtype}, not integers")
-    return dev.upload(values, dtype)
+    if values.size and classes and not (values.min() >= 0 and values.max() < classes):
+        label = values[(values < 0) | (values >= classes)][0]
+        raise ValueError(
+            f"{name}: label {label} is not among the {classes} classes 0 … {classes - 1} of logits {tuple(logits.shape)}; "
+            "for samples that shall not count give any class, and weight 0"
+        )
+    return dev.upload(values, np.int32)
 
 
 def _mean_loss(dev: Device, losses_and_gradient):
@@ -48,17 +70,21 @@ def softmax_cross_entropy(dev: Device, logits, *, labels, weights=None, label_sm
 
     logits (N, C), labels (N,) integers, weights (N,) or None; None stands for weights 1/N. The target t[n, c] is
     label_smoothing / C, plus 1 - label_smoothing if c = labels[n] (Szegedy et al. 2016, section 7). If label_smoothing is 0,
-    the loss of a sample is -log of the probability of its label. Labels on a device are not checked beforehand; a label outside
-    0 … C - 1 makes the loss NaN.
+    the loss of a sample is -log of the probability of its label. Labels in a Tensor or on a GPU are not looked at beforehand,
+    as that would wait for the device: one outside 0 … C - 1 makes the loss NaN.
 
     Raises
     ------
     ValueError
-        If `label_smoothing` is not in [0, 1), or labels are not integers.
+        If `label_smoothing` is not in [0, 1), or labels are not integers, or, in an array or list of the host, not in
+        0 … C - 1.
+    TypeError
+        If labels or weights are not numbers that NumPy can read.
     """
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"softmax_cross_entropy: label_smoothing must be in [0, 1), got {label_smoothing!r}")
-    labels, weights = _given("softmax_cross_entropy", dev, labels, np.int32), _given("softmax_cross_entropy", dev, weights)
+    labels = _labels("softmax_cross_entropy", dev, labels, logits)
+    weights = _given("softmax_cross_entropy: weights", dev, weights, logits)
     losses, gradient = dev.softmax_cross_entropy(logits, labels, weights)
     if label_smoothing:
         losses, gradient = _smoothed(dev, logits, weights, losses, gradient, label_smoothing)
@@ -89,7 +115,7 @@ def squared_error(dev: Device, prediction, *, target, weights=None):
 
     prediction and target (N, O), weights (N,) or None; None stands for weights 1/N.
     """
-    target, weights = (_given("squared_error", dev, x) for x in (target, weights))
+    target, weights = _compared("squared_error", dev, target, weights, prediction)
     return _mean_loss(dev, dev.squared_error(prediction, target, weights))
 
 
@@ -99,7 +125,7 @@ def absolute_error(dev: Device, prediction, *, target, weights=None):
 
     prediction and target (N, O), weights (N,) or None; None stands for weights 1/N.
     """
-    target, weights = (_given("absolute_error", dev, x) for x in (target, weights))
+    target, weights = _compared("absolute_error", dev, target, weights, prediction)
     return _mean_loss(dev, dev.absolute_error(prediction, target, weights))
 
 
@@ -109,7 +135,7 @@ def sigmoid_cross_entropy(dev: Device, logits, *, target, weights=None):
 
     logits and target (N, O), weights (N,) or None; None stands for weights 1/N.
     """
-    target, weights = (_given("sigmoid_cross_entropy", dev, x) for x in (target, weights))
+    target, weights = _compared("sigmoid_cross_entropy", dev, target, weights, logits)
     return _mean_loss(dev, dev.sigmoid_cross_entropy(logits, target, weights))
 
 
@@ -126,7 +152,7 @@ def huber_error(dev: Device, prediction, *, target, delta: float = 1.0, weights=
     """
     if not delta > 0:
         raise ValueError(f"huber_error: delta must be above 0, got {delta!r}")
-    target, weights = (_given("huber_error", dev, x) for x in (target, weights))
+    target, weights = _compared("huber_error", dev, target, weights, prediction)
     return _mean_loss(dev, dev.huber_error(prediction, target, weights, float(delta)))
 
 
@@ -145,5 +171,5 @@ def quantile_error(dev: Device, prediction, *, target, level: float = 0.5, weigh
     """
     if not 0 < level < 1:
         raise ValueError(f"quantile_error: level must be in (0, 1), got {level!r}")
-    target, weights = (_given("quantile_error", dev, x) for x in (target, weights))
+    target, weights = _compared("quantile_error", dev, target, weights, prediction)
     return _mean_loss(dev, dev.quantile_error(prediction, target, weights, float(level)))

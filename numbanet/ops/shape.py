@@ -10,7 +10,7 @@ import numpy as np
 
 from numbanet_kernels.layouts.packed import Packing
 
-from ..arguments import is_integer
+from ..arguments import host_array, is_array, is_integer
 from ..autograd import op
 from ..device import Device, device
 from ..gradients import Packed
@@ -84,7 +84,7 @@ def getitem(dev: Device, x, *, key):
 def _index(key: Any) -> Any:
     """Convert one part of a key to an index of NumPy."""
     if not isinstance(key, Tensor):
-        return key
+        return host_array("x[key]", key) if is_array(key) and not isinstance(key, (np.ndarray, np.generic)) else key
     if key.dtype == np.float32:
         raise TypeError("x[key]: a float tensor is not an index; for a mask m write x[m.numpy() != 0], or where(m, x, 0)")
     return key.numpy()
@@ -230,7 +230,7 @@ def embedding(
 
 def _symbols(dev: Device, ids: Any, rows: int) -> np.ndarray:
     """Return the ids as an int32 array on the host; raise an error unless they are integers in 0 … rows - 1."""
-    host = np.asarray(ids if isinstance(ids, np.ndarray) else dev.download(ids))
+    host = dev.download(ids) if hasattr(ids, "copy_to_host") else host_array("embedding: ids", ids)
     if host.dtype.kind not in "iu":
         raise TypeError(
             f"embedding: ids are {host.dtype}, not integers; Tensor(...) makes float32, use Tensor.wrap(integers, "

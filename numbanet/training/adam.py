@@ -41,7 +41,7 @@ class Adam(Optimizer):
     Raises
     ------
     ValueError
-        If a number is out of range.
+        If a number is out of range, or there are no parameters.
     """
 
     recordable = True

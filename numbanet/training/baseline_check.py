@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from .data import Data, on_host, rows_of
 from .inference import Predictor
 from .stepper import Stepper
 from .task import Constant
+from .validation import TOLERANCE
 
 LITTLE = 0.01  # progress up to this value may be chance; it is 0 for the best constant prediction and 1 without errors
 DOUBTFUL = 0.1  # below this progress, badly scaled inputs are a likely cause; above it, the task may be hard
@@ -44,17 +46,37 @@ def verdict(stepper: Stepper, data: Data, record: dict) -> str | None:
     )
 
 
-def unfinished(losses: list[float]) -> str | None:
-    """Return the text of a warning if the loss was still falling clearly in the last tenth of the epochs; else None. `losses`
-    holds the loss of each epoch, at least 10.
+def unfinished(losses: list[float], scores: Sequence[float] = (), stops: bool = False, drops: bool = False) -> str | None:
+    """Return the text of a warning if the loss was still falling clearly in the last tenth of the epochs; else None.
+
+    More epochs are advised only if the validation score, where there is one, still rose in these epochs by more than the
+    `TOLERANCE` of early stopping. If it did not, and training `stops` early, there is nothing to say.
+
+    Parameters
+    ----------
+    losses : list of float
+        The loss of each epoch, at least 10.
+    scores : sequence of float
+        The validation score of each epoch, or nothing.
+    stops, drops : bool
+        Whether early stopping chooses the epoch, and whether dropout is used.
     """
     last = len(losses) // 10
     before, after = np.mean(losses[-2 * last : -last]), np.mean(losses[-last:])
     if not before - after > FALLING * max(abs(losses[0]), float(losses[0] - after)):  # a user-defined loss may be negative
         return None
-    return (
+    said = (
         f"fit: the loss was still falling, from {before:.3g} to {after:.3g} in the last tenth of the {len(losses)} epochs, the "
-        "default for this number of samples; try more epochs, or a larger learning_rate"
+        "default for this number of samples"
+    )
+    if not len(scores) or np.nanmax(scores[-last:]) > np.nanmax(scores[:-last]) + TOLERANCE:
+        return f"{said}; try more epochs, or a larger learning_rate"
+    if stops:
+        return None
+    best = int(np.nanargmax(scores)) + 1
+    return (
+        f"{said}, but the validation score was highest after epoch {best}, so that more epochs do not help; try "
+        f"early_stopping=True, or {'a higher dropout_rate' if drops else 'dropout'}"
     )
 
 

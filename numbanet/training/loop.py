@@ -68,10 +68,10 @@ def train(run: Run, data: Data) -> None:
         except DeviceFailure as error:
             failure = error
         if (interrupted or failure) and not recovery.after_interrupt():
-            raise failure or KeyboardInterrupt(NOTHING)
+            raise failure or KeyboardInterrupt(NOTHING + run.resumes)
     if interrupted or failure:
         count = run.epoch - recovery.first
-        after = f"after {count} complete epoch{'s' * (count != 1)}, which the estimator keeps"
+        after = f"after {count} complete epoch{'s' * (count != 1)}, which the estimator keeps{run.resumes}"
         raise Interrupted(failure or KeyboardInterrupt(f"fit was interrupted {after}")) from failure
 
 

@@ -110,6 +110,8 @@ class Optimizer(abc.ABC):
                     f"parameters must be tensors made with requires_grad=True, got {p!r}; leave out what is "
                     "frozen, or freeze it after the optimiser is made"
                 )
+        if not self.parameters:
+            raise ValueError(f"{type(self).__name__}: there are no parameters; give tensors, as in list(model.parameters())")
         self.parameters = list(dict.fromkeys(self.parameters))  # a tensor that is given twice is updated only once
         self.learning_rate = check_number("learning_rate", learning_rate, 0)
         self.weight_decay = check_number("weight_decay", weight_decay, 0)

@@ -119,6 +119,8 @@ class Run:
         Where a resumed run goes on within an epoch (`resuming`).
     stopping : bool
         True if a hook has called `stop`.
+    resumes : str
+        How an interrupted run goes on, for the message, if a checkpoint was written; else "".
     """
 
     stepper: Stepper
@@ -130,6 +132,7 @@ class Run:
     stopping: bool = False
     done: list[tuple[Batch, Any]] = dataclasses.field(default_factory=list)
     position: Any = None
+    resumes: str = ""
 
     def __post_init__(self) -> None:
         self.start = self.streams.state()  # of the random streams when the run was made
@@ -302,6 +305,10 @@ class Run:
             raise
         for hook in self._between:
             hook.between_steps(self)
+
+    def saved(self, way: str) -> None:
+        """Remember how the run goes on from a checkpoint that was written, for the message if it is interrupted."""
+        self.resumes = way
 
     def settle(self) -> None:
         """Bring all weights up to date."""

@@ -39,7 +39,7 @@ class SGD(Optimizer):
     Raises
     ------
     ValueError
-        If a number is out of range, or `nesterov` is True with momentum 0.
+        If a number is out of range, there are no parameters, or `nesterov` is True with momentum 0.
     """
 
     recordable = True

@@ -45,7 +45,7 @@ def check(op: str, arrays: dict[str, Any]) -> dict[str, Any]:
         if array is None:
             continue
         kind = getattr(array, "dtype", None)
-        if (kind is not dtype and kind != dtype) or not array.flags["C_CONTIGUOUS"]:
+        if (kind is not dtype and kind != dtype) or not (hasattr(array, "flags") and array.flags["C_CONTIGUOUS"]):
             raise TypeError(f"{op}: {name} must be a contiguous {dtype} array, not {_kind(array)}")
         there = array.shape
         if shape.__class__ is str:
@@ -109,7 +109,7 @@ def pair(op: str, name: str, given: Any) -> tuple[Any, Any]:
 
 
 def _kind(array: Any) -> str:
-    if not hasattr(array, "dtype"):
+    if not (hasattr(array, "dtype") and hasattr(array, "flags")):
         return f"a {type(array).__name__}"
     return f"{array.dtype} {array.shape}{'' if array.flags['C_CONTIGUOUS'] else ' in pieces'}"
 

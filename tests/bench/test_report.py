@@ -1,11 +1,14 @@
 """Reports: pages and charts are made from recorded files, and those of the repository are up to date; facts of the pages."""
 
+import inspect
 import math
 import re
 from pathlib import Path
 
 import pytest
 
+import numbanet
+import numbanet.dropout
 from bench.machinery import drawings, report, suites
 from bench.machinery.results import Results
 from numbanet import Net
@@ -208,10 +211,35 @@ def test_every_parameter_of_net_is_in_the_documentation():
     named = [line.split("`")[1] for line in lines]
     assert sorted(named) == sorted(Net().get_params()) and set(SHARED) < set(named)
     for line in lines:
-        name, _, default, said = (cell.strip() for cell in line.strip("| ").replace("\\|", "/").split(" | "))
+        cells = line.removeprefix("| ").removesuffix(" |").replace("\\|", "/").split(" | ")
+        cells = line.removeprefix("| ").removesuffix(" |").replace("\\|", "/").split(" | ")
+        name, _, default, said, _ = (cell.strip() for cell in cells)
         given = Net().get_params()[name.strip("`")]
         assert default.split(", for")[0].replace('"', "'") == repr(given) and len(said) > 15
         assert line in page
+
+
+def test_the_documentation_says_what_none_means():
+    """For each parameter that may be None, a sentence "None: …" of its docstring, which the table of `Net` shows."""
+    for kind in (numbanet.Net, numbanet.NetRegressor, numbanet.LanguageModel):
+        text = inspect.cleandoc(kind.__doc__).split("\nAttributes\n")[0]
+        found = re.findall(r"^(\w+) : (.+)\n((?:    .*\n?)+)", text, re.M)
+        assert len(found) > 20
+        for parameter, values, said in found:
+            assert ("None" in values) <= bool(re.search(r"\bNone( or -1)?: ", " ".join(said.split()))), (kind, parameter)
+    rows = [line.split(" | ") for line in report.parameters("Net", "", []).splitlines()[2:]]
+    assert all(bool(row[-1].strip(" |")) == ("None" in row[1]) for row in rows)
+
+
+def test_every_kind_of_dropout_has_its_formulas():
+    """Kept part, y, dx, dW and scale, from the docstring of the class of the policy."""
+    rows = [line.strip("| ").split(" | ") for line in report.formulas("all", "", []).splitlines()[2:]]
+    assert [row[0] for row in rows] == [f'`"{kind}"`' for kind in numbanet.dropout.POLICIES]
+    for kind, _, result, dx, dw, scale in rows:
+        policy = numbanet.dropout.POLICIES[kind.strip('`"')]
+        assert result[1] == "y" and dx[1:3] in ("dx", "dA") and dw[1:3] == "dW" and scale[1:4] == "s ="
+        said = " ".join(inspect.getdoc(policy).replace("`", "").split())
+        assert all(cell.strip("`") in said for cell in (result, dx, dw, scale))
 
 
 def test_the_evenings_path_has_the_lines_that_it_says():

@@ -132,6 +132,27 @@ def test_headers(tmp_path, first, second, header):
     assert len(found.X) == len(found.y) == 3 - header and found.X.dtype == np.float32
 
 
+def test_a_table_is_trained_without_dropout_and_with_early_stopping(table, capsys, rng):
+    """Where targets are noise, the best epoch is an early one; images are trained as before."""
+    np.savetxt("noise.csv", np.c_[rng.standard_normal((120, 8)), rng.standard_normal(120)], delimiter=",")
+    noise = ["train", "--quiet", "--data", "noise.csv", "--target", "-1", "--layers", "64", "--epochs", "200", "--save", "net"]
+    status, out, _ = run(capsys, *noise)
+    net = NetRegressor.load("net")
+    assert status == 0 and "auto: none" in out and f"{net.n_iter_}, best {net.best_epoch_}" in out
+    assert net.early_stopping and net.patience == 20 and net.n_iter_ == net.best_epoch_ + 20 < 200
+    assert run(capsys, *noise, "--no-early-stopping", "--dropout", "rdp")[0] == 0
+    net = NetRegressor.load("net")
+    assert net.n_iter_ == 200 and net.dropout == "rdp"
+    assert run(capsys, *noise, "--epochs", "1", "--validation", "0")[0] == 0 and not NetRegressor.load("net").early_stopping
+    assert run(capsys, "train", *noise[1:3], "flowers.csv", "--target", "kind", "--epochs", "1", "--save", "net")[0] == 0
+    assert not Net.load("net").early_stopping and Net.load("net").dropout == "auto"
+    status, _, err = run(capsys, *noise, "--early-stopping", "--validation", "0")
+    assert status == 2 and "--early-stopping needs validation samples" in err
+    assert run(capsys, "train", "--quiet", "--epochs", "1", "--layers", "8", "--save", "net")[0] == 0
+    net = Net.load("net")
+    assert net.dropout == "rdp" and not net.early_stopping
+
+
 def test_help_names_all_kinds_of_dropout_for_these_networks(capsys):
     with pytest.raises(SystemExit):
         cli.main(["train", "--help"])

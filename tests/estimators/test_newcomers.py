@@ -109,6 +109,19 @@ def test_images_that_do_not_fit_their_shape():
         Net([Conv2d(1, 2, 3), Flatten(), Linear(200, 2)], **SMALL).fit(IMAGES, CLASSES)
 
 
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"validation_data": (X, Y)}, r"fit has no argument 'validation_data'; did you mean 'validation'\?"),
+        ({"epochs": 3}, r"fit has no argument 'epochs'; it is a parameter of the estimator: Net\(\.\.\., epochs=\.\.\.\)"),
+        ({"zzz": 1}, "fit has no argument 'zzz'; it has X, y, sample_weight, "),
+    ],
+)
+def test_arguments_of_fit_of_other_libraries(given, message):
+    with pytest.raises(TypeError, match=message):
+        Net((8,), **SMALL).fit(X, Y, **given)
+
+
 def test_one_hot_classes_are_learned_as_labels_with_a_warning():
     with pytest.warns(UserWarning, match=r"exactly one 1 in each row: .* give y.argmax\(axis=1\)"):
         net = Net((8,), **SMALL).fit(X, np.eye(10)[Y])

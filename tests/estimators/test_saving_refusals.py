@@ -62,6 +62,34 @@ def test_what_no_file_can_hold_is_refused_with_a_way_out(name, tmp_path, capsys)
         np.testing.assert_array_equal(Net.load(tmp_path / "a").predict(X_TEST), net.predict(X_TEST))
 
 
+class Scaled(Layer):
+    """Keeps its argument under its name, so that it is saved."""
+
+    def __init__(self, slope):
+        self.slope = slope
+
+    def __call__(self, x):
+        return x.relu() * self.slope
+
+
+def test_a_layer_whose_class_is_missing_or_has_changed_is_named_in_loading(tmp_path, monkeypatch):
+    net = Net([Linear(64, 10, rng=0), Scaled(2.0)], **FAST).fit(X, Y)
+    net.save(path := tmp_path / "own")
+    assert Net.load(path).model_.layers[1].slope == 2.0
+    with monkeypatch.context() as patched:
+        patched.setattr(Scaled, "__init__", lambda self, slope, other: None)
+        with pytest.raises(ValueError, match=r"own: the class .*\.Scaled has changed since the file was saved: .*'other'"):
+            Net.load(path)
+    try:
+        Scaled.__name__ = "Renamed"
+        with pytest.raises(
+            ValueError, match="own: a layer of the file has the class Scaled: no layer class .* import its module"
+        ):
+            Net.load(path)
+    finally:
+        Scaled.__name__ = "Scaled"
+
+
 def test_bad_targets_are_named(tmp_path, monkeypatch):
     net, _ = CASES["none"]()
     for target, error in ((tmp_path / "no" / "a", FileNotFoundError), (tmp_path, IsADirectoryError)):

@@ -133,6 +133,41 @@ def test_a_loss_is_still_falling_if_it_falls_by_a_fiftieth_of_the_first(losses, 
     assert (unfinished(losses) is not None) == falling
 
 
+FALLING = [2.0] * 18 + [1.0, 0.9]
+
+
+@pytest.mark.parametrize(
+    "scores, stops, drops, advice",
+    [
+        ([], False, False, "samples; try more epochs, or a larger learning_rate$"),
+        ([0.1 + 0.01 * i for i in range(20)], True, False, "samples; try more epochs, or a larger learning_rate$"),
+        (
+            [0.5] * 5 + [0.8] + [0.7] * 14,
+            False,
+            False,
+            "highest after epoch 6, so that more epochs do not help; try early_.* dropout$",
+        ),
+        ([0.5] * 5 + [0.8] + [0.7] * 14, False, True, "try early_stopping=True, or a higher dropout_rate$"),
+        ([0.8] * 19 + [0.80005], False, False, "highest after epoch 20, so that more epochs do not help"),
+        ([float("nan")] + [0.8] * 18 + [0.9], False, False, "try more epochs"),
+        ([0.5] * 5 + [0.8] + [0.7] * 14, True, True, None),
+    ],
+)
+def test_more_epochs_are_advised_only_if_the_validation_score_still_rises(scores, stops, drops, advice):
+    text = unfinished(FALLING, scores, stops, drops)
+    assert text is None if advice is None else re.search(advice, text)
+
+
+def test_a_fit_that_overfits_is_told_to_stop_early():
+    """Labels of chance: the loss falls in training, and the score on held-out samples has nothing to rise by."""
+    rng = np.random.default_rng(0)
+    x, y = np.float32(rng.standard_normal((300, 40))), rng.integers(0, 2, 300)
+    net = Net((64,), learning_rate=0.002, random_state=0, device="cpu")
+    ((text, file),) = said(lambda: net.fit(x[:200], y[:200], validation=(x[200:], y[200:])))
+    assert file == __file__ and "so that more epochs do not help; try early_stopping=True, or dropout" in text
+    assert said(lambda: Net((64,), learning_rate=0.002, random_state=0, device="cpu", early_stopping=True).fit(x, y)) == []
+
+
 # --- parameters that do nothing ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "options, fit",

@@ -195,7 +195,7 @@ def convolution(*arguments, **options):
         ("lenet5", {"dropout": "rsdp", "dropout_rate": (0.1, 0.2, 0.3)}, (1, 12, 12), "3 entries for 2"),
         (convolution(1, 4, 13), {}, (1, 12, 12), r"Conv2d\(1, 4, 13\): its window is larger than the images \(12, 12\)"),
         (convolution(3, 4, 3), {}, (1, 12, 12), r"Conv2d\(3, 4, 3\): it takes images \(3, H, W\).*\(1, 12, 12\) a sample"),
-        (convolution(1, 4, 3), {}, (144,), r"Conv2d\(1, 4, 3\): it takes images"),
+        (convolution(1, 4, 3), {}, (144,), r"Conv2d\(1, 4, 3\): it takes images .*image_shape=\(1, H, W\)$"),
         (convolution(1, 4, 3), {}, (1, 12, 12), r"Linear\(4, 4\): it takes 4 features, and its input has \(400,\)"),
         ([Conv2d(1, 4, 12), MaxPool2d(2), Flatten(), Linear(4, 4)], {}, (1, 12, 12), r"MaxPool2d.*1 x 1 pixels"),
         (
@@ -205,6 +205,7 @@ def convolution(*arguments, **options):
             r"BatchNorm2d\(5\): its input is of shape",
         ),
         ([Conv2d(1, 4, 3)], {}, (1, 12, 12), "the last one must give 4 outputs"),
+        (Sequential([Flatten(), Linear(144, 4)]), {}, (1, 12, 12), r"layers must be .*, give its attribute layers; got Seq"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_training(layers, options, shape, message):

@@ -73,7 +73,7 @@ class Random:
     def tensor(self, *shape):
         tensor = Tensor(self.array(*shape, dtype="f4"), requires_grad=bool(self.rng.random() < 0.8))
         if self.rng.random() < 0.05:
-            tensor.data = self.array(*tensor.shape)  # whatever dtype
+            tensor = Tensor.wrap(self.array(*tensor.shape), tensor.device, tensor.requires_grad)  # whatever dtype
         return tensor
 
     def plan(self):

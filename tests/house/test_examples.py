@@ -107,3 +107,26 @@ def test_a_failing_example_fails(tmp_path):
     broken.write_text("print('wrote nowhere.png')\nassert False\n")
     done, pictures = run(broken, tmp_path)
     assert done.returncode != 0 and not pictures[0].exists()
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+@pytest.mark.long
+@pytest.mark.slow
+def test_shows_its_pictures_as_a_notebook(example, tmp_path, monkeypatch):
+    """In Jupyter's kernel, with the backend that it chooses, from examples/: each cell that saves pictures shows them, too."""
+    jupytext, nbclient = (pytest.importorskip(name, reason="extra `docs`") for name in ("jupytext", "nbclient"))
+    pytest.importorskip("ipykernel", reason="extra `docs`")
+    if example.name.startswith("06") and availability.nvvm_problem() is not None:
+        pytest.skip("compiles kernels, and NVVM is missing")
+    monkeypatch.delenv("MPLBACKEND", raising=False)
+    for name, value in (("NUMBANET_PICTURES", tmp_path), ("PYTHONPATH", ROOT), ("OMP_NUM_THREADS", 1)):
+        monkeypatch.setenv(name, str(value))
+    notebook = jupytext.read(example)
+    nbclient.NotebookClient(notebook, timeout=TIMEOUT, resources={"metadata": {"path": str(example.parent)}}).execute()
+    shown = 0
+    for cell in notebook.cells:
+        saved = len(re.findall(r"^save\(", cell.source, re.M)) if cell.cell_type == "code" else 0
+        pictures = [output for output in cell.get("outputs", ()) if "image/png" in output.get("data", {})]
+        assert len(pictures) >= saved, cell.source
+        shown += saved
+    assert shown == len(list(tmp_path.glob("*.png"))) > 0

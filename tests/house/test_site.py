@@ -1,6 +1,7 @@
 """The documentation as a site: every public name has a page, walkthroughs show their figures, and a browser shows it all."""
 
 import functools
+import html
 import http.server
 import importlib
 import importlib.util
@@ -129,16 +130,28 @@ def test_the_site_is_built_without_a_warning(site):
         assert len(re.findall(r'class ?= ?"sphx-glr-(single|multi)-img"', page)) >= drawn, path.name
 
 
-LOOK = """<!doctype html><body><script>
+PAGE = """<!doctype html><body><script>
 const pages = %s, found = {};
 const wait = ms => new Promise(done => setTimeout(done, ms));
-async function look(page) {
+async function opened(page, width) {
   const frame = document.createElement("iframe");
-  frame.width = 400; frame.height = 800; frame.src = page;
+  frame.width = width; frame.height = 800; frame.src = page;
   const loaded = new Promise(done => frame.onload = done);
   document.body.append(frame);
   await loaded; await wait(300);
-  const shown = frame.contentDocument, root = shown.documentElement;
+  return frame;
+}
+%s
+(async () => {
+  for (const page of pages) await look(page);
+  const text = document.createElement("pre");
+  text.id = "found"; text.textContent = JSON.stringify(found);
+  document.body.append(text);
+})();
+</script></body>"""
+LOOK = """
+async function look(page) {
+  const frame = await opened(page, 400), shown = frame.contentDocument, root = shown.documentElement;
   for (let i = 0; page.includes("?q=") && i < 50 && !shown.querySelector("#search-results li"); i++) await wait(100);
   const texts = [...shown.querySelectorAll("article :is(p, dt, li, h1, h2, h3)")].filter(text => !text.closest("table, pre"));
   const pictures = [...shown.images];
@@ -153,13 +166,94 @@ async function look(page) {
   };
   frame.remove();
 }
-(async () => {
-  for (const page of pages) await look(page);
-  const text = document.createElement("pre");
-  text.id = "found"; text.textContent = JSON.stringify(found);
-  document.body.append(text);
-})();
-</script></body>"""
+"""
+READ = """
+const brush = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true}), known = {};
+function parsed(colour) {  // [red, green, blue, opacity], 0 to 1
+  if (!(colour in known)) {
+    brush.clearRect(0, 0, 1, 1); brush.fillStyle = colour; brush.fillRect(0, 0, 1, 1);
+    known[colour] = [...brush.getImageData(0, 0, 1, 1).data].map(part => part / 255);
+  }
+  return known[colour];
+}
+const over = (top, below) => [0, 1, 2].map(i => top[i] * top[3] + below[i] * (1 - top[3]));
+const linear = part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+const luminance = rgb => 0.2126 * linear(rgb[0]) + 0.7152 * linear(rgb[1]) + 0.0722 * linear(rgb[2]);
+function contrast(one, other) {  // WCAG 2.1, 1.4.3
+  const [low, high] = [luminance(one), luminance(other)].sort((a, b) => a - b);
+  return (high + 0.05) / (low + 0.05);
+}
+function behind(element) {  // the colour on which its text stands
+  const layers = [];
+  for (let at = element; at; at = at.parentElement) layers.push(parsed(getComputedStyle(at).backgroundColor));
+  return layers.reverse().reduce((below, top) => over(top, below), [1, 1, 1]);
+}
+function named(element) {
+  const parts = [];
+  for (let at = element; at && parts.length < 3; at = at.parentElement)
+    parts.unshift(at.localName + [...at.classList].slice(0, 3).map(name => "." + name).join(""));
+  return parts.join(" ");
+}
+const visible = element => element.checkVisibility({opacityProperty: true, visibilityProperty: true})
+  && element.getBoundingClientRect().width > 2 && element.getBoundingClientRect().height > 2;
+function faint(shown) {  // {what: contrast} of texts that are too pale
+  const pale = {}, texts = shown.createTreeWalker(shown.body, NodeFilter.SHOW_TEXT);
+  let count = 0;
+  while (texts.nextNode()) {
+    const element = texts.currentNode.parentElement;
+    if (!texts.currentNode.data.trim() || element.closest("script, style, noscript, template, svg, [disabled]")) continue;
+    if (!visible(element)) continue;
+    const style = getComputedStyle(element), size = parseFloat(style.fontSize), ground = behind(element);
+    let opacity = 1;
+    for (let at = element; at; at = at.parentElement) opacity *= getComputedStyle(at).opacity;
+    const ink = parsed(style.color), least = size >= 24 || size >= 18.66 && style.fontWeight >= 700 ? 3 : 4.5;
+    const ratio = contrast(over([...ink.slice(0, 3), ink[3] * opacity], ground), ground);
+    count++;
+    if (ratio < least) pale[named(element) + ": " + texts.currentNode.data.trim().slice(0, 20)] = ratio.toFixed(2);
+  }
+  return {pale, count};
+}
+function keys(shown) {  // what a reader without a mouse meets
+  const all = [...shown.querySelectorAll("a[href], button, input, select, summary, [tabindex]")].filter(visible);
+  const shows = ["outlineStyle", "outlineWidth", "boxShadow", "backgroundColor", "color", "borderColor", "textDecoration"];
+  const looks = element => shows.map(name => getComputedStyle(element)[name]).join();
+  const unseen = [];
+  for (const element of all.filter(element => element.tabIndex >= 0)) {
+    const before = looks(element);
+    element.focus({preventScroll: true});
+    if (shown.activeElement !== element) unseen.push("cannot be reached: " + named(element));
+    else if (looks(element) === before) unseen.push("looks the same: " + named(element));
+    element.blur();
+  }
+  const scrolling = [...shown.querySelectorAll("article *")].filter(element => visible(element)
+    && element.scrollWidth > element.clientWidth + 1 && /auto|scroll/.test(getComputedStyle(element).overflowX));
+  const names = elements => [...new Set(elements.map(named))], out = all.filter(element => element.tabIndex < 0);
+  const inside = "[tabindex='0'], a, button", silent = element => !(element.textContent.trim() || element.ariaLabel
+    || element.title || element.placeholder || element.labels?.length || element.querySelector("img[alt], svg"));
+  return {
+    unseen: [...new Set(unseen)],
+    count: all.length,
+    first: shown.querySelector("a[href], button, input")?.textContent.trim(),
+    main: !!shown.querySelector(shown.querySelector("a[href]").getAttribute("href")),
+    ahead: names(all.filter(element => element.tabIndex > 0)),
+    left_out: names(out.filter(element => element.matches("a, button, input, summary"))),
+    scrolling: names(scrolling.filter(element => element.tabIndex < 0 && !element.querySelector(inside))),
+    unnamed: names(all.filter(element => element.matches("a, button, input") && silent(element))),
+  };
+}
+async function look(page) {
+  const frame = await opened(page, 1280), shown = frame.contentDocument;
+  frame.contentWindow.focus();
+  found[page] = {};
+  for (const theme of ["light", "dark"]) {
+    shown.documentElement.dataset.theme = theme;
+    await wait(500);
+    found[page][theme] = faint(shown);
+  }
+  found[page].keys = keys(shown);
+  frame.remove();
+}
+"""
 OPTIONS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --virtual-time-budget=600000 --window-size=1280,900 --dump-dom"
@@ -171,19 +265,15 @@ class Silent(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.fixture(scope="module")
-def looked(site, tmp_path_factory):
-    """What a browser finds on pages that are 400 pixels wide."""
+def browsed(site, script, pages, profile):
+    """What a script finds on pages of the site in a browser, by page."""
     if BROWSER is None:
         pytest.skip("needs Chromium")
-    pages = ["index", "which_dropout", "coming_from", "results", "kernels", "reference/index", "reference/numbanet.Net"]
-    pages = [f"{page}.html" for page in (*pages, "walkthroughs/index", "walkthroughs/07_convolutions")]
-    (site / "_look.html").write_text(LOOK % json.dumps([*pages, "search.html?q=rdp"]), encoding="utf-8")
+    (site / "_look.html").write_text(PAGE % (json.dumps(pages), script), encoding="utf-8")
     handler = functools.partial(Silent, directory=str(site))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        profile = tmp_path_factory.mktemp("profile")
         command = [BROWSER, *OPTIONS.split(), f"--user-data-dir={profile}", f"http://127.0.0.1:{server.server_port}/_look.html"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     finally:
@@ -191,7 +281,23 @@ def looked(site, tmp_path_factory):
         (site / "_look.html").unlink()
     text = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.S)
     assert text, done.stderr[-2000:]
-    return json.loads(text[1].replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">"))
+    return json.loads(html.unescape(text[1]))
+
+
+PAGES = ("index", "which_dropout", "coming_from", "results", "kernels", "reference/index", "reference/numbanet.Net")
+PAGES = [f"{page}.html" for page in (*PAGES, "walkthroughs/index", "walkthroughs/07_convolutions")]
+
+
+@pytest.fixture(scope="module")
+def looked(site, tmp_path_factory):
+    """What a browser finds on pages that are 400 pixels wide."""
+    return browsed(site, LOOK, [*PAGES, "search.html?q=rdp"], tmp_path_factory.mktemp("profile"))
+
+
+@pytest.fixture(scope="module")
+def read(site, tmp_path_factory):
+    """The contrast of texts, and what is reached by keys, on pages that are 1280 pixels wide."""
+    return browsed(site, READ, [*PAGES, "parameters.html", "search.html?q=rdp"], tmp_path_factory.mktemp("profile"))
 
 
 @pytest.mark.long
@@ -209,3 +315,22 @@ def test_pictures_load_code_copies_and_no_page_scrolls_sideways(looked):
 def test_the_search_finds_rdp(looked):
     found = looked["search.html?q=rdp"]["results"]
     assert any("Kinds of dropout" in title for title in found) and len(found) >= 5
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_texts_have_the_contrast_of_wcag_aa(read, theme):
+    """4.5 to 1, and 3 to 1 of large texts (WCAG 2.1, 1.4.3)."""
+    assert {page: seen[theme]["pale"] for page, seen in read.items() if seen[theme]["pale"]} == {}
+    assert all(seen[theme]["count"] > 50 for seen in read.values())
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_all_is_reached_by_keys(read):
+    """In order of the page, with the focus seen; what scrolls by itself is reached, too (WCAG 2.1: 2.1.1, 2.4.3, 2.4.7)"""
+    for name in ("unseen", "ahead", "left_out", "scrolling", "unnamed"):
+        assert {page: seen["keys"][name] for page, seen in read.items() if seen["keys"][name]} == {}, name
+    for page, seen in read.items():
+        assert seen["keys"]["first"] == "Skip to main content" and seen["keys"]["main"] and seen["keys"]["count"] > 20, page

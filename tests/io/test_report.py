@@ -127,6 +127,27 @@ def test_pages_without_dropout_or_samples(tmp_path):
     assert {row[6] for row in page.tables[1][1:]} == {"100%", ""}
 
 
+def test_a_page_names_the_data_and_what_a_constant_prediction_reaches(net, tmp_path):
+    def words(fitted, *given):
+        fitted.report(tmp_path / "run.html", *given)
+        return " ".join("".join(read(tmp_path / "run.html").text).split())
+
+    first = Y_TEST == 1
+    X_many, y_many = np.concatenate([X_TEST[first], X_TEST[:40]]), np.concatenate([Y_TEST[first], Y_TEST[:40]])
+    said = words(net, X_many, y_many, "digits.csv, target column <digit>")
+    assert "Data: digits.csv, target column <digit>. Shape of a sample: " in said
+    assert f"always predicting the most frequent class, 1, has {np.mean(y_many == 1):.4f}" in said
+    for loss, constant in (("squared_error", "the mean"), ("absolute_error", "the median")):
+        fitted = NetRegressor((8,), loss=loss, epochs=1, device="cpu").fit(X[:90], Y[:90])
+        said = words(fitted, X_TEST, Y_TEST)
+        assert f"on 360 samples; always predicting {constant} of their targets has 0" in said and "Data:" not in said
+    assert "always predicting" not in words(NetRegressor((8,), loss=abs_loss, epochs=1).fit(X[:90], Y[:90]), X_TEST, Y_TEST)
+
+
+def abs_loss(output, target):
+    return (output - target).abs().mean(axis=1)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:fit. the network")
 def test_pages_of_all_kinds(tmp_path, rng):
@@ -187,5 +208,12 @@ def test_the_command_writes_a_report(tmp_path, capsys):
     page = read(path)
     accuracy = re.search(r"accuracy (0\.\d{4}) on 360 samples", " ".join("".join(page.text).split()))
     assert status == 0 and f"report: {path}" in out and f"{float(accuracy[1]):.2%}" in out
+    assert "Data: digits, of which the given samples are the test set." in "".join(page.text)
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(["a,b,kind", *(f"{i},{i % 7},{'ab'[i % 2]}" for i in range(60))]))
+    given = ["--data", str(table), "--target", "kind", "--layers", "8", "--epochs", "1", "--quiet", "--report", str(path)]
+    assert cli.main(["train", *given]) == 0 and capsys.readouterr()
+    words = " ".join("".join(read(path).text).split())
+    assert f"Data: {table}, target column kind, of which" in words and "always predicting the most frequent class, " in words
     assert cli.main(["train", "--report", str(tmp_path / "no" / "run.html")]) == 2
     assert "no folder" in capsys.readouterr().err

@@ -21,8 +21,11 @@ from numbanet import (
     RowPlan,
     Sequential,
     Tensor,
+    no_grad,
+    ops,
 )
 from numbanet.layers import ActivationSpec
+from numbanet.ops import border
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
 
@@ -123,3 +126,14 @@ def test_what_does_not_fit_is_refused():
         Conv2d(1, 1, 3, padding=1, padding_mode="mirror")
     with pytest.raises(ValueError, match="too small to be mirrored"):
         Conv2d(1, 1, 3, padding=2, padding_mode="reflect").cost(ActivationSpec((1, 1, 2, 8)), Plans())
+
+
+def test_predictions_build_no_lists_for_gradients(rng):
+    border._grouped.cache_clear()
+    x = Tensor(rng.random((2, 5, 6, 3), np.float32), requires_grad=True)
+    with no_grad():
+        ops.pad2d(x, padding=(1, 2), mode="reflect")
+    y = ops.pad2d(x, padding=(1, 2), mode="reflect")
+    assert border._grouped.cache_info().misses == 0
+    y.sum().backward()
+    assert border._grouped.cache_info().misses == 1 and x.grad.sum().item() == 2 * 7 * 10 * 3

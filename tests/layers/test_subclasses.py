@@ -200,3 +200,18 @@ def test_a_layer_with_forward_costs_what_the_layers_that_it_calls_do(kind):
 def test_a_layer_with_forward_that_cannot_take_what_comes_is_refused_before_training():
     with pytest.raises(ValueError, match=r"Forwarding\(\): it cannot take a batch of shape \(32, 11\)"):
         Net([Linear(12, 11), Forwarding(), Linear(12, 2)], batch_size=32).fit(*samples())
+
+
+class Detached(Layer):
+    """It returns an array, so that no gradient reaches the layers before it."""
+
+    def __call__(self, x):
+        return x.numpy()
+
+
+def test_a_layer_that_returns_no_tensor_is_refused():
+    message = r"Detached\(\): __call__ must return a Tensor, made by tensors' methods or numbanet.ops, not ndarray"
+    with pytest.raises(ValueError, match=message):
+        Net([Linear(12, 12), Detached(), Linear(12, 2)], epochs=1).fit(*samples())
+    with pytest.raises(TypeError, match=message):
+        Sequential([Linear(12, 12), Detached()])(Tensor(np.ones((2, 12))))

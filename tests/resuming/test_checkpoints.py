@@ -284,6 +284,9 @@ def test_signals_save_between_two_steps(tmp_path, number, status):
         [sys.executable, "-c", code, tmp_path / "run"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == status and "not reached" not in done.stdout, done.stderr
+    if number == signal.SIGINT:
+        way = f"; Net.resume({str(tmp_path / 'run')!r}).fit(...), with the same data, goes on from its last checkpoint"
+        assert f"KeyboardInterrupt: fit was interrupted after 1 complete epoch, which the estimator keeps{way}" in done.stderr
     other = Net.resume(tmp_path / "run", callbacks=[Sends()])
     assert other._unfinished.state["optimizer"]["steps"] in (13, 14)
     whole = mlp(dropout="rdp", callbacks=[Sends()]).fit(X, Y, checkpoint=tmp_path / "whole")

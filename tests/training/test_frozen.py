@@ -173,6 +173,13 @@ def test_it_is_saved_loaded_copied_and_pickled_as_such(data, tmp_path):
         assert same(values(other.model_.layers[0]), before)
 
 
+def test_a_network_that_is_frozen_as_a_whole_is_loaded(data, tmp_path):
+    net = Net(layers(), epochs=1, batch_size=8, random_state=0, device="cpu").fit(*data)
+    net.model_.requires_grad_(False)
+    net.save(tmp_path / "net")
+    np.testing.assert_array_equal(Net.load(tmp_path / "net").predict_proba(data[0]), net.predict_proba(data[0]))
+
+
 def test_nothing_left_to_train_is_refused(data):
     with pytest.raises(ValueError, match="nothing to train"):
         NetRegressor([Linear(12, 1).requires_grad_(False)]).fit(*data)

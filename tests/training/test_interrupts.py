@@ -191,6 +191,16 @@ def test_train_ends_with_its_table_and_130(capsys, monkeypatch, tmp_path):
     assert said.err == "numbanet: fit was interrupted after 2 complete epochs, which the estimator keeps\n"
 
 
+def test_train_with_checkpoints_says_how_it_goes_on(capsys, monkeypatch, tmp_path):
+    at_epoch(monkeypatch, 1)
+    command = ["train", "--layers", "16", "--epochs", "2", "--quiet", "--checkpoint", str(tmp_path / "run")]
+    assert cli.main(command) == 130
+    said = capsys.readouterr().err
+    assert "goes on from its last checkpoint; here, the same command with --resume\n" in said
+    monkeypatch.undo()
+    assert cli.main([*command, "--resume"]) == 0
+
+
 def test_train_that_has_learned_nothing_ends_with_130(capsys, monkeypatch):
     at_epoch(monkeypatch, 0)
     assert cli.main(["train", "--layers", "16", "--quiet"]) == 130

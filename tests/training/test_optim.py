@@ -221,11 +221,13 @@ def test_weights_on_two_devices_are_late_each_for_itself(rng):
         (lambda p: SGD(p, 0.1, nesterov=True), "nesterov needs a momentum"),
         (lambda p: Adam(p, 0.1, (0.9, 1.0)), "betas"),
         (lambda p: SGD(p, 0.1, weight_decay=-1), "weight_decay"),
+        (lambda p: SGD([]), "SGD: there are no parameters; give tensors"),
+        (lambda p: AdamW(iter(()), 0.1), "AdamW: there are no parameters"),
     ],
 )
 def test_bad_arguments_are_named(make, message):
     with pytest.raises(ValueError, match=message):
-        make([])
+        make([Tensor([1.0], requires_grad=True)])
 
 
 @pytest.mark.parametrize("parameters", [Tensor([1.0], requires_grad=True), [np.ones(3)], [Tensor([1.0])]], ids=repr)

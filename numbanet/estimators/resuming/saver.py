@@ -168,6 +168,8 @@ class Saver(Hook):
         content = self._content(run)
         if run.speaks:
             self.folder.write(self.number, content, self.keep)
+            way = f"{type(run.estimator).__name__}.resume({str(self.folder.path)!r}).fit(...)"
+            run.saved(f"; {way}, with the same data, goes on from its last checkpoint")
         run.any()  # no rank leaves before the file is written
         self.last = time.monotonic()
 
