@@ -62,8 +62,9 @@ def emulated(function: Any = None, *, uninitialised: bool = False, counters: boo
     RuntimeError, with the line of Python, the thread, the element and the value, for a race, an access out of bounds,
     misaligned, or of memory that was freed, for shared memory that is read before it is written, for a barrier that part of a
     block never reaches, and for threads that wait for ever. Several threads may write equal values, and what is there already,
-    and may read what atomic instructions change before they change it by one, as loops of compare-and-swap do. Work is done when it is asked for, so streams and events are in order. `cuda.is_available()` is True inside. Memory that
-    kernels allocate and never free is a ResourceWarning at the end.
+    and may read what atomic instructions change before they change it by one, as loops of compare-and-swap do. Work is done
+    when it is asked for, so streams and events are in order. `cuda.is_available()` is True inside. Memory that kernels allocate
+    and never free is a ResourceWarning at the end.
 
     The whole process is emulated until the outermost context ends, all its threads, even if there is a card; afterwards
     everything is as before. Device arrays that were made inside are of no use outside.
