@@ -148,6 +148,24 @@ def test_what_python_keeps_or_collects_is_no_leak():
             raise KeyError
 
 
+def test_what_is_freed_is_no_leak():
+    from cuda.bindings import driver
+
+    from tests.kernels.sanitizer.allocated import address_of, free_at
+
+    @cuda.jit
+    def kernel(x):
+        own = address_of(16)
+        x[cuda.threadIdx.x] = own % 16
+        free_at(own)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with numbanet.emulated():
+            kernel[1, 8](np.zeros(8))
+            driver.cuMemFree(leaking())
+
+
 def test_a_launch_with_an_error_leaks_nothing():
     """Its threads would have freed, had they gone on."""
 
