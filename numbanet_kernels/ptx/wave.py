@@ -200,7 +200,7 @@ class Wave:
     def _touch(self, instruction, space, store, offset, width, lanes, writing, atomic, kept):
         """Note the accesses of threads to a store; raise an error if one of them is a race."""
         who = self._who(lanes)
-        pc, fences = self.counters.number[id(instruction)], self.launch.fences
+        pc, fences = self.program.numbers[id(instruction)], self.launch.fences
         with self.told(instruction, space, lanes):
             if writing and not store.data.flags.writeable:
                 raise Fault("written, and the array is read-only", 0)
