@@ -40,7 +40,7 @@ def type_name(value: Any) -> str:
 
 def is_array(value: Any) -> bool:
     """Return True if `value` can be read as an array of the host by NumPy: through `__array__` or DLPack."""
-    return hasattr(value, "__array__") or hasattr(value, "__dlpack__")
+    return not isinstance(value, type) and (hasattr(value, "__array__") or hasattr(value, "__dlpack__"))
 
 
 def host_array(name: str, values: Any, dtype: Any = None) -> np.ndarray:
@@ -79,6 +79,9 @@ def same_kind(name: str, array: Any, before: Any) -> Any:
     if there != here:
         where = "of the host" if not here[0] else "of the tensor's device"
         raise TypeError(f"{name} must be an array {where}, not {type_name(array)}")
+    if isinstance(before, np.ndarray) and not (isinstance(array, np.ndarray) and array.flags.writeable):
+        what = "one that is read-only" if isinstance(array, np.ndarray) else type_name(array)
+        raise TypeError(f"{name} must be a writable array of NumPy, not {what}")
     if array.dtype != before.dtype or not array.flags["C_CONTIGUOUS"]:
         order = "" if array.flags["C_CONTIGUOUS"] else " with gaps"
         raise TypeError(f"{name} must be a contiguous {before.dtype} array as before, not {array.dtype}{order}")

@@ -22,8 +22,12 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "check", help="run a Python file with numba.cuda kernels without a card, and look for races and wrong accesses"
     )
-    parser.add_argument("file", type=Path, help="it launches kernels when it is run")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the file; all that follow -- are")
+    parser.add_argument(
+        "program",
+        nargs=argparse.PARSER,  # the only form of which argparse leaves "--" to us
+        metavar="file",
+        help="a file that launches kernels when it is run, and its arguments, which are not those of this command; all after -- are",
+    )
     _add_counting(parser)
     parser.set_defaults(run=run)
 
@@ -40,14 +44,14 @@ def _add_counting(parser: argparse.ArgumentParser) -> None:
 
 
 def _own_options(options: argparse.Namespace) -> argparse.Namespace:
-    """Return the options with those about counters that stand after the file, and its own arguments without them."""
-    given = options.arguments
+    """Return the options with those about counters that stand after the file, the file, and its arguments without them."""
+    file, *given = options.program[options.program[0] == "--" :]
     end = given.index("--") if "--" in given else len(given)
     parser = Parser(prog="numbanet check", add_help=False, allow_abbrev=False)
     _add_counting(parser)
     after, own = parser.parse_known_args(given[:end])
     found = {name: value for name, value in vars(after).items() if value}
-    return argparse.Namespace(**{**vars(options), **found, "arguments": own + given[end + 1 :]})
+    return argparse.Namespace(**{**vars(options), **found, "file": Path(file), "arguments": own + given[end + 1 :]})
 
 
 def run(options: argparse.Namespace) -> int:
@@ -97,6 +101,8 @@ def _run(file: Path, arguments: list[str]) -> bool:
         try:
             runpy.run_path(str(file.absolute()), run_name="__main__")  # as Python names a file that it runs
         except SystemExit as end:
+            if isinstance(end.code, str):
+                print(end.code, file=sys.stderr)
             return end.code not in (None, 0)
         except Exception:
             traceback.print_exc()

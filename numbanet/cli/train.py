@@ -59,7 +59,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--dropout", help=f"{', '.join(names)} or auto, which chooses; rdp for images, and auto for a file, if not given"
     )
-    parser.add_argument("--rate", default="0.5", type=list_of(float), help="dropout rate, or one per hidden layer")
+    parser.add_argument("--rate", type=list_of(float), help="dropout rate, 0.5 if not given, or one per hidden layer")
     parser.add_argument("--epochs", type=int, help="20, or as many as make 1000 steps, if not given")
     parser.add_argument("--batch-size", type=int, help="128, or fewer of a small data set, if not given")
     parser.add_argument("--learning-rate", type=float, help="0.01 for sgd and 0.001 for adam if not given")
@@ -111,7 +111,8 @@ def run(options: argparse.Namespace) -> int:
         if not hasattr(net, "model_"):
             raise  # no epoch was completed, so there is nothing to save
         interrupted = True
-        print(f"numbanet: {error}{'; here, the same command with --resume' * bool(options.checkpoint)}", file=sys.stderr)
+        goes_on = options.checkpoint and any(options.checkpoint.glob("checkpoint-*.safetensors"))
+        print(f"numbanet: {error}{'; here, the same command with --resume' * bool(goes_on)}", file=sys.stderr)
     if options.mpi and not opened("mpi").first:
         return 130 if interrupted else 0
     _print_result(net, options, splits)
@@ -131,8 +132,10 @@ def _chosen(options: argparse.Namespace, splits: Splits) -> argparse.Namespace:
         raise ValueError("--early-stopping needs validation samples: give --validation a share above 0")
     if stops is None:
         stops = table and splits.regression and splits.validation is not None
-    dropout = options.dropout or ("auto" if table else "rdp")
-    return argparse.Namespace(**{**vars(options), "dropout": dropout, "early_stopping": stops})
+    # a rate alone asks for dropout, which "auto" may leave out
+    dropout = options.dropout or ("auto" if table and options.rate is None else "rdp")
+    chosen = {"dropout": dropout, "rate": options.rate or [0.5], "early_stopping": stops}
+    return argparse.Namespace(**{**vars(options), **chosen})
 
 
 class Splits(NamedTuple):

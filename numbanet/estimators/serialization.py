@@ -198,7 +198,9 @@ def _constructed(kind: type[Layer], given: Mapping[str, Any]) -> Layer:
         if getattr(registry, kind.__name__, None) is kind:
             raise
         own = f"{kind.__module__}.{kind.__name__}"
-        raise OwnLayerError(f"the class {own} has changed since the file was saved: {error}") from None
+        raise OwnLayerError(
+            f"the class {own} has changed since the file was saved, or its config() does not give what it takes: {error}"
+        ) from None
 
 
 def made_layer(value: Mapping[str, Any], arrays: Mapping[str, np.ndarray], prefix: str | None) -> Layer:

@@ -69,13 +69,15 @@ def unfinished(losses: list[float], scores: Sequence[float] = (), stops: bool = 
         f"fit: the loss was still falling, from {before:.3g} to {after:.3g} in the last tenth of the {len(losses)} epochs, the "
         "default for this number of samples"
     )
-    if not len(scores) or np.nanmax(scores[-last:]) > np.nanmax(scores[:-last]) + TOLERANCE:
+    known = len(scores) == len(losses) and np.isfinite(scores[-last:]).any() and np.isfinite(scores[:-last]).any()
+    if not known or np.nanmax(scores[-last:]) > np.nanmax(scores[:-last]) + TOLERANCE:
         return f"{said}; try more epochs, or a larger learning_rate"
     if stops:
         return None
     best = int(np.nanargmax(scores)) + 1
+    how = f"was highest after epoch {best}" if np.nanmax(scores) > np.nanmin(scores) else "did not rise"
     return (
-        f"{said}, but the validation score was highest after epoch {best}, so that more epochs do not help; try "
+        f"{said}, but the validation score {how}, so that more epochs do not help; try "
         f"early_stopping=True, or {'a higher dropout_rate' if drops else 'dropout'}"
     )
 

@@ -87,8 +87,8 @@ def rows_of(X: Any, rows: np.ndarray, dev: Device) -> Any:
 
 def view_of(X: Any, rows: np.ndarray, dev: Device) -> Any:
     """Return the inputs `rows` of X, which are adjacent, as `rows_of` does, but without a copy if loops take a view."""
-    flags = getattr(X, "flags", None)  # of an array of NumPy
-    if isinstance(X, Rows) or not len(rows) or (flags is not None and not (flags.c_contiguous and flags.writeable)):
+    refused = isinstance(X, np.ndarray) and not (X.flags.c_contiguous and X.flags.writeable)
+    if isinstance(X, Rows) or not len(rows) or refused:
         return rows_of(X, rows, dev)
     return dev.part(X, int(rows[0]), int(rows[-1]) + 1)
 

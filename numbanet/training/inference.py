@@ -61,6 +61,8 @@ class Predictor:
         self._by_sample = (
             dev.name == "cpu" and not policy and all(layer.acts_as(*BY_SAMPLE) or layer.passes_units for layer in layers)
         )
+        # a user's layer may write to its inputs, or keep them, so it gets a copy
+        self._views = all(type(layer).__module__.startswith("numbanet.layers.") for layer in layers)
         self._records = not policy and not profile.ENABLED and dev.records() and bool(getattr(model, "records", False))
         self._inputs: dict[tuple[int, ...], Any] = {}  # maps the shape of a sample to the buffer that recorded passes read
         self._passes: dict[tuple, _Pass | None] = {}  # maps (shape, number of threads) to a pass; None if it cannot be recorded
@@ -96,13 +98,13 @@ class Predictor:
         return np.concatenate(pieces)
 
     def _computed(self, X: Any, rows: np.ndarray, adjacent: bool) -> np.ndarray:
-        """Return the output for the samples `rows`; if they are `adjacent` in X, they are not copied."""
+        """Return the output for the samples `rows`; if they are `adjacent` in X, they are not copied for our own layers."""
         filled = self._filled(rows)
         symbols = np.asarray(X[filled], np.int32) if on_host(X) else None
         if symbols is not None:
             x = self.dev.upload(symbols)
         else:
-            x = view_of(X, rows, self.dev) if adjacent and filled is rows else rows_of(X, filled, self.dev)
+            x = view_of(X, rows, self.dev) if adjacent and self._views and filled is rows else rows_of(X, filled, self.dev)
         return self.dev.download(self._output(x, symbols))[: len(rows)]
 
     def _filled(self, rows: np.ndarray) -> np.ndarray:

@@ -125,7 +125,7 @@ class Kernel:
         driver, program = self.module.driver, self.program
         steps(program)  # raises PtxError for what the machine does not know, which is no fault of the kernel
         _check(driver, self, grid, block, dynamic)
-        counters, failed = ptx.Counters(program) if driver.counting else ptx.Uncounted(), False
+        counters, failed = ptx.Counters(program) if driver.counting else ptx.Uncounted(), True
         counters.launched(grid, block, dynamic)
         if driver.counting:
             program.python  # noqa: B018  the lines of Python, which are compiled in this context alone
@@ -134,8 +134,8 @@ class Kernel:
             owed = set(driver.heap.owed)
             try:
                 _OnCard(self, grid, block, dynamic, _packed(program, arguments, self.called), counters).run()
+                failed = False
             except ptx.PtxError as error:
-                failed = True
                 for address in set(driver.heap.owed) - owed:  # what would have been freed after the error
                     del driver.heap.owed[address]
                 driver.report(explained(error, self.arrays, shared_arrays(program, *self.source, dynamic)))

@@ -149,28 +149,34 @@ class _Worker:
     thread that was found on the core of the thread that sends it work is moved to the other cores, before it is woken.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, size: int) -> None:
         self.inbox, self.core, self.thread = _Mailbox(), -1, 0  # the core where it received its last letter; its number
+        self.allowed: set[int] = set()  # the cores that it may use
+        self.moves, self.size = False, size  # whether it is moved: only if each thread of the crew can have its own core
         threading.Thread(target=self._serve, name=f"numbanet-{number}", daemon=True).start()
 
     def send(self, letter: Any) -> None:
         """Put a letter into the inbox."""
         where = _current_core()
-        if where is not None and self.core >= 0 and where() == self.core:
+        if self.moves and self.core >= 0 and where is not None and where() == self.core:
             self._leave(self.core)
         self.inbox.put(letter)
 
     def _leave(self, core: int) -> None:
-        """Let the thread run on all cores of the calling thread except this one, if there are others."""
-        others = os.sched_getaffinity(0) - {core}
-        if others:
-            with contextlib.suppress(OSError):  # some containers forbid it
-                os.sched_setaffinity(self.thread, others)
+        """Let the thread run on all of its cores except this one."""
+        try:
+            os.sched_setaffinity(self.thread, self.allowed - {core})
+        except OSError:  # some containers forbid it, and others take cores away
+            self.moves = False
 
     def _serve(self) -> None:
         # if BLAS uses OpenMP, the number of its threads is set for each Python thread
         blas.set_threads([1] * len(blas.threads()))
         self.thread, where = threading.get_native_id(), _current_core()
+        if where is not None:
+            with contextlib.suppress(OSError):
+                self.allowed = os.sched_getaffinity(0)
+        self.moves = self.size <= len(self.allowed)
         while True:
             run, work, part, answers, done = self.inbox.get()
             self.core = -1 if where is None else where()
@@ -189,7 +195,7 @@ class _Crew:
 
     def __init__(self, size: int) -> None:
         self.parts = [Part(number, size) for number in range(size)]
-        self.workers = [_Worker(part.number) for part in self.parts[1:]]
+        self.workers = [_Worker(part.number, size) for part in self.parts[1:]]
         self.free = threading.Lock()
 
     def share(self, work: Callable[[Part], Any], alone: Callable[[], Any] | None = None) -> None:

@@ -116,8 +116,8 @@ def _store(program: Program, i: Instruction) -> Callable[[Wave], None]:
     def run(wave: Wave) -> None:
         values = [running(wave, r).view(A.BITS[width]) for r in read]
         bits = np.column_stack(values) if wave.launch.plain and not strong else None
-        wave.moved = True
         found = wave.find(i, space, at(wave), total, wave.lanes, writing=True, atomic=strong, values=bits)
+        wave.moved |= any(store.shadow.across or store is wave.shared.store for store, *_ in found)  # others may see it
         if strong:
             _releases(wave, i)
             wave.ordering(found, wave.lanes, reads=False, writes=True)

@@ -120,6 +120,7 @@ def _run(wave: Wave, steps: Sequence[Any]) -> None:
     groups: dict[Place, np.ndarray] = {(0,): wave.alive}
     held: dict[Place, np.ndarray] = {}
     began, turns, polls = time.thread_time(), 0, 0
+    idle = np.zeros(wave.count, bool)  # threads that have polled since memory last changed
     while groups or held:
         if not groups or (held and polls and polls % POLLS == 0):
             released, held = _release(wave, held, steps, must=not groups)
@@ -139,8 +140,11 @@ def _run(wave: Wave, steps: Sequence[Any]) -> None:
             pc += 1
         turns += 1
         polls = 0 if wave.moved else polls + wave.polled
-        if polls > MOST_POLLS or (turns % TURNS == 0 and time.thread_time() - began > LIMIT):
-            raise _endless(wave, min(pc, len(steps) - 1), polls)
+        if wave.polled:
+            idle = idle & (polls > 1) | wave.active
+        stuck = polls > MOST_POLLS and (idle | ~wave.alive | sum(held.values(), np.zeros(wave.count, bool))).all()
+        if stuck or (turns % TURNS == 0 and time.thread_time() - began > LIMIT):
+            raise _endless(wave, min(pc, len(steps) - 1), stuck)
         wave.counters.ran(first, pc, wave)
         if pc == stop:
             _join(groups, (*wave.calls, pc), wave.active)
@@ -149,10 +153,10 @@ def _run(wave: Wave, steps: Sequence[Any]) -> None:
             _turn(wave, steps, pc, groups, held)
 
 
-def _endless(wave: Wave, pc: int, polls: int) -> PtxError:
-    """Return the error for threads that go on for too long, or poll memory that nobody changes."""
+def _endless(wave: Wave, pc: int, stuck: bool) -> PtxError:
+    """Return the error for threads that go on for too long, or are `stuck`: they poll memory that nobody changes."""
     instruction, lane = wave.program.instructions[pc], wave.lanes[0]
-    if polls <= MOST_POLLS:
+    if not stuck:
         more = "NUMBANET_EMULATED_SECONDS gives it more"
         return wave.error(instruction, f"the kernel does not end, and is here after {LIMIT:g} s ({more})", lane)
     later = math.prod(wave.launch.grid) - int(wave.number[-1]) - 1

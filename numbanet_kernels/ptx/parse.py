@@ -43,7 +43,8 @@ _VARIABLE = re.compile(
     re.X | re.S,
 )
 _LOC = re.compile(r"(?:^|inlined_at\s+)(\d+)\s+(\d+)")
-_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
+_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"', re.M)
+_ESCAPE = re.compile(rb"\\([0-7]{3}|.)")
 _REGISTERS = re.compile(r"\.reg\s*\.(?P<type>\w+)\s+(?P<names>.*)", re.S)
 _BOUND = re.compile(r"\.maxntid\s+(\d+(?:\s*,\s*\d+)*)")
 _USED = re.compile(r'\.pragma\s+"used_bytes_mask\s+(0x[0-9a-fA-F]+)"')
@@ -68,6 +69,15 @@ _NUMBER = re.compile(
 )
 
 
+def _unescaped(path: str) -> str:
+    """Return the path of a file as it is; PTX has the bytes of other letters than ASCII's in octal."""
+
+    def byte(found: re.Match[bytes]) -> bytes:
+        return bytes([int(found[1], 8)]) if len(found[1]) == 3 else found[1]
+
+    return _ESCAPE.sub(byte, path.encode()).decode(errors="replace")
+
+
 def parse(
     text: str, arguments: Iterable[tuple[str, str, int | None, str]] = (), lines: Callable[[], str] | None = None
 ) -> Program:
@@ -87,7 +97,7 @@ def parse(
     # maps names of registers and variables to their new names, one dict for each enclosing brace
     scopes: list[dict[str, str]] = []
     name, own, problem = "", {}, "there is no .entry in this PTX"
-    paths = dict(_FILE.findall(text))
+    paths = {number: _unescaped(path) for number, path in _FILE.findall(text)}
     files = _names(paths)
     program.files = {name: paths[number] for number, name in files.items()}
     while match := _PIECE.match(text, position):

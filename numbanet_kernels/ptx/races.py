@@ -88,7 +88,7 @@ class Shadow:
             last = self.last[other_kind]
             other = last.conflict(at, whole)
             if other is not None and whole.fences is not None:
-                other = self._unordered(last, other, at, whole, atomic=other_kind in ("changed", "looked at"))
+                other = self._unordered(last, other, at, whole, atomic=other_kind == "changed")
             if other is not None:
                 i = int(np.flatnonzero(other != NOBODY)[0])
                 by = name_of(int(other[i]), int(whole.codes[i]))
@@ -100,6 +100,10 @@ class Shadow:
             other = whole.codes[(at == at[i]) & (whole.codes != whole.codes[i])][0]
             among = name_of(int(other), int(whole.codes[i])).removesuffix(" with no barrier between")
             raise Fault(f"race: written by several threads at once, {among} among them,", i % offset.size)
+
+    def note_equal(self, offset: np.ndarray, width: int, who: Who, kept: bool) -> None:
+        """Record writes that are equal to one that was checked in the same instruction."""
+        self._note("kept" if kept else "written", *self._units(offset, width, who))
 
     def _unordered(self, last: _Last, other: np.ndarray, at: np.ndarray, who: Who, atomic: bool) -> np.ndarray | None:
         """Return `other`, a result of `last.conflict`, without those that fences order; None if nobody is left."""

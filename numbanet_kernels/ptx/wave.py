@@ -193,18 +193,26 @@ class Wave:
                     parts = [(quiet, True), (loud, False)]
                 for part, kept in parts:
                     if part.size:
-                        some = lanes if part.size == lanes.size else lanes[chosen[part]]
+                        some = lanes if values is None and part.size == lanes.size else lanes[chosen[part]]
                         self._touch(instruction, space, store, offset[part], width, some, writing, atomic, kept)
+                if values is not None:
+                    self._note_equal(instruction, store, offset, width, lanes[chosen], parts)
         return found
+
+    def _note_equal(self, instruction, store, offset, width, lanes, parts):
+        """Note the writes that are equal to one of `parts`, which has been checked for all of them."""
+        rest = np.setdiff1d(np.arange(offset.size), np.concatenate([part for part, _ in parts]))
+        for part, kept in parts:
+            same = rest[np.isin(offset[rest], offset[part])]
+            if same.size:
+                store.shadow.note_equal(offset[same], width, self._moment(instruction, lanes[same]), kept)
 
     def _touch(self, instruction, space, store, offset, width, lanes, writing, atomic, kept):
         """Note the accesses of threads to a store; raise an error if one of them is a race."""
-        who = self._who(lanes)
-        pc, fences = self.program.numbers[id(instruction)], self.launch.fences
+        who = self._moment(instruction, lanes)
         with self.told(instruction, space, lanes):
             if writing and not store.data.flags.writeable:
                 raise Fault("written, and the array is read-only", 0)
-            who = who._replace(pc=pc, stamp=fences.clock if fences is not None else 0)
             store.shadow.touch(offset, width, who, writing, atomic, kept)
 
     def ordering(self, found: list[tuple[Any, np.ndarray, np.ndarray]], lanes: np.ndarray, reads: bool, writes: bool) -> None:
@@ -249,6 +257,12 @@ class Wave:
                     )
                 ]
         return found
+
+    def _moment(self, instruction: Instruction, lanes: np.ndarray) -> Who:
+        """Return the threads of `lanes`, at an instruction and the time of the fences."""
+        fences = self.launch.fences
+        pc, stamp = self.program.numbers[id(instruction)], fences.clock if fences is not None else 0
+        return self._who(lanes)._replace(pc=pc, stamp=stamp)
 
     def _who(self, lanes: np.ndarray) -> Who:
         if lanes.size == self.count:

@@ -14,6 +14,7 @@ from ...runtime.memory import assign, empty_cpu, flat, full_cpu
 from .family import axes_of, columns_of, joined_shape, repeated, spread_to, taken
 
 _NO_SHIFT = np.zeros(0, np.float32)
+SMALL = 1 << 13  # elements that NumPy moves sooner
 
 
 def _contiguous(view):
@@ -31,7 +32,7 @@ def transpose_cpu(x, axes):
     if tuple(axes[kept:]) != (*range(moved, x.ndim), *range(kept, moved)):
         return _contiguous(view)
     whole = x.reshape(math.prod(x.shape[:kept]), math.prod(x.shape[kept:moved]), -1)
-    if min(whole.shape[1:]) < VECTOR:
+    if min(whole.shape[1:]) < VECTOR or x.size < SMALL or not x.flags.writeable:  # which compiled loops refuse
         return _contiguous(view)
     y = empty_cpu(view.shape)
     swap(whole, y.reshape(len(whole), *whole.shape[:0:-1]))

@@ -106,19 +106,19 @@ def test_a_forked_process_has_a_crew_of_its_own():
 
 
 @pytest.mark.skipif(len(getattr(os, "sched_getaffinity", lambda _: [0])(0)) < 2, reason="needs two cores of Linux")
-@pytest.mark.parametrize("meets", [True, False])
-def test_a_thread_on_the_core_of_its_sender_is_moved(monkeypatch, meets):
+@pytest.mark.parametrize("meets, crowd", [(True, 0), (False, 0), (True, 1)])
+def test_a_thread_on_the_core_of_its_sender_is_moved(monkeypatch, meets, crowd):
     cores = sorted(os.sched_getaffinity(0))
 
     def where():
         return cores[threading.current_thread().name == "numbanet-9" and not meets]
 
     monkeypatch.setattr(threads, "_current_core", lambda: where)
-    worker, allowed, answers, done = threads._Worker(9), [], [], threads._Mailbox()
+    worker, allowed, answers, done = threads._Worker(9, len(cores) + crowd), [], [], threads._Mailbox()
     for _ in range(2):  # the first letter finds where the thread is
         worker.send((lambda work, part: work(part), lambda part: allowed.append(os.sched_getaffinity(0)), None, answers, done))
         done.get(timeout=10)
-    assert allowed == [set(cores), set(cores[1:] if meets else cores)]
+    assert allowed == [set(cores), set(cores[1:] if meets and not crowd else cores)]
 
 
 def in_a_thread(function):
