@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
         "program",
         nargs=argparse.PARSER,  # the only form of which argparse leaves "--" to us
         metavar="file",
-        help="a file that launches kernels when it is run, and its arguments, which are not those of this command; all after -- are",
+        help="a file that launches kernels when it is run, and its arguments: those that this command does not have, and all after --",
     )
     _add_counting(parser)
     parser.set_defaults(run=run)

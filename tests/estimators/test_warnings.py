@@ -133,6 +133,16 @@ def test_a_loss_is_still_falling_if_it_falls_by_a_fiftieth_of_the_first(losses, 
     assert (unfinished(losses) is not None) == falling
 
 
+@pytest.mark.parametrize("scores", [[np.nan] * 10, [np.nan] * 9 + [0.5], [0.5]])
+def test_scores_that_are_unknown_change_no_advice(scores):
+    losses = [2.0] * 8 + [1.0, 0.9]
+    assert unfinished(losses, scores) == unfinished(losses)
+
+
+def test_scores_that_are_all_equal_are_no_best_epoch():
+    assert "the validation score did not rise" in unfinished([2.0] * 8 + [1.0, 0.9], [0.5] * 10)
+
+
 FALLING = [2.0] * 18 + [1.0, 0.9]
 
 

@@ -4,6 +4,7 @@ import copy
 import pickle
 import threading
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -234,3 +235,23 @@ def test_missing_names_of_features_are_warned_of():
     unnamed = Net((8,), **SETTINGS).fit(X, Y)
     with pytest.warns(UserWarning, match="was fitted without feature names"):
         unnamed.predict(pd.DataFrame(X_TEST[:1], columns=names))
+
+
+def test_an_array_of_a_card_is_read_where_it_is():
+    """Its flags are a dict, as those of Numba's arrays on a card."""
+    samples = SimpleNamespace(flags={"C_CONTIGUOUS": True})
+    dev = SimpleNamespace(part=lambda x, start, stop: (x, start, stop))
+    assert view_of(samples, np.arange(2, 5, dtype=np.int32), dev) == (samples, 2, 5)
+
+
+def test_a_layer_of_a_user_may_write_to_its_inputs():
+    class Doubling(ReLU):
+        def forward(self, flow, context):
+            flow.x.data[...] *= 2
+            return flow
+
+    net, samples = Net([Doubling(), Linear(PIXELS, 10, rng=0)], **SETTINGS).fit(X, Y), np.tile(X_TEST, (3, 1))
+    before = samples.copy()
+    first = net.predict_proba(samples)
+    np.testing.assert_array_equal(samples, before)
+    np.testing.assert_array_equal(net.predict_proba(samples), first)

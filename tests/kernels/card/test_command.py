@@ -120,3 +120,21 @@ def test_options_of_counters_without_a_value(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         run(tmp_path, capsys, RIGHT, "--html")
     assert "numbanet check: error: argument --html: expected one argument" in capsys.readouterr().err
+
+
+def test_after_two_dashes_options_are_the_files_too(tmp_path, capsys):
+    for given in (("--", "--counters", "a"), ("--", "--", "a")):
+        status, said = run(tmp_path, capsys, KERNEL.replace("LIMIT", "x.size - 1"), *given)
+        assert status == 0 and f"end of {list(given[1:])}" in said and "sectors" not in said
+
+
+def test_a_folder_may_have_any_name(tmp_path, capsys):
+    folder = tmp_path / 'josé "b"'
+    folder.mkdir()
+    status, said = run(folder, capsys, KERNEL.replace("LIMIT", "x.size"), "--counters")
+    assert status == 1 and "my_kernels.py:10" in said and "y[i] = x[i + 1]" in said
+
+
+def test_a_file_that_ends_with_a_text(tmp_path, capsys):
+    status, said = run(tmp_path, capsys, KERNEL.replace("LIMIT", "x.size - 1") + "\n        sys.exit('enough')")
+    assert status == 1 and "enough" in said

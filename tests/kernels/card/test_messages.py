@@ -10,6 +10,7 @@ import pytest
 import numbanet
 from numbanet import cli
 from numbanet_kernels import card
+from numbanet_kernels.ptx import machine
 from numbanet_kernels.runtime import declare
 
 pytestmark = pytest.mark.skipif(card.problem() is not None, reason=str(card.problem()))
@@ -206,3 +207,58 @@ def test_an_array_that_reaches_beyond_its_allocation_limits_nothing():
     with numbanet.emulated():
         memory = cuda.to_device(np.arange(7, dtype=np.int32))
         kernel[1, 1](DeviceNDArray((9,), (4,), np.dtype(np.int32), gpu_data=memory.gpu_data), np.zeros(1))
+
+
+def test_a_read_before_an_atomic_change_orders_nothing():
+    """That it may be early does not make it an atomic instruction, which a fence would order."""
+
+    @cuda.jit
+    def kernel(x, z):
+        if cuda.blockIdx.x == 1:
+            if x[0] > 100:
+                cuda.atomic.cas(x, 0, 5, 6)
+        else:
+            z[0] = 1
+            cuda.threadfence()
+            cuda.atomic.add(x, 0, 0)
+            x[0] = 7
+
+    assert "race" in said(kernel, (2, 1), np.zeros(1, np.int32), np.zeros(1, np.int32))
+
+
+@pytest.mark.parametrize("other", [0, 32])
+def test_a_thread_that_wrote_what_all_wrote_may_not_write_something_else(other):
+    @cuda.jit
+    def kernel(x, y):
+        tile, i = cuda.shared.array(4, F), cuda.threadIdx.x
+        tile[0] = 0
+        if i == other:
+            tile[0] = x[0]
+        cuda.syncthreads()
+        y[i] = tile[0]
+
+    assert "shared race" in said(kernel, (1, 64), np.ones(1, F), np.zeros(64, F))
+
+
+@pytest.mark.parametrize("options", [{}, {"debug": True, "opt": False}])
+def test_threads_may_wait_for_one_that_takes_long(monkeypatch, options):
+    monkeypatch.setattr(machine, "MOST_POLLS", 50)
+
+    @cuda.jit(**options)
+    def kernel(flag, y):
+        i = cuda.threadIdx.x
+        if i == 0:
+            while cuda.atomic.add(flag, 0, 0) == 0:
+                pass
+            y[0] = 1
+        elif i == 32:
+            total = 0
+            for k in range(500):
+                total += k * k % 7
+            y[1] = total
+            cuda.atomic.exch(flag, 0, 1)
+
+    y = np.zeros(2, np.int64)
+    with numbanet.emulated():
+        kernel[1, 64](np.zeros(1, np.int32), y)
+    assert y.tolist() == [1, sum(k * k % 7 for k in range(500))]

@@ -75,3 +75,9 @@ def test_axes_are_moved_as_numpy_moves_them(shape, axes, threads):
     with threadpoolctl.threadpool_limits(threads, user_api="blas"):
         found = transpose_cpu(x, axes)
     assert found.flags.c_contiguous and found.tobytes() == x.transpose(axes).tobytes()
+
+
+def test_an_array_that_is_read_only_is_transposed():
+    x = np.arange(256 * 128, dtype=np.float32).reshape(256, 128)
+    x.flags.writeable = False
+    np.testing.assert_array_equal(transpose_cpu(x, (1, 0)), x.T)
