@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
         "program",
         nargs=argparse.PARSER,  # the only form of which argparse leaves "--" to us
         metavar="file",
-        help="a file that launches kernels when it is run, and its arguments: those that this command does not have, and all after --",
+        help="a file that launches kernels when it is run, and its arguments; all that follow -- are its own",
     )
     _add_counting(parser)
     parser.set_defaults(run=run)
