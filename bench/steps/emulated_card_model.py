@@ -27,7 +27,8 @@ def _add(x, y, z):
 
 
 def _product(a, b, c):
-    a_tile, b_tile = cuda.shared.array((TILE, TILE), float32), cuda.shared.array((TILE, TILE), float32)
+    a_tile = cuda.shared.array((TILE, TILE), float32)
+    b_tile = cuda.shared.array((TILE, TILE), float32)  # the simulator tells shared arrays apart by their lines
     tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
     col, row = cuda.grid(2)
     total = float32(0)

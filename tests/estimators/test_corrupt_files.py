@@ -113,7 +113,7 @@ FOREIGN = {
     "no digest": (lambda path: crafted(path, sha256=""), "is damaged"),
     "another class": (lambda path: crafted(path, **{"class": "LanguageModel"}), "holds a LanguageModel, not a Net: "),
     "no layers": (lambda path: crafted(path, layers=[]), "cannot be read"),
-    "unknown layer": (lambda path: crafted(path, layers=[{"layer": "system", "with": {}}]), "cannot be read .*system"),
+    "unknown layer": (lambda path: crafted(path, layers=[{"layer": "system", "with": {}}]), "has the class system: no layer class of this name is known here"),
     "unknown setting": (lambda path: crafted(path, parameters={"dropout": {"setting": "eval", "with": {}}}), "cannot be read"),
     "unknown parameter": (lambda path: crafted(path, parameters={"depth": 3}), "cannot be read .*depth"),
     "shape": (
