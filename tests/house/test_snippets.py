@@ -119,7 +119,8 @@ CHANGES = {  # of docs/kernels.md, and what comes of them
 @pytest.mark.skipif(availability.nvvm_problem() is not None, reason=availability.nvvm_problem() or "")
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.slow
-def test_what_a_student_changes_has_the_outcome_that_the_page_says(name, capsys, tmp_path):
+def test_what_a_student_changes_has_the_outcome_that_the_page_says(name, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # the programs write a page
     source, (changes, outcome) = "\n\n".join(program for _, program, _ in parts("docs/kernels.md")), CHANGES[name]
     for before, after in changes.items():
         assert before in source
