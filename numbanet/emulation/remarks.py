@@ -10,11 +10,8 @@ if TYPE_CHECKING:
     from numbanet_kernels.card.counted import Figures, KernelCounts
     from numbanet_kernels.ptx import Line
 
-SECTORS, CONFLICTS, DIVERGENT = (
-    1.5,
-    1.5,
-    0.25,
-)  # times the least; times one cycle; share of the branches: remarked from there on
+# remarked from there on: times the least; times one cycle; share of the branches
+SECTORS, CONFLICTS, DIVERGENT = 1.5, 1.5, 0.25
 IDLE, HOT = 0.5, 0.1  # share of the lanes of a warp that work, in lines with this share of the instructions
 
 
@@ -36,7 +33,7 @@ def _of_line(line: Line, total: Line, doubles: bool) -> list[str]:
     if free and line.transactions >= CONFLICTS * free:
         said.append(
             f"bank conflicts, {line.transactions / free:.3g} cycles in place of one: the threads of a warp access different "
-            "words of one bank; a row that is one element longer moves its columns to other banks"
+            "words of one bank; if a warp reads one column, a row that is one element longer moves it to all banks"
         )
     if line.branches and line.divergent >= DIVERGENT * line.branches:
         said.append(

@@ -17,7 +17,7 @@ def facts(net: Any) -> dict[str, Any]:
     """What a fitted estimator is, as values that JSON can hold: class, parameters, classes or vocabulary, figures, versions."""
     from .. import __version__
 
-    history = net.history_[-1] if net.history_ else {}
+    history = kept_epoch(net) if net.history_ else {}
     told: dict[str, Any] = {
         "class": type(net).__name__,
         "parameters": _changed(net),
@@ -36,6 +36,12 @@ def facts(net: Any) -> dict[str, Any]:
     if getattr(net, "image_shape", None) is not None:
         told["image_shape"] = [int(n) for n in net.image_shape]
     return told
+
+
+def kept_epoch(net: Any) -> dict[str, Any]:
+    """Return the record of the epoch whose weights the estimator has: the best one after early stopping, else the last."""
+    best = net.best_epoch_ if getattr(net, "early_stopping", False) else None
+    return next((record for record in net.history_ if record["epoch"] == best), net.history_[-1])
 
 
 def model_card(net: Any) -> str:

@@ -26,7 +26,7 @@ from ..layers.summary import lines, shape_text, short
 from ..layers.tree import Tree
 from ..plans import Plans
 from . import drawings
-from .card import facts, shape_of, some, title
+from .card import facts, kept_epoch, shape_of, some, title
 
 DRAWS = 20  # plans that are drawn for the mean share of a layer's FLOPs
 MOST_CLASSES = 20  # with more, the confusion matrix is a picture
@@ -153,7 +153,7 @@ def _score_name(net: Any, own: bool = False) -> str:
 def _figures(net: Any) -> str:
     """The figures of a training as large numbers."""
     history = net.history_
-    last, seconds = history[-1], math.fsum(record["seconds"] for record in history)
+    kept, seconds = kept_epoch(net), math.fsum(record["seconds"] for record in history)
     share = math.fsum(record["flops_share"] for record in history) / len(history)
     shown = [(f"{net.n_iter_}", "epochs"), (f"{seconds:.3g} s", "of training"), (f"{1 - share:.0%}", "of the FLOPs skipped")]
     for key, name in (
@@ -163,10 +163,11 @@ def _figures(net: Any) -> str:
         ("validation_score", f"validation {_score_name(net)}"),
         ("validation_perplexity", "validation perplexity"),
     ):
-        if key in last and not (key.endswith("score") and "perplexity" in last):
-            shown.append((f"{last[key]:.4g}", name))
+        if key in kept and not (key.endswith("score") and "perplexity" in kept):
+            shown.append((f"{kept[key]:.4g}", name))
     if getattr(net, "best_epoch_", None) is not None:
-        shown.append((str(net.best_epoch_), "best epoch"))
+        weights = ", whose weights and figures these are" if kept["epoch"] == net.best_epoch_ else "; these are the last one's"
+        shown.append((str(net.best_epoch_), f"best epoch{weights}"))
     return f'<div class="figures">{"".join(f"<div><b>{value}</b>{name}</div>" for value, name in shown)}</div>'
 
 

@@ -18,7 +18,8 @@ from ..tensor import Tensor
 
 def _on_device(x: Any, output: Any) -> bool:
     """Return True if x is an array on a device other than the CPU, as `output` is there."""
-    return hasattr(x, "copy_to_host") or (isinstance(x, type(output)) and not isinstance(x, np.ndarray))
+    on_card = hasattr(x, "copy_to_host") or hasattr(x, "__cuda_array_interface__") or isinstance(x, type(output))
+    return on_card and not isinstance(output, np.ndarray)
 
 
 def _given(name: str, dev: Device, x: Any, output: Any) -> Any:

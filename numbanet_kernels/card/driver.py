@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import model
-from .heap import Allocation, Heap, Owed
+from .heap import LEAK, Allocation, Heap, Owed
 from .streams import Order
 
 
@@ -174,7 +174,7 @@ class Driver:
             frame = frame.f_back
         if frame is not None and not frame.f_globals.get("__name__", "").startswith("numba."):
             line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-            self.heap.owed[made.start] = Owed(made.size, line=line)
+            self.heap.owed[made.start] = Owed(made.size, line, f"{LEAK}, made at {line}, never freed")
         return made.start
 
     def cuMemAlloc(self, size: int) -> Any:

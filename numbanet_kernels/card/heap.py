@@ -48,16 +48,17 @@ class Allocation:
             self.store.unset[self.lead + offset : self.lead + offset + size] = 0
 
 
+LEAK = "\0"
+
+
 class Owed(NamedTuple):
-    """An allocation that the program has to free itself: its bytes, and the thread and the instruction that allocated it, or
-    the line that called a function of the driver.
+    """An allocation that the program has to free itself: its bytes, the line that allocated it, and a sentence about it, with
+    LEAK where the number of such allocations is told.
     """
 
     size: int
-    wave: Any = None
-    instruction: Any = None
-    lane: int = 0
-    line: str = ""
+    line: str
+    said: str
 
 
 REMEMBERED = 10_000  # freed allocations that errors can name
@@ -126,9 +127,9 @@ class Heap:
 
     def leaks(self) -> list[str]:
         """Return a sentence for each line whose memory was not freed."""
-        lines: dict[Any, list[Owed]] = {}
+        lines: dict[str, list[Owed]] = {}
         for owed in self.owed.values():
-            lines.setdefault(owed.line or (id(owed.wave.program), owed.instruction), []).append(owed)
+            lines.setdefault(owed.line, []).append(owed)
         return [_leak(some) for some in lines.values()]
 
     # --- copies -------------------------------------------------------------------------------------------------------
@@ -252,12 +253,8 @@ def _check_inside(allocation: Allocation, address: np.ndarray, width: int, chose
 
 def _leak(some: Sequence[Owed]) -> str:
     """Return a sentence about the allocations of one line."""
-    first, total = some[0], sum(owed.size for owed in some)
     of = "an allocation" if len(some) == 1 else f"{len(some)} allocations"
-    if first.line:
-        return f"leak: {of} of {total} bytes, made at {first.line}, never freed"
-    problem = f"leak: {of} of {total} bytes by malloc, never freed: allocated here"
-    return str(first.wave.error(first.instruction, problem, first.lane))
+    return some[0].said.replace(LEAK, f"leak: {of} of {sum(owed.size for owed in some)} bytes")
 
 
 def _memory(size: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from ..ptx.program import size_of
 from . import model
 from .driver import Driver
 from .faults import Array, explained
-from .heap import Owed
+from .heap import LEAK, Owed
 from .ptx_text import entries, linked
 from .sources import shared_arrays
 
@@ -166,7 +166,9 @@ class _OnCard(Launch):
 
     def allocated(self, wave: Any, instruction: Any, lane: int, address: int) -> None:
         """Note the line and the thread of a malloc, whose memory a kernel has to free."""
-        self.memory.owed[address] = Owed(self.memory.at(address).size, wave, instruction, lane)
+        said = str(wave.error(instruction, f"{LEAK} by malloc, never freed: allocated here", lane))
+        line = f"{self.name}, {wave.program.where(instruction)}"
+        self.memory.owed[address] = Owed(self.memory.at(address).size, line, said)
 
 
 def _check(driver: Driver, kernel: Kernel, grid: Sequence[int], block: Sequence[int], dynamic: int) -> None:

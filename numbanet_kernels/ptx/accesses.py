@@ -91,6 +91,7 @@ def _load(program: Program, i: Instruction) -> Callable[[Wave], None]:
         found = wave.find(i, space, address, total, wave.lanes, writing=False, atomic=atomic)
         if strong:
             wave.ordering(found, wave.lanes, reads=True, writes=False)
+        seen = []
         for k, register in enumerate(registers):
             values = np.zeros(wave.lanes.size, A.BITS[width])
             used = i.used if i.used == -1 else i.used >> k * width
@@ -101,9 +102,10 @@ def _load(program: Program, i: Instruction) -> Callable[[Wave], None]:
                     values = part
                 else:
                     values[chosen] = part
-            if strong:
-                wave.poll(i, address, values)
+            seen.append(values)
             wave.assign(register, wave.spread(values).view(dtype))
+        if strong:
+            wave.poll(i, address, np.concatenate(seen))
 
     return run
 

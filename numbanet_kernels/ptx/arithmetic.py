@@ -40,7 +40,7 @@ ONE, LOWER_BITS, HALFWAY = np.uint64(1), np.uint64((1 << 29) - 1), np.uint64(1 <
 # a float64 with the bits b is subnormal as float32, and not 0, if 2 b - 1 is below this in unsigned arithmetic
 SUBNORMAL = np.uint64((1023 - 126 << 53) - 1)
 UPPER_HALF = np.uint64(0xFFFFFFFF << 32)
-# faster functions for fma to nearest, by dtype, with the same results: `numbanet_kernels.runtime.fused` compiles them
+# faster functions for fma to nearest, by dtype, with the same results except for the bits of NaN; `runtime.fused` compiles them
 FUSED: dict[np.dtype, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {}
 
 

@@ -17,7 +17,7 @@ from .program import Instruction
 
 RELEASES = {"release", "acq_rel"}  # accesses with these modifiers are a fence and an access
 OF_WARP, OF_BLOCK = 6, 12  # number of bits in the code of a thread below the warp, and below the block
-Location = tuple[int, int]  # a memory (the `id` of its shadow), and an offset
+Location = tuple[int, int]  # a memory (the number of its shadow), and an offset
 
 
 def is_fence(i: Instruction) -> bool:

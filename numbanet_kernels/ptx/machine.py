@@ -135,9 +135,13 @@ def _run(wave: Wave, steps: Sequence[Any]) -> None:
         others = min((other for other in groups if other > place), default=())
         stop = others[-1] if others[:-1] == wave.calls and others else len(steps)
         wave.polled = wave.moved = False
-        while pc < stop and steps[pc].plain is not None:
-            steps[pc].plain(wave)
-            pc += 1
+        try:
+            while pc < stop and steps[pc].plain is not None:
+                steps[pc].plain(wave)
+                pc += 1
+        except BaseException:
+            wave.counters.ran(first, pc + 1, wave)  # what was issued until the error
+            raise
         turns += 1
         polls = 0 if wave.moved else polls + wave.polled
         if wave.polled:
@@ -182,14 +186,15 @@ def _turn(wave: Wave, steps: Sequence[Any], pc: int, groups: dict[Place, np.ndar
         _join(groups, (*calls, pc + 1), active & ~taken)
     elif step.kind == "table":
         chosen = np.broadcast_to(step.condition(wave), wave.count)
+        warps, targets = active.reshape(-1, WARP), chosen.reshape(-1, WARP)
+        first = targets[np.arange(len(targets)), warps.argmax(axis=1)]  # the target of the first thread of each warp
+        wave.counters.branch(pc, (warps & (targets == first[:, None])).ravel(), wave)
         for number in np.unique(chosen[wave.lanes]):
             if number >= len(step.targets):
                 raise wave.error(
                     wave.program.instructions[pc], f"{number} is beyond the {len(step.targets)} labels", wave.lanes[0]
                 )
-            taken = active & (chosen == number)
-            wave.counters.branch(pc, taken, wave)
-            _join(groups, (*calls, step.targets[number]), taken)
+            _join(groups, (*calls, step.targets[number]), active & (chosen == number))
     elif step.kind == "exit":
         wave.alive = wave.alive & ~active
     elif step.kind == "call":

@@ -12,6 +12,7 @@ several warps did, so is the warp.
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -59,6 +60,9 @@ class Who(NamedTuple):
         return Moment(int(self.codes[k]), self.stamp, int(self.epochs[k]), int(self.warp_epochs[k]))
 
 
+_numbers = itertools.count()
+
+
 class Shadow:
     """The last accesses of each unit of some memory: reads, writes and atomic changes. If `across`, threads of several blocks
     may access the memory.
@@ -66,6 +70,7 @@ class Shadow:
 
     def __init__(self, size: int, across: bool) -> None:
         self.size, self.across, self.unit = size, across, COARSE
+        self.number = next(_numbers)  # a barrier of the grid makes new shadows, some of them where old ones were
         self.last: dict[str, _Last] = {}
         self.log: list[tuple[np.ndarray, int, Who]] = []
         self.logged = 0
@@ -114,7 +119,7 @@ class Shadow:
             one = code != EVERYWHERE and SEVERAL not in (code >> OF_WARP & 63, code & 63)
             places = {unit * self.unit, unit * self.unit & -8} if atomic else ()
             if fences.ordered(earlier, now, one, code == EVERYWHERE) or any(
-                fences.observed((id(self), place), now) for place in places
+                fences.observed((self.number, place), now) for place in places
             ):
                 other[k] = NOBODY
         return other if (other != NOBODY).any() else None

@@ -116,8 +116,10 @@ class Wave:
         """Restrict the running threads to those that meet a condition."""
         before = self.active, self.lanes, self.full
         self.run(self.active & condition)
-        yield
-        self.active, self.lanes, self.full = before
+        try:
+            yield
+        finally:
+            self.active, self.lanes, self.full = before
 
     def warps(self) -> int:
         """Return the number of warps with a running thread."""
@@ -195,7 +197,7 @@ class Wave:
                     if part.size:
                         some = lanes if values is None and part.size == lanes.size else lanes[chosen[part]]
                         self._touch(instruction, space, store, offset[part], width, some, writing, atomic, kept)
-                if values is not None:
+                if sum(part.size for part, _ in parts) < offset.size:
                     self._note_equal(instruction, store, offset, width, lanes[chosen], parts)
         return found
 
@@ -220,7 +222,7 @@ class Wave:
         fences = self.launch.fences
         if fences is not None:
             for store, chosen, offset in found:
-                fences.touch(id(store.shadow), offset.tolist(), self._moments(lanes[chosen]), reads, writes)
+                fences.touch(store.shadow.number, offset.tolist(), self._moments(lanes[chosen]), reads, writes)
 
     def poll(self, instruction: Instruction, address: np.ndarray, values: np.ndarray) -> None:
         """Note that threads look at memory, by an instruction that has not changed it."""

@@ -10,7 +10,7 @@ import pytest
 import numbanet
 from numbanet import LanguageModel, Net, NetRegressor, RowDropout, cli
 from numbanet.datasets import load_digits
-from numbanet.io import drawings, report as module_or_function
+from numbanet.io import drawings, model_card, report as module_or_function
 
 pytest.importorskip("matplotlib", reason="the extra `plots`")
 
@@ -104,6 +104,19 @@ def test_a_page_says_what_the_fit_was(net, tmp_path):
     assert re.search(r"copies of the network on 360 of these samples took \S+ s with rdp and \S+ s without dropout", words)
     assert ["dropout", "'rdp'"] in parameters and f"numbanet {numbanet.__version__}" in words
     assert page.seen.count("svg") == 3
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_figures_are_those_of_the_weights_that_are_kept(stops, tmp_path):
+    options = {"epochs": 6, "learning_rate": 0.3, "random_state": 0, "device": "cpu", "dropout": "none"}
+    net = Net((32,), early_stopping=stops, **options).fit(X[:200], Y[:200], validation=(X[200:260], Y[200:260]))
+    net.history_[1]["validation_score"], net.best_epoch_ = 0.9876, 2  # as if the second epoch had been the best
+    kept = net.history_[1 if stops else -1]
+    net.report(tmp_path / "run.html")
+    words = " ".join("".join(read(tmp_path / "run.html").text).split())
+    said = "best epoch, whose weights and figures these are" if stops else "best epoch; these are the last one's"
+    assert f"{kept['validation_score']:.4g}validation accuracy" in words and f"2{said}" in words
+    assert model_card(net).count(f"{kept['validation_score']:.4g}") >= 1
 
 
 def test_the_share_of_a_layers_flops_is_the_mean_over_plans(net, tmp_path):

@@ -165,3 +165,24 @@ def test_reading_much_memory_is_no_poll(monkeypatch):
     memory = np.arange(501, dtype=np.uint32)
     run(body.replace("@%p2 st", "bar.sync 0;\n@%p2 st"), memory)
     assert memory[0] == 500 * 501 // 2
+
+
+def test_threads_that_read_two_words_at_once_wait_for_others():
+    """A flag in the second of two words, and the one who sets it comes last."""
+    memory = np.zeros(2, np.uint32)
+    body = """
+        setp.ge.u32 %p1, %r0, 32;
+        @%p1 bra SET;
+        WAIT:
+        ld.volatile.global.v2.u32 {%r2, %r3}, [%rd0];
+        setp.eq.u32 %p2, %r3, 0;
+        @%p2 bra WAIT;
+        bra.uni DONE;
+        SET:
+        atom.global.exch.b32 %r4, [%rd0+4], 1;
+        DONE:
+    """
+    run(body, memory, threads=64)
+    assert memory.tolist() == [0, 1]
+    with pytest.raises(ptx.PtxError, match="all threads that run wait here"):
+        run(body, np.zeros(2, np.uint32), threads=32)

@@ -228,3 +228,38 @@ def test_a_product_is_soon_done(rng):
         seconds = time.perf_counter() - start
     np.testing.assert_allclose(c, a.astype(float) @ b, rtol=1e-4, atol=1e-4)
     assert seconds < 2
+
+
+def test_a_jump_by_a_table_is_one_branch():
+    """Of two warps, the threads of one go three ways, and those of the other one way."""
+    counters = run(
+        """
+        rem.u32 %r2, %r0, 3;
+        setp.lt.u32 %p1, %r0, 32;
+        @!%p1 mov.u32 %r2, 1;
+        TABLE: .branchtargets ONE, TWO, LAST;
+        brx.idx %r2, TABLE;
+        ONE: mov.u32 %r1, 10;
+        TWO: mov.u32 %r1, 20;
+        LAST: mov.u32 %r1, 30;
+        """,
+        np.zeros(1, np.int32),
+        threads=64,
+    )
+    total = counters.total()
+    assert (total.branches, total.divergent) == (2, 1)
+
+
+def test_what_was_issued_until_an_error_is_counted():
+    program = kernel(
+        """
+        setp.eq.u32 %p1, %r0, 0;
+        @%p1 add.f32 %f1, %f1, %f1;
+        st.global.u32 [%rd0+4096], %r0;
+        """
+    )
+    counters = ptx.Counters(program)
+    with pytest.raises(ptx.PtxError, match="out of bounds"):
+        ptx.run(program, (1,), (32,), [np.zeros(1, np.int32)], name="test", counters=counters)
+    total = counters.total()
+    assert (total.flops, total.lanes) == (1, 32 * total.issued - 31) and total.issued >= 4
