@@ -18,8 +18,8 @@ from ..tensor import Tensor
 
 def _on_device(x: Any, output: Any) -> bool:
     """Return True if x is an array on a device other than the CPU, as `output` is there."""
-    on_card = hasattr(x, "copy_to_host") or hasattr(x, "__cuda_array_interface__") or isinstance(x, type(output))
-    return on_card and not isinstance(output, np.ndarray)
+    there = hasattr(output, "copy_to_host") or not isinstance(output, np.ndarray)  # arrays of the emulation are NumPy's as well
+    return there and (hasattr(x, "copy_to_host") or hasattr(x, "__cuda_array_interface__") or isinstance(x, type(output)))
 
 
 def _given(name: str, dev: Device, x: Any, output: Any) -> Any:
