@@ -4,6 +4,8 @@ on the CPU.
 Arrays are in host memory, so exchange with other libraries works as on the CPU.
 """
 
+import numpy as _np
+
 from . import cpu as _cpu, cuda as _cuda
 from .runtime.arrays import to_device as _to_device
 from .runtime.emulation import emulated as _emulated
@@ -15,6 +17,6 @@ globals().update({name: getattr(_cpu, name) for name in _OF_THE_HOST})
 
 
 @_emulated()
-def from_foreign(array):
+def from_foreign(array, dtype=_np.float32):
     """Return a copy of an array of another library."""
-    return _to_device(_cpu.from_foreign(array))
+    return _to_device(_cpu.from_foreign(array, dtype))

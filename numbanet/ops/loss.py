@@ -19,14 +19,21 @@ from ..tensor import Tensor
 def _on_device(x: Any, output: Any) -> bool:
     """Return True if x is an array on a device other than the CPU, as `output` is there."""
     there = hasattr(output, "copy_to_host") or not isinstance(output, np.ndarray)  # arrays of the emulation are NumPy's as well
-    return there and (hasattr(x, "copy_to_host") or hasattr(x, "__cuda_array_interface__") or isinstance(x, type(output)))
+    return there and (hasattr(x, "copy_to_host") or isinstance(x, type(output)))
+
+
+def _on_card(x: Any, output: Any) -> bool:
+    """Return True if x is an array of another library on a GPU, as `output` is there."""
+    return hasattr(x, "__cuda_array_interface__") and hasattr(output, "__cuda_array_interface__")
 
 
 def _given(name: str, dev: Device, x: Any, output: Any) -> Any:
     """Return float32 numbers that are compared with `output`, or None, as they are on the device."""
     if isinstance(x, Tensor):
         return x.data
-    return x if x is None or _on_device(x, output) else dev.upload(host_array(name, x, np.float32))
+    if x is None or _on_device(x, output):
+        return x
+    return dev.from_foreign(x) if _on_card(x, output) else dev.upload(host_array(name, x, np.float32))
 
 
 def _compared(name: str, dev: Device, target: Any, weights: Any, output: Any) -> tuple[Any, Any]:
@@ -42,6 +49,8 @@ def _labels(name: str, dev: Device, labels: Any, logits: Any) -> Any:
         return labels.data
     if _on_device(labels, logits):
         return labels
+    if _on_card(labels, logits):
+        return dev.from_foreign(labels, np.int32)
     values, classes = host_array(f"{name}: labels", labels), logits.shape[-1] if len(logits.shape) else 0
     if values.dtype.kind not in "iub":
         raise ValueError(f"{name}: labels are {values.dtype}, not integers")

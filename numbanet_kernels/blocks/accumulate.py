@@ -311,7 +311,11 @@ def fragments(passes, of_a, of_b):
 
     @intrinsic(passes, of_a, of_b)
     def multiply(typing_context, sums, a, a_at, b, b_at, step):
-        """C += A B for the 16 values of k in a tile, by mma.sync.aligned.m16n8k8; products with small parts come first."""
+        """C += A B for the 16 values of k in a tile, by mma.sync.aligned.m16n8k8; products with small parts come first.
+
+        Tensor cores round the sum of a product and C toward zero: errors of one sign, which grow with k. With three passes they
+        sum 8 values of k, from zero on, and add.f32, which rounds to nearest, adds that to C.
+        """
 
         def generate(context, builder, signature, arguments):
             sums = [builder.extract_value(arguments[0], i) for i in range(64)]
@@ -331,12 +335,13 @@ def fragments(passes, of_a, of_b):
                 columns = [[parts(right, (k + dk) * b_k + 8 * j * b_n) for dk in (0, 4)] for j in range(4)]
                 for i in range(4):
                     row = [parts(left, (k + dk) * a_k + (16 * i + dm) * a_m) for dk in (0, 4) for dm in (0, 8)]
-                    for part_a, part_b in ((1, 0), (0, 1), (0, 0)) if passes == 3 else ((0, 0),):
-                        for j in range(4):
-                            at = 4 * (4 * i + j)
-                            fragments = [f[part_a] for f in row] + [f[part_b] for f in columns[j]] + sums[at : at + 4]
-                            products = builder.call(mma, fragments)
-                            sums[at : at + 4] = [builder.extract_value(products, q) for q in range(4)]
+                    for j, column in enumerate(columns):
+                        own = slice(4 * (4 * i + j), 4 * (4 * i + j) + 4)
+                        part = [ir.Constant(F32, 0.0)] * 4 if passes == 3 else sums[own]
+                        for part_a, part_b in ((1, 0), (0, 1), (0, 0)) if passes == 3 else ((0, 0),):
+                            products = builder.call(mma, [f[part_a] for f in row] + [f[part_b] for f in column] + part)
+                            part = [builder.extract_value(products, q) for q in range(4)]
+                        sums[own] = part if passes < 3 else [builder.fadd(c, p) for c, p in zip(sums[own], part, strict=True)]
             return context.make_tuple(builder, FRAGMENTS, sums)
 
         return FRAGMENTS(FRAGMENTS, a, types.int32, b, types.int32, types.int32), generate

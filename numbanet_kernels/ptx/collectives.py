@@ -257,8 +257,8 @@ SHAPES = {"m16n8k4": 4, "m16n8k8": 8, "m16n8k16": 16}
 
 
 def _multiply(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """Return the function of mma, C += A B of a warp. The products are exact, and their sum is rounded once, while a GPU rounds
-    or truncates several times.
+    """Return the function of mma, C += A B of a warp. The products are exact, and their sum with C is rounded once, toward zero
+    as on a GPU, which truncates some bits of the products as well.
     """
     depth = next((SHAPES[m] for m in i.modifiers if m in SHAPES), None)
     kinds = [m for m in i.modifiers if m in A.DTYPES or m == "tf32"]
@@ -281,9 +281,16 @@ def _multiply(program: Program, i: Instruction) -> Callable[[Wave], None]:
         sums = left @ right
         for k, read in enumerate(c):
             added = np.float64(_by_warp(wave, read(wave))) + sums[:, G + 8 * (k // 2), 2 * T + k % 2]
-            wave.assign(registers[0][k], added.astype(np.float32).ravel())
+            wave.assign(registers[0][k], _toward_zero(added).ravel())
 
     return run
+
+
+def _toward_zero(x: np.ndarray) -> np.ndarray:
+    """Return float64 numbers as float32, rounded toward zero; what is too large becomes infinite."""
+    y = x.astype(np.float32)
+    beyond = np.isfinite(y) & (np.abs(y) > np.abs(x))
+    return np.where(beyond, np.nextafter(y, np.float32(0)), y)
 
 
 def _fragment(given: list[np.ndarray], kind: str, depth: int, rows: int) -> np.ndarray:

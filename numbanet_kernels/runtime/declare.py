@@ -93,7 +93,11 @@ class Kernel:
     @functools.cached_property
     def dispatcher(self) -> Any:
         """The dispatcher of Numba that compiles and launches; its machine code is cached on disk."""
-        return _cached(cuda.jit, self.signature, self.function, self.options)
+        return _cached(cuda.jit, self.signature, self.function, self.options, self._named())
+
+    def _named(self) -> str | None:
+        """Return what determines the machine code, apart from sources, signature and architecture; None if that is not known."""
+        return self.made_by and repr((self.made_by, sorted(self.options.items()), _compilers()))
 
     @functools.cached_property
     def arguments(self) -> list[tuple[str, str, int | None, str]]:
@@ -155,16 +159,19 @@ def _compilers() -> tuple[Any, ...]:
 
 
 @deferred  # signals wait, because a time-out in a signal handler may be raised as OSError
-def _cached(jit: Callable[..., Any], signature: str, function: Callable[..., None], options: dict[str, Any]) -> Any:
+def _cached(
+    jit: Callable[..., Any], signature: str, function: Callable[..., None], options: dict[str, Any], named: str | None = None
+) -> Any:
     """Return jit(signature)(function), cached on disk by Numba, or compiled in this process if the cache cannot be used.
 
     Numba checks only the file of the function for changes, not those of the functions it calls: the cache folder is therefore
-    named by a digest of all sources.
+    named by a digest of all sources. `named`, what determines a CUDA kernel apart from them, takes the place of the pickled
+    contents of its closure, which depend on the modules that are imported.
     """
     folder = files.version("compiled", digest(PACKAGE)[:16])
     try:
         if folder is not None:
-            with _caching_in(folder), event.install_listener("numba:compile", _COMPILES):
+            with _caching_in(folder), _keyed_by(named), event.install_listener("numba:compile", _COMPILES):
                 return jit(signature, cache=True, **options)(function)
     # the cache folder is not writable, or there is an error that compiling raises again below
     except (RuntimeError, OSError, ImportError, numba.core.errors.NumbaError):
@@ -189,6 +196,25 @@ def _caching_in(folder: pathlib.Path) -> Iterator[None]:
             yield
         finally:
             numba.config.CACHE_DIR = before
+
+
+@contextlib.contextmanager
+def _keyed_by(named: str | None) -> Iterator[None]:
+    """Return a context in which Numba's cache finds a CUDA kernel by its signature, the GPU's architecture and `named`."""
+    if named is None:
+        yield
+        return
+    from numba.cuda.dispatcher import CUDACache
+
+    def key(cache: Any, signature: Any, codegen: Any) -> tuple:
+        return signature, codegen.magic_tuple(), named
+
+    before = CUDACache._index_key  # noqa: SLF001  there is no public way
+    CUDACache._index_key = key
+    try:
+        yield
+    finally:
+        CUDACache._index_key = before
 
 
 class _Compiles(event.Listener):

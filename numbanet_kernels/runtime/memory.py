@@ -127,9 +127,11 @@ def distinct_cpu(arrays):
     return list({x.__array_interface__["data"][0]: x for x in arrays}.values())
 
 
-def from_foreign_cpu(array):
-    """y = an array of another library as a float32 device array; it shares the memory if that is float32 and C-contiguous."""
-    host = np.asarray(np.from_dlpack(array), np.float32, order="C")
+def from_foreign_cpu(array, dtype=np.float32):
+    """y = an array of another library as a device array of this dtype; it shares the memory if that has the dtype and is
+    C-contiguous.
+    """
+    host = np.asarray(np.from_dlpack(array), dtype, order="C")
     return host if host.flags.writeable else host.copy()
 
 
@@ -207,7 +209,8 @@ def copy_cuda(x, out=None):
 
 
 def part_cuda(x, start, stop):
-    return x[start:stop]
+    # Numba takes an axis with stride 0, as all have in an array without elements, for one of length 1
+    return x[start:stop] if x.size else empty_cuda((len(range(x.shape[0])[start:stop]), *x.shape[1:]), x.dtype)
 
 
 def distinct_cuda(arrays):
@@ -226,11 +229,11 @@ def reshape_cuda(x, shape):
     return x.reshape(*shape) if shape else x.reshape(())
 
 
-def from_foreign_cuda(array):
+def from_foreign_cuda(array, dtype=np.float32):
     foreign = cuda.as_cuda_array(array)
-    if foreign.dtype == np.float32 and foreign.is_c_contiguous():
+    if foreign.dtype == dtype and foreign.is_c_contiguous():
         return foreign
-    return upload_cuda(foreign.copy_to_host(), np.float32)
+    return upload_cuda(foreign.copy_to_host(), dtype)
 
 
 def to_dlpack_cuda(x, **options):

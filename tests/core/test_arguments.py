@@ -5,6 +5,7 @@ import pytest
 
 from numbanet import CrossEntropy, Linear, Tensor, device, ops
 from numbanet.arguments import host_array
+from numbanet_kernels.runtime import arrays
 
 LOGITS = [[0.5, 1.0, -1.0], [2.0, 0.0, 1.0]]
 
@@ -119,6 +120,8 @@ def test_the_array_of_a_tensor_is_replaced_by_one_of_its_kind(dev):
     for array, error, message in wrong:
         if dev.name == "emulated":
             array = array.view(type(w.data))
+        elif dev.name == "cuda":
+            array = arrays.to_device(array)
         with pytest.raises(error, match=rf"tensor\.data .*{message}"):
             w.data = array
     for other in ([[1.0] * 3] * 2, w, None):
