@@ -262,6 +262,11 @@ class Driver:
     def cuMemcpyDtoDAsync(self, target: Any, source: Any, size: int, stream: Any) -> None:
         self._moved("cuMemcpyDtoDAsync", self.heap.copy, target, source, size)
 
+    def cuMemcpyAsync(self, target: Any, source: int, size: int, stream: Any) -> None:
+        on_card = [self.heap.at(int(address)) is not None for address in (target, source)]
+        move = {(True, True): self.heap.copy, (True, False): self.heap.write, (False, True): self.heap.read}
+        self._moved("cuMemcpyAsync", move.get(tuple(on_card), self.heap.copy), target, source, size)
+
     def cuMemsetD8Async(self, target: Any, value: int, size: int, stream: Any) -> None:
         self._moved("cuMemsetD8Async", self.heap.fill, target, value, size)
 

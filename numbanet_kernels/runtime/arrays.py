@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,20 +68,59 @@ def device_cache(maxsize: int) -> Callable[[Callable[..., Any]], Callable[..., A
     return decorate
 
 
-lent: dict[int, Any] = {}  # keeps owners of memory alive: Numba counts only references to the pointer, whose id is the key
+@functools.cache
+def _card_array() -> Any:
+    """Return the class of device arrays in memory that a pool lent."""
+    from numba.cuda.cudadrv import devicearray, devices, driver, dummyarray
+
+    class CardArray(devicearray.DeviceNDArray):
+        """A contiguous array in existing memory on the GPU. `words` are its description for kernels (`driver.words`), and
+        `owner` is kept alive by the array and all its views.
+
+        Numba's own array is described several times when it is made, which takes longer than a small kernel. This one makes
+        the descriptions that it has inherited when they are asked for.
+        """
+
+        @functools.cached_property
+        def gpu_data(self) -> Any:
+            """Numba's pointer to the memory."""
+            pointer = driver.binding.CUdeviceptr(self.words[4])
+            return driver.MemoryPointer(devices.get_context(), pointer, self.alloc_size, owner=self.owner)
+
+        @functools.cached_property
+        def _dummy(self) -> Any:
+            return dummyarray.Array.from_desc(0, self.shape, self.strides, self.dtype.itemsize)
+
+        def reshape(self, *shape: Any, **options: Any) -> Any:
+            """Return a view with another shape."""
+            shape = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+            if options or math.prod(shape) != self.size or "owner" not in vars(self) or -1 in shape:
+                return super().reshape(*shape, **options)
+            return array_at(self.words[4], shape, self.dtype, self.owner)
+
+    return CardArray
 
 
-def device_array_in(context: Any, memory: Any, address: int, size: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> Any:
-    """Return a device array in the bytes address … address + size - 1 of existing memory. `owner` is kept alive until the array
-    and all its views are gone.
+def array_at(address: int, shape: tuple[int, ...], dtype: np.dtype, owner: Any) -> Any:
+    """Return a device array at an address of existing memory. `owner` is kept alive until the array and all its views are
+    gone.
     """
-    from numba.cuda.cudadrv.devicearray import DeviceNDArray
-    from numba.cuda.cudadrv.driver import AutoFreePointer
+    kind, itemsize, size, strides = _card_array(), dtype.itemsize, 1, []
+    for n in reversed(shape):
+        strides.append(size * itemsize)
+        size *= n
+    strides.reverse()
+    array = kind.__new__(kind)
+    array.shape, array.strides, array.dtype, array.ndim, array.stream = shape, tuple(strides), dtype, len(shape), 0
+    array.size, array.alloc_size, array.owner = size, size * itemsize, owner
+    array.words = 0, 0, size, itemsize, address, *shape, *strides
+    return array
 
-    pointer = AutoFreePointer(
-        weakref.proxy(context), type(memory.gpu_data.device_pointer)(address), size, finalizer=lambda: lent.pop(key)
-    )
-    key = id(pointer)
-    lent[key] = pointer, owner
-    strides = tuple(math.prod(shape[i + 1 :]) * dtype.itemsize for i in range(len(shape)))
-    return DeviceNDArray(shape, strides, dtype, gpu_data=pointer.own())
+
+def part_at(x: Any, start: int, stop: int) -> Any:
+    """Return x[start:stop] of an array that `array_at` made, or None of another one."""
+    if "owner" not in vars(x):
+        return None
+    rows = range(x.shape[0])[start:stop]
+    address = x.words[4] + rows.start * x.strides[0] if x.size else x.words[4]
+    return array_at(address, (len(rows), *x.shape[1:]), x.dtype, x.owner)

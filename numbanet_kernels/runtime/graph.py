@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from . import driver
 from .arrays import to_device
 from .declare import cuda, kernel
 from .emulation import emulate, emulating
@@ -27,6 +28,8 @@ class Graph:
     New arrays are allocated in the arena. Graphs that share an arena overwrite each other's arrays: those of `result` are valid
     from a `replay` until another graph of the arena is replayed.
     """
+
+    form: tuple = ()  # of `tape.Tape`; graphs whose kinds of plans are of the same types are alike
 
     def __init__(self, work: Callable[[], Any], arena: Arena) -> None:
         self.arena = arena
@@ -53,9 +56,11 @@ def _completed(calls: list[tuple]) -> tuple:
     device.set_current()
     builder = device.create_graph_builder()
     try:
+        for kernel, *_ in calls:
+            driver.load(kernel)  # which is not possible during the capture
         builder.begin_building()
         for kernel, grid, block, args in calls:
-            kernel.dispatcher[grid, block, builder](*args)
+            driver.start(kernel, grid, block, args, builder)
         return builder.end_building().complete(), device.default_stream
     finally:
         builder.close()  # this ends a failed capture
@@ -108,15 +113,15 @@ def aside_cuda(work):
 
 
 def rehearses_cuda():
-    """Return True, because work runs once, as it will be recorded, before it is recorded."""
-    return True  # the run compiles the kernels
+    """Return False: work that fills caches while it is recorded is not recorded, and runs."""
+    return False
 
 
 def record_cuda(work, beside=None, most=1 << 30, refused=None, known=()):
     """Return a `Graph` of the launches of work(), which are not executed. Return None if work does more than launch kernels, or
     if its memory does not fit: it may use `most` bytes or, if the graph `beside` is given, the memory of that graph. Two graphs
-    that share their memory may each be replayed only after the results of the other one have been used. Run work() once before,
-    so that its caches are filled. If nothing is recorded, the reason is appended to the list `refused`.
+    that share their memory may each be replayed only after the results of the other one have been used. If nothing is recorded,
+    for example because work() fills a cache, the reason is appended to the list `refused`.
     `known` changes nothing, because a graph is always recorded by one run.
     """
     try:
@@ -141,8 +146,13 @@ def places_cuda(x, count):
 def replay_cuda(actions):
     """Execute actions in order. A pair (x, y) of arrays of equal size copies x to y; every other action is a recorded graph."""
     for action in actions:
-        if isinstance(action, tuple):
-            x, y = action
-            copy_cuda(x if x.shape == y.shape else reshape_cuda(x, y.shape), out=y)
-        else:
+        if not isinstance(action, tuple):
             action.replay()
+            continue
+        x, y = action
+        if emulating():
+            copy_cuda(x if x.shape == y.shape else reshape_cuda(x, y.shape), out=y)
+        elif x.dtype == y.dtype and x.size == y.size and x.flags["C_CONTIGUOUS"]:
+            driver.copy(x, y)
+        else:
+            raise ValueError(f"replay (cuda): {x.dtype} {x.shape} does not fit {y.dtype} {y.shape}")

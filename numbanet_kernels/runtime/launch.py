@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from . import driver, driverless
 from .context import Scoped
 from .declare import Kernel, cuda
 from .driverless import no_card
@@ -44,7 +45,10 @@ def launch(kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int]
         emulate(kernel, grid, block, args)
     else:
         try:
-            kernel.dispatcher[grid, block](*args)
+            if driverless.posed:
+                kernel.dispatcher[grid, block](*args)
+            else:
+                driver.start(kernel, grid, block, args)
         except ImportError as error:
             raise no_card(error) from error
 

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
-from . import arrays
+from . import arrays, driver
 from .declare import cuda, host_kernel, kernel, kernels, tape
+from .emulation import emulating
 from .expect import FLOAT32, check
 from .launch import ceil_div, launch, refuse_to_record, synchronize
 from .pool import SMALL, lend_device, lend_host
@@ -203,12 +204,20 @@ def download_cuda(x):
 def copy_cuda(x, out=None):
     refuse_to_record("a copy")
     out = output("copy (cuda)", empty_cuda, out, x.shape, x.dtype)
-    if x.size:
+    if isinstance(x, np.ndarray) and not emulating():
+        x = np.ascontiguousarray(x, out.dtype)
+    if emulating() or x.dtype != out.dtype or not x.flags["C_CONTIGUOUS"]:
         out.copy_to_device(x)
+    else:
+        driver.copy(x, out)
     return out
 
 
 def part_cuda(x, start, stop):
+    if isinstance(x, np.ndarray):
+        return x[start:stop]
+    if (found := arrays.part_at(x, start, stop)) is not None:
+        return found
     # Numba takes an axis with stride 0, as all have in an array without elements, for one of length 1
     return x[start:stop] if x.size else empty_cuda((len(range(x.shape[0])[start:stop]), *x.shape[1:]), x.dtype)
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from . import arrays, emulation, launch
-from .arrays import device_array_in
+from .arrays import array_at
 from .context import Scoped
 from .declare import cuda
 from .interrupt import deferred
@@ -260,4 +260,4 @@ def lend_device(size: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     memory = piece.chunk.memory
     if isinstance(memory, np.ndarray):
         return np.asarray(Loan(piece, shape, dtype)).view(type(memory))
-    return device_array_in(cuda.current_context(), memory, piece.address, size, shape, dtype, piece)
+    return array_at(piece.address, shape, dtype, piece)

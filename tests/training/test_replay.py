@@ -7,8 +7,8 @@ import pytest
 
 from numbanet import GELU, BatchNorm1d, Flatten, Layer, Linear, Net, NetRegressor, ReLU, RowDropout, SparseLinear, TileDropout
 from numbanet.device import device as named, problem
-from numbanet.plans.buffers import ListBuffers
 from numbanet.training.recorder import Recorder
+from numbanet.training.stepper import Stepper
 from numbanet.training.task import Classification
 from numbanet_kernels.runtime import graph, pool
 
@@ -113,11 +113,12 @@ def test_replayed_passes_train_the_same(monkeypatch, replays, options):
 def test_one_graph_serves_every_bias_mix_and_rate(monkeypatch, replays, options):
     drawn = set()
 
-    def put(self, plans, original=ListBuffers.put):
+    def draw(self, *given, original=Stepper.draw):
+        plans = original(self, *given)
         drawn.update(plans.assigned.items())
-        original(self, plans)
+        return plans
 
-    monkeypatch.setattr(ListBuffers, "put", put)
+    monkeypatch.setattr(Stepper, "draw", draw)
     options = {"layers": (6,), "epochs": 7, **options}
     ours, layers = fit(np.random.default_rng(0), **options), {name for name, _ in drawn}
     most = np.prod([len({plan.kind for site, plan in drawn if site == name}) for name in layers])
