@@ -56,6 +56,13 @@ def sums_for(tile, a, b, passes):
     return fragments(passes, a, b) if passes else sums_of(tile // 16, a)
 
 
+def blocks_at_once(passes):
+    """Return how many blocks a multiprocessor must have registers for. Three passes of TF32 need more than a half of them for
+    sums that are rounded to nearest; on an H200 one block at a time is as fast as two that put some in memory.
+    """
+    return 1 if passes == 3 else 2
+
+
 # --- kernel -----------------------------------------------------------------------------------------------------------
 def _products_of(of_a, of_b, tile, passes, summed):
     """Return a device function that multiplies the tiles of a block; each factory makes its own (`inlined`)."""
@@ -114,7 +121,7 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
         "void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], UniTuple(i4[::1], 2), i4[::1], f4[::1], i4,"
         " UniTuple(i4, 3), UniTuple(i4, 2), UniTuple(i4, 2), i4, i4, UniTuple(b1, 4), UniTuple(f4, 3))",
         least=(8, 0),
-        bounds=(THREADS, 2) if passes or summed else None,
+        bounds=(THREADS, blocks_at_once(passes)) if passes or summed else None,
     )  # with the default, ptxas would spill registers
     def gemm_block(
         a, b, bias, where, c, a_sums, indices, tickets, parked, span, shape, a_steps, b_steps, along, bias_step, flags, scales
@@ -147,42 +154,62 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
     return gemm_block
 
 
-# time of an output in blocks of each size, relative to the largest, if blocks fill all multiprocessors; not tuned on a device
-TILES = {128: 1.0, 64: 1.5}
-
-
-def _cost(rows, cols, products, tile, each):
-    """Return the estimated relative time of `products` products in blocks of size `tile`. The estimate assumes that a
-    multiprocessor runs two blocks at a time; it is not tuned on a device.
-    """
-    return ceil_div(products * ceil_div(rows, tile) * ceil_div(cols, tile), 2 * multiprocessors()) * tile * tile * each
-
-
-def tile_for(rows, cols, products=1):
-    """Return the fastest block size for `products` products (rows, cols) with fused multiply-adds."""
-    return min(TILES, key=lambda tile: _cost(rows, cols, products, tile, TILES[tile]))
-
-
-def way_for(rows, cols, products=1, right=None):
-    """Return (block size, passes of TF32): one pass if the precision allows it, else three passes if they are faster for this
-    size. If the self-test `right` of these passes fails, or if they are slower, passes is 0: fused multiply-adds are used.
-    """
-    right, tile = right or _tensor_agrees, tile_for(rows, cols, products)
-    if imprecise():
-        return (128, 1) if right[1]() else (tile, 0)
-    sooner = _cost(rows, cols, products, 128, three_passes()) < _cost(rows, cols, products, tile, TILES[tile])
-    return (128, 3) if sooner and right[3]() else (tile, 0)
-
-
-LEAST_SPAN = 16 * DEPTH  # smallest length of k for one block; not tuned on a device
+# A model of the time of a product, fitted to times of an H200 by `python -m bench.kernels.gemm_ways`
+TILES = {128: 1.0, 64: 1.5}  # time of a step of k in a block of each size, by output, relative to the largest
+SLOTS = 2  # blocks that a multiprocessor runs at a time
+FIXED = 40  # steps of k that take as long as the beginning and the end of a block
+ADDED = 12  # steps of k that take as long as adding the sums of another block along k
+LEAST_SPAN = 16 * DEPTH  # smallest length of k for one block
 TICKETS = 1024
 
 
-def span_for(rows, cols, depth, tile):
-    """Return the length of k that a block multiplies: less than `depth` if there are fewer blocks than multiprocessors."""
+def _cost(rows, cols, products, tile, each, depth=1024, parts=1):
+    """Return the relative time of `products` products in blocks of size `tile`, `parts` of which divide the k of an output."""
+    blocks = products * ceil_div(rows, tile) * ceil_div(cols, tile) * parts
+    steps = ceil_div(depth, parts) + FIXED + (FIXED + ADDED * parts if parts > 1 else 0)
+    return ceil_div(blocks, SLOTS * multiprocessors()) * steps * tile * tile * each
+
+
+def _parts(rows, cols, depth, tile):
+    """Return the fastest number of blocks that divide the k of an output."""
     blocks = ceil_div(rows, tile) * ceil_div(cols, tile)
-    parts = min(multiprocessors() // max(blocks, 1), depth // LEAST_SPAN) if blocks <= TICKETS else 1
-    return ceil_div(ceil_div(depth, max(parts, 1)), DEPTH) * DEPTH
+    most = min(depth // LEAST_SPAN, ceil_div(SLOTS * multiprocessors(), max(blocks, 1))) if blocks <= TICKETS else 1
+    return min(range(1, max(most, 1) + 1), key=lambda parts: _cost(rows, cols, 1, tile, 1.0, depth, parts))
+
+
+def tile_for(rows, cols, products=1, depth=None):
+    """Return the fastest block size for `products` products (rows, cols) with fused multiply-adds; if `depth` is given, blocks
+    may divide the products along k.
+    """
+    return min(TILES, key=lambda tile: _divided(rows, cols, products, depth, tile, TILES[tile]))
+
+
+def _divided(rows, cols, products, depth, tile, each):
+    divided = () if depth is None else (depth, _parts(rows, cols, depth, tile))
+    return _cost(rows, cols, products, tile, each, *divided)
+
+
+def way_for(rows, cols, products=1, right=None, depth=None):
+    """Return (block size, passes of TF32): one pass if the precision allows it, else three passes if they are faster for this
+    size. If the self-test `right` of these passes fails, or if they are slower, passes is 0: fused multiply-adds are used.
+    """
+    right, tile = right or _tensor_agrees, tile_for(rows, cols, products, depth)
+    if imprecise():
+        return (128, 1) if right[1]() else (tile, 0)
+    times = [_divided(rows, cols, products, depth, *way) for way in ((128, three_passes()), (tile, TILES[tile]))]
+    return (128, 3) if times[0] < times[1] and right[3]() else (tile, 0)
+
+
+def span_for(rows, cols, depth, tile):
+    """Return the length of k that a block multiplies: less than `depth` if there are few blocks."""
+    return ceil_div(ceil_div(depth, _parts(rows, cols, depth, tile)), DEPTH) * DEPTH
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _chosen(rows, cols, depth, *device):
+    """Return (block size, passes, span) of a product. `device` holds all else that the choice depends on."""
+    tile, passes = way_for(rows, cols, depth=depth)
+    return tile, passes, span_for(rows, cols, depth, tile)
 
 
 @device_cache(maxsize=1)
@@ -329,8 +356,10 @@ def launch_block(
     3, with the error of float32, or 1; if None, `way_for` chooses. Tests also set `tile` (64 or 128), `span` (the k of a block,
     a multiple of 16) and `padding` (a multiple of 4)."""
     (rows, cols, depth), (am, ak), (bk, bn) = shape, a_at, b_at
-    if passes is None:
-        tile, passes = way_for(rows, cols) if tile is None else (tile, 0)
+    if passes is None and tile is None:
+        on = emulating(), imprecise(), multiprocessors(), three_passes()
+        tile, passes, own = _chosen(rows, cols, depth, *on)
+        span = own if span is None else span
     tile, together = (128, 2) if passes else (tile or tile_for(rows, cols), 4)
     span = max(span_for(rows, cols, depth, tile) if span is None else span, DEPTH)
     summed, grid = a_sums is not None, (ceil_div(cols, tile), ceil_div(rows, tile), max(ceil_div(depth, span), 1))
@@ -344,7 +373,7 @@ def launch_block(
     operands = a, b, b if bias is None else bias, b if where is None else flat(where), c, a_sums if summed else c
     flags = cols % together == 0, bias is not None, where is not None, relu
     launch(
-        _block(tile, ak <= am, bk <= bn, passes, summed, padding),
+        _block(tile, ak <= am, bk <= bn, passes or 0, summed, padding),
         grid,
         THREADS,
         *operands,

@@ -8,7 +8,8 @@
 The work is 2 N K J FLOPs instead of 2 N O I. Each of `rows` and `cols` is a slice up to the end of the axis, an int32 array on
 the device, a `layouts.rows.Period` or `Window`, or None for the whole axis. On CUDA, "masked" is for teaching only: blocks of
 dropped rows return before their first barrier. "listed" takes any index lists, and its grid has only the kept outputs.
-`gemm_block` is used if the kept indices have constant strides.
+On a GPU that has `gemm_block`, it multiplies: in place if the kept indices have constant strides, else what "packed" copies,
+which is K J numbers, a small part of the time of the product.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..runtime.arrays import device_cache, to_device
 from ..runtime.declare import cuda, kernel, kernels, tape
 from ..runtime.expect import BOOL, INT32, expect, shapes
 from ..runtime.launch import ceil_div, launch
-from ..runtime.memory import empty_cpu, empty_cuda, flat, output
+from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, output
 from .elementwise import relu_grad_cpu, relu_grad_cuda
 from .gemm import multiply_back, multiply_forward
 
@@ -296,6 +297,24 @@ def _listed(backward=False, tile=32):
     return gemm_rows_listed
 
 
+@kernels("gemm_rows")
+def _packing():
+    @kernel("void(f4[:, ::1], i4[::1], i4[::1], f4[::1], f4[::1], f4[::1], b1)")
+    def gemm_rows_packed(w, rows, cols, bias, block, of_rows, biased):
+        """block[k, m] = w[rows[k], cols[m]], and of_rows[k] = bias[rows[k]] if `biased`; 0 where a list is out of range."""
+        i = cuda.grid(1)
+        if i < block.size:
+            k, m, value = i // cols.size, i % cols.size, float32(0)
+            row, col = rows[k], cols[m]
+            if 0 <= row < w.shape[0] and 0 <= col < w.shape[1]:  # lists on a device are not checked before
+                value = w[row, col]
+            block[i] = value
+            if biased and m == 0:
+                of_rows[k] = bias[row] if 0 <= row < bias.size else float32(0)
+
+    return gemm_rows_packed
+
+
 TILE = 32  # 256 threads with 2 x 2 outputs each
 
 
@@ -325,12 +344,39 @@ def _strided(w, rows, cols, *arrays):
     return row_step * w.shape[1], col_step, None if both == [None, None] else (*lists, w.shape[1], row_step)
 
 
+def _packed(x, w, rows, cols, bias, outer, inner):
+    """Return (w[rows][:, cols], bias[rows] or None), which the faster kernel for dense products multiplies; None if the device
+    lacks it. Lists and windows, which may be of two parts, have no constant strides.
+    """
+    if not gemm_block.available(w, x) or not outer * inner:
+        return None
+    block, of_rows = empty_cuda((outer * inner,)), None if bias is None else empty_cuda((outer,))
+    launch(
+        _packing(),
+        blocks_for(block.size),
+        THREADS,
+        w,
+        _listed_indices(rows, w.shape[0]),
+        _listed_indices(cols, w.shape[1]),
+        block if bias is None else bias,
+        block,
+        block if bias is None else of_rows,
+        bias is not None,
+    )
+    return block, of_rows
+
+
 def gemm_rows_cuda(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
     (_, outer), (_, inner), out = _arguments("gemm_rows (cuda)", empty_cuda, x, w, rows, cols, bias, out=out)
     if strides := _strided(w, rows, cols, x, out):
         *along, lists = strides
         return gemm_block.launch_block(
             flat(x), flat(w), (x.shape[0], outer, inner), (inner, 1), along[::-1], out, bias, relu, scale=scale, indices=lists
+        )
+    if packed := _packed(x, w, rows, cols, bias, outer, inner):
+        block, bias = packed
+        return gemm_block.launch_block(
+            flat(x), block, (x.shape[0], outer, inner), (inner, 1), (1, inner), out, bias, relu, scale=scale
         )
     launch(
         _listed(False, TILE),
@@ -355,6 +401,10 @@ def gemm_rows_dx_cuda(dy, w, rows, cols, where=None, scale=1.0, out=None):
         *along, lists = strides
         return gemm_block.launch_block(
             flat(dy), flat(w), (dy.shape[0], outer, inner), (inner, 1), along, out, where=where, alpha=scale, indices=lists
+        )
+    if packed := _packed(dy, w, rows, cols, None, inner, outer):
+        return gemm_block.launch_block(
+            flat(dy), packed[0], (dy.shape[0], outer, inner), (inner, 1), (outer, 1), out, where=where, alpha=scale
         )
     launch(
         _listed(True, TILE),
@@ -390,9 +440,12 @@ def examples(dev, a, N, I, O):
         Period(np.arange(each.start, n, each.step, dtype=np.int32), slice(each.start, n, each.step))
         for each, n in zip(slices, (3 * O, I), strict=True)
     )
+    lists = np.array([0, 2, 3, 7], np.int32) % (3 * O), np.array([0, 1, 4], np.int32) % I
     return {
         "gemm_rows": lambda: dev.gemm_rows(a(N, ceil_div(I, 2)), a(3 * O, I), *slices, a(3 * O), relu=True),
         "gemm_rows_dx": lambda: dev.gemm_rows_dx(a(N, O), a(3 * O, 2 * I), *slices),
+        "gemm_rows, lists": lambda: dev.gemm_rows(a(N, 3), a(3 * O, I), lists[0], lists[1], a(3 * O)),
+        "gemm_rows_dx, lists": lambda: dev.gemm_rows_dx(a(N, 4), a(3 * O, I), *lists),
         "gemm_rows, periods": lambda: dev.gemm_rows(a(N, cols.size), a(3 * O, I), rows, cols, a(3 * O), relu=True),
         "gemm_rows_dx, periods": lambda: dev.gemm_rows_dx(a(N, rows.size), a(3 * O, I), rows, cols),
     }

@@ -84,9 +84,22 @@ _probe.made_by = __name__, "_probe"  # as if `kernels` had declared it, so that 
 
 def capability() -> tuple[int, int]:
     """Return the compute capability of the GPU or of the emulated device."""
-    return emulation.EMULATED if emulation.emulating() else tuple(cuda.get_current_device().compute_capability)
+    return emulation.EMULATED if emulation.emulating() else _facts()[0]
 
 
 def multiprocessors() -> int:
     """Return the number of multiprocessors of the GPU; on the emulated device, that of an H200."""
-    return 132 if emulation.emulating() else cuda.get_current_device().MULTIPROCESSOR_COUNT
+    return 132 if emulation.emulating() else _facts()[1]
+
+
+def _facts() -> tuple[tuple[int, int], int]:
+    """Return (compute capability, number of multiprocessors) of the GPU."""
+    return _asked() if driverless.posed else _of_card()
+
+
+def _asked() -> tuple[tuple[int, int], int]:
+    device = cuda.get_current_device()
+    return tuple(device.compute_capability), device.MULTIPROCESSOR_COUNT
+
+
+_of_card = functools.cache(_asked)  # Numba asks the driver each time

@@ -58,11 +58,11 @@ def on_cards(names, variants):
     )
 
 
-def inner_loop(kernel, kind, card):
-    """(the instructions of the inner loop, how many of each kind) of a kernel that needs no more registers than two blocks of
-    256 threads have on a multiprocessor, and no local memory."""
+def inner_loop(kernel, kind, card, at_once=2):
+    """(the instructions of the inner loop, how many of each kind) of a kernel that needs no more registers than so many blocks
+    of 256 threads have on a multiprocessor, and no local memory."""
     said, _, sass = assembled(kernel, card, disassembled=True).partition("SASS\n")
-    assert int(re.search(r"Used (\d+) registers", said)[1]) <= 128
+    assert int(re.search(r"Used (\d+) registers", said)[1]) <= 255 // at_once + 1
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
     loop = loop_of(kind, sass)
     kinds = collections.Counter(name.split(".")[0] for name in loop)
@@ -91,13 +91,13 @@ def test_the_inner_loop_of_tiles_multiplies(inner, a_along_k, b_along_k, card):
 @on_cards("passes, summed, a_along_k, b_along_k", itertools.product([3, 1], [False, True], [False, True], [False, True]))
 def test_tensor_cores_multiply(passes, summed, a_along_k, b_along_k, card):
     """32 products of fragments a k-tile and pass, and each number is loaded once by a thread."""
-    _, kinds = inner_loop(gemm_block._block(128, a_along_k, b_along_k, passes, summed), "HMMA", card)
+    _, kinds = inner_loop(gemm_block._block(128, a_along_k, b_along_k, passes, summed), "HMMA", card, 1 + (passes == 1))
     assert kinds["HMMA"] == 32 * passes and kinds["LDS"] <= 48 + 8 * summed and kinds["LDGSTS"] == 16
 
 
 @on_cards("passes, inner, a_along_k, b_along_k", [(passes, *product) for passes in (3, 1) for product in PRODUCTS])
 def test_tensor_cores_multiply_tiles(passes, inner, a_along_k, b_along_k, card):
-    _, kinds = inner_loop(cuda_grouped._grouped(inner, 128, a_along_k, b_along_k, passes), "HMMA", card)
+    _, kinds = inner_loop(cuda_grouped._grouped(inner, 128, a_along_k, b_along_k, passes), "HMMA", card, 1 + (passes == 1))
     assert kinds["HMMA"] == 32 * passes
 
 

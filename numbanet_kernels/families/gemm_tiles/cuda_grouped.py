@@ -15,7 +15,7 @@ from numba import float32, int32
 from ...blocks import gemm_block
 from ...blocks.accumulate import rows_of
 from ...blocks.copies import DEPTH, THREADS, copies_of, layout
-from ...blocks.gemm_block import TILES, exact_enough, sums_for, tile_for, way_for
+from ...blocks.gemm_block import TILES, blocks_at_once, exact_enough, sums_for, tile_for, way_for
 from ...blocks.intrinsics import commit, wait_for_all_but_one
 from ...layouts.tiles import Pattern, TileLists, kept_tiles, row_positions, tile_lists
 from ...runtime.arrays import device_array, to_device
@@ -74,7 +74,7 @@ def _grouped(inner=True, tile=128, a_along_k=True, b_along_k=True, passes=0):
         "void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], UniTuple(i4[::1], 2), UniTuple(i4[::1], 2), i4[::1],"
         " UniTuple(i4, 2), i4, UniTuple(i4, 4), i4, b1, b1, b1, f4)",
         least=(8, 0),
-        bounds=(THREADS, 2),
+        bounds=(THREADS, blocks_at_once(passes)),
     )
     def gemm_tiles_grouped(
         a, b, bias, where, c, a_sums, lists, counts, starts, rooms, plain, steps, width, biased, masked, relu, scale
