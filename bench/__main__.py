@@ -49,7 +49,7 @@ def _parser(prog: str) -> cli.Parser:
         "--only",
         default="",
         metavar="PATTERN",
-        help="run only the cases, or training runs, whose name matches this regular expression",
+        help="run only the cases, training runs or, of `gpu`, steps whose name matches this regular expression",
     )
     parser.add_argument(
         "--quick", action="store_true", help="small sizes and few repetitions: checks that a suite runs; the times mean nothing"
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "bench") -> int:
         if chosen.suites == ["report"]:
             return _report()
         if chosen.suites == ["gpu"]:
-            return gpu.run(_say)
+            return gpu.run(_say, only=chosen.only)
         if emulated:
             given = {"--shape": chosen.shape and ",".join(map(str, chosen.shape)), "--plot": chosen.plot and str(chosen.plot)}
             return cli.main(["kernels", "--counters", *chosen.suites, *chain(*(pair for pair in given.items() if pair[1]))])

@@ -23,7 +23,14 @@ from typing import Any, NamedTuple
 from .machine import ROOT, machine
 from .results import Results, load
 
-SUITES = ("gemm", "gemm_rows", "gemm_tiles", "update", "mlp")
+# the suites, the cases of each, and a time limit in seconds
+SUITES = (
+    ("mlp", "(1024|2048|4096)-10 (without|p=0.7)", 160),
+    ("cnn", "lenet5", 60),
+    ("gemm", "", 30),
+    ("gemm_rows", "", 30),
+)
+TESTS = ("tests/kernels", "tests/core", "tests/layers", "tests/training", "tests/estimators")
 LAST = 2000  # characters of a step's output that are recorded
 
 
@@ -35,34 +42,24 @@ class Step(NamedTuple):
     seconds: float
 
 
-def steps(path: Path) -> list[Step]:
-    """The steps that can run on this machine; the last one writes the results of the suites to `path`."""
-    pytest = ["-m", "pytest", "-q", "-k", "cuda and not emulated"]
-    checks = [
-        Step(
-            "tests",
-            [
-                sys.executable,
-                *pytest,
-                "tests/kernels",
-                "tests/core/test_ops.py",
-                "tests/core/test_planned.py",
-                "tests/estimators/test_cuda_net.py",
-                "tests/training/test_replay.py",
-            ],
-            150,
-        )
-    ]
+def steps(folder: Path) -> list[Step]:
+    """The steps that can run on this machine; those of suites write their results to files in `folder`."""
+    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long and not alone", "-k", "cuda and not emulated"]
+    workers = ["-n", str(min(os.cpu_count() or 1, 12))] if importlib.util.find_spec("xdist") else []
+    found = [Step("tests", [sys.executable, *pytest, *workers, *TESTS], 120)]
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer:
         small = [sys.executable, *pytest, "tests/kernels/families/test_gemm_rows.py", "tests/kernels/families/test_update.py"]
-        checks += [
+        found += [
             Step(f"{tool} of compute-sanitizer", [sanitizer, "--tool", tool, "--error-exitcode", "1", *small], 40)
             for tool in ("memcheck", "racecheck")
         ]
     against = ["--against", "torch"] if importlib.util.find_spec("torch") else []
-    figures = [sys.executable, "-m", "bench", *SUITES, "--device", "cuda", *against, "--json", str(path)]
-    return [*checks, Step("figures", figures, 230)]
+    bench = [sys.executable, "-m", "bench"]
+    for suite, only, seconds in SUITES:
+        options = ["--device", "cuda", *against, "--only", only, "--json", str(folder / f"{suite}.json")]
+        found.append(Step(suite, [*bench, suite, *options], seconds))
+    return found
 
 
 def file_of(cards: list[str]) -> Path:
@@ -78,17 +75,21 @@ def file_of(cards: list[str]) -> Path:
     return ROOT / "bench" / "results" / f"{re.sub(r'[^a-z0-9]+', '-', cards[0].partition(',')[0].lower()).strip('-')}.json"
 
 
-def run(say: Callable[[str], None], path: Path | None = None) -> int:
-    """Run all steps and record them; return 1 if one of them failed, else 0."""
+def run(say: Callable[[str], None], path: Path | None = None, only: str = "") -> int:
+    """Run all steps, or those whose name matches the regular expression `only`, and record them; return 1 if one of them failed,
+    else 0.
+    """
     path = file_of(machine()["gpus"]) if path is None else path
     peer = "torch" if importlib.util.find_spec("torch") else None
+    outcomes: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        figures = Path(folder) / "figures.json"
-        outcomes = [_run_step(step, say) for step in steps(figures)]
-        rows = load(figures)["rows"] if figures.exists() else []
-    path.unlink(missing_ok=True)  # the results of an earlier command
-    Results(path, device="cuda", against=peer, quick=False, steps=outcomes).add(rows)
-    say(f"wrote {path}")
+        for step in steps(Path(folder)):
+            if re.search(only, step.name):
+                outcomes.append(_run_step(step, say))
+                rows = [row for figures in sorted(Path(folder).glob("*.json")) for row in load(figures)["rows"]]
+                path.unlink(missing_ok=True)  # the results of an earlier command, or those up to the step before
+                Results(path, device="cuda", against=peer, quick=False, steps=outcomes).add(rows)
+                say(f"wrote {path}")
     return int(any(step["outcome"] != "passed" for step in outcomes))
 
 

@@ -22,7 +22,7 @@ FEWER_STEPS, WIDE = 10, 4096  # n steps of a turn for networks of this width or 
 
 def _numbanets(options: Options, hidden: int, batch: int, dropout: str, rate: float, peer: str | None) -> list[Implementation]:
     """numbanet's implementation; on CUDA both with replayed CUDA graphs and with single launches."""
-    both = options.device == "cuda" and dropout != "bernoulli"
+    both = options.device == "cuda" and dropout in ("none", "rdp")
     return [
         mlp_model.numbanet_implementation(options, hidden, batch, dropout, rate, peer, replayed)
         for replayed in ((True, False) if both else (True,))

@@ -23,9 +23,11 @@ def test_what_fails_on_a_card_does_not_keep_the_rest_from_running(tmp_path, monk
     monkeypatch.setattr(
         gpu,
         "steps",
-        lambda figures: [
+        lambda folder: [
             gpu.Step(
-                name, [sys.executable, "-c", script.replace("FILE", repr(str(figures))).replace("ROWS", repr(rows))], seconds
+                name,
+                [sys.executable, "-c", script.replace("FILE", repr(str(folder / "c.json"))).replace("ROWS", repr(rows))],
+                seconds,
             )
             for name, script, seconds in zip("abc", scripts, (20, 1, 20))
         ],
@@ -35,6 +37,7 @@ def test_what_fails_on_a_card_does_not_keep_the_rest_from_running(tmp_path, monk
     found = load(path)
     assert [step["outcome"] for step in found["steps"]] == ["exit status 3", "not done after 1 s", "passed"]
     assert [step["output"] for step in found["steps"]] == ["no\n", "slow\n", ""] and found["rows"] == [{"suite": "gemm"}]
+    assert gpu.run(said.append, path, only="c") == 0 and [step["step"] for step in load(path)["steps"]] == ["c"]
     assert gpu.file_of(["NVIDIA H200, driver 570.1"]).name == "nvidia-h200.json"
     with pytest.raises(RuntimeError, match="no GPU"):
         gpu.file_of([])
@@ -42,6 +45,6 @@ def test_what_fails_on_a_card_does_not_keep_the_rest_from_running(tmp_path, monk
 
 def test_what_a_card_is_asked_takes_less_than_eight_minutes(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    found = gpu.steps(Path("a.json"))
-    assert len(found) == 4 and sum(step.seconds for step in found) <= 480
+    found = gpu.steps(Path("a"))
+    assert len(found) == 3 + len(gpu.SUITES) and sum(step.seconds for step in found) <= 480
     assert all(Path(part).exists() for step in found for part in step.command if part.startswith("tests"))
