@@ -76,7 +76,8 @@ def file_of(cards: list[str]) -> Path:
 
 
 def run(say: Callable[[str], None], path: Path | None = None, only: str = "") -> int:
-    """Run all steps, or those whose name matches the regular expression `only`, and record them. Return 1 if one failed, else 0.
+    """Run all steps, or those whose name matches the regular expression `only`, and record them. Return 1 if one of them
+    failed, else 0.
     """
     path = file_of(machine()["gpus"]) if path is None else path
     peer = "torch" if importlib.util.find_spec("torch") else None
