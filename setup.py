@@ -8,7 +8,7 @@ from setuptools import find_packages, setup
 here = Path(__file__).parent
 version = re.search(r'^__version__ = "(.+)"$', (here / "numbanet/__init__.py").read_text(encoding="utf-8"), re.M).group(1)
 
-cuda = ["numba-cuda[cu13]>=0.30"]
+cuda = ["numba-cuda[cu13]>=0.30", "numpy<2.5"]  # numba-cuda 0.30 uses names that NumPy 2.5 removed
 torch = ["torch==2.13.0"]  # the peer that tests and benchmarks compare with; pinned, because figures name it
 plots = ["matplotlib>=3.7"]
 onnx = ["onnx>=1.15"]

@@ -24,12 +24,7 @@ from .machine import ROOT, machine
 from .results import Results, load
 
 # the suites, the cases of each, and a time limit in seconds
-SUITES = (
-    ("mlp", "(1024|2048|4096)-10 (without|p=0.7)", 160),
-    ("cnn", "lenet5", 60),
-    ("gemm", "", 30),
-    ("gemm_rows", "", 30),
-)
+SUITES = (("mlp", "(1024|2048|4096)-10 (without|p=0.7)", 160), ("cnn", "lenet5", 60), ("gemm", "", 30), ("gemm_rows", "", 30))
 TESTS = ("tests/kernels", "tests/core", "tests/layers", "tests/training", "tests/estimators")
 LAST = 2000  # characters of a step's output that are recorded
 

@@ -10,6 +10,9 @@ for mma.m16n8k8"):
 
     A  (g, t) (g + 8, t) (g, t + 4) (g + 8, t + 4)      B  (t, g) (t + 4, g)
     C  (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
+
+Tensor cores round the sum of a product and C toward zero: errors of one sign, which grow with k. With three passes they sum 8
+values of k, from zero on, and add.f32, which rounds to nearest, adds that to the sums.
 """
 
 from __future__ import annotations
@@ -311,11 +314,7 @@ def fragments(passes, of_a, of_b):
 
     @intrinsic(passes, of_a, of_b)
     def multiply(typing_context, sums, a, a_at, b, b_at, step):
-        """C += A B for the 16 values of k in a tile, by mma.sync.aligned.m16n8k8; products with small parts come first.
-
-        Tensor cores round the sum of a product and C toward zero: errors of one sign, which grow with k. With three passes they
-        sum 8 values of k, from zero on, and add.f32, which rounds to nearest, adds that to C.
-        """
+        """C += A B for the 16 values of k in a tile, by mma.sync.aligned.m16n8k8; products with small parts come first."""
 
         def generate(context, builder, signature, arguments):
             sums = [builder.extract_value(arguments[0], i) for i in range(64)]

@@ -155,11 +155,11 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
 
 
 # A model of the time of a product, fitted to times of an H200 by `python -m bench.kernels.gemm_ways`
-TILES = {128: 1.0, 64: 1.5}  # time of a step of k in a block of each size, by output, relative to the largest
-SLOTS = 2  # blocks that a multiprocessor runs at a time
-FIXED = 40  # steps of k that take as long as the beginning and the end of a block
-ADDED = 12  # steps of k that take as long as adding the sums of another block along k
-LEAST_SPAN = 16 * DEPTH  # smallest length of k for one block
+TILES = {128: 1.0, 64: 2.0}  # time of a step of k in a block of each size, by output, relative to the largest
+SLOTS = {128: 2, 64: 3}  # blocks of each size that a multiprocessor runs at a time
+FIXED = 16  # steps of k that take as long as the beginning and the end of a block
+ADDED = 2  # steps of k that take as long as adding the sums of another block along k
+LEAST_SPAN = 8 * DEPTH  # smallest length of k for one block
 TICKETS = 1024
 
 
@@ -167,13 +167,13 @@ def _cost(rows, cols, products, tile, each, depth=1024, parts=1):
     """Return the relative time of `products` products in blocks of size `tile`, `parts` of which divide the k of an output."""
     blocks = products * ceil_div(rows, tile) * ceil_div(cols, tile) * parts
     steps = ceil_div(depth, parts) + FIXED + (FIXED + ADDED * parts if parts > 1 else 0)
-    return ceil_div(blocks, SLOTS * multiprocessors()) * steps * tile * tile * each
+    return ceil_div(blocks, SLOTS[tile] * multiprocessors()) * steps * tile * tile * each
 
 
 def _parts(rows, cols, depth, tile):
     """Return the fastest number of blocks that divide the k of an output."""
     blocks = ceil_div(rows, tile) * ceil_div(cols, tile)
-    most = min(depth // LEAST_SPAN, ceil_div(SLOTS * multiprocessors(), max(blocks, 1))) if blocks <= TICKETS else 1
+    most = min(depth // LEAST_SPAN, ceil_div(SLOTS[tile] * multiprocessors(), max(blocks, 1))) if blocks <= TICKETS else 1
     return min(range(1, max(most, 1) + 1), key=lambda parts: _cost(rows, cols, 1, tile, 1.0, depth, parts))
 
 
@@ -357,16 +357,13 @@ def launch_block(
     a multiple of 16) and `padding` (a multiple of 4)."""
     (rows, cols, depth), (am, ak), (bk, bn) = shape, a_at, b_at
     if passes is None and tile is None:
-        on = emulating(), imprecise(), multiprocessors(), three_passes()
-        tile, passes, own = _chosen(rows, cols, depth, *on)
+        tile, passes, own = _chosen(rows, cols, depth, emulating(), imprecise(), multiprocessors(), three_passes())
         span = own if span is None else span
     tile, together = (128, 2) if passes else (tile or tile_for(rows, cols), 4)
-    span = max(span_for(rows, cols, depth, tile) if span is None else span, DEPTH)
+    span = max(span or span_for(rows, cols, depth, tile), DEPTH)
     summed, grid = a_sums is not None, (ceil_div(cols, tile), ceil_div(rows, tile), max(ceil_div(depth, span), 1))
     if grid[2] > 1 and grid[0] * grid[1] > TICKETS:
-        raise ValueError(
-            f"gemm_block: {grid[0] * grid[1]} blocks exceed the {TICKETS} that can divide products; leave out span"
-        )
+        raise ValueError(f"gemm_block: {grid[0] * grid[1]} blocks exceed the {TICKETS} that can divide products; omit span")
     c, tickets = out.reshape(out.size), _tickets()
     parked = c if grid[2] == 1 else empty_cuda((math.prod(grid) * THREADS * values_of(tile, summed),))
     *lists, along, bias_step = (tickets, tickets, 0, 1) if indices is None else indices

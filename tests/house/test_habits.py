@@ -71,6 +71,7 @@ def constraints():
 def test_the_constraints_are_the_versions_of_the_records():
     known = constraints()
     machines = [json.loads(path.read_text(encoding="utf-8"))["machine"] for path in (ROOT / "bench/results").glob("*.json")]
+    machines = [machine for machine in machines if not machine["gpus"]]
     assert len(machines) >= 20
     for machine in machines:
         for key, name in (("numpy", "numpy"), ("numba", "numba"), ("numba_cuda", "numba-cuda"), ("torch", "torch")):

@@ -11,7 +11,7 @@ from numbanet.dropout import Dropout, DynamicSparseGraph, TileDropout
 from numbanet.plans import IndexPlan
 from numbanet.training.recorder import Recorder
 from numbanet.training.stepper import Stepper
-from numbanet_kernels.families import gemm_rows
+from numbanet_kernels.families.gemm_rows import cpu as gemm_rows
 from numbanet_kernels.host import thresholds
 from numbanet_kernels.runtime import replay, tape
 

@@ -8,7 +8,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from numbanet_kernels import cpu, examples
-from numbanet_kernels.families import gemm_rows
+from numbanet_kernels.families.gemm_rows import cpu as gemm_rows
 from numbanet_kernels.host import blas, threads, thresholds
 from numbanet_kernels.host.ufuncs import apply
 from numbanet_kernels.layouts.rows import Period
