@@ -149,12 +149,13 @@ def _compiled(code: str, name: str, options: tuple[str, ...]) -> tuple[bytes, st
     unit = done(nvrtc.nvrtcCreateProgram(code.encode(), name.encode(), 0, [], []))
     try:
         status = nvrtc.nvrtcCompileProgram(unit, len(options), [option.encode() for option in options])[0]
-        log = b" " * done(nvrtc.nvrtcGetProgramLogSize(unit))
+        # NVRTC writes to these: Python has only one b" ", which an empty log would make NUL everywhere, but b"\0" stays as it is
+        log = bytes(done(nvrtc.nvrtcGetProgramLogSize(unit)))
         done(nvrtc.nvrtcGetProgramLog(unit, log))
         said = log.rstrip(b"\0 \n").decode()
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise errors()[1](f"{status.name}: {said}")
-        text = b" " * done(nvrtc.nvrtcGetPTXSize(unit))
+        text = bytes(done(nvrtc.nvrtcGetPTXSize(unit)))
         done(nvrtc.nvrtcGetPTX(unit, text))
     finally:
         nvrtc.nvrtcDestroyProgram(unit)

@@ -7,6 +7,7 @@ import pytest
 
 import numbanet
 from numbanet_kernels import card
+from numbanet_kernels.card import stand_ins
 from numbanet_kernels.runtime import declare
 
 pytestmark = pytest.mark.skipif(card.problem() is not None, reason=str(card.problem()))
@@ -310,3 +311,11 @@ def test_after_the_device_was_reset():
         kernel[1, 32](x(10), x(10), out)
         np.testing.assert_array_equal(out, 2 * x(10))
         cuda.close()
+
+
+def test_an_empty_log_of_the_compiler_changes_no_bytes_of_python():
+    """NVRTC writes its log to bytes, and Python has one object for all bytes of one character."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    text, said = stand_ins._compiled('extern "C" __global__ void f() {}', "f.cu", ("--gpu-architecture=compute_80",))
+    assert b".entry f" in text and said == ""
+    assert [value for value in range(256) if bytes([value])[0] != value] == []
