@@ -149,7 +149,7 @@ def _compiled(code: str, name: str, options: tuple[str, ...]) -> tuple[bytes, st
     unit = done(nvrtc.nvrtcCreateProgram(code.encode(), name.encode(), 0, [], []))
     try:
         status = nvrtc.nvrtcCompileProgram(unit, len(options), [option.encode() for option in options])[0]
-        # NVRTC writes to these: Python has only one b" ", which an empty log would make NUL everywhere, but b"\0" stays as it is
+        # NVRTC writes to these: of b" " Python has only one, which an empty log would make NUL everywhere; b"\0" stays as it is
         log = bytes(done(nvrtc.nvrtcGetProgramLogSize(unit)))
         done(nvrtc.nvrtcGetProgramLog(unit, log))
         said = log.rstrip(b"\0 \n").decode()
