@@ -77,4 +77,12 @@ def test_images_train_as_on_the_cpu(there, rng):
 
 def test_sequences_train_as_on_the_cpu(there, rng):
     x, y = rng.standard_normal((8, 4, 3)).astype(np.float32), np.arange(8) % 2
-    compare(x, y, lambda: [LSTM(3, 8, batch_first=True, rng=0), LastStep(), Linear(8, 2, rng=1)], batch_size=4, epochs=3, random_state=0, dropout="rdp")
+    compare(
+        x,
+        y,
+        lambda: [LSTM(3, 8, batch_first=True, rng=0), LastStep(), Linear(8, 2, rng=1)],
+        batch_size=4,
+        epochs=3,
+        random_state=0,
+        dropout="rdp",
+    )
