@@ -22,7 +22,15 @@ def validated(net: Any, X: Any, y: tuple[Any, ...], y_options: dict[str, Any], *
             "a network of convolutions, such as layers='lenet5', and sequences for a list of layers"
         )
     if not is_large(X) or options["dtype"] == "numeric":
-        return validate_data(net, X, *y, **options, **(y_options if y else {}))
+        try:
+            return validate_data(net, X, *y, **options, **(y_options if y else {}))
+        except ValueError as error:
+            if "could not convert string" not in str(error):
+                raise
+            raise ValueError(
+                f"X holds texts ({error}): a network takes numbers; encode columns of texts first, for example by "
+                "make_column_transformer((OneHotEncoder(), columns), remainder=StandardScaler()) of scikit-learn in a pipeline"
+            ) from error
     some = np.array(X[:2])
     if y and y[0] is None:
         validate_data(net, some, None, **options)  # which raises the error

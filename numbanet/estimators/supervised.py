@@ -284,7 +284,8 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         shape = model.cost(ActivationSpec((self._batch(None), *self.input_shape_)), Plans())[1].shape
         if len(shape) != 2 + self._by_step or shape[-1] not in (None, self._outputs()):
             which = f"{self._outputs()} outputs{' for each time step' * self._by_step}"
-            raise ValueError(f"layers: the last one must give {which}, not {shape[1:]} per sample; got {model!r}")
+            each = ", one for each class of y" if hasattr(self, "classes_") else ""
+            raise ValueError(f"layers: the last one must give {which}, not {shape[1:]} per sample{each}; got {model!r}")
 
     # --- training -----------------------------------------------------------------------------------------------------
     def _begun(self, X, y, sample_weight, dropout, dropout_rate, validation, batches, saver) -> tuple[Run, Data]:

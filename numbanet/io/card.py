@@ -8,6 +8,7 @@ from importlib import metadata
 from typing import Any
 
 import numpy as np
+from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
 FIGURES = ("loss", "score", "perplexity", "validation_loss", "validation_score", "validation_perplexity")
@@ -44,6 +45,16 @@ def kept_epoch(net: Any) -> dict[str, Any]:
     return next((record for record in net.history_ if record["epoch"] == best), net.history_[-1])
 
 
+def check_fitted(name: str, net: Any) -> None:
+    """Raise TypeError, beginning with the name of a function, for a pipeline, and NotFittedError for what is not fitted."""
+    if isinstance(net, Pipeline):
+        raise TypeError(
+            f"{name} takes an estimator of numbanet, not a {type(net).__name__}: give its last step, pipeline[-1], whose "
+            "samples are those that the other steps have transformed, pipeline[:-1].transform(X)"
+        )
+    check_is_fitted(net, "model_")
+
+
 def model_card(net: Any) -> str:
     """Describe a fitted estimator in Markdown: layers, what it was trained with, what it reached, and versions.
 
@@ -59,7 +70,7 @@ def model_card(net: Any) -> str:
     sklearn.exceptions.NotFittedError
         If the estimator is not fitted.
     """
-    check_is_fitted(net, "model_")
+    check_fitted("model_card", net)
     told = facts(net)
     lines = [
         f"# {title(net)}",

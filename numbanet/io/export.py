@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted
 
 from numbanet_kernels.runtime.interrupt import deferred
 
 from ..arguments import check_target
 from ..layers import ActivationSpec, Layer
 from ..plans import Plans
-from .card import facts
+from .card import check_fitted, facts
 from .classes import check_no_link
 from .onnx_graph import Graph
 from .onnx_writer import Value, write
@@ -54,7 +53,7 @@ def export(net: Any, path: str | os.PathLike) -> None:
     """
     if not isinstance(net, BaseEstimator):
         raise TypeError(f"export takes a fitted estimator, not {type(net).__name__}")
-    check_is_fitted(net, "model_")
+    check_fitted("export", net)
     target = check_target(path)
     try:
         import onnx  # noqa: F401

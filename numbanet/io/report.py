@@ -15,7 +15,7 @@ import numpy as np
 from scipy.sparse import issparse
 from sklearn.base import clone
 from sklearn.utils import _safe_indexing
-from sklearn.utils.validation import _num_samples, check_is_fitted
+from sklearn.utils.validation import _num_samples
 
 from numbanet_kernels.runtime.interrupt import deferred
 
@@ -26,7 +26,7 @@ from ..layers.summary import lines, shape_text, short
 from ..layers.tree import Tree
 from ..plans import Plans
 from . import drawings
-from .card import facts, kept_epoch, shape_of, some, title
+from .card import check_fitted, facts, kept_epoch, shape_of, some, title
 
 DRAWS = 20  # plans that are drawn for the mean share of a layer's FLOPs
 MOST_CLASSES = 20  # with more, the confusion matrix is a picture
@@ -85,7 +85,7 @@ def report(net: Any, path: str | os.PathLike, X: Any = None, y: Any = None, data
     ImportError
         If matplotlib is missing.
     """
-    check_is_fitted(net, "model_")
+    check_fitted("report", net)
     if not net.history_:
         raise ValueError("report: the estimator has no history of a training")
     text = hasattr(net, "vocabulary_")

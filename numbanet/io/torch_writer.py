@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from ..layers import Layer
 from . import torch_modules as modules
+from .card import check_fitted
 from .classes import check_no_link, class_of
 
 Shared = dict[int, nn.Parameter]  # the parameter of each tensor, by id, so that tied layers share it
@@ -85,7 +85,7 @@ def written(model: Any) -> nn.Module:
         return _module(model, "", {}).eval().cpu()
     if not isinstance(model, BaseEstimator):
         raise TypeError(f"to_torch takes a fitted estimator or a layer, not {type(model).__name__}")
-    check_is_fitted(model, "model_")
+    check_fitted("to_torch", model)
     if hasattr(model, "target_scale_"):
         check_no_link("to_torch", model)
     parts, kind = _modules(model.model_, "", {}), modules.Language if hasattr(model, "vocabulary_") else modules.Chain

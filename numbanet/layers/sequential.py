@@ -33,7 +33,9 @@ class Sequential(Layer):
     recordable = True
     chain = True
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
+    def __init__(self, layers: Sequence[Layer], *others: Layer) -> None:
+        if others:
+            raise TypeError("Sequential takes one list of layers: Sequential([first, second, ...])")
         self.layers = list(layers)
         self.spanning: Spanning | None = None  # if the layers are on several devices
         # the shape of a sample and the policy that `expect` set

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from sklearn.model_selection import GridSearchCV
 from sklearn.neural_network import MLPRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from numbanet import (
     BernoulliDropout,
@@ -21,6 +23,7 @@ from numbanet import (
     NetRegressor,
     Sequential,
     Tensor,
+    io,
     ops,
     user_warnings,
 )
@@ -29,6 +32,30 @@ from numbanet.datasets import load_digits
 
 X, Y, _, _ = load_digits()
 SMALL = {"epochs": 1, "random_state": 0, "device": "cpu"}
+
+
+# --- inputs and functions ---------------------------------------------------------------------------------------------
+def test_texts_in_a_table_are_named():
+    X = np.array([["x", 1.0], ["y", 2.0]] * 4, object)
+    with pytest.raises(ValueError, match=r"X holds texts \(could not convert string to float: 'x'\): .*\(OneHotEncoder\(\)"):
+        Net((4,), **SMALL).fit(X, np.arange(8) % 2)
+
+
+def test_functions_of_files_name_the_step_of_a_pipeline():
+    fitted = make_pipeline(StandardScaler(), Net((4,), **SMALL)).fit(X[:40], Y[:40])
+    for function in (
+        io.to_torch,
+        io.model_card,
+        lambda net: io.report(net, "net.html"),
+        lambda net: io.export(net, "net.onnx"),
+    ):
+        with pytest.raises(TypeError, match=r"estimator.*not a? ?Pipeline"):
+            function(fitted)
+
+
+def test_several_layers_are_given_as_a_list():
+    with pytest.raises(TypeError, match=r"Sequential takes one list of layers: Sequential\(\[first"):
+        Sequential(Linear(4, 3), Linear(3, 2))
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------
