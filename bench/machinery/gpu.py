@@ -78,13 +78,17 @@ def run(say: Callable[[str], None], path: Path | None = None, only: str = "") ->
     peer = "torch" if importlib.util.find_spec("torch") else None
     outcomes: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for step in steps(Path(folder)):
-            if re.search(only, step.name):
-                outcomes.append(_run_step(step, say))
-                rows = [row for figures in sorted(Path(folder).glob("*.json")) for row in load(figures)["rows"]]
-                path.unlink(missing_ok=True)  # the results of an earlier command, or those up to the step before
-                Results(path, device="cuda", against=peer, quick=False, steps=outcomes).add(rows)
-                say(f"wrote {path}")
+        chosen = [step for step in steps(Path(folder)) if re.search(only, step.name)]
+        if not chosen:
+            raise ValueError(
+                f"--only {only!r} matches none of the steps {', '.join(step.name for step in steps(Path(folder)))}"
+            )
+        for step in chosen:
+            outcomes.append(_run_step(step, say))
+            rows = [row for figures in sorted(Path(folder).glob("*.json")) for row in load(figures)["rows"]]
+            path.unlink(missing_ok=True)  # the results of an earlier command, or those up to the step before
+            Results(path, device="cuda", against=peer, quick=False, steps=outcomes).add(rows)
+            say(f"wrote {path}")
     return int(any(step["outcome"] != "passed" for step in outcomes))
 
 

@@ -105,6 +105,7 @@ def array_at(address: int, shape: tuple[int, ...], dtype: np.dtype, owner: Any) 
     """Return a device array at an address of existing memory. `owner` is kept alive until the array and all its views are
     gone.
     """
+    shape = tuple(map(int, shape))  # integers of NumPy would be passed to kernels with their own number of bytes
     kind, itemsize, size, strides = _card_array(), dtype.itemsize, 1, []
     for n in reversed(shape):
         strides.append(size * itemsize)

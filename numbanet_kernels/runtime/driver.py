@@ -41,7 +41,8 @@ def start(kernel: Kernel, grid: tuple[int, ...], block: tuple[int, ...], args: S
     Raises
     ------
     TypeError
-        If the arguments are not those of the kernel's signature; an array must be a device array.
+        If the arguments are not those of the kernel's signature; an array must be a device array with as many axes. Its dtype
+        and its order are not looked at, as Numba does not.
     """
     found, passing = load(kernel)
     if passing is None:
@@ -65,19 +66,27 @@ def load(kernel: Kernel) -> tuple[Any, list[Callable[[list[Any], Any], None]] | 
     the list is None if only Numba can pass them.
     """
     _have_context()
+    if driverless.posed:  # another emulated card may follow
+        return _load(kernel)
     if kernel.loaded is None:
-        compiled = next(iter(kernel.dispatcher.overloads.values()))
-        kinds, _ = sigutils.normalize_signature(kernel.signature)
-        try:
-            kernel.loaded = compiled._codelibrary.get_cufunc().kernel, [_passing(kind) for kind in kinds]  # noqa: SLF001
-        except (KeyError, AttributeError):  # a type that the kernels of this package do not have, or another Numba
-            kernel.loaded = None, None
+        kernel.loaded = _load(kernel)
     return kernel.loaded
+
+
+def _load(kernel: Kernel) -> tuple[Any, list[Callable[[list[Any], Any], None]] | None]:
+    compiled = next(iter(kernel.dispatcher.overloads.values()))
+    kinds, _ = sigutils.normalize_signature(kernel.signature)
+    try:
+        return compiled._codelibrary.get_cufunc().kernel, [_passing(kind) for kind in kinds]  # noqa: SLF001
+    except (KeyError, AttributeError):  # a type that the kernels of this package do not have, or another Numba
+        return None, None
 
 
 def _have_context() -> None:
     """Make Numba's CUDA context that of this thread."""
-    if not getattr(_here, "ready", False):
+    if driverless.posed:
+        cuda.current_context()
+    elif not getattr(_here, "ready", False):
         cuda.current_context()
         _here.ready = True
 
@@ -87,7 +96,18 @@ def _passing(kind: Any) -> Callable[[list[Any], Any], None]:
     known.
     """
     if isinstance(kind, types.Array):
-        return _put_array
+        length = 5 + 2 * kind.ndim
+
+        def put_array(given: list[Any], value: Any) -> None:
+            try:
+                own = value.words
+            except AttributeError:
+                own = words(value)
+            if len(own) != length:
+                raise TypeError(f"an array with {kind.ndim} axes, not {tuple(value.shape)}")
+            given += own
+
+        return put_array
     if isinstance(kind, types.BaseTuple):
         parts = [_passing(part) for part in kind]
 
@@ -98,13 +118,6 @@ def _passing(kind: Any) -> Callable[[list[Any], Any], None]:
         return put_parts
     make = _NUMBERS[kind]
     return lambda given, value: given.append(make(value))
-
-
-def _put_array(given: list[Any], value: Any) -> None:
-    try:
-        given += value.words
-    except AttributeError:
-        given += words(value)
 
 
 _NUMBERS = {
@@ -128,17 +141,27 @@ def _default_stream(posed: bool) -> Any:
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------
+STAGED = 1 << 16  # bytes; what is smaller is copied to memory of the driver before the call returns
+
+
 def copy(x: Any, y: Any) -> None:
     """Copy the bytes of x, an array of the host or of the device, to the device array y of as many bytes, in the order of the
     default stream; both are contiguous. What is copied from the host may be changed when this returns.
     """
     to = words(y)
-    source = x.ctypes.data if isinstance(x, np.ndarray) else words(x)[4]
+    size = to[2] * to[3]
+    if not size:
+        return
     _have_context()
-    if size := to[2] * to[3]:
+    if isinstance(x, np.ndarray) and size > STAGED:
+        error, *_ = _binding().cuMemcpyHtoD(to[4], x.ctypes.data, size)
+    else:
+        # a small array is copied before, because the driver stages only memory that is not page-locked
+        own = x.copy() if isinstance(x, np.ndarray) else x
+        source = own.ctypes.data if own is not x else words(x)[4]
         error, *_ = _binding().cuMemcpyAsync(to[4], source, size, 0)
-        if error:
-            raise RuntimeError(f"a copy of {size} bytes to the GPU failed: {error.name}")
+    if error:
+        raise RuntimeError(f"a copy of {size} bytes to the GPU failed: {error.name}")
 
 
 @functools.cache

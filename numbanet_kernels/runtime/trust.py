@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from .emulation import emulating
 from .interrupt import deferred
+from .launch import NotRecorded
 
 
 def trusted(check: Callable[[], float]) -> Callable[[], bool]:
@@ -24,6 +25,8 @@ def trusted(check: Callable[[], float]) -> Callable[[], bool]:
         try:
             error = check()
             problem = None if error < 1e-4 else f"its error is {error:.1e}"
+        except NotRecorded:  # asked while a step is recorded, which now runs first; nothing is known yet
+            raise
         except Exception as raised:  # an untested GPU or driver may raise anything
             problem = f"{type(raised).__name__}: {' '.join(str(raised).split())}"
         if problem:

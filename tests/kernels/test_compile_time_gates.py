@@ -18,7 +18,7 @@ from numbanet_kernels.families.update import lazy_sgd
 from numbanet_kernels.layouts.entries import Entries
 from numbanet_kernels.layouts.sparse import CSR
 from numbanet_kernels.layouts.tiles import Pattern
-from numbanet_kernels.runtime import arrays, emulation, files, trust
+from numbanet_kernels.runtime import arrays, emulation, launch, files, trust
 from tests.kernels.assembly import PROBLEM, PTXAS, assembled
 
 CARDS = [(8, 0), (9, 0)]
@@ -298,6 +298,20 @@ def test_a_kernel_that_a_card_gets_wrong_is_not_used(check, why):
     assert not verdict()
     with emulation.emulated():
         assert verdict()
+
+
+def test_a_check_that_is_asked_while_a_step_is_recorded_says_nothing_yet():
+    refused = [True]
+
+    def check():
+        if refused:
+            raise launch.NotRecorded(refused.pop())
+        return 0.0
+
+    verdict = trust.trusted(check)
+    with pytest.raises(launch.NotRecorded):
+        verdict()
+    assert verdict()
 
 
 # --- sparse products --------------------------------------------------------------------------------------------------

@@ -143,11 +143,12 @@ def _strided(w, rows, cols, *arrays):
     return row_step * w.shape[1], col_step, None if both == [None, None] else (*lists, w.shape[1], row_step)
 
 
-def _packed(x, w, rows, cols, bias, outer, inner):
+def _packed(x, w, rows, cols, bias, out, shape):
     """Return (w[rows][:, cols], bias[rows] or None), which the faster kernel for dense products multiplies; None if the device
     lacks it. Lists and windows, which may be of two parts, have no constant strides.
     """
-    if not gemm_block.available(w, x) or not outer * inner:
+    (outer, inner), indexed = shape, gemm_block.available(w, x, out)
+    if not indexed or not outer * inner:
         return None
     block, of_rows = empty_cuda((outer * inner,)), None if bias is None else empty_cuda((outer,))
     launch(
@@ -172,7 +173,7 @@ def gemm_rows_cuda(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None)
         return gemm_block.launch_block(
             flat(x), flat(w), (x.shape[0], outer, inner), (inner, 1), along[::-1], out, bias, relu, scale=scale, indices=lists
         )
-    if packed := _packed(x, w, rows, cols, bias, outer, inner):
+    if packed := _packed(x, w, rows, cols, bias, out, (outer, inner)):
         block, bias = packed
         return gemm_block.launch_block(
             flat(x), block, (x.shape[0], outer, inner), (inner, 1), (1, inner), out, bias, relu, scale=scale
@@ -201,7 +202,7 @@ def gemm_rows_dx_cuda(dy, w, rows, cols, where=None, scale=1.0, out=None):
         return gemm_block.launch_block(
             flat(dy), flat(w), (dy.shape[0], outer, inner), (inner, 1), along, out, where=where, alpha=scale, indices=lists
         )
-    if packed := _packed(dy, w, rows, cols, None, inner, outer):
+    if packed := _packed(dy, w, rows, cols, None, out, (inner, outer)):
         return gemm_block.launch_block(
             flat(dy), packed[0], (dy.shape[0], outer, inner), (inner, 1), (outer, 1), out, where=where, alpha=scale
         )

@@ -39,7 +39,7 @@ def test_arguments_of_all_types_arrive(card):
 def test_what_does_not_fit_is_refused(card):
     x, y = (cuda.to_device(np.zeros(shape, np.float32)) for shape in (6, (2, 3)))
     good = x, y, 6, 0, (1.0, 0.0), (True, True), 0.0
-    for place, wrong in ((0, np.zeros(6, np.float32)), (2, "6"), (4, (1.0,)), (4, 1.0)):
+    for place, wrong in ((0, np.zeros(6, np.float32)), (0, y), (2, "6"), (4, (1.0,)), (4, 1.0)):
         with pytest.raises(TypeError, match=r"affine: the arguments are not those of void\(f4"):
             driver.start(declared(), (1,), (8,), [*good[:place], wrong, *good[place + 1 :]])
     with pytest.raises(TypeError, match="the arguments are not those"):
@@ -56,7 +56,7 @@ def test_types_that_it_does_not_know_are_left_to_numba(card):
             y[i] = factor * x[i]
 
     driver.start(times, (1,), (4,), (x, y, 1j))
-    assert times.loaded == (None, None)
+    assert driver.load(times) == (None, None)
     np.testing.assert_array_equal(y.copy_to_host(), np.full(3, -2 + 1j))
 
 
@@ -84,3 +84,27 @@ def test_parts_of_arrays_without_elements_have_as_many_rows(card):
     """Numba's own part of them has one row."""
     x = cuda.device_array((6, 0), np.int32)
     assert part_cuda(x, 1, 4).shape == (3, 0) and part_cuda(x, 0, 6).shape == (6, 0)
+
+
+def test_large_arrays_of_the_host_are_copied_too(card):
+    x = np.arange(2 * driver.STAGED, dtype=np.float32)
+    y = cuda.device_array(x.shape, np.float32)
+    driver.copy(x, y)
+    np.testing.assert_array_equal(y.copy_to_host(), x)
+
+
+def test_kernels_run_on_the_card_that_is_there_now():
+    """What is loaded on one card is not started on the next."""
+    double = kernel("void(f4[::1])")(doubled)
+    for _ in range(2):
+        with emulated():
+            x = cuda.to_device(np.ones(3, np.float32))
+            driver.start(double, (1,), (4,), (x,))
+            assert x.copy_to_host().tolist() == [2, 2, 2]
+            driver._default_stream.cache_clear()
+
+
+def doubled(x):
+    i = cuda.grid(1)
+    if i < x.size:
+        x[i] += x[i]
