@@ -18,7 +18,7 @@ from numbanet_kernels.families.update import lazy_sgd
 from numbanet_kernels.layouts.entries import Entries
 from numbanet_kernels.layouts.sparse import CSR
 from numbanet_kernels.layouts.tiles import Pattern
-from numbanet_kernels.runtime import arrays, emulation, launch, files, trust
+from numbanet_kernels.runtime import arrays, emulation, files, launch, trust
 from tests.kernels.assembly import PROBLEM, PTXAS, assembled
 
 CARDS = [(8, 0), (9, 0)]
