@@ -50,10 +50,10 @@ def _labels(name: str, dev: Device, labels: Any, logits: Any) -> Any:
     if _on_device(labels, logits):
         return labels
     if _on_card(labels, logits):
-        dtype = np.dtype(labels.__cuda_array_interface__["typestr"])
-        if dtype == np.int32:
-            return dev.from_foreign(labels, np.int32)
-        labels = dev.download(dev.from_foreign(labels, dtype))
+        labels = dev.from_foreign(labels, None)
+        if labels.dtype == np.int32:
+            return labels
+        labels = dev.download(labels)  # and looked at as those of the host
     values, classes = host_array(f"{name}: labels", labels), logits.shape[-1] if len(logits.shape) else 0
     if values.dtype.kind not in "iub":
         raise ValueError(f"{name}: labels are {values.dtype}, not integers")

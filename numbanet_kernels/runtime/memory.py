@@ -129,8 +129,8 @@ def distinct_cpu(arrays):
 
 
 def from_foreign_cpu(array, dtype=np.float32):
-    """y = an array of another library as a device array of this dtype; it shares the memory if that has the dtype and is
-    C-contiguous.
+    """y = an array of another library as a device array of this dtype, or of its own if the dtype is None; it shares the memory
+    if that has the dtype and is C-contiguous.
     """
     host = np.asarray(np.from_dlpack(array), dtype, order="C")
     return host if host.flags.writeable else host.copy()
@@ -240,7 +240,7 @@ def reshape_cuda(x, shape):
 
 def from_foreign_cuda(array, dtype=np.float32):
     foreign = cuda.as_cuda_array(array)
-    if foreign.dtype == dtype and foreign.is_c_contiguous():
+    if dtype in (None, foreign.dtype) and foreign.is_c_contiguous():
         return foreign
     return upload_cuda(foreign.copy_to_host(), dtype)
 

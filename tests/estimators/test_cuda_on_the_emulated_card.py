@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import numbanet
-from numbanet import LSTM, BatchNorm2d, Conv2d, Flatten, LastStep, Linear, MaxPool2d, Net, ReLU
+from numbanet import LSTM, BatchNorm2d, Conv2d, Flatten, LastStep, Linear, MaxPool2d, Net, ReLU, Tensor, device, ops
 from numbanet_kernels import card
 from numbanet_kernels.blocks import gemm_block
-from numbanet_kernels.runtime import availability, driver, graph, launch, pool
+from numbanet_kernels.runtime import availability, declare, driver, graph, launch, pool
 
 pytestmark = [
     pytest.mark.skipif(card.problem() is not None, reason=str(card.problem())),
@@ -86,3 +86,24 @@ def test_sequences_train_as_on_the_cpu(there, rng):
         random_state=0,
         dropout="rdp",
     )
+
+
+class Foreign:
+    """An array of another library on the card."""
+
+    def __init__(self, values):
+        self.own = declare.cuda.to_device(values)
+        self.__cuda_array_interface__ = self.own.__cuda_array_interface__
+
+
+def test_labels_and_weights_may_be_arrays_of_other_libraries(there, rng):
+    z, labels, weights = rng.standard_normal((3, 4)), np.array([2, 0, 3]), np.float32([0.5, 0.25, 0.25])
+    expected = ops.softmax_cross_entropy(Tensor(z), labels=labels, weights=weights).item()
+    on_card = Tensor(z, device("cuda"))
+    for dtype in (np.int32, np.int64, np.uint8):
+        given = Foreign(labels.astype(dtype)), Foreign(weights)
+        assert ops.softmax_cross_entropy(on_card, labels=given[0], weights=given[1]).item() == pytest.approx(expected, 1e-5)
+    with pytest.raises(ValueError, match="labels are float32, not integers"):
+        ops.softmax_cross_entropy(on_card, labels=Foreign(np.float32([0.5, 1, 2])))
+    with pytest.raises(ValueError, match=f"label {2**32 + 1} is not among the 4 classes"):
+        ops.softmax_cross_entropy(on_card, labels=Foreign(np.array([0, 1, 2**32 + 1])))
