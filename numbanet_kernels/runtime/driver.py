@@ -99,10 +99,7 @@ def _passing(kind: Any) -> Callable[[list[Any], Any], None]:
         length = 5 + 2 * kind.ndim
 
         def put_array(given: list[Any], value: Any) -> None:
-            try:
-                own = value.words
-            except AttributeError:
-                own = words(value)
+            own = words(value)
             if len(own) != length:
                 raise TypeError(f"an array with {kind.ndim} axes, not {tuple(value.shape)}")
             given += own
