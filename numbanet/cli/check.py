@@ -59,6 +59,7 @@ def run(options: argparse.Namespace) -> int:
     from numbanet_kernels.card import asked
 
     from ..emulation import Emulated
+    from ..emulation.remarks import counted
 
     options = _own_options(options)
     name, page = card_of(options), options.html and options.html.absolute()  # the file may change the folder
@@ -86,9 +87,9 @@ def run(options: argparse.Namespace) -> int:
         show(card.counters.on(name), options.counters or page is None, page)
     wrong = sum(findings.values()) - leaks
     print(
-        f"numbanet check: {options.file}: {launches} launches, "
+        f"numbanet check: {options.file}: {counted(launches, 'launch', 'launches')}, "
         + (f"{wrong} with errors" if wrong else "no error found")
-        + (f", memory of {leaks} lines never freed" if leaks else "")
+        + (f", memory of {counted(leaks, 'line')} never freed" if leaks else "")
         + (", and it ended with an exception" if failed else "")
     )
     return 1 if findings or failed else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,12 +107,24 @@ def _csv(name: str, target: str | None) -> Table:
         "encoding": "utf-8-sig",
     }
     if at is None:
-        return Table(np.loadtxt(name, np.float32, **options), None, names)
+        return Table(_numbers(name, names, options), None, names)
     y = np.loadtxt(name, str, usecols=[at], **options)[:, 0]
-    for i in others if len(first) > header else ():
-        if not _is_number(first[header][i]):
-            raise ValueError(f"column {names[i]!r} has the text {first[header][i]!r}: features must be numbers")
-    return Table(np.loadtxt(name, np.float32, usecols=others, **options), _typed(y), [names[i] for i in others])
+    return Table(_numbers(name, names, {**options, "usecols": others}), _typed(y), [names[i] for i in others])
+
+
+def _numbers(name: str, names: list[str], options: dict[str, Any]) -> np.ndarray:
+    """Return columns of numbers; an error names the line and the column."""
+    try:
+        return np.loadtxt(name, np.float32, **options)
+    except ValueError as error:
+        if not (found := re.search(r"convert string '(.*)' to float32 at row (\d+), column (\d+)", str(error), re.DOTALL)):
+            raise
+        line, column = int(found[2]) + 1 + options["skiprows"], names[int(found[3]) - 1]
+        if found[1].strip():
+            problem = f"the text {found[1]!r}: features must be numbers"
+        else:
+            problem = "an empty cell: fill missing cells, by the median of the column for example, or leave the line out"
+        raise ValueError(f"line {line}: column {column!r} has {problem}") from None
 
 
 def _is_header(first: list[str], second: list[str] | None = None) -> bool:

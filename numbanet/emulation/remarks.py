@@ -57,7 +57,7 @@ def launched(kernel: KernelCounts) -> str:
     """Return how a kernel was launched."""
     launches, blocks = kernel.counters.launches, kernel.blocks
     shape = " x ".join(map(str, kernel.block[: 3 if kernel.block[2] > 1 else 2 if kernel.block[1] > 1 else 1]))
-    said = f"{_count(launches, 'launch', 'launches')}, {_count(blocks, 'block')} of {shape} threads"
+    said = f"{counted(launches, 'launch', 'launches')}, {counted(blocks, 'block')} of {shape} threads"
     return said + (f"; {kernel.failed} ended with an error" if kernel.failed else "")
 
 
@@ -75,7 +75,7 @@ def resources(figures: Figures, sheet: Sheet) -> str:
     shared = f"{figures.shared:,} bytes of shared memory a block" if figures.shared else "no shared memory"
     if figures.local:
         registers += f", {figures.local:,} bytes of local memory a thread"
-    fit = f"{_count(held.blocks, 'block')}, {held.warps} of {held.most} warps on a multiprocessor"
+    fit = f"{counted(held.blocks, 'block')}, {held.warps} of {held.most} warps on a multiprocessor"
     return f"{registers}, {shared}: {fit}, occupancy {held.share:.0%} (limited by {held.limit})"
 
 
@@ -99,5 +99,6 @@ def seconds_text(seconds: float) -> str:
     return f"{1e9 * seconds:.3g} ns"
 
 
-def _count(n: int, what: str, plural: str = "") -> str:
+def counted(n: int, what: str, plural: str = "") -> str:
+    """Return a number with the name of what it counts, as "1 block" or "1,024 blocks"."""
     return f"{n:,} {what if n == 1 else plural or what + 's'}"

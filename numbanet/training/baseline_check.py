@@ -71,7 +71,8 @@ def unfinished(losses: list[float], scores: Sequence[float] = (), stops: bool = 
     )
     known = len(scores) == len(losses) and np.isfinite(scores[-last:]).any() and np.isfinite(scores[:-last]).any()
     if not known or np.nanmax(scores[-last:]) > np.nanmax(scores[:-last]) + TOLERANCE:
-        return f"{said}; try more epochs, or a larger learning_rate"
+        how = "" if known else "; early_stopping=True shows whether that helps on samples it is not trained on"
+        return f"{said}; try more epochs, or a larger learning_rate{how}"
     if stops:
         return None
     best = int(np.nanargmax(scores)) + 1

@@ -153,9 +153,9 @@ class Program:
     arguments: tuple[tuple[str, str, int | None, str], ...] = ()  # the result of `Kernel.arguments`, if it is known
 
     def where(self, instruction: Instruction) -> str:
-        """Return the line of the PTX text of an instruction, and its line of Python if it is known."""
+        """Return the line of Python of an instruction if it is known, and its line in the PTX text."""
         python = self.python[self.instructions.index(instruction)]
-        return instruction.where() + (f" ({python})" if python else "")
+        return f"{python} (PTX {instruction.where()})" if python else instruction.where()
 
     @functools.cached_property
     def numbers(self) -> dict[int, int]:

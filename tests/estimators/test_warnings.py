@@ -149,7 +149,7 @@ FALLING = [2.0] * 18 + [1.0, 0.9]
 @pytest.mark.parametrize(
     "scores, stops, drops, advice",
     [
-        ([], False, False, "samples; try more epochs, or a larger learning_rate$"),
+        ([], False, False, "samples; try more epochs, or a larger learning_rate; early_stopping=True shows whether that helps"),
         ([0.1 + 0.01 * i for i in range(20)], True, False, "samples; try more epochs, or a larger learning_rate$"),
         (
             [0.5] * 5 + [0.8] + [0.7] * 14,

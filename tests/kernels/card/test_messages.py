@@ -33,7 +33,7 @@ def test_a_race_names_both_lines_the_element_and_the_value():
         x[i] = tile[3 - i // 8, i % 8]  # second
 
     text = said(kernel, (1, 32), 10 * np.arange(32, dtype=F))
-    assert "thread (0, 0, 0), block (0, 0, 0), at tile[3, 0], which holds 240.0; the other access: line " in text
+    assert "thread (0, 0, 0), block (0, 0, 0), at tile[3, 0], which holds 240.0; the other access: test_messages.py:" in text
     first, second = (int(line) for line in reversed(re.findall(r"test_messages\.py:(\d+)", text)))
     assert second == first + 1 and "written by thread 24" in text
 
@@ -119,8 +119,9 @@ def test_check_reports_memory_that_is_never_freed(tmp_path, capsys):
     path.write_text(textwrap.dedent(LEAKING))
     assert cli.main(["check", str(path)]) == 1
     text = capsys.readouterr().out
-    assert "(leaking.py:9): leak: 8 allocations of 128 bytes by malloc, never freed: allocated here by thread (0, 0, 0)" in text
-    assert "1 launches, no error found, memory of 1 lines never freed" in text
+    what = r"leak: 8 allocations of 128 bytes by malloc, never freed: allocated here by thread \(0, 0, 0\)"
+    assert re.search(rf"leaking\.py:9 \(PTX line \d+: .*\): {what}", text)
+    assert "1 launch, no error found, memory of 1 line never freed" in text
 
 
 def leaking():

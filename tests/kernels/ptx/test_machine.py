@@ -171,7 +171,7 @@ def test_a_forgotten_barrier_of_a_compiled_kernel(rng, forgotten):
 
     x, y = rng.standard_normal(128).astype(F), np.zeros(128, F)
     if forgotten:
-        with pytest.raises(ptx.PtxError, match=r"turned, line \d+: .*\.shared\.f32.*: shared race"):
+        with pytest.raises(ptx.PtxError, match=r"turned, \S+\.py:\d+ \(PTX line \d+: .*\.shared\.f32.*\): shared race"):
             ptx.run(emulation.program(turned, emulation.EMULATED), (1,), (64,), (x, y), name="turned")
         return
     counters = ptx.run(emulation.program(turned, emulation.EMULATED), (1,), (64,), (x, y))
