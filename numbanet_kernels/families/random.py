@@ -19,9 +19,10 @@ import math
 import numpy as np
 from numba import float32, int32, uint32, uint64
 
+from ..host import threads
 from ..layouts.samples import key_words
 from ..runtime.arrays import to_device
-from ..runtime.declare import cuda, host_function, host_kernel, kernel, kernels
+from ..runtime.declare import cuda, host_kernel, inlined_function, kernel, kernels
 from ..runtime.expect import INT32, expect
 from ..runtime.launch import launch
 from ..runtime.memory import THREADS, blocks_for, ceil_div, empty_cpu, empty_cuda, flat, output
@@ -30,6 +31,7 @@ M0, M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 W0, W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 LOW, WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
 ROUNDS = 10
+COST = 4  # of an element, in elements of a pass that only copies
 
 
 def _words(value, name):
@@ -85,7 +87,7 @@ def dropout_reference(x, rate, key, counter, scale=None):
 # --- CPU --------------------------------------------------------------------------------------------------------------
 # Words are stored in 64-bit lanes with empty upper halves, so that LLVM uses one vector multiplication for both hi and lo and
 # vectorises the loop over calls. The loop ends at the last whole call; a separate loop does the remainder.
-@host_function
+@inlined_function
 def _philox(call, counter2, counter3, key0, key1):
     """Return the four words of a call."""
     c0, c1, c2, c3 = uint64(call) & LOW, uint64(call) >> WORD, counter2, counter3
@@ -96,12 +98,12 @@ def _philox(call, counter2, counter3, key0, key1):
     return c0, c1, c2, c3
 
 
-@host_kernel("void(i4[::1], u8, u8, u8, f4, f4[::1], f4[::1])")
-def _drop(key, counter2, counter3, threshold, scale, x, y):
-    """y[i] = x[i] scale if bits[i] >= threshold, else 0."""
+@host_kernel("void(i4[::1], u8, u8, u8, f4, i8, f4[::1], f4[::1])")
+def _drop(key, counter2, counter3, threshold, scale, first, x, y):
+    """y[i] = x[i] scale if bits[4 first + i] >= threshold, else 0."""
     zero, key0, key1 = float32(0), uint64(uint32(key[0])), uint64(uint32(key[1]))
     for j in range(x.size // 4):
-        c0, c1, c2, c3 = _philox(j, counter2, counter3, key0, key1)
+        c0, c1, c2, c3 = _philox(first + j, counter2, counter3, key0, key1)
         # all loads come before any branch, so that LLVM vectorises the loop
         x0, x1, x2, x3 = x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]
         y[4 * j] = x0 * scale if c0 >= threshold else zero
@@ -110,7 +112,7 @@ def _drop(key, counter2, counter3, threshold, scale, x, y):
         y[4 * j + 3] = x3 * scale if c3 >= threshold else zero
     last = x.size // 4
     if 4 * last < x.size:
-        c0, c1, c2, _ = _philox(last, counter2, counter3, key0, key1)
+        c0, c1, c2, _ = _philox(first + last, counter2, counter3, key0, key1)
         for i in range(4 * last, x.size):
             bits = c0 if i == 4 * last else c1 if i == 4 * last + 1 else c2
             y[i] = x[i] * scale if bits >= threshold else zero
@@ -119,8 +121,15 @@ def _drop(key, counter2, counter3, threshold, scale, x, y):
 def dropout_cpu(x, rate, key, counter, scale=None, out=None):
     """y[i] = x[i] scale if bits[i] / 2^32 >= rate, else 0; scale = 1/(1 - rate) unless given"""
     out = output("dropout (cpu)", empty_cpu, out, x=x)
-    threshold, scale = _threshold_and_scale(rate, scale)
-    _drop(_key(key, np.asarray), *_words(counter, "counter"), threshold, scale, flat(x), flat(out))
+    numbers = *_words(counter, "counter"), *_threshold_and_scale(rate, scale)
+    key, x, y, calls = _key(key, np.asarray), flat(x), flat(out), ceil_div(out.size, 4)
+
+    def work(part):
+        own = part.of(calls)
+        elements = slice(4 * own.start, 4 * own.stop)
+        _drop(key, *numbers, own.start, x[elements], y[elements])
+
+    threads.share(work, COST * out.size)
     return out
 
 

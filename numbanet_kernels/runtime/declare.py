@@ -370,8 +370,18 @@ def host_ufunc(signature: str) -> Callable[[Callable[..., Any]], Callable[..., A
     return declare
 
 
+HOST_FUNCTION = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
+
+
 def host_function(function: Callable[..., Any]) -> Any:
     """Declare a function for CPU loops: it has no Python wrapper, which would also be compiled, and does not count references
     to its arrays, which would take longer than a short loop over them. So it must not make arrays.
     """
-    return numba.njit(function, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)
+    return numba.njit(function, **HOST_FUNCTION)
+
+
+def inlined_function(function: Callable[..., Any]) -> Any:
+    """Declare a function for CPU loops that LLVM should vectorise: Numba copies its statements into the loop. LLVM does not
+    vectorise a loop that calls a function of several results, even though it inlines the call.
+    """
+    return numba.njit(function, inline="always", **HOST_FUNCTION)

@@ -1,5 +1,8 @@
 """Philox against its published vectors; every device against the reference, bit by bit where bits decide."""
 
+import platform
+
+import numba
 import numpy as np
 import pytest
 
@@ -76,3 +79,10 @@ def test_out_is_used(suffix, put, get):
     x, out, drop = put(np.ones(5)), put(np.zeros(5)), getattr(random, f"dropout_{suffix}")
     assert drop(x, 0.5, 1, 2, out=out) is out
     np.testing.assert_array_equal(get(out), get(drop(x, 0.5, 1, 2)))
+
+
+@pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="the name of the instruction is that of x86")
+def test_the_cpu_loop_is_vectorised():
+    """The loop takes seven times as long if LLVM does not vectorise it."""
+    loop = numba.njit("void(i4[::1], u8, u8, u8, f4, i8, f4[::1], f4[::1])", error_model="numpy")(random._drop.__wrapped__)
+    assert "pmuludq" in next(iter(loop.inspect_asm().values()))
