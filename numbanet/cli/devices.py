@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import check_count
+from . import compiling
 from .arguments import list_of
 from .tables import print_table
 
@@ -22,6 +23,11 @@ def add(commands: Any) -> None:
         action="store_true",
         help="measure from which sizes threads and lazy updates pay off on this machine, which must be idle, and "
         "save the result for later processes",
+    )
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile the loops of all families now, in a minute or so, so that no first network waits for them",
     )
     parser.add_argument(
         "--profile",
@@ -64,6 +70,8 @@ def run(options: argparse.Namespace) -> int:
     rows.append(["CUDA compiler", "ready" if missing is None else "not here", missing or "kernels can be compiled and read"])
     print_table("devices", ["device", "state", "why, and what to do"], rows)
     print(f"device='auto' chooses {device('auto').name!r} here")
+    if options.compile:
+        compiling.run()
     if options.calibrate:
         _calibrate()
     return 0

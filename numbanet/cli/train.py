@@ -57,7 +57,10 @@ def add(commands: Any) -> None:
     parser.add_argument("--early-stopping", action=argparse.BooleanOptionalAction, help=STOPPING)
     parser.add_argument("--layers", default="256,256", type=list_of(int), help="widths of the hidden layers")
     parser.add_argument(
-        "--dropout", help=f"{', '.join(names)} or auto, which chooses; rdp for images, and auto for a file, if not given"
+        "--dropout",
+        choices=[*names, "auto"],
+        metavar="KIND",
+        help=f"{', '.join(names)} or auto, which chooses; rdp for images, and auto for a file, if not given",
     )
     parser.add_argument("--rate", type=list_of(float), help="dropout rate, 0.5 if not given, or one per hidden layer")
     parser.add_argument("--epochs", type=int, help="20, or as many as make 1000 steps, if not given")

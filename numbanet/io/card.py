@@ -88,7 +88,7 @@ def model_card(net: Any) -> str:
         "",
         "## Training",
         "",
-        f"- epochs: {told['epochs']}",
+        f"- epochs trained: {told['epochs']}",
         *(f"- {name}: `{value}`" for name, value in told["parameters"].items()),
         "",
         "## Figures after the last epoch",

@@ -115,14 +115,24 @@ def read(module: nn.Module) -> Sequential:
 
 def _layers(module: nn.Module, path: str, made: list[tuple[nn.Module, Layer]]) -> Iterator[Layer]:
     """Yield the layers of a module, and append (module, layer) to `made`; a nested container is one `Sequential`."""
-    if isinstance(module, nn.Sequential) and type(module).forward in (nn.Sequential.forward, modules.Chain.forward):
+    if _is_chain(module):
         for name, child in vars(module)["_modules"].items():  # named_children has a module that is used twice once
             found = list(_layers(child, f"{path}.{name}" if path else name, made))
-            yield from [Sequential(found)] if isinstance(child, nn.Sequential) else found
+            yield from [Sequential(found)] if _is_chain(child) else found
     elif not any(_is(module, kind) for kind in LEFT_OUT):
         layer = _layer(module, path)
         made.append((module, layer))
         yield layer
+
+
+def _is_chain(module: nn.Module) -> bool:
+    """Return True if a module is a container whose modules run one after the other; a `ModuleList`, which does not say in which
+    order they run, is taken for one.
+    """
+    forward = type(module).forward
+    return (isinstance(module, nn.Sequential) and forward in (nn.Sequential.forward, modules.Chain.forward)) or (
+        isinstance(module, nn.ModuleList) and forward is nn.ModuleList.forward
+    )
 
 
 def _is(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -135,12 +145,9 @@ def _is(module: nn.Module, kind: type[nn.Module]) -> bool:
 def _layer(module: nn.Module, path: str) -> Layer:
     """Return the layer of a module, with its values."""
     where = f"module {path or 'itself'} ({type(module).__name__})"
-    reader = next((reader for kind, reader in READERS.items() if _is(module, kind)), None)
+    reader = _reader(module)
     if reader is None:
-        raise TypeError(
-            f"{where} has no counterpart here, only {', '.join(sorted(one.__name__ for one in READERS))} and Sequential; "
-            "write a numbanet.Layer for it, and put the modules before and after it through from_torch"
-        )
+        raise TypeError(f"{where} {_refusal(module)}")
     try:
         layer = reader(module)
     except (ValueError, TypeError) as error:
@@ -148,6 +155,26 @@ def _layer(module: nn.Module, path: str) -> Layer:
     for tensor, part in _parts(module, layer):
         tensor.assign(tensor.device.upload(_array(part).astype(tensor.dtype)))
     return layer
+
+
+def _reader(module: nn.Module) -> Callable[[Any], Layer] | None:
+    """Return the function that makes the layer of a module; None if it has no counterpart."""
+    return next((reader for kind, reader in READERS.items() if _is(module, kind)), None)
+
+
+def _refusal(module: nn.Module) -> str:
+    """Return why a module cannot be read, and what to do."""
+    inside = [*module.named_modules()][1:]
+    if inside and not isinstance(module, tuple(READERS)):
+        alone = ((name, one) for name, one in inside if not [*one.children()] and not isinstance(one, LEFT_OUT))
+        name, first = next(((name, one) for name, one in alone if not _reader(one)), ("", None))
+        said = "computes what its forward says, which cannot be read: write it as a Sequential of its modules"
+        return said if first is None else f"{said}; its module {name} ({type(first).__name__}) has no counterpart here"
+    known = {kind.__name__ for kind in (*READERS, *LEFT_OUT) if kind.__module__.startswith("torch.")}
+    return (
+        f"has no counterpart here, only {', '.join(sorted(known))} and Sequential; write a numbanet.Layer for it, and put the "
+        "modules before and after it through from_torch"
+    )
 
 
 def _parts(module: nn.Module, layer: Layer) -> Iterator[tuple[Tensor, Any]]:

@@ -15,6 +15,12 @@ from .spanning import Spanning
 from .summary import summary
 from .tree import Tree
 
+# the way out, if dropout is in a list of layers
+DROPOUT_IS_NO_LAYER = (
+    "it is a kind of dropout: give the estimator the layers alone, and dropout='rdp', dropout_rate=0.5 for what it drops "
+    "between them"
+)
+
 
 class Sequential(Layer):
     """Applies layers one after the other. Activations stay compact between layers that support it.
@@ -42,7 +48,9 @@ class Sequential(Layer):
         self._expected: tuple[tuple[int | None, ...] | None, Any] = (None, None)
         for layer in self.layers:
             if not isinstance(layer, Layer):
-                way_out = getattr(layer, "no_layer", "make a subclass of numbanet.Layer that calls it")
+                dropout = "Dropout" in type(layer).__name__  # a policy of this library, or a layer of another one
+                other = DROPOUT_IS_NO_LAYER if dropout else "make a subclass of numbanet.Layer that calls it"
+                way_out = getattr(layer, "no_layer", other)
                 raise TypeError(f"Sequential: {layer!r} is not a Layer; {way_out}")
             if type(layer).__call__ is Layer.__call__ and type(layer).forward is Layer.forward:
                 raise TypeError(f"Sequential: {type(layer).__name__} defines neither __call__(x) nor forward(flow, context)")

@@ -5,22 +5,34 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+import numpy as np
+
 from ..device import Device
 from .assigned import Plans
 from .base import Plan
-from .on_device import DevicePlan, upload_plan
+from .on_device import DevicePlan, upload_plan, write_lists
 
 
 class ListBuffers:
-    """Fixed buffers for the lists of plans: all plans of one kind share a buffer at each site."""
+    """Fixed buffers for the lists of plans: all plans of one kind share a buffer at each site.
+
+    Parameters
+    ----------
+    dev : Device
+        The device of the buffers.
+    steps : int, default=0
+        The largest number of calls of `copies` before their copies are made.
+    """
 
     MOST = 1 << 14  # largest number of cached plans
+    PAGE = 1 << 20  # bytes of the lists of `steps` steps: larger ones are arrays of their own
 
-    def __init__(self, dev: Device) -> None:
-        self.dev = dev
+    def __init__(self, dev: Device, steps: int = 0) -> None:
+        self.dev, self.steps = dev, steps
         self._buffers: dict[tuple[str, Hashable], Any] = {}  # maps (site, kind of the plan) to a buffer
         self._placed: dict[tuple[str, Plan], DevicePlan] = {}
         self._copies: dict[tuple[str, Plan], tuple[Any, Any]] = {}
+        self._pages: dict[tuple[str, Hashable], list[tuple[np.ndarray, tuple[Any, Any]]]] = {}
 
     def put(self, plans: Plans) -> None:
         """Copy the lists of the plans to their buffers."""
@@ -49,16 +61,40 @@ class ListBuffers:
             self.put_one(site, plan.kind, upload_plan(plan, self.dev).buffer)
         return self._buffers[site, plan.kind]
 
-    def copies(self, plans: Plans) -> list[tuple[Any, Any]]:
+    def copies(self, plans: Plans, step: int) -> list[tuple[Any, Any]]:
         """Return, for each plan, its own lists and their buffer: arguments of `Device.replay`, which copies them. Do not call
         it after `place` for the same `Plans`: their lists are then those in the buffers.
-        """
-        return [self._copy(plans, *given) for given in plans.assigned.items()]
 
-    def _copy(self, plans: Plans, site: str, plan: Plan) -> tuple[Any, Any]:
+        `step` is the number of calls since earlier copies were made: plans that rarely repeat have their lists in memory of the
+        host that later steps use again.
+        """
+        return [self._copy(plans, step, *given) for given in plans.assigned.items()]
+
+    def _copy(self, plans: Plans, step: int, site: str, plan: Plan) -> tuple[Any, Any]:
+        if not plan.cacheable:
+            return self._rare(plans, step, site, plan)
         pair = self._copies.get((site, plan))
         if pair is None:
             pair = plans.on_device(site).buffer, self._buffers[site, plan.kind]
-            if plan.cacheable and len(self._copies) < self.MOST:
+            if len(self._copies) < self.MOST:
                 pair = self._copies[site, plan] = self.dev.place(pair[0]), self.dev.place(pair[1])
         return pair
+
+    def _rare(self, plans: Plans, step: int, site: str, plan: Plan) -> tuple[Any, Any]:
+        """Return the lists of a plan that rarely repeats, and their buffer."""
+        key = site, plan.kind
+        rows = self._pages.get(key)
+        if rows is None:
+            rows = self._pages[key] = self._rows(self._buffers[key])
+        if site in plans.here or not rows:
+            return plans.on_device(site).buffer, self._buffers[key]
+        row, pair = rows[step]
+        write_lists(plan.lists(), row)
+        return pair
+
+    def _rows(self, buffer: Any) -> list[tuple[np.ndarray, tuple[Any, Any]]]:
+        """Return, for each step, memory of the host for lists, and the copy from there to the buffer; [] for large lists."""
+        if not 0 < buffer.nbytes * self.steps <= self.PAGE:
+            return []
+        page, target = np.zeros((self.steps, buffer.size), np.int32), self.dev.place(buffer)
+        return [(row, (place, target)) for row, place in zip(page, self.dev.places(page, self.steps), strict=True)]

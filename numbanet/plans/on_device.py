@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterable
 from typing import Any, cast
 
 import numpy as np
@@ -23,6 +24,14 @@ from .tiles import BlockPlan, ChannelBlockPlan, TilePlan
 from .windows import UnitWindow
 
 APART = 64  # int32 numbers between the starts of two lists: 256 bytes, which is the alignment of device arrays
+
+
+def write_lists(lists: Iterable[np.ndarray], out: np.ndarray) -> None:
+    """Write the lists of a plan to `out`, each at a multiple of APART numbers."""
+    start = 0
+    for array in lists:
+        out[start : start + array.size] = array.reshape(-1)
+        start += array.size + -array.size % APART
 
 
 class DevicePlan:
@@ -55,10 +64,8 @@ class DevicePlan:
     @functools.cached_property
     def buffer(self) -> Any:
         """All lists in one int32 device array, so that one copy uploads them."""
-        together, start = np.zeros(sum(array.size + -array.size % APART for array in self._host), np.int32), 0
-        for array in self._host:
-            together[start : start + array.size] = array.reshape(-1)
-            start += array.size + -array.size % APART
+        together = np.zeros(sum(array.size + -array.size % APART for array in self._host), np.int32)
+        write_lists(self._host, together)
         return self.device.upload(together)
 
     @functools.cached_property

@@ -69,7 +69,7 @@ class Recorder:
         self._forms: dict[Hashable, set[tuple]] = {}  # forms of tapes, by what steps that differ only in sizes have in common
         self._chosen: dict[Hashable, dict[str, Plan | None]] = {}  # by key, the plans that the policy chose in the first step
         self._inputs: dict[tuple, Any] = {}
-        self._lists = ListBuffers(dev)
+        self._lists = ListBuffers(dev, Queue.MOST)
         self._choices = Choices(dev, self._lists)
         self._ready: dict[Hashable, Ready] = {}
         self._fetches: dict[tuple, tuple[Any, Any]] = {}  # by samples and size of a batch: the samples, and what takes a batch
@@ -158,7 +158,7 @@ class Recorder:
     def again(self, ready: Ready, numbers: Any, batch: Batch, plans: Plans) -> list[Any]:
         """Add a step that is ready to the queue; return the arrays that hold its results after `finish`."""
         self._choices.begin(plans)
-        results = self.queue.put(ready, numbers, batch, self._lists.copies(plans))
+        results = self.queue.put(ready, numbers, batch, self._lists.copies(plans, self.queue.count))
         plans.take(ready.chosen)
         if plans.choose is not None and not ready.chosen:  # chosen during the replay, not that of a later step
             self.finish()

@@ -1,5 +1,7 @@
 """The command line as a user types it: output, exit status, one-line errors."""
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +10,7 @@ import pytest
 
 import numbanet
 from numbanet import cli
+from numbanet.cli import compiling
 from numbanet.device import problem
 
 
@@ -39,6 +42,47 @@ def test_train_prints_accuracy_and_draws(capsys, tmp_path):
     )
     assert status == 0 and "test accuracy" in out and "tdp" in out
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG") and len(list(tmp_path.iterdir())) == 1
+
+
+def test_devices_compile_runs_small_fits_of_each_family(capsys, monkeypatch):
+    ran = []
+    assert {name.partition(",")[0] for name in compiling.fits()} == {"perceptrons", "convolutions", "regression", "text"}
+    monkeypatch.setattr(compiling, "fits", lambda: {name: lambda name=name: ran.append(name) for name in "ab"})
+    status, out, _ = run(capsys, "devices", "--compile")
+    assert status == 0 and ran == ["a", "b"] and "later processes read the compiled loops from the cache" in out
+
+
+COMPILED = """
+import warnings
+import numpy as np
+from numba.core import event
+from numbanet import Net, SkewNormalSchedule
+from numbanet.cli import compiling
+
+class Count(event.Listener):
+    n = 0
+    def on_start(self, seen): self.n += 1
+    def on_end(self, seen): pass
+
+warnings.simplefilter("ignore")
+counts = [Count(), Count()]
+with event.install_listener("numba:compile", counts[0]):
+    compiling.run()
+with event.install_listener("numba:compile", counts[1]):
+    x = np.random.default_rng(1).random((200, 1, 32, 32), np.float32)
+    rates = SkewNormalSchedule(0.4, epochs=2)
+    Net("lenet5", dropout="rsdp", dropout_rate=rates, epochs=2).fit(x, np.arange(200) % 3).predict(x)
+    Net((300, 200), dropout="window", optimizer="adam", epochs=5).fit(x.reshape(200, -1), np.arange(200) % 5)
+print([count.n for count in counts])
+"""
+
+
+@pytest.mark.long
+def test_after_devices_compile_nothing_is_compiled(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True, timeout=600)
+    first, later = json.loads(done.stdout.splitlines()[-1])
+    assert first > 100 and later == 0, done.stdout
 
 
 def test_devices_and_kernels(capsys):

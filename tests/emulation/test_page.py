@@ -1,15 +1,9 @@
 """The page of counters: it needs nothing else, has each line of the source as it is, and beside it the counters."""
 
-import functools
 import html.parser
-import http.server
 import inspect
-import json
 import re
-import shutil
-import subprocess
 import textwrap
-import threading
 
 import numpy as np
 import pytest
@@ -17,11 +11,11 @@ import pytest
 import numbanet
 from numbanet.emulation import SHEETS, page as pages
 from numbanet_kernels import card as emulated_card
+from tests.browser import browsed
 from tests.emulation import kernels
 from tests.emulation.kernels import F, cuda
 
 pytestmark = pytest.mark.skipif(emulated_card.problem() is not None, reason=str(emulated_card.problem()))
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 class Page(html.parser.HTMLParser):
@@ -170,57 +164,30 @@ def test_a_page_that_cannot_be_written(counters, tmp_path, folder, error):
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------
-LOOK = """<!DOCTYPE html><body><script>
-const look = (width) => new Promise(done => {
-  const frame = document.createElement("iframe");
-  frame.style.cssText = `width: ${width}px; height: 900px; border: 0`;
-  frame.src = "lines.html";
-  frame.onload = () => {
-    const page = frame.contentDocument, root = page.documentElement;
-    const seen = element => element.getClientRects().length > 0;
-    const codes = [...page.querySelectorAll("td.code")];
-    done({sideways: root.scrollWidth - root.clientWidth, inner: Math.max(...[...page.querySelectorAll(".wide")].map(
-      part => part.scrollWidth - part.clientWidth)), codes: codes.filter(seen).length, all: codes.length,
-      heads: [...page.querySelectorAll("thead")].filter(seen).length,
+LOOK = """
+async function look(page) {
+  found[page] = [];
+  for (const width of [400, 1200]) {
+    const frame = await opened(page, width), shown = frame.contentDocument, root = shown.documentElement;
+    const seen = element => element.getClientRects().length > 0, codes = [...shown.querySelectorAll("td.code")];
+    found[page].push({
+      sideways: root.scrollWidth - root.clientWidth,
+      inner: Math.max(...[...shown.querySelectorAll(".wide")].map(part => part.scrollWidth - part.clientWidth)),
+      codes: codes.filter(seen).length, all: codes.length, heads: [...shown.querySelectorAll("thead")].filter(seen).length,
       small: Math.min(...codes.map(code => code.getBoundingClientRect().width)),
-      low: Math.min(...codes.map(code => code.getBoundingClientRect().height))});
-  };
-  document.body.append(frame);
-});
-Promise.all([look(400), look(1200)]).then(found => {
-  const text = document.createElement("pre");
-  text.id = "found";
-  text.textContent = JSON.stringify(found);
-  document.body.append(text);
-});
-</script></body>"""
-OPTIONS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --virtual-time-budget=60000 --window-size=1280,900 --dump-dom"
-)
-
-
-class Silent(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *given):
-        pass
+      low: Math.min(...codes.map(code => code.getBoundingClientRect().height)),
+    });
+    frame.remove();
+  }
+}
+"""
 
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
 def test_narrow_and_wide_pages_fit(counters, tmp_path):
     counters.html(tmp_path / "lines.html")
-    (tmp_path / "look.html").write_text(LOOK)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Silent, directory=str(tmp_path)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        command = [BROWSER, *OPTIONS.split(), f"--user-data-dir={tmp_path}/profile"]
-        done = subprocess.run(
-            [*command, f"http://127.0.0.1:{server.server_port}/look.html"], capture_output=True, text=True, timeout=120
-        )
-    finally:
-        server.shutdown()
-    narrow, wide = json.loads(re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.S)[1])
+    narrow, wide = browsed(tmp_path, LOOK, ["lines.html"], tmp_path / "profile")["lines.html"]
     assert narrow["sideways"] <= 0 and narrow["inner"] <= 0 and wide["sideways"] <= 0  # nothing scrolls sideways
     assert narrow["heads"] == 0 and wide["heads"] == 3 and narrow["codes"] == wide["codes"] == wide["all"] > 10
     assert (

@@ -19,7 +19,7 @@ def test_a_card_has_layers_data_parameters_figures_and_versions(rng, tmp_path):
         "Linear(4, 8)",
         "- shape of a sample: 4",
         "- 2 classes: no, yes",
-        "- epochs: 2",
+        "- epochs trained: 2",
         "- dropout: `'rdp'`",
         f"- loss: {net.history_[-1]['loss']:.4g}",
         f"numbanet {numbanet.__version__}",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numbanet import LanguageModel, Layer, Net, NetRegressor, Tensor, device, layers as L
-from numbanet.io import export
+from numbanet.io import export, to_torch
 from numbanet.io.onnx_graph import Graph
 from numbanet.io.onnx_writer import Value, write
 
@@ -39,16 +39,6 @@ def test_random_networks_compute_the_same(seed):
     weights = {weight.name for weight in onnx.load_from_string(graph.model({}).SerializeToString()).graph.initializer}
     linear = {name for name in network.state_dict() if name.endswith("weight") and "num_batches" not in name}
     assert linear <= weights
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("network, shape", [("lenet5", (1, 28, 28)), ("alexnet", (3, 16, 16)), ("vgg19", (3, 16, 16))])
-def test_convolutional_networks_predict_the_same(network, shape, rng, tmp_path):
-    X = rng.random((12, *shape), np.float32)
-    net = Net(network, image_shape=shape, epochs=1, learning_rate=1e-4).fit(X, np.arange(12) % 3)
-    net.export(tmp_path / "a.onnx")
-    (found,) = _session(tmp_path / "a.onnx").run(None, {"X": X})
-    np.testing.assert_allclose(found, net.predict_proba(X), atol=1e-5)
 
 
 def test_sequences_have_any_length(rng, tmp_path):
@@ -136,3 +126,31 @@ def test_what_cannot_be_written_is_refused_by_name(rng, tmp_path):
         export(net.model_, tmp_path / "a.onnx")
     with pytest.raises(ValueError, match="not fitted"):
         export(Net(), tmp_path / "a.onnx")
+
+
+# name: (network, samples) of each family
+FAMILIES = {
+    "rows": lambda rng: ((16, 8), rng.random((1000, 12), np.float32)),
+    "lenet5": lambda rng: ("lenet5", rng.random((1000, 1, 28, 28), np.float32)),
+    "alexnet": lambda rng: ("alexnet", rng.random((1000, 3, 16, 16), np.float32)),
+    "vgg19": lambda rng: ("vgg19", rng.random((1000, 3, 16, 16), np.float32)),
+    "vgg19, fewer": lambda rng: ("vgg19", rng.random((40, 3, 16, 16), np.float32)),
+    "sequences": lambda rng: (
+        [L.Embedding(30, 8), L.LSTM(8, 12, batch_first=True), L.LastStep(), L.Linear(12, 3)],
+        rng.integers(0, 30, (1000, 9)),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [pytest.param(name, marks=[pytest.mark.long] * (name == "vgg19")) for name in FAMILIES])
+def test_onnxruntime_pytorch_and_numbanet_agree(family, rng, tmp_path):
+    torch = pytest.importorskip("torch", reason="PyTorch is the third (extra `test`)")
+    network, X = FAMILIES[family](rng)
+    net = Net(network, epochs=1, batch_size=8, learning_rate=1e-4, random_state=0).fit(X[:16], np.arange(16) % 3)
+    expected = net.predict_proba(X)
+    net.export(tmp_path / "a.onnx")
+    with torch.no_grad():
+        theirs = to_torch(net)(torch.from_numpy(X)).softmax(-1).numpy()
+    np.testing.assert_allclose(theirs, expected, atol=1e-5)
+    np.testing.assert_allclose(_session(tmp_path / "a.onnx").run(["probabilities"], {"X": X})[0], expected, atol=1e-5)

@@ -11,6 +11,7 @@ import numbanet
 from numbanet import LanguageModel, Net, NetRegressor, RowDropout, cli
 from numbanet.datasets import load_digits
 from numbanet.io import drawings, model_card, report as module_or_function
+from tests.browser import CONTRAST, browsed
 
 pytest.importorskip("matplotlib", reason="the extra `plots`")
 
@@ -230,3 +231,28 @@ def test_the_command_writes_a_report(tmp_path, capsys):
     assert f"Data: {table}, target column kind, of which" in words and "always predicting the most frequent class, " in words
     assert cli.main(["train", "--report", str(tmp_path / "no" / "run.html")]) == 2
     assert "no folder" in capsys.readouterr().err
+
+
+LOOK = (
+    CONTRAST
+    + """
+async function look(page) {
+  found[page] = [];
+  for (const width of [400, 1200]) {
+    const frame = await opened(page, width), shown = frame.contentDocument, root = shown.documentElement;
+    const sideways = root.scrollWidth - root.clientWidth, drawn = shown.querySelectorAll("svg").length;
+    found[page].push({sideways, drawn, ...faint(shown)});
+    frame.remove();
+  }
+}
+"""
+)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_browser_shows_it_on_narrow_and_wide_screens(net, tmp_path):
+    """Nothing scrolls sideways, all pictures are there, and texts have the contrast of WCAG AA."""
+    net.report(tmp_path / "run.html", X_TEST, Y_TEST)
+    for seen in browsed(tmp_path, LOOK, ["run.html"], tmp_path / "profile")["run.html"]:
+        assert seen["sideways"] <= 0 and seen["drawn"] >= 2 and seen["pale"] == {} and seen["count"] > 50

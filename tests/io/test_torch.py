@@ -167,9 +167,31 @@ class OwnModule(nn.Linear):
         return 2 * x
 
 
+class OwnOrder(nn.Module):
+    def __init__(self, *inside):
+        super().__init__()
+        self.first, self.second = nn.ReLU(), nn.Sequential(*inside)
+
+    def forward(self, x):
+        return self.second(self.first(x)) + x
+
+
+def test_a_list_of_modules_is_read_in_its_order(rng):
+    parts = nn.ModuleList([nn.Linear(4, 3), nn.ModuleList([nn.Tanh(), nn.Linear(3, 2)])])
+    x = rng.standard_normal((5, 4)).astype(np.float32)
+    theirs = nn.Sequential(parts[0], *parts[1])(torch.from_numpy(x))
+    np.testing.assert_allclose(from_torch(parts)(Tensor(x)).numpy(), theirs.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "module, error, message",
     [
+        (
+            OwnOrder(nn.GroupNorm(1, 2)),
+            TypeError,
+            r"itself \(OwnOrder\) computes what its forward.*second\.0 \(GroupNorm\) has no",
+        ),
+        (OwnOrder(nn.Dropout()), TypeError, r"itself \(OwnOrder\) computes what .*: write it as a Sequential of its modules$"),
         (nn.Sequential(nn.ReLU(), nn.Sequential(nn.GroupNorm(1, 2))), TypeError, r"module 1\.0 \(GroupNorm\) has no"),
         (OwnModule(2, 2), TypeError, r"module itself \(OwnModule\) has no counterpart"),
         (

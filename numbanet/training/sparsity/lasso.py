@@ -330,8 +330,9 @@ class Lasso(Thinning):
         """Warn that nothing became zero; the strength that is named follows from the notes of `GroupLasso`."""
         weights = np.concatenate([group.layer.weight.numpy().reshape(-1) for group in step.means])
         moved = self._steps * self.until * run.optimizer.learning_rate / (1 - getattr(run.optimizer, "momentum", 0.0))
+        epochs = f"{self.until} epoch{'s' * (self.until != 1)}"
         warn(
-            f"GroupLasso: strength={self.chosen.strength} has removed nothing in {self.until} epochs of {self._steps} steps; "
+            f"GroupLasso: strength={self.chosen.strength} has removed nothing in {epochs} of {self._steps} steps; "
             f"about {math.sqrt(np.square(weights).mean()) / moved:.1g} would remove groups at this learning rate"
         )
 
