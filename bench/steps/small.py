@@ -276,7 +276,9 @@ def cases(options: Options) -> Iterator[Case]:
         common = {"device": options.device, "problem": problem, "optimizer": optimizer}
         yield from _against(options, f"{problem}, {optimizer}", common)
         dense = Implementation("none", numbanet_task, {**common, "dropout": "none"})
-        patterns = [Implementation(name, numbanet_task, {**common, "dropout": name}, "none") for name in ("rdp", "window")]
+        patterns = [
+            Implementation(name, numbanet_task, {**common, "dropout": name}, "none") for name in ("rdp", "window", "bernoulli")
+        ]
         yield Case(SUITE, f"{problem}, {optimizer}, p=0.5", (*patterns, dense), _error, WRONG)
     for problem in () if options.quick else BY_WIDTH:
         common = {"device": options.device, "problem": problem, "optimizer": "adam"}
