@@ -254,6 +254,16 @@ def test_a_search_warns_once(monkeypatch):
         Net((8,), dropout_rate=0.3, **SMALL).fit(X, Y)  # outside of a search
 
 
+@pytest.mark.parametrize("action, count", [("default", 1), ("always", 3)])
+def test_a_loop_over_fits_warns_once_unless_a_filter_says_otherwise(monkeypatch, action, count):
+    monkeypatch.setattr(user_warnings, "_issued", set())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter(action)
+        for _ in range(3):
+            Net((8,), dropout_rate=0.3, epochs=1, random_state=0).fit(X[:40], Y[:40])
+    assert sum("drops nothing" in str(one.message) for one in caught) == count
+
+
 def test_tables_cut_nothing_off(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     names = "a_kernel_with_a_name_as_long_as_this_one", "another_one_that_is_longer_than_the_rest"
