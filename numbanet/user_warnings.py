@@ -17,9 +17,9 @@ def warn(message: str, in_searches: bool = True) -> None:
     """Issue a UserWarning at the line that called into these libraries.
 
     Python shows equal warnings of a line once, unless a filter says otherwise, but forgets what it has shown when a library
-    sets filters for a moment, as each fit does. So it is remembered here. A warning from the fits of a search is issued once for
-    each line also if its numbers differ; and not at all if `in_searches` is False, which is for settings that a grid combines
-    but nobody would choose.
+    sets filters for a moment, as each fit does. So it is remembered here. A warning from the fits of a search is issued once
+    for each line also if its numbers differ; and not at all if `in_searches` is False, which is for settings that a grid
+    combines but nobody would choose.
     """
     frame, level, searching = sys._getframe(1), 2, False  # noqa: SLF001  there is no public function for it
     while frame.f_back is not None and (name := frame.f_globals.get("__name__", "")).partition(".")[0] in INSIDE:
