@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 KINDS = (".csv", ".npy")
+SIGNS = {";": "semicolons", "\t": "tabs"}  # that other programs write between cells
 
 
 class Table(NamedTuple):
@@ -88,6 +89,8 @@ def _csv(name: str, target: str | None) -> Table:
         first = [row for row, _ in zip(csv.reader(file), range(2))]
     if not first:
         raise ValueError("the file is empty")
+    if len(first[0]) == 1 and (sign := next((sign for sign in ";\t" if sign in first[0][0]), None)):
+        raise ValueError(f"the first line has no comma, but {SIGNS[sign]}: separate cells with commas")
     header = _is_header(*first)
     names = [cell.strip() for cell in first[0]] if header else [str(i) for i in range(len(first[0]))]
     if any(len(row) != len(names) for row in first):
@@ -109,7 +112,7 @@ def _csv(name: str, target: str | None) -> Table:
     if at is None:
         return Table(_numbers(name, names, options), None, names)
     y = np.loadtxt(name, str, usecols=[at], **options)[:, 0]
-    return Table(_numbers(name, names, {**options, "usecols": others}), _typed(y), [names[i] for i in others])
+    return Table(_numbers(name, names, {**options, "usecols": others}), _typed(y, 1 + header), [names[i] for i in others])
 
 
 def _numbers(name: str, names: list[str], options: dict[str, Any]) -> np.ndarray:
@@ -151,9 +154,9 @@ def _column(target: str, names: list[str]) -> int:
     raise ValueError(f"there is no column {target!r}; --target is one of {shown(names)}, or a number, -1 for the last column")
 
 
-def _typed(y: np.ndarray) -> np.ndarray:
+def _typed(y: np.ndarray, first: int = 1) -> np.ndarray:
     """Return a target as int64 if all values are integers, as float64 if all are numbers, else as text; raise ValueError if
-    some are missing, which is what few texts among numbers are taken for.
+    some are missing, which is what few texts among numbers are taken for. `first` is the number of the first value's line.
     """
     if y.dtype.kind in "iub":
         return y.astype(np.int64)
@@ -164,8 +167,7 @@ def _typed(y: np.ndarray) -> np.ndarray:
             wrong = np.flatnonzero(text)
         if wrong.size:
             raise ValueError(
-                f"row {wrong[0]} of the target column, counted from 0, is {str(y[wrong[0]])!r}: fill such cells, or drop "
-                "the rows"
+                f"line {wrong[0] + first}: the target column has {str(y[wrong[0]])!r}: fill such cells, or leave the lines out"
             )
     try:
         values = y.astype(np.float64)

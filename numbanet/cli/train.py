@@ -170,13 +170,13 @@ def _splits(options: argparse.Namespace) -> Splits:
         raise ValueError(f"--target: give the name or the number of the column of {options.data} that is predicted")
     X, y, names = own_data.read(options.data, options.target)
     if options.regression and y is not None and y.dtype.kind == "U":
-        raise ValueError(f"--regression: the column {options.target!r} of {options.data} is text")
+        raise ValueError(f"--regression: the column {options.target!r} of {options.data} is text, such as {str(y[0])!r}")
     regression = options.regression or (y is not None and y.dtype.kind == "f")
-    if not regression and y is not None and y.dtype.kind == "i" and (found := len(np.unique(y))) > max(CLASSES, len(y) // 10):
-        raise ValueError(
-            f"the column {options.target!r} of {options.data} has {found} different integers in {len(y)} rows: give "
-            "--regression to predict values; names of classes are text"
-        )
+    if not regression and y is not None and (found := len(np.unique(y))) > max(CLASSES, len(y) // 10):
+        what, way = "integers", "give --regression to predict values; names of classes are text"
+        if y.dtype.kind == "U":
+            what, way = f"texts, such as {str(y[0])!r}", "values must be numbers, and classes have more rows"
+        raise ValueError(f"the column {options.target!r} of {options.data} has {found} different {what}, in {len(y)} rows: {way}")
     if not np.isfinite(X).all():
         raise ValueError(f"{options.data}: a feature is missing or infinite")
     rest, test = _split(X, y, options.test, options.seed, regression)

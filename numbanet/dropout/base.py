@@ -192,8 +192,8 @@ class Dropout(abc.ABC):
         ]
         return (
             [
-                f"{self.name}: nothing is dropped of the weights of {', '.join(names)}: a layer declares what may be"
-                " dropped by sites()"
+                f"{self.name}: all weights of {', '.join(names)} are computed, which is right unless such a layer's `sites()` "
+                "declares what may be dropped"
             ]
             if names
             else []

@@ -295,7 +295,7 @@ class Estimator(Settings):
     def _warn_of(self, chosen: Dropout, epochs: range) -> None:
         """Warn about unwise settings of a policy in some epochs."""
         if type(chosen) is NoDropout and chosen.rate not in (0, SHARED["dropout_rate"].default):
-            said = f"dropout_rate={chosen.rate!r} drops nothing if dropout is 'none': choose 'bernoulli', 'rdp' or 'tdp'"
+            said = f"dropout_rate={chosen.rate!r} drops nothing if dropout is 'none': choose 'window', 'rdp' or 'bernoulli'"
             warn(said, in_searches=False)
         policies = {tuple(part.rate for part in _parts(policy)): policy for policy in map(chosen.at, epochs)}.values()
         for message in dict.fromkeys(said for policy in policies for said in policy.cautions(self.model_)):

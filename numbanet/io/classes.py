@@ -15,7 +15,7 @@ def class_of(layer: Layer, path: str, known: Collection[str]) -> str:
         if name in known and layer.acts_as(getattr(registry, name)):
             return name
     where = f"layer {path}" if path else "the layer"
-    raise TypeError(f"{where} is a {type(layer).__name__}, whose outputs only its own code computes; use numbanet's layers")
+    raise TypeError(f"{where} is a {type(layer).__name__}, a layer of your own, which cannot be written: use numbanet's layers")
 
 
 def check_no_link(name: str, net: Any) -> None:

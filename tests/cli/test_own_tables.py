@@ -92,7 +92,7 @@ def test_the_test_set_is_no_validation_set(table, capsys, monkeypatch):
         (["--data", "flowers.csv", "--target", "width"], "column 'kind' has the text"),
         (
             ["--data", "flowers.csv", "--target", "kind", "--regression"],
-            "--regression: the column 'kind' of flowers.csv is text",
+            "--regression: the column 'kind' of flowers.csv is text, such as",
         ),
         (["--data", "none.csv", "--target", "0"], "there is no file none.csv"),
         (["--data", "empty.csv", "--target", "0"], "empty.csv: the file is empty"),
@@ -192,8 +192,14 @@ def test_many_different_integers_are_refused_as_classes(table, capsys):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("a,b\n1,2\n2,\n3,4\n", "row 1 of the target column, counted from 0, is ''"),
-        ("a,b\n1,2\n2,NA\n3,4\n", "row 1 of the target column, counted from 0, is 'NA'"),
+        ("a,b\n1,2\n2,\n3,4\n", "line 3: the target column has ''"),
+        ("a,b\n1,2\n2,NA\n3,4\n", "line 3: the target column has 'NA'"),
+        ("a;b\n1;2\n2;3\n", "the first line has no comma, but semicolons: separate cells with commas"),
+        ("a\tb\n1\t2\n", "the first line has no comma, but tabs"),
+        (
+            "a,b\n" + "".join(f"{i},{i} EUR\n" for i in range(30)),
+            "has 30 different texts, such as '0 EUR', in 30 rows: values must be numbers",
+        ),
         ("a,b\nr1,1,2\nr2,3,4\n", "the first rows have 2 and 3 cells"),
         ("1,,0\n1,2,0\n", "has an empty cell"),
         ("b,b\n1,2\n3,4\n", "2 columns are named 'b'"),

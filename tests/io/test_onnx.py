@@ -117,7 +117,7 @@ class DoubledForOnnx(Layer):
 def test_what_cannot_be_written_is_refused_by_name(rng, tmp_path):
     X, y = rng.random((20, 4), np.float32), np.arange(20) % 2
     net = Net([L.Linear(4, 2), L.Sequential([DoubledForOnnx()])], epochs=1).fit(X, y)
-    with pytest.raises(TypeError, match=r"layer 1\.0 is a DoubledForOnnx, whose outputs only its own code computes"):
+    with pytest.raises(TypeError, match=r"layer 1\.0 is a DoubledForOnnx, a layer of your own, which cannot be written"):
         net.export(tmp_path / "a.onnx")
     assert not list(tmp_path.iterdir())
     with pytest.raises(FileNotFoundError, match="there is no folder"):

@@ -212,7 +212,7 @@ def test_what_has_no_counterpart_is_named(module, error, message):
 
 
 def test_a_users_layer_is_named():
-    with pytest.raises(TypeError, match=r"layer 1\.0 is a OwnForTorch, whose outputs only its own code computes"):
+    with pytest.raises(TypeError, match=r"layer 1\.0 is a OwnForTorch, a layer of your own, which cannot be written"):
         to_torch(L.Sequential([L.ReLU(), L.Sequential([OwnForTorch()])]))
     with pytest.raises(TypeError, match="to_torch takes a fitted estimator or a layer, not list"):
         to_torch([])
