@@ -15,7 +15,7 @@ import weakref
 from typing import Any
 
 from ..runtime import driverless
-from . import stand_ins
+from . import lines, stand_ins
 from .driver import Driver, refuse
 from .faults import Array
 from .ptx_text import linked
@@ -230,11 +230,7 @@ class Patches:
 
     def _with_lines(self, args: tuple[Any, ...], options: dict[str, Any]) -> str:
         """Return the PTX of a kernel with lines of Python."""
-        from numba.cuda import dispatcher
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # functions that Numba makes have no source
-            again = dispatcher._Kernel(*args, **{**options, "lineinfo": True})  # noqa: SLF001
+        again = lines.compiled(args, options)
         return linked(self._linked(again._codelibrary).texts, again.entry_name)  # noqa: SLF001
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .arithmetic import BITS, DTYPES
-from .program import Instruction, Program, PtxError
+from .program import CALLED, MOST_CALLS, Instruction, Program, PtxError
 from .races import OF_BLOCK, OF_WARP, Fault, Who, changing
 from .spaces import WARP, WINDOW, WINDOWS, Frames, Private, check_alignment
 
@@ -26,8 +27,6 @@ SPECIAL = {
     *(f"%{name}.{axis}" for name in ("tid", "ctaid", "ntid", "nctaid") for axis in "xyz"),
 }  # fmt: skip
 CHANGING: dict[str, Callable[[], int]] = {name: time.perf_counter_ns for name in ("%clock", "%clock64", "%globaltimer")}
-
-MOST_CALLS = 4  # calls that an error names
 
 
 def register_dtype(kind: str) -> np.dtype:
@@ -309,9 +308,14 @@ class Wave:
                 for what, name in (("thread", "tid"), ("block", "ctaid"))
             )
         )
-        calls = [f", called in {self.program.where(self.program.instructions[k])}" for k in reversed(self.calls[-MOST_CALLS:])]
-        more = len(self.calls) - len(calls)
-        via = "".join(calls) + (f", after {more} more calls" if more else "")
+        groups = [(k, len(list(some))) for k, some in itertools.groupby(reversed(self.calls))][:MOST_CALLS]
+        more = len(self.calls) - sum(count for _, count in groups)
+        via = "".join(
+            CALLED
+            + (self.program.python[k] or self.program.instructions[k].where())
+            + (f", {count} times" if count > 1 else "")
+            for k, count in groups
+        ) + (f", after {more} more calls" if more else "")
         error = PtxError(f"{self.launch.name}, {self.program.where(instruction)}{via}: {problem}{at}")
         error.at = self, instruction, lane
         return error
