@@ -17,7 +17,7 @@ from typing import Any
 from ..runtime import driverless
 from . import lines, stand_ins
 from .driver import Driver, refuse
-from .faults import Array
+from .faults import Array, fields_of
 from .ptx_text import linked
 
 FINALIZERS = ("_alloc", "_hostalloc", "_pin", "_event", "_stream", "_module")
@@ -196,7 +196,9 @@ class Patches:
             if isinstance(kind, kinds.Array) and len(given) == place + 5 + 2 * kind.ndim:
                 width, address, *shape = (int(getattr(n, "value", n) or 0) for n in given[place + 3 :])
                 name = loaded.names.get(id(value), "of the arguments")
-                loaded.arrays.append(Array(name, address, shape[: kind.ndim], shape[kind.ndim :], f"{kind.dtype}", width))
+                fields = fields_of(kind.dtype)
+                dtype = f"records ({', '.join(field.name for field in fields)})" if fields else f"{kind.dtype}"
+                loaded.arrays.append(Array(name, address, shape[: kind.ndim], shape[kind.ndim :], dtype, width, fields))
             elif not isinstance(kind, (kinds.Number, kinds.Boolean, kinds.BaseTuple)):
                 loaded.pointers = True
 

@@ -26,12 +26,13 @@ CODE = 5 << 60  # the address of the first function: in no memory space
 class PtxError(RuntimeError):
     """An error in a kernel, or an instruction that the interpreter does not support. If threads ran into it, `at` is the wave,
     the instruction, and the thread of the wave, if there is one; `said` tells more of it, and `other` is the line of the other
-    access of a race.
+    access of a race. `polled` says that the thread waits for memory that its instruction looks at.
     """
 
     at: tuple[Any, Instruction, int | None] | None = None
     said: tuple[str, ...] = ()
     other: str = ""
+    polled = False
 
     def __str__(self) -> str:
         return ", ".join((super().__str__(), *self.said)) + (f"; the other access: {self.other}" if self.other else "")

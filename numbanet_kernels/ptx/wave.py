@@ -29,6 +29,9 @@ SPECIAL = {
 CHANGING: dict[str, Callable[[], int]] = {name: time.perf_counter_ns for name in ("%clock", "%clock64", "%globaltimer")}
 
 
+NAMED = (("thread", "tid"), ("block", "ctaid"))  # what names a thread, and its special registers
+
+
 def register_dtype(kind: str) -> np.dtype:
     """Return the dtype of a register. Registers hold bits, unless they are declared as floats or predicates."""
     dtype = DTYPES[kind]
@@ -56,7 +59,7 @@ class Wave:
         self.blocks = np.repeat(np.arange(len(blocks)), self.warps_a_block * WARP)
         self.number = np.asarray(blocks)[self.blocks]  # (threads,) the block of each thread, numbered within the grid
         self.special = self._special(in_block)
-        self.alive = in_block < size
+        self.alive = self.there = in_block < size  # the threads that have not returned, and all but those that pad a block
         self.active, self.full, self.lanes = self.alive, True, np.flatnonzero(self.alive)
         zeros = {kind: np.zeros(self.count, register_dtype(kind)) for kind in DTYPES}
         self.registers = {name: zeros[kind] for name, kind in program.registers.items()}
@@ -69,6 +72,8 @@ class Wave:
         # since the last jump: whether threads have polled memory as before, and whether they changed memory or polled other one
         self.polled = self.moved = False
         self.polls: dict[int, tuple[bytes, bytes]] = {}  # the addresses and values of the last poll of an instruction
+        # the last instruction that has polled, its first thread, and the call stack
+        self.polling: tuple[Instruction, int, tuple[int, ...]] | None = None
         self.part = self.lanes, self.who, self.who.of(self.lanes)  # `who` of the lanes of the last access
         # groups of asynchronous copies that have not arrived, and the number of closed groups of each thread
         self.pending: list[list[Any]] = []
@@ -229,6 +234,7 @@ class Wave:
         same = self.polls.get(id(instruction)) == now
         self.polled, self.moved = self.polled or same, self.moved or not same
         self.polls[id(instruction)] = now
+        self.polling = instruction, int(self.lanes[0]), self.calls
 
     def fence(self, wide: bool) -> None:
         """Note a fence of the running threads, of the whole card or of their blocks."""
@@ -297,17 +303,14 @@ class Wave:
             raise error from None
 
     # --- errors -------------------------------------------------------------------------------------------------------
+    def thread(self, lane: int) -> str:
+        """Return the name of a thread, such as "thread (3, 0, 0), block (0, 0, 0)"."""
+        places = {what: [int(self.special[f"%{name}.{axis}"][lane]) for axis in "xyz"] for what, name in NAMED}
+        return ", ".join(f"{what} ({', '.join(map(str, place))})" for what, place in places.items())
+
     def error(self, instruction: Instruction, problem: str, lane: int | None = None) -> PtxError:
         """Return an error that names the kernel, the line and the thread."""
-        at = (
-            ""
-            if lane is None
-            else " by "
-            + ", ".join(
-                f"{what} ({', '.join(str(int(self.special[f'%{name}.{axis}'][lane])) for axis in 'xyz')})"
-                for what, name in (("thread", "tid"), ("block", "ctaid"))
-            )
-        )
+        at = "" if lane is None else f" by {self.thread(lane)}"
         groups = [(k, len(list(some))) for k, some in itertools.groupby(reversed(self.calls))][:MOST_CALLS]
         more = len(self.calls) - sum(count for _, count in groups)
         via = "".join(
