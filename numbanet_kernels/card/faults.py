@@ -24,8 +24,8 @@ class Field(NamedTuple):
 
 
 class Array(NamedTuple):
-    """An array argument of a launch: its name, address, shape, strides in bytes, and the type and the bytes of its elements; and
-    their fields, if they are records.
+    """An array argument of a launch: its name, address, shape, strides in bytes, and the type and the bytes of its elements;
+    `fields` has their fields, if they are records.
     """
 
     name: str
@@ -60,8 +60,8 @@ class Array(NamedTuple):
         return f"array {self.name}, shape {tuple(self.shape)} of {self.dtype}"
 
     def element(self, address: int) -> str:
-        """Return the element at an address, such as "x[2, 3]", or its field, "x[2].y"; "" if it is far from this array. Beyond an
-        end, the first index is out of range, whichever one of the program's is.
+        """Return the element at an address, such as "x[2, 3]", or its field, "x[2].y"; "" if it is far from this array. Beyond
+        an end, the first index is out of range, whichever one of the program's is.
         """
         index, _, field = self._found(address)
         return f"{self.name}[{', '.join(map(str, index))}]" + (f".{field.name}" if field else "") if index else ""

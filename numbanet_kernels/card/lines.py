@@ -21,7 +21,7 @@ def compiled(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     with dispatcher.global_compiler_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # functions that Numba makes have no source
         # what Numba itself inlines (inline="always") loses its lines, and what LLVM inlines keeps them
-        with contextlib.suppress(Exception), mock.patch.object(_inlining(), "_do_work", lambda *given: False):
+        with contextlib.suppress(Exception), mock.patch.object(_inlining(), "_do_work", return_value=False):
             return made()
         return made()  # some functions have to be inlined, such as those whose arguments are shapes of shared arrays
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..runtime import driverless
 from . import lines, stand_ins
-from .driver import Driver, refuse
+from .driver import Driver, refuse, refused
 from .faults import Array, fields_of
 from .ptx_text import linked
 
@@ -40,11 +40,11 @@ class Patches:
         def fail(code: str, message: str) -> Exception:
             return module.CudaAPIError(getattr(module.binding.CUresult, code), message)
 
-        def refused(code: str, message: str) -> Exception:
+        def fail_to_launch(code: str, message: str) -> Exception:
             return stand_ins.errors()[0](f"{code}: {message}")
 
         made = Driver(module.binding, fail, tracked)
-        made.fail_to_launch = refused
+        made.fail_to_launch = fail_to_launch
         self.code = stand_ins.object_code_class(made)
         return made
 
@@ -96,6 +96,8 @@ class Patches:
             self.put(core, name, value)
         for name in filter(self.driver.has, vars(driver.binding)):
             self.put(driver.binding, name, _with_status(driver, getattr(self.driver, name)))
+        for name in ("CUipcMemHandle", *filter(self.driver.refuses, vars(driver.binding))):
+            self.put(driver.binding, name, _refusing("cuIpcOpenMemHandle" if name.startswith("CU") else name))
         self.put(driver._ActiveContext, "_tls_cache", threading.local())  # noqa: SLF001
         self.put(devices._DeviceList, "lst", property(_devices()))  # noqa: SLF001
         self.renew(nrt.rtsys, _memsys_module=None, _memsys=None, _initialized=False)
@@ -261,6 +263,15 @@ def _with_status(module: Any, function: Any) -> Any:
         return module.binding.CUresult.CUDA_SUCCESS, *(result if isinstance(result, tuple) else (result,))
 
     return call
+
+
+def _refusing(name: str) -> Any:
+    """Return what refuses to be called, for a function of the driver."""
+
+    def refuse_it(*args: Any, **options: Any) -> None:
+        raise refused(name)
+
+    return refuse_it
 
 
 def _call_back(stream: Any, callback: Any, arg: Any = None) -> None:

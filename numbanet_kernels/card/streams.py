@@ -116,7 +116,7 @@ def _merge(clock: Clock, other: Clock) -> None:
 
 
 def _masks(shadow: Shadow) -> tuple[int, dict[str, tuple[np.ndarray, list[int]]], dict[str, np.ndarray]]:
-    """Return the bytes of a unit, which units were accessed in each way, by which instructions (`Touched.masks`), and threads."""
+    """Return the bytes of a unit, `Touched.masks` and `Touched.threads`."""
     log, shadow.log = shadow.log, []
     for earlier in log:
         shadow._note("read", *shadow._units(*earlier))  # noqa: SLF001  the log is a part of the shadow

@@ -129,6 +129,9 @@ def _place(program: Program, name: str) -> int:
     raise PtxError(f"there is no register or variable {name}")
 
 
+TEXTURES = ("tex", "tld4", "txq", "suld", "sust", "sured", "suq")  # instructions of textures and surfaces
+
+
 # --- steps ------------------------------------------------------------------------------------------------------------
 def steps(program: Program) -> list[Step]:
     """Return a `Step` for each instruction of a program; they are decoded once.
@@ -151,6 +154,8 @@ def steps(program: Program) -> list[Step]:
 
 
 def _unknown(i: Instruction) -> str:
+    if i.opcode in TEXTURES:
+        return f"textures and surfaces are not in this machine: {i.opcode} reads or writes one"
     return f"this machine does not know the instruction {'.'.join((i.opcode, *i.modifiers))}"
 
 

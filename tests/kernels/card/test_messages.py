@@ -275,9 +275,9 @@ def test_a_race_between_streams_names_both_threads_and_the_value():
         y[cuda.grid(1)] = x[cuda.grid(1)]
 
     with numbanet.emulated(), pytest.raises(RuntimeError) as found:
-        x, a, b = cuda.to_device(np.arange(72, dtype=F)), cuda.stream(), cuda.stream()
+        x, y, a, b = cuda.to_device(np.arange(72, dtype=F)), cuda.device_array(32, F), cuda.stream(), cuda.stream()
         scale[2, 36, a](x)
-        move[1, 32, b](x[40:], cuda.to_device(np.zeros(32, F)))
+        move[1, 32, b](x[40:], y)
     text = str(found.value)
     assert re.match(
         r"move, test_messages\.py:\d+ \(PTX line \d+: ld\.global\.f32 .*\): race between streams: byte 160 of", text
