@@ -34,7 +34,7 @@ CLASSES = {
         "copy": "cp",
         "atomic": "atom red",
         "branch": "bra call ret exit",
-        "barrier": "bar barrier",
+        "barrier": "bar barrier mbarrier",
         "warp": "shfl vote match redux activemask",
         "mma": "mma",
         "fma": "fma",

@@ -160,7 +160,7 @@ def _unknown(i: Instruction) -> str:
 
 
 def _step(program: Program, i: Instruction) -> Step:
-    from . import accesses, calls, collectives, plain
+    from . import accesses, calls, collectives, mbarriers, plain
 
     guard = None
     if i.guard is not None:
@@ -168,7 +168,8 @@ def _step(program: Program, i: Instruction) -> Step:
         guard = reader(program, f"!{name}" if negated else name, "pred")
     if i.opcode == "bra":
         return Step(kind="branch", target=program.labels[i.operands[0]], condition=guard)
-    step = plain.step(program, i) or accesses.step(program, i) or collectives.step(program, i) or calls.step(program, i)
+    kinds = (plain, accesses, collectives, calls, mbarriers)
+    step = next((found for kind in kinds if (found := kind.step(program, i)) is not None), None)
     if step is None:
         raise PtxError(_unknown(i))
     if guard is not None:

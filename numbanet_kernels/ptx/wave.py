@@ -84,6 +84,8 @@ class Wave:
         self.frames: dict[Any, Frame] = {}  # what calls of recursive functions have saved, by call stack and call
         # the number of threads of each block that have arrived at a barrier (bar.arrive), by the number of the barrier
         self.arrived: dict[int, np.ndarray] = {}
+        # the barriers in shared memory, by offset: (code of the thread that initialised one, number of barriers before)
+        self.started: dict[int, tuple[int, int]] = {}
         self.held: dict[tuple[int, ...], np.ndarray] = {}  # the waiting groups, while it is decided which may go on
 
     def _special(self, in_block: np.ndarray) -> dict[str, np.ndarray]:

@@ -319,25 +319,6 @@ def test_arrays_of_other_processes_are_refused_by_name():
         pass
 
 
-def test_textures_in_linked_code_are_refused_by_name(tmp_path):
-    path = tmp_path / "textures.cu"
-    path.write_text("""
-        extern "C" __device__ int fetch(float *result, unsigned long long texture, int i)
-        {
-            *result = tex1Dfetch<float>(texture, i);
-            return 0;
-        }
-    """)
-    fetch = cuda.declare_device("fetch", "float32(uint64, int32)", link=[str(path)])
-
-    @cuda.jit
-    def kernel(x):
-        x[0] = fetch(0, 1)
-
-    with pytest.raises(RuntimeError, match=r"tex\.1d\.v4\.f32\.s32 .*: textures and surfaces are not in this machine"):
-        kernel[1, 1](x(1))
-
-
 def test_a_launch_that_a_card_refuses():
     out = np.zeros(10, F)
     with pytest.raises(Exception, match="1024"):
