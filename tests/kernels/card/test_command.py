@@ -8,6 +8,7 @@ from numbanet import cli
 from numbanet.cli import check
 from numbanet_kernels import card
 from numbanet_kernels.ptx import machine
+from numbanet_kernels.runtime.declare import cuda
 
 pytestmark = pytest.mark.skipif(card.problem() is not None, reason=str(card.problem()))
 
@@ -54,8 +55,8 @@ def test_a_file_that_raises(tmp_path, capsys):
     assert status == 1 and "KeyError: 'mine'" in said and "ended with an exception" in said
 
 
+@pytest.mark.skipif(getattr(cuda, "implementation", "") == "Built-in", reason="Numba's own cuda calls no cuda.bindings")
 def test_a_leak_without_a_launch(tmp_path, capsys):
-    pytest.importorskip("cuda.bindings.driver")
     status, said = run(tmp_path, capsys, "from cuda.bindings import driver\ndriver.cuMemAlloc(64)")
     assert status == 1 and "leak: an allocation of 64 bytes, made at my_kernels.py:2, never freed" in said
     assert "0 launches, no error found, memory of 1 line never freed" in said
