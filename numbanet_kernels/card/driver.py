@@ -35,11 +35,17 @@ REFUSED = {
     "cuTex": "texture memory",
     "cuSurf": "surface memory",
     "cuArray": "texture memory",
+    "cuGraphics": "memory of a graphics library",
     "cuGraph": "a CUDA graph",
     "cuStreamBeginCapture": "capturing a stream in a graph",
     "cuCtxEnablePeerAccess": "access to another card",
     "cuMemPool": "a memory pool of the driver",
 }
+
+
+def refused(name: str) -> NotEmulated:
+    """Return the error for a function of the driver that the emulated card does not have."""
+    return refuse(next((what for start, what in REFUSED.items() if name.startswith(start)), name) + f" ({name})")
 
 
 def raised(error: Exception) -> None:
@@ -77,10 +83,15 @@ class Driver:
         """Return True if a function of the driver is here."""
         return name.startswith("cu") and name in vars(cls)
 
+    @classmethod
+    def refuses(cls, name: str) -> bool:
+        """Return True if a function of the driver is refused by what it is for."""
+        return name.startswith(tuple(REFUSED)) and not cls.has(name)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise refuse(next((what for start, what in REFUSED.items() if name.startswith(start)), name) + f" ({name})")
+        raise refused(name)
 
     # --- the device and its context -----------------------------------------------------------------------------------
     def cuInit(self, flags: int) -> None:

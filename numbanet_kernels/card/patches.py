@@ -15,9 +15,9 @@ import weakref
 from typing import Any
 
 from ..runtime import driverless
-from . import stand_ins
-from .driver import Driver, refuse
-from .faults import Array
+from . import lines, stand_ins
+from .driver import Driver, refuse, refused
+from .faults import Array, fields_of
 from .ptx_text import linked
 
 FINALIZERS = ("_alloc", "_hostalloc", "_pin", "_event", "_stream", "_module")
@@ -40,11 +40,11 @@ class Patches:
         def fail(code: str, message: str) -> Exception:
             return module.CudaAPIError(getattr(module.binding.CUresult, code), message)
 
-        def refused(code: str, message: str) -> Exception:
+        def fail_to_launch(code: str, message: str) -> Exception:
             return stand_ins.errors()[0](f"{code}: {message}")
 
         made = Driver(module.binding, fail, tracked)
-        made.fail_to_launch = refused
+        made.fail_to_launch = fail_to_launch
         self.code = stand_ins.object_code_class(made)
         return made
 
@@ -96,6 +96,8 @@ class Patches:
             self.put(core, name, value)
         for name in filter(self.driver.has, vars(driver.binding)):
             self.put(driver.binding, name, _with_status(driver, getattr(self.driver, name)))
+        for name in ("CUipcMemHandle", *filter(self.driver.refuses, vars(driver.binding))):
+            self.put(driver.binding, name, _refusing("cuIpcOpenMemHandle" if name.startswith("CU") else name))
         self.put(driver._ActiveContext, "_tls_cache", threading.local())  # noqa: SLF001
         self.put(devices._DeviceList, "lst", property(_devices()))  # noqa: SLF001
         self.renew(nrt.rtsys, _memsys_module=None, _memsys=None, _initialized=False)
@@ -196,7 +198,9 @@ class Patches:
             if isinstance(kind, kinds.Array) and len(given) == place + 5 + 2 * kind.ndim:
                 width, address, *shape = (int(getattr(n, "value", n) or 0) for n in given[place + 3 :])
                 name = loaded.names.get(id(value), "of the arguments")
-                loaded.arrays.append(Array(name, address, shape[: kind.ndim], shape[kind.ndim :], f"{kind.dtype}", width))
+                fields = fields_of(kind.dtype)
+                dtype = f"records ({', '.join(field.name for field in fields)})" if fields else f"{kind.dtype}"
+                loaded.arrays.append(Array(name, address, shape[: kind.ndim], shape[kind.ndim :], dtype, width, fields))
             elif not isinstance(kind, (kinds.Number, kinds.Boolean, kinds.BaseTuple)):
                 loaded.pointers = True
 
@@ -230,11 +234,7 @@ class Patches:
 
     def _with_lines(self, args: tuple[Any, ...], options: dict[str, Any]) -> str:
         """Return the PTX of a kernel with lines of Python."""
-        from numba.cuda import dispatcher
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # functions that Numba makes have no source
-            again = dispatcher._Kernel(*args, **{**options, "lineinfo": True})  # noqa: SLF001
+        again = lines.compiled(args, options)
         return linked(self._linked(again._codelibrary).texts, again.entry_name)  # noqa: SLF001
 
 
@@ -263,6 +263,15 @@ def _with_status(module: Any, function: Any) -> Any:
         return module.binding.CUresult.CUDA_SUCCESS, *(result if isinstance(result, tuple) else (result,))
 
     return call
+
+
+def _refusing(name: str) -> Any:
+    """Return what refuses to be called, for a function of the driver."""
+
+    def refuse_it(*args: Any, **options: Any) -> None:
+        raise refused(name)
+
+    return refuse_it
 
 
 def _call_back(stream: Any, callback: Any, arg: Any = None) -> None:

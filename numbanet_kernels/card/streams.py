@@ -14,10 +14,12 @@ import numpy as np
 
 from ..ptx.program import Program
 from ..ptx.races import AGAINST, Shadow, name_of
+from .faults import value_in
 from .heap import Allocation
 
 DEFAULT = (0, 1)  # the handles of the default stream
 MOST = 256  # accesses of kernels that are kept: if nothing is ever synchronized, the oldest are forgotten
+KEPT = 1 << 28  # bytes of the codes of threads that are kept, which only messages need
 Clock = dict[int, int]
 
 
@@ -33,16 +35,18 @@ class Touched(NamedTuple):
     program: Program
     unit: int
     masks: dict[str, tuple[np.ndarray, list[int]]]
+    threads: dict[str, np.ndarray]  # the code of the thread (`races`) of each unit; {} if it is not kept
 
-    def did(self, kind: str) -> str:
-        """Return who did this, such as "written by scale in stream 0x10"."""
+    def did(self, kind: str, unit: int) -> str:
+        """Return who did this to a unit, such as "written by thread 3 of block 0 of scale in stream 0x10"."""
         how = "written, with what was there," if kind == "kept" else kind
-        return f"{how} by {self.kernel} in stream {self.stream:#x}"
+        thread = f"{name_of(int(self.threads[kind][unit]), -1)} of " if kind in self.threads else ""
+        return f"{how} by {thread}{self.kernel} in stream {self.stream:#x}"
 
-    def line(self, kind: str, unit: int) -> str:
-        """Return the line of Python that accessed a unit."""
+    def where(self, kind: str, unit: int) -> str:
+        """Return the kernel, and the line that accessed a unit."""
         numbers, instructions = self.masks[kind]
-        return self.program.python[instructions[int(numbers[unit]) - 1]] or "an unknown line"
+        return f"{self.kernel}, {self.program.where(self.program.instructions[instructions[int(numbers[unit]) - 1]])}"
 
 
 class Order:
@@ -98,6 +102,11 @@ class Order:
                     problem = problem or _conflict(now, before)
             self.noted.append(now)
         del self.noted[:-MOST]
+        kept = 0
+        for before in reversed(self.noted):
+            kept += sum(codes.nbytes for codes in before.threads.values())
+            if kept > KEPT:
+                before.threads.clear()
         return problem
 
 
@@ -106,12 +115,13 @@ def _merge(clock: Clock, other: Clock) -> None:
         clock[stream] = max(clock.get(stream, 0), number)
 
 
-def _masks(shadow: Shadow) -> tuple[int, dict[str, tuple[np.ndarray, list[int]]]]:
-    """Return the bytes of a unit, and which units were accessed in each way, by which instructions (`Touched.masks`)."""
+def _masks(shadow: Shadow) -> tuple[int, dict[str, tuple[np.ndarray, list[int]]], dict[str, np.ndarray]]:
+    """Return the bytes of a unit, `Touched.masks` and `Touched.threads`."""
     log, shadow.log = shadow.log, []
     for earlier in log:
         shadow._note("read", *shadow._units(*earlier))  # noqa: SLF001  the log is a part of the shadow
-    return shadow.unit, {kind: _numbered(last.pc) for kind, last in shadow.last.items()}
+    masks = {kind: _numbered(last.pc) for kind, last in shadow.last.items()}
+    return shadow.unit, masks, {kind: last.who for kind, last in shadow.last.items()}
 
 
 def _numbered(pc: np.ndarray) -> tuple[np.ndarray, list[int]]:
@@ -133,13 +143,21 @@ def _conflict(now: Touched, before: Touched) -> str | None:
                 at = np.flatnonzero((both[0][:length] > 0) & (both[1][:length] > 0))
                 if at.size:
                     first = int(at[0]) * unit
-                    byte, allocation = first - now.allocation.lead, now.allocation
-                    element = allocation.arrays[-1].element(allocation.start + byte) if allocation.arrays else ""
-                    thread = name_of(int(now.allocation.store.shadow.last[kind].who[first // now.unit]), -1)
+                    here, there = first // now.unit, first // before.unit
                     return (
-                        f"race between streams: byte {byte} of {allocation.what}{element and ', at ' + element},"
-                        f" is {now.did(kind)}, and {before.did(other)}, and nothing orders them: let a stream wait for an "
-                        f"event of the other, or synchronize; the accesses: {now.line(kind, first // now.unit)}, {thread}, and "
-                        f"{before.line(other, first // before.unit)}"
+                        f"{now.where(kind, here)}: race between streams: {_place(now.allocation, first)}, is "
+                        f"{now.did(kind, here)}, and {before.did(other, there)}, and nothing orders them: let a stream wait "
+                        f"for an event of the other, or synchronize; the other access: {before.where(other, there)}"
                     )
     return None
+
+
+def _place(allocation: Allocation, first: int) -> str:
+    """Return the byte at an offset of an allocation's memory, the element that holds it, and its value."""
+    byte = first - allocation.lead
+    text = f"byte {byte} of {allocation.what}"
+    if not allocation.arrays or not (element := allocation.arrays[-1].element(allocation.start + byte)):
+        return text
+    start, dtype = allocation.arrays[-1].value(allocation.start + byte)
+    value = value_in(allocation.store.data, allocation.lead + start - allocation.start, dtype)
+    return f"{text}, at {element}" + (f", which holds {value}" if value else "")

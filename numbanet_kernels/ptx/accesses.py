@@ -22,7 +22,7 @@ SPACES = ("global", "shared", "local", "const", "param")
 def step(program: Program, i: Instruction) -> Step | None:
     """Return the `Step` of a memory instruction; None for other instructions."""
     if i.opcode in ("ld", "ldu"):
-        given = _space(i) == "param" and i.operands[1].base in program.parameters
+        given = space_of(i) == "param" and i.operands[1].base in program.parameters
         return Step(_load_parameter(program, i) if given else _load(program, i))
     if i.opcode == "st":
         return Step(_store(program, i))
@@ -42,7 +42,7 @@ def _releases(wave: Wave, i: Instruction) -> None:
         wave.fence("cta" not in i.modifiers)
 
 
-def _space(i: Instruction) -> str:
+def space_of(i: Instruction) -> str:
     return next((m.split("::")[0] for m in i.modifiers if m.split("::")[0] in SPACES), "generic")
 
 
@@ -81,7 +81,7 @@ def _elements(i: Instruction, operand: Any) -> tuple[tuple, str, int, int]:
 
 def _load(program: Program, i: Instruction) -> Callable[[Wave], None]:
     registers, kind, width, total = _elements(i, i.operands[0])
-    dtype, at, space = A.DTYPES[kind], address_reader(program, i.operands[1]), _space(i)
+    dtype, at, space = A.DTYPES[kind], address_reader(program, i.operands[1]), space_of(i)
     strong = not STRONG.isdisjoint(i.modifiers)
     # a loop of compare-and-swap begins with a plain read: what it reads too early, the atomic instruction notices
     first = program.atomics.get((i.function, program.origin(i.operands[1])), 0) > i.line
@@ -112,7 +112,7 @@ def _load(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 def _store(program: Program, i: Instruction) -> Callable[[Wave], None]:
     registers, kind, width, total = _elements(i, i.operands[1])
-    at, space, read = address_reader(program, i.operands[0]), _space(i), [reader(program, r, kind) for r in registers]
+    at, space, read = address_reader(program, i.operands[0]), space_of(i), [reader(program, r, kind) for r in registers]
     strong = not STRONG.isdisjoint(i.modifiers)
 
     def run(wave: Wave) -> None:
@@ -154,7 +154,7 @@ def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
     name = next((m for m in i.modifiers if m in CHANGES), None)
     if name is None:
         raise PtxError("this machine does not know this atomic operation")
-    change, kind, space = CHANGES[name], types(i)[-1], _space(i)
+    change, kind, space = CHANGES[name], types(i)[-1], space_of(i)
     if kind in ("f16x2", "bf16", "bf16x2"):
         change = _of_halves(name, kind)
     target, (address, *sources) = (i.operands[0], i.operands[1:]) if i.opcode == "atom" else ("_", i.operands)

@@ -14,7 +14,7 @@ import numpy as np
 
 from . import library
 from .instructions import Step, reader
-from .program import Instruction, Program, PtxError, Variable, called
+from .program import Instruction, Program, PtxError, Variable, called, short
 from .wave import Frame, Wave
 
 MOST = 256  # calls of functions that have not returned; a card has 1024 bytes of stack per thread unless it is asked for more
@@ -128,7 +128,7 @@ def _saving(
 
     def save(wave: Wave) -> None:
         if wave.depth >= MOST:
-            problem = f"{name} calls itself more than {MOST} times, which is more than a card's stack holds"
+            problem = f"{short(name)} calls itself more than {MOST} times, which is more than a card's stack holds"
             raise wave.error(i, problem, wave.lanes[0])
         key = wave.calls, i.line
         now = Frame(

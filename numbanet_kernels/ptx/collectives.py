@@ -5,11 +5,13 @@ Lane maps, g = lane // 4 and t = lane % 4 (PTX ISA, "Matrix fragments"):
     A 16 x k   a0 (g, t)  a1 (g + 8, t)  a2 (g, t + k/2)  a3 (g + 8, t + k/2)        B k x 8   b0 (t, g)  b1 (t + k/2, g)
     C 16 x 8   c0 (g, 2t)  c1 (g, 2t + 1)  c2 (g + 8, 2t)  c3 (g + 8, 2t + 1)
 
-with pairs of 16-bit numbers at columns (A) or rows (B) 2t, 2t + 1 in place of one 32-bit number at t.
+with pairs of 16-bit numbers at columns (A) or rows (B) 2t, 2t + 1 in place of one 32-bit number at t, or four of 8 bits at 4t
+to 4t + 3. c0 and c1, c2 and c3 of float16 are pairs in one register.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -253,37 +255,53 @@ def _load_matrix(program: Program, i: Instruction) -> Callable[[Wave], None]:
     return run
 
 
-SHAPES = {"m16n8k4": 4, "m16n8k8": 8, "m16n8k16": 16}
+SHAPES = {"m16n8k4": 4, "m16n8k8": 8, "m16n8k16": 16, "m16n8k32": 32}
+PACKED = {"tf32": 1, "f16": 2, "bf16": 2, "s8": 4, "u8": 4}  # numbers of A and B in a register
+SUMS = {"f32": ("tf32", "f16", "bf16"), "f16": ("f16",), "s32": ("s8", "u8")}  # the types of A and B for each one of C
 
 
 def _multiply(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """Return the function of mma, C += A B of a warp. The products are exact, and their sum with C is rounded once, toward zero
-    as on a GPU, which truncates some bits of the products as well.
+    """Return the function of mma, C += A B of a warp. The products are exact, and their sum with C is rounded once: to float32
+    toward zero as on a GPU, which truncates some bits of the products as well, to float16 to nearest; int32 wraps around, or
+    saturates with .satfinite.
     """
     depth = next((SHAPES[m] for m in i.modifiers if m in SHAPES), None)
     kinds = [m for m in i.modifiers if m in A.DTYPES or m == "tf32"]
     if (
         depth is None
         or len(kinds) != 4
-        or kinds[0] != "f32"
-        or kinds[1] != kinds[2]
-        or kinds[3] != "f32"
-        or kinds[1] not in ("tf32", "f16", "bf16")
+        or kinds[0] != kinds[3]
+        or not {kinds[1], kinds[2]} <= {*SUMS.get(kinds[0], ())}
+        or (kinds[0] != "s32" and kinds[1] != kinds[2])
+        or depth not in (4 * PACKED[kinds[1]], 8 * PACKED[kinds[1]])
     ):
         raise PtxError("this machine does not know this shape or these types of mma")
     registers = [operand if isinstance(operand, tuple) else (operand,) for operand in i.operands]
     a, b = ([reader(program, r, "b32") for r in registers[k]] for k in (1, 2))
-    c = [reader(program, r, "f32") for r in registers[3]]
+    c = [reader(program, r, "b32" if kinds[0] == "f16" else kinds[0]) for r in registers[3]]
+    rounded = _toward_zero if kinds[0] == "f32" else functools.partial(_integers, saturates="satfinite" in i.modifiers)
 
     def run(wave: Wave) -> None:
         left = _fragment([_by_warp(wave, r(wave)) for r in a], kinds[1], depth, rows=16)
-        right = _fragment([_by_warp(wave, r(wave)) for r in b], kinds[1], depth, rows=8).transpose(0, 2, 1)
+        right = _fragment([_by_warp(wave, r(wave)) for r in b], kinds[2], depth, rows=8).transpose(0, 2, 1)
         sums = left @ right
-        for k, read in enumerate(c):
-            added = np.float64(_by_warp(wave, read(wave))) + sums[:, G + 8 * (k // 2), 2 * T + k % 2]
-            wave.assign(registers[0][k], _toward_zero(added).ravel())
+        given = [_by_warp(wave, read(wave)) for read in c]
+        for k, values in enumerate(given):
+            if kinds[0] == "f16":
+                pair = np.ascontiguousarray(values)[:, :, None].view(np.float16)
+                parts = np.stack([sums[:, G + 8 * k, 2 * T + j] for j in range(2)], axis=2)
+                wave.assign(registers[0][k], (parts + pair).astype(np.float16).view(np.uint32).ravel())
+            else:
+                added = np.float64(values) + sums[:, G + 8 * (k // 2), 2 * T + k % 2]
+                wave.assign(registers[0][k], rounded(added).ravel())
 
     return run
+
+
+def _integers(x: np.ndarray, saturates: bool) -> np.ndarray:
+    """Return float64 numbers as int32; what is too large is clamped, or wraps around."""
+    limits = np.iinfo(np.int32)
+    return np.clip(x, limits.min, limits.max).astype(np.int32) if saturates else x.astype(np.int64).astype(np.int32)
 
 
 def _toward_zero(x: np.ndarray) -> np.ndarray:
@@ -296,17 +314,20 @@ def _toward_zero(x: np.ndarray) -> np.ndarray:
 def _fragment(given: list[np.ndarray], kind: str, depth: int, rows: int) -> np.ndarray:
     """Return a matrix in registers as a float64 array (warps, rows, depth); for B, its rows are the columns of B."""
     matrix = np.zeros((given[0].shape[0], rows, depth))
-    pairs = 1 if kind == "tf32" else 2
+    several = PACKED[kind]
     groups = rows // 8
     for k, bits in enumerate(given):
         row = G + 8 * (k % groups)
         bits = np.ascontiguousarray(bits)
-        for half in range(pairs):
-            column = pairs * T + half + 4 * pairs * (k // groups)
+        for place in range(several):
+            column = several * T + place + 4 * several * (k // groups)
             if kind == "tf32":
                 values = A.tf32(bits.view(np.float32))
+            elif several == 4:
+                values = (bits >> np.uint32(8 * place)).astype(np.uint8)
+                values = values.view(np.int8) if kind == "s8" else values
             else:
-                values = (bits >> np.uint32(16 * half)).astype(np.uint16)
+                values = (bits >> np.uint32(16 * place)).astype(np.uint16)
                 values = values.view(np.float16) if kind == "f16" else A.bf16_to_f32(values)
             matrix[:, row, column] = values
     return matrix

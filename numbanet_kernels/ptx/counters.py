@@ -34,7 +34,7 @@ CLASSES = {
         "copy": "cp",
         "atomic": "atom red",
         "branch": "bra call ret exit",
-        "barrier": "bar barrier",
+        "barrier": "bar barrier mbarrier",
         "warp": "shfl vote match redux activemask",
         "mma": "mma",
         "fma": "fma",
@@ -85,7 +85,9 @@ class Line(NamedTuple):
     lanes: int  # instructions of threads
     flops: float
     double_flops: float  # those of them in float64
-    mma_flops: float  # those of them by tensor cores, in FLOPs of TF32: one of float16 or bfloat16 counts half
+    mma_flops: (
+        float  # those of them by tensor cores, in FLOPs of TF32: one of float16 or bfloat16 counts half, one of int8 a quarter
+    )
     sectors: int
     least: int
     transactions: int
@@ -199,7 +201,7 @@ class Counters:
             issued, lanes, divergent, *memory = row
             place, flops = python.partition(", called in ")[0], flops_of(i) * lanes
             double, mma = flops * ("f64" in i.modifiers), flops * (i.opcode == "mma")
-            mma /= 2 if {"f16", "bf16"} & set(i.modifiers) else 1
+            mma /= 4 if {"s8", "u8"} & set(i.modifiers) else 2 if {"f16", "bf16"} & set(i.modifiers) else 1
             line = Line(place, issued, lanes, flops, double, mma, *memory, issued * is_branch(i), divergent)
             found[place] = found[place] + line if place in found else line
         return sorted(found.values(), key=_order)

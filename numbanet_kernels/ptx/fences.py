@@ -22,6 +22,8 @@ Location = tuple[int, int]  # a memory (the number of its shadow), and an offset
 
 def is_fence(i: Instruction) -> bool:
     """Return True for an instruction that orders accesses of its thread, as a fence or before its own access."""
+    if i.opcode == "mbarrier":
+        return i.modifiers[0] in ("arrive", "arrive_drop") and "relaxed" not in i.modifiers
     return i.opcode == "membar" or (i.opcode == "fence" and "proxy" not in i.modifiers) or not RELEASES.isdisjoint(i.modifiers)
 
 
@@ -51,10 +53,10 @@ class Release(NamedTuple):
 
 
 class Fences:
-    """The fences, releases and acquires of one launch of `blocks` blocks."""
+    """The fences, releases and acquires of one launch of `blocks` blocks of `threads` threads."""
 
-    def __init__(self, blocks: int) -> None:
-        self.blocks, self.clock = blocks, 0
+    def __init__(self, blocks: int, threads: int = 1024) -> None:
+        self.blocks, self.threads, self.clock = blocks, threads, 0
         self.wide: dict[int, Moment] = {}  # the last fence of each thread, by its code
         self.narrow: dict[int, Moment] = {}
         self.releases: dict[Location, list[Release]] = {}
@@ -103,7 +105,15 @@ class Fences:
         if one:
             return any(earlier.before(fence) for fence in fences.values())
         block = earlier.code >> OF_BLOCK
-        return any(code >> OF_BLOCK == block and earlier.epoch < fence.epoch for code, fence in fences.items())
+        if any(code >> OF_BLOCK == block and earlier.epoch < fence.epoch for code, fence in fences.items()):
+            return True
+        after = {code for code, fence in fences.items() if earlier.stamp < fence.stamp} | {now.code}
+        return all(block << OF_BLOCK | thread // 32 << OF_WARP | thread % 32 in after for thread in self._several(earlier.code))
+
+    def _several(self, code: int) -> range:
+        """Return the threads of a block that a code of several threads may stand for: those of its warp, or of the block."""
+        warp = code >> OF_WARP & 63
+        return range(self.threads) if warp == 32 else range(32 * warp, min(32 * warp + 32, self.threads))
 
     def observed(self, location: Location, now: Moment) -> bool:
         """Return True if all atomic instructions at a location come before one that is before `now`, and has read them."""

@@ -129,6 +129,9 @@ def _place(program: Program, name: str) -> int:
     raise PtxError(f"there is no register or variable {name}")
 
 
+TEXTURES = ("tex", "tld4", "txq", "suld", "sust", "sured", "suq")  # instructions of textures and surfaces
+
+
 # --- steps ------------------------------------------------------------------------------------------------------------
 def steps(program: Program) -> list[Step]:
     """Return a `Step` for each instruction of a program; they are decoded once.
@@ -151,11 +154,13 @@ def steps(program: Program) -> list[Step]:
 
 
 def _unknown(i: Instruction) -> str:
+    if i.opcode in TEXTURES:
+        return f"textures and surfaces are not in this machine: {i.opcode} reads or writes one"
     return f"this machine does not know the instruction {'.'.join((i.opcode, *i.modifiers))}"
 
 
 def _step(program: Program, i: Instruction) -> Step:
-    from . import accesses, calls, collectives, plain
+    from . import accesses, calls, collectives, mbarriers, plain
 
     guard = None
     if i.guard is not None:
@@ -163,7 +168,8 @@ def _step(program: Program, i: Instruction) -> Step:
         guard = reader(program, f"!{name}" if negated else name, "pred")
     if i.opcode == "bra":
         return Step(kind="branch", target=program.labels[i.operands[0]], condition=guard)
-    step = plain.step(program, i) or accesses.step(program, i) or collectives.step(program, i) or calls.step(program, i)
+    kinds = (plain, accesses, collectives, calls, mbarriers)
+    step = next((found for kind in kinds if (found := kind.step(program, i)) is not None), None)
     if step is None:
         raise PtxError(_unknown(i))
     if guard is not None:

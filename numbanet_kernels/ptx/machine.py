@@ -84,7 +84,7 @@ class Launch:
         self.memory = Global([*arrays, *self.tables.values()], placed)
         # bytes: the parameters, packed by the caller
         self.parameters = arguments if isinstance(arguments, bytes) else packed(program, arguments, self.memory.address)
-        self.fences = Fences(math.prod(self.grid)) if any(map(is_fence, program.instructions)) else None
+        self.fences = Fences(math.prod(self.grid), math.prod(self.block)) if any(map(is_fence, program.instructions)) else None
         self.const = Private(1, program.places("const"))
         for variable in program.const.values():
             start = np.arange(variable.offset, variable.offset + len(variable.initial))
@@ -166,7 +166,11 @@ def _endless(wave: Wave, pc: int, stuck: bool) -> PtxError:
     later = math.prod(wave.launch.grid) - int(wave.number[-1]) - 1
     left = f"; the last {later} blocks of the grid run when these have ended, as on a card that is full" if later else ""
     problem = f"the kernel does not end: all threads that run wait here for memory that none of them changes{left}; polled"
-    return wave.error(instruction, problem, lane)
+    if wave.polling is not None:
+        instruction, lane, wave.calls = wave.polling
+    error = wave.error(instruction, problem, lane)
+    error.polled = wave.polling is not None
+    return error
 
 
 def _turn(wave: Wave, steps: Sequence[Any], pc: int, groups: dict[Place, np.ndarray], held: dict[Place, np.ndarray]) -> None:
@@ -257,7 +261,12 @@ def _never(wave: Wave, waiting: dict[Place, np.ndarray], steps: Sequence[Any]) -
         of, np.arange(wave.count) // WARP == lane // WARP
     )
     other = next((other for other, threads in waiting.items() if other != place and (threads & same).any()), None)
-    where = "others have ended" if other is None else f"others wait at {program.where(program.instructions[other[-1]])}"
+    if other is None:
+        gone = np.flatnonzero(same & ~wave.alive & wave.there)
+        where = "others have ended" + (f", {wave.thread(gone[0])} among them" if gone.size else "")
+    else:
+        there = wave.thread(int(np.flatnonzero(waiting[other] & same)[0]))
+        where = f"others wait at {program.where(program.instructions[other[-1]])}, {there} among them"
     wave.calls = place[:-1]
     problem = f"a barrier that part of its {of} never reaches: {where}; waited for"
     return wave.error(program.instructions[place[-1]], problem, lane)

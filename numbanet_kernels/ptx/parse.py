@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .program import SIZES, Address, Function, Instruction, Number, Program, PtxError, Variable, size_of
+from .program import CALLED, MOST_CALLS, SIZES, Address, Function, Instruction, Number, Program, PtxError, Variable, size_of
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _PIECE = re.compile(
@@ -42,7 +42,7 @@ _VARIABLE = re.compile(
     \.(?P<type>\w+)\s+(?P<name>[\w$%.]+)(?P<count>\[\d*\])?\s*(?:=\s*(?P<values>.*))?""",
     re.X | re.S,
 )
-_LOC = re.compile(r"(?:^|inlined_at\s+)(\d+)\s+(\d+)")
+_LOC = re.compile(r"(?:^|inlined_at\s+)(\d+)\s+(\d+)")  # (file, line) of a .loc, and those where its function is inlined
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"', re.M)
 _ESCAPE = re.compile(rb"\\([0-7]{3}|.)")
 _REGISTERS = re.compile(r"\.reg\s*\.(?P<type>\w+)\s+(?P<names>.*)", re.S)
@@ -100,6 +100,7 @@ def parse(
     paths = {number: _unescaped(path) for number, path in _FILE.findall(text)}
     files = _names(paths)
     program.files = {name: paths[number] for number, name in files.items()}
+    places: dict[tuple[str, str], str] = {}  # the text of the last .loc of each (file, line)
     while match := _PIECE.match(text, position):
         kind, piece = match.lastgroup, match.group(match.lastgroup).strip()
         line, position = line + text.count("\n", position, match.start(kind)), match.start(kind)
@@ -107,13 +108,14 @@ def parse(
             scopes, own = ([*scopes, own], {}) if piece == "{" else (scopes[:-1], {})
         elif kind == "entry":
             name, own = _head(program, piece, line)
+            places.clear()
             python, problem = "", f"line {line}: only one .entry is understood, not a .func alone"
         elif kind == "label":
             program.functions[name].labels[piece] = len(program.functions[name].instructions)
         elif kind == "statement":
             _statement(program, " ".join(piece[:-1].split()), line, python, scopes, name)
         elif kind == "loc":
-            python = _python(files, *_LOC.findall(piece)) or python
+            python = _python(files, places, *_LOC.findall(piece)) or python
         line, position = line + text.count("\n", position, match.end()), match.end()
     if text[position:].strip():
         raise PtxError(f"line {text.count(chr(10), 0, position) + 1}: not understood: {text[position:].split(chr(10))[0]}")
@@ -147,9 +149,17 @@ def _names(paths: dict[str, str]) -> dict[str, str]:
     return {number: name(own, 1) for number, own in parts.items()}
 
 
-def _python(files: dict[str, str], place: tuple[str, str], *callers: tuple[str, str]) -> str:
-    """Return a line of Python, a pair (file, line), and its callers as text, such as "here.py:3, called in there.py:12"."""
-    return ", called in ".join(f"{files[file]}:{line}" for file, line in (place, *callers) if file in files and line != "0")
+def _python(
+    files: dict[str, str], places: dict[tuple[str, str], str], place: tuple[str, str], *callers: tuple[str, str]
+) -> str:
+    """Return a line of Python, a pair (file, line), and its callers as text, such as "here.py:3, called in there.py:12". A .loc
+    has one caller; if this is inlined in its turn, `places` has the .loc of it, which comes before (PTX ISA, .loc).
+    """
+    known = [(f"{files[one[0]]}:{one[1]}", one) for one in (place, *callers) if one[0] in files and one[1] != "0"]
+    text = CALLED.join([name for name, _ in known[:1]] + [places.get(one, name) for name, one in known[1:]])
+    if known:
+        places[known[0][1]] = text = CALLED.join(text.split(CALLED)[: MOST_CALLS + 1])
+    return text
 
 
 def _head(program: Program, piece: str, line: int) -> tuple[str, dict[str, str]]:

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import difflib
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -17,18 +18,21 @@ SIZES = {
     "bf16x2": 4,
 }
 GAP = 1024  # number of bytes between two variables of a memory space; a multiple of the size of all banks
+CALLED = ", called in "  # between a line and the line of the call, in texts
+MOST_CALLS = 4  # calls that an error names
 CODE = 5 << 60  # the address of the first function: in no memory space
 
 
 class PtxError(RuntimeError):
     """An error in a kernel, or an instruction that the interpreter does not support. If threads ran into it, `at` is the wave,
     the instruction, and the thread of the wave, if there is one; `said` tells more of it, and `other` is the line of the other
-    access of a race.
+    access of a race. `polled` says that the thread waits for memory that its instruction looks at.
     """
 
     at: tuple[Any, Instruction, int | None] | None = None
     said: tuple[str, ...] = ()
     other: str = ""
+    polled = False
 
     def __str__(self) -> str:
         return ", ".join((super().__str__(), *self.said)) + (f"; the other access: {self.other}" if self.other else "")
@@ -86,7 +90,8 @@ class Instruction:
     used: int = -1  # a bit for each byte that a load reads: the others are not used, and may never have been written
 
     def where(self) -> str:
-        return f"line {self.line}: {self.text}"
+        text = f"{'.'.join((self.opcode, *self.modifiers))} {short(called(self))}" if self.opcode == "call" else self.text
+        return f"line {self.line}: {text}"
 
 
 @dataclasses.dataclass
@@ -128,6 +133,16 @@ def _names(operands: Iterable[Any]) -> Iterator[str]:
 def called(i: Instruction) -> str:
     """Return the name of the function that the call `i` calls; for an indirect call, the register that holds its address."""
     return next(operand for operand in i.operands if isinstance(operand, str))
+
+
+def short(name: str) -> str:
+    """Return the name of a function as its source has it: the last part of a name that a compiler has mangled (Itanium ABI)."""
+    parts, rest = [], name.removeprefix("_ZN").removeprefix("_Z") if name.startswith("_Z") else ""
+    while found := re.match(r"\d+", rest):
+        end = found.end() + int(found[0])
+        parts.append(rest[found.end() : end])
+        rest = rest[end:]
+    return parts[-1] if parts else name
 
 
 @dataclasses.dataclass
@@ -176,11 +191,11 @@ class Program:
         return found
 
     def _lines(self) -> list[str]:
-        """Return the line of Python of each instruction. If this text has no lines, but `lines` returns a text that has, the
-        instructions of both texts are matched by their opcodes: nearly all are equal.
+        """Return the line of Python of each instruction. If `lines` returns a text with lines, the instructions of both texts
+        are matched by their opcodes: nearly all are equal. The others keep the lines of this text, if it has any.
         """
         found = [i.python for i in self.instructions]
-        if any(found) or self.lines is None:
+        if self.lines is None:
             return found
         from .parse import parse
 
@@ -188,10 +203,11 @@ class Program:
             compiled = parse(self.lines())
         except Exception:  # some kernels cannot be compiled with lines of Python; errors then do not name them
             return found
-        others, self.files = compiled.instructions, compiled.files
+        others, self.files = compiled.instructions, {**self.files, **compiled.files}
         kinds = [[(i.opcode, i.modifiers) for i in some] for some in (self.instructions, others)]
         for mine, other, count in difflib.SequenceMatcher(None, *kinds, autojunk=False).get_matching_blocks():
-            found[mine : mine + count] = [i.python for i in others[other : other + count]]
+            for k, i in enumerate(others[other : other + count], mine):
+                found[k] = i.python or found[k]
         return found
 
     @functools.cached_property

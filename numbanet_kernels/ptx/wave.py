@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .arithmetic import BITS, DTYPES
-from .program import Instruction, Program, PtxError
+from .program import CALLED, MOST_CALLS, Instruction, Program, PtxError
 from .races import OF_BLOCK, OF_WARP, Fault, Who, changing
 from .spaces import WARP, WINDOW, WINDOWS, Frames, Private, check_alignment
 
@@ -27,7 +28,8 @@ SPECIAL = {
 }  # fmt: skip
 CHANGING: dict[str, Callable[[], int]] = {name: time.perf_counter_ns for name in ("%clock", "%clock64", "%globaltimer")}
 
-MOST_CALLS = 4  # calls that an error names
+
+NAMED = (("thread", "tid"), ("block", "ctaid"))  # what names a thread, and its special registers
 
 
 def register_dtype(kind: str) -> np.dtype:
@@ -57,7 +59,7 @@ class Wave:
         self.blocks = np.repeat(np.arange(len(blocks)), self.warps_a_block * WARP)
         self.number = np.asarray(blocks)[self.blocks]  # (threads,) the block of each thread, numbered within the grid
         self.special = self._special(in_block)
-        self.alive = in_block < size
+        self.alive = self.there = in_block < size  # the threads that have not returned, and all but those that pad a block
         self.active, self.full, self.lanes = self.alive, True, np.flatnonzero(self.alive)
         zeros = {kind: np.zeros(self.count, register_dtype(kind)) for kind in DTYPES}
         self.registers = {name: zeros[kind] for name, kind in program.registers.items()}
@@ -70,6 +72,8 @@ class Wave:
         # since the last jump: whether threads have polled memory as before, and whether they changed memory or polled other one
         self.polled = self.moved = False
         self.polls: dict[int, tuple[bytes, bytes]] = {}  # the addresses and values of the last poll of an instruction
+        # the last instruction that has polled, its first thread, and the call stack
+        self.polling: tuple[Instruction, int, tuple[int, ...]] | None = None
         self.part = self.lanes, self.who, self.who.of(self.lanes)  # `who` of the lanes of the last access
         # groups of asynchronous copies that have not arrived, and the number of closed groups of each thread
         self.pending: list[list[Any]] = []
@@ -80,6 +84,8 @@ class Wave:
         self.frames: dict[Any, Frame] = {}  # what calls of recursive functions have saved, by call stack and call
         # the number of threads of each block that have arrived at a barrier (bar.arrive), by the number of the barrier
         self.arrived: dict[int, np.ndarray] = {}
+        # the barriers in shared memory, by offset: (code of the thread that initialised one, number of barriers before)
+        self.started: dict[int, tuple[int, int]] = {}
         self.held: dict[tuple[int, ...], np.ndarray] = {}  # the waiting groups, while it is decided which may go on
 
     def _special(self, in_block: np.ndarray) -> dict[str, np.ndarray]:
@@ -230,6 +236,7 @@ class Wave:
         same = self.polls.get(id(instruction)) == now
         self.polled, self.moved = self.polled or same, self.moved or not same
         self.polls[id(instruction)] = now
+        self.polling = instruction, int(self.lanes[0]), self.calls
 
     def fence(self, wide: bool) -> None:
         """Note a fence of the running threads, of the whole card or of their blocks."""
@@ -298,20 +305,22 @@ class Wave:
             raise error from None
 
     # --- errors -------------------------------------------------------------------------------------------------------
+    def thread(self, lane: int) -> str:
+        """Return the name of a thread, such as "thread (3, 0, 0), block (0, 0, 0)"."""
+        places = {what: [int(self.special[f"%{name}.{axis}"][lane]) for axis in "xyz"] for what, name in NAMED}
+        return ", ".join(f"{what} ({', '.join(map(str, place))})" for what, place in places.items())
+
     def error(self, instruction: Instruction, problem: str, lane: int | None = None) -> PtxError:
         """Return an error that names the kernel, the line and the thread."""
-        at = (
-            ""
-            if lane is None
-            else " by "
-            + ", ".join(
-                f"{what} ({', '.join(str(int(self.special[f'%{name}.{axis}'][lane])) for axis in 'xyz')})"
-                for what, name in (("thread", "tid"), ("block", "ctaid"))
-            )
-        )
-        calls = [f", called in {self.program.where(self.program.instructions[k])}" for k in reversed(self.calls[-MOST_CALLS:])]
-        more = len(self.calls) - len(calls)
-        via = "".join(calls) + (f", after {more} more calls" if more else "")
+        at = "" if lane is None else f" by {self.thread(lane)}"
+        groups = [(k, len(list(some))) for k, some in itertools.groupby(reversed(self.calls))][:MOST_CALLS]
+        more = len(self.calls) - sum(count for _, count in groups)
+        via = "".join(
+            CALLED
+            + (self.program.python[k] or self.program.instructions[k].where())
+            + (f", {count} times" if count > 1 else "")
+            for k, count in groups
+        ) + (f", after {more} more calls" if more else "")
         error = PtxError(f"{self.launch.name}, {self.program.where(instruction)}{via}: {problem}{at}")
         error.at = self, instruction, lane
         return error

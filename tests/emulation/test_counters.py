@@ -180,7 +180,7 @@ def test_two_files_of_one_name_are_told_apart(tmp_path):
         path = tmp_path / folder / "same.py"
         exec(compile(path.read_text(), str(path), "exec"), names)
         if folder == "a":
-            names["helper"] = cuda.jit(device=True, inline="never", lineinfo=True)(names["helper"])
+            names["helper"] = cuda.jit(device=True, inline="never")(names["helper"])
     kernel = counted(names["kernel"], x(), np.zeros(1024, F))
     files = {line.place.rpartition(":")[0] for line in kernel.lines}
     assert files >= {"a/same.py", "b/same.py"}

@@ -5,7 +5,10 @@ import textwrap
 import pytest
 
 from numbanet import cli
+from numbanet.cli import check
 from numbanet_kernels import card
+from numbanet_kernels.ptx import machine
+from numbanet_kernels.runtime.declare import cuda
 
 pytestmark = pytest.mark.skipif(card.problem() is not None, reason=str(card.problem()))
 
@@ -50,6 +53,41 @@ def test_a_wrong_file_runs_to_its_end(tmp_path, capsys):
 def test_a_file_that_raises(tmp_path, capsys):
     status, said = run(tmp_path, capsys, KERNEL.replace("LIMIT", "x.size - 1") + "\n        raise KeyError('mine')")
     assert status == 1 and "KeyError: 'mine'" in said and "ended with an exception" in said
+
+
+@pytest.mark.skipif(getattr(cuda, "implementation", "") == "Built-in", reason="Numba's own cuda calls no cuda.bindings")
+def test_a_leak_without_a_launch(tmp_path, capsys):
+    status, said = run(tmp_path, capsys, "from cuda.bindings import driver\ndriver.cuMemAlloc(64)")
+    assert status == 1 and "leak: an allocation of 64 bytes, made at my_kernels.py:2, never freed" in said
+    assert "0 launches, no error found, memory of 1 line never freed" in said
+
+
+ENDLESS = """
+    import numpy as np
+    from numba import cuda
+
+    @cuda.jit
+    def counts(f):
+        n = 0
+        while cuda.atomic.add(f, 0, 0) == 0:
+            n += 1
+            f[1] = n
+
+    counts[1, 1](np.zeros(2))
+"""
+
+
+@pytest.mark.parametrize("own, seconds", [(None, "1"), ("7", "2")])
+def test_a_kernel_that_writes_for_ever_ends_sooner_than_elsewhere(tmp_path, capsys, monkeypatch, own, seconds):
+    """But for the number of seconds that the user gives."""
+    monkeypatch.setattr(machine, "LIMIT", 2.0)
+    monkeypatch.setattr(check, "SECONDS", 1)
+    if own:
+        monkeypatch.setenv("NUMBANET_EMULATED_SECONDS", own)
+    else:
+        monkeypatch.delenv("NUMBANET_EMULATED_SECONDS", raising=False)
+    status, said = run(tmp_path, capsys, ENDLESS)
+    assert status == 1 and f"the kernel does not end, and is here after {seconds} s" in said and machine.LIMIT == 2
 
 
 def test_a_file_without_launches_and_no_file(tmp_path, capsys):

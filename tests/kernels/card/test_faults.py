@@ -218,7 +218,8 @@ CASES = {
     race_of_unequal_writes: r"race: written .*at found\[0\], value 4",
     barrier_in_a_branch: r"a barrier that part of its block never reaches: others wait at .*test_faults\.py:\d+",
     waiting_for_another_block: "the kernel does not end",
-    race_between_streams: r"byte 0 of array x, .* is read by move in stream 0x\w+, and written by scale in stream 0x\w+",
+    race_between_streams: r"byte 0 of array x, .* is read by thread 0 of block 0 of move in stream 0x\w+, "
+    r"and written by thread 0 of block 0 of scale in stream 0x\w+",
     freed: "use after free: byte 0 of an allocation of 128 bytes",
 }
 

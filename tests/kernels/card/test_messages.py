@@ -263,3 +263,107 @@ def test_threads_may_wait_for_one_that_takes_long(monkeypatch, options):
     with numbanet.emulated():
         kernel[1, 64](np.zeros(1, np.int32), y)
     assert y.tolist() == [1, sum(k * k % 7 for k in range(500))]
+
+
+def test_a_race_between_streams_names_both_threads_and_the_value():
+    @cuda.jit
+    def scale(x):
+        x[cuda.grid(1)] *= 2
+
+    @cuda.jit
+    def move(x, y):
+        y[cuda.grid(1)] = x[cuda.grid(1)]
+
+    with numbanet.emulated(), pytest.raises(RuntimeError) as found:
+        x, y, a, b = cuda.to_device(np.arange(72, dtype=F)), cuda.device_array(32, F), cuda.stream(), cuda.stream()
+        scale[2, 36, a](x)
+        move[1, 32, b](x[40:], y)
+    text = str(found.value)
+    assert re.match(
+        r"move, test_messages\.py:\d+ \(PTX line \d+: ld\.global\.f32 .*\): race between streams: byte 160 of", text
+    )
+    assert "at x[0], which holds 80.0, is read by thread 0 of block 0 of move in stream 0x" in text
+    assert "and written by thread 4 of block 1 of scale in stream 0x" in text
+    assert re.search(r"the other access: scale, test_messages\.py:\d+ \(PTX line \d+: st\.global\.f32 [^()]*\)$", text)
+
+
+def test_threads_that_many_races_between_streams_would_need_are_forgotten(monkeypatch):
+    from numbanet_kernels.card import streams
+
+    monkeypatch.setattr(streams, "KEPT", 100)
+
+    @cuda.jit
+    def scale(x):
+        x[cuda.grid(1)] *= 2
+
+    with numbanet.emulated(), pytest.raises(RuntimeError, match="and written by scale in stream 0x"):
+        x = cuda.to_device(np.arange(64, dtype=F))
+        for _ in range(2):
+            scale[2, 32, cuda.stream()](x)
+
+
+RECORD = np.dtype([("a", np.int32), ("b", F), ("v", F, (2,)), ("c", np.uint8)])
+
+
+@pytest.mark.parametrize(
+    "fields, ends", [(["a", "b"], "at x[8].b, value 1.5"), (["a", "b", "v", "c"], "at x[8].b"), (["b"], "at x[8].b, value 1.5")]
+)
+def test_a_field_of_a_record_is_named_with_its_value(fields, ends):
+    """But for a packed record, whose bytes are stored one after the other."""
+
+    @cuda.jit
+    def kernel(x):
+        x[cuda.grid(1)].b = 1.5
+
+    dtype = np.dtype([(name, RECORD[name]) for name in fields], align="c" not in fields)
+    text = said(kernel, (1, 9), np.zeros(8, dtype))
+    assert text.endswith(ends) and f"of records ({', '.join(fields)}), which" in text
+
+
+def test_an_array_in_a_record_is_named():
+    @cuda.jit
+    def kernel(x):
+        x[cuda.grid(1)].v[1] = 1.5
+
+    assert said(kernel, (1, 9), np.zeros(8, RECORD)).endswith("at x[1].v, value 1.5")
+
+
+def test_a_divergent_barrier_names_a_thread_of_both_sides():
+    @cuda.jit
+    def kernel(x):
+        i = cuda.grid(1)
+        if i < 32:
+            cuda.syncthreads()
+            x[i] = 1
+        else:
+            cuda.syncthreads()
+            x[i] = 2
+
+    other = (
+        r"others wait at test_messages\.py:\d+ \(PTX line \d+: bar\.sync 0\), thread \(32, 0, 0\), block \(0, 0, 0\) among them"
+    )
+    assert re.search(rf"{other}; waited for by thread \(0, 0, 0\)", said(kernel, (1, 64), np.zeros(64, np.int32)))
+
+
+def test_threads_that_have_ended_are_named():
+    @cuda.jit
+    def kernel(x):
+        if cuda.blockIdx.x < 2:
+            cuda.cg.this_grid().sync()
+            x[cuda.grid(1)] = 1
+
+    text = said(kernel, (3, 20), np.zeros(64, np.int32))
+    assert "others have ended, thread (0, 0, 0), block (2, 0, 0) among them; waited for by thread (0, 0, 0)" in text
+
+
+def test_a_deadlock_tells_what_is_polled(monkeypatch):
+    monkeypatch.setattr(machine, "MOST_POLLS", 50)
+
+    @cuda.jit
+    def kernel(flag):
+        while cuda.atomic.add(flag, 1, 0) == 7:
+            pass
+
+    text = said(kernel, (1, 32), np.array([5, 7], np.int32))
+    assert re.search(r"kernel, test_messages\.py:\d+ \(PTX line \d+: atom\.global\.add", text)
+    assert text.endswith("polled by thread (0, 0, 0), block (0, 0, 0), at flag[1], which holds 7")

@@ -297,6 +297,30 @@ def test_what_is_not_there_is_refused_by_name():
         kernel.inspect_sass()
 
 
+@pytest.mark.skipif(getattr(cuda, "implementation", "") == "Built-in", reason="Numba's own cuda calls no cuda.bindings")
+@pytest.mark.parametrize(
+    "name, what",
+    [
+        ("cuTexObjectCreate", "texture memory"),
+        ("cuSurfObjectCreate", "surface memory"),
+        ("cuGraphCreate", "a CUDA graph"),
+        ("cuGraphicsMapResources", "memory of a graphics library"),
+        ("cuIpcGetMemHandle", r"sharing memory with other processes \(IPC\)"),
+        ("cuMemPoolCreate", "a memory pool of the driver"),
+    ],
+)
+def test_functions_of_the_driver_are_refused_by_name(name, what):
+    from cuda.bindings import driver
+
+    with pytest.raises(RuntimeError, match=rf"{what} \({name}\) is not in the emulated card"):
+        getattr(driver, name)(1, 2)
+
+
+def test_arrays_of_other_processes_are_refused_by_name():
+    with pytest.raises(RuntimeError, match=r"IPC\) .* is not in the emulated card"), cuda.open_ipc_array(bytes(64), (3,), F):
+        pass
+
+
 def test_a_launch_that_a_card_refuses():
     out = np.zeros(10, F)
     with pytest.raises(Exception, match="1024"):

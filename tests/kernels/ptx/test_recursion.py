@@ -153,8 +153,15 @@ def test_the_depth_is_bounded():
     down = function("down", f"setp.eq.u32 %p1, %r1, 0;\n@%p1 bra END;\nsub.u32 %r1, %r1, 1;\n{call('down', '%r1')}\nEND:")
     found, _ = run(down, f"mov.u32 %r2, 250;\n{call('down', '%r2')}", threads=2)
     np.testing.assert_array_equal(found, [0, 0])
-    with pytest.raises(ptx.PtxError, match=r"line \d+: call.*after 253 more calls: down calls itself more than 256 times"):
+    with pytest.raises(
+        ptx.PtxError, match=r"test, (line \d+: call.uni down), called in \1, 256 times, called in .*: down calls itself"
+    ):
         run(down, f"mov.u32 %r2, 300;\n{call('down', '%r2')}", threads=2)
+    others = [function(name, call(other, "%r1")) for name, other in (("down", "up"), ("up", "down"))]
+    with pytest.raises(
+        ptx.PtxError, match=r"(, called in line \d+: call.uni (down|up)){4}, after 253 more calls: (down|up) calls itself"
+    ):
+        run("\n".join(others), call("down", "%r2"), threads=2)
 
 
 @needs_nvvm

@@ -169,6 +169,76 @@ def test_mma_equals_numpy_and_a_wrong_lane_map_is_seen(rng, kind, depth):
     assert not np.array_equal(multiplied(kind, depth, a, b, c, wrong), a @ b + c)
 
 
+def multiplied_in(accumulator, kind, a, b, c, more=""):
+    """C + A B by one mma whose registers hold pairs of float16 (m16n8k16), or four int8 and one int32 (m16n8k32)."""
+    lane, dtype, size = np.arange(32), a.dtype, 4 // a.dtype.itemsize
+    g, t = lane // 4, lane % 4
+    across = [np.stack([a[g + 8 * r, size * (t + 4 * k) + j] for j in range(size)], 1) for k in range(2) for r in range(2)]
+    down = [np.stack([b[size * (t + 4 * k) + j, g] for j in range(size)], 1) for k in range(2)]
+    if accumulator == "f16":
+        places = [np.stack([(g + 8 * r) * 8 + 2 * t + j for j in range(2)], 1) for r in range(2)]
+    else:
+        places = [((g + 8 * r) * 8 + 2 * t + j)[:, None] for r in range(2) for j in range(2)]
+    parts = [*(part.astype(dtype) for part in across + down), *(c.ravel()[place] for place in places)]
+    data = np.concatenate([np.ascontiguousarray(part).view(np.uint32).ravel() for part in parts])
+    many, result = len(places), np.zeros(32 * len(places), np.uint32)
+    loads = "\n".join(f"ld.global.b32 %r{10 + k}, [%rd3+{128 * k}];" for k in range(6 + many))
+    lists = [
+        ", ".join(f"%r{k}" for k in range(first, first + count)) for first, count in ((5, many), (10, 4), (14, 2), (16, many))
+    ]
+    stores = "\n".join(f"st.global.b32 [%rd2+{128 * k}], %r{5 + k};" for k in range(many))
+    operands = ", ".join(f"{{{one}}}" for one in lists)
+    run(
+        f"""
+        mad.wide.u32 %rd2, %r0, 4, %rd0;
+        mad.wide.u32 %rd3, %r0, 4, %rd1;
+        {loads}
+        mma.sync.aligned.m16n8k{8 * size}.row.col{more}.{accumulator}.{kind}.{accumulator} {operands};
+        {stores}
+        """,
+        result,
+        data,
+    )
+    found = np.zeros(128, c.dtype)
+    for place, bits in zip(places, result.reshape(many, 32)):
+        found[place] = bits[:, None].view(c.dtype)
+    return found.reshape(16, 8)
+
+
+def test_mma_in_float16_equals_numpy(rng):
+    a, b, c = ((rng.integers(-8, 9, shape) / 4).astype(np.float16) for shape in ((16, 16), (16, 8), (16, 8)))
+    exact = a.astype(np.float64) @ b.astype(np.float64) + c
+    np.testing.assert_array_equal(multiplied_in("f16", "f16.f16", a, b, c), exact.astype(np.float16))
+    a[0], b[:, 0], c[0, 0] = 3 / 16, 1, 2048
+    assert multiplied_in("f16", "f16.f16", a, b, c)[0, 0] == 2052  # 2051 is rounded to nearest
+
+
+@pytest.mark.parametrize("kind, dtypes", [("s8.s8", (np.int8, np.int8)), ("u8.s8", (np.uint8, np.int8))])
+def test_mma_of_bytes_equals_numpy(rng, kind, dtypes):
+    a, b = (
+        rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max + 1, shape).astype(dtype)
+        for dtype, shape in zip(dtypes, ((16, 32), (32, 8)))
+    )
+    c = rng.integers(-1000, 1000, (16, 8)).astype(np.int32)
+    exact = a.astype(np.int32) @ b.astype(np.int32) + c
+    np.testing.assert_array_equal(multiplied_in("s32", kind, a, b, c), exact)
+
+
+@pytest.mark.parametrize("more, expected", [("", -(1 << 31) + 31), (".satfinite", (1 << 31) - 1)])
+def test_mma_of_bytes_wraps_around_or_saturates(more, expected):
+    a, b, c = np.ones((16, 32), np.int8), np.ones((32, 8), np.int8), np.full((16, 8), (1 << 31) - 1, np.int32)
+    assert (multiplied_in("s32", "s8.s8", a, b, c, more) == expected).all()
+
+
+@pytest.mark.parametrize(
+    "form", ["m16n8k32.row.col.f32.f16.f16.f32", "m16n8k16.row.col.f16.bf16.bf16.f16", "m16n8k16.row.col.s32.s8.u4.s32"]
+)
+def test_forms_of_mma_that_are_not_there(form):
+    text = f"mma.sync.aligned.{form} {{%r1}}, {{%r2}}, {{%r3}}, {{%r4}};"
+    with pytest.raises(ptx.PtxError, match="this machine does not know this shape or these types of mma"):
+        run(text, np.zeros(1, np.uint32))
+
+
 def test_ldmatrix_gives_each_lane_its_two_numbers():
     source, found = np.arange(64, dtype=np.uint16), np.zeros(64, np.uint32)
     run(

@@ -125,7 +125,7 @@ def in_a_device_function(right):
     def halve(held, t, n):
         if t < n:
             held[t] += held[t + n]
-            cuda.syncthreads()
+            cuda.syncthreads()  # fault
 
     @cuda.jit(device=True)
     def halve_right(held, t, n):
@@ -140,7 +140,7 @@ def in_a_device_function(right):
         held, t = cuda.shared.array(64, F), cuda.threadIdx.x
         held[t] = x[t]
         cuda.syncthreads()
-        step(held, t, 32)  # fault
+        step(held, t, 32)
         cuda.syncthreads()  # fault
         y[t] = held[0]
 

@@ -242,12 +242,12 @@ def gathered_by_indices(right):
 def in_a_called_function(right):
     @cuda.jit(device=True)
     def put(x, i, value):
-        x[i] = value
+        x[i] = value  # fault
 
     @cuda.jit
     def kernel(x):
         i = cuda.grid(1)
-        put(x, i if right else 2 * i, i)  # fault
+        put(x, i if right else 2 * i, i)
 
     return kernel, (1, 20), zeros(32)
 

@@ -168,14 +168,14 @@ def a_null_pointer_is_freed_instead(right):
 def in_a_function_that_returns_it(right):
     @cuda.jit(device=True)
     def filled(value):
-        own = malloc(16)
+        own = malloc(16)  # fault
         own[0] = value
         return own
 
     @cuda.jit
     def kernel(y):
         t = cuda.threadIdx.x
-        own = filled(t)  # fault
+        own = filled(t)
         y[t] = own[0]
         if right:
             free(own)

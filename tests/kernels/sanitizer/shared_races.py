@@ -280,11 +280,11 @@ def rows_of_a_block_of_two_dimensions(right):
 
 @planted
 def in_a_device_function(right):
-    """An error names the line of the call."""
+    """An error names the line of the function."""
 
     @cuda.jit(device=True)
     def take(held, k):
-        return held[k]
+        return held[k]  # fault
 
     @cuda.jit
     def kernel(y):
@@ -292,7 +292,7 @@ def in_a_device_function(right):
         held[t] = t
         if right:
             cuda.syncthreads()
-        y[t] = take(held, 63 - t)  # fault
+        y[t] = take(held, 63 - t)
 
     return kernel, (1, 64), zeros(64)
 
