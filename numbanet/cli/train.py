@@ -175,8 +175,9 @@ def _splits(options: argparse.Namespace) -> Splits:
     if not regression and y is not None and (found := len(np.unique(y))) > max(CLASSES, len(y) // 10):
         what, way = "integers", "give --regression to predict values; names of classes are text"
         if y.dtype.kind == "U":
-            what, way = f"texts, such as {str(y[0])!r}", "values must be numbers, and classes have more rows"
-        raise ValueError(f"the column {options.target!r} of {options.data} has {found} different {what}, in {len(y)} rows: {way}")
+            what, way = "texts", f"values must be numbers, not {str(y[0])!r}, and classes have more rows"
+        column = f"the column {options.target!r} of {options.data}"
+        raise ValueError(f"{column} has {found} different {what} in {len(y)} rows: {way}")
     if not np.isfinite(X).all():
         raise ValueError(f"{options.data}: a feature is missing or infinite")
     rest, test = _split(X, y, options.test, options.seed, regression)
