@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from .program import Instruction
 
 RELEASES = {"release", "acq_rel"}  # accesses with these modifiers are a fence and an access
@@ -65,6 +67,9 @@ class Fences:
         self.latest: dict[Location, int] = {}  # the stamp of the last atomic instruction or strong access
         self.newest: dict[tuple[int, Location], Moment] = {}  # the last acquire by a thread of each block
         self.found: dict[tuple[int, ...], dict[int, Moment]] = {}  # results of `_reached`
+        self.released: dict[int, set[int]] = {}  # the offsets with releases, by memory
+        # by memory: accesses that are not yet in `latest` and `newest`, which few memories are asked for
+        self.waiting: dict[int, list[tuple[np.ndarray, np.ndarray, int, bool]]] = {}
 
     # --- called by the machine ----------------------------------------------------------------------------------------
     def fence(self, threads: Iterable[tuple[int, int, int]], wide: bool) -> None:
@@ -74,11 +79,23 @@ class Fences:
         for code, epoch, warp_epoch in threads:
             noted[code] = Moment(code, self.clock, epoch, warp_epoch)
 
-    def touch(
-        self, memory: int, offsets: Iterable[int], threads: Iterable[tuple[int, int, int]], reads: bool, writes: bool
-    ) -> None:
-        """Note an atomic instruction or a strong access of threads, each to its offset, one after the other."""
-        for offset, (code, epoch, warp_epoch) in zip(offsets, threads):
+    def touch(self, memory: int, offsets: np.ndarray, threads: np.ndarray, reads: bool, writes: bool) -> None:
+        """Note an atomic instruction or a strong access of threads, each to its offset, one after the other.
+
+        offsets (n,), threads (n, 3): code, epoch, epoch of the warp.
+        """
+        offsets, threads = np.asarray(offsets), np.asarray(threads)
+        codes, released = threads[:, 0].tolist(), self.released.get(memory)
+        releases = writes and not (self.wide.keys().isdisjoint(codes) and self.narrow.keys().isdisjoint(codes))
+        if not releases and (released is None or released.isdisjoint(offsets.tolist())):
+            self.waiting.setdefault(memory, []).append((offsets, threads, self.clock, reads))
+            self.clock += offsets.size
+            return
+        self._settle(memory)
+        self._touch(memory, offsets, threads, reads, writes)
+
+    def _touch(self, memory: int, offsets: np.ndarray, threads: np.ndarray, reads: bool, writes: bool) -> None:
+        for offset, (code, epoch, warp_epoch) in zip(offsets.tolist(), threads.tolist(), strict=True):
             self.clock += 1
             location, block = (memory, offset), code >> OF_BLOCK
             releases = self.releases.get(location, [])
@@ -86,12 +103,22 @@ class Fences:
             if reads:
                 moment = Moment(code, self.clock, epoch, warp_epoch)
                 self.newest[block, location] = moment
-                before = self.acquires.setdefault(block, {}).setdefault((code, location), [])
+                before = self.acquires.setdefault(block, {}).setdefault((code, location), []) if releases else []
                 if releases and (not before or before[-1][1] < len(releases)):  # else it has seen what the last one has
                     before.append((moment, len(releases)))
             if writes and (code in self.wide or code in self.narrow):
                 made = Release(self.clock, self.wide.get(code), self.narrow.get(code))
                 self.releases.setdefault(location, releases).append(made)
+                self.released.setdefault(memory, set()).add(offset)
+
+    def _settle(self, memory: int) -> None:
+        """Note the accesses of a memory that wait: when a location was touched last, and when it was read last by each block."""
+        for offsets, threads, clock, reads in self.waiting.pop(memory, ()):
+            for stamp, (offset, thread) in enumerate(zip(offsets.tolist(), threads.tolist(), strict=True), clock + 1):
+                self.latest[memory, offset] = stamp
+                if reads:
+                    code, epoch, warp_epoch = thread
+                    self.newest[code >> OF_BLOCK, (memory, offset)] = Moment(code, stamp, epoch, warp_epoch)
 
     # --- called by the detection of races -----------------------------------------------------------------------------
     def ordered(self, earlier: Moment, now: Moment, one: bool, everywhere: bool) -> bool:
@@ -117,6 +144,7 @@ class Fences:
 
     def observed(self, location: Location, now: Moment) -> bool:
         """Return True if all atomic instructions at a location come before one that is before `now`, and has read them."""
+        self._settle(location[0])
         newest = self.newest.get((now.code >> OF_BLOCK, location))
         return newest is not None and newest.stamp >= self.latest[location] and newest.before(_after(now))
 

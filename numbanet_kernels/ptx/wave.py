@@ -228,7 +228,8 @@ class Wave:
         fences = self.launch.fences
         if fences is not None:
             for store, chosen, offset in found:
-                fences.touch(store.shadow.number, offset.tolist(), self._moments(lanes[chosen]), reads, writes)
+                threads = np.stack([part[lanes[chosen]] for part in self.who[:3]], axis=1)
+                fences.touch(store.shadow.number, offset, threads, reads, writes)
 
     def poll(self, instruction: Instruction, address: np.ndarray, values: np.ndarray) -> None:
         """Note that threads look at memory, by an instruction that has not changed it."""
