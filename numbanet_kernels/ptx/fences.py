@@ -112,7 +112,7 @@ class Fences:
                 self.released.setdefault(memory, set()).add(offset)
 
     def _settle(self, memory: int) -> None:
-        """Note the accesses of a memory that wait: when a location was touched last, and when it was read last by each block."""
+        """Note the accesses of a memory that wait: when a location was touched last, and when each block read it last."""
         for offsets, threads, clock, reads in self.waiting.pop(memory, ()):
             for stamp, (offset, thread) in enumerate(zip(offsets.tolist(), threads.tolist(), strict=True), clock + 1):
                 self.latest[memory, offset] = stamp
