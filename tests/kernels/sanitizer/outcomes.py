@@ -38,7 +38,7 @@ from . import (
 from .planted import FAULTS, Planted, named_lines
 
 CORRECT = [Planted("classic kernel", make, "") for make in correct.CORRECT]
-SOON = {"LIMIT": 0.5, "MOST_POLLS": 500}  # for kernels that do not end, of the module `machine`
+SOON = {"LIMIT": 2, "MOST_POLLS": 500}  # for kernels that do not end, of the module `machine`
 OUT = Path(__file__).parents[3] / "bench/results/sanitizer.json"
 
 
