@@ -17,6 +17,7 @@ from ..machinery.worker import Task
 from .emulated_card_model import KERNELS, inputs, task
 
 SUITE = "emulated-card"
+RECORDED = ("--json bench/results/emulated-card.json",)
 PAIRS = 3  # n turns: a launch in the simulator may take seconds
 
 
