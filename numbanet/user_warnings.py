@@ -10,7 +10,10 @@ import warnings
 INSIDE = ("numbanet", "sklearn", "joblib")
 SEARCHES = "sklearn.model_selection"  # its searches fit many estimators from one line
 
-_issued: set[tuple[str, str, int]] = set()  # (text, file, line) of warnings; of those from searches, the text without numbers
+_issued: set[tuple[str, str, int]] = set()  # (text without numbers, file, line) of the warnings that searches have issued
+# (text, file, line) of other warnings, and Python's own record of what it has shown of the file, which notebooks make anew
+_shown: dict[tuple[str, str, int], object] = {}
+_SHOW = getattr(warnings, "_showwarnmsg_impl", None)  # it is another one where warnings are recorded
 
 
 def warn(message: str, in_searches: bool = True) -> None:
@@ -26,16 +29,24 @@ def warn(message: str, in_searches: bool = True) -> None:
         searching |= name.startswith(SEARCHES)
         frame, level = frame.f_back, level + 1
     place = frame.f_code.co_filename, frame.f_lineno
-    if searching or _once(message, frame.f_globals.get("__name__", ""), frame.f_lineno):
-        key = re.sub(r"[\d.]+", "#", message) if searching else message, *place
-        if key in _issued or (searching and not in_searches):
+    if searching:
+        key = re.sub(r"[\d.]+", "#", message), *place
+        if key in _issued or not in_searches:
             return
         _issued.add(key)
+    elif _once(message, frame.f_globals.get("__name__", ""), frame.f_lineno):
+        record = frame.f_globals.setdefault("__warningregistry__", {})
+        said = (message, *place)
+        if _shown.get(said) is record:
+            return
+        _shown[said] = record
     warnings.warn(message, stacklevel=level)
 
 
 def _once(message: str, module: str, line: int) -> bool:
-    """Return True if the filters of Python say that this warning is shown once for its line."""
+    """Return True if the filters of Python say that this warning is shown once for its line; what is recorded is not shown."""
+    if getattr(warnings, "_showwarnmsg_impl", None) is not _SHOW:
+        return False
     for action, text, category, where, number in warnings.filters:
         if (
             issubclass(UserWarning, category)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 KINDS = (".csv", ".npy")
+# what NumPy says of a cell that is no number
+NO_NUMBER = r"convert string ['\"](.*?)['\"]? to float32 at row (\d+), column (\d+)"
 SIGNS = {";": "semicolons", "\t": "tabs"}  # that other programs write between cells
 
 
@@ -86,9 +88,11 @@ def _npy(name: str, target: str | None) -> Table:
 
 def _csv(name: str, target: str | None) -> Table:
     with open(name, newline="", encoding="utf-8-sig") as file:
-        first = [row for row, _ in zip(csv.reader(file), range(2))]
-    if not first:
+        reader = csv.reader(file)
+        ends = [(row, reader.line_num) for row, _ in zip(reader, range(2))]
+    if not ends:
         raise ValueError("the file is empty")
+    first = [row for row, _ in ends]
     if len(first[0]) == 1 and (sign := next((sign for sign in ";\t" if sign in first[0][0]), None)):
         raise ValueError(f"the first line has no comma, but {SIGNS[sign]}: separate cells with commas")
     header = _is_header(*first)
@@ -104,7 +108,7 @@ def _csv(name: str, target: str | None) -> Table:
     options: dict[str, Any] = {
         "delimiter": ",",
         "ndmin": 2,
-        "skiprows": int(header),
+        "skiprows": ends[0][1] if header else 0,  # lines: a name may have a line break
         "comments": None,
         "quotechar": '"',
         "encoding": "utf-8-sig",
@@ -112,7 +116,11 @@ def _csv(name: str, target: str | None) -> Table:
     if at is None:
         return Table(_numbers(name, names, options), None, names)
     y = np.loadtxt(name, str, usecols=[at], **options)[:, 0]
-    return Table(_numbers(name, names, {**options, "usecols": others}), _typed(y, 1 + header), [names[i] for i in others])
+    return Table(
+        _numbers(name, names, {**options, "usecols": others}),
+        _typed(y, lambda row: _line(name, row + header)),
+        [names[i] for i in others],
+    )
 
 
 def _numbers(name: str, names: list[str], options: dict[str, Any]) -> np.ndarray:
@@ -120,14 +128,25 @@ def _numbers(name: str, names: list[str], options: dict[str, Any]) -> np.ndarray
     try:
         return np.loadtxt(name, np.float32, **options)
     except ValueError as error:
-        if not (found := re.search(r"convert string '(.*)' to float32 at row (\d+), column (\d+)", str(error), re.DOTALL)):
+        if not (found := re.search(NO_NUMBER, str(error), re.DOTALL)):
             raise
-        line, column = int(found[2]) + 1 + options["skiprows"], names[int(found[3]) - 1]
+        line, column = _line(name, int(found[2]) + (options["skiprows"] > 0)), names[int(found[3]) - 1]
         if found[1].strip():
             problem = f"the text {found[1]!r}: features must be numbers"
         else:
             problem = "an empty cell: fill missing cells, by the median of the column for example, or leave the line out"
         raise ValueError(f"line {line}: column {column!r} has {problem}") from None
+
+
+def _line(name: str, number: int) -> int:
+    """Return the line on which a row begins. Rows are counted from 0, without empty lines, and may have several lines."""
+    with open(name, newline="", encoding="utf-8-sig") as file:
+        before, reader = 0, csv.reader(file)
+        for row in reader:
+            if row and not number:
+                break
+            number, before = number - bool(row), reader.line_num
+    return before + 1
 
 
 def _is_header(first: list[str], second: list[str] | None = None) -> bool:
@@ -154,9 +173,9 @@ def _column(target: str, names: list[str]) -> int:
     raise ValueError(f"there is no column {target!r}; --target is one of {shown(names)}, or a number, -1 for the last column")
 
 
-def _typed(y: np.ndarray, first: int = 1) -> np.ndarray:
+def _typed(y: np.ndarray, line: Callable[[int], int] = lambda row: row + 1) -> np.ndarray:
     """Return a target as int64 if all values are integers, as float64 if all are numbers, else as text; raise ValueError if
-    some are missing, which is what few texts among numbers are taken for. `first` is the number of the first value's line.
+    some are missing, which is what few texts among numbers are taken for. line(row) is the line of the file that has a row.
     """
     if y.dtype.kind in "iub":
         return y.astype(np.int64)
@@ -166,9 +185,8 @@ def _typed(y: np.ndarray, first: int = 1) -> np.ndarray:
         if not wrong.size and 0 < (text := np.array([not _is_number(cell) for cell in y])).sum() <= len(y) // 2:
             wrong = np.flatnonzero(text)
         if wrong.size:
-            raise ValueError(
-                f"line {wrong[0] + first}: the target column has {str(y[wrong[0]])!r}: fill such cells, or leave the lines out"
-            )
+            where, what = line(int(wrong[0])), str(y[wrong[0]])
+            raise ValueError(f"line {where}: the target column has {what!r}: fill such cells, or leave the lines out")
     try:
         values = y.astype(np.float64)
     except ValueError:

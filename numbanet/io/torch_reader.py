@@ -129,17 +129,14 @@ def _is_chain(module: nn.Module) -> bool:
     """Return True if a module is a container whose modules run one after the other; a `ModuleList`, which does not say in which
     order they run, is taken for one.
     """
-    forward = type(module).forward
-    return (isinstance(module, nn.Sequential) and forward in (nn.Sequential.forward, modules.Chain.forward)) or (
-        isinstance(module, nn.ModuleList) and forward is nn.ModuleList.forward
-    )
+    return any(_is(module, kind) for kind in (nn.Sequential, modules.Chain, nn.ModuleList))
 
 
 def _is(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Return True if a module computes what its class `kind` does: nothing is overridden, hooked or parametrized."""
     own = vars(module)
     hooked = own["_forward_hooks"] or own["_forward_pre_hooks"] or "parametrizations" in own["_modules"]
-    return isinstance(module, kind) and type(module).forward is kind.forward and not hooked
+    return isinstance(module, kind) and type(module).forward is kind.forward and not hooked and "forward" not in own
 
 
 def _layer(module: nn.Module, path: str) -> Layer:
@@ -168,7 +165,7 @@ def _refusal(module: nn.Module) -> str:
     if inside and not isinstance(module, tuple(READERS)):
         alone = ((name, one) for name, one in inside if not [*one.children()] and not isinstance(one, LEFT_OUT))
         name, first = next(((name, one) for name, one in alone if not _reader(one)), ("", None))
-        said = "computes what its forward says, which cannot be read: write it as a Sequential of its modules"
+        said = "computes what its forward says, or its hooks, which cannot be read: write it as a Sequential of its modules"
         return said if first is None else f"{said}; its module {name} ({type(first).__name__}) has no counterpart here"
     known = {kind.__name__ for kind in (*READERS, *LEFT_OUT) if kind.__module__.startswith("torch.")}
     return (

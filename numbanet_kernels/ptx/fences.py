@@ -18,6 +18,7 @@ import numpy as np
 from .program import Instruction
 
 RELEASES = {"release", "acq_rel"}  # accesses with these modifiers are a fence and an access
+MOST_WAITING = 1 << 12  # accesses of a memory by instructions of all threads of a block that wait to be looked at
 OF_WARP, OF_BLOCK = 6, 12  # number of bits in the code of a thread below the warp, and below the block
 Location = tuple[int, int]  # a memory (the number of its shadow), and an offset
 
@@ -88,8 +89,12 @@ class Fences:
         codes, released = threads[:, 0].tolist(), self.released.get(memory)
         releases = writes and not (self.wide.keys().isdisjoint(codes) and self.narrow.keys().isdisjoint(codes))
         if not releases and (released is None or released.isdisjoint(offsets.tolist())):
-            self.waiting.setdefault(memory, []).append((offsets, threads, self.clock, reads))
-            self.clock += offsets.size
+            if offsets.size:
+                waiting = self.waiting.setdefault(memory, [])
+                waiting.append((offsets, threads, self.clock, reads))
+                self.clock += offsets.size
+                if len(waiting) == MOST_WAITING:
+                    self._settle(memory)
             return
         self._settle(memory)
         self._touch(memory, offsets, threads, reads, writes)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from .accesses import address_reader, running, space_of
+from .fences import Moment
 from .instructions import Step, reader
 from .program import Instruction, Number, Program
 from .races import OF_WARP, Fault
@@ -54,9 +55,14 @@ def _init(program: Program, i: Instruction) -> Callable[[Wave], None]:
                 raise wave.error(i, f"a barrier of {count} arrivals: from 1 to {MOST} are possible", wave.lanes[number])
         # not as a plain write, since threads of the same warp may go on without a barrier: `_used` looks at other warps
         for store, chosen, offset in wave.find(i, space_of(i), at(wave), 8, wave.lanes, writing=True, atomic=True):
+            _check_others(wave, i, wave.lanes[chosen], offset, "initialised")
             store.write(offset, counts[chosen] << np.uint64(COUNT) | counts[chosen], 8)
             for lane, place in zip(wave.lanes[chosen].tolist(), offset.tolist()):
-                wave.started[place] = int(wave.who.codes[lane]), int(wave.who.epochs[lane])
+                now = _moment(wave, lane)
+                before = wave.started.get(place)
+                if before is not None and before.stamp == now.stamp and before.code >> OF_WARP != now.code >> OF_WARP:
+                    raise _race(wave, i, lane, before.code, "initialised")  # two warps by one instruction
+                wave.started[place] = now
         wave.moved = True
 
     return run
@@ -78,17 +84,34 @@ def _used(wave: Wave, i: Instruction, at: Callable[[Wave], np.ndarray], writing:
     """
     found = wave.find(i, space_of(i), at(wave), 8, wave.lanes, writing=writing, atomic=True)
     for _, chosen, offset in found:
-        lanes = wave.lanes[chosen]
-        for place in np.unique(offset).tolist():
-            code, epoch = wave.started.get(place, (-1, -1))
-            apart = (
-                (offset == place) & (wave.who.codes[lanes] >> OF_WARP != code >> OF_WARP) & (wave.who.epochs[lanes] == epoch)
-            )
-            if apart.any():
-                thread = (code >> OF_WARP & 63) * 32 + (code & 63)
-                problem = f"shared race: used here, and initialised by thread {thread} with no barrier between"
-                raise wave.error(i, problem, int(lanes[np.flatnonzero(apart)[0]]))
+        _check_others(wave, i, wave.lanes[chosen], offset, "used")
     return found
+
+
+def _check_others(wave: Wave, i: Instruction, lanes: np.ndarray, offset: np.ndarray, done: str) -> None:
+    """Raise an error if a thread of another warp has initialised the barrier of a thread, and nothing orders both."""
+    for place in np.unique(offset).tolist():
+        before = wave.started.get(place)
+        if before is None:
+            continue
+        codes, epochs = (part[lanes] for part in wave.who[:2])
+        apart = (offset == place) & (codes >> OF_WARP != before.code >> OF_WARP) & (epochs == before.epoch)
+        for lane in lanes[apart].tolist():
+            fences = wave.launch.fences
+            if fences is None or not fences.ordered(before, _moment(wave, lane), True, False):
+                raise _race(wave, i, lane, before.code, done)
+
+
+def _moment(wave: Wave, lane: int) -> Moment:
+    """Return when a thread does what it does now."""
+    fences = wave.launch.fences
+    code, epoch, warp_epoch = (int(part[lane]) for part in wave.who[:3])
+    return Moment(code, 0 if fences is None else fences.clock, epoch, warp_epoch)
+
+
+def _race(wave: Wave, i: Instruction, lane: int, code: int, done: str) -> Exception:
+    thread = (code >> OF_WARP & 63) * 32 + (code & 63)
+    return wave.error(i, f"shared race: {done} here, and initialised by thread {thread} with no barrier between", lane)
 
 
 def _arrive(program: Program, i: Instruction) -> Callable[[Wave], None]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .arithmetic import BITS, DTYPES
+from .fences import Moment
 from .program import CALLED, MOST_CALLS, Instruction, Program, PtxError
 from .races import OF_BLOCK, OF_WARP, Fault, Who, changing
 from .spaces import WARP, WINDOW, WINDOWS, Frames, Private, check_alignment
@@ -84,8 +85,8 @@ class Wave:
         self.frames: dict[Any, Frame] = {}  # what calls of recursive functions have saved, by call stack and call
         # the number of threads of each block that have arrived at a barrier (bar.arrive), by the number of the barrier
         self.arrived: dict[int, np.ndarray] = {}
-        # the barriers in shared memory, by offset: (code of the thread that initialised one, number of barriers before)
-        self.started: dict[int, tuple[int, int]] = {}
+        # the barriers in shared memory, by offset: when a thread initialised one
+        self.started: dict[int, Moment] = {}
         self.held: dict[tuple[int, ...], np.ndarray] = {}  # the waiting groups, while it is decided which may go on
 
     def _special(self, in_block: np.ndarray) -> dict[str, np.ndarray]:

@@ -200,6 +200,10 @@ def test_texts_of_values_are_refused_as_classes(table, capsys):
     [
         ("a,b\n1,2\n2,\n3,4\n", "line 3: the target column has ''"),
         ("a,b\n1,2\n2,NA\n3,4\n", "line 3: the target column has 'NA'"),
+        ("a,b\n1,2\n\n\nNA,4\n", "line 5: column 'a' has the text 'NA'"),
+        ("a,b\n1,2\n3,4\n\n5,x\n", "line 5: the target column has 'x'"),
+        ('"a\nb",b\n1,2\nit\'s,4\n', r"""line 4: column 'a\\nb' has the text "it's": features"""),
+        ("a,b\n1,2\n" + 300 * "x" + ",4\n", "line 3: column 'a' has the text 'xxx"),
         ("a;b\n1;2\n2;3\n", "the first line has no comma, but semicolons: separate cells with commas"),
         ("a\tb\n1\t2\n", "the first line has no comma, but tabs"),
         ("a,b\nr1,1,2\nr2,3,4\n", "the first rows have 2 and 3 cells"),

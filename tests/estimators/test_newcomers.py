@@ -1,6 +1,8 @@
 """What newcomers met: a message that says what to do, or a result that they expected."""
 
 import inspect
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -254,14 +256,24 @@ def test_a_search_warns_once(monkeypatch):
         Net((8,), dropout_rate=0.3, **SMALL).fit(X, Y)  # outside of a search
 
 
-@pytest.mark.parametrize("action, count", [("default", 1), ("always", 3)])
-def test_a_loop_over_fits_warns_once_unless_a_filter_says_otherwise(monkeypatch, action, count):
-    monkeypatch.setattr(user_warnings, "_issued", set())
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter(action)
-        for _ in range(3):
-            Net((8,), dropout_rate=0.3, epochs=1, random_state=0).fit(X[:40], Y[:40])
-    assert sum("drops nothing" in str(one.message) for one in caught) == count
+LOOP = """
+from numbanet import Net
+from numbanet.datasets import load_digits
+
+X, y, _, _ = load_digits()
+for _ in range(3):
+    Net((8,), dropout_rate=0.3, epochs=1, random_state=0).fit(X[:40], y[:40])
+if {again}:  # a cell of a notebook that is run again
+    del __warningregistry__
+    Net((8,), dropout_rate=0.3, epochs=1, random_state=0).fit(X[:40], y[:40])
+"""
+
+
+@pytest.mark.parametrize("action, again, count", [("default", False, 1), ("always", False, 3), ("default", True, 2)])
+def test_a_loop_over_fits_warns_once_unless_a_filter_says_otherwise(action, again, count):
+    command = [sys.executable, "-W", action, "-c", LOOP.format(again=again)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=120).stderr
+    assert said.count("UserWarning: dropout_rate=0.3 drops nothing") == count, said
 
 
 def test_tables_cut_nothing_off(capsys, monkeypatch):

@@ -176,6 +176,11 @@ class OwnOrder(nn.Module):
         return self.second(self.first(x)) + x
 
 
+def hooked(container):
+    container.register_forward_hook(lambda module, x, y: 2 * y)
+    return container
+
+
 def test_a_list_of_modules_is_read_in_its_order(rng):
     parts = nn.ModuleList([nn.Linear(4, 3), nn.ModuleList([nn.Tanh(), nn.Linear(3, 2)])])
     x = rng.standard_normal((5, 4)).astype(np.float32)
@@ -190,6 +195,12 @@ def test_a_list_of_modules_is_read_in_its_order(rng):
             OwnOrder(nn.GroupNorm(1, 2)),
             TypeError,
             r"itself \(OwnOrder\) computes what its forward.*second\.0 \(GroupNorm\) has no",
+        ),
+        (hooked(nn.Sequential(nn.ReLU())), TypeError, r"itself \(Sequential\) computes what its forward says"),
+        (
+            nn.Sequential(hooked(nn.ModuleList([nn.ReLU()]))),
+            TypeError,
+            r"module 0 \(ModuleList\) computes what its forward says",
         ),
         (OwnOrder(nn.Dropout()), TypeError, r"itself \(OwnOrder\) computes what .*: write it as a Sequential of its modules$"),
         (nn.Sequential(nn.ReLU(), nn.Sequential(nn.GroupNorm(1, 2))), TypeError, r"module 1\.0 \(GroupNorm\) has no"),

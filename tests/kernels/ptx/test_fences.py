@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numbanet_kernels import ptx
-from numbanet_kernels.ptx import machine
+from numbanet_kernels.ptx import fences as fences_of, machine
 from numbanet_kernels.ptx.fences import Fences, Moment
 from tests.kernels.ptx.handwritten import run
 
@@ -186,3 +186,13 @@ def test_threads_that_read_two_words_at_once_wait_for_others():
     assert memory.tolist() == [0, 1]
     with pytest.raises(ptx.PtxError, match="all threads that run wait here"):
         run(body, np.zeros(2, np.uint32), threads=32)
+
+
+def test_accesses_that_wait_are_looked_at_before_they_are_too_many():
+    """The last of them decides, at once or later."""
+    fences, lanes = Fences(2), np.array([[code, 0, 0] for code in range(32)])
+    for _ in range(3 * fences_of.MOST_WAITING + 5):
+        fences.touch(7, np.arange(32), lanes, reads=True, writes=True)
+        assert sum(map(len, fences.waiting.values())) <= fences_of.MOST_WAITING
+    now = Moment(0, fences.clock, 1, 1)
+    assert fences.observed((7, 31), now) and not fences.observed((7, 31), Moment(0, 5, 0, 0))

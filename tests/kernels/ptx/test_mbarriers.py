@@ -188,3 +188,27 @@ def test_too_few_arrivals_are_a_deadlock(monkeypatch):
         ptx.PtxError, match=r"line \d+: mbarrier\.test_wait.*the kernel does not end: all threads that run wait"
     ):
         found(start(65) + STATE)
+
+
+OTHER = """
+    @!%p1 mbarrier.init.shared.b64 [%r1+8], 64;
+    {order}
+    mbarrier.arrive.shared.b64 %rd3, [%r1+8];
+    OTHER:
+    mbarrier.test_wait.shared.b64 %p2, [%r1+8], %rd3;
+    @!%p2 bra OTHER;
+    st.global.u32 [%rd2], %r0;
+"""
+
+
+@pytest.mark.parametrize("wait", [STATE, PARITY])
+def test_a_phase_orders_the_initialisation_of_another_barrier_before_its_use(wait):
+    assert found(start() + OTHER.format(order=wait)) == list(range(64))
+    with pytest.raises(ptx.PtxError, match="shared race: used here, and initialised by thread 0 with no barrier between"):
+        found(start() + OTHER.format(order=""))
+
+
+def test_two_warps_that_initialise_one_barrier_race():
+    body = "mov.u32 %r1, room; mad.wide.u32 %rd2, %r0, 4, %rd0; mbarrier.init.shared.b64 [%r1], 64; st.global.u32 [%rd2], %r0;"
+    with pytest.raises(ptx.PtxError, match=r"shared race: initialised here, and initialised by thread \d+ with no barrier"):
+        found(body)
