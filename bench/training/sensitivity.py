@@ -22,6 +22,7 @@ from ..machinery.results import Results
 from . import IMAGES, SEEDS, Experiment
 
 SUITE = "sensitivity"
+RECORDED = ("--json bench/results/sensitivity.json",)
 DATA, EPOCHS, WIDTHS, TARGETS = "cifar10", 24, (24, 48, 96), (0.7,)
 RATES = (0.3, 0.5)
 SETTINGS: dict[str, Any] = {"learning_rate": 0.05, "learning_rate_schedule": "cosine", "weight_decay": 5e-4}
