@@ -236,7 +236,7 @@ def test_what_is_passed_over_by_dropout_is_named():
             return x @ self.matrix
 
     X, y = samples()
-    with pytest.warns(UserWarning, match=r"rdp: nothing is dropped of the weights of 2 \(Own\)"):
+    with pytest.warns(UserWarning, match=r"rdp: all weights of 2 \(Own\) are computed, which is right unless"):
         Net([Linear(12, 32), ReLU(), Own(), Linear(32, 2)], dropout="rdp", epochs=1).fit(X, y)
 
 
