@@ -21,8 +21,8 @@ def fits() -> dict[str, Callable[[], None]]:
     from ..dropout import POLICIES
 
     rng = np.random.default_rng(0)
-    rows, images = rng.random((2 * FEW, 768), np.float32), rng.random((2 * FEW, 1, 32, 32), np.float32)
-    narrow, colours = images[:, :, 2:-2, 2:-2], images.reshape(-1, 1, 16, 16)[: 6 * FEW].reshape(2 * FEW, 3, 16, 16)
+    shapes = (768,), (1, 32, 32), (1, 28, 28), (3, 16, 16)
+    rows, images, narrow, colours = (rng.random((2 * FEW, *shape), np.float32) for shape in shapes)
     wide = [Conv2d(3, 64, 3, padding=1, rng=0), ReLU(), Conv2d(64, 64, 3, padding=1, rng=1), ReLU(), MaxPool2d(2), Flatten()]
     classes, words = np.arange(2 * FEW) % 4, [str(i % 7) for i in range(600)]
     options: dict[str, Any] = {"epochs": EPOCHS, "batch_size": FEW, "random_state": 0, "device": "cpu"}
@@ -38,7 +38,7 @@ def fits() -> dict[str, Callable[[], None]]:
             found[f"convolutions, {kind}"] = functools.partial(_fit, work)
     found["regression"] = functools.partial(_fit, [(NetRegressor((64,), **options), rows, rows[:, 0])])
     for kind in ("none", "bernoulli", "batchwise"):
-        model = LanguageModel((32,), dropout=kind, epochs=2, batch_size=8, steps=10, random_state=0)
+        model = LanguageModel((32,), dropout=kind, epochs=2, batch_size=8, steps=10, random_state=0, device="cpu")
         found[f"text, {kind}"] = functools.partial(_read, model, words)
     return found
 

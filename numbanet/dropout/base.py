@@ -11,7 +11,6 @@ import numpy as np
 
 from ..arguments import check_count
 from ..layers import Flow, Sequential, Tree
-from ..layers.sequential import DROPOUT_IS_NO_LAYER
 from ..plans import BernoulliPlan, Plan, Site
 from ..tensor import Tensor
 from .schedule import Rate, is_rate, mean, rate_at
@@ -43,7 +42,6 @@ class Dropout(abc.ABC):
     """
 
     name: ClassVar[str]
-    no_layer: ClassVar[str] = DROPOUT_IS_NO_LAYER
     drops: ClassVar[str] = ""  # what a step drops, in words, for the table of kinds
     computes: ClassVar[str] = "all"  # the share of the FLOPs that is computed at rate p, as a formula, for the table of kinds
     style: ClassVar[Style] = Style()

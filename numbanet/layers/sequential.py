@@ -48,9 +48,9 @@ class Sequential(Layer):
         self._expected: tuple[tuple[int | None, ...] | None, Any] = (None, None)
         for layer in self.layers:
             if not isinstance(layer, Layer):
-                dropout = "Dropout" in type(layer).__name__  # a policy of this library, or a layer of another one
-                other = DROPOUT_IS_NO_LAYER if dropout else "make a subclass of numbanet.Layer that calls it"
-                way_out = getattr(layer, "no_layer", other)
+                # a policy of this library, or a layer of another one
+                dropout = any("Dropout" in kind.__name__ for kind in type(layer).__mro__)
+                way_out = DROPOUT_IS_NO_LAYER if dropout else "make a subclass of numbanet.Layer that calls it"
                 raise TypeError(f"Sequential: {layer!r} is not a Layer; {way_out}")
             if type(layer).__call__ is Layer.__call__ and type(layer).forward is Layer.forward:
                 raise TypeError(f"Sequential: {type(layer).__name__} defines neither __call__(x) nor forward(flow, context)")

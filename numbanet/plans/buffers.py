@@ -20,14 +20,14 @@ class ListBuffers:
     ----------
     dev : Device
         The device of the buffers.
-    steps : int, default=0
+    steps : int
         The largest number of calls of `copies` before their copies are made.
     """
 
     MOST = 1 << 14  # largest number of cached plans
     PAGE = 1 << 20  # bytes of the lists of `steps` steps: larger ones are arrays of their own
 
-    def __init__(self, dev: Device, steps: int = 0) -> None:
+    def __init__(self, dev: Device, steps: int) -> None:
         self.dev, self.steps = dev, steps
         self._buffers: dict[tuple[str, Hashable], Any] = {}  # maps (site, kind of the plan) to a buffer
         self._placed: dict[tuple[str, Plan], DevicePlan] = {}

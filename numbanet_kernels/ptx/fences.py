@@ -86,33 +86,29 @@ class Fences:
         offsets (n,), threads (n, 3): code, epoch, epoch of the warp.
         """
         offsets, threads = np.asarray(offsets), np.asarray(threads)
-        codes, released = threads[:, 0].tolist(), self.released.get(memory)
-        releases = writes and not (self.wide.keys().isdisjoint(codes) and self.narrow.keys().isdisjoint(codes))
-        if not releases and (released is None or released.isdisjoint(offsets.tolist())):
-            if offsets.size:
-                waiting = self.waiting.setdefault(memory, [])
-                waiting.append((offsets, threads, self.clock, reads))
-                self.clock += offsets.size
-                if len(waiting) == MOST_WAITING:
-                    self._settle(memory)
-            return
-        self._settle(memory)
-        self._touch(memory, offsets, threads, reads, writes)
+        first, released = self.clock, self.released.get(memory)
+        self.clock += offsets.size
+        if offsets.size:
+            waiting = self.waiting.setdefault(memory, [])
+            waiting.append((offsets, threads, first, reads))
+            if len(waiting) == MOST_WAITING:
+                self._settle(memory)
+        codes = threads[:, 0].tolist() if writes else []
+        releases = not (self.wide.keys().isdisjoint(codes) and self.narrow.keys().isdisjoint(codes))
+        if releases or not (released is None or released.isdisjoint(offsets.tolist())):
+            self._order(memory, offsets, threads, first, reads, writes)
 
-    def _touch(self, memory: int, offsets: np.ndarray, threads: np.ndarray, reads: bool, writes: bool) -> None:
-        for offset, (code, epoch, warp_epoch) in zip(offsets.tolist(), threads.tolist(), strict=True):
-            self.clock += 1
-            location, block = (memory, offset), code >> OF_BLOCK
+    def _order(self, memory: int, offsets: np.ndarray, threads: np.ndarray, first: int, reads: bool, writes: bool) -> None:
+        """Note the releases, and the acquires of what was released, of accesses after the clock `first`."""
+        for stamp, (offset, thread) in enumerate(zip(offsets.tolist(), threads.tolist(), strict=True), first + 1):
+            location, code = (memory, offset), thread[0]
             releases = self.releases.get(location, [])
-            self.latest[location] = self.clock
-            if reads:
-                moment = Moment(code, self.clock, epoch, warp_epoch)
-                self.newest[block, location] = moment
-                before = self.acquires.setdefault(block, {}).setdefault((code, location), []) if releases else []
-                if releases and (not before or before[-1][1] < len(releases)):  # else it has seen what the last one has
-                    before.append((moment, len(releases)))
+            if reads and releases:
+                before = self.acquires.setdefault(code >> OF_BLOCK, {}).setdefault((code, location), [])
+                if not before or before[-1][1] < len(releases):  # else it has seen what the last one has
+                    before.append((Moment(code, stamp, *thread[1:]), len(releases)))
             if writes and (code in self.wide or code in self.narrow):
-                made = Release(self.clock, self.wide.get(code), self.narrow.get(code))
+                made = Release(stamp, self.wide.get(code), self.narrow.get(code))
                 self.releases.setdefault(location, releases).append(made)
                 self.released.setdefault(memory, set()).add(offset)
 
@@ -122,8 +118,7 @@ class Fences:
             for stamp, (offset, thread) in enumerate(zip(offsets.tolist(), threads.tolist(), strict=True), clock + 1):
                 self.latest[memory, offset] = stamp
                 if reads:
-                    code, epoch, warp_epoch = thread
-                    self.newest[code >> OF_BLOCK, (memory, offset)] = Moment(code, stamp, epoch, warp_epoch)
+                    self.newest[thread[0] >> OF_BLOCK, (memory, offset)] = Moment(thread[0], stamp, *thread[1:])
 
     # --- called by the detection of races -----------------------------------------------------------------------------
     def ordered(self, earlier: Moment, now: Moment, one: bool, everywhere: bool) -> bool:

@@ -3,19 +3,12 @@
 import numpy as np
 import pytest
 
-import numbanet
 from numbanet_kernels import card
 from numbanet_kernels.runtime import declare
 
-pytestmark = pytest.mark.skipif(card.problem() is not None, reason=str(card.problem()))
+pytestmark = [pytest.mark.skipif(card.problem() is not None, reason=str(card.problem())), pytest.mark.usefixtures("the_card")]
 cuda = declare.cuda
 F = np.float32
-
-
-@pytest.fixture(autouse=True, scope="module")
-def emulated():
-    with numbanet.emulated():
-        yield
 
 
 def test_textures_in_linked_code_are_refused_by_name(tmp_path):

@@ -5,20 +5,13 @@ import math
 import numpy as np
 import pytest
 
-import numbanet
 from numbanet_kernels import card
 from numbanet_kernels.card import stand_ins
 from numbanet_kernels.runtime import declare
 
-pytestmark = pytest.mark.skipif(card.problem() is not None, reason=str(card.problem()))
+pytestmark = [pytest.mark.skipif(card.problem() is not None, reason=str(card.problem())), pytest.mark.usefixtures("the_card")]
 cuda = declare.cuda
 F = np.float32
-
-
-@pytest.fixture(autouse=True, scope="module")
-def the_card():
-    with numbanet.emulated():
-        yield
 
 
 def x(n=1000):
