@@ -116,7 +116,7 @@ class BlockSensitiveDropout(SensitiveDropout):
         columns = _divisor(channels, COLUMNS) if channels > 4 else channels * window.kernel[1]
         return self.rows or rows, self.columns or columns
 
-    def choose_regions(self, sensitive, images, shape, region, rates, scale, rng):
+    def choose_regions(self, sensitive, images, shape, region, rates, scale, share, rng):
         count = sensitive.shape[1]
         wanted = (1 - (sensitive.mean() * rates[0] + (1 - sensitive.mean()) * rates[1])) * count if sensitive.size else count
         keep = min(int(wanted + rng.random()), count)

@@ -201,8 +201,8 @@ class DevicePositions(DeviceAxis):
     def indices(self) -> Any:
         """The kept rows, as the argument of convolutions; in a given buffer, long enough for any plan of the kind."""
         if self._given:
-            return Positions(self._parts()[0], self.plan.together)
-        return self.device.upload(np.array(self.plan.chosen))
+            return Positions(self._parts()[0], self.plan.together, share=self.plan.share)
+        return Positions(self.device.upload(np.array(self.plan.chosen)), share=self.plan.share)
 
 
 class DevicePositionTiles(DevicePositions):
@@ -214,7 +214,7 @@ class DevicePositionTiles(DevicePositions):
     def indices(self) -> Any:
         own = self.plan.chosen, self.plan.tiles
         rows, tiles = self._parts() if self._given else [self.device.upload(np.array(indices)) for indices in own]
-        return Positions(rows, self.plan.together, tiles, self.plan.side)
+        return Positions(rows, self.plan.together, tiles, self.plan.side, self.plan.share)
 
 
 @functools.lru_cache(maxsize=64)

@@ -17,14 +17,17 @@ class PositionPlan(DrawnPlan):
     consecutive images keeps the same positions.
 
     Plans with an equal `kind` may keep different numbers of rows. So the list of kept rows is padded to length n with the
-    numbers n, n + 1, ….
+    numbers n, n + 1, …. `share` is the share of the rows that such plans keep on average; the device chooses the fastest way
+    for it, by default for all rows.
     """
 
-    def __init__(self, n: int, chosen: np.ndarray, scale: float = 1.0, together: int = 1) -> None:
+    def __init__(self, n: int, chosen: np.ndarray, scale: float = 1.0, together: int = 1, share: float = 1.0) -> None:
         super().__init__(n, chosen, scale)
         object.__setattr__(self, "together", together)
+        object.__setattr__(self, "share", share)
 
     together: int
+    share: float
 
     @property
     def trivial(self) -> bool:
@@ -32,7 +35,7 @@ class PositionPlan(DrawnPlan):
 
     @property
     def kind(self):
-        return PositionPlan, self.n, self.scale, self.together
+        return PositionPlan, self.n, self.scale, self.together, self.share
 
     def lists(self):
         rows = np.arange(self.n, 2 * self.n, dtype=np.int32)
@@ -54,6 +57,8 @@ class PositionTilePlan(PositionPlan):
         The kept tiles, increasing.
     scale : float, default=1.0
         Factor of the kept values.
+    share : float, default=1.0
+        As for `PositionPlan`.
 
     Raises
     ------
@@ -61,14 +66,16 @@ class PositionTilePlan(PositionPlan):
         If the side is not positive, or the tiles are not increasing integers in range.
     """
 
-    def __init__(self, grid: tuple[int, int, int], side: int, tiles: np.ndarray, scale: float = 1.0) -> None:
+    def __init__(
+        self, grid: tuple[int, int, int], side: int, tiles: np.ndarray, scale: float = 1.0, share: float = 1.0
+    ) -> None:
         if side < 1 or min(grid) < 0:
             raise ValueError(f"PositionTilePlan: the side {side} must be at least 1, and no number of {grid} negative")
         images, *positions = grid
         down, across = (-(-n // side) for n in positions)
         kept = IndexPlan(images * down * across, tiles)  # checks them
         mask = kept.mask().reshape(images, down, across).repeat(side, axis=1).repeat(side, axis=2)
-        super().__init__(math.prod(grid), np.flatnonzero(mask[:, : positions[0], : positions[1]]), scale)
+        super().__init__(math.prod(grid), np.flatnonzero(mask[:, : positions[0], : positions[1]]), scale, 1, share)
         for name, value in (("grid", tuple(grid)), ("side", side), ("tiles", kept.chosen), ("_all", kept.n)):
             object.__setattr__(self, name, value)
 
@@ -82,7 +89,7 @@ class PositionTilePlan(PositionPlan):
 
     @property
     def kind(self):
-        return PositionTilePlan, self.grid, self.side, self.scale
+        return PositionTilePlan, self.grid, self.side, self.scale, self.share
 
     def lists(self):
         """Return the kept rows, and the kept tiles, both padded with numbers beyond the last one."""
@@ -97,12 +104,12 @@ class GroupPlan(PositionPlan):
     the rows of the im2col matrix are listed only if they are asked for.
     """
 
-    def __init__(self, images: int, groups: np.ndarray, scale: float, together: int) -> None:
+    def __init__(self, images: int, groups: np.ndarray, scale: float, together: int, share: float = 1.0) -> None:
         wanted = -(-images // together)
         if groups.dtype != np.bool_ or groups.ndim != 2 or len(groups) != wanted:
             raise ValueError(f"GroupPlan: {wanted} rows of bool are required, not {groups.shape} {groups.dtype}")
         given = {"n": images * groups.shape[1], "images": images, "groups": groups, "scale": scale, "together": together}
-        for name, value in given.items():
+        for name, value in {**given, "share": share}.items():
             object.__setattr__(self, name, value)
 
     images: int
@@ -122,7 +129,7 @@ class GroupPlan(PositionPlan):
 
     @property
     def kind(self):
-        return GroupPlan, self.groups.shape, self.n, self.scale, self.together
+        return GroupPlan, self.groups.shape, self.n, self.scale, self.together, self.share
 
     def lists(self):
         found = np.full(self.groups.shape, self.groups.shape[1], np.int32)

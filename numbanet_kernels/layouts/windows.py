@@ -76,12 +76,16 @@ class Positions(NamedTuple):
 
     If `tiles` is given, the kept rows are the positions of these tiles: images are cut into tiles of side x side positions, cut
     off at the edges, and numbered by image, line and column. This list may be padded in the same way.
+
+    `share` is the share of the rows that such lists keep on average, from which the fastest way is chosen; by default, that of
+    this list.
     """
 
     kept: Any  # (rows,) or (groups, positions) int32, increasing
     together: int = 1
     tiles: Any = None  # (tiles,) int32, increasing
     side: int = 1
+    share: float | None = None
 
 
 class Bins(NamedTuple):

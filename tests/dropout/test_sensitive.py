@@ -71,7 +71,9 @@ def drawn(kind, rate, share, contrast, count=DRAWS, **options):
     masks = []
     sensitive = np.random.default_rng(2).permuted(np.arange(np.prod(grid)) < share * np.prod(grid) - 0.5).reshape(grid)
     for _ in range(count):
-        plan = chosen.choose_regions(sensitive, images, shape, region, rates_of(rate, sensitive.mean(), contrast), 1.0, rng)
+        plan = chosen.choose_regions(
+            sensitive, images, shape, region, rates_of(rate, sensitive.mean(), contrast), 1.0, 1.0, rng
+        )
         if kind is RowSensitiveDropout:
             assert isinstance(plan, IndexPlan) and plan.n == shape[0]
             masks.append(plan.mask())
@@ -137,7 +139,7 @@ def test_images_keep_the_same_blocks_together(together):
     sensitive = np.random.default_rng(2).random((2 * groups, 15)) < 0.3
     masks = []
     for _ in range(200):
-        plan = policy.choose_regions(sensitive, 12, (192, 45), (8, 3), rates_of(0.4, sensitive.mean(), 0.5), 1.0, rng)
+        plan = policy.choose_regions(sensitive, 12, (192, 45), (8, 3), rates_of(0.4, sensitive.mean(), 0.5), 1.0, 1.0, rng)
         assert plan.together == together
         masks.append(plan.mask()[::8, ::3].reshape(12, 2, 15))
     masks = np.array(masks)

@@ -1,7 +1,7 @@
 """Convolutions on the CPU: `choose` decides whether results are computed by Winograd's filtering (`cpu_winograd`; of kept
 tiles, `cpu_winograd_tiles`, or of kept channels, `cpu_winograd_blocks`) or, at listed positions, for all images of a position
-at once (`cpu_position`). If not, it decides which are computed directly (`cpu_direct`); the others are computed from gathered
-patches (`cpu_im2col`).
+at once (`cpu_position`), or from wide blocks (`cpu_blocks`). If not, it decides which are computed directly (`cpu_direct`); the
+others are computed from gathered patches (`cpu_im2col`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 from ...host import threads
 from ...host.simd import WIDTH
 from ...layouts import filtering
-from ...layouts.windows import Blocks, Window
+from ...layouts.windows import Blocks, Window, tile_of
 from ...runtime.declare import tape
 from ...runtime.expect import INT32, expect
 from ..elementwise import relu_grad_cpu
 from ..pooling import max_pool_cpu, max_pool_grad_cpu
-from . import cpu_direct, cpu_im2col, cpu_position
+from . import cpu_blocks, cpu_direct, cpu_im2col, cpu_position
 from .cpu_direct import Positions, Sight
 from .family import check, check_pool, check_pool_grad, positions_of
 from .winograd import cpu_winograd, cpu_winograd_blocks, cpu_winograd_tiles
@@ -33,14 +33,17 @@ class Plan(NamedTuple):
     together: int = 1  # number of consecutive images that keep the same positions
     tiles: Any = None  # increasing int32 list of the tiles to which the rows belong, if they are whole tiles
     side: int = 1  # of tiles
+    share: float | None = None  # of rows that such lists keep on average; None if as many as this list
     blocks: Blocks | None = None
 
 
 class Choice(NamedTuple):
     """How results are computed: all by Winograd's filtering, or some directly, with one image per lane of a vector.
 
-    winograd : True if all results are computed by Winograd's filtering
+    winograd : True if all results are computed by Winograd's filtering. If rows are listed, but not tiles, all are computed,
+        and those that are not listed are set to 0: that is faster if many are listed
     by_position : True if all results are computed for all images of a position at once
+    by_block : True if all results are computed from wide blocks
     sight : geometry of the pixels that positions read; None if nothing is computed directly
     lists : the positions that tiles of images compute; None if the images of a tile keep different positions, or if
         threads cannot share the tiles equally
@@ -51,12 +54,28 @@ class Choice(NamedTuple):
 
     winograd: bool = False
     by_position: bool = False
+    by_block: bool = False
     sight: Sight | None = None
     lists: Positions | None = None
     blocks: Blocks | None = None
     y: bool = False
     dx: str = ""
     dw: bool = False
+
+
+# times of multiplications of both, and of the transforms of a channel or output, measured on two cores of an AMD EPYC
+LISTED, TRANSFORMED = 1.15, 20
+
+
+def _covers(window: Window, images: list[int], outs: int, plan: Plan) -> bool:
+    """True if computing all positions by Winograd's filtering takes less time than computing the listed ones otherwise."""
+    (count, *size, channels), positions = images, window.positions(*images[1:3])
+    m, places = tile_of(*positions), math.prod(positions)
+    listed = plan.rows.size / (count * places) if plan.rows.ndim == 1 else 1.0
+    share = listed if plan.share is None else plan.share
+    taps = cpu_position.inside(window, *size) if cpu_position.suits(window, images, outs) else places * math.prod(window.kernel)
+    tiles, products = math.prod(-(-n // m) for n in positions), channels * outs
+    return tiles * (m + 2) ** 2 * (products + TRANSFORMED * (channels + outs)) <= LISTED * share * taps * products
 
 
 def choose(window: Window, shape: tuple[int, ...], plan: Plan) -> Choice:
@@ -70,8 +89,12 @@ def choose(window: Window, shape: tuple[int, ...], plan: Plan) -> Choice:
     side = None if plan.tiles is None else plan.side
     if (whole or side is not None) and filtering.suits(window, images, outs, side):
         return Choice(winograd=True)
+    if plan.rows is not None and filtering.suits(window, images, outs) and _covers(window, images, outs, plan):
+        return Choice(winograd=True)
     if plan.rows is not None and cpu_position.suits(window, images, outs):
         return Choice(by_position=True)
+    if plan.blocks is not None and cpu_blocks.suits(window, images, outs, plan.blocks):
+        return Choice(by_block=True)
     if not cpu_direct.suits(window, images, outs):
         return Choice()
     count, *_, channels = images
@@ -88,7 +111,7 @@ def choose(window: Window, shape: tuple[int, ...], plan: Plan) -> Choice:
         dx = "convolved"
     elif sooner and tiled:
         dx = "spread"
-    return Choice(False, False, sight, lists, plan.blocks, lists is not None, dx, tiled and few)
+    return Choice(False, False, False, sight, lists, plan.blocks, lists is not None, dx, tiled and few)
 
 
 def _checked(op, x, w, window, groups, bias, dy, where, rows, blocks):
@@ -163,9 +186,11 @@ def conv2d_cpu(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=No
         if choice.winograd and plan.blocks is not None:
             return cpu_winograd_blocks.convolved(x, w, window, positions, plan.blocks, bias, relu, scale)
         if choice.winograd:
-            return cpu_winograd.convolved(x, w, window, positions, bias, relu, scale)
+            return cpu_winograd.convolved(x, w, window, positions, bias, relu, scale, _by_rows(plan, len(x)).rows)
         if choice.by_position:
             return cpu_position.convolved(x, w, window, positions, _by_rows(plan, len(x)).rows, bias, relu, scale)
+        if choice.by_block:
+            return cpu_blocks.convolved(x, w, window, plan, positions, bias, relu, scale)
         if choice.y:
             return cpu_direct.convolved(choice, x, w, positions, bias, relu, scale)
         return cpu_im2col.convolved(x, w, window, _by_rows(plan, len(x)), positions, bias, relu, scale)
@@ -181,9 +206,11 @@ def conv2d_grad_cpu(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None
         if choice.winograd and plan.blocks is not None:
             return cpu_winograd_blocks.gradients(dy, where, x, w, window, plan.blocks, scale, wants_dx)
         if choice.winograd:
-            return cpu_winograd.gradients(dy, where, x, w, window, scale, wants_dx)
+            return cpu_winograd.gradients(dy, where, x, w, window, scale, wants_dx, _by_rows(plan, len(x)).rows)
         if choice.by_position:
             return cpu_position.gradients(dy, where, x, w, window, _by_rows(plan, len(x)).rows, scale, wants_dx)
+        if choice.by_block:
+            return cpu_blocks.gradients(dy, where, x, w, window, plan, positions, scale, wants_dx)
         choice = choice if wants_dx else choice._replace(dx="")
         dx, others = cpu_direct.gradients(choice, dy, where, x, w, window, scale)
         if others is None:

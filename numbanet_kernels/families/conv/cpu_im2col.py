@@ -57,7 +57,7 @@ def _joined(window, outs, channels, across, blocks):
     return max(n for n in range(1, most + 1) if across % n == 0 and (blocks is None or blocks.height % n == 0))
 
 
-class _Work:
+class Work:
     """The arguments of the loops for one convolution: lists, sizes, and the images of each thread.
 
     Adjacent positions read nearly the same pixels. So `joined` positions can be computed as one, by a wider window: its weight
@@ -69,6 +69,7 @@ class _Work:
         groups, rows, blocks = plan.groups, plan.rows, plan.blocks
         self.rows, self.listed = NO_INDICES if rows is None else rows, rows is not None
         self.images, self.groups, self.kernel, self.step = x.shape[0], groups, window.kernel, window.stride[1]
+        self.taps = math.prod(window.kernel)
         self.joined = 1 if self.listed or groups > 1 else _joined(window, *w.shape[:2], positions[1], blocks)
         if self.joined > 1:
             across = window.kernel[1] + (self.joined - 1) * self.step
@@ -140,7 +141,7 @@ class _Work:
 
 def convolved(x, w, window, plan, positions, bias, relu, scale):
     """Return y of conv2d."""
-    work = _Work(x, w, window, plan, positions)
+    work = Work(x, w, window, plan, positions)
     y = empty_cpu((x.shape[0], *positions, w.shape[0]))
     if not y.size:
         return y
@@ -166,7 +167,7 @@ def _repeated(bias, times):
 
 def gradients(dy, where, x, w, window, plan, positions, scale, wants_dx):
     """Return (dx or None, dw, db) of conv2d."""
-    work = _Work(x, w, window, plan, positions)
+    work = Work(x, w, window, plan, positions)
     entry, slopes, pixels = blas.entry(), dy.reshape(work.images * work.places, work.outs), work.x.reshape(-1)
     gate = slopes if where is None else where.reshape(slopes.shape)
     dx, size = empty_cpu(work.x.shape) if wants_dx else None, math.prod(work.x.shape[1:])

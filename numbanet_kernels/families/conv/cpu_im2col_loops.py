@@ -222,7 +222,7 @@ def clear(y, first, stop):
 
 
 @host_function
-def _before(rows, row):
+def before(rows, row):
     """Return the number of entries of an increasing list that are less than `row`."""
     low, high = int64(0), int64(rows.size)
     while low < high:
@@ -237,7 +237,7 @@ def _before(rows, row):
 @host_function
 def _ends(rows, listed, first, stop):
     """Return (begin, end) of the entries of a list that are in first … stop - 1; (first, stop) if not `listed`."""
-    return (_before(rows, first), _before(rows, stop)) if listed else (first, stop)
+    return (before(rows, first), before(rows, stop)) if listed else (first, stop)
 
 
 @host_function

@@ -88,19 +88,24 @@ def _rooms(work, size, parts):
     return [(empty_cpu((work.taps * BLOCK, PANEL)), aligned(size), aligned(IMAGES * PANEL)) for _ in range(parts)]
 
 
-def _packed(work, w, turned, panels, rooms, whole, parts):
-    """u of each thread: all panels of the weight, packed; or if v holds all pieces (`whole`), a buffer for one panel."""
-    size = math.prod(w.shape[2:]) * w.shape[0 if turned else 1] * PANEL
-    if whole:
-        return [aligned(size) for _ in range(parts)]
-    u = aligned(panels * size)
+def packed_weight(w, turned, rooms):
+    """All panels of the weight (O, C, KH, KW), packed; those of channels if `turned`. `rooms` are buffers for taps."""
+    taps, panels = math.prod(w.shape[2:]), -(-w.shape[1 if turned else 0] // PANEL)
+    u = aligned(panels * taps * w.shape[0 if turned else 1] * PANEL)
 
     def pack(part):
         own = part.of(panels)
-        loops.pack(w.reshape(len(w), -1), work.taps, w.shape[1], turned, rooms[part.number][0], u, own.start, own.stop)
+        loops.pack(w.reshape(len(w), -1), taps, w.shape[1], turned, rooms[part.number], u, own.start, own.stop)
 
     threads.share(pack, w.size)
-    return [u] * parts
+    return u
+
+
+def _packed(w, turned, rooms, whole, parts):
+    """u of each thread: all panels of the weight, packed; or if v holds all pieces (`whole`), a buffer for one panel."""
+    if whole:
+        return [aligned(math.prod(w.shape[2:]) * w.shape[0 if turned else 1] * PANEL) for _ in range(parts)]
+    return [packed_weight(w, turned, [room for room, *_ in rooms])] * parts
 
 
 def convolved(x, w, window: Window, positions, rows, bias, relu, scale):
@@ -110,7 +115,7 @@ def convolved(x, w, window: Window, positions, rows, bias, relu, scale):
     y, bias = empty_cpu((len(x), *positions, outs)), full_cpu(outs, 0.0) if bias is None else bias
     (size, whole), parts = work.room(channels, True), threads.parts(w.size, work.flops)
     rooms = _rooms(work, size, parts)
-    u = _packed(work, w, False, panels, rooms, whole, parts)
+    u = _packed(w, False, rooms, whole, parts)
 
     def run(part):
         (room, v, s), own = rooms[part.number], part.of(panels)
@@ -154,7 +159,7 @@ def _pixel_gradient(work, slopes, gates, x, w, scale):
     dx, panels = empty_cpu(x.shape), -(-channels // PANEL)
     (size, whole), parts = work.room(outs, False), threads.parts(w.size, work.flops)
     rooms = _rooms(work, size, parts)
-    u = _packed(work, w, True, panels, rooms, whole, parts)
+    u = _packed(w, True, rooms, whole, parts)
 
     def run(part):
         (room, v, s), own = rooms[part.number], part.of(panels)

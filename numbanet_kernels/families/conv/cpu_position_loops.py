@@ -19,7 +19,7 @@ from ...host.simd import LINE
 from ...host.transpose import transpose_block
 from ...runtime.declare import host_function, host_kernel
 from .cpu_im2col_loops import clear
-from .winograd.cpu_winograd_loops import _even, _multiply
+from .winograd.cpu_winograd_loops import _even, _multiply, blank
 from .winograd.cpu_winograd_transforms import PANEL
 
 IMAGES = 48  # of a piece, at most
@@ -162,18 +162,6 @@ def pack(w, taps, channels, turned, room, u, first, stop):
 
 
 # --- forward ----------------------------------------------------------------------------------------------------------
-@host_function
-def _blank(rows, total, width, o0, o1, y):
-    """y = 0 in all rows that are not listed, for the outputs o0 … o1 - 1."""
-    i = int64(0)
-    for r in range(total):
-        if i < rows.size and rows[i] == r:
-            i += 1
-            continue
-        for o in range(r * width + o0, r * width + o1):
-            y[o] = float32(0)
-
-
 @host_kernel(
     "void(i8[::1], f4[::1], f4[:, ::1], f4, f4[::1], f4, i4[::1], i8, i8[:, ::1], i4[::1], f4[:, ::1], f4[::1], f4[::1], b1,"
     " f4[::1], f4[::1], i8, i8)"
@@ -185,7 +173,7 @@ def forward(g, x, w, scale, bias, low, rows, images, pieces, members, room, v, u
     channels, outs, taps = g[2], g[5], g[6] * g[7]
     size = taps * channels * PANEL
     if p0 < p1:
-        _blank(rows, images * g[3] * g[4], outs, p0 * PANEL, min(p1 * PANEL, outs), y)
+        blank(rows, int64(0), images * g[3] * g[4], outs, p0 * PANEL, min(p1 * PANEL, outs), y)
     begin, end = int64(0), _end(pieces, int64(0), channels, True, v.size)
     while end > begin and p0 < p1:
         start = _place(pieces, begin, channels, True)
@@ -211,9 +199,13 @@ def forward(g, x, w, scale, bias, low, rows, images, pieces, members, room, v, u
 def _put(s, at, added, scale, bias, low, o0, y, r):
     """y[r, o] = max(scale s[at + o - o0] + bias[o], low) for the outputs of a panel; s is 0 unless products were `added`."""
     outs = bias.size
-    for o in range(o0, min(o0 + PANEL, outs)):
-        value = (s[at + o - o0] if added else float32(0)) * scale + bias[o]
-        y[r * outs + o] = low if value < low else value
+    o1 = min(o0 + PANEL, outs)
+    terms, own, out = s[at : at + PANEL], bias[o0:o1], y[r * outs + o0 : r * outs + o1]  # slices: LLVM then uses vectors
+    if not added:
+        terms[:] = 0
+    for o in range(out.size):
+        value = terms[o] * scale + own[o]
+        out[o] = low if value < low else value
 
 
 # --- backward ---------------------------------------------------------------------------------------------------------
@@ -251,8 +243,9 @@ def backward(g, dy, where, gated, w, scale, images, pieces, members, room, v, u,
 @host_function
 def _add(s, at, scale, c0, channels, dx, pixel):
     """dx[pixel, c] += scale s[at + c - c0] for the channels of a panel."""
-    for c in range(c0, min(c0 + PANEL, channels)):
-        dx[pixel * channels + c] += s[at + c - c0] * scale
+    terms, sums = s[at : at + PANEL], dx[pixel * channels + c0 : pixel * channels + min(c0 + PANEL, channels)]
+    for c in range(sums.size):
+        sums[c] += terms[c] * scale
 
 
 @host_kernel(

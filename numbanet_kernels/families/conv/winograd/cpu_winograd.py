@@ -13,6 +13,7 @@ import numpy as np
 
 from ....host import threads
 from ....host.simd import aligned
+from ....host.transpose import NO_INDICES
 from ....layouts.windows import tile_of
 from ....runtime.memory import empty_cpu, full_cpu
 from ..cpu_im2col_loops import add_up
@@ -129,16 +130,19 @@ def weighed(matrix, channels, turned, reverse, panels, rooms, parts):
     return [u] * parts
 
 
-def gated(dy, where):
-    """(dz, db) of conv2d_grad: dz is dy, but 0 unless `where` is positive, and db the sum of its rows."""
-    slopes = dy.reshape(-1, dy.shape[3])
-    dz = dy if where is None else empty_cpu(dy.shape)
+def gated(dy, where, rows=None):
+    """(dz, db) of conv2d_grad: dz is dy, but 0 unless `where` is positive and unless the row is listed, and db the sum of its
+    rows.
+    """
+    slopes, listed = dy.reshape(-1, dy.shape[3]), NO_INDICES if rows is None else rows
+    dz = dy if where is None and rows is None else empty_cpu(dy.shape)
     sums, db = empty_cpu((min(len(dy), SLICES), dy.shape[3]), np.float64), empty_cpu(dy.shape[3])
 
     def gate(part):
         own = part.of(len(sums))
         gates = slopes if where is None else where.reshape(slopes.shape)
-        loops.gate(slopes, gates, where is not None, dz.reshape(slopes.shape), sums, own.start, own.stop)
+        given = slopes, gates, where is not None, listed, rows is not None
+        loops.gate(*given, dz.reshape(slopes.shape), sums, own.start, own.stop)
 
     threads.share(gate, dy.size)
     add_up(sums, db)
@@ -215,19 +219,32 @@ def _convolved(x, w, turned, tiles, bias, low, scale, y):
     return y
 
 
-def convolved(x, w, window, positions, bias, relu, scale):
-    """y of conv2d"""
+def convolved(x, w, window, positions, bias, relu, scale, rows=None):
+    """y of conv2d; it is computed in all rows, and then set to 0 in those that are not listed."""
     outs = len(w)
     tiles = tiling(x.shape, window.padding, positions, outs)
     bias = full_cpu(outs, 0.0) if bias is None else bias
     y = empty_cpu((len(x), *positions, outs))
-    return _convolved(x, w, False, tiles, bias, 0.0 if relu else -np.inf, scale, y)
+    _convolved(x, w, False, tiles, bias, 0.0 if relu else -np.inf, scale, y)
+    if rows is not None:
+        _blank(rows, y)
+    return y
 
 
-def gradients(dy, where, x, w, window, scale, wants_dx):
-    """(dx or None, dw, db) of conv2d_grad"""
+def _blank(rows, y):
+    """Set y to 0 in the rows that are not listed."""
+
+    def blank(part):
+        own = part.of(y.size // y.shape[3])
+        loops.blank_rows(rows, own.start, own.stop, y.shape[3], y.reshape(-1))
+
+    threads.share(blank, y.size)
+
+
+def gradients(dy, where, x, w, window, scale, wants_dx, rows=None):
+    """(dx or None, dw, db) of conv2d_grad; dz is 0 in rows that are not listed."""
     outs, positions = len(w), dy.shape[1:3]
-    dz, db = gated(dy, where)
+    dz, db = gated(dy, where, rows)
     dw, dx = _weight_gradient(dz, x, w.shape, tiling(x.shape, window.padding, positions, outs), scale), None
     if wants_dx:
         behind = tuple(2 - before for before in window.padding)

@@ -18,7 +18,7 @@ from numba import float32, int64
 
 from ....host.transpose import transpose_block
 from ....runtime.declare import host_function, host_kernel
-from ..cpu_im2col_loops import clear
+from ..cpu_im2col_loops import before, clear
 from .cpu_winograd_transforms import (
     PANEL,
     ROWS,
@@ -174,15 +174,45 @@ def forward(
                 scatter_output(m, s, t * PANEL, plane_s, scale, bias, low, goals[t], o0, min(PANEL, outs - o0), y)
 
 
+@host_function
+def blank(rows, first, stop, width, o0, o1, y):
+    """y = 0 in those of the rows first … stop - 1 that are not listed, in the columns o0 … o1 - 1 of `width`."""
+    i = before(rows, first)
+    for r in range(first, stop):
+        if i < rows.size and rows[i] == r:
+            i += 1
+            continue
+        for o in range(r * width + o0, r * width + o1):
+            y[o] = float32(0)
+
+
+@host_kernel("void(i4[::1], i8, i8, i8, f4[::1])")
+def blank_rows(rows, first, stop, width, y):
+    """y = 0 in those of the rows first … stop - 1 that are not listed."""
+    blank(rows, first, stop, width, int64(0), width, y)
+
+
 # --- backward ---------------------------------------------------------------------------------------------------------
-@host_kernel("void(f4[:, ::1], f4[:, ::1], b1, f4[:, ::1], f8[:, ::1], i8, i8)")
-def gate(dy, where, gated, dz, sums, first, stop):
-    """dz = dy, but 0 unless where > 0, written only if `gated`; sums = the sums of dz, of its slices first … stop - 1."""
+@host_kernel("void(f4[:, ::1], f4[:, ::1], b1, i4[::1], b1, f4[:, ::1], f8[:, ::1], i8, i8)")
+def gate(dy, where, gated, rows, listed, dz, sums, first, stop):
+    """dz = dy, but 0 unless where > 0 if `gated`, and in rows that are not listed if `listed`; written only if one of them is
+    True. sums = the sums of dz, of its slices first … stop - 1.
+    """
     for number in range(first, stop):
         total = sums[number]
         total[:] = 0
-        for r in range(number * dy.shape[0] // sums.shape[0], (number + 1) * dy.shape[0] // sums.shape[0]):
+        r0, r1 = number * dy.shape[0] // sums.shape[0], (number + 1) * dy.shape[0] // sums.shape[0]
+        i = before(rows, r0)
+        for r in range(r0, r1):
             slopes = dy[r]
+            if listed:
+                kept = i < rows.size and rows[i] == r
+                if not kept:
+                    dz[r, :] = 0
+                    continue
+                i += 1
+                if not gated:
+                    dz[r, :] = slopes
             if gated:
                 values, out = where[r], dz[r]
                 for o in range(out.size):

@@ -11,30 +11,18 @@ from __future__ import annotations
 from numba import float32, int64
 
 from ....runtime.declare import host_function, host_kernel
+from ..cpu_im2col_loops import before
 from .cpu_winograd_loops import _even, _finish, _multiply, _place, _plane_of, _row_of, _weigh
 from .cpu_winograd_transforms import PANEL, gather_input, gather_slopes, scatter_output, scatter_pixels
 
 
 # --- lists ------------------------------------------------------------------------------------------------------------
 @host_function
-def _before(kept, tile):
-    """The number of listed tiles before `tile`."""
-    low, high = int64(0), int64(kept.size)
-    while low < high:
-        middle = (low + high) // 2
-        if kept[middle] < tile:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@host_function
 def _image(kept, tiles, images, number, parts):
     """The first image of part `number`: images are shared so that parts have about equally many kept tiles. An image has
     `tiles` tiles.
     """
-    count = _before(kept, tiles * images)
+    count = before(kept, tiles * images)
     i = count * number // parts
     return int64(0) if number == 0 else int64(kept[i] // tiles) if i < count and number < parts else int64(images)
 
@@ -49,7 +37,7 @@ def _tiles(g):
 @host_function
 def _blank(g, kept, first, stop, places, goals, o0, o1, y):
     """y = 0 in the dropped ones of the tiles first … stop - 1, for the outputs o0 … o1 - 1."""
-    i = _before(kept, first)
+    i = before(kept, first)
     for tile in range(first, stop):
         if i < kept.size and kept[i] == tile:
             i += 1
@@ -75,7 +63,7 @@ def forward(g, x, w, scale, bias, low, kept, images, places, goals, zeros, room,
     first, stop = _image(kept, tiles, images, number, parts) * tiles, _image(kept, tiles, images, number + 1, parts) * tiles
     if p0 < p1:
         _blank(g, kept, first, stop, places, goals[0], p0 * PANEL, min(p1 * PANEL, outs), y)
-    i0, stop = _before(kept, first), _before(kept, stop)
+    i0, stop = before(kept, first), before(kept, stop)
     while i0 < stop and p0 < p1:
         count = _even(stop - i0, most)
         for t in range(count):
@@ -98,7 +86,7 @@ def gate(g, dy, where, gated, kept, images, places, goals, dz, sums, first, stop
     """dz = dy, but 0 unless where > 0, written only if `gated`, in the kept tiles; sums = the sums of dz in them, of the slices
     first … stop - 1 of the list.
     """
-    count, outs = _before(kept, _tiles(g) * images), dy.shape[1]
+    count, outs = before(kept, _tiles(g) * images), dy.shape[1]
     for number in range(first, stop):
         total = sums[number]
         total[:] = 0
@@ -143,7 +131,7 @@ def backward(g, dz, w, scale, kept, images, places, goals, zeros, room, v, u, re
     plane_v, plane_u, plane_s = _plane_of(most, row), _plane_of(outs, PANEL), _plane_of(most, PANEL)
     cleared, last = _image(kept, tiles, images, number, parts), _image(kept, tiles, images, number + 1, parts)
     begin, end = p0 * PANEL, min(p1 * PANEL, channels)
-    i0, stop = _before(kept, cleared * tiles), _before(kept, last * tiles)
+    i0, stop = before(kept, cleared * tiles), before(kept, last * tiles)
     while i0 < stop and p0 < p1:
         count = _even(stop - i0, most)
         reached = kept[i0 + count - 1] // tiles + 1
@@ -174,7 +162,7 @@ def gradient(g, x, dz, scale, kept, images, places, goals, zeros, room, v, u, s,
     panel, all tiles are one stretch, and dw is computed at once.
     """
     m, channels, outs, most = g[0], g[3], g[10], goals.shape[0]
-    elements, row, total = (m + 2) * (m + 2), _row_of(channels), _before(kept, _tiles(g) * images)
+    elements, row, total = (m + 2) * (m + 2), _row_of(channels), before(kept, _tiles(g) * images)
     plane_v, plane_u, plane_s = _plane_of(most, row), _plane_of(channels, PANEL), _plane_of(most, PANEL)
     first, stop = total * number // slices, total * (number + 1) // slices
     if first == stop:
