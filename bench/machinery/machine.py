@@ -77,12 +77,20 @@ def processor() -> str:
 
 def _cpu() -> str:
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        return cpu_of(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        return platform.processor() or platform.machine()
+
+
+def cpu_of(text: str) -> str:
+    """The name of the processor that /proc/cpuinfo describes. A name without a number, such as virtual machines give, stands
+    for processors of several generations; then family and model are named, too.
+    """
+    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    name = found.get("model name") or platform.processor() or platform.machine()
+    if any(map(str.isdigit, name)) or not {"cpu family", "model"} <= set(found):
+        return name
+    return f"{name} (family {found['cpu family']}, model {found['model']})"
 
 
 def _blas() -> str:
