@@ -2,8 +2,9 @@
 cheapest to compute and to use:
 
 Dense     an array of the tensor's shape
-Packed    the values at the rows and columns, or the tiles, of a weight that a plan kept, or at some rows of an embedding; all
-          other elements are zero
+Packed    the values at the rows and columns, or the tiles, of a weight that a plan kept; all other elements are
+          zero
+LookedUp  the values at the rows of a table that samples have looked up
 Columns   the values of some columns of a matrix; all other columns are zero
 Pending   a matrix product that is not computed yet, so that a ReLU mask or a scale can be fused into its epilogue
 One       the gradient 1 of a tensor of one value, with which `backward` starts
@@ -82,6 +83,11 @@ class Packed(Gradient):
     def add(self, other, dev):
         alike = isinstance(other, Packed) and all(a is b for a, b in zip(self.packing, other.packing, strict=True))
         return dataclasses.replace(self, values=dev.add(self.values, other.values)) if alike else Gradient.add(self, other, dev)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class LookedUp(Packed):
+    """A packed gradient of the rows of a table that samples have looked up: processes that train one model have other rows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

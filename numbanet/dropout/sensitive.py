@@ -38,7 +38,6 @@ from .base import Dropout, Rate
 MOST = 0.95  # upper bound of the rate of a region
 SCALED_BY = 4096  # values from which the scale of an input is estimated
 STEPS = 12  # bisection steps of the search for a threshold
-SHARES = 8  # steps of `share` from 0 to 1: each new one is another kind of plan, which is recorded anew
 LOOKS = 12  # random samples of each step; with a single one, the share of sensitive regions is off by up to .11
 SIDES, CHANNELS = (2, 4), 16  # of tiles, and least number of channels and filters for which they are dropped
 
@@ -144,12 +143,12 @@ class SensitiveDropout(Dropout):
         region: tuple[int, int],
         rates: tuple[float, float],
         scale: float,
-        share: float,
+        kept: float,
         rng: np.random.Generator,
     ) -> Plan:
         """Draw the plan for an im2col matrix of shape `shape`. `sensitive` holds a flag for each region, which is True if the
         region is sensitive. `images` is the number of images, `region` the shape of a region, `rates` are the rates of
-        sensitive and of other regions, `scale` multiplies kept values, and `share` is about the share that is kept on average.
+        sensitive and of other regions, `scale` multiplies kept values, and `kept` is the share that is kept on average.
         """
 
     # --- sensitivity --------------------------------------------------------------------------------------------------
@@ -166,8 +165,7 @@ class SensitiveDropout(Dropout):
         sensitive = counts > self.votes * looked
         share = float(sensitive.mean()) if sensitive.size else 0.0
         rates, scale = rates_of(rate, share, self.contrast), 1.0 if self.scale == "none" else 1 / (1 - rate)
-        kept = round((1 - rate) * SHARES) / SHARES
-        plan = policy.choose_regions(sensitive, x.shape[0], shape, region, rates, scale, kept, rng)
+        plan = policy.choose_regions(sensitive, x.shape[0], shape, region, rates, scale, 1 - rate, rng)
         plan = self.planned(plan, layer, x)
         self._seen[site.number].append((1 - plan.density, share))
         return plan
@@ -291,7 +289,8 @@ class RowSensitiveDropout(SensitiveDropout):
     Notes
     -----
     Winograd's filtering of all positions takes about a quarter of the multiplications. So the CPU computes all positions of
-    convolutions with 3 x 3 windows, stride 1 and many channels, and sets the dropped ones to 0, unless p is above about 0.65.
+    convolutions with 3 x 3 windows, stride 1 and many channels, and sets the dropped ones to 0, unless p is above about 0.65,
+    or 0.8 with 512 channels. What is said to be skipped are dropped positions, also where all are computed.
 
     Tiles change the method: what is dropped is correlated in space, as in DropBlock (Ghiasi, Lin and Le 2018), whose blocks may
     begin anywhere. A dropped position is then no longer seen through its
@@ -354,12 +353,12 @@ class RowSensitiveDropout(SensitiveDropout):
     def offsets(self, size, count, rng):  # all in one row, so that the start of its patch is computed once
         return np.stack([np.full(count, rng.integers(max(size[0], 1))), rng.integers(max(size[1], 1), size=count)], 1)
 
-    def choose_regions(self, sensitive, images, shape, region, rates, scale, share, rng):
+    def choose_regions(self, sensitive, images, shape, region, rates, scale, kept, rng):
         low, high = (np.uint16(min(round(rate * 65536), 65535)) for rate in rates)
         watched, positions = -(-images // self.together), shape[0] // max(images, 1)
         below = np.repeat(np.where(sensitive[:, 0], low, high), self.rows)[: watched * positions].reshape(watched, positions)
         drawn = np.frombuffer(rng.bytes(2 * below.size), np.uint16)  # faster than rng.integers
         mask = drawn.reshape(below.shape) >= below
         if self.together > 1:
-            return GroupPlan(images, mask, scale, self.together, share)
-        return PositionPlan(shape[0], np.flatnonzero(mask), scale, share=share)
+            return GroupPlan(images, mask, scale, self.together, kept)
+        return PositionPlan(shape[0], np.flatnonzero(mask), scale, share=kept)

@@ -16,7 +16,7 @@ from .sensitive import SensitiveDropout
 
 COLUMNS = 64  # maximal columns of a block: with fewer, products with its rows of the weight are short
 THREADS = 2  # minimal number of block rows, if images are not split
-ROWS = 512  # approximate rows of a block: with fewer, gathering its rows of the weight takes longer than the product
+ROWS = 512  # approximate rows of a block: with fewer, reading its rows of the weight takes longer than the product
 NARROW = 16  # largest number of channels for which images that keep the same blocks are computed together, without gathering
 ROWS_TOGETHER = 128  # approximate rows of a block then: with fewer, more positions than those of the block are computed
 LEAST, MANY = 64, 128  # channels from which there are blocks of channels, of 16, and of 32: at least four in a block row
@@ -116,7 +116,7 @@ class BlockSensitiveDropout(SensitiveDropout):
         columns = _divisor(channels, COLUMNS) if channels > 4 else channels * window.kernel[1]
         return self.rows or rows, self.columns or columns
 
-    def choose_regions(self, sensitive, images, shape, region, rates, scale, share, rng):
+    def choose_regions(self, sensitive, images, shape, region, rates, scale, kept, rng):
         count = sensitive.shape[1]
         wanted = (1 - (sensitive.mean() * rates[0] + (1 - sensitive.mean()) * rates[1])) * count if sensitive.size else count
         keep = min(int(wanted + rng.random()), count)

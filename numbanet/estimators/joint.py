@@ -13,11 +13,13 @@ import numpy as np
 from sklearn.utils import _safe_indexing
 
 from ..parallel import Exchange, current, joined
-from ..parallel.checks import by_data, refuse, same, samples, told
+from ..parallel.checks import digest, refuse, same, samples, told
 from ..parallel.ranks import Ranks
 from ..training.data import Data
 from ..training.hooks import Hook
+from ..training.sparsity import Rewire
 
+PLAIN = ("dropout", "dropout_rate", "epochs", "every", "keep")  # arguments that are equal on all ranks
 SAMPLES = ("X", "y", "sample_weight", "tokens")  # arguments of which `shard` chooses rows
 
 
@@ -45,11 +47,17 @@ def together(estimator: Any, call: Callable[..., Any], args: Sequence[Any], name
     """A context for a training call of an estimator on all ranks. It yields the arguments call(estimator, …) of this rank."""
 
     def agree(ranks: Ranks) -> None:
-        same(ranks, {"numbanet": version(), "numpy": np.__version__, **told(estimator.get_params(deep=False))})
+        bound = list(_bound(estimator, call, args, named).arguments.items())[1:]
+        given = {name: value for name, value in bound if value is not None}
+        facts: dict[str, Any] = {"numbanet": version(), "numpy": np.__version__, **told(estimator.get_params(deep=False))}
+        facts |= {"call": call.__name__, "arguments": sorted(given), "shard": bool(estimator.shard)}
+        same(ranks, {**facts, **told({name: given[name] for name in PLAIN if name in given})})
         if estimator.__dict__.get("objective") is not None:
             raise ValueError("parallel: objective measures devices on each rank; leave objective=None, and choose device")
         if getattr(estimator.__dict__.get("sparsity"), "cost_weight", 0):
             raise ValueError("parallel: cost_weight of a GroupLasso measures times, which differ between ranks; choose 0")
+        if isinstance(estimator.__dict__.get("sparsity"), Rewire):
+            raise ValueError("parallel: Rewire adds entries by the gradient of a rank's own samples; choose another sparsity")
         if estimator.shard and estimator.__dict__.get("scoring") is not None:
             raise ValueError("parallel: scoring sees the samples of one rank only; leave scoring=None, or shard=False")
 
@@ -75,10 +83,11 @@ class Joint(Hook):
         stepper = run.stepper
         hooks = [type(hook).__name__ for hook in run.estimator.callbacks or () if isinstance(hook, Hook)]
         facts = {"device": run.dev.name, "hooks": hooks, "sample weights": self.data.weights is not None}
+        facts["digest of the weights"] = digest(run.model)
         same(stepper.ranks, {**facts, **samples(stepper.ranks, self.data.X, self.data.y)})
         size, stateful = stepper.batch_size, stepper.task.stateful
         refuse(stepper.ranks, run.model, stepper.policy, size, len(self.data), stateful, on_host=run.dev.asides())
-        self.exchange = Exchange(stepper.ranks, run.dev, by_data(run.model))
+        self.exchange = Exchange(stepper.ranks, run.dev)
         run.optimizer.reduce_by(self.exchange)
 
     def epoch_start(self, run, epoch):

@@ -13,7 +13,7 @@ from numbanet_kernels.layouts.packed import Packing
 from ..arguments import host_array, is_array, is_integer
 from ..autograd import op
 from ..device import Device, device
-from ..gradients import Packed
+from ..gradients import LookedUp
 from ..plans import AxisPlan, DevicePlan
 from ..plans.on_device import DeviceAxis, full_axis, on
 from ..tensor import Tensor
@@ -223,7 +223,7 @@ def embedding(
         )  # this sorts only the rows that were looked up
         order, starts, inverse = grouped
         values = dev.sum_by_row(dev.reshape(dy, (flat.size, width)), order, starts)
-        return Packed(values, Packing(inverse, full_axis(w.shape[0], dev).lists.classes, *cols.columns), tuple(w.shape))
+        return LookedUp(values, Packing(inverse, full_axis(w.shape[0], dev).lists.classes, *cols.columns), tuple(w.shape))
 
     return y, (dw,)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..layers import BatchNorm1d, BatchNorm2d, Embedding, Sequential, walk
+from ..layers import BatchNorm1d, BatchNorm2d, Sequential, walk
 from .ranks import Ranks, Team, current
 
 SAMPLED = 4096  # number of rows of which a digest of samples is made
@@ -112,8 +112,3 @@ def refuse(team: Team, model: Sequential, policy: Any, batch_size: int, n: int, 
             f"parallel: the last batch of {n} samples has {tail}, and batch normalisation needs at least one for each of the "
             f"{team.size} ranks; choose another batch_size than {batch_size}"
         )
-
-
-def by_data(model: Sequential) -> list[Any]:
-    """Return the weights of which samples decide which elements have gradients."""
-    return [layer.weight for _, layer in walk(model) if isinstance(layer, Embedding)]

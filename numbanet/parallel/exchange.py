@@ -1,21 +1,24 @@
 """`Exchange`: after the passes of a step, the gradients are summed over the ranks, each one as it is stored.
 
-All ranks draw equal plans, so their packed gradients hold the same elements of a weight: only these travel. The loss of a rank
-is its part of the loss of the joint batch (`parts`), so the gradient of the joint batch is the sum.
+All ranks draw equal plans, so their packed gradients hold the same elements of a weight: only these travel. Which rows of an
+`Embedding` have gradients, the samples of each rank decide: these rows are gathered, with their numbers, and added up
+(`JointRows`). The loss of a rank is its part of the loss of the joint batch (`parts`), so the gradient of the joint batch is
+the sum.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..device import Device
-from ..gradients import Dense, Packed
+from ..gradients import LookedUp, Packed
 from ..tensor import Tensor
 from .ranks import Ranks
 
@@ -46,9 +49,6 @@ class Exchange:
     ranks : Ranks
     dev : Device
         The device of the gradients.
-    by_data : collection of Tensor
-        Weights, such as that of an `Embedding`, of which samples decide which elements have gradients. They differ between
-        ranks, so these gradients are sent as dense arrays.
 
     Attributes
     ----------
@@ -62,10 +62,11 @@ class Exchange:
 
     SMALL = 1 << 14  # elements: smaller arrays share a bucket
 
-    def __init__(self, ranks: Ranks, dev: Device, by_data: Collection[Tensor] = ()) -> None:
-        self.ranks, self.dev, self.by_data = ranks, dev, frozenset(by_data)
+    def __init__(self, ranks: Ranks, dev: Device) -> None:
+        self.ranks, self.dev = ranks, dev
         self.records = dev.asides()  # whether steps with this exchange may be recorded
         self.started: dict[int, Callable[[], None]] = {}  # by array, what waits for the end of its sum
+        self.joint: dict[tuple[Tensor, int], JointRows] = {}  # by table and number of its columns that are kept
         self.begin()
 
     def begin(self, sent: int = 0, dense: int = 0, seconds: float = 0.0, step: int = 0) -> None:
@@ -82,7 +83,11 @@ class Exchange:
         gradients may be those of other tensors as well.
         """
         gradient = parameter.gradient
-        if isinstance(gradient, Packed) and parameter not in self.by_data and math.prod(gradient.values.shape) > self.SMALL:
+        if (
+            isinstance(gradient, Packed)
+            and not isinstance(gradient, LookedUp)
+            and math.prod(gradient.values.shape) > self.SMALL
+        ):
             self._do(functools.partial(self._start, gradient.values))
 
     def _do(self, work: Callable[[], None]) -> None:
@@ -115,20 +120,31 @@ class Exchange:
             On all ranks, if the loss is not finite on one of them.
         """
         arrays: dict[int, Any] = {}
-        dense = 0
+        dense, tables = 0, []
         for parameter in parameters:
             gradient = parameter.gradient
             if gradient is None:
                 continue
-            if isinstance(gradient, Packed) and parameter in self.by_data:
-                parameter.zero_grad()
-                parameter.receive(Dense(gradient.dense(self.dev)))
-            values = parameter.gradient.values  # type: ignore[union-attr]
+            values = gradient.values
             dense += 0 if id(values) in arrays else 4 * parameter.size  # biases of an LSTM share their gradient
-            arrays[id(values)] = values
-        self._do(functools.partial(self._sum, list(arrays.values()), loss, dense))
+            if isinstance(gradient, LookedUp):
+                tables.append(self._table(parameter, gradient))
+            else:
+                arrays[id(values)] = values
+        self._do(functools.partial(self._sum, list(arrays.values()), tables, loss, dense))
 
-    def _sum(self, arrays: Sequence[Any], loss: Any, dense: int) -> None:
+    def _table(self, parameter: Tensor, gradient: LookedUp) -> Callable[[], int]:
+        """Replace the gradient of a table by that of all ranks, which the function that is returned computes."""
+        key = parameter, gradient.values.shape[1]
+        if key not in self.joint:
+            self.joint[key] = JointRows(self.dev, parameter.shape[0], key[1])
+        joint = self.joint[key]
+        packing = gradient.packing._replace(row_pos=joint.places)
+        parameter.zero_grad()
+        parameter.receive(dataclasses.replace(gradient, values=joint.values, packing=packing))
+        return functools.partial(joint.fill, self.ranks, gradient)
+
+    def _sum(self, arrays: Sequence[Any], tables: Sequence[Callable[[], int]], loss: Any, dense: int) -> None:
         began, dev = time.perf_counter(), self.dev
         hosts = [np.ascontiguousarray(dev.download(array)) for array in arrays]
         started, self.started = self.started, {}
@@ -139,6 +155,7 @@ class Exchange:
         bucket = np.concatenate([*(host.reshape(-1) for host in small), last], dtype=np.float32)
         fine = math.isfinite(float(last[0]))
         waits.append(self.ranks.start(bucket))
+        self.sent += sum(fill() for fill in tables)
         for wait in waits:
             wait()
         self.step += 1
@@ -158,3 +175,53 @@ class Exchange:
         """Raise NotFinite, with the ranks on which something is not finite."""
         wrong = [rank for rank, other in enumerate(self.ranks.gather(fine)) if not other]
         raise NotFinite(self.step, wrong or list(range(self.ranks.size)))
+
+
+class JointRows:
+    """The gradient of a table of which each rank has some rows: their sums over the ranks, in arrays that updates read. They
+    exist before a step is recorded, because replays write to them.
+
+    Parameters
+    ----------
+    dev : Device
+    total, columns : int
+        Number of rows of the table, and of its columns that are kept.
+
+    Attributes
+    ----------
+    places : (total,) int32 device array
+        For each row of the table, its row in `values`, or -1.
+    values : (total, columns) float32 device array
+        The sums; other rows are undefined.
+    """
+
+    def __init__(self, dev: Device, total: int, columns: int) -> None:
+        self.dev = dev
+        self.places = dev.upload(np.full(total, -1, np.int32))
+        self.values = dev.upload(np.zeros((total, columns), np.float32))
+
+    def fill(self, ranks: Ranks, gradient: LookedUp) -> int:
+        """Compute the sums of the gradients of all ranks; return the number of bytes that this rank has sent. If ranks have as
+        many rows together as the table, a sum of the whole table sends less.
+        """
+        dev = self.dev
+        own, sums = (np.asarray(dev.download(array)) for array in (gradient.packing.row_pos, gradient.values))
+        rows = np.flatnonzero(own >= 0).astype(np.int32)
+        sums = sums[own[rows]]
+        places, values = (dev.download(array) for array in (self.places, self.values))
+        if sum(ranks.gather(len(rows))) >= len(places):
+            values[:] = 0
+            values[rows], places[:] = sums, np.arange(len(places))
+            ranks.sum(values)
+            sent = values.nbytes
+        else:
+            parts, sent = ranks.gather((rows, sums)), rows.nbytes + sums.nbytes
+            every = np.unique(np.concatenate([numbers for numbers, _ in parts]))
+            places[:], values[: len(every)] = -1, 0
+            places[every] = np.arange(len(every))
+            for numbers, terms in parts:  # in the order of the ranks: all ranks get the same bits
+                values[places[numbers]] += terms
+        for host, array in ((places, self.places), (values, self.values)):
+            if host is not array:  # on the CPU they are the same array
+                dev.copy(dev.upload(host), out=array)
+        return sent

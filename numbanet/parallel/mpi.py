@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import math
 import pickle
 import sys
 import time
@@ -27,6 +28,7 @@ SPINS = 200  # polls before a waiting rank lets other processes run
 AWAKE = 0.01  # seconds of waiting after which it sleeps between polls
 ASLEEP = 1e-4  # seconds
 NAMED = 2.0  # seconds in which the watch names a rank whose failure MPI has noticed
+LEFT = 4.0  # seconds that a rank waits for one whose program has ended: what it sent may be on its way
 GRACE = 0.5  # seconds that a failed rank leaves the others to say why they end
 
 
@@ -92,11 +94,17 @@ class MPIRanks(Ranks):
         return self.comm
 
     def _wait(self, request: Any) -> None:
-        polls, until = 0, 0.0
+        polls, until, noticed = 0, 0.0, math.inf
         while not self._done(request):
-            if self.watch.failure:
+            failure = self.watch.failure
+            if self.watch.ended and not failure:
+                noticed = min(noticed, time.monotonic())
+                if time.monotonic() > noticed + LEFT:
+                    ended = self.watch.ended[0]
+                    failure = f"rank {ended} of {self.size} has ended its program, and rank {self.rank} waits for it"
+            if failure:
                 self.failed = True
-                raise RankFailure(self.watch.failure)
+                raise RankFailure(failure)
             polls += 1
             if polls == SPINS:
                 until = time.monotonic() + AWAKE

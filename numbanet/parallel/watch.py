@@ -24,10 +24,13 @@ class Watch:
     ----------
     failure : str
         What has happened to another rank; "" if nothing has.
+    ended : list of int
+        Ranks whose programs have ended, without an error. That is none, unless this rank waits for one of them.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size, self.failure, self.closed = rank, size, "", False
+        self.ended: list[int] = []
         self.others: dict[socket.socket, int] = {}  # by connection, the rank at its other end
         self.server: socket.socket | None = None
 
@@ -54,14 +57,14 @@ class Watch:
 
     def fail(self, reason: str) -> None:
         """Tell the other ranks that this one has failed."""
-        self._tell(f"rank {self.rank} of {self.size} failed: {reason}", None)
+        self._tell(None, failure=f"rank {self.rank} of {self.size} failed: {reason}")
 
     def close(self) -> None:
         """End; the other ranks do not take it for a failure."""
         self.closed = True
         for connection in list(self.others):
             with contextlib.suppress(OSError):
-                connection.sendall(_line(end=True))
+                connection.sendall(_line(end=self.rank))
                 connection.close()
         if self.server is not None:
             self.server.close()
@@ -72,31 +75,43 @@ class Watch:
 
     def _serve(self) -> None:
         assert self.server is not None
-        with contextlib.suppress(OSError, ValueError):
-            for _ in range(1, self.size):
-                connection = _lasting(self.server.accept()[0])
-                self.others[connection] = json.loads(connection.makefile().readline())["rank"]
-                self._run(lambda connection=connection: self._read(connection))
+        with contextlib.suppress(OSError):
+            while len(self.others) < self.size - 1:
+                connection = self.server.accept()[0]
+                try:  # anything may connect to a port
+                    self.others[_lasting(connection)] = int(json.loads(connection.makefile().readline())["rank"])
+                except (ValueError, TypeError, KeyError):
+                    connection.close()
+                else:
+                    self._run(lambda connection=connection: self._read(connection))
 
     def _read(self, connection: socket.socket) -> None:
-        """Wait for a message of another rank, or for its end."""
-        rank, text = self.others[connection], ""
-        with contextlib.suppress(OSError, ValueError):
-            text = connection.makefile().readline()
-        message = json.loads(text) if text.endswith("\n") else {}
-        if not self.closed and "end" not in message:
-            reason = message.get("failure") or f"rank {rank} of {self.size} has ended: it was killed, or its machine failed"
-            self.failure = self.failure or reason
-            if "failure" not in message:  # at once, because the launcher is about to kill this process
-                print(f"numbanet: {reason}", file=sys.stderr, flush=True)
-            if self.rank == 0:
-                self._tell(reason, connection)
+        """Read the messages of another rank until it ends."""
+        rank, lines = self.others[connection], connection.makefile()
+        while True:
+            text = ""
+            with contextlib.suppress(OSError, ValueError):
+                text = lines.readline()
+            message = json.loads(text) if text.endswith("\n") else {}
+            if "end" in message:
+                self.ended.append(message["end"])
+                if self.rank == 0:
+                    self._tell(connection, **message)
+                continue
+            if not self.closed and rank not in self.ended:
+                reason = message.get("failure") or f"rank {rank} of {self.size} has ended: it was killed, or its machine failed"
+                self.failure = self.failure or reason
+                if "failure" not in message:  # at once, because the launcher is about to kill this process
+                    print(f"numbanet: {reason}", file=sys.stderr, flush=True)
+                if self.rank == 0:
+                    self._tell(connection, failure=reason)
+            return
 
-    def _tell(self, failure: str, but: socket.socket | None) -> None:
+    def _tell(self, but: socket.socket | None, **message: Any) -> None:
         for connection in list(self.others):
             if connection is not but:
                 with contextlib.suppress(OSError):
-                    connection.sendall(_line(failure=failure))
+                    connection.sendall(_line(**message))
 
 
 def _line(**message: Any) -> bytes:

@@ -17,14 +17,20 @@ class PositionPlan(DrawnPlan):
     consecutive images keeps the same positions.
 
     Plans with an equal `kind` may keep different numbers of rows. So the list of kept rows is padded to length n with the
-    numbers n, n + 1, …. `share` is the share of the rows that such plans keep on average; the device chooses the fastest way
-    for it, by default for all rows.
+    numbers n, n + 1, …. `share` is about the share of the rows that such plans keep on average, for which the device chooses
+    the fastest way; by default, that of this plan. It is rounded, so that few kinds of plans differ by it.
     """
 
-    def __init__(self, n: int, chosen: np.ndarray, scale: float = 1.0, together: int = 1, share: float = 1.0) -> None:
+    STEPS = 16  # of `share`, from 0 to 1
+
+    def __init__(self, n: int, chosen: np.ndarray, scale: float = 1.0, together: int = 1, share: float | None = None) -> None:
         super().__init__(n, chosen, scale)
         object.__setattr__(self, "together", together)
-        object.__setattr__(self, "share", share)
+        self._set_share(share)
+
+    def _set_share(self, share: float | None) -> None:
+        own = self.density if share is None else share
+        object.__setattr__(self, "share", round(self.STEPS * own) / self.STEPS)
 
     together: int
     share: float
@@ -57,7 +63,7 @@ class PositionTilePlan(PositionPlan):
         The kept tiles, increasing.
     scale : float, default=1.0
         Factor of the kept values.
-    share : float, default=1.0
+    share : float, optional
         As for `PositionPlan`.
 
     Raises
@@ -67,7 +73,7 @@ class PositionTilePlan(PositionPlan):
     """
 
     def __init__(
-        self, grid: tuple[int, int, int], side: int, tiles: np.ndarray, scale: float = 1.0, share: float = 1.0
+        self, grid: tuple[int, int, int], side: int, tiles: np.ndarray, scale: float = 1.0, share: float | None = None
     ) -> None:
         if side < 1 or min(grid) < 0:
             raise ValueError(f"PositionTilePlan: the side {side} must be at least 1, and no number of {grid} negative")
@@ -104,13 +110,14 @@ class GroupPlan(PositionPlan):
     the rows of the im2col matrix are listed only if they are asked for.
     """
 
-    def __init__(self, images: int, groups: np.ndarray, scale: float, together: int, share: float = 1.0) -> None:
+    def __init__(self, images: int, groups: np.ndarray, scale: float, together: int, share: float | None = None) -> None:
         wanted = -(-images // together)
         if groups.dtype != np.bool_ or groups.ndim != 2 or len(groups) != wanted:
             raise ValueError(f"GroupPlan: {wanted} rows of bool are required, not {groups.shape} {groups.dtype}")
         given = {"n": images * groups.shape[1], "images": images, "groups": groups, "scale": scale, "together": together}
-        for name, value in {**given, "share": share}.items():
+        for name, value in given.items():
             object.__setattr__(self, name, value)
+        self._set_share(share)
 
     images: int
     groups: np.ndarray

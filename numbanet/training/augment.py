@@ -68,7 +68,8 @@ class Augmentation(Hook):
         if batch.ids is not None:
             raise ValueError(f"augment: {self.augment!r} cannot change integers, which are rows of a table")
         x = batch.inputs
-        made = self.augment(x, run.streams.rows, run.dev)
+        streams = run.streams  # ranks change their samples in different ways, and draw the order of all samples alike
+        made = self.augment(x, streams.rows if run.stepper.ranks is None else streams.noise, run.dev)
         if getattr(made, "shape", None) != x.shape or made.dtype != x.dtype:
             raise ValueError(
                 f"augment: {self.augment!r} must give {x.dtype} {x.shape} as it was given, not "

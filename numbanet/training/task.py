@@ -299,12 +299,16 @@ class LanguageModelling(Task):
             )
 
     def learn(self, model, flow, context, batch):
-        if flow.x.shape[0] <= self._most(model, flow.x):
+        steps, n = flow.x.shape[:2]
+        if context.ranks is not None:  # the largest share of a rank, so that all ranks do the same
+            n = math.ceil(batch.total / (steps * context.ranks.size))
+        most = self._most(model, n)
+        if steps <= most:
             return super().learn(model, flow, context, batch)
         flow, last = model.before_last(flow, context)
         flow, dev, computed = flow.applied(), context.device, []
         answers = dev.empty(batch.targets.shape, np.int32)
-        for chunk, words in self._pieces(model, flow.x):
+        for chunk, words in self._pieces(flow.x, most):
             output, n = last(flow._replace(x=chunk)).dense(), words.stop - words.start
             loss = self.loss(output, dev.part(batch.targets, words.start, words.stop), dev.full((n,), 1 / batch.total))
             with completed.within(None):  # later chunks add to the gradient of the last weight
@@ -315,15 +319,15 @@ class LanguageModelling(Task):
         flow.x.backward(Tensor.wrap(gradients, dev))
         return dev.sum(losses), answers
 
-    def _most(self, model: Sequential, x: Tensor) -> int:
-        """Return the largest number of time steps that have at most `MOST_LOGITS` logits."""
-        return max(1, self.MOST_LOGITS // max(1, x.shape[1] * (model.symbols or 1)))
+    def _most(self, model: Sequential, n: int) -> int:
+        """Return the largest number of time steps of n segments that have at most `MOST_LOGITS` logits."""
+        return max(1, self.MOST_LOGITS // max(1, n * (model.symbols or 1)))
 
-    def _pieces(self, model: Sequential, x: Tensor) -> Iterator[tuple[Tensor, slice]]:
-        """Cut x (T, N, …) into chunks of time steps. Yield (chunk, slice) for each: the chunk is the leaf of a new graph, and
-        the slice gives its words among the T N words.
+    def _pieces(self, x: Tensor, most: int) -> Iterator[tuple[Tensor, slice]]:
+        """Cut x (T, N, …) into chunks of at most `most` time steps. Yield (chunk, slice) for each: the chunk is the leaf of a
+        new graph, and the slice gives its words among the T N words.
         """
-        most, (steps, n) = self._most(model, x), x.shape[:2]
+        steps, n = x.shape[:2]
         for start in range(0, steps, most):
             stop = min(start + most, steps)
             chunk = Tensor.wrap(x.device.part(x.data, start, stop), x.device, x.requires_grad)
@@ -348,7 +352,7 @@ class LanguageModelling(Task):
                 flow = Flow(Tensor.wrap(dev.upload(batch.ids), dev), Symbols(batch.ids))
                 flow, last = model.before_last(flow, Context(dev, state=state))
                 flow = flow.applied()
-                for chunk, words in self._pieces(model, flow.x):
+                for chunk, words in self._pieces(flow.x, self._most(model, flow.x.shape[1])):
                     targets = dev.part(batch.targets, words.start, words.stop)
                     total += self.loss(last(flow._replace(x=chunk)).dense(), targets, None).item() * (words.stop - words.start)
                 count += batch.rows.size

@@ -10,6 +10,7 @@ import pytest
 
 from bench.machinery import harness
 from bench.machinery.harness import Case, Implementation, Schedule, measure, quantiles, relative_error
+from bench.machinery.machine import cpu_of
 from bench.machinery.results import Results
 from bench.machinery.table import markdown
 from bench.machinery.worker import Task, Worker, WorkerError, Workers
@@ -157,3 +158,15 @@ def test_files_that_hold_no_results_are_refused(tmp_path):
         with pytest.raises(ValueError, match="a.json"):
             Results(path)
         assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("model name\t: AMD EPYC\ncpu family\t: 25\nmodel\t\t: 17\n", "AMD EPYC (family 25, model 17)"),
+        ("model name\t: AMD EPYC 9654 96-Core\ncpu family\t: 25\nmodel\t\t: 17\n", "AMD EPYC 9654 96-Core"),
+        ("model name\t: Some Processor\n", "Some Processor"),
+    ],
+)
+def test_processors_without_a_number_are_told_by_family_and_model(text, expected):
+    assert cpu_of(text) == expected

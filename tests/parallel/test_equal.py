@@ -62,6 +62,8 @@ CASES = {
     "window": (mlp, {"dropout": "window"}),
     "adam": (mlp, {"optimizer": "adam", "learning_rate": 0.001}),
     "adam, rdp": (mlp, {"dropout": "rdp", "optimizer": "adam", "learning_rate": 0.001}),
+    "adam, tdp": (mlp, {"dropout": "tdp", "optimizer": "adam", "learning_rate": 0.001}),
+    "adam, batchwise": (mlp, {"dropout": "batchwise", "optimizer": "adam", "learning_rate": 0.001}),
     "clipped": (mlp, {"dropout": "rdp", "clip_norm": 0.1}),
     "weighted": (weighted, {}),
     "batch norm": (normed, {"dropout": "rdp"}),

@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 
-from numbanet import Hook, LanguageModel, Net, Tensor
+from numbanet import Hook, LanguageModel, Net, Tensor, ops
 from numbanet.device import device
 from numbanet.parallel import Exchange, NotFinite, RankFailure, run_ranks
+from numbanet.plans import IndexPlan
 from numbanet.training.sgd import SGD
+from numbanet.training.sparsity import Rewire
+from numbanet.training.task import LanguageModelling
 
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((200, 12)).astype(np.float32)
@@ -63,9 +66,9 @@ def test_large_kept_gradients_travel_during_the_backward_pass(monkeypatch):
             events.setdefault(self.ranks.rank, []).append(array.shape)
             super()._start(array)
 
-        def _sum(self, arrays, loss, dense):
+        def _sum(self, arrays, tables, loss, dense):
             events[self.ranks.rank].append(len(self.started))
-            super()._sum(arrays, loss, dense)
+            super()._sum(arrays, tables, loss, dense)
 
     monkeypatch.setattr("numbanet.estimators.joint.Exchange", Noted)
     nets = run_ranks(2, lambda ranks: Net((48, 40), dropout="batchwise", parallel=ranks, **SETTINGS).fit(X, Y))
@@ -74,6 +77,37 @@ def test_large_kept_gradients_travel_during_the_backward_pass(monkeypatch):
     alone = Net((48, 40), dropout="batchwise", **SETTINGS).fit(X, Y)
     for ours, theirs in zip(nets[0].model_.parameters(), alone.model_.parameters()):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-5)
+
+
+class Rows(Hook):
+    """Lists the rows of each step."""
+
+    def __init__(self):
+        self.seen = []
+
+    def before_step(self, run, batch):
+        self.seen.append(np.array(batch.rows))
+        return batch
+
+
+def test_ranks_that_change_their_samples_at_random_still_share_all_samples():
+    """Also if the last batch gives them unequal shares, and each draws other numbers."""
+
+    def changed(x, rng, dev):
+        rng.random(len(x))
+        return x
+
+    def fit(ranks):
+        rows = Rows()
+        settings = {**SETTINGS, "epochs": 3, "batch_size": 16}
+        Net((8,), augment=changed, callbacks=[rows], parallel=ranks, **settings).fit(X[:35], Y[:35])
+        return rows.seen
+
+    one, other = run_ranks(2, fit)
+    assert len(one) == len(other) == 9 and len(one[2]) != len(other[2])
+    for first in range(0, 9, 3):
+        epoch = np.concatenate([*one[first : first + 3], *other[first : first + 3]])
+        np.testing.assert_array_equal(np.sort(epoch), np.arange(35))
 
 
 def test_everything_travels_without_dropout():
@@ -103,6 +137,80 @@ def test_gradients_are_summed(dev):
         assert exchange.sent == exchange.dense == 4 * sum(map(np.prod, shapes)) and exchange.step == 1
 
 
+@pytest.mark.parametrize("columns", [None, [1, 4]], ids=["all columns", "kept columns"])
+def test_rows_of_a_table_travel_with_their_numbers(dev, columns):
+    """Only the rows that samples of a rank have looked up, which are other ones on each rank."""
+    if not dev.asides() and dev.name != "emulated":
+        pytest.skip("needs no card")
+    rows, width = 30, 5
+    symbols = [[3, 7, 3, 29], [7, 0, 7, *range(10, 20)], []] if dev.name == "cpu" else [[3, 7, 3, 29]]
+    kept = list(range(width)) if columns is None else columns
+
+    def work(ranks):
+        table = Tensor(np.zeros((rows, width)), dev, requires_grad=True)
+        cols = None if columns is None else IndexPlan(width, columns)
+        y = ops.embedding(table, ids=np.array(symbols[ranks.rank], np.int64), cols=cols)
+        (y * float(1 + ranks.rank)).sum().backward()
+        exchange = Exchange(ranks, dev)
+        exchange([table])
+        return table.grad.numpy(), exchange
+
+    expected = np.zeros((rows, width), np.float32)
+    for rank, own in enumerate(symbols):
+        for symbol in own:
+            expected[symbol, kept] += 1 + rank
+    for (gradient, exchange), own in zip(run_ranks(len(symbols), work), symbols, strict=True):
+        np.testing.assert_array_equal(gradient, expected)
+        assert exchange.sent == len(set(own)) * 4 * (1 + len(kept)) and exchange.dense == 4 * rows * width
+
+
+def test_of_many_rows_the_whole_table_travels():
+    """Ranks have more rows together than the table; the place for the sums is made once."""
+    rows, steps = 6, [[[0, 1, 2, 3], [2, 3, 4, 5]], [[5], [5]], [[0, 1, 2, 3, 4], [4, 0, 1, 3, 2]]]
+
+    def work(ranks):
+        table, found = Tensor(np.zeros((rows, 3)), requires_grad=True), []
+        exchange = Exchange(ranks, device("cpu"))
+        for symbols in steps:
+            table.zero_grad()
+            ops.embedding(table, ids=np.array(symbols[ranks.rank])).sum().backward()
+            exchange([table])
+            found.append(table.grad.numpy().copy())
+        return found, exchange
+
+    for found, exchange in run_ranks(2, work):
+        for gradient, symbols in zip(found, steps, strict=True):
+            np.testing.assert_array_equal(gradient[:, 0], np.bincount(np.concatenate(symbols), minlength=rows))
+        assert exchange.sent == 2 * 4 * rows * 3 + 4 * (1 + 3) and len(exchange.joint) == 1
+
+
+@pytest.mark.parametrize("dropout", ["none", "batchwise"])
+def test_rows_of_tables_are_exchanged_in_recorded_steps_as_well(dropout):
+    """Of a language model; the result is that of a single process."""
+    words = [f"w{n}" for n in np.random.default_rng(5).integers(300, size=4 * 60 + 1)]
+    settings = {"steps": 5, "batch_size": 4, "epochs": 3, "learning_rate": 0.5, "random_state": 0, "device": "cpu"}
+    models = run_ranks(2, lambda ranks: LanguageModel((6,), dropout=dropout, parallel=ranks, **settings).fit(words))
+    alone = LanguageModel((6,), dropout=dropout, **settings).fit(words)
+    for ours, theirs in zip(models[0].model_.parameters(), alone.model_.parameters(), strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-5)
+    for ours, theirs in zip(models[0].model_.parameters(), models[1].model_.parameters(), strict=True):
+        assert ours.numpy().tobytes() == theirs.numpy().tobytes()
+    assert all(record["exchanged_share"] < 0.8 for record in models[0].history_)
+
+
+def test_ranks_with_unequal_numbers_of_segments_cut_their_passes_alike(monkeypatch):
+    """Into chunks of time steps: else one rank would start to sum the gradient of the last weight earlier than another."""
+    monkeypatch.setattr(Exchange, "SMALL", 1)
+    words = [f"w{n}" for n in np.random.default_rng(5).integers(40, size=5 * 30 + 1)]
+    settings = {"steps": 6, "batch_size": 5, "epochs": 2, "learning_rate": 0.5, "random_state": 0, "device": "cpu"}
+    alone = LanguageModel((6,), dropout="batchwise", **settings).fit(words)
+    symbols = alone.model_.symbols
+    monkeypatch.setattr(LanguageModelling, "MOST_LOGITS", 6 * 2 * symbols)  # two segments are not cut, and three are
+    models = run_ranks(2, lambda ranks: LanguageModel((6,), dropout="batchwise", parallel=ranks, **settings).fit(words))
+    for ours, theirs in zip(models[0].model_.parameters(), alone.model_.parameters(), strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-5)
+
+
 # --- refused before the first step ------------------------------------------------------------------------------------
 def fitted(**more):
     return lambda ranks: Net((8,), **{**SETTINGS, "parallel": ranks, **more}).fit(X, Y)
@@ -120,8 +228,27 @@ def other_parameters(ranks):
     return Net((8 + ranks.rank,), parallel=ranks, **SETTINGS).fit(X, Y)
 
 
+def other_call(ranks):
+    net = Net((8,), parallel=ranks, **SETTINGS)
+    return net.fit(X, Y) if ranks.first else net.partial_fit(X, Y, classes=np.unique(Y))
+
+
+def other_arguments(ranks):
+    return Net((8,), parallel=ranks, **SETTINGS).fit(X, Y, sample_weight=np.ones(len(Y)) if ranks.first else None)
+
+
 def few_segments(ranks):
     return LanguageModel((4,), batch_size=1, parallel=ranks, device="cpu").fit(list("abcab" * 20))
+
+
+def test_ranks_that_go_on_with_other_weights_are_refused():
+    def fit(ranks):
+        net = Net((8,), **SETTINGS, warm_start=True).fit(X, Y)
+        net.model_.layers[0].weight.data[0, 0] += ranks.rank
+        net.set_params(parallel=ranks).fit(X, Y)
+
+    with pytest.raises(ValueError, match="rank 1 has digest of the weights="):
+        run_ranks(2, fit)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +258,9 @@ def few_segments(ranks):
         (fitted(objective="time", device="auto"), "leave objective=None"),
         (other_samples, "rank 1 has number of samples=199"),
         (other_shape, "rank 1 has shape"),
+        (other_call, "rank 1 has call='partial_fit', and rank 0 has call='fit'"),
+        (other_arguments, "rank 1 has arguments=.'X', 'y'., and rank 0 has arguments=.'X', 'sample_weight', 'y'"),
+        (fitted(sparsity=Rewire()), "Rewire adds entries by the gradient of a rank's own samples"),
         (other_parameters, r"rank 1 has layers='\(9,\)', and rank 0 has layers='\(8,\)'"),
         (few_segments, "batch_size=1 is less than the number of ranks, 2"),
         (fitted(parallel="ssh"), "parallel must be None, 'mpi' or a Ranks, got 'ssh'"),

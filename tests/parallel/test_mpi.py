@@ -128,15 +128,23 @@ def test_a_rank_that_fails_ends_all_within_ten_seconds(failure, told, tmp_path):
 
 
 @pytest.mark.alone
-def test_an_exception_between_two_fits_ends_all(tmp_path):
-    between = """
+@pytest.mark.parametrize(
+    "end, told",
+    [
+        ('raise OSError("no such file")', "rank 1 of 2 failed: OSError: no such file"),
+        ("sys.exit()", "rank 1 of 2 has ended its program, and rank 0 waits for it"),
+    ],
+)
+def test_a_rank_that_ends_between_two_fits_ends_all(end, told, tmp_path):
+    between = f"""
+    import sys
     net = Net((32,), epochs=1, **SETTINGS).fit(X, y)
     if RANK == 1:
-        raise OSError("no such file")
+        {end}
     net.set_params(epochs=2).fit(X, y)
     """
     status, out, errors = ended(started(PROGRAM + textwrap.dedent(between), 2, tmp_path))
-    assert status != 0 and "rank 1 of 2 failed: OSError: no such file" in out + errors
+    assert status != 0 and told in out + errors
 
 
 @pytest.mark.alone

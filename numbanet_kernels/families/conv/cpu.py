@@ -89,7 +89,8 @@ def choose(window: Window, shape: tuple[int, ...], plan: Plan) -> Choice:
     side = None if plan.tiles is None else plan.side
     if (whole or side is not None) and filtering.suits(window, images, outs, side):
         return Choice(winograd=True)
-    if plan.rows is not None and filtering.suits(window, images, outs) and _covers(window, images, outs, plan):
+    listed = plan.rows is not None and side is None
+    if listed and filtering.suits(window, images, outs) and _covers(window, images, outs, plan):
         return Choice(winograd=True)
     if plan.rows is not None and cpu_position.suits(window, images, outs):
         return Choice(by_position=True)
@@ -111,7 +112,7 @@ def choose(window: Window, shape: tuple[int, ...], plan: Plan) -> Choice:
         dx = "convolved"
     elif sooner and tiled:
         dx = "spread"
-    return Choice(False, False, False, sight, lists, plan.blocks, lists is not None, dx, tiled and few)
+    return Choice(sight=sight, lists=lists, blocks=plan.blocks, y=lists is not None, dx=dx, dw=tiled and few)
 
 
 def _checked(op, x, w, window, groups, bias, dy, where, rows, blocks):

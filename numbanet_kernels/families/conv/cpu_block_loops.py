@@ -1,7 +1,7 @@
 """Convolutions on the CPU from wide kept blocks of the im2col matrix A: the loops.
 
-A thread computes one block row of A after the other. It gathers the kept blocks, and multiplies each by its rows of the packed
-weight, where these lie: no rows of the weight are copied.
+A thread computes one block row of A after the other. It multiplies each kept block by its rows of the packed weight, where
+these lie: no rows of the weight are copied. The block is gathered, unless y is computed and lines are long.
 
     v    the kept blocks of a block row, one after the other: a row for each position, a column for each column of the block
     u    the packed weight, or its gradient (`cpu_position_loops`): for each panel of PANEL results a row for each term
@@ -24,9 +24,18 @@ LONG = 6  # least number of positions on a line for which pixels are multiplied 
 
 
 @host_function
+def _count(kept, columns):
+    """The number of kept blocks: their list ends at the first number outside."""
+    blocks = 0
+    while blocks < kept.size and kept[blocks] < columns:
+        blocks += 1
+    return blocks
+
+
+@host_function
 def _line(g, row, last, channels, segment):
-    """(end of the rows that are on the same line of outputs, first and end of those whose pixels are inside the image, first
-    float that row 0 of this line would read) for a segment of a pixel's channels.
+    """(end of the rows that are on the same line of outputs, first and end of those whose pixels are inside the image, what
+    is added to row * step to get the first float that a row reads) for a segment of a pixel's channels.
     """
     height, width, down, across, above, left, high, wide, _, _ = g
     line = row // wide
@@ -43,11 +52,9 @@ def _line(g, row, last, channels, segment):
 
 @host_function
 def _gather(pixels, channels, g, table, starts, kept, width, first, count, v):
-    """v of `count` rows of A from `first` on; return the number of kept blocks. Their list ends at the first number outside."""
-    blocks, step, at = 0, g[3] * channels, int64(0)
+    """v of `count` rows of A from `first` on."""
+    step, at = g[3] * channels, int64(0)
     for column in kept:
-        if column >= starts.size - 1:
-            break
         segment, row = table[starts[column]], first
         while row < first + count:
             end, begin, stop, base = _line(g, row, first + count, channels, segment)
@@ -64,8 +71,6 @@ def _gather(pixels, channels, g, table, starts, kept, width, first, count, v):
                     copy_vector(ZEROS, 0, v, at + i)
                 at += width
             row = end
-        blocks += 1
-    return blocks
 
 
 @host_function
@@ -82,21 +87,12 @@ def _add(s, scale, dx, channels, g, segment, first, count):
 
 
 @host_function
-def _count(kept, columns):
-    """The number of kept blocks: their list ends at the first number outside."""
-    blocks = 0
-    while blocks < kept.size and kept[blocks] < columns:
-        blocks += 1
-    return blocks
-
-
-@host_function
-def _add_gathered(v, blocks, kept, width, u, at, s, count):
+def _add_gathered(v, kept, width, u, at, s, count):
     """s = v times the panel of u that begins at `at`."""
     r = 0
     while r < count:
         rows = _even(count - r, ROWS)
-        for j in range(blocks):
+        for j in range(kept.size):
             own = at + kept[j] * width * PANEL
             _multiply(v, (j * count + r) * width, width, 1, u, own, width, rows, s, r * PANEL, j > 0)
         r += rows
@@ -110,7 +106,7 @@ def _add_lines(pixels, channels, g, table, starts, kept, width, u, at, s, first,
         end = min(row // g[7] * g[7] + g[7], first + count)
         for i in range((row - first) * PANEL, (end - first) * PANEL):
             s[i] = float32(0)
-        for j in range(_count(kept, starts.size - 1)):
+        for j in range(kept.size):
             _, begin, stop, base = _line(g, row, first + count, channels, table[starts[kept[j]]])
             own = at + kept[j] * width * PANEL
             _multiply(pixels, base + begin * step, step, 1, u, own, width, stop - begin, s, (begin - first) * PANEL, True)
@@ -127,16 +123,16 @@ def forward(pixels, channels, geometry, table, starts, kept, height, width, u, s
     for b in range(first, stop):
         r0 = b * height
         count = min(height, total - r0)
+        own = kept[b, : _count(kept[b], starts.size - 1)]
         if numbers[7] < LONG:
-            _gather(pixels, channels, numbers, table, starts, kept[b], width, r0, count, v)
-        blocks = _count(kept[b], starts.size - 1)
+            _gather(pixels, channels, numbers, table, starts, own, width, r0, count, v)
         for o0 in range(0, outs, PANEL):
             if numbers[7] >= LONG:
-                _add_lines(pixels, channels, numbers, table, starts, kept[b], width, u, o0 * depth, s, r0, count)
+                _add_lines(pixels, channels, numbers, table, starts, own, width, u, o0 * depth, s, r0, count)
             else:
-                _add_gathered(v, blocks, kept[b], width, u, o0 * depth, s, count)
+                _add_gathered(v, own, width, u, o0 * depth, s, count)
             for i in range(count):
-                _put(s, i * PANEL, blocks > 0, scale, bias, low, o0, y, r0 + i)
+                _put(s, i * PANEL, own.size > 0, scale, bias, low, o0, y, r0 + i)
 
 
 # --- backward ---------------------------------------------------------------------------------------------------------
@@ -193,8 +189,8 @@ def backward(
         r0 = b * height
         count = min(height, total - r0)
         _slopes(dy, where, gated, r0, count, int64(0), outs, z, outs)
-        for j in range(_count(kept[b], starts.size - 1)):
-            for k in range(kept[b, j] * width, (kept[b, j] + 1) * width, PANEL):
+        for column in kept[b, : _count(kept[b], starts.size - 1)]:
+            for k in range(column * width, (column + 1) * width, PANEL):
                 at = (k % channels // PANEL * taps + k // channels) * outs * PANEL
                 _multiply(z, 0, outs, 1, u, at, outs, count, s, 0, False)
                 _add(s, scale, dx, channels, numbers, panels[k // PANEL], r0, count)
@@ -243,14 +239,15 @@ def gradient(
     for b in range(first, stop if panel_first < panel_stop else first):
         r0 = b * height
         count = min(height, total - r0)
-        blocks = _gather(pixels, channels, numbers, table, starts, kept[b], width, r0, count, v)
+        own = kept[b, : _count(kept[b], starts.size - 1)]
+        _gather(pixels, channels, numbers, table, starts, own, width, r0, count, v)
         for panel in range(panel_first, panel_stop):
             o0 = panel * PANEL
             o1 = min(o0 + PANEL, outs)
             _slopes(dy, where, gated, r0, count, o0, o1, s, PANEL)
             _add_up(s, count, sums[o0:o1])
-            for j in range(blocks):
-                at = panel * size + kept[b, j] * width * PANEL
+            for j in range(own.size):
+                at = panel * size + own[j] * width * PANEL
                 _multiply(v, j * count * width, 1, width, s, 0, count, width, terms, at, True)
 
 

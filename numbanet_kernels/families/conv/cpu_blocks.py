@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from ...host import threads
-from ...host.simd import VECTOR, aligned
+from ...host.simd import aligned
 from ...host.threads import Part
 from ...layouts.windows import Blocks, Window
 from ...runtime.memory import empty_cpu, full_cpu
@@ -35,9 +35,9 @@ def suits(window: Window, images: tuple[int, ...], outs: int, blocks: Blocks) ->
     return whole and blocks.height >= LEAST_ROWS and channels * outs >= max(WIDE * (channels + outs), PANEL**2)
 
 
-def _rooms(work, parts):
-    """For each thread (room for taps, v, s); copies to v are of whole vectors."""
-    sizes = work.tile * work.inner + VECTOR, work.tile * PANEL
+def _rooms(work, gathers, parts):
+    """For each thread (room for taps, v, s); v only if it gathers."""
+    sizes = work.tile * work.inner if gathers else 0, work.tile * PANEL
     return [(empty_cpu((work.taps * BLOCK, PANEL)), *map(aligned, sizes)) for _ in range(parts)]
 
 
@@ -54,16 +54,18 @@ def _lists(work):
 
 def convolved(x, w, window, plan, positions, bias, relu, scale):
     """y of conv2d"""
-    work, (outs, channels) = Work(x, w, window, plan, positions), w.shape[:2]
-    y, buffers = empty_cpu((len(x), *positions, outs)), _rooms(work, threads.parts(w.size, work.flops))
+    work, (outs, channels) = Work(x, w, window, plan, positions, joins=False), w.shape[:2]
+    y, buffers = (
+        empty_cpu((len(x), *positions, outs)),
+        _rooms(work, positions[1] < loops.LONG, threads.parts(w.size, work.flops)),
+    )
     u = packed_weight(w, False, [room for room, *_ in buffers])
     bias, low = full_cpu(outs, 0.0) if bias is None else bias, 0.0 if relu else -np.inf
 
     def run(part):
-        _, v, s = buffers[part.number]
-        first, stop, *_ = _spans(work, part)
+        (_, v, s), own = buffers[part.number], part.of(len(work.kept))
         given = x.reshape(-1), channels, *_lists(work), u, scale, bias, low, v, s
-        loops.forward(*given, y.reshape(-1), work.images * work.places, first, stop)
+        loops.forward(*given, y.reshape(-1), work.images * work.places, own.start, own.stop)
 
     threads.share(run, flops=work.flops)
     return y
@@ -71,7 +73,7 @@ def convolved(x, w, window, plan, positions, bias, relu, scale):
 
 def gradients(dy, where, x, w, window, plan, positions, scale, wants_dx):
     """(dx or None, dw, db) of conv2d_grad"""
-    work, slopes = Work(x, w, window, plan, positions), dy.reshape(-1, len(w))
+    work, slopes = Work(x, w, window, plan, positions, joins=False), dy.reshape(-1, len(w))
     gates = slopes if where is None else where.reshape(slopes.shape), where is not None
     dx = _pixel_gradient(work, slopes, gates, x.shape, w, window, scale) if wants_dx else None
     return dx, *_weight_gradient(work, slopes, gates, x, w.shape, scale)
@@ -103,17 +105,16 @@ def _slices(work, floats):
 
 
 def _weight_gradient(work, slopes, gates, x, shape, scale):
-    """(dw, db) of conv2d for a weight of this shape. Threads share the slices, or the panels of a single one."""
+    """(dw, db) of conv2d for a weight of this shape. Threads share the slices; if there are more threads, also their panels."""
     (outs, channels), panels, dw, db = shape[:2], -(-shape[0] // PANEL), empty_cpu(shape), empty_cpu(shape[0])
     slices, parts = _slices(work, panels * PANEL * work.depth), threads.parts(dw.size, work.flops)
-    buffers = _rooms(work, parts)
+    buffers, ways = _rooms(work, True, parts), min(-(-parts // slices), panels)
     terms, sums = aligned(slices, panels * PANEL * work.depth), empty_cpu((slices, outs), np.float64)
 
     def run(part):
-        _, v, s = buffers[part.number]
-        every, own = slice(0, panels), part.of(panels if slices == 1 else slices)
-        for n in range(own.start, own.stop) if slices > 1 else (0,):
-            rows, mine = Part(n, slices).of(len(work.kept)), every if slices > 1 else own
+        (_, v, s), own = buffers[part.number], part.of(slices * ways)
+        for unit in range(own.start, own.stop):
+            n, rows, mine = unit // ways, Part(unit // ways, slices).of(len(work.kept)), Part(unit % ways, ways).of(panels)
             given = x.reshape(-1), channels, *_lists(work), slopes, *gates, v, s, terms[n], sums[n]
             loops.gradient(*given, rows.start, rows.stop, mine.start, mine.stop)
 

@@ -62,15 +62,16 @@ class Work:
 
     Adjacent positions read nearly the same pixels. So `joined` positions can be computed as one, by a wider window: its weight
     has the outputs of each position, and is 0 for pixels that this position does not read. Fewer rows are gathered, and SGEMM
-    gets wider matrices. The outputs of joined positions are adjacent in y.
+    gets wider matrices. The outputs of joined positions are adjacent in y. Nothing is
+    joined unless `joins`.
     """
 
-    def __init__(self, x, w, window, plan, positions):
+    def __init__(self, x, w, window, plan, positions, joins=True):
         groups, rows, blocks = plan.groups, plan.rows, plan.blocks
         self.rows, self.listed = NO_INDICES if rows is None else rows, rows is not None
         self.images, self.groups, self.kernel, self.step = x.shape[0], groups, window.kernel, window.stride[1]
         self.taps = math.prod(window.kernel)
-        self.joined = 1 if self.listed or groups > 1 else _joined(window, *w.shape[:2], positions[1], blocks)
+        self.joined = 1 if self.listed or groups > 1 or not joins else _joined(window, *w.shape[:2], positions[1], blocks)
         if self.joined > 1:
             across = window.kernel[1] + (self.joined - 1) * self.step
             if blocks is not None:

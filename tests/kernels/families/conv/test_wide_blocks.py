@@ -95,7 +95,7 @@ def test_they_equal_the_reference_for_any_number_of_threads(monkeypatch, rng, ca
         monkeypatch.setattr(cpu_block_loops, name, lambda *args, name=name, loop=loop: seen.add(name) or loop(*args))
     monkeypatch.setattr(cpu_blocks, "SLICES", slices)
     found = []
-    for threads in (1, 2, 3):
+    for threads in (1, 2, 5):
         costs, limits = threaded(threads)
         with costs, limits:
             found.append(both(case, kept, given))
@@ -162,11 +162,11 @@ def test_columns_that_are_dropped_everywhere_are_not_read(rng):
 @pytest.mark.parametrize(
     "channels, outs, height, width, expected",
     [
-        (8 * PANEL, 256, 64, PANEL, True),
-        (8 * PANEL, 256, 16, PANEL, False),  # few rows of a block
-        (8 * PANEL, 20, 64, PANEL, False),  # few filters
-        (8 * PANEL, 256, 64, PANEL // 2, False),  # not whole panels
-        (9 * PANEL, 256, 64, 2 * PANEL, False),  # blocks of several taps
+        (256, 256, 64, PANEL, True),
+        (256, 256, 16, PANEL, False),  # few rows of a block
+        (256, 20, 64, PANEL, False),  # few filters
+        (256, 256, 64, PANEL // 2, False),  # not whole panels
+        (256 + PANEL, 256, 64, 2 * PANEL, False),  # blocks of several taps
     ],
 )
 def test_the_choice(channels, outs, height, width, expected):
