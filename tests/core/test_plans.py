@@ -193,13 +193,15 @@ def test_plans_of_one_kind_have_lists_of_the_same_shapes():
         (TimePlan(9, 3, 2, (0, 4)), TimePlan(9, 3, 2, (5, 1))),
         (TimePlan(9, 3, 2, (0,)), TimePlan(9, 3, 3, (0,))),
         (BlockPlan((4, 9), 2, 3, [[0], [1]]), BlockPlan((4, 9), 2, 3, [[0, 1], [1, 2]])),
-        (PositionTilePlan((2, 4, 4), 2, [0, 5]), PositionTilePlan((2, 4, 4), 2, [])),
+        (PositionTilePlan((2, 4, 4), 2, [0, 5], share=0.5), PositionTilePlan((2, 4, 4), 2, [], share=0.49)),
         (PositionTilePlan((2, 4, 4), 2, [0]), PositionTilePlan((2, 4, 4), 4, [0])),
         (ChannelBlockPlan((2, 4, 4), 1, 9, 6, 2, [[0], [1]]), ChannelBlockPlan((2, 4, 4), 1, 9, 6, 2, [[0, 1], [0, 2]])),
         (ChannelBlockPlan((2, 4, 4), 1, 9, 6, 2, [[0], [1]]), ChannelBlockPlan((2, 4, 4), 2, 9, 6, 2, [[0]])),
     ):
         shapes = [[np.shape(array) for array in plan.lists()] for plan in (one, other)]
         assert (one.kind == other.kind) == (shapes[0] == shapes[1])
+    one, other = PositionTilePlan((2, 4, 4), 2, [0, 5]), PositionTilePlan((2, 4, 4), 2, [0, 1, 5, 7])
+    assert (one.share, other.share) == (0.25, 0.5) and one.kind != other.kind  # the device may compute them in other ways
     key, other, rate = BernoulliPlan(4, 0.5, 1), BernoulliPlan(4, 0.5, 2), BernoulliPlan(4, 0.4, 1)
     assert key.kind == other.kind != rate.kind  # the key of random bits is read from memory, the rate is not
 
