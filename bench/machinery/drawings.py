@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-SHADES = {"bernoulli": "#c9d2dc", "tdp": "#e08e3c", "batchwise": "#4f8a5b", "rdp": "#1d4e79"}
-INK = {"bernoulli": "black", "tdp": "black", "batchwise": "white", "rdp": "white"}
+SHADES = {"bernoulli": "#c9d2dc", "tdp": "#e08e3c", "batchwise": "#4f8a5b", "window": "#7b3f8c", "rdp": "#1d4e79"}
+INK = {"bernoulli": "black", "tdp": "black", "batchwise": "white", "window": "white", "rdp": "white"}
 PALE, DARK, GREY = "#e8edf2", "#1d4e79", "#4b5563"
 WIDE = re.compile(r"784-(\d+)-\1-10 p=(0\.\d+)")
 
@@ -108,7 +108,7 @@ def _speed(record: dict[str, Any], steps: dict[tuple[str, int, str], dict[str, A
                 x, top = start + k * bar, floor - unit * row["ratio"]
                 parts += [
                     _box(x, top, bar - 2, floor - top, shade),
-                    _text(x + bar / 2 - 1, floor - 6, f"{row['ratio']:.1f}", size=9, fill=INK[kind]),
+                    _text(x + bar / 2 - 1, floor - 6, f"{row['ratio']:.1f}", size=8, fill=INK[kind]),
                 ]
                 if row.get("ceiling"):
                     y = floor - unit * row["ceiling"]
