@@ -317,7 +317,8 @@ learned = {(row["case"], row["implementation"]): row for row in recorded("time-t
 KINDS = ("none", "bernoulli", "rdp", "window")
 print(f"{'test accuracy, p = 0.5':58s}", *(f"{name:>10s}" for name in KINDS))
 for case in dict.fromkeys(case for case, _ in learned):
-    print(f"{case:58s}", *(f"{learned[case, name]['accuracy']:10.4f}" for name in KINDS))
+    shown = (learned.get((case, name)) for name in KINDS)  # not each kind was recorded in each case
+    print(f"{case:58s}", *(f"{'-' if row is None else format(row['accuracy'], '.4f'):>10s}" for row in shown))
 
 # %% [markdown]
 # The differences between windows and conventional dropout are of the size of those between seeds. What windows gain is time:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..arguments import is_real
 from .base import Dropout, NoDropout
 from .schedule import EarlyDropout, Rate
 from .window import WindowDropout
@@ -47,7 +48,7 @@ def automatic(widths: Sequence[int] | None, rate: Rate = 0.5) -> Dropout:
         return _none(f"{features} features are fewer than {FEATURES}, as in tables, where it gains only if targets are noisy")
     if not hidden or min(hidden) < WIDTH:
         return _none(f"a hidden layer is narrower than {WIDTH}, where dropping saves little time")
-    early = EarlyDropout(rate) if isinstance(rate, (int, float)) else None
+    early = EarlyDropout(rate) if is_real(rate) else None
     when = "" if early is None else f" in the first {early.until:.0%} of the epochs"
     why = f"hidden layers have at least {WIDTH} neurons, so that dropping saves time"
     return WindowDropout(rate if early is None else early).changed(reason=f"window{when}: {why}")

@@ -97,7 +97,11 @@ class _PartOfFit:
         """Return True if an epoch comes before the change of the rate; epochs after the fit are like its last epoch."""
         if self.epochs is None:
             raise ValueError(f"{self!r} is a share of the epochs of a fit: give epochs=, or take schedule.over(epochs)")
-        return min(epoch, self.epochs - 1) < round(getattr(self, self.change) * self.epochs)
+        share = getattr(self, self.change)
+        count = round(share * self.epochs)
+        if 0 < share < 1:  # both parts have an epoch; of a single epoch, the second one
+            count = min(max(count, 1), self.epochs - 1)
+        return min(epoch, self.epochs - 1) < count
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ class Together(Dropout):
     Raises
     ------
     ValueError
-        If two policies are for the same kind of sites.
+        If two policies are for the same kind of sites, or have different numbers of epochs in `shuffle`.
     """
 
     name = "together"
@@ -34,7 +34,10 @@ class Together(Dropout):
             raise ValueError(f"Together: each policy must be for another kind of sites, got {kinds}")
         self.policies = policies
         self.rate, self.kind = policies[0].rate, kinds[0]
-        self.shuffle = next((policy.shuffle for policy in policies if policy.shuffle), None)
+        shuffles = {policy.shuffle for policy in policies if policy.shuffle}
+        if len(shuffles) > 1:
+            raise ValueError(f"Together: neurons are shuffled for all policies at once, not every {sorted(shuffles)} epochs")
+        self.shuffle = next(iter(shuffles), None)
         self.data_dependent = any(policy.data_dependent for policy in policies)
         self.alike = all(policy.alike or not policy.data_dependent for policy in policies)
         self.on_device = all(policy.on_device or not policy.data_dependent for policy in policies)

@@ -76,6 +76,7 @@ def test_the_suite_resumes_and_draws(tmp_path, monkeypatch):
         return _trained(experiment, seed, [0.8, 0.9 + 0.01 * early])
 
     monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(time_to_accuracy, "processor", lambda: "one")
     monkeypatch.setattr(time_to_accuracy, "_parts", lambda data: (np.zeros((3, 784)), np.arange(3)) * 2)
     options, path = Options(quick=True), tmp_path / "a.json"
     for finished in (2, 38):
@@ -99,6 +100,32 @@ def test_the_suite_resumes_and_draws(tmp_path, monkeypatch):
     assert path.read_bytes() == before
 
 
+def test_runs_with_another_rate_or_on_another_processor_are_made_again(tmp_path, monkeypatch):
+    held, trained = dict(HELD), []
+
+    def train(experiment, seed, data):
+        trained.append((experiment.name, experiment.learning_rate))
+        if "held" in experiment.settings:
+            return _trained(experiment, seed, [0.8, 0.9], held=held[experiment.settings["learning_rate"]])
+        return _trained(experiment, seed, [0.8, 0.9])
+
+    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(time_to_accuracy, "processor", lambda: "one")
+    monkeypatch.setattr(time_to_accuracy, "_parts", lambda data: (np.zeros((3, 784)), np.arange(3)) * 2)
+    options, path = Options(quick=True, only="784-64-64-10.*: (none|window)$"), tmp_path / "a.json"
+    time_to_accuracy.run(options, Results(path), lambda text: None)
+    results = Results(path)
+    for run in results.runs:
+        if run["dropout"].startswith("none") and "held" in run["settings"]:
+            for epoch in run["epochs"]:
+                epoch["held"] += 0.5 * (run["settings"]["learning_rate"] == 0.1)
+        run["processor"] = "one" if run["dropout"] == "none" else "another"
+    trained.clear()
+    time_to_accuracy.run(options, results, lambda text: None)
+    assert trained == [("none", 0.1), ("window", 0.03)]
+    assert [run["learning_rate"] for run in load(path)["runs"] if "held" not in run["settings"]] == [0.1, 0.03]
+
+
 def test_a_search_of_a_part_trains_no_other_kinds(tmp_path, monkeypatch):
     trained = []
 
@@ -107,6 +134,7 @@ def test_a_search_of_a_part_trains_no_other_kinds(tmp_path, monkeypatch):
         return _trained(experiment, seed, [0.8, 0.9])
 
     monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(time_to_accuracy, "processor", lambda: "one")
     monkeypatch.setattr(time_to_accuracy, "_parts", lambda data: (np.zeros((3, 784)), np.arange(3)) * 2)
     options = Options(quick=True, only="784-64-64-10.*: (none|window)$")
     rows = time_to_accuracy.run(options, Results(tmp_path / "a.json"), lambda text: None)

@@ -180,6 +180,10 @@ def test_a_schedule_shows_what_it_is_and_survives_pickling_and_cloning():
     [
         (EarlyDropout(0.5), [0.5, 0.5, 0.5, 0.0]),
         (EarlyDropout(0.5, 0.0), [0.0] * 4),
+        (EarlyDropout(0.5, epochs=2), [0.5, 0.0, 0.0, 0.0]),
+        (EarlyDropout(0.5, epochs=1), [0.0] * 4),
+        (EarlyDropout(0.5, 0.1), [0.5, 0.0, 0.0, 0.0]),
+        (LateDropout(0.5, 0.99), [0.0, 0.0, 0.0, 0.5]),
         (EarlyDropout(0.5, 1.0), [0.5] * 4),
         (EarlyDropout(0.5, until=0.25, epochs=8), [0.5, 0.5, 0.0, 0.0]),
         (LateDropout(0.5), [0.0, 0.5, 0.5, 0.5]),
