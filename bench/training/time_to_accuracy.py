@@ -204,8 +204,9 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
 
 def _replaced(run: Run, by: Experiment) -> bool:
     """Whether a run is to be made again: times of a case are compared on one processor."""
-    fits = run["learning_rate"] == by.learning_rate and run["processor"] == processor()
-    return (run["dropout"], run["settings"]) == (by.name, by.settings) and not fits
+    if (run["dropout"], run["settings"]) != (by.name, by.settings):
+        return False
+    return run["learning_rate"] != by.learning_rate or run["processor"] != processor()
 
 
 def rows(every: Sequence[Experiment], runs: Sequence[Run]) -> list[dict[str, Any]]:

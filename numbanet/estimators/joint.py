@@ -13,11 +13,12 @@ import numpy as np
 from sklearn.utils import _safe_indexing
 
 from ..parallel import Exchange, current, joined
-from ..parallel.checks import digest, refuse, same, samples, told
+from ..parallel.checks import digest, equalise, refuse, same, samples, told
 from ..parallel.ranks import Ranks
 from ..training.data import Data
 from ..training.hooks import Hook
-from ..training.sparsity import Rewire
+from ..training.sparsity.rewiring import Rewiring
+from ..user_warnings import warn
 
 PLAIN = ("dropout", "dropout_rate", "epochs", "every", "keep")  # arguments that are equal on all ranks
 SAMPLES = ("X", "y", "sample_weight", "tokens")  # arguments of which `shard` chooses rows
@@ -56,8 +57,6 @@ def together(estimator: Any, call: Callable[..., Any], args: Sequence[Any], name
             raise ValueError("parallel: objective measures devices on each rank; leave objective=None, and choose device")
         if getattr(estimator.__dict__.get("sparsity"), "cost_weight", 0):
             raise ValueError("parallel: cost_weight of a GroupLasso measures times, which differ between ranks; choose 0")
-        if isinstance(estimator.__dict__.get("sparsity"), Rewire):
-            raise ValueError("parallel: Rewire adds entries by the gradient of a rank's own samples; choose another sparsity")
         if estimator.shard and estimator.__dict__.get("scoring") is not None:
             raise ValueError("parallel: scoring sees the samples of one rank only; leave scoring=None, or shard=False")
 
@@ -83,7 +82,11 @@ class Joint(Hook):
         stepper = run.stepper
         hooks = [type(hook).__name__ for hook in run.estimator.callbacks or () if isinstance(hook, Hook)]
         facts = {"device": run.dev.name, "hooks": hooks, "sample weights": self.data.weights is not None}
-        facts["digest of the weights"] = digest(run.model)
+        if any(isinstance(hook, Rewiring) for hook in run.hooks):
+            raise ValueError("parallel: Rewire adds entries by the gradient of a rank's own samples; choose another sparsity")
+        if len(set(stepper.ranks.gather(digest(run.model)))) > 1:
+            warn("parallel: ranks go on with other weights than rank 0; they take those of rank 0")
+            equalise(run.model)
         same(stepper.ranks, {**facts, **samples(stepper.ranks, self.data.X, self.data.y)})
         size, stateful = stepper.batch_size, stepper.task.stateful
         refuse(stepper.ranks, run.model, stepper.policy, size, len(self.data), stateful, on_host=run.dev.asides())

@@ -22,6 +22,8 @@ from ..gradients import LookedUp, Packed
 from ..tensor import Tensor
 from .ranks import Ranks
 
+MOST = 1 << 30  # bytes of the rows of a table that are gathered: MPI counts them in 32 bits
+
 
 class NotFinite(FloatingPointError):
     """The loss of a step is not finite on some ranks; raised on all ranks in this step, before the update.
@@ -192,13 +194,14 @@ class JointRows:
     places : (total,) int32 device array
         For each row of the table, its row in `values`, or -1.
     values : (total, columns) float32 device array
-        The sums; other rows are undefined.
+        The sums, and then rows of zeros.
     """
 
     def __init__(self, dev: Device, total: int, columns: int) -> None:
         self.dev = dev
         self.places = dev.upload(np.full(total, -1, np.int32))
         self.values = dev.upload(np.zeros((total, columns), np.float32))
+        self.used = 0  # rows of `values` that are not 0
 
     def fill(self, ranks: Ranks, gradient: LookedUp) -> int:
         """Compute the sums of the gradients of all ranks; return the number of bytes that this rank has sent. If ranks have as
@@ -209,15 +212,16 @@ class JointRows:
         rows = np.flatnonzero(own >= 0).astype(np.int32)
         sums = sums[own[rows]]
         places, values = (dev.download(array) for array in (self.places, self.values))
-        if sum(ranks.gather(len(rows))) >= len(places):
-            values[:] = 0
+        count = sum(ranks.gather(len(rows)))
+        if count >= len(places) or 4 * count * values.shape[1] > MOST:
+            values[:], self.used = 0, len(places)
             values[rows], places[:] = sums, np.arange(len(places))
             ranks.sum(values)
             sent = values.nbytes
         else:
             parts, sent = ranks.gather((rows, sums)), rows.nbytes + sums.nbytes
             every = np.unique(np.concatenate([numbers for numbers, _ in parts]))
-            places[:], values[: len(every)] = -1, 0
+            places[:], values[: max(len(every), self.used)], self.used = -1, 0, len(every)
             places[every] = np.arange(len(every))
             for numbers, terms in parts:  # in the order of the ranks: all ranks get the same bits
                 values[places[numbers]] += terms

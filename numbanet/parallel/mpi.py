@@ -65,7 +65,7 @@ class MPIRanks(Ranks):
             problem = str(error)
         problems = [text for text in self.gather(problem) if text]
         if problems:
-            self.watch.close()
+            self.watch.close(ended=False)
             if self.first:
                 warnings.warn(f"ranks that end are not noticed, because ranks cannot connect: {problems[0]}", stacklevel=2)
 

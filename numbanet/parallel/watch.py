@@ -7,6 +7,7 @@ itself says nothing to ranks that wait for the one that ended.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import socket
 import sys
@@ -53,18 +54,18 @@ class Watch:
         connection.settimeout(None)
         connection.sendall(_line(rank=self.rank))
         self.others[connection] = 0
-        self._run(lambda: self._read(connection))
+        self._run(functools.partial(self._read, connection, connection.makefile()))
 
     def fail(self, reason: str) -> None:
         """Tell the other ranks that this one has failed."""
         self._tell(None, failure=f"rank {self.rank} of {self.size} failed: {reason}")
 
-    def close(self) -> None:
-        """End; the other ranks do not take it for a failure."""
+    def close(self, ended: bool = True) -> None:
+        """End; the other ranks do not take it for a failure. `ended`: because the program has ended."""
         self.closed = True
         for connection in list(self.others):
             with contextlib.suppress(OSError):
-                connection.sendall(_line(end=self.rank))
+                connection.sendall(_line(end=self.rank) if ended else _line(leave=True))
                 connection.close()
         if self.server is not None:
             self.server.close()
@@ -79,15 +80,19 @@ class Watch:
             while len(self.others) < self.size - 1:
                 connection = self.server.accept()[0]
                 try:  # anything may connect to a port
-                    self.others[_lasting(connection)] = int(json.loads(connection.makefile().readline())["rank"])
-                except (ValueError, TypeError, KeyError):
+                    connection.settimeout(SECONDS)
+                    lines = _lasting(connection).makefile()
+                    rank = int(json.loads(lines.readline())["rank"])
+                    connection.settimeout(None)
+                except (OSError, ValueError, TypeError, KeyError):
                     connection.close()
-                else:
-                    self._run(lambda connection=connection: self._read(connection))
+                    continue
+                self.others[connection] = rank
+                self._run(functools.partial(self._read, connection, lines))
 
-    def _read(self, connection: socket.socket) -> None:
+    def _read(self, connection: socket.socket, lines: Any) -> None:
         """Read the messages of another rank until it ends."""
-        rank, lines = self.others[connection], connection.makefile()
+        rank = self.others[connection]
         while True:
             text = ""
             with contextlib.suppress(OSError, ValueError):
@@ -98,7 +103,7 @@ class Watch:
                 if self.rank == 0:
                     self._tell(connection, **message)
                 continue
-            if not self.closed and rank not in self.ended:
+            if not self.closed and rank not in self.ended and "leave" not in message:
                 reason = message.get("failure") or f"rank {rank} of {self.size} has ended: it was killed, or its machine failed"
                 self.failure = self.failure or reason
                 if "failure" not in message:  # at once, because the launcher is about to kill this process

@@ -56,7 +56,8 @@ class FlipsAndCrops:
 class Augmentation(Hook):
     """The hook that changes the inputs of each step by a function augment(x, rng, dev).
 
-    The random numbers come from the stream that shuffles the samples, so that plans are the same as without augmentation.
+    The random numbers come from the stream that shuffles the samples, so that plans are the same as without augmentation. Of
+    several processes each takes them from a stream of its own, because all draw the order of samples alike.
     """
 
     watches = False
@@ -68,8 +69,8 @@ class Augmentation(Hook):
         if batch.ids is not None:
             raise ValueError(f"augment: {self.augment!r} cannot change integers, which are rows of a table")
         x = batch.inputs
-        streams = run.streams  # ranks change their samples in different ways, and draw the order of all samples alike
-        made = self.augment(x, streams.rows if run.stepper.ranks is None else streams.noise, run.dev)
+        alone = run.stepper.ranks is None or run.stepper.ranks.size == 1
+        made = self.augment(x, run.streams.rows if alone else run.streams.noise, run.dev)
         if getattr(made, "shape", None) != x.shape or made.dtype != x.dtype:
             raise ValueError(
                 f"augment: {self.augment!r} must give {x.dtype} {x.shape} as it was given, not "

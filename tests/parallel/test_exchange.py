@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numbanet import Hook, LanguageModel, Net, Tensor, ops
+from numbanet import Hook, LanguageModel, Linear, Net, ReLU, SparseLinear, Tensor, ops
 from numbanet.device import device
 from numbanet.parallel import Exchange, NotFinite, RankFailure, run_ranks
 from numbanet.plans import IndexPlan
@@ -237,18 +237,27 @@ def other_arguments(ranks):
     return Net((8,), parallel=ranks, **SETTINGS).fit(X, Y, sample_weight=np.ones(len(Y)) if ranks.first else None)
 
 
+def rewired(ranks):
+    layers = [SparseLinear(12, 9, density=0.25, rng=0), ReLU(), Linear(9, 3, rng=1)]
+    return Net(layers, sparsity=Rewire(), parallel=ranks, **SETTINGS).fit(X, Y)
+
+
 def few_segments(ranks):
     return LanguageModel((4,), batch_size=1, parallel=ranks, device="cpu").fit(list("abcab" * 20))
 
 
-def test_ranks_that_go_on_with_other_weights_are_refused():
-    def fit(ranks):
+def test_ranks_that_go_on_with_other_weights_take_those_of_the_first():
+    def started(rank):
         net = Net((8,), **SETTINGS, warm_start=True).fit(X, Y)
-        net.model_.layers[0].weight.data[0, 0] += ranks.rank
-        net.set_params(parallel=ranks).fit(X, Y)
+        net.model_.layers[0].weight.data[0, 0] += rank
+        return net
 
-    with pytest.raises(ValueError, match="rank 1 has digest of the weights="):
-        run_ranks(2, fit)
+    with pytest.warns(UserWarning, match="other weights than rank 0"):
+        nets = run_ranks(2, lambda ranks: started(ranks.rank).set_params(parallel=ranks).fit(X, Y))
+    alone = started(0).fit(X, Y)
+    for ours, others, theirs in zip(*(net.model_.parameters() for net in (*nets, alone)), strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-5)
+        np.testing.assert_array_equal(ours.numpy(), others.numpy())
 
 
 @pytest.mark.parametrize(
@@ -260,7 +269,7 @@ def test_ranks_that_go_on_with_other_weights_are_refused():
         (other_shape, "rank 1 has shape"),
         (other_call, "rank 1 has call='partial_fit', and rank 0 has call='fit'"),
         (other_arguments, "rank 1 has arguments=.'X', 'y'., and rank 0 has arguments=.'X', 'sample_weight', 'y'"),
-        (fitted(sparsity=Rewire()), "Rewire adds entries by the gradient of a rank's own samples"),
+        (rewired, "Rewire adds entries by the gradient of a rank's own samples"),
         (other_parameters, r"rank 1 has layers='\(9,\)', and rank 0 has layers='\(8,\)'"),
         (few_segments, "batch_size=1 is less than the number of ranks, 2"),
         (fitted(parallel="ssh"), "parallel must be None, 'mpi' or a Ranks, got 'ssh'"),
