@@ -162,6 +162,7 @@ def _dots(record: dict[str, Any], cases: dict[str, dict[str, dict[str, Any]]]) -
     parts += [
         f'<circle cx="{x}" cy="72" r="5" fill="white" stroke="{GREY}" stroke-width="2"/>',
         _text(x + 11, 77, "in the first three quarters of the epochs", "start"),
+        _text(x + 276, 77, "× not there", "start"),
         _text(left + unit * end + 20, top - 10, "accuracy in the end (the better)", "start", 12, weight="bold"),
     ]
     for half in range(int(2 * end) + 1):
@@ -169,13 +170,13 @@ def _dots(record: dict[str, Any], cases: dict[str, dict[str, dict[str, Any]]]) -
         parts += [_line(across, top - 8, across, floor - 8, PALE), _text(across, floor + 10, f"{half / 2:g}", size=12)]
     for i, (case, rows) in enumerate(cases.items()):
         y = top + gap * i + 14
-        name, _, shape = case.rpartition(", 784-")
-        parts += [_text(left - 16, y, name or case, "end", weight="bold")]
-        parts += [_text(left - 16, y + 16, f"784-{shape}", "end", 11)] if name else []
+        name, _, shape = f", {case}".rpartition(", 784-")
+        parts += [_text(left - 16, y, name.strip(", ") or "mnist", "end", weight="bold")]
+        parts.append(_text(left - 16, y + 16, f"784-{shape}", "end", 11))
         for lane, (kind, shade) in enumerate(DOTS.items()):
             both = [rows[name] for name in (kind, f"{kind} early") if name in rows]
             if both:
-                parts += _lane(both, shade, left, unit, y - 12 + 11 * lane)
+                parts += _lane(both, shade, left, unit, y - 12 + 11 * lane, left + unit * end)
                 best = max(row["accuracy"] for row in both)
                 parts.append(
                     _text(left + unit * end + 20 + 58 * lane, y + 8, f"{100 * best:.1f} %", "start", 12, shade, "bold")
@@ -183,9 +184,12 @@ def _dots(record: dict[str, Any], cases: dict[str, dict[str, dict[str, Any]]]) -
     return _svg(880, floor + 28, "Time to the accuracy that training without dropout ends with", parts)
 
 
-def _lane(rows: Sequence[dict[str, Any]], shade: str, left: float, unit: float, y: float) -> list[str]:
-    """A dot for each row whose training reached the target, hollow for dropout in the first epochs only."""
-    parts = []
+def _lane(rows: Sequence[dict[str, Any]], shade: str, left: float, unit: float, y: float, end: float) -> list[str]:
+    """A dot for each row whose training reached the target, hollow for dropout in the first epochs only. At the end, a cross if
+    one did not, and two if both did not.
+    """
+    missing = sum(row["to_target"] is None for row in rows)
+    parts = [_text(end + 4, y + 4, "×" * missing, "start", 12, shade, "bold")] if missing else []
     for row in rows:
         fill = (
             f'fill="white" stroke="{shade}" stroke-width="2"' if row["implementation"].endswith(" early") else f'fill="{shade}"'

@@ -121,7 +121,7 @@ def test_a_dot_for_each_kind_that_reached_the_target(results):
     assert [fill for _, fill in dots] == [drawings.DOTS["none"], drawings.DOTS["window"], "white"]
     none, window, early = (float(across) for across, _ in dots)
     assert none - window == pytest.approx((early - window) / 4, abs=0.2)
-    assert chart.count(">75.0 %<") == 3
+    assert chart.count(">75.0 %<") == 3 and chart.count("×") == 2  # in the legend, and conventional dropout
     assert "accuracy.svg" not in drawings.charts([{**results.facts, "rows": rows[1:]}])
 
 
