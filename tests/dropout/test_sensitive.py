@@ -27,7 +27,6 @@ from numbanet import (
 from numbanet.dropout import policy
 from numbanet.dropout.sensitive import MOST, rates_of
 from numbanet.layers import CHANNELS_LAST, Tree
-from numbanet_kernels.families.conv import cpu
 
 CONFIDENCE = 1 - 1e-4  # of each test as a whole: one false alarm in ten thousand runs with fresh seeds (the seeds are fixed)
 DRAWS = 400
@@ -306,26 +305,6 @@ def test_rate_0_drops_nothing(kind):
     for ours, theirs in zip(*(net.model_.parameters() for net in nets), strict=True):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
     assert [record["flops_share"] for record in nets[0].history_] == [1, 1, 1]
-
-
-@pytest.mark.parametrize("together", [1, 16])
-@pytest.mark.parametrize("rate, all_positions", [(0.5, True), (0.9, False)])
-def test_wide_convolutions_compute_all_positions_unless_few_are_kept(monkeypatch, rate, together, all_positions):
-    """In each step, also in recorded ones, whatever a step happens to keep."""
-    found, choose = [], cpu.choose
-
-    def noted(window, shape, plan):
-        choice = choose(window, shape, plan)
-        found.extend([choice.winograd] if plan.rows is not None else [])
-        return choice
-
-    monkeypatch.setattr(cpu, "choose", noted)
-    layers = [Conv2d(64, 64, 3, padding=1, rng=0), Flatten(), Linear(64 * 64, 2, rng=1)]
-    rng = np.random.default_rng(0)
-    X, y = rng.random((64, 64, 8, 8), np.float32), np.arange(64) % 2
-    policy = RowSensitiveDropout(rate, together=together, thresholds={0: 1.0})
-    Net(layers, dropout=policy, image_shape=(64, 8, 8), batch_size=32, epochs=4, random_state=0, device="cpu").fit(X, y)
-    assert len(found) >= 2 and set(found) == {all_positions}  # forward and backward
 
 
 def test_rates_by_layer(kind):

@@ -1,0 +1,27 @@
+"""rsdp tells the device which share of the positions it keeps on average, and the CPU chooses by it how to compute them."""
+
+import numpy as np
+import pytest
+
+from numbanet import Conv2d, Flatten, Linear, Net, RowSensitiveDropout
+from numbanet_kernels.families.conv import cpu
+
+
+@pytest.mark.parametrize("together", [1, 16])
+@pytest.mark.parametrize("rate, all_positions", [(0.5, True), (0.9, False)])
+def test_wide_convolutions_compute_all_positions_unless_few_are_kept(monkeypatch, rate, together, all_positions):
+    """In each step, also in recorded ones, whatever a step happens to keep."""
+    found, choose = [], cpu.choose
+
+    def noted(window, shape, plan):
+        choice = choose(window, shape, plan)
+        found.extend([choice.winograd] if plan.rows is not None else [])
+        return choice
+
+    monkeypatch.setattr(cpu, "choose", noted)
+    layers = [Conv2d(64, 64, 3, padding=1, rng=0), Flatten(), Linear(64 * 64, 2, rng=1)]
+    rng = np.random.default_rng(0)
+    X, y = rng.random((64, 64, 8, 8), np.float32), np.arange(64) % 2
+    policy = RowSensitiveDropout(rate, together=together, thresholds={0: 1.0})
+    Net(layers, dropout=policy, image_shape=(64, 8, 8), batch_size=32, epochs=4, random_state=0, device="cpu").fit(X, y)
+    assert len(found) >= 2 and set(found) == {all_positions}  # forward and backward
