@@ -24,7 +24,10 @@ from ..steps import BATCH
 from . import SEEDS, Experiment
 
 SUITE = "papers-fssl"
-RECORDED = ("--json bench/results/papers-fssl.json --plot papers-fssl.png",)
+RECORDED = (
+    "--only fashion --json bench/results/papers-fssl.json --plot papers-fssl.png",
+    "--only lenet5 --json bench/results/papers-fssl-lenet5.json",
+)
 TURNS = 9  # n predictions by each of the two networks
 EQUAL = 0.001  # accuracies that differ by at most this count as equal
 PRUNED = 0.9, 0.95
