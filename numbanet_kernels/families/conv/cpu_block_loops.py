@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from numba import float32, int64
 
-from ...host.simd import VECTOR, copy_vector
+from ...host.simd import copy_vectors
 from ...runtime.declare import host_function, host_kernel
-from .cpu_im2col_loops import ZEROS, unpacked
+from .cpu_im2col_loops import unpacked
 from .cpu_position_loops import _finish, _put
 from .winograd.cpu_winograd_loops import _even, _multiply
 from .winograd.cpu_winograd_transforms import PANEL, ROWS
@@ -58,17 +58,11 @@ def _gather(pixels, channels, g, table, starts, kept, width, first, count, v):
         segment, row = table[starts[column]], first
         while row < first + count:
             end, begin, stop, base = _line(g, row, first + count, channels, segment)
-            for _ in range(row, begin):
-                for i in range(0, width, VECTOR):
-                    copy_vector(ZEROS, 0, v, at + i)
-                at += width
-            for r in range(begin, stop):
-                for i in range(0, width, VECTOR):
-                    copy_vector(pixels, base + r * step + i, v, at + i)
-                at += width
-            for _ in range(max(stop, row), end):
-                for i in range(0, width, VECTOR):
-                    copy_vector(ZEROS, 0, v, at + i)
+            for r in range(row, end):
+                if begin <= r < stop:
+                    copy_vectors(pixels, base + r * step, v, at, width)
+                else:
+                    v[at : at + width] = 0
                 at += width
             row = end
 

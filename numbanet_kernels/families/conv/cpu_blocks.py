@@ -55,10 +55,8 @@ def _lists(work):
 def convolved(x, w, window, plan, positions, bias, relu, scale):
     """y of conv2d"""
     work, (outs, channels) = Work(x, w, window, plan, positions, joins=False), w.shape[:2]
-    y, buffers = (
-        empty_cpu((len(x), *positions, outs)),
-        _rooms(work, positions[1] < loops.LONG, threads.parts(w.size, work.flops)),
-    )
+    y = empty_cpu((len(x), *positions, outs))
+    buffers = _rooms(work, positions[1] < loops.LONG, threads.parts(w.size, work.flops))
     u = packed_weight(w, False, [room for room, *_ in buffers])
     bias, low = full_cpu(outs, 0.0) if bias is None else bias, 0.0 if relu else -np.inf
 
