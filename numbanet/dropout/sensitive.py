@@ -146,9 +146,10 @@ class SensitiveDropout(Dropout):
         kept: float,
         rng: np.random.Generator,
     ) -> Plan:
-        """Draw the plan for an im2col matrix of shape `shape`. `sensitive` holds a flag for each region, which is True if the
-        region is sensitive. `images` is the number of images, `region` the shape of a region, `rates` are the rates of
-        sensitive and of other regions, `scale` multiplies kept values, and `kept` is the share that is kept on average.
+        """Draw the plan for an im2col matrix of shape `shape`. `sensitive` (region rows, region columns) is True for
+        sensitive regions; of each group of images (`group`) it has only those of the first image. `images` is the number of
+        images, `region` the shape of a region, `rates` are the rates of sensitive and of other regions, `scale` multiplies kept
+        values, and `kept` is the share that is kept on average.
         """
 
     # --- sensitivity --------------------------------------------------------------------------------------------------

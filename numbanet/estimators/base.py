@@ -36,7 +36,9 @@ from .settings import FitSettings, Settings
 
 
 class Estimator(Settings):
-    """Base class of the estimators. A subclass builds the network and the data, and names the parameters of the network."""
+    """Base class of the estimators. A subclass builds the network and the data, and says which settings determine the
+    network (`_architecture`).
+    """
 
     _unfinished: Any = None  # the checkpoint with which the next fit goes on
 

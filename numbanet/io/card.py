@@ -56,7 +56,7 @@ def check_fitted(name: str, net: Any) -> None:
 
 
 def model_card(net: Any) -> str:
-    """Describe a fitted estimator in Markdown: layers, what it was trained with, what it reached, and versions.
+    """Return a description of a fitted estimator in Markdown: layers, what it was trained with, what it reached, and versions.
 
     The data are not known here except for their shape and classes; add where they come from, and what the network is for.
 
@@ -69,6 +69,8 @@ def model_card(net: Any) -> str:
     ------
     sklearn.exceptions.NotFittedError
         If the estimator is not fitted.
+    TypeError
+        If it is a pipeline.
     """
     check_fitted("model_card", net)
     told = facts(net)
@@ -91,7 +93,7 @@ def model_card(net: Any) -> str:
         f"- epochs trained: {told['epochs']}",
         *(f"- {name}: `{value}`" for name, value in told["parameters"].items()),
         "",
-        "## Figures after the last epoch",
+        "## Figures of the epoch whose weights are kept",
         "",
         *(f"- {name}: {value:.4g}" for name, value in told["figures"].items()),
         "",

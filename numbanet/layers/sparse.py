@@ -267,7 +267,9 @@ class SparseLinear(Layer):
 
 
 def drawn(shape: tuple[int, int], density: float, init: str, variance_factor: float, rng: np.random.Generator) -> CSR:
-    """Return a random weight (O, I) with initial values: round(density O I) entries, spread evenly over the neurons."""
+    """Return a random weight (O, I) of max(round(density O I), 1) entries; each row has as many as any other, or one more or
+    fewer.
+    """
     outputs, inputs = shape
     if outputs < 1 or inputs < 1:
         raise ValueError(f"SparseLinear: widths must be positive, got in_features={inputs}, out_features={outputs}")

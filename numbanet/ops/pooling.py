@@ -17,7 +17,7 @@ def max_pool2d(dev: Device, x, *, window: Window):
     Raises
     ------
     ValueError
-        If x has other axes or is smaller than the window, or padding is more than half the kernel.
+        If x does not have four axes, or is smaller than the window, or padding is more than half the kernel.
     """
     y, argmax = dev.max_pool(x, window)
     shape = tuple(x.shape)
@@ -34,7 +34,8 @@ def avg_pool2d(dev: Device, x, *, window: Window | Bins, count_include_pad: bool
     Raises
     ------
     ValueError
-        If x has other axes or is smaller than the window, padding is more than half the kernel, or the window is dilated.
+        If x does not have four axes, or is smaller than the window, padding is more than half the kernel, or the window is
+        dilated.
     """
     y, shape = dev.avg_pool(x, window, count_include_pad), tuple(x.shape)
     return y, (lambda dy: dev.avg_pool_grad(dy, window, shape, count_include_pad),)

@@ -57,7 +57,7 @@ class Exchange:
     sent, dense : int
         Bytes of gradients that this rank has given to be summed since `begin`, and that dense gradients would have had.
     seconds : float
-        Seconds that this rank has spent on it since then, waiting for slower ranks included.
+        Seconds that this rank has spent on the exchange since `begin`, waiting for slower ranks included.
     step : int
         Number of steps since then.
     """
@@ -77,7 +77,7 @@ class Exchange:
         self.started.clear()
 
     def counted(self) -> tuple[int, int, float, int]:
-        """Return what was counted since the epoch began."""
+        """Return (sent, dense, seconds, step), counted since the epoch began."""
         return self.sent, self.dense, self.seconds, self.step
 
     def early(self, parameter: Tensor) -> None:

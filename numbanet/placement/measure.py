@@ -29,7 +29,7 @@ Counters = Callable[[], float] | Mapping[str, Callable[[], float]]
 
 
 def usual_optimizer(parameters: list[Tensor]) -> Optimizer:
-    """Return SGD with momentum, whose updates are timed by default; its rate is 0, so that weights stay as they are."""
+    """Return SGD with momentum, whose updates are timed by default; its learning rate is 0, so that weights do not change."""
     return SGD(parameters, 0.0, momentum=0.9)
 
 
@@ -282,7 +282,9 @@ def _in_order(works: list[Work]) -> list[Work]:
 
 
 def amount(stage: Stage, cost: Cost, direction: str) -> tuple[float, float]:
-    """Return (FLOPs, bytes moved) of a stage in one direction: those of its products, and at least its activations once."""
+    """Return (FLOPs, bytes moved) of a stage in one direction. For a pass they are those of its matrix products, but at least
+    the bytes of its inputs and outputs; for an update, 0 FLOPs and 20 bytes per parameter.
+    """
     if direction == UPDATE:
         return 0.0, 20.0 * stage.parameters  # reads the weight, the gradient and the velocity, writes weight and velocity
     ends = 4.0 * (np.prod(stage.inputs) + np.prod(stage.outputs))

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..autograd import backward, no_grad, op
 from ..device import THREADS, Device, available as usable, device
-from ..layers import DENSE, Context, Flow, Sequential, Symbols
+from ..layers import DENSE, Context, Flow, Sequential, Symbols, walk
 from ..layers.base import to
 from ..tensor import Tensor
 from ..training.optim import Optimizer
@@ -185,8 +185,8 @@ def works(
 
 
 def with_layers_of(own: Sequential, plans: Mapping[Any, Any], model: Sequential) -> dict[Any, Any]:
-    """Return the plans with the layers of the copy `own` in place of those of `model`."""
-    copies = dict(zip(map(id, model.layers), own.layers))
+    """Return the plans with keys that are layers of the copy `own`, or inside it, where they were the same ones of `model`."""
+    copies = {id(layer): copied for (_, layer), (_, copied) in zip(walk(model), walk(own), strict=True)}
     return {copies.get(id(key), key): plan for key, plan in plans.items()}
 
 

@@ -258,7 +258,7 @@ class Run:
         return changed if change else None
 
     def go_on_at(self, position: Any) -> None:
-        """Let the next epoch begin at a `Position`."""
+        """Let the next epoch go on after the steps that a `Position` holds (`training.resuming.position`)."""
         self.position = position
 
     def begin_pass(self) -> Any:

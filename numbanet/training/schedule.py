@@ -14,8 +14,8 @@ from .hooks import Hook, monitored
 
 
 def named(schedule: Any, epochs: int) -> Callable[[int], float] | None:
-    """Return the function that maps an epoch to the factor of the learning rate; None if there is no schedule. `schedule` is
-    the name "cosine" or "linear", a function, or None.
+    """Return the function that maps an epoch, counted from 0, to the factor of the learning rate; None if there is no schedule.
+    `schedule` is the name "cosine" or "linear" of a schedule that extends over `epochs` epochs, a function, or None.
 
     Raises
     ------

@@ -63,7 +63,7 @@ class ByReference:
         return call
 
     def cuDeviceGet(self, place: Any, number: int) -> None:
-        """Write the number of the device."""
+        """Leave the number 0; raise the driver's error for any other device."""
         if number:
             raise self.driver.fail("CUDA_ERROR_INVALID_DEVICE", f"there is one emulated card, number 0, not {number}")
 
@@ -77,7 +77,7 @@ class ByReference:
         text.value = model.NAME.encode()
 
     def cuDeviceGetUuid(self, place: Any, device: int) -> None:
-        """Leave the identifier 0."""
+        """Write nothing: the identifier stays 0."""
 
     def cuOccupancyMaxPotentialBlockSize(self, grid: Any, block: Any, *given: Any) -> None:
         """Write the numbers of blocks and threads that fill the card."""

@@ -26,7 +26,7 @@ class NotEmulated(RuntimeError):
 
 
 def refuse(what: str, instead: str = "") -> NotEmulated:
-    """Return the error for something that the emulated card does not have."""
+    """Return the error for `what`, which the emulated card does not have; `instead` is appended to the message."""
     return NotEmulated(f"{what} is not in the emulated card, which runs kernels one after the other in one process{instead}")
 
 

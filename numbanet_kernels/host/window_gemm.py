@@ -1,12 +1,13 @@
-"""Window GEMM: products with a window of contiguous rows and columns of a weight. BLAS takes views, so nothing is copied.
+"""Window GEMM: products with a window of contiguous rows and columns of a weight. BLAS takes views, so the
+weight is not copied.
 
     forward    out[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[k])
     back       out[n, j] = alpha * sum_k dy[n, k] w[rows[k], cols[j]]
 
 The indices of a window (`layouts.rows.Window`) are one run of adjacent integers, or two if the window wraps around the end of
 its axis; for a recurrent layer, each gate has one or two runs. A product is one call of BLAS for each pair of a run of rows and
-a run of columns, and the results of the calls are added up. The compiled loops find the runs in the lists of indices: a
-recorded step reads other lists in each replay.
+a run of columns; results for the runs of the summed axis are added up, other runs give other outputs. The compiled loops find
+the runs themselves, because each replay of a recorded step has other lists of indices. act is ReLU or the identity.
 """
 
 from __future__ import annotations

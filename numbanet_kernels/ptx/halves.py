@@ -24,7 +24,7 @@ def element(kind: str) -> str:
 
 
 def parts(x: Any) -> np.ndarray:
-    """Return the bits of pairs as an array (..., 2) of uint16, the lower half first."""
+    """Return the bits of pairs as an array (n, 2) of uint16, the lower half first."""
     bits = np.ascontiguousarray(np.atleast_1d(x))
     return bits.view(np.uint16).reshape(-1, 2)
 
@@ -46,7 +46,9 @@ def wide(bits: Any) -> np.ndarray:
 
 
 def f64_to_bf16(x: np.ndarray, rounding: str = "rn") -> np.ndarray:
-    """Round float64 to bfloat16 once, to nearest or towards 0; the float32 in between is rounded to odd."""
+    """Return the bits (uint16) of x rounded once to bfloat16: to nearest ("rn"), by way of a float32 rounded to odd, or towards
+    0 ("rz").
+    """
     x = np.asarray(x, np.float64)
     cut = A.narrowed(x, "rz")
     if rounding == "rz":

@@ -306,7 +306,9 @@ def digest(folder: pathlib.Path) -> str:
 
 
 def kernels(family: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a factory of a family's kernels: it is called once for each choice of arguments, and `all_kernels` lists it."""
+    """Return a decorator for a factory of a family's kernels: the factory's results are cached by its arguments, and
+    `all_kernels` yields those of a call without arguments.
+    """
 
     def decorate(factory: Callable[..., Any]) -> Callable[..., Any]:
         @functools.cache
@@ -331,6 +333,11 @@ def all_kernels() -> Iterator[Kernel]:
         yield from made if isinstance(made, tuple) else (made,)
 
 
+# Sums of a loop may be reordered. Reciprocals may not be estimated ("arcp"): vectors and single elements would round
+# differently, and which of them a loop uses may depend on where its arrays lie, because it looks whether they overlap.
+HOST_KERNEL = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
+
+
 def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Declare a CPU loop by its one signature: Numba compiles it at the first call and caches it on disk.
 
@@ -346,8 +353,7 @@ def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[...,
         def call(*args: Any) -> None:
             nonlocal loop
             if loop is None:
-                options = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz", "arcp"}}
-                loop = _cached(numba.njit, signature, function, options)
+                loop = _cached(numba.njit, signature, function, HOST_KERNEL)
             writer = tape.get()
             if writer is None:
                 loop(*args)

@@ -1,5 +1,6 @@
 """Profiles of small models: what is measured, that it is what a model computes, and when it is measured anew."""
 
+import copy
 import json
 
 import numpy as np
@@ -10,7 +11,7 @@ from numbanet.device import problem
 from numbanet.layers import LSTM, Conv2d, Embedding, Flatten, Flow, MaxPool2d
 from numbanet.placement import NONE, Profile, choose, facts, measure, profile
 from numbanet.placement.stages import parts, stages
-from numbanet.placement.works import Lacking, available, place, works
+from numbanet.placement.works import Lacking, available, place, with_layers_of, works
 from numbanet.plans import IndexPlan
 
 QUICK = {"runs": 2, "seconds": 1e-4}
@@ -100,6 +101,15 @@ def test_plans_save_flops():
     )
     for path in ("0", "2"):
         assert half.of(path, "cpu", "forward").flops == dense.of(path, "cpu", "forward").flops / 2
+
+
+def test_plans_of_layers_inside_others_reach_the_timed_copy():
+    inner = Linear(20, 30, rng=0)
+    model = Sequential([Sequential([inner, ReLU()]), Linear(30, 4, rng=1)])
+    plan, own = IndexPlan(30, np.arange(15), 2.0), copy.deepcopy(model)
+    assert with_layers_of(own, {inner: plan}, model) == {own.layers[0].layers[0]: plan}
+    found = profile(model, (8, 20), ["cpu"], plans={inner: plan}, cached=False, **QUICK)
+    assert found.of(found.stages[-1].path, "cpu", "forward").flops == 2 * 8 * 15 * 4
 
 
 def test_forward_passes_alone():

@@ -14,7 +14,9 @@ CHUNK = 1 << 24  # bytes of a chunk of a pass over the samples
 
 
 class Rows(abc.ABC):
-    """Samples (n, …) of which some become a float32 array when they are read. Subclasses define `shape` and `__getitem__`."""
+    """Samples (n, …) of which some become a float32 array when they are read. Subclasses define `shape`,
+    `__getitem__` and `reshape`.
+    """
 
     dtype = np.dtype(np.float32)
     most: int | None = None  # the largest number of samples of a forward pass; by default that of samples in memory

@@ -62,7 +62,7 @@ class Joint:
         The layer whose outputs are the units. None if it is unknown, or if an array that changes with the units, such as a bias
         or a batch norm, is also used elsewhere.
     passed : tuple of Place
-        The layers between the source and the reader; each processes units independently.
+        The layers before the reader, from the source on; if there is a source, all but a `Select` process units independently.
     place : Place
         The place of the reader, the layer whose inputs are the units.
     after : Layer or None
@@ -97,7 +97,7 @@ class Joint:
 
     @property
     def select(self) -> Select | None:
-        """The `Select` directly before the reader; None if there is none."""
+        """The `Select` directly before the reader in the same `Sequential`; None if there is none."""
         before = self.passed[-1] if self.passed else self.place
         return before.layer if before.chain is self.place.chain and before.layer.acts_as(Select) else None
 

@@ -38,16 +38,17 @@ class Plan(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """How results are computed: all by Winograd's filtering, or some directly, with one image per lane of a vector.
+    """How results are computed: by Winograd's filtering, by position, from wide blocks, or directly, with one image per lane of
+    a vector. What is not computed in any of these ways is computed by `cpu_im2col`. A group is of WIDTH images.
 
-    winograd : True if all results are computed by Winograd's filtering. If rows are listed, but not tiles, all are computed,
-        and those that are not listed are set to 0: that is faster if many are listed
+    winograd : True if all results are computed by Winograd's filtering. If rows are listed that are not whole tiles, all
+        positions are computed, and those that are not listed are set to 0: that is faster if many are listed
     by_position : True if all results are computed for all images of a position at once
     by_block : True if all results are computed from wide blocks
-    sight : geometry of the pixels that positions read; None if nothing is computed directly
-    lists : the positions that tiles of images compute; None if the images of a tile keep different positions, or if
-        threads cannot share the tiles equally
-    blocks : the kept blocks, which the images of a tile share
+    sight : geometry of the pixels that positions read; None if direct computation was ruled out before the lists were made
+    lists : the positions that groups compute; None if the images of a group keep different positions, or if threads cannot
+        share the groups equally
+    blocks : the kept blocks, which the images of a group share
     y, dw : True if computed directly
     dx : "convolved", as a convolution of dz, "spread", each gradient added to the pixels that its position reads, or ""
     """

@@ -167,7 +167,7 @@ def _repeated(bias, times):
 
 
 def gradients(dy, where, x, w, window, plan, positions, scale, wants_dx):
-    """Return (dx or None, dw, db) of conv2d."""
+    """Return (dx or None, dw, db) of conv2d_grad (`family`, which defines `where`); dx is None unless `wants_dx`."""
     work = Work(x, w, window, plan, positions)
     entry, slopes, pixels = blas.entry(), dy.reshape(work.images * work.places, work.outs), work.x.reshape(-1)
     gate = slopes if where is None else where.reshape(slopes.shape)

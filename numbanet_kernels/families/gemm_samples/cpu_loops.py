@@ -148,8 +148,8 @@ def listed(lists):
 
 
 def blocks(lists, values, bias):
-    """Yield (samples, kept outputs, view of the values as (samples, kept outputs), bias of the kept outputs) for each group of
-    samples. The bias may be None.
+    """Yield (slice of the samples, kept outputs (K,), view of the values (samples, K), bias (K,) or None) for each group of
+    samples.
     """
     for g in range(len(lists.bits)):
         n0, n1 = g * lists.group, min((g + 1) * lists.group, lists.starts.size - 1)

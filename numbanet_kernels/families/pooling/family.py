@@ -137,7 +137,7 @@ def in_bytes(op, window):
 
 
 def averaged(op, window, shape):
-    """Return the result of `pooled`; also raise ValueError for a window with dilation."""
+    """Return the shape (N, OH, OW, C) of averages; raise ValueError for a dilated window, and where `pooled` does."""
     if isinstance(window, Window) and window.dilation != (1, 1):
         raise ValueError(f"{op}: average pooling does not support dilation {window.dilation}")
     return pooled(op, window, shape)

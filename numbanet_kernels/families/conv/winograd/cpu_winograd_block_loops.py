@@ -3,7 +3,7 @@ and arrays are those of `cpu_winograd_loops`.
 
 `kept` (groups of images, Q) lists the blocks of `width` channels that each group keeps, increasing, and then numbers beyond the
 last block; `width` is a multiple or a divisor of PANEL. Other channels of the images count as 0, and their gradients are 0. A
-group has `size` tiles, the last one fewer; a stretch consists of whole groups, as many as v has room for.
+group has `size` tiles, the last one may have fewer; a stretch consists of whole groups, as many as v has room for.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def _read(g, x, t0, count, kept, width, every, places, goals, zeros, v, at, plan
 def forward(
     g, x, w, scale, bias, low, kept, width, size, total, places, goals, zeros, room, v, u, ready, s, y, first, stop, p0, p1
 ):
-    """y = max(scale the convolution + bias, low) of the groups first … stop - 1 and the panels p0 … p1 - 1 of outputs. If u is
-    `ready`, it holds all panels, else each panel is transformed when its turn comes.
+    """y = max(scale * convolution + bias, low) of the groups first … stop - 1 and the panels p0 … p1 - 1 of outputs. If
+    `ready`, u holds the transformed weight of all panels; else each panel is transformed when its turn comes.
     """
     m, channels, outs, most = g[0], g[3], g[10], goals.shape[0]
     elements, row = (m + 2) * (m + 2), _row_of(channels)

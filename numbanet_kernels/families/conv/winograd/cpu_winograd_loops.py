@@ -2,7 +2,7 @@
 
 A thread transforms the pixels of a stretch of tiles, which then stay in its cache. It multiplies them by the transformed
 weight, and transforms the sums to outputs; both are done for PANEL outputs at a time, a panel. A transformed array has a plane
-for each of the n n elements of a tile:
+for each of the (m + 2)^2 elements of a tile:
 
     v    B^T d B        a row for each tile, a column for each channel
     u    G g G^T        a row for each channel, a column for each output of the panel
@@ -36,7 +36,9 @@ TAPS, BLOCK = 9, 32  # of a window; channels whose taps are transposed at a time
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
 def plane_of(rows, width):
-    """Floats from one plane to the next: an odd number of cache lines, so that planes do not displace each other there."""
+    """Return the number of floats from one plane to the next: an odd number of cache lines, so that planes do not displace each
+    other in the cache.
+    """
     return ((rows * width + 15) // 16 | 1) * 16
 
 
