@@ -21,6 +21,7 @@ from ..training.data import Data, on_host, rows_of
 CALIBRATION = 32  # number of samples from which a data-dependent policy computes its thresholds
 # number of samples in the estimate of a feature's mean; its standard error is then 1/64 of the standard deviation
 MEAN_SAMPLES = 4096
+SMALL = 1e-4  # share of the variance of initial weights that the last layer has with output_init="small"
 COMMON_NOISE = 0.2  # the relative increase of the noise that `centre` allows
 
 
@@ -30,6 +31,7 @@ def build(
     widths: Sequence[int],
     activation: str,
     init: str,
+    output_init: str | None,
     dropout: Dropout,
     rng: np.random.Generator,
     dev: Device,
@@ -38,8 +40,9 @@ def build(
     outputs.
 
     If init is "he", biases are 0; layers before ReLU and GELU have He's initial weights, and all other layers, such as the last
-    one, have Glorot's. Otherwise biases are uniformly distributed. If dropout drops inputs of a layer's neurons, the layer's
-    initial weights have less variance. Before a layer with tile dropout, features are shuffled, and most of their mean is
+    one, have Glorot's. Otherwise biases are uniformly distributed. If output_init is "small", the last layer's weights have the
+    share SMALL of that variance, and its biases are 0. If dropout drops inputs of a layer's neurons, the layer's initial
+    weights have less variance. Before a layer with tile dropout, features are shuffled, and most of their mean is
     subtracted.
     """
     layers: list[Layer] = []
@@ -47,8 +50,9 @@ def build(
     for i, (n_in, n_out) in enumerate(zip(widths, widths[1:])):
         hidden = i < len(widths) - 2
         own = init if init != "he" or (hidden and activation in ("relu", "gelu")) else "glorot"
-        biases = "zeros" if init == "he" else "uniform"
-        layers.append(Linear(n_in, n_out, init=own, bias_init=biases, variance_factor=variance_factors[i], rng=rng, device=dev))
+        small = output_init == "small" and not hidden
+        biases, factor = "zeros" if init == "he" or small else "uniform", variance_factors[i] * (SMALL if small else 1)
+        layers.append(Linear(n_in, n_out, init=own, bias_init=biases, variance_factor=factor, rng=rng, device=dev))
         if hidden:
             layers.append(ACTIVATIONS[activation]())
     if dropout.mixes_features and variance_factors[0] < 1:

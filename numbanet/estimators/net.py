@@ -52,7 +52,7 @@ CLASSIFIER = {
     ),
 }
 REGRESSOR = {
-    **changed(SHARED, optimizer="adam"),
+    **changed(SHARED, optimizer="adam", output_init="small"),
     **by_name(
         SHARED["learning_rate"]._replace(
             text="""
@@ -114,7 +114,7 @@ class Net(ClassifierMixin, Supervised):
 
     losses = OF_CLASSES
     _several = False  # True if a sample may have several labels
-    rates = MappingProxyType({"sgd": 0.01, "adam": 0.001})
+    rates = MappingProxyType({"sgd": 0.02, "adam": 0.001})
     __init__ = storing(CLASSIFIER)
 
     @whole

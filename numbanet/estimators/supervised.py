@@ -209,6 +209,8 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             raise ValueError(f"there is no activation {self.activation!r}; choose one of {', '.join(map(repr, ACTIVATIONS))}")
         if not isinstance(self.init, str) or self.init not in INITS:
             raise ValueError(f"there is no init {self.init!r}; choose one of {', '.join(map(repr, INITS))}")
+        if self.output_init not in (None, "small"):
+            raise ValueError(f"output_init must be None or 'small', got {self.output_init!r}")
         if self.augment is not None and not callable(self.augment):
             raise ValueError(f"augment must be a function augment(x, rng, dev), such as FlipsAndCrops(), got {self.augment!r}")
         self._criterion()
@@ -271,6 +273,7 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             (X.shape[1], *self._widths(), self._outputs()),
             self.activation,
             self.init,
+            self.output_init,
             settings.at_mean_rate,
             self._streams.weights,
             settings.device,

@@ -19,12 +19,12 @@ def rates(net):
 @pytest.mark.parametrize(
     "kind, optimizer, rate",
     [
-        (Net, "sgd", 0.01),
+        (Net, "sgd", 0.02),
         (Net, "adam", 0.001),
-        (Net, SGD, 0.01),
+        (Net, SGD, 0.02),
         (Net, Adam, 0.001),
         (Net, type("Own", (Adam,), {}), 0.001),
-        (Net, lambda parameters, rate: Adam(parameters, rate), 0.01),
+        (Net, lambda parameters, rate: Adam(parameters, rate), 0.02),
         (NetRegressor, "sgd", 0.001),
         (NetRegressor, "adam", 0.001),
     ],

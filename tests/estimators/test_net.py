@@ -1,6 +1,7 @@
 """Net and NetRegressor as a user meets them: they learn, from all kinds of data, and a seed gives the same bits."""
 
 import copy
+import math
 import pickle
 import tracemalloc
 
@@ -86,6 +87,20 @@ def test_initial_weights_and_biases():
     assert tanh.model_[0].weight.numpy().var() == pytest.approx(2 / 400, rel=0.05)
     with pytest.raises(ValueError, match="there is no init 'zeros'; choose one of 'he', 'glorot', 'fan_in'"):
         Net((3,), init="zeros").fit(X, y)
+
+
+def test_an_untrained_network_predicts_the_mean():
+    """If `output_init` is "small", the default of regressors."""
+    X, options = np.random.default_rng(0).standard_normal((400, 20)), {"learning_rate": 1e-12, "epochs": 1, "random_state": 0}
+    y = 5 + 3 * X[:, 0]
+    small, large = (NetRegressor((300,), **choice, **options).fit(X, y) for choice in ({}, {"output_init": None}))
+    weight, bias = (tensor.numpy() for tensor in list(small.model_.parameters())[2:])
+    assert weight.std() == pytest.approx(0.01 * math.sqrt(2 / 301), rel=0.1) and np.abs(bias).max() < 1e-9
+    assert small.predict(X) == pytest.approx(y.mean(), abs=0.2) and np.abs(large.predict(X) - y.mean()).max() > 1
+    probabilities = Net((300,), output_init="small", **options).fit(X, X[:, 0] > 1).predict_proba(X)
+    assert probabilities == pytest.approx(0.5, abs=0.02)
+    with pytest.raises(ValueError, match="output_init must be None or 'small', got 'zeros'"):
+        Net((3,), output_init="zeros").fit(X, X[:, 0] > 1)
 
 
 def test_few_samples_have_as_many_epochs_as_make_1000_steps():
@@ -174,8 +189,8 @@ def test_partial_fit_learns_classes_from_the_first_call():
 @pytest.mark.parametrize("schedule, last", [("linear", 1 / 3), ("cosine", 0.25), (lambda epoch: 0.1**epoch, 0.01)])
 def test_schedules(schedule, last):
     net = Net(**SMALL, learning_rate_schedule=schedule).fit(X, Y)
-    assert net.history_[0]["learning_rate"] == 0.01 and net.history_[-1]["learning_rate"] == pytest.approx(0.01 * last)
-    assert net.optimizer_.learning_rate == 0.01
+    assert net.history_[0]["learning_rate"] == 0.02 and net.history_[-1]["learning_rate"] == pytest.approx(0.02 * last)
+    assert net.optimizer_.learning_rate == 0.02
 
 
 def test_layers_of_the_users_own():
