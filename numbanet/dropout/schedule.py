@@ -120,7 +120,8 @@ class EarlyDropout(_PartOfFit):
     until : float, default=0.75
         The share of the epochs of a fit that come before the change, in [0, 1].
     epochs : int, optional
-        The number of epochs of which `until` is a share; by default the number of epochs of the fit.
+        The number of epochs of which `until` is a share; by default the number of epochs of the fit. Each call of `partial_fit`
+        is an epoch; the default is then the estimator's parameter `epochs`, or 20.
 
     Raises
     ------

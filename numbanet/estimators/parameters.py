@@ -98,12 +98,12 @@ SHARED = by_name(
         "none",
         f"{choices([*POLICIES, 'auto'])}, Dropout or None",
         """
-        The dropout policy of training (`numbanet.dropout`). None: no dropout, as "none". "auto" chooses "window" in the first
-        three quarters of the epochs for wide layers and many features, else "none" (`numbanet.dropout.auto` has the rule);
-        `verbose` prints why, and it is in `history_`. A policy object has a rate, so `dropout_rate` is then not used. If
-        `layers` are widths
-        and dropout drops inputs of a layer's neurons, the layer's initial weights have less variance (`variance_factor` of
-        `Linear`). A `Shuffle` before tile dropout permutes the features and subtracts most of their mean.""",
+        The dropout policy of training (`numbanet.dropout`). None: no dropout, as "none". "auto" chooses, for wide layers and
+        many features, "window" in the first three quarters of the epochs, or "batchwise" if samples are few, else "none"
+        (`numbanet.dropout.auto` has the rule); `verbose` prints why, and it is in `history_`. A policy object has a rate, so
+        `dropout_rate` is then not used. If `layers` are widths and dropout drops inputs of a layer's neurons, the layer's
+        initial weights have less variance (`variance_factor` of `Linear`). A `Shuffle` before tile dropout permutes the
+        features and subtracts most of their mean.""",
     ),
     Parameter(
         "dropout_rate",

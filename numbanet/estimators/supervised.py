@@ -223,7 +223,7 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             return super()._policy(dropout, dropout_rate, samples)
         plain = samples is not None and not isinstance(self.layers, str) and not self._given_layers()
         widths = (*self.input_shape_, *self._widths(), self._outputs()) if plain else None
-        return automatic(widths, self.dropout_rate if dropout_rate is None else dropout_rate)
+        return automatic(widths, self.dropout_rate if dropout_rate is None else dropout_rate, samples)
 
     def _site_count(self, chosen: Dropout) -> int | None:
         """Return the number of sites for which a policy has rates; None if it is known only when the layers are built."""
