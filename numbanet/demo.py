@@ -33,7 +33,7 @@ def run(
 
     from . import Net, plots
     from .device import device as named
-    from .dropout import POLICIES
+    from .dropout import POLICIES, EarlyDropout, WindowDropout
 
     console = Console()
     named(device)  # raises for an unavailable device before anything is printed
@@ -49,10 +49,15 @@ def run(
     )
     table = Table("dropout", Column("test accuracy", no_wrap=True), "in the best epoch", "s / epoch", "FLOPs done", "it drops")
     histories, interrupted = {}, False
-    for name, policy in POLICIES.items():
-        if policy.kind == "patches":  # for convolutions, which this network lacks
-            continue
-        net = Net(layers, dropout=name, dropout_rate=RATE, epochs=epochs, device=device, **SETTINGS)
+    kinds = {  # without policies for convolutions, which this network lacks
+        name: (policy(0.0 if name == "none" else RATE), policy.drops)
+        for name, policy in POLICIES.items()
+        if policy.kind != "patches"
+    }
+    early = EarlyDropout(RATE)
+    kinds["window early"] = WindowDropout(early), f"as window, in the first {early.until:.0%} of the epochs"
+    for name, (policy, drops) in kinds.items():
+        net = Net(layers, dropout=policy, epochs=epochs, device=device, **SETTINGS)
         try:
             histories[name] = net.fit(X, y, validation=(X_test, y_test)).history_
         except KeyboardInterrupt:
@@ -66,7 +71,7 @@ def run(
             f"{max(record['validation_score'] for record in net.history_):.2%}",
             f"{warm:.4f}",
             f"{share:.0%}",
-            policy.drops,
+            drops,
         )
     console.print(table)
     if target is not None and not interrupted:
