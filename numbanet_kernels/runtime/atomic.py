@@ -29,6 +29,7 @@ LOOKS = 2_000  # number of reads before the first yield, about 10 us
 YIELDS = 2_000
 NAP = 50  # length of a sleep in us
 TAKEN = 20_000  # ns; if a yield takes longer, another thread needed the core, and the waiting thread sleeps from then on
+LOST = 4  # index in `pauses()` of the ns that threads of this process have waited from such a yield on
 
 
 def _place(context, builder, signature, arguments):
@@ -88,31 +89,39 @@ def _now(typing_context, function, clock):
 
 @functools.cache
 def pauses() -> np.ndarray:
-    """Return an int64 array (4,): the address of the function that yields the core to other threads; of the function that
-    sleeps, which takes a time in us, on Windows in ms; of the function that reads a clock, 0 on Windows; and the number of the
-    clock.
+    """Return an int64 array (5,): the address of the function that yields the core to other threads; of the function that
+    sleeps, which takes a time in us, on Windows in ms; of the function that reads a clock, 0 on Windows; the number of the
+    clock; and the counter LOST.
     """
     library = ctypes.windll.kernel32 if os.name == "nt" else ctypes.CDLL(None)
     names = ("SwitchToThread", "Sleep") if os.name == "nt" else ("sched_yield", "usleep", "clock_gettime")
     found = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in names]
-    return np.array([*found, *[0] * (3 - len(found)), getattr(time, "CLOCK_MONOTONIC", 0)], np.int64)
+    return np.array([*found, *[0] * (3 - len(found)), getattr(time, "CLOCK_MONOTONIC", 0), 0], np.int64)
 
 
 @host_function
 def yields(pauses):
-    """Yield the core to other threads. Return False if one of them used it for long; `pauses` is the array of `pauses()`."""
+    """Yield the core to other threads. Return False if one of them used it for long, which is counted in pauses[LOST];
+    `pauses` is the array of `pauses()`.
+    """
     before = _now(pauses[2], pauses[3])
     _pause(pauses[0], 0)
-    return _now(pauses[2], pauses[3]) - before < TAKEN
+    taken = _now(pauses[2], pauses[3]) - before
+    if taken < TAKEN:
+        return True
+    add(pauses, LOST, taken)
+    return False
 
 
 @host_function
 def wait(counters, i, least, pauses):
     """Wait until counters[i] >= least; `pauses` is the array of `pauses()`."""
-    turn = 0
+    turn, since = 0, 0
     while load(counters, i) < least:
         turn += 1
         if turn > LOOKS + YIELDS:
             _pause(pauses[1], NAP)
         elif turn > LOOKS and not yields(pauses):
-            turn = LOOKS + YIELDS
+            turn, since = LOOKS + YIELDS, _now(pauses[2], pauses[3])
+    if since:
+        add(pauses, LOST, _now(pauses[2], pauses[3]) - since)
