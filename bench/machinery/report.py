@@ -7,6 +7,8 @@ the documentation, and the charts.
                                                 whose "SUITE CASE: IMPLEMENTATION" matches the pattern
     <!-- parameters:NAME -->                    the parameters of the estimator of that name, from its docstring
     <!-- policies:NAME -->                      the kinds of dropout: what each drops and what it saves
+    <!-- behind:SUITE -->                       for each kind of dropout, the cases in which its score is more than a hundredth
+                                                behind that of conventional dropout at the same rate
     <!-- suites:NAME -->                        the suites: what each measures, and the command that recorded it
     <!-- sections:NAME -->                      the tables of all suites with results that have no mark of their own on the
                                                 page, each under a heading
@@ -32,7 +34,7 @@ from .results import load
 from .table import markdown, markdown_of
 
 MARKED = re.compile(
-    r"(?P<start><!-- (?P<what>bench|ratios|parameters|policies|formulas|suites|sections):(?P<name>[\w-]+)"
+    r"(?P<start><!-- (?P<what>bench|ratios|parameters|policies|formulas|behind|suites|sections):(?P<name>[\w-]+)"
     r"(?: (?P<pattern>(?!#)[^\n]+?))?(?: (?P<heading>#+ [^\n]+?))? -->)\n.*?"
     r"(?P<end><!-- /(?P=what):(?P=name) -->)",
     re.S,
@@ -59,6 +61,7 @@ FORMS = {
 }
 PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 FOLDER = ROOT / "bench" / "results"
+BEHIND = 0.01
 
 Records = Sequence[dict[str, Any]]
 
@@ -159,6 +162,20 @@ def formulas(name: str, pattern: str, records: Records) -> str:
     return markdown_of(lines)
 
 
+def behind(suite: str, pattern: str, records: Records) -> str:
+    """A line for each kind of dropout, with the cases in which its score is more than BEHIND below that of bernoulli."""
+    rows = [row for record in records for row in record["rows"] if row["suite"] == suite and re.search(pattern, row["case"])]
+    scores = {(row["case"], row["implementation"]): row["score"] for row in rows}
+    lines: dict[str, list[str]] = {}
+    for (case, implementation), score in scores.items():
+        kind, _, rate = implementation.partition(" p=")
+        less = score - scores.get((case, f"bernoulli p={rate}"), score)
+        if rate and kind != "bernoulli":
+            named = [f"{case.rpartition(', ')[0]} ({less:+.3f})"] if less < -BEHIND else []
+            lines[kind] = lines.get(kind, []) + named
+    return "\n".join(f'* `"{kind}"`: {"; ".join(names) or "none"}.' for kind, names in lines.items())
+
+
 def listed(name: str, pattern: str, records: Records) -> str:
     """A line for each suite that has a file, then the names of the families of kernels without one."""
     lines = [["suite", "what it measures", "recorded by"]]
@@ -201,6 +218,7 @@ WRITERS: dict[str, Callable[[str, str, Records], str]] = {
     "parameters": parameters,
     "policies": policies,
     "formulas": formulas,
+    "behind": behind,
     "suites": listed,
 }
 
