@@ -195,16 +195,18 @@ class _Crew:
     """A pool of threads. A part always goes to the same thread.
 
     If other processes need the cores, threads wait for each other as long as those run: a fit on two threads, beside two
-    busy processes on two cores, took 14 times as long as on one thread. So if more than a quarter of the time was lost in this
-    way, the calling thread does all the work for a while, which is doubled as long as that happens again.
+    busy processes on two cores, took 14 times as long as on one thread. So if more than half of the time was lost in this way,
+    the calling thread does all the work for a while, which is doubled as long as that happens again.
     """
 
+    SECONDS = 0.02  # of shared work after which the time that was lost is looked at: a short interruption is none to avoid
     PAUSE, MOST = 0.02, 0.64  # seconds without the other threads: the first time, and at most
 
     def __init__(self, size: int) -> None:
         self.parts = [Part(number, size) for number in range(size)]
         self.workers = [_Worker(part.number, size) for part in self.parts[1:]]
         self.free = threading.Lock()
+        self.shared, self.lost = 0.0, 0.0  # seconds of shared work since the last look, and those that were lost
         self.pause, self.resume = self.PAUSE, 0.0  # the time from which the threads share work again
 
     def share(self, work: Callable[[Part], Any], alone: Callable[[], Any] | None = None) -> None:
@@ -238,10 +240,14 @@ class _Crew:
     def _judge(self, began: float, lost: int) -> None:
         """Decide until when the calling thread works alone, given the ns that threads lost to other processes."""
         now = time.perf_counter()
-        if 4 * lost < 1e9 * (now - began):
+        self.shared, self.lost = self.shared + now - began, self.lost + 1e-9 * lost
+        if self.shared < self.SECONDS:
+            return
+        if 2 * self.lost < self.shared:
             self.pause = self.PAUSE
         else:
             self.resume, self.pause = now + self.pause, min(2 * self.pause, self.MOST)
+        self.shared, self.lost = 0.0, 0.0
 
     @staticmethod
     def _wait(done: _Mailbox, answers: list[Any], posted: int) -> None:

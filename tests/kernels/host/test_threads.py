@@ -247,9 +247,10 @@ def test_busy_cores_are_left_for_a_while_that_doubles(monkeypatch):
         share(work)
         return len(set(seen))
 
-    assert threads_of(crew.share, 1.0, 0.2) == 2 and threads_of(crew.share, 1.0, 0.3) == 2
-    assert threads_of(crew.share, 0.019, 1.0) == 1 and threads_of(crew.share, 0.001, 0.0) == 1  # 20 ms alone
-    assert threads_of(crew.share, 1.0, 0.3) == 2 and threads_of(crew.share, 0.04, 0.0) == 1  # 40 ms
+    assert threads_of(crew.share, 1.0, 0.4) == 2 and threads_of(crew.share, 0.015, 0.015) == 2  # too short to tell
+    assert threads_of(crew.share, 1.0, 0.6) == 2  # 20 ms alone follow
+    assert threads_of(crew.share, 0.019, 1.0) == 1 and threads_of(crew.share, 0.001, 0.0) == 1
+    assert threads_of(crew.share, 1.0, 0.6) == 2 and threads_of(crew.share, 0.04, 0.0) == 1  # 40 ms
     assert threads_of(crew.share, 1.0, 0.0) == 2 and threads_of(crew.share, 1.0, 0.9) == 2
     alone = []
     crew.share(lambda part: alone.append("shared"), lambda: alone.append("alone"))
