@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from numbanet import SGD, Embedding, Flatten, Linear, Net, ReLU, RowDropout, Sequential, ops
+from numbanet import SGD, Context, Embedding, Flatten, Linear, Net, ReLU, RowDropout, Sequential, Tensor, WindowPlan, ops
 from numbanet.gradients import Packed
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
@@ -43,6 +43,24 @@ def test_embedding_equals_pytorchs(dev, rng):
 def test_ids_are_checked(dev, ids, error, message):
     with pytest.raises(error, match=message):
         ops.embedding(Embedding(9, 4, device=dev).weight, ids=ids)
+
+
+@pytest.mark.parametrize("start, count", [(2, 3), (5, 4), (0, 7), (6, 1)])
+def test_a_window_of_the_components_is_looked_up(dev, rng, start, count):
+    """Also one that wraps around the end: values, and the gradients of kept components, are those of a mask."""
+    table, weight = (rng.standard_normal(shape).astype(np.float32) for shape in ((9, 7), (5, 7)))
+    ids, dy, mask = rng.integers(9, size=12), rng.standard_normal((12, 5)).astype(np.float32), np.zeros(7, np.float32)
+    mask[(start + np.arange(count)) % 7] = 7 / count
+    model = Sequential([Embedding(9, 7, device=dev), Linear(7, 5, bias=False, device=dev)])
+    model.load_state_dict({"0.weight": table, "1.weight": weight})
+    plans = {model[0]: WindowPlan(7, start, count, 7 / count)}
+    y = model(Tensor.wrap(dev.upload(ids.astype(np.int32)), dev), Context(dev, plans, training=True, model=model))
+    y.backward(dy)
+    of_table = np.zeros_like(table)
+    np.add.at(of_table, ids, dy @ weight * mask)
+    close(y.numpy(), (table[ids] * mask) @ weight.T)
+    close(model[0].weight.grad.numpy(), of_table)
+    close(model[1].weight.grad.numpy(), dy.T @ (table[ids] * mask))
 
 
 def words(rng, n=120):
