@@ -1,6 +1,6 @@
 """Training step of lenet5 and alexnet on 1x28x28 at batch 128, and of vgg19 on 3x32x32 at batch 64: SGD with momentum 0.9.
 
-`none`, rsdp and bsdp at p = 0.6, and rdp on channels at p = 0.5, are compared with PyTorch's dense step: same layers, optimiser
+`none`, rsdp and bsdp at p = 0.6, and rdp and window on channels at p = 0.5, are compared with PyTorch's dense step: same layers, optimiser
 and batches. In convolutions of 3 x 3, `rsdp tiles` drops tiles of positions and `bsdp channels` blocks of channels. Without
 --against torch numbanet's `none` is the peer. The ceiling is the ratio of the FLOPs of the products.
 """
@@ -23,7 +23,7 @@ RECORDED = ("--against torch --json bench/results/cnn.json --plot cnn.png",)
 Shape = tuple[int, int, int]
 NETWORKS = {"lenet5": ((1, 28, 28), 128), "alexnet": ((1, 28, 28), 128), "vgg19": ((3, 32, 32), 64)}  # images, batch
 QUICK = {"lenet5": ((1, 12, 12), 16), "alexnet": ((1, 8, 8), 4)}
-DROPOUTS = {"rsdp": 0.6, "rsdp tiles": 0.6, "bsdp": 0.6, "bsdp channels": 0.6, "rdp": 0.5}
+DROPOUTS = {"rsdp": 0.6, "rsdp tiles": 0.6, "bsdp": 0.6, "bsdp channels": 0.6, "rdp": 0.5, "window": 0.5}
 SETTINGS: dict[str, dict[str, Any]] = {"rsdp tiles": {"tile": "auto"}, "bsdp channels": {"channels": True}}  # beside the rate
 LEAST = {"lenet5": 20, "alexnet": 3, "vgg19": 2}  # n steps of a turn, because the cost of a step under random plans is random
 # n steps that are compared with the reference. Deep networks: one, because max pooling may choose another of two nearly equal

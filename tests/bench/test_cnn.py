@@ -73,7 +73,7 @@ def test_steps_agree_with_the_reference_and_wrong_ones_do_not(dropout, rate):
         for name in ("input", "output")
         if any(step[layer][name] is not None for step in plans)
     ]
-    assert {name for _, name in thinned} == {"none": set(), "rdp": {"output"}}.get(dropout, {"input"})
+    assert {name for _, name in thinned} == {"none": set(), "rdp": {"output"}, "window": {"output"}}.get(dropout, {"input"})
     for layer, name in thinned[:1]:
         for step in plans:
             step[layer][name] = None
@@ -111,6 +111,7 @@ def test_step_suite_end_to_end(run_bench, tmp_path):
         "bsdp p=0.6": "torch",
         "bsdp channels p=0.6": "torch",
         "rdp p=0.5": "torch",
+        "window p=0.5": "torch",
         "torch": None,
     }
     assert all(row["ceiling"] > 1.4 for row in rows if "p=" in row["implementation"])
@@ -125,12 +126,13 @@ def test_without_a_peer_numbanets_dense_step_is_it():
             **({} if case.name.startswith("lenet5") else dict.fromkeys(("rsdp tiles p=0.6", "bsdp channels p=0.6"), "none")),
             "bsdp p=0.6": "none",
             "rdp p=0.5": "none",
+            "window p=0.5": "none",
         }
 
 
 def test_memory_suite_end_to_end(tmp_path):
     rows = _run(tmp_path, "cnn-memory", "--plot", str(tmp_path / "a.png"))
-    assert len(rows) == 5 and all(row["peak_mib"] > 0 for row in rows) and (tmp_path / "a.png").stat().st_size > 1000
+    assert len(rows) == 6 and all(row["peak_mib"] > 0 for row in rows) and (tmp_path / "a.png").stat().st_size > 1000
 
 
 def test_counted_memory_is_that_of_one_form_of_each():
