@@ -1,8 +1,8 @@
 """Training step of lenet5 and alexnet on 1x28x28 at batch 128, and of vgg19 on 3x32x32 at batch 64: SGD with momentum 0.9.
 
-`none`, rsdp and bsdp at p = 0.6, and rdp and window on channels at p = 0.5, are compared with PyTorch's dense step: same layers, optimiser
-and batches. In convolutions of 3 x 3, `rsdp tiles` drops tiles of positions and `bsdp channels` blocks of channels. Without
---against torch numbanet's `none` is the peer. The ceiling is the ratio of the FLOPs of the products.
+`none`, rsdp and bsdp at p = 0.6, and rdp and window on channels at p = 0.5, are compared with PyTorch's dense step: same
+layers, optimiser and batches. In convolutions of 3 x 3, `rsdp tiles` drops tiles of positions and `bsdp channels` blocks of
+channels. Without --against torch numbanet's `none` is the peer. The ceiling is the ratio of the FLOPs of the products.
 """
 
 from __future__ import annotations
