@@ -5,7 +5,8 @@ the documentation, and the charts.
                                                 matches the pattern
     <!-- ratios:NAME PATTERN -->                ratios of all suites in one table, a column for each processor, with the rows
                                                 whose "SUITE CASE: IMPLEMENTATION" matches the pattern
-    <!-- parameters:NAME -->                    the parameters of the estimator of that name, from its docstring
+    <!-- parameters:NAME OTHER -->              the parameters of the estimator of that name, from its docstring; with OTHER, an
+                                                estimator, only those that it lacks or that have another default
     <!-- policies:NAME -->                      the kinds of dropout: what each drops and what it saves
     <!-- behind:SUITE -->                       for each kind of dropout, the cases in which its score is more than a hundredth
                                                 behind that of conventional dropout at the same rate
@@ -128,17 +129,22 @@ def ratios(name: str, pattern: str, records: Records) -> str:
 
 
 def parameters(name: str, pattern: str, records: Records) -> str:
-    """Name, values, default, first sentence, and what None means, of each parameter of an estimator, from its docstring."""
+    """Name, values, default, first sentence, and what None means, of each parameter of an estimator, from its docstring; if
+    `pattern` names another estimator, only of those whose default is not that of the other one."""
     import numbanet
 
-    text = inspect.cleandoc(getattr(numbanet, name).__doc__).split("\nAttributes\n")[0]
-    lines = [["parameter", "values", "default", "what it is", "what None means"]]
-    for parameter, kind, description in re.findall(r"^(\w+) : (.+)\n((?:    .*\n?)+)", text, re.M):
-        values, _, default = kind.partition(", default=")
-        said = " ".join(description.split())
-        none = re.search(r"\bNone(?: or -1)?: (.+?)(?:\.(?=\s|$)|;(?= with))", said)
-        lines.append([f"`{parameter}`", values, default, re.split(r"(?<=\.)\s", said)[0], none[1] if none else ""])
-    return markdown_of(lines)
+    def lines_of(name: str) -> list[list[str]]:
+        text, lines = inspect.cleandoc(getattr(numbanet, name).__doc__).split("\nAttributes\n")[0], []
+        for parameter, kind, description in re.findall(r"^(\w+) : (.+)\n((?:    .*\n?)+)", text, re.M):
+            values, _, default = kind.partition(", default=")
+            said = " ".join(description.split())
+            none = re.search(r"\bNone(?: or -1)?: (.+?)(?:\.(?=\s|$)|;(?= with))", said)
+            lines.append([f"`{parameter}`", values, default, re.split(r"(?<=\.)\s", said)[0], none[1] if none else ""])
+        return lines
+
+    other = {line[0]: (line[2], line[4]) for line in (lines_of(pattern) if pattern else [])}
+    found = [line for line in lines_of(name) if other.get(line[0]) != (line[2], line[4])]
+    return markdown_of([["parameter", "values", "default", "what it is", "what None means"], *found])
 
 
 def policies(name: str, pattern: str, records: Records) -> str:

@@ -14,15 +14,28 @@ import numpy as np
 from ..arguments import is_integer
 from ..device import Device
 from ..dropout import Dropout
-from ..layers import ACTIVATIONS, Embedding, Layer, Linear, Normalize, Recurrent, Sequential, Shuffle
+from ..layers import ACTIVATIONS, INITS, Embedding, Layer, Linear, Normalize, Recurrent, Sequential, Shuffle
 from ..tensor import Tensor
 from ..training.data import Data, on_host, rows_of
 
 CALIBRATION = 32  # number of samples from which a data-dependent policy computes its thresholds
 # number of samples in the estimate of a feature's mean; its standard error is then 1/64 of the standard deviation
 MEAN_SAMPLES = 4096
-SMALL = 1e-4  # share of the variance of initial weights that the last layer has with output_init="small"
+# Share of the variance of initial weights that the last layer has with output_init="small". After sigmoids, whose slopes are
+# at most 1/4, it is more: gradients of the first of eight such layers were otherwise so small that nothing was learned
+SMALL, SMALL_AFTER = 1e-4, {"sigmoid": 1e-2}
 COMMON_NOISE = 0.2  # the relative increase of the noise that `centre` allows
+
+
+def check_build(activation: Any, init: Any, output_init: Any) -> None:
+    """Raise ValueError if a parameter of `build` is invalid."""
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        here = "; scikit-learn's 'logistic' is 'sigmoid' here" if activation == "logistic" else ""
+        raise ValueError(f"there is no activation {activation!r}; choose one of {', '.join(map(repr, ACTIVATIONS))}{here}")
+    if not isinstance(init, str) or init not in INITS:
+        raise ValueError(f"there is no init {init!r}; choose one of {', '.join(map(repr, INITS))}")
+    if output_init is not None and not (isinstance(output_init, str) and output_init == "small"):
+        raise ValueError(f"output_init must be None or 'small', got {output_init!r}")
 
 
 def build(
@@ -40,8 +53,8 @@ def build(
     outputs.
 
     If init is "he", biases are 0; layers before ReLU and GELU have He's initial weights, and all other layers, such as the last
-    one, have Glorot's. Otherwise biases are uniformly distributed. If output_init is "small", the last layer's weights have the
-    share SMALL of that variance, and its biases are 0. If dropout drops inputs of a layer's neurons, the layer's initial
+    one, have Glorot's. Otherwise biases are uniformly distributed. If output_init is "small", the last layer's weights have
+    only a small share of that variance, and its biases are 0. If dropout drops inputs of a layer's neurons, the layer's initial
     weights have less variance. Before a layer with tile dropout, features are shuffled, and most of their mean is
     subtracted.
     """
@@ -51,7 +64,8 @@ def build(
         hidden = i < len(widths) - 2
         own = init if init != "he" or (hidden and activation in ("relu", "gelu")) else "glorot"
         small = output_init == "small" and not hidden
-        biases, factor = "zeros" if init == "he" or small else "uniform", variance_factors[i] * (SMALL if small else 1)
+        biases, share = "zeros" if init == "he" or small else "uniform", SMALL_AFTER.get(activation, SMALL) if small else 1.0
+        factor = share * variance_factors[i]
         layers.append(Linear(n_in, n_out, init=own, bias_init=biases, variance_factor=factor, rng=rng, device=dev))
         if hidden:
             layers.append(ACTIVATIONS[activation]())

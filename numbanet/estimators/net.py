@@ -56,7 +56,7 @@ REGRESSOR = {
     **by_name(
         SHARED["learning_rate"]._replace(
             text="""
-        Step size. None: 0.001 for every optimiser."""
+        Step size. None: 0.005 for SGD with momentum and for user-defined optimisers, 0.001 for Adam."""
         ),
         Parameter(
             "loss",
@@ -352,7 +352,7 @@ class NetRegressor(RegressorMixin, Supervised):
     """
 
     losses = OF_NUMBERS
-    rates = MappingProxyType({"sgd": 0.001, "adam": 0.001})
+    rates = MappingProxyType({"sgd": 0.005, "adam": 0.001})
     __init__ = storing(REGRESSOR)
     least_to_score = 2  # R² is undefined for one sample
 

@@ -19,7 +19,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from numbanet_kernels.runtime.interrupt import deferred
 
 from ..dropout import Dropout, Rate, automatic
-from ..layers import ACTIVATIONS, INITS, ActivationSpec, Layer, Sequential
+from ..layers import ActivationSpec, Layer, Sequential
 from ..losses import Loss, loss_named
 from ..plans import Plans
 from ..training.augment import Augmentation
@@ -33,7 +33,7 @@ from ..training.run import Run
 from ..training.validation import Validation
 from ..user_warnings import warn
 from .base import Estimator
-from .build import as_images, as_rows, build, check_samples_first, merged, widths_of
+from .build import as_images, as_rows, build, check_build, check_samples_first, merged, widths_of
 from .held_out import HeldOut
 from .inputs import validated
 from .joint import count, sharded
@@ -205,12 +205,7 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         return tags
 
     def _settings(self, dropout, dropout_rate, samples=None):
-        if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
-            raise ValueError(f"there is no activation {self.activation!r}; choose one of {', '.join(map(repr, ACTIVATIONS))}")
-        if not isinstance(self.init, str) or self.init not in INITS:
-            raise ValueError(f"there is no init {self.init!r}; choose one of {', '.join(map(repr, INITS))}")
-        if self.output_init not in (None, "small"):
-            raise ValueError(f"output_init must be None or 'small', got {self.output_init!r}")
+        check_build(self.activation, self.init, self.output_init)
         if self.augment is not None and not callable(self.augment):
             raise ValueError(f"augment must be a function augment(x, rng, dev), such as FlipsAndCrops(), got {self.augment!r}")
         self._criterion()
@@ -338,6 +333,11 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         if trained:
             self._warn_of_sparsity()
         else:
+            if hasattr(self, "target_scale_") and self._criterion().standardised and not np.any(y):
+                warn(
+                    "partial_fit: the mean and the scale of targets are those of the first call, whose y is constant, so that"
+                    " later targets may be far too large or too small; begin with more samples"
+                )
             self._start(X, weights, settings)
         return self._prepare(Data(X, y, weights), settings, 1, trained)
 

@@ -77,6 +77,11 @@ def test_a_section_without_results_is_left_out_until_there_are_some(results):
     assert report.rewrite(some, [record]) == empty.replace("loss ##", "loss ^c$ ##")
 
 
+def test_parameters_that_differ_from_another_estimators_are_listed():
+    rows = report.parameters("NetRegressor", "Net", []).splitlines()[2:]
+    assert {row.split("`")[1] for row in rows} == {"output_init", "optimizer", "learning_rate", "loss"}
+
+
 def test_cases_in_which_a_kind_is_behind_conventional_dropout_are_listed():
     scores = {"bernoulli p=0.5": 0.9, "rdp p=0.5": 0.88, "window p=0.5": 0.893, "numbanet": 0.5, "rdp p=0.3": 0.1}
     row = {"suite": "tables", "case": "a, b, equal"}

@@ -25,7 +25,7 @@ def rates(net):
         (Net, Adam, 0.001),
         (Net, type("Own", (Adam,), {}), 0.001),
         (Net, lambda parameters, rate: Adam(parameters, rate), 0.02),
-        (NetRegressor, "sgd", 0.001),
+        (NetRegressor, "sgd", 0.005),
         (NetRegressor, "adam", 0.001),
     ],
 )

@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 import tracemalloc
+import warnings
 
 import joblib
 import numpy as np
@@ -99,8 +100,24 @@ def test_an_untrained_network_predicts_the_mean():
     assert small.predict(X) == pytest.approx(y.mean(), abs=0.2) and np.abs(large.predict(X) - y.mean()).max() > 1
     probabilities = Net((300,), output_init="small", **options).fit(X, X[:, 0] > 1).predict_proba(X)
     assert probabilities == pytest.approx(0.5, abs=0.02)
-    with pytest.raises(ValueError, match="output_init must be None or 'small', got 'zeros'"):
-        Net((3,), output_init="zeros").fit(X, X[:, 0] > 1)
+    sigmoids = NetRegressor((300,), activation="sigmoid", **options).fit(X, y).model_[2].weight.numpy()
+    assert sigmoids.std() == pytest.approx(0.1 * math.sqrt(2 / 301), rel=0.1)
+    for wrong in ("zeros", np.ones(2)):
+        with pytest.raises(ValueError, match="output_init must be None or 'small', got"):
+            Net((3,), output_init=wrong).fit(X, X[:, 0] > 1)
+    with pytest.raises(ValueError, match="there is no activation 'logistic'.*'logistic' is 'sigmoid' here"):
+        Net((3,), activation="logistic").fit(X, X[:, 0] > 1)
+
+
+def test_a_constant_first_call_of_partial_fit_warns():
+    """Mean and scale of the targets are those of the first call."""
+    X, y = np.random.default_rng(0).standard_normal((40, 3)), np.arange(40.0)
+    with pytest.warns(UserWarning, match="first call, whose y is constant"):
+        NetRegressor((4,)).partial_fit(X[:1], y[:1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        NetRegressor((4,), random_state=0).partial_fit(X, y)
+        NetRegressor((4,), loss=lambda output, target: ((output - target) ** 2).mean()).partial_fit(X, 0 * y)
 
 
 def test_few_samples_have_as_many_epochs_as_make_1000_steps():
