@@ -57,6 +57,8 @@ def run(
     early = EarlyDropout(RATE)
     kinds["window early"] = WindowDropout(early), f"as window, in the first {early.until:.0%} of the epochs"
     for name, (policy, drops) in kinds.items():
+        if name != policy.name:
+            console.print(f"{name}: {drops}", markup=False)
         net = Net(layers, dropout=policy, epochs=epochs, device=device, **SETTINGS)
         try:
             histories[name] = net.fit(X, y, validation=(X_test, y_test)).history_

@@ -11,7 +11,7 @@ import threadpoolctl
 os.environ["NUMBANET_COSTS"] = os.path.join(os.path.dirname(__file__), "no-such-file")  # whatever this machine has measured
 
 from numbanet.device import NAMES, device, problem
-from numbanet_kernels.host import thresholds
+from numbanet_kernels.host import threads, thresholds
 
 from .rotation import MANY, chosen
 
@@ -57,6 +57,13 @@ def small_networks_skip_too():
     """Tests use small networks, of which by default the whole weight would be updated."""
     with thresholds.using(thresholds.Thresholds(lazy_elements=0)):
         yield
+
+
+@pytest.fixture(autouse=True)
+def threads_share_work(request, monkeypatch):
+    """Also if other tests need the cores, except in tests of that, which are marked as `busy`."""
+    if request.node.get_closest_marker("busy") is None:
+        monkeypatch.setattr(threads._Crew, "_judge", lambda crew, began, lost: None)
 
 
 @pytest.fixture(params=[name for name in NAMES if problem(name) is None])

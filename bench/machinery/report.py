@@ -5,8 +5,8 @@ the documentation, and the charts.
                                                 matches the pattern
     <!-- ratios:NAME PATTERN -->                ratios of all suites in one table, a column for each processor, with the rows
                                                 whose "SUITE CASE: IMPLEMENTATION" matches the pattern
-    <!-- parameters:NAME OTHER -->              the parameters of the estimator of that name, from its docstring; with OTHER, an
-                                                estimator, only those that it lacks or that have another default
+    <!-- parameters:NAME OTHER -->              the parameters of the estimator of that name, from its docstring; with the
+                                                name OTHER of another estimator, only what differs from its parameters
     <!-- policies:NAME -->                      the kinds of dropout: what each drops and what it saves
     <!-- behind:SUITE -->                       for each kind of dropout, the cases in which its score is more than a hundredth
                                                 behind that of conventional dropout at the same rate
@@ -130,7 +130,8 @@ def ratios(name: str, pattern: str, records: Records) -> str:
 
 def parameters(name: str, pattern: str, records: Records) -> str:
     """Name, values, default, first sentence, and what None means, of each parameter of an estimator, from its docstring; if
-    `pattern` names another estimator, only of those whose default is not that of the other one."""
+    `pattern` names another estimator, only of those whose default is not that of the other one, and the names of those that are
+    missing."""
     import numbanet
 
     def lines_of(name: str) -> list[list[str]]:
@@ -144,6 +145,8 @@ def parameters(name: str, pattern: str, records: Records) -> str:
 
     other = {line[0]: (line[2], line[4]) for line in (lines_of(pattern) if pattern else [])}
     found = [line for line in lines_of(name) if other.get(line[0]) != (line[2], line[4])]
+    missing = other.keys() - {line[0] for line in lines_of(name)}
+    found += [[parameter, "", "", f"`{name}` has no such parameter.", ""] for parameter in sorted(missing)]
     return markdown_of([["parameter", "values", "default", "what it is", "what None means"], *found])
 
 
@@ -175,8 +178,9 @@ def behind(suite: str, pattern: str, records: Records) -> str:
     lines: dict[str, list[str]] = {}
     for (case, implementation), score in scores.items():
         kind, _, rate = implementation.partition(" p=")
-        less = score - scores.get((case, f"bernoulli p={rate}"), score)
-        if rate and kind != "bernoulli":
+        conventional = scores.get((case, f"bernoulli p={rate}"))
+        if conventional is not None and kind != "bernoulli":
+            less = score - conventional
             named = [f"{case.rpartition(', ')[0]} ({less:+.3f})"] if less < -BEHIND else []
             lines[kind] = lines.get(kind, []) + named
     return "\n".join(f'* `"{kind}"`: {"; ".join(names) or "none"}.' for kind, names in lines.items())

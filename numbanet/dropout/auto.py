@@ -10,7 +10,7 @@ The rule, for a network given by its widths:
                                           (`bench time-to-accuracy`)
     otherwise                             window in the first three quarters of the epochs: at the end at least as accurate as
                                           no dropout on their first 5,000 images, and within half a point of it on all images,
-                                          in half to four fifths of the time
+                                          in half to three quarters of the time
 
 Other networks, with convolutions or for sequences, train without dropout, because there are no recorded runs of them.
 """
@@ -29,8 +29,8 @@ FEATURES, WIDTH, SAMPLES = 256, 512, 2500
 
 
 def automatic(widths: Sequence[int] | None, rate: Rate = 0.5, samples: int | None = None) -> Dropout:
-    """Choose a policy: with fewer than 256 features, or a hidden layer narrower than 512, none; otherwise dropout in the first
-    three quarters of the epochs, of random sets if there are fewer than 2,500 samples, else of windows. Networks with other
+    """Choose a policy: with fewer than 256 features, or a hidden layer narrower than 512, none; otherwise windows in the
+    first three quarters of the epochs, or random sets of neurons if there are fewer than 2,500 samples. Networks with other
     layers, or for sequences, train without dropout.
 
     Parameters
@@ -60,7 +60,7 @@ def automatic(widths: Sequence[int] | None, rate: Rate = 0.5, samples: int | Non
     why = f"hidden layers have at least {WIDTH} neurons, so that dropping saves time"
     chosen = rate if early is None else early
     if samples is not None and samples < SAMPLES:
-        few = f"{samples} samples are fewer than {SAMPLES}, of which random sets of neurons learn more than windows"
+        few = f"with fewer than {SAMPLES} samples, here {samples}, random sets of neurons learned more than windows"
         return BatchwiseDropout(chosen).changed(reason=f"batchwise{when}: {why}, and {few}")
     return WindowDropout(chosen).changed(reason=f"window{when}: {why}")
 

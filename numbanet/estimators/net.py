@@ -383,7 +383,7 @@ class NetRegressor(RegressorMixin, Supervised):
             if self._criterion().standardised:
                 self.target_mean_ = mean(y, weights)
                 spread = np.sqrt(mean((y - self.target_mean_) ** 2, weights))
-                self.target_scale_ = np.where(spread > 0, spread, 1.0)
+                self.target_scale_ = np.where(spread > 8 * np.finfo(float).eps * np.abs(self.target_mean_), spread, 1.0)
         elif y.shape[1] != self.n_outputs_:
             raise ValueError(f"y has {y.shape[1]} outputs, but the first call had {self.n_outputs_}")
         return ((y - self.target_mean_) / self.target_scale_).astype(np.float32), weights

@@ -333,7 +333,7 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         if trained:
             self._warn_of_sparsity()
         else:
-            if hasattr(self, "target_scale_") and self._criterion().standardised and not np.any(y):
+            if hasattr(self, "target_scale_") and self._criterion().standardised and (np.abs(y).max(axis=0) < 0.5).any():
                 warn(
                     "partial_fit: the mean and the scale of targets are those of the first call, whose y is constant, so that"
                     " later targets may be far too large or too small; begin with more samples"

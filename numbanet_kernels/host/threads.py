@@ -194,9 +194,10 @@ class _Worker:
 class _Crew:
     """A pool of threads. A part always goes to the same thread.
 
-    If other processes need the cores, threads wait for each other as long as those run: a fit on two threads, beside two
-    busy processes on two cores, took 14 times as long as on one thread. So if more than half of the time was lost in this way,
-    the calling thread does all the work for a while, which is doubled as long as that happens again.
+    If other processes need the cores, threads wait for each other as long as those run: a fit on two threads, beside four
+    busy processes on two cores, took 14 times as long as on one thread. So if N threads have lost more time than sharing gains,
+    (N - 1)² / N of the time that has passed, the calling thread does all the work for a while, which is doubled as long as that
+    happens again.
     """
 
     SECONDS = 0.02  # of shared work after which the time that was lost is looked at: a short interruption is none to avoid
@@ -230,9 +231,11 @@ class _Crew:
                 posted += 1
             work(self.parts[0])
         finally:
-            self._wait(done, answers, posted)
-            self._judge(began, atomic.pauses()[atomic.LOST] - lost)
-            self.free.release()
+            try:
+                self._wait(done, answers, posted)
+                self._judge(began, atomic.pauses()[atomic.LOST] - lost)
+            finally:
+                self.free.release()
         for error in answers:
             if error is not None:
                 raise error
@@ -243,7 +246,7 @@ class _Crew:
         self.shared, self.lost = self.shared + now - began, self.lost + 1e-9 * lost
         if self.shared < self.SECONDS:
             return
-        if 2 * self.lost < self.shared:
+        if self.lost < len(self.workers) ** 2 / len(self.parts) * self.shared:
             self.pause = self.PAUSE
         else:
             self.resume, self.pause = now + self.pause, min(2 * self.pause, self.MOST)

@@ -180,7 +180,7 @@ def test_demo(capsys, tmp_path, monkeypatch):
 
     assert demo.run(tmp_path / "demo.png", "cpu", (16, 16), epochs=2) == 0
     out = capsys.readouterr().out
-    assert all(name in out for name in ("none", "bernoulli", "rdp", "tdp", "test accuracy"))
+    assert all(name in out for name in ("none", "bernoulli", "rdp", "tdp", "window early", "test accuracy"))
     assert (tmp_path / "demo.png").stat().st_size > 10_000
 
 

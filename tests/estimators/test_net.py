@@ -112,8 +112,11 @@ def test_an_untrained_network_predicts_the_mean():
 def test_a_constant_first_call_of_partial_fit_warns():
     """Mean and scale of the targets are those of the first call."""
     X, y = np.random.default_rng(0).standard_normal((40, 3)), np.arange(40.0)
-    with pytest.warns(UserWarning, match="first call, whose y is constant"):
-        NetRegressor((4,)).partial_fit(X[:1], y[:1])
+    for first in (y[:1], np.full(3, 0.1), np.full(10, 5.3), np.stack([y, np.full(40, 0.1)], axis=1)):
+        net = NetRegressor((4,), random_state=0)
+        with pytest.warns(UserWarning, match="first call, whose y is constant"):
+            net.partial_fit(X[: len(first)], first)
+        assert net.target_scale_.min() >= 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         NetRegressor((4,), random_state=0).partial_fit(X, y)

@@ -34,24 +34,33 @@ class Adjacent:
         return placed
 
 
-def results(value):
-    """The bits of all arrays in the result of an operation."""
+def arrays(value):
+    """Yield all arrays in nested tuples, lists and objects."""
     if isinstance(value, np.ndarray):
-        return [(value.shape, value.dtype, value.tobytes())]
-    if isinstance(value, (tuple, list)):
-        return [found for part in value for found in results(part)]
-    return [] if value is None or hasattr(value, "__dict__") else [value]
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from arrays(part)
+    elif hasattr(value, "__dict__"):
+        yield from arrays(tuple(vars(value).values()))
+
+
+def results(name, sizes, dev):
+    """The bits of an operation's results, and of its arguments, to which it may write."""
+    call = examples.example(name, sizes).on(dev)
+    found = call.run(CPU)
+    return [(array.shape, array.dtype, array.tobytes()) for array in arrays((found, call.arguments))]
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=["blocks", "odd"])
 @pytest.mark.parametrize("name", examples.families())
 def test_results_do_not_depend_on_where_arrays_lie(name, sizes, monkeypatch):
-    expected = results(examples.example(name, sizes).on(CPU).run(CPU))
+    expected = results(name, sizes, CPU)
     monkeypatch.setattr(memory, "SMALL", -1)
     for down in (False, True):
         arena = Adjacent(down)
         monkeypatch.setattr(memory, "lend_host", lambda size, shape, dtype, arena=arena: arena.empty(shape, dtype))
-        assert results(examples.example(name, sizes).on(arena).run(CPU)) == expected
+        assert expected and results(name, sizes, arena) == expected
 
 
 @host_kernel("void(f4[::1], f4[::1], f4[::1], f4[::1])")

@@ -184,10 +184,10 @@ def test_the_rate_falls_where_nothing_improves(values, options, rates, schedule)
 def test_a_plateau_is_counted_anew_by_fit_and_on_by_partial_fit():
     hook = ReduceLROnPlateau(0.5, patience=2, monitor="figure")
     net = Net(**SMALL, callbacks=[Figure([1] * 9), hook]).fit(X, Y)
-    assert net.optimizer_.learning_rate == 0.01
+    assert net.optimizer_.learning_rate == 0.02
     net.partial_fit(X, Y)
-    assert net.optimizer_.learning_rate == 0.01 / 2
-    assert net.fit(X, Y).optimizer_.learning_rate == 0.01
+    assert net.optimizer_.learning_rate == 0.02 / 2
+    assert net.fit(X, Y).optimizer_.learning_rate == 0.02
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,6 @@ from numbanet_kernels.host import threads
 from numbanet_kernels.runtime import atomic
 
 
-@pytest.fixture(autouse=True)
-def whatever_else_runs(request, monkeypatch):
-    """Threads share work also if other processes, such as other tests, need the cores; but not in tests of that."""
-    if "busy" not in request.node.name:
-        monkeypatch.setattr(threads._Crew, "_judge", lambda crew, began, lost: None)
-
-
 @pytest.fixture(params=[1, 2, 5])
 def count(request):
     with threadpoolctl.threadpool_limits(request.param, user_api="blas"):
@@ -229,6 +222,7 @@ def test_what_a_signal_handler_raises_comes_after_all_parts():
 
 
 # --- beside other processes -------------------------------------------------------------------------------------------
+@pytest.mark.busy
 def test_busy_cores_are_left_for_a_while_that_doubles(monkeypatch):
     """Also by recorded work, which has a function for one thread."""
     crew, clock, lost = threads._Crew(2), [100.0], atomic.pauses().copy()
@@ -261,6 +255,28 @@ def test_busy_cores_are_left_for_a_while_that_doubles(monkeypatch):
     assert crew.pause == crew.MOST
 
 
+@pytest.mark.busy
+@pytest.mark.parametrize("size, most", [(2, 0.5), (4, 2.25), (16, 14.0625)])
+def test_more_threads_may_lose_more(size, most):
+    """While N threads lose less than (N - 1)² / N of the time, sharing is faster than one thread."""
+    for factor, left in ((0.99, False), (1.01, True)):
+        crew, now = threads._Crew(size), time.perf_counter()
+        crew._judge(now - 10, int(1e10 * factor * most))
+        assert (crew.resume > now) == left
+
+
+@pytest.mark.alone
+def test_two_interrupts_leave_the_crew_fit_for_work(interruptible):
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        with pytest.raises(KeyboardInterrupt):
+            threads.share(lambda part: interrupt(2) if part.number == 0 else time.sleep(0.2))
+        assert not threads._crew(2).free.locked()
+        names = []
+        threads.share(lambda part: names.append(threading.current_thread().name))
+        assert len(set(names)) == 2
+
+
+@pytest.mark.busy
 @pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
@@ -279,6 +295,7 @@ def test_a_fit_beside_busy_processes_takes_little_longer_than_on_one_thread():
         for process in busy:
             process.kill()
             process.wait()
+        threads._crew.cache_clear()
 
 
 def microseconds(call, times=200):
