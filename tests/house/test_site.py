@@ -177,6 +177,9 @@ function keys(shown) {  // what a reader without a mouse meets
 async function look(page) {
   const frame = await opened(page, 1280), shown = frame.contentDocument;
   frame.contentWindow.focus();
+  const still = shown.createElement("style");  // colours that change slowly would be read on their way
+  still.textContent = "* { transition: none !important; }";
+  shown.head.append(still);
   found[page] = {};
   for (const theme of ["light", "dark"]) {
     shown.documentElement.dataset.theme = theme;
