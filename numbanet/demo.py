@@ -33,7 +33,7 @@ def run(
 
     from . import Net, plots
     from .device import device as named
-    from .dropout import POLICIES, EarlyDropout, WindowDropout
+    from .dropout import POLICIES, EarlyDropout, WindowDropout, policy
 
     console = Console()
     named(device)  # raises for an unavailable device before anything is printed
@@ -49,29 +49,25 @@ def run(
     )
     table = Table("dropout", Column("test accuracy", no_wrap=True), "in the best epoch", "s / epoch", "FLOPs done", "it drops")
     histories, interrupted = {}, False
-    kinds = {  # without policies for convolutions, which this network lacks
-        name: (policy(0.0 if name == "none" else RATE), policy.drops)
-        for name, policy in POLICIES.items()
-        if policy.kind != "patches"
-    }
+    # without policies for convolutions, which this network lacks
+    kinds = {name: (policy(name, RATE), kind.drops) for name, kind in POLICIES.items() if kind.kind != "patches"}
     early = EarlyDropout(RATE)
     kinds["window early"] = WindowDropout(early), f"as window, in the first {early.until:.0%} of the epochs"
-    for name, (policy, drops) in kinds.items():
-        if name != policy.name:
+    for name, (dropout, drops) in kinds.items():
+        if name != dropout.name:
             console.print(f"{name}: {drops}", markup=False)
-        net = Net(layers, dropout=policy, epochs=epochs, device=device, **SETTINGS)
+        net = Net(layers, dropout=dropout, epochs=epochs, device=device, **SETTINGS)
         try:
             histories[name] = net.fit(X, y, validation=(X_test, y_test)).history_
         except KeyboardInterrupt:
             interrupted = True
             break
-        warm = sorted(record["seconds"] for record in net.history_)[len(net.history_) // 2]
         share = sum(record["flops_share"] for record in net.history_) / len(net.history_)
         table.add_row(
             name,
             f"{net.score(X_test, y_test):.2%}",
             f"{max(record['validation_score'] for record in net.history_):.2%}",
-            f"{warm:.4f}",
+            f"{_warm(net.history_):.4f}",
             f"{share:.0%}",
             drops,
         )
@@ -91,9 +87,15 @@ def _digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return X[:TRAIN], shown, X[TRAIN:], y[TRAIN:]
 
 
+def _warm(history: list[dict]) -> float:
+    """Return the mean seconds of an epoch, without the first one, in which steps are recorded; rates may differ by epoch."""
+    later = history[1:] or history
+    return sum(record["seconds"] for record in later) / len(later)
+
+
 def _promise(histories: dict[str, list[dict]]) -> str:
-    """Return the title of the plot, which states the median time of an epoch relative to conventional dropout (bernoulli)."""
-    warm = {name: sorted(record["seconds"] for record in history)[len(history) // 2] for name, history in histories.items()}
+    """Return the title of the plot, which states the time of an epoch relative to conventional dropout (bernoulli)."""
+    warm = {name: _warm(history) for name, history in histories.items()}
     said = ", ".join(f"{name} {seconds / warm['bernoulli']:.2f}" for name, seconds in warm.items() if name != "bernoulli")
     return (
         f"Digits, {WRONG:.0%} of the labels wrong, dropout rate {RATE}. Time of an epoch relative to bernoulli, which computes "

@@ -55,7 +55,9 @@ def learning_curves(
         epochs = [record["epoch"] for record in history]
         scores = [record.get("validation_score", record["score"]) for record in history]
         seconds = list(accumulate((record["seconds"] for record in history[1:]), initial=0.0))
-        colour, dashes, mark = POLICIES[name].style if name in POLICIES else Style()
+        kind, _, variant = name.partition(" ")  # "window early" has the colour of "window"; a solid line and a star
+        colour, dashes, mark = POLICIES[kind].style if kind in POLICIES else Style()
+        dashes, mark = ("-", "*") if variant and kind in POLICIES else (dashes, mark)
         style = {
             "label": name,
             "color": colour,

@@ -143,9 +143,9 @@ def parameters(name: str, pattern: str, records: Records) -> str:
             lines.append([f"`{parameter}`", values, default, re.split(r"(?<=\.)\s", said)[0], none[1] if none else ""])
         return lines
 
-    other = {line[0]: (line[2], line[4]) for line in (lines_of(pattern) if pattern else [])}
-    found = [line for line in lines_of(name) if other.get(line[0]) != (line[2], line[4])]
-    missing = other.keys() - {line[0] for line in lines_of(name)}
+    own, other = lines_of(name), {line[0]: (line[2], line[4]) for line in (lines_of(pattern) if pattern else [])}
+    found = [line for line in own if other.get(line[0]) != (line[2], line[4])]
+    missing = other.keys() - {line[0] for line in own}
     found += [[parameter, "", "", f"`{name}` has no such parameter.", ""] for parameter in sorted(missing)]
     return markdown_of([["parameter", "values", "default", "what it is", "what None means"], *found])
 

@@ -216,7 +216,8 @@ class _Crew:
         If another Python thread is using the pool, or other processes need the cores, the calling thread does all the work: it
         calls alone() if given, else work(part) for one part after the other. The result is the same.
         """
-        done, answers, posted, began = _Mailbox(), [], 0, time.perf_counter()
+        done, answers, posted = _Mailbox(), [], 0
+        began, lost = time.perf_counter(), atomic.pauses()[atomic.LOST]  # before the lock: an interrupt may come at each call
         if began < self.resume or not self.free.acquire(blocking=False):
             if alone is not None:
                 alone()
@@ -224,7 +225,6 @@ class _Crew:
             for part in self.parts:
                 work(part)
             return
-        lost = atomic.pauses()[atomic.LOST]
         try:
             for worker, part in zip(self.workers, self.parts[1:], strict=True):
                 worker.send((contextvars.copy_context().run, work, part, answers, done))
