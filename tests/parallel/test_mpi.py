@@ -88,6 +88,29 @@ def test_processes_equal_one_process(size, tmp_path):
         np.testing.assert_allclose(found[0][name], tensor.numpy(), atol=1e-5)
 
 
+def test_large_sums_are_made_of_pieces_a_few_at_a_time(tmp_path):
+    """Several are started before one is finished, and more bytes than may be under way."""
+    program = """
+        import json, sys
+        import numpy as np
+        from numbanet.parallel import mpi
+        mpi.FLYING = 400
+        ranks = mpi.world()
+        arrays = [np.arange(n, dtype=np.float32).reshape(shape) * (ranks.rank + 1)
+                  for n, shape in [(60, (6, 10)), (99, (99,)), (100, (10, 10)), (101, (101,)), (1000, (50, 20)), (0, (0, 3))]]
+        finish = [ranks.start(array) for array in arrays]
+        under_way = [ranks.flying]
+        for wait in finish:
+            wait()
+            under_way.append(ranks.flying)
+        right = all(np.array_equal(a, 3 * np.arange(a.size, dtype=np.float32).reshape(a.shape)) for a in arrays)
+        print(json.dumps([right, under_way]))
+    """
+    status, out, errors = ended(started(program, 2))
+    assert status == 0, errors
+    assert [json.loads(line) for line in out.split("\n")[:2]] == [[True, [240, 0, 0, 0, 0, 0, 0]]] * 2
+
+
 def failing(failure, folder):
     """A started program, of which rank 1 fails so from step 20 on, and the ids of the processes of ranks 0 and 1."""
     process = started(PROGRAM + WORKS.replace("FAILURE", failure), 2, folder)
