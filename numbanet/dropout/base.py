@@ -53,6 +53,7 @@ class Dropout(abc.ABC):
     by_sample: ClassVar[bool] = False  # True if samples of a batch drop different units
     data_dependent: bool = False  # True if plans depend on a layer's input (`choose`)
     alike: bool = False  # True if at one rate the chosen plans of a site are of one kind; then steps may be recorded
+    agrees: bool = False  # True if ranks of one training may choose: the gradients have the same form on all of them
     on_device: bool = False  # True if `choose_into` and `prepare` are defined, so that recorded steps choose without the host
     mixes_features: ClassVar[bool] = False  # True if features should be centred and permuted (`Shuffle`)
     shuffle: int | None = None  # number of epochs after which neurons are reordered (`Reordering`); None: never

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..arguments import check_count
+from ..parallel.scores import joint_mean, joint_scores
 from ..plans import GateChoice, GatePlan
 from ..plans.on_device import chosen_axis
 from .base import Dropout
@@ -58,7 +59,7 @@ class GateSparsity(Dropout):
         If an argument is out of range.
     """
 
-    name, kind, rate = "gates", "gates", 0.0  # no units are dropped
+    name, kind, rate, agrees = "gates", "gates", 0.0, True  # no units are dropped
 
     def __init__(
         self, sparsity: float = 0.5, mode: str = "columns", schedule: float | Callable[[int], float] = 0.8, probe: int = 100
@@ -187,11 +188,11 @@ class _Choice(GateChoice):
         if policy.mode == "columns":
             width = gates.shape[2]
             count = round((1 - policy.sparsity) * width)
-            scores = dev.reshape(dev.lstm_scores(dy, gates, c, lengths), (1, width))
+            scores = dev.reshape(joint_scores(dev, dev.lstm_scores(dy, gates, c, lengths)), (1, width))
             return chosen_axis(dev.top_k(scores, count), width, count, dev)
         if self.probed:
             some = np.abs(self.dense.reshape(-1)[:: max(self.dense.size // SAMPLES, 1)])
-            policy._thresholds[self.layer] = float(np.quantile(some, policy.sparsity))
+            policy._thresholds[self.layer] = joint_mean(float(np.quantile(some, policy.sparsity)))
         return policy._thresholds[self.layer]
 
     def done(self, dev, dz, columns):

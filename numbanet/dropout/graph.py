@@ -33,6 +33,7 @@ from ..arguments import is_integer, is_real
 from ..autograd import no_grad
 from ..device import Device
 from ..layers import BatchNorm1d, BatchNorm2d, Conv2d, Flow, PerSample, Tree
+from ..parallel.scores import joint_scores, share_of
 from ..plans import IndexPlan, SamplePlan
 from ..tensor import Tensor
 from .base import Dropout, Style
@@ -101,7 +102,7 @@ class DynamicSparseGraph(Dropout):
     more often, a smaller epsilon, a first epoch without selection, and scores averaged over steps.
     """
 
-    name, data_dependent, style = "dsg", True, Style("#7aa874", (0, (5, 1, 1, 1, 1, 1)), "D")
+    name, data_dependent, agrees, style = "dsg", True, True, Style("#7aa874", (0, (5, 1, 1, 1, 1, 1)), "D")
     drops = "the neurons or channels that a random projection predicts to be smallest: a selection, nothing is scaled"
     computes = "(1 − p)² of the products, and the projections"
 
@@ -252,8 +253,11 @@ class DynamicSparseGraph(Dropout):
         w, bias = layer.weight, layer.bias
         with no_grad():
             if self.share == "batch":
-                some = _evenly(flow, self.samples).expanded()
+                trains = self.refresh is not None
+                some = _evenly(flow, share_of(self.samples) if trains else self.samples).expanded()
                 scores = self._guesses.scores([some.data if w.ndim == 2 else _windows(some, layer)], w, bias)
+                if trains:  # all ranks compute the same neurons
+                    joint_scores(w.device, scores)
                 return w.device.top_k(scores, count)
             x = flow.dense()
             scores = self._guesses.outputs(x.data, w, bias) if self._group == 1 else self._of_groups(x, w, bias)

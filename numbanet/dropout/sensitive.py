@@ -73,7 +73,7 @@ class SensitiveDropout(Dropout):
         If an argument is out of range.
     """
 
-    kind, data_dependent, alike = "patches", True, True
+    kind, data_dependent, alike, agrees = "patches", True, True, True  # each rank drops rows of its own images
     sample: float
     most: int
     votes: float

@@ -6,6 +6,7 @@ mpi         ranks that are processes, over MPI (mpi4py)
 threads     ranks that are threads of one process, for study and tests
 watch       notices a rank that ended, and says so to the others
 exchange    sums gradients over the ranks, in buckets
+scores      sums scores over the ranks, so that all choose alike
 parts       the share of a rank of each batch
 checks      what must be equal on all ranks, and what is refused
 model       predicted times of steps by the number of ranks
@@ -14,6 +15,7 @@ model       predicted times of steps by the number of ranks
 from .exchange import Exchange, NotFinite
 from .joining import joined
 from .ranks import RankFailure, Ranks, current
+from .scores import joint_scores
 from .threads import run_ranks
 
-__all__ = ["Exchange", "NotFinite", "RankFailure", "Ranks", "current", "joined", "run_ranks"]
+__all__ = ["Exchange", "NotFinite", "RankFailure", "Ranks", "current", "joined", "joint_scores", "run_ranks"]

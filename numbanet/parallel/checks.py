@@ -90,14 +90,14 @@ def refuse(team: Team, model: Sequential, policy: Any, batch_size: int, n: int, 
     Raises
     ------
     ValueError
-        If a policy chooses from the samples of a rank which gradients are computed, or if a batch has fewer samples than there
-        are ranks and that is not supported; or if batch normalisation is not on the CPU (`on_host`).
+        If a policy chooses from the samples of a rank alone which gradients are computed, or if a batch has fewer samples than
+        there are ranks and that is not supported; or if batch normalisation is not on the CPU (`on_host`).
     """
     for part in getattr(policy, "policies", (policy,)):
-        if part.data_dependent or part.kind == "gates":
+        if part.data_dependent and not part.agrees:
             raise ValueError(
                 f"parallel: dropout {part.name!r} chooses from its own samples, on each rank, which gradients are computed, so "
-                "that they cannot be summed; choose 'rdp', 'tdp', 'batchwise', 'window' or 'bernoulli', or train in one process"
+                "that they cannot be summed; sum its scores over the ranks (numbanet.parallel.joint_scores) and set `agrees`"
             )
     tail = n % batch_size
     normed = any(isinstance(layer, (BatchNorm1d, BatchNorm2d)) for _, layer in walk(model))

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from numbanet import Hook, LanguageModel, Net
+from numbanet.dropout import DynamicSparseGraph
 from numbanet.parallel import run_ranks
 from numbanet.parallel.joining import LeftTogether
 
 from ..resuming.stopped import alone, assert_same
-from .test_equal import SETTINGS, WORDS, X, Y
+from .test_equal import IMAGES, LABELS, SETTINGS, WORDS, X, Y
 from .test_mpi import MPIEXEC, PROGRAM, ended, gone, started
 
 MLP = {"epochs": 4, "batch_size": 64, **SETTINGS}
@@ -21,6 +22,9 @@ FITS = {
     "bits of each sample": (Net((32,), dropout="bernoulli", optimizer="adam", **MLP), (X, Y), False),
     "shards": (Net((32,), dropout="bernoulli", shard=True, **MLP), (X, Y), True),
     "early stopping": (Net((32,), early_stopping=True, patience=1, learning_rate=0.1, **MLP), (X, Y), False),
+    "rows of images": (Net("lenet5", dropout="rsdp", **{**MLP, "epochs": 3}), (IMAGES, LABELS), False),
+    "chosen neurons": (Net((32, 32), dropout=DynamicSparseGraph(0.5, epsilon=0.9), **MLP), (X, Y), False),
+    "chosen gates": (LanguageModel((16,), gate_sparsity=0.5, steps=8, **{**MLP, "batch_size": 8}), (WORDS,), False),
     "states of cells": (LanguageModel((16,), dropout="batchwise", steps=8, **{**MLP, "batch_size": 8}), (WORDS,), False),
 }
 
@@ -30,6 +34,7 @@ def of_rank(ranks, data, sharded):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:dsg:UserWarning", "ignore:fit:UserWarning")
 @pytest.mark.parametrize("name", FITS)
 def test_ranks_go_on_to_the_same_bits(name, tmp_path):
     net, data, sharded = FITS[name]

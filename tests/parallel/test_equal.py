@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from numbanet import BatchNorm1d, BatchNorm2d, Conv2d, Flatten, LanguageModel, Linear, MaxPool2d, Net, NetRegressor, ReLU
+from numbanet.dropout import BlockSensitiveDropout, DynamicSparseGraph, RowSensitiveDropout
 from numbanet.parallel import run_ranks
 
 RNG = np.random.default_rng(0)
@@ -15,7 +16,7 @@ SETTINGS = {"random_state": 0, "device": "cpu"}
 
 
 def mlp(ranks, **more):
-    net = Net((64, 64), epochs=5, batch_size=64, parallel=ranks, **{"learning_rate": 0.05, **SETTINGS, **more})
+    net = Net((64, 64), epochs=5, parallel=ranks, **{"batch_size": 64, "learning_rate": 0.05, **SETTINGS, **more})
     return net.fit(X, Y, validation=(X[:101], Y[:101]))
 
 
@@ -50,6 +51,21 @@ def regressor(ranks, **more):
     return NetRegressor((32,), epochs=5, batch_size=64, parallel=ranks, **SETTINGS, **more).fit(X, X[:, :2] ** 2)
 
 
+def in_sets(ranks, **more):
+    """Sets of 23 samples, which are those of one rank, also if there are two or four."""
+    policy = DynamicSparseGraph(0.5, share="tile", group=23)
+    return mlp(ranks, dropout=policy, batch_size=92, **more)
+
+
+def alike(ranks, kind, **more):
+    """All images drop the same, which depends on the number of the layer alone."""
+    policy = kind(0.4, together=128, contrast=0.0)
+    choose = policy.choose_from_flow
+    policy.choose_from_flow = lambda site, flow, layer, rng: choose(site, flow, layer, np.random.default_rng(site.number))
+    net = Net("lenet5", epochs=10, batch_size=64, learning_rate=0.005, dropout=policy, parallel=ranks, **SETTINGS, **more)
+    return net.fit(IMAGES, LABELS)
+
+
 def tensors(net):
     return {name: tensor.numpy() for name, tensor, _ in net.model_.named()}
 
@@ -71,12 +87,18 @@ CASES = {
     "lenet": (lenet, {"dropout": "rdp"}),
     "language": (language, {"dropout": "batchwise"}),
     "language, tied, adam": (language, {"dropout": "rdp", "tied": True, "optimizer": "adam", "clip_norm": None}),
+    "language, gates": (language, {"gate_sparsity": 0.5}),
+    "language, gates by threshold": (language, {"gate_sparsity": 0.0, "gate_mode": "threshold"}),
+    "dsg": (mlp, {"dropout": "dsg"}),
+    "dsg of sets": (in_sets, {}),
+    "rsdp": (alike, {"kind": RowSensitiveDropout}),
+    "bsdp": (alike, {"kind": BlockSensitiveDropout}),
     "regression": (regressor, {"dropout": "rdp"}),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:tdp:UserWarning", "ignore:fit:UserWarning")
+@pytest.mark.filterwarnings("ignore:tdp:UserWarning", "ignore:dsg:UserWarning", "ignore:fit:UserWarning")
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_equal_one_process(case, size):
@@ -118,6 +140,46 @@ def test_ranks_draw_different_bits_for_their_samples():
     nets = run_ranks(2, fit)
     assert len(keys[0]) == len(keys[1]) > 1 and not set(keys[0]) & set(keys[1])
     assert all(np.array_equal(a, b) for a, b in zip(*map(lambda net: tensors(net).values(), nets)))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:dsg:UserWarning")
+@pytest.mark.parametrize("dropout", ["rsdp", "bsdp", "dsg"])
+def test_ranks_that_choose_by_their_images_train_one_network(dropout):
+    """rsdp and bsdp drop other rows on each rank; of dsg, the windows that are looked at are not those of one process."""
+    bright, quadrant = IMAGES.reshape(-1, 2, 14, 2, 14).copy(), LABELS % 4
+    bright[range(len(LABELS)), quadrant // 2, :, quadrant % 2] += 1  # the label says which quarter is brighter
+
+    def fit(ranks):
+        settings = {"epochs": 12, "batch_size": 64, "learning_rate": 0.02, "dropout": dropout, **SETTINGS}
+        return Net("lenet5", parallel=ranks, **settings).fit(bright.reshape(IMAGES.shape), quadrant)
+
+    alone, *nets = fit(None), *run_ranks(2, fit)
+    assert all(np.array_equal(a, b) for a, b in zip(*map(lambda net: tensors(net).values(), nets)))
+    losses = [net.history_[-1]["loss"] for net in (alone, nets[0])]
+    assert max(losses) < 0.8, losses  # 1.4 by chance
+    if dropout != "dsg":
+        mine, others = (net.history_[-1]["sensitive"] for net in nets)
+        assert mine == others  # the figures are those of the first rank
+
+
+@pytest.mark.filterwarnings("ignore:fit:UserWarning")
+def test_ranks_choose_rows_of_their_own():
+    """Not the same rows of other images, which would leave less noise."""
+    seen = {}
+
+    def fit(ranks):
+        class Seen(RowSensitiveDropout):
+            def choose_from_flow(self, site, flow, layer, rng):
+                plan = super().choose_from_flow(site, flow, layer, rng)
+                seen.setdefault(ranks.rank, []).append(np.array(plan.chosen))
+                return plan
+
+        return Net("lenet5", epochs=1, batch_size=64, dropout=Seen(0.5), parallel=ranks, **SETTINGS).fit(IMAGES, LABELS)
+
+    run_ranks(2, fit)
+    assert len(seen[0]) == len(seen[1]) > 0
+    assert not any(np.array_equal(a, b) for a, b in zip(seen[0], seen[1]))
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import pytest
 
 from numbanet import Hook, LanguageModel, Linear, Net, ReLU, SparseLinear, Tensor, ops
 from numbanet.device import device
+from numbanet.dropout import BatchwiseDropout
 from numbanet.parallel import Exchange, NotFinite, RankFailure, run_ranks
 from numbanet.plans import IndexPlan
 from numbanet.training.sgd import SGD
@@ -246,6 +247,12 @@ def few_segments(ranks):
     return LanguageModel((4,), batch_size=1, parallel=ranks, device="cpu").fit(list("abcab" * 20))
 
 
+class OwnChoice(BatchwiseDropout):
+    """A policy of a user, whose choice depends on the samples of a rank."""
+
+    name, data_dependent = "own", True
+
+
 def test_ranks_that_go_on_with_other_weights_take_those_of_the_first():
     def started(rank):
         net = Net((8,), **SETTINGS, warm_start=True).fit(X, Y)
@@ -263,7 +270,7 @@ def test_ranks_that_go_on_with_other_weights_take_those_of_the_first():
 @pytest.mark.parametrize(
     "fit, message",
     [
-        (fitted(dropout="dsg"), "dropout 'dsg' chooses from its own samples.*choose 'rdp'"),
+        (fitted(dropout=OwnChoice()), "dropout 'own' chooses from its own samples.*numbanet.parallel.joint_scores"),
         (fitted(objective="time", device="auto"), "leave objective=None"),
         (other_samples, "rank 1 has number of samples=199"),
         (other_shape, "rank 1 has shape"),
