@@ -116,7 +116,10 @@ def first_inputs(data: ChallengeData, count: int | None) -> ChallengeData:
 
 
 def generated(neurons: int, layers: int, inputs: int | None = None, seed: int = 0) -> ChallengeData:
-    """Return a `RadixNet` and the training images of MNIST, enlarged and thresholded, as `ChallengeData`."""
+    """Return `ChallengeData` with a `RadixNet` of this seed, and with the first `inputs` training images of MNIST, by default
+    all, enlarged and thresholded; `truth` is None. Raise ValueError if `neurons` is no square number, or `RadixNet` refuses an
+    argument.
+    """
     from numbanet.datasets import load_mnist
 
     network, side = RadixNet(neurons, layers, seed), int(np.sqrt(neurons))

@@ -199,7 +199,8 @@ class Dropout(abc.ABC):
         )
 
     def variance_factors(self, layers: int) -> list[float]:
-        """Return, for each `Linear` layer including the last one, the factor of the variance of its initial weights.
+        """Return the factors of the variance of initial weights: a list of `layers` + 1 numbers, one for each `Linear` layer.
+        `layers` is the number of hidden ones.
 
         By default, all factors are 1. A policy that drops inputs of neurons overrides this (see `variance_factor` of `Linear`).
         """

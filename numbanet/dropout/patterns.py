@@ -95,10 +95,13 @@ class _PatternDropout(Dropout):
 
 
 class RowDropout(_PatternDropout):
-    """Row dropout pattern: the neurons bias, bias + dp, … are kept, and the others are not computed.
+    """Row dropout pattern: of the neurons 0, 1, …, a step keeps bias, bias + dp, …, and does not compute the others.
 
         r = bias, bias + dp, … below O;  y = s act(x w[r, c]ᵀ + b[r]);  dx = g w[r, c];  dW[r, c] = gᵀ x;
         s = √dp / E[1 / √dp], another power by `scale`
+
+    For each step the policy draws the period dp and the first kept neuron, bias, which is not the bias b of the layer. c are
+    the kept inputs, and g is the gradient of x w[r, c]ᵀ + b[r].
 
     Parameters
     ----------
@@ -106,8 +109,8 @@ class RowDropout(_PatternDropout):
         Probability p to drop, as for `Dropout`.
     dp_max : int, optional
         Largest period. The default is the smallest period that drops more than p, but at least 3; with a larger dp_max,
-        patterns that keep very few neurons are drawn (`numbanet.dropout.search`). If the rate depends on the epoch, so does the
-        default, while a number holds for all epochs. If `search` is "sgd", the default is 8, as in the papers, or more if the
+        patterns that keep very few neurons are drawn (`numbanet.dropout.search`). If the rate depends on the epoch, the default
+        does, too; a given dp_max holds for all epochs. If `search` is "sgd", the default is 8, as in the papers, or more if the
         rate is above 0.8.
     search : {"exact", "sgd"}, default="exact"
         How the distribution of dp is computed. "exact" takes the distribution with the largest entropy at exactly this rate.
@@ -121,9 +124,10 @@ class RowDropout(_PatternDropout):
     shuffle : int, optional
         The neurons of each hidden layer are reordered at random after every `shuffle` epochs, with their weights and the
         optimiser's state. The network stays the same, but other neurons are kept together afterwards. By default neurons are
-        not reordered, as in the papers. Layers that are frozen or shared, or whose neurons are read by layers other than
-        `Linear` and `Conv2d`, are not reordered either (`Net.fit` warns of them). Reordering takes as long as a few steps, so
-        `shuffle` should be above 1 if epochs are short.
+        not reordered, as in the papers. A layer is reordered only if it is a `Linear`, or a `Conv2d` without groups, and only
+        the next such layer reads its neurons. Both layers, and those between them, must be trained and not shared, and those
+        between must process each neuron by itself. `Net.fit` warns of layers that are not reordered. Reordering takes as long
+        as a few steps, so `shuffle` should be above 1 if epochs are short.
 
     Raises
     ------

@@ -83,7 +83,10 @@ class BlockSensitiveDropout(SensitiveDropout):
         self.rows, self.columns, self.together, self.channels = rows, columns, together, channels
 
     def _images(self, layer, x):
-        """Return the number of images of a block row of blocks of channels; None if the blocks are of other form."""
+        """Return how many images a block row spans, if blocks consist of channels. Return None if they do not: `channels` is
+        False, or the convolution has another window than 3 x 3 with stride 1, or groups, or another number of channels than
+        blocks of channels need.
+        """
         channels, unpadded = layer.in_channels, layer.window._replace(padding=(0, 0))
         if not self.channels or unpadded != Window((3, 3)) or layer.groups > 1 or channels < LEAST or channels % _width(layer):
             return None

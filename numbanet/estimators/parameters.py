@@ -291,7 +291,8 @@ SHARED = by_name(
         """
         "mpi": the processes that `mpiexec` or `srun` has started train one model together (`numbanet.parallel`). All call `fit`
         and have the same weights at the end. `batch_size` is that of all; each process trains on its share of every batch, and
-        only gradients of kept weights travel. Policies that choose from data are refused. None: one process trains.""",
+        only gradients of kept weights travel. Policies of your own that choose from data need `agrees`. None: one process
+        trains.""",
     ),
     Parameter(
         "shard",

@@ -19,7 +19,8 @@ class Streaming:
 
     Examples
     --------
-    A DataLoader of PyTorch is read once before training, and once in each epoch, in its own order:
+    Before training, a DataLoader of PyTorch is read once as a whole, and then begun once more for an example batch; in
+    training, it is read once in each epoch, in its own order:
 
     >>> import torch
     >>> from numbanet import Net
@@ -37,8 +38,8 @@ class Streaming:
     _check_target: Callable[..., Any]
 
     def _streamed(self, batches: Any, X: Any, y: Any, sample_weight: Any, validation: Any, reset: bool) -> Streamed:
-        """Return the data of a fit on batches. They are read once here, to find the classes, or the mean and the scale of the
-        targets, and to find bad input before training starts.
+        """Return the data of a fit on batches. They are read once as a whole here, to find the classes, or the mean and the
+        scale of the targets, and to find bad input before training starts; then one of them is read again, as an example.
         """
         if batches is None or any(given is not None for given in (X, y, sample_weight)):
             raise ValueError("fit: give either X and y, or batches")

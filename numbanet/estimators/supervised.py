@@ -96,8 +96,8 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             (default), a number of steps, or a time such as "10 min"; and how many are kept (default 2).
         batches : iterable or callable, optional
             Instead of X and y: a list, or another iterable that can be read again, such as PyTorch's DataLoader, of (X, y) or
-            (X, y, sample_weight), each one training step; or a function of the epoch, counted from 0, that returns them. They
-            are read once before training.
+            (X, y, sample_weight), each one training step; or a function of the epoch, counted from 0, that returns them.
+            Before training, they are read once as a whole, and then the first one once more.
 
         Raises
         ------

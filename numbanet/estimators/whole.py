@@ -1,4 +1,4 @@
-"""The decorator `whole`: a training call is completed, or has no effect."""
+"""The decorator `whole`: a training call is completed, or has no effect, or is interrupted and keeps its complete epochs."""
 
 from __future__ import annotations
 

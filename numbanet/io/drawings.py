@@ -89,7 +89,9 @@ def _lines(
 
 # --- predictions ------------------------------------------------------------------------------------------------------
 def matrix(counts: np.ndarray) -> str:
-    """Return a drawing of a large confusion matrix: the share of each true class (a row) that is predicted as each class."""
+    """Return an SVG element that draws a confusion matrix without numbers. counts[t, p] is the number of samples of class t
+    that are predicted as class p; the colour is their share of class t.
+    """
 
     def draw(axes: Any) -> None:
         share = counts / np.maximum(counts.sum(1, keepdims=True), 1)

@@ -260,7 +260,8 @@ class Layer:
         return {name: np.array(tensor.numpy()) for name, tensor, _ in self.named()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set all parameters and buffers from arrays, or anything that NumPy reads, such as PyTorch's tensors.
+        """Set all parameters and buffers. `state` maps each name in `state_dict()` to an array, or to anything that NumPy
+        reads, such as PyTorch's tensors.
 
         Raises
         ------
@@ -270,18 +271,18 @@ class Layer:
             If an entry is not an array of numbers.
         """
         tensors, arrays = {name: tensor for name, tensor, _ in self.named()}, {}
-        for problem, names in (
-            ("lacks", tensors.keys() - state.keys()),
-            ("has unknown entries:", state.keys() - tensors.keys()),
-        ):
+        missing, unknown = tensors.keys() - state.keys(), state.keys() - tensors.keys()
+        for problem, names in (("lacks", missing), ("has unknown entries:", unknown)):
             if names:
                 raise ValueError(f"load_state_dict: the state {problem} {', '.join(sorted(names))}")
         for name, tensor in tensors.items():
+            value = state[name]
+            value = value.detach() if hasattr(value, "detach") else value  # PyTorch's parameters require gradients
             try:
-                arrays[name] = np.asarray(state[name]).astype(tensor.dtype, order="C")
+                arrays[name] = np.asarray(value).astype(tensor.dtype, order="C")
             except (TypeError, ValueError) as error:
                 raise TypeError(f"load_state_dict: {name} is not an array of numbers ({error})") from error
-            if tensor.dtype != np.float32 and not np.array_equal(arrays[name], state[name]):
+            if tensor.dtype != np.float32 and not np.array_equal(arrays[name], value):
                 raise ValueError(f"load_state_dict: {name} has numbers that are no {tensor.dtype}")
             if arrays[name].shape != tensor.shape:
                 raise ValueError(f"load_state_dict: {name} has shape {arrays[name].shape}, the layer's is {tensor.shape}")
@@ -359,7 +360,7 @@ def trial(layer: Layer, shape: tuple[int | None, ...]) -> tuple[list[tuple[Layer
 
 
 def _tensor_of(layer: Layer, y: Any) -> Tensor:
-    """Return y, what `__call__` of a layer has returned; raise TypeError unless it is a tensor, as gradients pass no other."""
+    """Return y, which a layer's `__call__` returned. Raise TypeError if y is no tensor: gradients pass only through tensors."""
     if not isinstance(y, Tensor):
         raise TypeError(
             f"{layer!r}: __call__ must return a Tensor, made by tensors' methods or numbanet.ops, not {type_name(y)}"

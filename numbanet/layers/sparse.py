@@ -241,7 +241,10 @@ class SparseLinear(Layer):
         return functools.partial(self.forward, relu=True) if type(following) is ReLU else None
 
     def cost(self, spec, plans):
-        """Return the cost of products with the stored entries, times the shares of neurons and inputs that dropout keeps."""
+        """Return (cost, specification of the output). The cost is that of products with the stored entries. If single entries
+        are stored, it is multiplied by the shares of neurons and inputs that dropout keeps; tiles are always all computed.
+        Raise ValueError if the input does not have `in_features` features.
+        """
         if not spec.shape or spec.shape[-1] not in (None, self.in_features):
             raise ValueError(f"{self!r}: it takes {self.in_features} features, and its input has {spec.shape[-1:]}")
         plan = plans.of(self)

@@ -31,7 +31,15 @@ def sum(dev: Device, x, *, axis: int | Sequence[int] | None = None, keepdims: bo
 
 
 def mean(x: Tensor, *, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """y = the mean of x over the axes `axis`, by default over all axes."""
+    """y = the mean of x over the axes `axis`, by default over all axes; NaN if they hold no elements.
+
+    If `keepdims` is True, the reduced axes stay, with length 1.
+
+    Raises
+    ------
+    ValueError
+        If x does not have such an axis.
+    """
     count = math.prod(x.shape[a] for a in _axes("mean", x, axis))
     return affine(sum(x, axis=axis, keepdims=keepdims), mul=1.0 / count if count else math.nan)
 
@@ -121,7 +129,7 @@ def _variance(name: str, dev: Device, x: Any, axis: Any, correction: float) -> t
 
 @op
 def softmax(dev: Device, x):
-    """y[…, c] = e^x[…, c] / sum_k e^x[…, k], where c and k are indices of the last axis. Without axes, y is 1."""
+    """y[…, c] = e^x[…, c] / sum_k e^x[…, k], where c and k are indices of the last axis. If x has no axes, y is 1."""
     if not x.size:
         return dev.empty(x.shape), (lambda dy: dy,)
     shape = x.shape
@@ -131,7 +139,7 @@ def softmax(dev: Device, x):
 
 @op
 def log_softmax(dev: Device, x):
-    """y[…, c] = x[…, c] - ln sum_k e^x[…, k], where c and k are indices of the last axis. Without axes, y is 0."""
+    """y[…, c] = x[…, c] - ln sum_k e^x[…, k], where c and k are indices of the last axis. If x has no axes, y is 0."""
     if not x.size:
         return dev.empty(x.shape), (lambda dy: dy,)
     shape = x.shape

@@ -188,7 +188,9 @@ class _Measuring:
         return folder() / f"{hashlib.sha256(decides.encode()).hexdigest()[:24]}.json"
 
     def cached(self) -> Profile | None:
-        """Return the profile in the cache; None if there is none, or it is to be measured."""
+        """Return the profile in the cache. Return None if there is no valid one, or if the settings forbid reading it: `cached`
+        is False, `again` is True, or `meters` are given.
+        """
         how = self.settings
         return None if not how.cached or how.again or how.meters is not None else _read(self.path)
 

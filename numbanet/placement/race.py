@@ -176,8 +176,16 @@ def steps(
     optimizer : callable, optional
         Parameters -> `Optimizer`; by default SGD with momentum.
     **turns
-        `seconds`, after which there are no more turns, by default 0.6; and `late`: what takes more than 1.25 times the time of
-        the fastest one drops out after three turns.
+        seconds : float, default=0.6
+            Time after which no turn begins; three turns are made in any case, and at most 15.
+        late : float, default=1.25
+            From the third turn on, a placement whose step takes more than `late` times that of the fastest makes no more turns.
+
+    Returns
+    -------
+    callable
+        Sequence of `Placement` -> list of float: the milliseconds of a step of each in its fastest turn; inf, with a warning,
+        if a step cannot be made.
     """
     own = model if isinstance(model, Sequential) else Sequential(model)
 

@@ -9,7 +9,8 @@ from .hooks import Hook, monitored
 
 
 class ModelCheckpoint(Hook):
-    """Saves the estimator during training; use `callbacks=[ModelCheckpoint("best.safetensors")]`. `Net.load` reads the file.
+    """Saves the estimator during training; use `callbacks=[ModelCheckpoint("best.safetensors")]`. The method `load` of the
+    estimator's class, such as `Net.load`, reads the file.
 
     Parameters
     ----------
@@ -20,15 +21,16 @@ class ModelCheckpoint(Hook):
         The figure of the record that defines the best epoch. Figures whose names end in "loss", "perplexity" or "seconds" are
         minimised, other figures are maximised. If it is None, the figure is validation_score if there is validation, else loss.
     save_best_only : bool, default=True
-        If True, only epochs that are better than all earlier ones of this fit are saved, and epochs in which the network is
-        still becoming sparse are skipped, because they cannot be the result.
+        If True, only epochs that are better than all earlier ones of this fit, and with `partial_fit` of earlier calls, are
+        saved. Epochs in which the network is still becoming sparse are skipped, because they cannot be the result. If False,
+        every epoch is saved, and `monitor` is not used.
 
     Raises
     ------
     ValueError
-            If `save_best_only` is not a bool; in training, if the record does not contain the figure or a field of the path.
+        If `save_best_only` is not a bool; in training, if the record does not contain the figure or a field of the path.
     TypeError, OSError
-        In training, as raised by the estimator's `save`.
+        If the path is not a str or path; in training, as raised by the estimator's `save`.
 
     Notes
     -----

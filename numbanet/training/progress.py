@@ -11,8 +11,9 @@ class Progress(Hook):
     """Shows a progress bar over the samples on a terminal. Elsewhere, for example in a file or a notebook, it prints one line
     per epoch.
 
-    Both show the kind of dropout, the loss and the score, or the perplexity, with their validation values, the share of FLOPs
-    that were skipped, and the samples per second.
+    The bar and the lines show the kind of dropout; the loss, the score and the validation score, or for a language model the
+    perplexity and the validation perplexity; the share of FLOPs that were skipped, if any; and the samples or tokens per
+    second. If the terminal is too narrow, the bar leaves out the last figures.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Blocks that divide one product along k, for `gemm_block`: each stores its sums, and the last one adds up all of them."""
+"""Blocks that divide one product along k, for `gemm_block`: each stores its sums, and the block that ends last adds up all."""
 
 from __future__ import annotations
 

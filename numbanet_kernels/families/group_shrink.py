@@ -12,7 +12,9 @@ less, and other groups more, as with a penalty on log |w_g| (Candès, Wakin & Bo
 The threshold and the reference may be given as one device array (2,) in place of the threshold, so that a recorded step can be
 replayed with others.
 
-A group is read twice, for its norm and to shrink it; if it fits into the L1 cache, the second read is from there.
+A group is read twice, for its norm and to shrink it. On CUDA, the second read is from the L1 cache if the groups of the thread
+blocks that share the cache fit into it. On the CPU, all groups of a block row that a thread shrinks must fit into it, because
+the thread reads all of them before it shrinks the first one.
 """
 
 from __future__ import annotations

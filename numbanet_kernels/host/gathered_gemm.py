@@ -1,10 +1,11 @@
 """Gathered GEMM: products with listed rows and columns of a weight. They need no copy of the whole kept part of the weight.
 
-    out[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]])
+    out[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[k])
 
 BLAS would need a copy of the listed rows, and would then copy them once more into its packed format. Here a register holds one
-feature of WIDTH samples, one in each lane, and an element of w is broadcast to all lanes. A block of ROWS rows and BLOCK
-columns of w is copied to the L1 cache and multiplied there with all samples, while the next rows are prefetched.
+feature of WIDTH samples, one in each lane, and an element of w is broadcast to all lanes. A thread copies a block of ROWS rows
+and BLOCK columns of w to the L1 cache, and multiplies it there with its samples. If all columns are used, the thread prefetches
+the next rows meanwhile.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def _give(program: Program, wave: Wave, variable: str, value: Any) -> None:
 
 # --- strings ----------------------------------------------------------------------------------------------------------
 def _bytes(wave: Wave, i: Instruction, address: np.ndarray, width: int, lanes: np.ndarray) -> np.ndarray:
-    """Return numbers of `width` bytes at generic addresses. This is not counted, and cannot race."""
+    """Return the numbers of `width` bytes at generic addresses. These reads are not counted, and not checked for races."""
     values = np.zeros(address.size, BITS[width])
     for space in ("shared", "local", "const", "global"):
         start = WINDOWS.get(space, 0)

@@ -163,7 +163,10 @@ def _python(
 
 
 def _head(program: Program, piece: str, line: int) -> tuple[str, dict[str, str]]:
-    """Parse the head of the kernel or of a function: return its name ("" for the kernel) and the names of its parameters."""
+    """Parse the head of the kernel or of a function, and add it to the program. Return its name ("" for the kernel) and a dict
+    that maps each result and parameter of a function to its name in `program.passed`; for the kernel, the dict is empty. Raise
+    PtxError if this is a second kernel, or the head is not understood.
+    """
     found = _HEAD.match(piece)
     if found is None or (found["kind"] == "entry" and program.name):
         raise PtxError(f"line {line}: only one .entry is understood: {piece.split()[0]}")

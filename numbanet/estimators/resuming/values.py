@@ -15,7 +15,9 @@ PREFIX = "run/"
 
 
 def packed(value: Any, model: Sequential, arrays: dict[str, np.ndarray]) -> Any:
-    """Return a value as JSON; add its arrays to `arrays`. Raise TypeError if its class is unknown."""
+    """Return a value as an object that `json` can write. Its arrays are added to `arrays` and replaced by their names, and
+    layers of `model` are replaced by their paths. Raise TypeError if a part of the value is of an unknown class.
+    """
     paths = {layer: path for path, layer in walk(model)}
 
     def pack(value: Any) -> Any:

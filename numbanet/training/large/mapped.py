@@ -110,7 +110,9 @@ def _opened(array: np.memmap) -> tuple[Any, int]:
 
 
 def _place(array: np.memmap) -> int:
-    """Return the position of the first sample in the map, by bisection: it is shared with that many bytes and one more."""
+    """Return the offset in bytes of the first sample in the map. Bisection finds it: the bytes of the map before the offset
+    share no memory with the sample, and the byte at the offset does.
+    """
     mapped, first = np.frombuffer(map_of(array), np.uint8), array[:1]
     low, high = 0, mapped.size
     while high - low > 1:

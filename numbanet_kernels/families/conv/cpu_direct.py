@@ -224,8 +224,8 @@ def _fits(seen: Sight, outs: int) -> bool:
 
 
 def _rooms(parts: int, seen: Sight, outs: int, line: int, pooled: int) -> list[tuple[Any, ...]]:
-    """For each thread, buffers for a line of each image, for transposed pixels, for the outputs of all positions, and for
-    `pooled` maxima: allocated before the threads start, because in Python they would contend for the GIL.
+    """Return, for each thread, buffers for a line of each image, for transposed pixels, for the outputs of all positions, and
+    for `pooled` maxima. They are allocated before the threads start, because threads that allocate would contend for the GIL.
     """
     floats = _floats(seen, outs)
     every, lines = aligned(parts, floats + pooled, WIDTH), empty_cpu((parts, WIDTH, line))

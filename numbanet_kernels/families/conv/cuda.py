@@ -1,5 +1,5 @@
-"""Convolutions on CUDA: `choose` decides whether results are computed by Winograd's filtering (`cuda_winograd`); if not, from
-tiles of the im2col matrix that are gathered on the way (`cuda_implicit_gemm`).
+"""Convolutions on CUDA. If `choose` returns True, Winograd's filtering computes the results (`cuda_winograd`). Else products of
+tiles of the im2col matrix do, and each thread block gathers its tiles from the images (`cuda_implicit_gemm`).
 """
 
 from __future__ import annotations

@@ -149,7 +149,9 @@ def transposed(x):
 # --- products ---------------------------------------------------------------------------------------------------------
 @host_function
 def _live(ids, values, inverse, inputs, first, stop, live_ids, live_values):
-    """Write to live_ids and live_values those of the entries first … stop - 1 whose input is kept, and return their number."""
+    """For each of the entries first … stop - 1 whose input is kept, write to live_ids the position of the input among the kept
+    inputs, and to live_values the value. Return the number of these entries; both arrays have room for one entry more.
+    """
     count = 0
     for k in range(first, stop):
         position = inverse[min(max(ids[k], 0), inverse.size - 1)] if inverse.size else -1

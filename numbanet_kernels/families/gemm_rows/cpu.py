@@ -1,7 +1,9 @@
 """`gemm_rows` on the CPU.
 
-BLAS reads rows with a constant stride without a copy. Kept columns are gathered, each thread gathering its own rows. Index
-lists of rows use `multiply_listed` in the forward pass and are gathered for dx.
+Submatrices of at most LISTED elements are copied as a whole, unless a slice selects their rows or columns. Of others, BLAS
+reads windows, and rows with a constant stride, without a copy; if columns have a stride above 1, each thread copies them for
+its own rows. If rows or columns are index lists, the forward pass uses `multiply_listed`, and for dx each thread gathers its
+own rows.
 """
 
 from __future__ import annotations

@@ -36,12 +36,14 @@ class Panels(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """How images are cut into tiles, and these into stretches.
+    """How images are cut into tiles, and tiles are grouped into stretches. A stretch is the tiles that a thread transforms
+    before it multiplies them.
 
     m : side of a tile's outputs, 2 or 4
     geometry : sizes for the loops
-    tiles, panels : their numbers
-    far : True if the weight is much larger than the pixels, so that threads share the panels, not the tiles
+    tiles, panels : the number of tiles of all images, and of panels of the transformed weight, of PANEL outputs each
+    far : True if the transformed weight has at least FAR floats, and the transformed pixels at most FAR; threads then share the
+        panels, not the tiles
     """
 
     m: int
