@@ -13,7 +13,7 @@ os.environ["NUMBANET_COSTS"] = os.path.join(os.path.dirname(__file__), "no-such-
 from numbanet.device import NAMES, device, problem
 from numbanet_kernels.host import threads, thresholds
 
-from .rotation import MANY, chosen
+from .rotation import MANY, SLOW, chosen
 
 
 def pytest_addoption(parser):
@@ -21,7 +21,8 @@ def pytest_addoption(parser):
     parser.addoption(
         "--rotate",
         metavar="N[:TEXT]",
-        help=f"one in N cases of a function that has many, and at least {MANY}: others for each TEXT, by default the commit",
+        help=f"one in N cases of a function that has many, and at least {MANY}, or {SLOW} if it is slow: others for each "
+        "TEXT, by default the commit",
     )
 
 
@@ -47,7 +48,8 @@ def pytest_collection_modifyitems(config, items):
     """With --one-of-each, of what the marks leave, one case of each test function; with --rotate, a share of many cases."""
     n, _, text = (config.option.rotate or "1:").partition(":")
     share, least = (len(items), 1) if config.option.one_of_each else (int(n), MANY)
-    left = chosen([item.nodeid for item in items], share, text, least)
+    slow = frozenset(item.nodeid for item in items if item.get_closest_marker("slow"))
+    left = chosen([item.nodeid for item in items], share, text, least, slow if int(n) > 1 else frozenset())
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in left])
     items[:] = [item for item in items if item.nodeid in left]
 

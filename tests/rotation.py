@@ -3,16 +3,19 @@
 import zlib
 from collections.abc import Sequence
 
-MANY = 8  # cases of a test function that are always run
+MANY, SLOW = 8, 3  # cases of a test function that are always run; of one that is marked as slow
 
 
-def chosen(names: Sequence[str], share: int, text: str, least: int = MANY) -> set[str]:
-    """One in `share` of the cases of each function, and at least `least`, chosen by their names and by a text."""
+def chosen(names: Sequence[str], share: int, text: str, least: int = MANY, slow: frozenset[str] = frozenset()) -> set[str]:
+    """One in `share` of the cases of each function, and at least `least`, or SLOW if some of them are in `slow`; chosen
+    by their names and by a text.
+    """
     cases: dict[str, list[str]] = {}
     for name in names:
         cases.setdefault(name.partition("[")[0], []).append(name)
     found: set[str] = set()
     for some in cases.values():
         some.sort(key=lambda name: zlib.crc32(f"{text}{name}".encode()))
-        found.update(some[: max(least, -(-len(some) // share))])
+        few = least if slow.isdisjoint(some) else min(least, SLOW)
+        found.update(some[: max(few, -(-len(some) // share))])
     return found

@@ -130,6 +130,7 @@ def test_without_a_peer_numbanets_dense_step_is_it():
         }
 
 
+@pytest.mark.slow
 def test_memory_suite_end_to_end(tmp_path):
     rows = _run(tmp_path, "cnn-memory", "--plot", str(tmp_path / "a.png"))
     assert len(rows) == 6 and all(row["peak_mib"] > 0 for row in rows) and (tmp_path / "a.png").stat().st_size > 1000

@@ -97,6 +97,7 @@ def test_turns_alternate_strictly_and_hold_the_least_repetitions():
     assert {count for _, count in timed} == {20}
 
 
+@pytest.mark.slow
 def test_wrong_implementation_is_refused(workers):
     wrong = Implementation("wrong", sleeper, {"seconds": 0.001, "value": 1.1})
     right = Implementation("right", sleeper, {"seconds": 0.001}, peer="wrong")
@@ -107,6 +108,7 @@ def test_wrong_implementation_is_refused(workers):
     assert broken.problem.startswith("wrong") and broken.error is None
 
 
+@pytest.mark.slow
 def test_failures_of_implementations_are_results(workers):
     rows = measure(
         _case(

@@ -129,6 +129,7 @@ def test_half_of_the_gate_columns_halve_the_backward_pass_of_the_cells():
 
 
 # --- suites -----------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_step_suite_end_to_end(run_bench, tmp_path):
     pytest.importorskip("torch")
     status, _, errors = run_bench("lstm", "--quick", "--against", "torch", "--json", tmp_path / "a.json")
@@ -174,6 +175,7 @@ def _trained(experiment, seed, data):
     return {"dropout": experiment.name, "seed": seed, "processor": "one", "settings": experiment.settings, "epochs": epochs}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:tdp. a weight of shape")
 def test_every_way_to_train_a_language_model_can_be_trained():
     found = list(papers_lstm.experiments(Options()))

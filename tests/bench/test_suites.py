@@ -51,6 +51,7 @@ def test_kernel_suite_end_to_end(tmp_path):
     assert "softmax_cross_entropy" in done.stdout
 
 
+@pytest.mark.slow
 def test_training_suite_end_to_end(run_bench, tmp_path):
     pytest.importorskip("torch")
     status, _, errors = run_bench(

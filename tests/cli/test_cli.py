@@ -175,6 +175,7 @@ def test_bench_says_where_it_is(capsys, monkeypatch):
     assert (status, out) == (2, "") and err.endswith("not installed; in a checkout run `python -m bench`\n")
 
 
+@pytest.mark.slow
 def test_demo(capsys, tmp_path, monkeypatch):
     from numbanet import demo
 

@@ -69,6 +69,7 @@ def choosing(chosen, model, dev, **options):
 
 
 # --- batch norm -------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "share, double", [("sample", True), ("sample", False), ("tile", True), ("tile", False), ("batch", True)]
 )

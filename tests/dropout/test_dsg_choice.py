@@ -38,6 +38,7 @@ def test_a_batch_shares_the_neurons_that_are_guessed_to_give_most(dev, rate):
     np.testing.assert_array_equal(plan.indices(), np.sort(np.argsort(scores)[-plan.count :]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", ["batch", "tile", "sample"])
 def test_of_equal_scores_the_first_are_kept(dev, share):
     model, some = network(hidden=200, device=dev), np.arange(200) >= 180
@@ -78,6 +79,7 @@ def test_weights_are_projected_anew_after_so_many_steps():
     assert plan_of(chosen.calibrated(model, None), model, x) == after  # a new epoch begins with a projection
 
 
+@pytest.mark.slow
 def test_rows_of_a_weight_are_projected_anew_in_turn(dev, monkeypatch):
     """Of 60 rows 32 in one step and 28 in the next one, so that after two steps none is old; on CUDA they are copied once."""
     monkeypatch.setattr(guesses, "ROWS", 16)

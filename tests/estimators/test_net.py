@@ -301,6 +301,7 @@ def test_regressor_learns_several_outputs_in_any_unit():
         single.partial_fit(x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_partial_fit_after_a_schedule_goes_on_at_its_last_rate(schedule):
     net = Net(**SMALL, learning_rate_schedule=schedule).fit(X, Y).partial_fit(X, Y).partial_fit(X, Y)

@@ -269,6 +269,7 @@ if {again}:  # a cell of a notebook that is run again
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action, again, count", [("default", False, 1), ("always", False, 3), ("default", True, 2)])
 def test_a_loop_over_fits_warns_once_unless_a_filter_says_otherwise(action, again, count):
     command = [sys.executable, "-W", action, "-c", LOOP.format(again=again)]

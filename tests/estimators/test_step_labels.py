@@ -177,6 +177,7 @@ def test_weights_of_samples_and_classes(rng):
     assert likely == sorted(likely, reverse=True) and likely[0] > 0.8 and 0.4 < likely[1] < 0.6 and likely[3] < 0.1
 
 
+@pytest.mark.slow
 def test_validation_early_stopping_and_going_on(rng):
     (X, y, _), (X_held, y_held, _) = tagged(rng), tagged(rng, n=60)
     found = net(layers(), epochs=30).fit(X, y, validation=(X_held, y_held))

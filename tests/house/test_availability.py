@@ -25,6 +25,7 @@ def said(code, **environment):
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(declare.cuda is None, reason="needs numba-cuda, to be without it")
 def test_numba_without_numba_cuda_is_not_ready(tmp_path):
     """Its own half for CUDA compiles some kernels, where a toolkit is installed, and wants a driver for others."""

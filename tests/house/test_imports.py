@@ -201,6 +201,7 @@ def test_blas_alone_multiplies_matrices():
     assert found == [ROOT / "numbanet_kernels/host/blas.py"]
 
 
+@pytest.mark.slow
 def test_devices_are_told_apart_in_device_py_alone():
     """No comparison with the name of CUDA outside device.py."""
     found = []
@@ -260,6 +261,7 @@ def test_import_is_lean():
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_import_compiles_nothing():
     done = run("""
         import numba.core.compiler as compiler

@@ -178,6 +178,7 @@ def test_a_suite_stands_in_the_list_in_help_and_in_the_page(changed):
     assert "## `nothing`\n\nNothing, which takes no time.\n\n_cpu: " in page and "| a case | numbanet |" in page
 
 
+@pytest.mark.slow
 def test_two_suites_of_one_name_are_refused(tmp_path):
     shutil.copytree(ROOT / "bench", tmp_path / "bench", ignore=shutil.ignore_patterns("__pycache__", "results"))
     (tmp_path / "bench/steps/more.py").write_text('SUITE = "mlp"\n', encoding="utf-8")

@@ -1,6 +1,7 @@
 """Wheel and sdist build, and work when installed outside the checkout."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -74,7 +75,8 @@ def installed(built, tmp_path_factory):
         check=True,
         timeout=200,
     )
-    environment = {"PYTHONPATH": str(folder / "site"), "PATH": "/usr/bin:/bin", "NUMBA_CACHE_DIR": str(folder / "cache")}
+    cache = os.environ.get("NUMBA_CACHE_DIR", str(folder / "cache"))  # compiled code is found by the content of its sources
+    environment = {"PYTHONPATH": str(folder / "site"), "PATH": "/usr/bin:/bin", "NUMBA_CACHE_DIR": cache}
     return lambda *arguments: subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, cwd=folder, timeout=120, env=environment
     )

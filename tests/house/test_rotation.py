@@ -1,6 +1,6 @@
 """`make test` runs a quarter of the cases of tests that have many: others after each commit."""
 
-from ..rotation import MANY, chosen
+from ..rotation import MANY, SLOW, chosen
 
 NAMES = [f"test_a[{i}]" for i in range(100)] + [f"test_b[{i}]" for i in range(MANY)] + ["test_c"]
 
@@ -14,6 +14,13 @@ def test_a_share_of_many_cases_and_all_of_few():
     assert (of("test_a", found), of("test_b", found), of("test_c", found)) == (25, MANY, 1)
     assert of("test_a", chosen(NAMES, 20, "one")) == MANY
     assert chosen(NAMES, 1, "one") == set(NAMES)
+
+
+def test_of_slow_tests_fewer_cases_are_run():
+    slow = frozenset({"test_b[3]"})  # the mark of one case is enough
+    found = chosen(NAMES, 4, "one", slow=slow)
+    assert (of("test_a", found), of("test_b", found), of("test_c", found)) == (25, SLOW, 1)
+    assert set().union(*(chosen(NAMES, 4, str(i), slow=slow) for i in range(40))) == set(NAMES)
 
 
 def test_other_cases_for_another_text_and_the_same_for_the_same():

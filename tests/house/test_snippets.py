@@ -162,6 +162,7 @@ def code(text):
     return " ".join(filter(None, tokens))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", QUOTING)
 def test_what_is_quoted_stands_in_the_sources(page):
     sources = [

@@ -141,6 +141,7 @@ def test_pages_without_dropout_or_samples(tmp_path):
     assert {row[6] for row in page.tables[1][1:]} == {"100%", ""}
 
 
+@pytest.mark.slow
 def test_a_page_names_the_data_and_what_a_constant_prediction_reaches(net, tmp_path):
     def words(fitted, *given):
         fitted.report(tmp_path / "run.html", *given)

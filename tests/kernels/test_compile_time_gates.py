@@ -88,6 +88,7 @@ def test_the_inner_loop_of_tiles_multiplies(inner, a_along_k, b_along_k, card):
     assert sum(name.startswith("LDS.128") for name in loop) == 64 and kinds["LDGSTS"] == 16
 
 
+@pytest.mark.slow
 @on_cards("passes, summed, a_along_k, b_along_k", itertools.product([3, 1], [False, True], [False, True], [False, True]))
 def test_tensor_cores_multiply(passes, summed, a_along_k, b_along_k, card):
     """32 products of fragments a k-tile and pass, and each number is loaded once by a thread."""

@@ -243,6 +243,7 @@ def test_an_update_changes_its_values_alone(dev, rng, kind, make):
     assert np.count_nonzero(layer.weight.dense()) == np.count_nonzero(weight(np.random.default_rng(7), kind).dense())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp"])
 def test_a_network_learns(dropout):
     X, y, X_test, y_test = load_digits()

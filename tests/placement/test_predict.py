@@ -36,6 +36,7 @@ def roofline(stage, flops, moved):
     return flops / 5e7 + moved / 1e7 + 0.01
 
 
+@pytest.mark.slow
 def test_times_of_shapes_that_were_not_measured(rng):
     predictor = Predictor([made_up(*linear(rng), roofline) for _ in range(25)])
     errors = []
@@ -70,6 +71,7 @@ def test_small_and_large_channels_by_different_loops(rng):
     assert len(far) > 5 and np.abs(far).max() < 0.1
 
 
+@pytest.mark.slow
 def test_the_stated_error_is_that_of_noise(rng):
     """Times that are off by a factor of up to 1.5 have an error of about a fifth."""
     profiles = []

@@ -276,6 +276,7 @@ class Sends(Counts):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
 def test_signals_save_between_two_steps(tmp_path, number, status):
     """SIGTERM ends the process with 143; Ctrl-C raises KeyboardInterrupt as ever."""

@@ -61,6 +61,7 @@ def test_a_padding_that_is_none_is_refused(padding):
 
 
 # --- in training ------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_every_batch_is_moved_by_what_the_rows_stream_draws(dev):
     x, y = images()
     watched = Watched(FlipsAndCrops(2))

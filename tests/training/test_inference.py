@@ -72,6 +72,7 @@ def test_predictions_are_equal_alone_among_others_and_recorded(name, threads):
         assert sum(found is not None for found in predictor._passes.values()) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(nvvm_problem() is not None, reason="no NVVM")
 def test_predictions_of_graphs_are_equal():
     net = Net((12,), **{**SETTINGS, "device": "emulated", "batch_size": 50}).fit(X[:100], Y[:100])

@@ -74,6 +74,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:fit. the network answers no better")
 @on_threads(OPTIONS)
 def test_replayed_steps_train_the_same(monkeypatch, replays, name, size):  # noqa: F811

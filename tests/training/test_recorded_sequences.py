@@ -74,6 +74,7 @@ def test_gates_that_are_compared_with_dense_ones_run_op_by_op(replays):  # noqa:
     assert all("_bit_lists" in recorded.names.values() for recorded in replays)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:fit. the network answers no better")
 @on_threads(FITS)
 def test_replayed_steps_train_the_same(monkeypatch, replays, name, size):  # noqa: F811

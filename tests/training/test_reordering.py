@@ -47,6 +47,7 @@ def trained(kind, dev, make):
     return model, optimizer, x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda p: SGD(list(p), 0.01, 0.9), lambda p: Adam(list(p), 0.01)], ids=["sgd", "adam"])
 @pytest.mark.parametrize("kind", ["flat", "images"])
 def test_permuting_moves_bits_and_keeps_the_function(dev, kind, make):

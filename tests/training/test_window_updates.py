@@ -45,6 +45,7 @@ def test_the_pixels_of_channels_are_adjacent_inputs():
     assert wanted.tolist() == [[True, False, False, True, True]] * 2  # of 64 inputs each; the last one of 44
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum, nesterov, decay", [(0.9, False, 0.0), (0.9, True, 1e-3), (0.0, False, 1e-2)])
 def test_training_under_windows_is_that_of_updates_of_all(dev, monkeypatch, momentum, nesterov, decay):
     """Exact momentum: the same weights as if each step had updated everything."""

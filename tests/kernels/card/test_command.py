@@ -77,6 +77,7 @@ ENDLESS = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own, seconds", [(None, "1"), ("7", "2")])
 def test_a_kernel_that_writes_for_ever_ends_sooner_than_elsewhere(tmp_path, capsys, monkeypatch, own, seconds):
     """But for the number of seconds that the user gives."""

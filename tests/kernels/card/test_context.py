@@ -153,6 +153,7 @@ def test_memory_of_a_card_is_given_back_to_the_card(monkeypatch):
     assert freed == [78 << 20]
 
 
+@pytest.mark.slow
 def test_a_context_leaves_nothing_behind():
     """Drivers are freed, and arrays of an earlier context are not taken for those of a later one."""
     import gc

@@ -30,6 +30,7 @@ def test_textures_in_linked_code_are_refused_by_name(tmp_path):
         kernel[1, 1](np.ones(1, F))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("right", [True, False])
 def test_barriers_of_cuda_cpp(tmp_path, right):
     """cuda::barrier, of 96 threads, once more than their warps; without it the same is a race."""

@@ -241,6 +241,7 @@ def test_a_thread_that_wrote_what_all_wrote_may_not_write_something_else(other):
     assert "shared race" in said(kernel, (1, 64), np.ones(1, F), np.zeros(64, F))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"debug": True, "opt": False}])
 def test_threads_may_wait_for_one_that_takes_long(monkeypatch, options):
     monkeypatch.setattr(machine, "MOST_POLLS", 50)

@@ -15,6 +15,7 @@ def test_sums_by_row(suffix, put, get, rng, n, d, rows):
     np.testing.assert_allclose(get(found), embedding.sum_by_row_reference(dy, order, starts), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_many_lookups_of_one_row_lose_nothing(suffix, put, get, rng):
     """Added up one after the other in float32, 2^24 ones more make no difference."""
     n = 20_000_000 if suffix == "cpu" else 2_000

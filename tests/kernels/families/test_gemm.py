@@ -78,6 +78,7 @@ def by_halves(ways, half):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version, tile, ta, tb", by_halves([("block", 64), ("block", 128), ("tensor", None)], 1))
 def test_every_version_for_newer_cards(rng, from_8_0, put, get, version, tile, ta, tb):
     version_equals_reference(rng, put, get, version, tile, ta, tb)

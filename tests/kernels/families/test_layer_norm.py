@@ -55,6 +55,7 @@ def test_long_sums_lose_nothing(suffix, put, get, rng, shape, values):
         np.testing.assert_allclose(get(ours), theirs, rtol=5e-7, atol=2e-7)
 
 
+@pytest.mark.slow
 def test_the_same_comes_out_each_time(suffix, put, get, rng):
     dy, x, gamma, beta = map(put, operands(rng, 501, 6))
     forward, backward = (getattr(layer_norm, f"{name}_{suffix}") for name in ("layer_norm", "layer_norm_grad"))

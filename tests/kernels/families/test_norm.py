@@ -37,6 +37,7 @@ def test_batch_norm(suffix, put, get, rng, shape):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [[12.8], [12.8, 89.6], None], ids=str)
 def test_sums_over_many_samples_lose_nothing(suffix, put, get, rng, values):
     """Added up one after the other in float32, thousands of numbers lose digits; few different ones soon do, as the rounding

@@ -81,6 +81,7 @@ def test_out_is_used(suffix, put, get):
     np.testing.assert_array_equal(get(out), get(drop(x, 0.5, 1, 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="the name of the instruction is that of x86")
 def test_the_cpu_loop_is_vectorised():
     """The loop takes seven times as long if LLVM does not vectorise it."""

@@ -41,6 +41,7 @@ def test_multiply(rng, m, n, k, ta, tb, beta):
         np.testing.assert_array_equal(whole[2], before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["openblas", "mkl"])
 def test_the_library_can_be_chosen(name):
     """In a process of its own: a library is chosen once. Training learns the same by each, to rounding."""

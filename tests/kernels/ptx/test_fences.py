@@ -167,6 +167,7 @@ def test_reading_much_memory_is_no_poll(monkeypatch):
     assert memory[0] == 500 * 501 // 2
 
 
+@pytest.mark.slow
 def test_threads_that_read_two_words_at_once_wait_for_others():
     """A flag in the second of two words, and the one who sets it comes last."""
     memory = np.zeros(2, np.uint32)

@@ -90,6 +90,7 @@ def test_what_several_threads_have_read_may_be_written_after_the_barrier():
         found(start(63) + body.format(wait=skip + STATE) + "LAST:")
 
 
+@pytest.mark.slow
 def test_phases_follow_each_other():
     """In each of three phases, a thread adds what the thread before it has written in the last one."""
     body = """

@@ -105,6 +105,7 @@ for turn in range(300):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_read_and_write_whole_texts(folder):
     """Which decide differently on the same file, so that each writes what the other one reads."""
     workers = [subprocess.Popen([sys.executable, "-c", BUSY, who]) for who in "12"]

@@ -153,6 +153,7 @@ def test_the_function_stays_the_same(name):
         assert [array.shape for array in state] == [parameter.shape] * optimizer.states
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [SGD, Adam])
 @pytest.mark.parametrize("name", ["rows", "filters"])
 def test_what_stays_takes_the_same_steps(name, optimizer, dev):

@@ -158,6 +158,7 @@ def test_kept_tiles_become_a_sparse_layer(compared, monkeypatch):
     assert net.score(X_TEST, Y_TEST) > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", [None, 4])
 def test_a_sparse_layer_learns_as_the_dense_one_with_zeros(tile, dev):
     """Its state goes along."""

@@ -290,6 +290,7 @@ def test_what_a_layer_holds_can_be_all_there_is_to_prune():
 
 
 # --- going back, and files ----------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sparsity", [LASSO, GroupLasso(5e-3, ("rows", "columns")), MagnitudePruning(0.8)], ids=["rows", "both", "single"]
 )

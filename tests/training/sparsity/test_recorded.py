@@ -41,6 +41,7 @@ def together(monkeypatch):
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:rdp")
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("name", CASES)

@@ -112,6 +112,7 @@ def test_early_stopping_goes_back_to_the_structure_of_the_best_weights():
     assert best < len(after) - 1 and not np.array_equal(found.indices, after[-1].indices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ("emulated", "cuda") if problem(name) is None])
 @pytest.mark.parametrize("until, times", [(1.0, 4), (0.4, 1)])
 def test_recorded_passes_do_not_hide_what_is_rewired(name, until, times, asked, monkeypatch):

@@ -96,6 +96,7 @@ def test_what_a_plan_leaves_out_is_left_to_the_direct_kernels(plan):
         assert launches(lambda: check(WIDE[0], "all", "plain", *of("cuda"), np.array, np.asarray)) >= FORWARD | BACKWARD
 
 
+@pytest.mark.slow
 def test_parts_of_dw_are_added_up(from_8_0, monkeypatch, put, get):
     """However many there are; the last one has fewer tiles. And the same bits each time."""
     case = WIDE[2]
@@ -143,6 +144,7 @@ def test_what_is_not_finite_stays_within_its_tile(from_8_0, put, get, rng):
 
 
 # --- gates on what is compiled ----------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.skipif(PROBLEM is not None, reason=PROBLEM or "")
 @pytest.mark.parametrize("made", [cuda_winograd._forward, cuda_winograd._gradient])
 @pytest.mark.parametrize("card", [(8, 0), (9, 0)])

@@ -283,6 +283,7 @@ MADE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(PROBLEM is not None, reason=PROBLEM or "")
 @pytest.mark.parametrize("product, listed", MADE)
 def test_sums_stay_in_registers(product, listed):

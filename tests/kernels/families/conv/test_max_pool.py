@@ -57,6 +57,7 @@ def test_conv2d_max_pool(suffix, put, get, case, plan, option):
     check(case, Window((2, 2), (2, 1), (1, 0)), plan, option, *operations, put, get)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case, pool", POOLED, ids=str)
 def test_images_abreast_are_pooled_in_their_lanes(case, pool):
     """The bits are equal on any number of threads, unless kept rows are gathered because threads cannot share tiles."""

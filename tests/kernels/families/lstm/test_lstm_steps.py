@@ -17,6 +17,7 @@ def step_by_step(on_cuda, monkeypatch):
     monkeypatch.setattr(cuda_steps, "SMALL", 0)
 
 
+@pytest.mark.slow
 def test_several_tiles_along_each_axis(suffix, put, get, rng):
     size = 2, cuda_steps.SAMPLES + 2, cuda_steps.COLUMNS + 12
     test_forward(suffix, put, get, rng, size, "units each step")
