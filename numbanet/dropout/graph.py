@@ -209,6 +209,8 @@ class DynamicSparseGraph(Dropout):
                 f"dsg: {layer!r}: for convolutions without groups it chooses channels for a whole batch; use "
                 "share='batch', or a rate of 0 for this layer"
             )
+        if count == w.shape[0]:
+            return None  # nothing is chosen, in recorded steps either: ranks sum scores equally often
         bits = np.asarray(w.device.download(self._bits(flow, layer, count)))
         if self.share == "batch":
             chosen = np.unpackbits(bits.astype("<i4").view(np.uint8), count=w.shape[0], bitorder="little")

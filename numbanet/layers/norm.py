@@ -88,6 +88,10 @@ class BatchNorm(Layer):
             self._follow(self.running_mean, mean, 1.0, channels)
             self._follow(self.running_var, variance, 1.0 if context.ranks else samples / (samples - 1), channels)
 
+        if sampled is not None and context.ranks is not None:
+            whole = ops.expand_samples(x, plan=sampled)
+            y = ops.batch_norm(whole, self.weight, self.bias, seen=follow, eps=self.eps, ranks=context.ranks)
+            return ops.compact_samples(y, plan=sampled)
         if sampled is not None:
             return ops.batch_norm_samples(x, self.weight, self.bias, seen=follow, eps=self.eps, plan=sampled)
         return ops.batch_norm(x, self.weight, self.bias, seen=follow, eps=self.eps, channels=channels, ranks=context.ranks)

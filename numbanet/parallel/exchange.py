@@ -44,7 +44,7 @@ class Exchange:
 
     Large arrays are summed in place, each as a bucket of its own. Small ones, such as those of biases, are copied to one
     bucket, which also has the loss of the rank. Large packed gradients start to travel when they are complete, while the
-    backward pass computes the others (`early`); the rest starts after it.
+    backward pass computes the others (`early`), as far as the ranks sum as many bytes at a time; the rest starts after it.
 
     Parameters
     ----------

@@ -73,6 +73,8 @@ class MPIRanks(Ranks):
                 warnings.warn(f"ranks that end are not noticed, because ranks cannot connect: {problems[0]}", stacklevel=2)
 
     def start(self, array):
+        if not array.flags.c_contiguous:
+            raise ValueError("only contiguous arrays are summed, in place")
         comm, flat = self._checked(), array.reshape(-1)
         width = FLYING // array.itemsize
         pieces = [flat[start : start + width] for start in range(0, flat.size, width)]

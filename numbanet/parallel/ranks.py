@@ -43,7 +43,7 @@ class Ranks(abc.ABC):
 
     @abc.abstractmethod
     def start(self, array: np.ndarray) -> Callable[[], None]:
-        """Start `sum`; the function that is returned waits until it is complete."""
+        """Start `sum`, or a part of it; the function that is returned waits until it is complete."""
 
     @abc.abstractmethod
     def gather(self, value: Any) -> list[Any]:

@@ -13,7 +13,8 @@ from .ranks import Ranks, current
 
 def joint_scores(dev: Device, scores: Any) -> Any:
     """Replace scores, a device array of float32, by their sums over the ranks of the running fit, in place, and return them.
-    With one process they stay as they are. In a recorded step each replay sums them at this point.
+    With one process they stay as they are. In a recorded step each replay sums them at this point. All ranks must call it
+    equally often, whether they replay a step or not.
     """
     if (team := current.get()) is not None:
         work = functools.partial(_sum, dev, team, scores)

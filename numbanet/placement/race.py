@@ -19,6 +19,7 @@ from ..arguments import check_count
 from ..device import Device, device
 from ..dropout import Dropout, NoDropout
 from ..layers import Layer, Sequential
+from ..parallel.ranks import current
 from ..tensor import Tensor
 from ..training.data import Data, on_device
 from ..training.optim import Optimizer
@@ -196,7 +197,8 @@ def steps(
         return Stepper(*parts, Streams.from_seed(0), dev, size or len(X), options)
 
     def measure(placements: Sequence[Placement]) -> list[float]:
-        runs = [run(own, list(each.devices.values()), make, Data(X, y), size or len(X)) for each in placements]
-        return in_turns(runs, **turns)
+        with current.within(None):  # on one rank alone, if several train
+            runs = [run(own, list(each.devices.values()), make, Data(X, y), size or len(X)) for each in placements]
+            return in_turns(runs, **turns)
 
     return measure

@@ -85,7 +85,8 @@ class Stepper:
 
     def _prepare_choice(self) -> None:
         """Make the function that chooses plans during a pass, for the policy of the current epoch."""
-        rng = self.streams.plans if self.ranks is None else self.streams.noise  # each rank chooses for its own samples
+        alone = self.ranks is None or self.ranks.size == 1
+        rng = self.streams.plans if alone else self.streams.noise  # each rank chooses for its own samples
         self._choose, chooses = self.current.choosing(self.tree, rng), self.current.data_dependent
         self._prepare = self.current.prepare(self.tree)
         self._decides: tuple | None = None  # what decides the kinds of the chosen plans, and how they are chosen

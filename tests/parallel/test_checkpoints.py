@@ -17,11 +17,13 @@ from .test_equal import IMAGES, LABELS, SETTINGS, WORDS, X, Y
 from .test_mpi import MPIEXEC, PROGRAM, ended, gone, started
 
 MLP = {"epochs": 4, "batch_size": 64, **SETTINGS}
+SCALED = IMAGES * (1 + np.arange(len(IMAGES)) % 2)[:, None, None, None].astype(np.float32)  # brighter on the second rank
 FITS = {
     "rdp": (Net((32, 32), dropout="rdp", **MLP), (X, Y), False),
     "bits of each sample": (Net((32,), dropout="bernoulli", optimizer="adam", **MLP), (X, Y), False),
     "shards": (Net((32,), dropout="bernoulli", shard=True, **MLP), (X, Y), True),
     "early stopping": (Net((32,), early_stopping=True, patience=1, learning_rate=0.1, **MLP), (X, Y), False),
+    "rows of images of a rank": (Net("lenet5", dropout="rsdp", shard=True, **{**MLP, "epochs": 3}), (SCALED, LABELS), True),
     "rows of images": (Net("lenet5", dropout="rsdp", **{**MLP, "epochs": 3}), (IMAGES, LABELS), False),
     "chosen neurons": (Net((32, 32), dropout=DynamicSparseGraph(0.5, epsilon=0.9), **MLP), (X, Y), False),
     "chosen gates": (LanguageModel((16,), gate_sparsity=0.5, steps=8, **{**MLP, "batch_size": 8}), (WORDS,), False),

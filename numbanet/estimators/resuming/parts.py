@@ -6,7 +6,7 @@ from typing import Any
 
 from ...training.run import Run
 
-OWN = ("streams", "position", "drawn", "memory")  # entries of `training.resuming.state`
+OWN = ("streams", "position", "drawn", "memory", "policy")  # entries of `training.resuming.state`
 
 
 def parted(state: dict[str, Any], run: Run, data: str) -> tuple[dict[str, Any], dict[str, Any]]:
