@@ -197,7 +197,7 @@ def test_ranks_that_choose_by_their_images_train_one_network(dropout):
         {"dropout": DynamicSparseGraph(0.5), "norm": True},
         {"dropout": DynamicSparseGraph(0.5, threshold="shared", select_in_prediction=True)},
     ],
-    ids=str,
+    ids=["all are kept", "of samples", "of sets", "of batches", "by a shared threshold"],
 )
 def test_ranks_that_choose_neurons_stay_equal(options, size):
     options = dict(options)
