@@ -25,7 +25,7 @@ from ..training.sparsity import Reordering
 from ..training.stepper import Stepper
 from ..training.streams import Streams
 from ..training.task import Task
-from ..training.validation import EarlyStopping, Validation
+from ..training.validation import BatchStatistics, EarlyStopping, Validation
 from ..user_warnings import warn
 from . import saving
 from .build import some
@@ -274,19 +274,20 @@ class Estimator(Settings):
 
     def _hook(self, run: Run, settings: FitSettings, data: Data, validation: Validation | None, *others: Hook) -> None:
         """Insert the built-in hooks, in order, before the user's hooks."""
-        chosen, count = settings.policy, run.samples(len(data))
+        chosen, count, samples = settings.policy, run.samples(len(data)), data.sample(run.dev)
         if self.verbose and chosen.reason and run.speaks:
             print(f"dropout: {chosen.reason}", flush=True)
         self._warn_of(chosen, run.epochs)
         self.policy_ = chosen
         hooks = [
             Joint(data) if run.stepper.ranks else None,
-            DropoutRates(some(data.sample(run.dev), run.dev, chosen)),
+            DropoutRates(some(samples, run.dev, chosen)),
             settings.learning_rate_schedule and LearningRate(settings.learning_rate_schedule),
             data.hook(),
             *others,
             self._thinning,
             Reordering(chosen, (settings.batch_size, *self._sample())) if chosen.shuffle else None,
+            BatchStatistics(samples, settings.batch_size),
             validation,
             settings.patience and EarlyStopping(settings.patience),
             Fitted(),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
@@ -53,6 +55,16 @@ class BatchNorm(Layer):
     def num_features(self) -> int:
         """C, the number of channels."""
         return self.running_mean.shape[0]
+
+    @contextlib.contextmanager
+    def averaging(self) -> Iterator[None]:
+        """A context in which running values become the means over its batches, as with momentum=None in a new layer."""
+        dev, momentum, tracked = self.running_mean.device, self.momentum, self.num_batches_tracked
+        self.momentum, self.num_batches_tracked = None, Tensor(0.0, dev)
+        try:
+            yield
+        finally:
+            self.momentum, self.num_batches_tracked = momentum, tracked
 
     def normed(self, x: Tensor, channels: DeviceAxis | None, context: Context, sampled: DeviceSamples | None = None) -> Tensor:
         """Return y for x (N, C). If `channels` is given, x (N, K) holds only these channels. If `sampled` is given, x holds
@@ -141,6 +153,7 @@ class BatchNorm1d(BatchNorm):
     In training, the mean and the variance are those of the batch. They also update the running mean and the running variance:
     r <- (1 - momentum) r + momentum b, where r is a running value and b the value of the batch; for this update the sum of
     squares of the variance is divided by N - 1. Predictions use the running values (Ioffe & Szegedy 2015, algorithms 1 and 2).
+    After an epoch with dropout, an estimator computes them anew without dropout (`training.validation.BatchStatistics`).
     Names, shapes, values and positional arguments are PyTorch's. Compact activations stay compact; channels that a step drops
     keep their running values. Pending scales and random masks are applied after the next activation, so that the statistics are
     those of prediction.

@@ -122,7 +122,6 @@ def test_one_tape_serves_all_plans_of_a_kind(monkeypatch, replays, options):
     equal(ours, alone(monkeypatch, **options))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:fit. the network is no better")
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
@@ -158,7 +157,6 @@ def test_threads_share_recorded_steps(monkeypatch, replays, name, size):
         equal(ours, alone(monkeypatch, **options, layers=(70, 40), n_jobs=size))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:fit. the network is no better")
 def test_two_fits_at_the_same_time_do_not_wait_for_each_other(replays):
     """Two threads, one crew: whoever finds it taken does all parts itself."""
@@ -255,7 +253,6 @@ def test_fits_go_on_from_where_they_were(monkeypatch, replays):
         equal(ours, both())
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:fit. the network answers no better")
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("layers", [(70, 40), (700, 600)], ids=["small", "large"])
@@ -280,7 +277,6 @@ SAMPLED = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:fit. the network")
 @pytest.mark.filterwarnings("ignore:dsg")
 @pytest.mark.parametrize("size", [1, 2, 4])
