@@ -287,7 +287,7 @@ class Estimator(Settings):
             *others,
             self._thinning,
             Reordering(chosen, (settings.batch_size, *self._sample())) if chosen.shuffle else None,
-            BatchStatistics(samples, settings.batch_size),
+            BatchStatistics(samples, settings.batch_size, samples is data and not run.epochs.start),
             validation,
             settings.patience and EarlyStopping(settings.patience),
             Fitted(),

@@ -40,14 +40,18 @@ class BatchStatistics(Hook):
         Training samples; up to `SAMPLES` of them are read, evenly spaced.
     size : int
         Samples of a batch.
+    whole : bool
+        True if `data` holds all training samples. If it is a part of them, as for `partial_fit`, with fewer than `LEAST`, they
+        are too few: then nothing is changed.
     """
 
     SAMPLES = 1024  # with as many, means are off by a thirtieth of the deviation, or less in convolutions
+    LEAST = 256
 
     watches = False
 
-    def __init__(self, data: Data, size: int) -> None:
-        self.data, self.size, self.norms = data, size, list[BatchNorm]()
+    def __init__(self, data: Data, size: int, whole: bool) -> None:
+        self.data, self.size, self.whole, self.norms = data, size, whole, list[BatchNorm]()
 
     @property
     def settles(self):
@@ -55,8 +59,10 @@ class BatchStatistics(Hook):
 
     def epoch_start(self, run, epoch):
         stepper = run.stepper
-        whole = stepper.policy.inference_policy(epoch) is None and not stepper.task.stateful  # predictions drop nothing
-        self.norms = [layer for _, layer in walk(run.model) if isinstance(layer, BatchNorm) and whole and stepper.rate()]
+        dense = stepper.policy.inference_policy(epoch) is None and not stepper.task.stateful  # predictions drop nothing
+        self.norms = [layer for _, layer in walk(run.model) if isinstance(layer, BatchNorm) and dense and stepper.rate()]
+        if self.norms and not self.whole and run.samples(len(self.data)) < self.LEAST:
+            self.norms = []
 
     def epoch_end(self, run, record):
         if not self.norms:

@@ -103,6 +103,19 @@ def test_otherwise_they_stay_those_of_the_steps(monkeypatch, dropout):
         Net(flat(), **options, **SETTINGS).fit(X, Y)
 
 
+def test_a_part_of_the_samples_may_be_too_few(monkeypatch):
+    seen, averaging = [], BatchNorm1d.averaging
+    monkeypatch.setattr(BatchNorm1d, "averaging", lambda self: seen.append(self) or averaging(self))
+    net = Net(flat(), dropout="rdp", **SETTINGS)
+    for first in (0, 300, 400, 500):  # the first call begins a training
+        net.partial_fit(X[first : first + 100], Y[first : first + 100], classes=np.arange(3))
+    assert len(seen) == 2
+    net.partial_fit(X, Y)
+    assert len(seen) == 4
+    Net(flat(), dropout="rdp", **SETTINGS).fit(batches=[(X[i : i + 50], Y[i : i + 50]) for i in range(0, 600, 50)])
+    assert len(seen) == 4
+
+
 def test_symbols_and_ranks_and_momentum():
     words = np.random.default_rng(1).integers(0, 9, (200, 4))
     layers = [
