@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(config, items):
     n, _, text = (config.option.rotate or "1:").partition(":")
     share, least = (len(items), 1) if config.option.one_of_each else (int(n), MANY)
     slow = frozenset(item.nodeid for item in items if item.get_closest_marker("slow"))
-    left = chosen([item.nodeid for item in items], share, text, least, slow if int(n) > 1 else frozenset())
+    left = chosen([item.nodeid for item in items], share, text, least, slow)
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in left])
     items[:] = [item for item in items if item.nodeid in left]
 

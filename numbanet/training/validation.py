@@ -52,6 +52,7 @@ class BatchStatistics(Hook):
 
     def __init__(self, data: Data, size: int, whole: bool) -> None:
         self.data, self.size, self.whole, self.norms = data, size, whole, list[BatchNorm]()
+        self.total = 0  # number of samples of all ranks
 
     @property
     def settles(self):
@@ -60,19 +61,21 @@ class BatchStatistics(Hook):
     def epoch_start(self, run, epoch):
         stepper = run.stepper
         dense = stepper.policy.inference_policy(epoch) is None and not stepper.task.stateful  # predictions drop nothing
-        self.norms = [layer for _, layer in walk(run.model) if isinstance(layer, BatchNorm) and dense and stepper.rate()]
-        if self.norms and not self.whole and run.samples(len(self.data)) < self.LEAST:
-            self.norms = []
+        drops = dense and stepper.rate() > 0
+        self.norms = [layer for _, layer in walk(run.model) if isinstance(layer, BatchNorm)] if drops else []
+        if self.norms:
+            self.total = run.samples(len(self.data))
+            if not self.whole and self.total < self.LEAST:
+                self.norms = []
 
     def epoch_end(self, run, record):
         if not self.norms:
             return
         run.stepper.finish()
         data, dev, ranks = self.data, run.dev, run.stepper.ranks
-        total = run.samples(len(data))
-        most = min(self.SAMPLES, total)
-        positions = np.linspace(0, len(data) - 1, max(most * len(data) // total, 1)).astype(np.int32)
-        count = max(1, round(most / self.size))  # equal on all ranks
+        most = min(self.SAMPLES, self.total)
+        positions = np.linspace(0, len(data) - 1, max(most * len(data) // self.total, 1)).astype(np.int32)
+        count = max(most // self.size, 1)  # equal on all ranks; no batch is smaller than those of training
         with run.session(), no_grad(), contextlib.ExitStack() as stack:
             for norm in self.norms:
                 stack.enter_context(norm.averaging())
