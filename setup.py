@@ -14,6 +14,7 @@ plots = ["matplotlib>=3.7"]
 onnx = ["onnx>=1.15"]
 graphblas = ["python-graphblas[suitesparse]; platform_system == 'Linux'"]  # another peer, of sparse products
 dask = ["dask[distributed]>=2024.8", "joblib>=1.4"]
+ray = ["ray>=2.10", "joblib>=1.4"]
 # a wheel of MPICH, so that pip alone sets MPI up; beside the MPI of a system, `pip install mpi4py` is enough
 mpi = ["mpi4py>=4", "mpich>=4.3; platform_system == 'Linux'"]
 bench = [*torch, *plots, *graphblas, "joblib>=1.4"]
@@ -68,6 +69,7 @@ setup(
         "torch": ["torch"],
         "onnx": onnx,
         "dask": dask,  # searches on a cluster
+        "ray": ray,  # the same, with Ray's
         "mpi": mpi,
         "energy": ["nvidia-ml-py>=12"],  # the energy counters of NVIDIA's GPUs
         "bench": bench,

@@ -1,4 +1,6 @@
-"""Searches on a Dask cluster of two workers: results equal those of processes, threads do not multiply, interrupts end all."""
+"""Searches on a Dask or Ray cluster of two workers: results equal those of processes, threads do not multiply, interrupts end
+all.
+"""
 
 import os
 import signal
@@ -16,8 +18,6 @@ from sklearn.model_selection import GridSearchCV, HalvingRandomSearchCV
 from numbanet import Net
 from numbanet.datasets import load_digits
 
-distributed = pytest.importorskip("distributed")
-
 ROOT = Path(__file__).parents[2]
 X, Y, _, _ = load_digits()
 X, Y = X[:300], Y[:300]
@@ -26,12 +26,30 @@ WAIT = 120  # seconds until a search runs, or has ended
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    """A cluster of two worker processes on this machine."""
+def dask():
+    """A Dask cluster of two worker processes on this machine, while the generator is open."""
+    distributed = pytest.importorskip("distributed")
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "worker_dashboard_address": None}
     with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster):
-        yield cluster
+        yield {"backend": "dask"}
+
+
+def ray():
+    """A Ray cluster, which starts two worker processes for each search."""
+    ray = pytest.importorskip("ray")
+    from ray.util.joblib import register_ray
+
+    environment = {"PYTHONPATH": str(ROOT)}  # workers import this module
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": environment})
+    register_ray()
+    yield {"backend": "ray", "n_jobs": -1}
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module", params=[dask, pytest.param(ray, marks=pytest.mark.long)])
+def cluster(request):
+    """The arguments of `joblib.parallel_config` for a cluster of two worker processes."""
+    yield from request.param()
 
 
 def net(**options):
@@ -65,7 +83,7 @@ SEARCHES = {
 def test_results_are_those_of_processes(name, cluster):
     """The scores of each split, and the weights of the best estimator."""
     searches = [SEARCHES[name](), SEARCHES[name]()]
-    here, there = found(searches[0], "loky", n_jobs=2), found(searches[1], "dask")
+    here, there = found(searches[0], "loky", n_jobs=2), found(searches[1], **cluster)
     assert here.keys() == there.keys()
     for key, value in here.items():
         np.testing.assert_array_equal(np.ma.getdata(there[key]), np.ma.getdata(value), err_msg=key)
@@ -76,30 +94,46 @@ def test_results_are_those_of_processes(name, cluster):
 
 @pytest.mark.parametrize("n_jobs", [None, -1, 1])
 def test_each_worker_keeps_to_its_share_of_the_cores(n_jobs, cluster):
-    results = found(GridSearchCV(net(n_jobs=n_jobs), {"momentum": [0.8, 0.9]}, cv=2, scoring=threads, refit=False), "dask")
+    results = found(GridSearchCV(net(n_jobs=n_jobs), {"momentum": [0.8, 0.9]}, cv=2, scoring=threads, refit=False), **cluster)
     assert (results["mean_test_score"] == 1).all(), results["mean_test_score"]
 
 
-SEARCH = """
-import sys
+PROGRAM = """
+import os, sys
+from pathlib import Path
 import joblib
-from distributed import Client, LocalCluster
 from sklearn.model_selection import GridSearchCV
-from numbanet import Net
+from numbanet import Hook, Net
 from numbanet.datasets import load_digits
+
+class Tells(Hook):
+    def __init__(self, folder):
+        self.folder = folder
+
+    def epoch_start(self, run, epoch):
+        Path(self.folder, str(os.getpid())).touch()
 
 def main():
     X, y, _, _ = load_digits()
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "worker_dashboard_address": None}
-    with LocalCluster(**options) as cluster, Client(cluster) as client:
-        pids = client.run(__import__("os").getpid)
-        print(*pids.values(), flush=True)
-        with joblib.parallel_config(backend="dask"):
-            GridSearchCV(Net((64,), epochs=100000), {"momentum": [0.8, 0.9]}, cv=2).fit(X, y)
+    net = Net((64,), epochs=100000, callbacks=[Tells(sys.argv[1])], device="cpu")
+    START
+        GridSearchCV(net, {"momentum": [0.8, 0.9]}, cv=2).fit(X, y)
 
 if __name__ == "__main__":
     main()
 """
+STARTS = {
+    "dask": """
+    from distributed import Client, LocalCluster
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "worker_dashboard_address": None}
+    with LocalCluster(**options) as cluster, Client(cluster), joblib.parallel_config(backend="dask"):""",
+    "ray": """
+    import ray
+    from ray.util.joblib import register_ray
+    ray.init(num_cpus=2, include_dashboard=False)
+    register_ray()
+    with joblib.parallel_config(backend="ray", n_jobs=-1):""",
+}
 
 
 def lives(pid):
@@ -111,17 +145,21 @@ def lives(pid):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_an_interrupt_ends_the_search_and_its_workers(tmp_path, interruptible):
+@pytest.mark.parametrize("name", ["dask", pytest.param("ray", marks=pytest.mark.long)])
+def test_an_interrupt_ends_the_search_and_its_workers(name, tmp_path, interruptible):
+    pytest.importorskip({"dask": "distributed"}.get(name, name))
+    (tmp_path / "pids").mkdir()
     script = tmp_path / "search.py"
-    script.write_text(SEARCH)
+    script.write_text(PROGRAM.replace("START", STARTS[name].strip()))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, str(script), str(tmp_path / "pids")]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        pids = [int(pid) for pid in process.stdout.readline().split()]
-        assert len(pids) == 2 and all(map(lives, pids))
-        time.sleep(5)
+        until = time.monotonic() + WAIT
+        while len(pids := [int(path.name) for path in (tmp_path / "pids").iterdir()]) < 2:
+            assert time.monotonic() < until and process.poll() is None, process.communicate()
+            time.sleep(0.1)
+        assert all(map(lives, pids))
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=WAIT)
         assert process.returncode != 0
@@ -134,17 +172,19 @@ def test_an_interrupt_ends_the_search_and_its_workers(tmp_path, interruptible):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("cluster", [dask], indirect=True)  # Ray starts its workers again for each search
 def test_a_search_takes_as_long_as_in_processes(cluster):
     """At most a tenth longer, in turns: the median over five searches of each kind after a first one."""
     rng = np.random.default_rng(0)
     X, y = rng.standard_normal((3000, 400), np.float32), rng.integers(10, size=3000)
     model = Net((512, 512), epochs=5, random_state=0, device="cpu")
-    seconds = {"loky": [], "dask": []}
+    kinds = {"loky": {"backend": "loky", "n_jobs": 2}, "cluster": cluster}
+    seconds = {"loky": [], "cluster": []}
     for _ in range(6):
-        for backend, taken in seconds.items():
+        for kind, taken in seconds.items():
             search = GridSearchCV(model, {"learning_rate": [0.001, 0.003, 0.01, 0.03]}, cv=3, refit=False)
             began = time.perf_counter()
-            with joblib.parallel_config(backend, **({"n_jobs": 2} if backend == "loky" else {})):
+            with joblib.parallel_config(**kinds[kind]):
                 search.fit(X, y)
             taken.append(time.perf_counter() - began)
     print({backend: [f"{one:.2f}" for one in taken] for backend, taken in seconds.items()})
