@@ -17,6 +17,8 @@ dask = ["dask[distributed]>=2024.8", "joblib>=1.4"]
 ray = ["ray>=2.10", "joblib>=1.4"]
 # a wheel of MPICH, so that pip alone sets MPI up; beside the MPI of a system, `pip install mpi4py` is enough
 mpi = ["mpi4py>=4", "mpich>=4.3; platform_system == 'Linux'"]
+# NCCL's library besides, which nccl4py finds; it needs CUDA 13, as `cuda` does
+nccl = ["nccl4py>=0.5; platform_system == 'Linux'", "nvidia-nccl-cu13; platform_system == 'Linux'"]
 bench = [*torch, *plots, *graphblas, "joblib>=1.4"]
 # NVVM, ptxas and nvdisasm compile, assemble and read CUDA kernels on any machine: the tests want them where there is no GPU
 compilers = [f"nvidia-{part}>=13; platform_system == 'Linux'" for part in ("cuda-nvcc", "nvvm", "cuda-nvdisasm")]
@@ -71,6 +73,7 @@ setup(
         "dask": dask,  # searches on a cluster
         "ray": ray,  # the same, with Ray's
         "mpi": mpi,
+        "nccl": nccl,  # sums of gradients between GPUs
         "energy": ["nvidia-ml-py>=12"],  # the energy counters of NVIDIA's GPUs
         "bench": bench,
         "docs": docs,

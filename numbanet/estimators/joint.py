@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils import _safe_indexing
 
-from ..parallel import Exchange, current, joined
+from ..parallel import Exchange, card_sums, current, joined
 from ..parallel.checks import digest, equalise, refuse, same, samples, told
 from ..parallel.ranks import Ranks
 from ..training.data import Data
@@ -90,7 +90,7 @@ class Joint(Hook):
         same(stepper.ranks, {**facts, **samples(stepper.ranks, self.data.X, self.data.y)})
         size, stateful = stepper.batch_size, stepper.task.stateful
         refuse(stepper.ranks, run.model, stepper.policy, size, len(self.data), stateful, on_host=run.dev.asides())
-        self.exchange = Exchange(stepper.ranks, run.dev)
+        self.exchange = Exchange(stepper.ranks, run.dev, card_sums(stepper.ranks, run.dev))
         run.optimizer.reduce_by(self.exchange)
 
     def epoch_start(self, run, epoch):

@@ -20,6 +20,7 @@ import numpy as np
 from ..device import Device
 from ..gradients import LookedUp, Packed
 from ..tensor import Tensor
+from .nccl import CardSums
 from .ranks import Ranks
 
 MOST = 1 << 30  # bytes of the rows of a table that are gathered: MPI counts them in 32 bits
@@ -51,6 +52,8 @@ class Exchange:
     ranks : Ranks
     dev : Device
         The device of the gradients.
+    card : CardSums, optional
+        Sums gradients where they are, in the memory of GPUs. By default they are copied to the host.
 
     Attributes
     ----------
@@ -64,8 +67,8 @@ class Exchange:
 
     SMALL = 1 << 14  # elements: smaller arrays share a bucket
 
-    def __init__(self, ranks: Ranks, dev: Device) -> None:
-        self.ranks, self.dev = ranks, dev
+    def __init__(self, ranks: Ranks, dev: Device, card: CardSums | None = None) -> None:
+        self.ranks, self.dev, self.card = ranks, dev, card
         self.records = dev.asides()  # whether steps with this exchange may be recorded
         self.started: dict[int, Callable[[], None]] = {}  # by array, what waits for the end of its sum
         self.joint: dict[tuple[Tensor, int], JointRows] = {}  # by table and number of its columns that are kept
@@ -101,7 +104,9 @@ class Exchange:
 
     def _start(self, array: Any) -> None:
         began = time.perf_counter()
-        if isinstance(array, np.ndarray) and array.flags.c_contiguous:
+        if self._on_card(array):
+            self.started[id(array)] = self.card.start([array])
+        elif isinstance(array, np.ndarray) and array.flags.c_contiguous:
             self.started[id(array)] = self.ranks.start(array)
         self.seconds += time.perf_counter() - began
 
@@ -146,12 +151,20 @@ class Exchange:
         parameter.receive(dataclasses.replace(gradient, values=joint.values, packing=packing))
         return functools.partial(joint.fill, self.ranks, gradient)
 
+    def _on_card(self, array: Any) -> bool:
+        """True if an array is summed in the memory of GPUs."""
+        return self.card is not None and array.flags["C_CONTIGUOUS"]
+
     def _sum(self, arrays: Sequence[Any], tables: Sequence[Callable[[], int]], loss: Any, dense: int) -> None:
         began, dev = time.perf_counter(), self.dev
-        hosts = [np.ascontiguousarray(dev.download(array)) for array in arrays]
         started, self.started = self.started, {}
-        large = [host for host in hosts if host.size > self.SMALL]
-        waits = [started.get(id(host)) or self.ranks.start(host) for host in large]
+        waits = list(started.values())
+        far = [array for array in arrays if self._on_card(array)]
+        if left := [array for array in far if id(array) not in started]:
+            waits.append(self.card.start(left))
+        near = [array for array in arrays if not self._on_card(array)]
+        hosts = [np.ascontiguousarray(dev.download(array)) for array in near]
+        waits += [self.ranks.start(host) for host in hosts if host.size > self.SMALL and id(host) not in started]
         small = [host for host in hosts if host.size <= self.SMALL]
         last = np.zeros(1, np.float32) if loss is None else np.reshape(dev.download(loss), 1)
         bucket = np.concatenate([*(host.reshape(-1) for host in small), last], dtype=np.float32)
@@ -166,10 +179,10 @@ class Exchange:
         parts = np.split(bucket, np.cumsum([host.size for host in small]))
         for host, part in zip(small, parts):
             host.reshape(-1)[:] = part
-        for array, host in zip(arrays, hosts):
+        for array, host in zip(near, hosts):
             if host is not array:  # on the CPU they are the same array
                 dev.copy(host, out=array)
-        self.sent += sum(host.nbytes for host in hosts)
+        self.sent += sum(4 * math.prod(array.shape) for array in arrays)
         self.dense += dense
         self.seconds += time.perf_counter() - began
 

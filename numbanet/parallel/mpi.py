@@ -84,21 +84,21 @@ class MPIRanks(Ranks):
 
         def finish() -> None:
             for request in early:
-                self._wait(request)
+                self._finish(request)
             self.flying -= flying
             for piece in pieces[len(early) :]:
-                self._wait(comm.Iallreduce(MPI.IN_PLACE, piece))
+                self._finish(comm.Iallreduce(MPI.IN_PLACE, piece))
 
         return finish
 
     def gather(self, value):
         data = pickle.dumps(value)
         sizes = np.zeros(self.size, np.int64)
-        self._wait(self._checked().Iallgather(np.array([len(data)], np.int64), sizes))
+        self._finish(self._checked().Iallgather(np.array([len(data)], np.int64), sizes))
         places = np.concatenate([[0], np.cumsum(sizes)])
         found = np.zeros(places[-1], np.uint8)
         counts = sizes.tolist(), places[:-1].tolist()
-        self._wait(self.comm.Iallgatherv([np.frombuffer(data, np.uint8), MPI.BYTE], [found, counts, MPI.BYTE]))
+        self._finish(self.comm.Iallgatherv([np.frombuffer(data, np.uint8), MPI.BYTE], [found, counts, MPI.BYTE]))
         return [pickle.loads(found[a:b].tobytes()) for a, b in zip(places, places[1:])]
 
     def fail(self, reason):
@@ -111,9 +111,12 @@ class MPIRanks(Ranks):
             raise RankFailure(self.watch.failure or f"rank {self.rank} of {self.size} failed before; start the program again")
         return self.comm
 
-    def _wait(self, request: Any) -> None:
+    def _finish(self, request: Any) -> None:
+        self.wait(lambda: self._done(request))
+
+    def wait(self, done):
         polls, until, noticed = 0, 0.0, math.inf
-        while not self._done(request):
+        while not done():
             failure = self.watch.failure
             if self.watch.ended and not failure:
                 noticed = min(noticed, time.monotonic())

@@ -54,6 +54,10 @@ class Ranks(abc.ABC):
         return self.gather(value if self.first else None)[0]
 
     @abc.abstractmethod
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Wait until done() is True, because another rank takes part in what it waits for."""
+
+    @abc.abstractmethod
     def fail(self, reason: str) -> None:
         """Tell the other ranks that this one has failed; they raise `RankFailure` with the reason."""
 
@@ -82,6 +86,9 @@ class Team(Ranks):
 
     def gather(self, value):
         return self.ranks.gather(value)
+
+    def wait(self, done):
+        self.ranks.wait(done)
 
     def fail(self, reason):
         self.ranks.fail(reason)

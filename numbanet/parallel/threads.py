@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from .ranks import RankFailure, Ranks
+
+PAUSE = 1e-4  # seconds between polls
 
 
 class _Room:
@@ -55,6 +58,12 @@ class ThreadRanks(Ranks):
         values = [pickle.loads(other) for other in room.values]
         room.meet()  # before the places are used again
         return values
+
+    def wait(self, done):
+        while not done():
+            if self.room.barrier.broken:
+                raise RankFailure(self.room.reason)
+            time.sleep(PAUSE)
 
     def fail(self, reason):
         self.room.leave(f"rank {self.rank} of {self.size} failed: {reason}")
