@@ -21,7 +21,7 @@ else:
 
 NAMES = ("cpu", "cuda", "emulated")
 THREADS = re.compile(r"cpu:[1-9]\d*")
-UNLIMITED = {"session", "records", "rehearses", "asides", "synchronize"}  # operations that compute nothing
+UNLIMITED = {"session", "records", "rehearses", "asides", "second_stream", "synchronize"}  # operations that compute nothing
 
 
 class DeviceFailure(RuntimeError):

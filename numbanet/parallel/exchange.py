@@ -104,7 +104,7 @@ class Exchange:
 
     def _start(self, array: Any) -> None:
         began = time.perf_counter()
-        if self._on_card(array):
+        if self.card is not None and array.flags["C_CONTIGUOUS"]:
             self.started[id(array)] = self.card.start([array])
         elif isinstance(array, np.ndarray) and array.flags.c_contiguous:
             self.started[id(array)] = self.ranks.start(array)
@@ -151,18 +151,15 @@ class Exchange:
         parameter.receive(dataclasses.replace(gradient, values=joint.values, packing=packing))
         return functools.partial(joint.fill, self.ranks, gradient)
 
-    def _on_card(self, array: Any) -> bool:
-        """True if an array is summed in the memory of GPUs."""
-        return self.card is not None and array.flags["C_CONTIGUOUS"]
-
     def _sum(self, arrays: Sequence[Any], tables: Sequence[Callable[[], int]], loss: Any, dense: int) -> None:
         began, dev = time.perf_counter(), self.dev
         started, self.started = self.started, {}
         waits = list(started.values())
-        far = [array for array in arrays if self._on_card(array)]
-        if left := [array for array in far if id(array) not in started]:
+        near = list(arrays)  # those that are summed on the host
+        if self.card is not None:
+            near = [array for array in arrays if not array.flags["C_CONTIGUOUS"]]
+            left = [array for array in arrays if array.flags["C_CONTIGUOUS"] and id(array) not in started]
             waits.append(self.card.start(left))
-        near = [array for array in arrays if not self._on_card(array)]
         hosts = [np.ascontiguousarray(dev.download(array)) for array in near]
         waits += [self.ranks.start(host) for host in hosts if host.size > self.SMALL and id(host) not in started]
         small = [host for host in hosts if host.size <= self.SMALL]

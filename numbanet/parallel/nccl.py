@@ -19,15 +19,15 @@ class CardSums:
     ----------
     ranks : Ranks
         They create the communicator of NCCL, and notice a rank that has failed, for which NCCL would wait for ever.
+    second : SecondStream
+        On which NCCL works.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, second: Any) -> None:
         import nccl.core as nccl
 
-        from numbanet_kernels.runtime.second_stream import SecondStream
-
         unique = ranks.broadcast(bytes(nccl.get_unique_id()) if ranks.first else None)
-        self.ranks, self.nccl, self.second = ranks, nccl, SecondStream()
+        self.ranks, self.nccl, self.second = ranks, nccl, second
         self.communicator = nccl.Communicator.init(ranks.size, ranks.rank, nccl.UniqueId.from_bytes(unique))
 
     def start(self, arrays: Sequence[Any]) -> Callable[[], None]:
@@ -55,11 +55,10 @@ def card_sums(ranks: Ranks, dev: Device) -> CardSums | None:
     """Return the sums of the GPUs of these ranks; None if gradients have to be summed by the ranks on the host: not each rank
     has a GPU of its own, or nccl4py is missing, of which rank 0 warns. All ranks call this function.
     """
+    second = dev.second_stream() if ranks.size > 1 else None
     gpu, problem = None, ""
-    if dev.name == "cuda" and ranks.size > 1:
-        from numbanet_kernels.runtime.second_stream import current_gpu
-
-        gpu = socket.gethostname(), current_gpu().uuid
+    if second is not None:
+        gpu = socket.gethostname(), second.gpu
         try:
             import nccl.core  # noqa: F401
         except (ImportError, RuntimeError, OSError) as error:  # RuntimeError: it finds no library of NCCL
@@ -72,4 +71,4 @@ def card_sums(ranks: Ranks, dev: Device) -> CardSums | None:
             told = next(filter(None, problems))
             warn(f"parallel: gradients are summed by the host, because NCCL is missing ({told}): pip install 'numbanet[nccl]'")
         return None
-    return CardSums(ranks)
+    return CardSums(ranks, second)

@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from .declare import cuda
-
-
-def current_gpu() -> Any:
-    """Return the current GPU, a `cuda.core.Device`; its `uuid` names it among all GPUs."""
-    from cuda.core import Device
-
-    gpu = Device(cuda.get_current_device().id)
-    gpu.set_current()
-    return gpu
+from .emulation import emulating
 
 
 class SecondStream:
@@ -23,17 +14,31 @@ class SecondStream:
     Attributes
     ----------
     stream : cuda.core.Stream
+    gpu : str
+        The name of the GPU among all GPUs (UUID).
     """
 
     def __init__(self) -> None:
-        self.gpu = current_gpu()
-        self.stream = self.gpu.create_stream()
+        from cuda.core import Device
+
+        self._device = Device(cuda.get_current_device().id)
+        self._device.set_current()
+        self.stream, self.gpu = self._device.create_stream(), self._device.uuid
 
     def follow(self) -> None:
         """Let what is added from now on begin after the kernels that have been launched."""
-        self.stream.wait(self.gpu.default_stream)
+        self.stream.wait(self._device.default_stream)
 
     def end(self) -> Callable[[], bool]:
         """Return a function that returns True once what has been added until now is finished."""
         event = self.stream.record()
         return lambda: event.is_done
+
+
+def second_stream_cpu():
+    """Return None, because work on the CPU has no streams."""
+
+
+def second_stream_cuda():
+    """Return a new `SecondStream` of the current GPU; None on the emulated device."""
+    return None if emulating() else SecondStream()

@@ -15,9 +15,6 @@ from numbanet import SGD, Tensor
 from numbanet.device import device
 from numbanet.parallel import Exchange, RankFailure, card_sums, run_ranks
 from numbanet.parallel.nccl import CardSums
-from numbanet_kernels.runtime import second_stream
-
-CUDA = types.SimpleNamespace(name="cuda")
 
 
 class Stream:
@@ -26,8 +23,8 @@ class Stream:
     busy = 3
     asked = 0
 
-    def __init__(self):
-        self.log, self.stream = [], object()
+    def __init__(self, gpu="a"):
+        self.log, self.stream, self.gpu = [], object(), gpu
 
     def follow(self):
         self.log.append("follow")
@@ -69,45 +66,43 @@ def nccl(monkeypatch):
     package.core = module
     monkeypatch.setitem(sys.modules, "nccl", package)
     monkeypatch.setitem(sys.modules, "nccl.core", module)
-    monkeypatch.setattr(second_stream, "SecondStream", Stream)
     return module
 
 
-def gpus(monkeypatch, names):
-    """Let the GPUs be called so, in the order in which threads ask."""
-    left = iter(names)
-    monkeypatch.setattr(second_stream, "current_gpu", lambda: types.SimpleNamespace(uuid=next(left)))
+def card(gpus):
+    """A device whose GPUs have these names, in the order in which threads ask."""
+    left = iter(gpus)
+    return types.SimpleNamespace(second_stream=lambda: Stream(next(left)))
 
 
-def test_ranks_with_gpus_of_their_own_have_one_communicator(nccl, monkeypatch):
-    gpus(monkeypatch, "ab")
-    found = run_ranks(2, lambda ranks: card_sums(ranks, CUDA).communicator)
+def test_ranks_with_gpus_of_their_own_have_one_communicator(nccl):
+    dev = card("ab")
+    found = run_ranks(2, lambda ranks: card_sums(ranks, dev).communicator)
     assert [(each.rank, each.size, each.unique) for each in found] == [(0, 2, b"one for all"), (1, 2, b"one for all")]
 
 
-@pytest.mark.parametrize("names, dev", [("aa", CUDA), ("ab", device("cpu"))], ids=["one gpu", "no gpu"])
-def test_other_ranks_sum_on_the_host(names, dev, nccl, monkeypatch):
-    gpus(monkeypatch, names)
+@pytest.mark.parametrize("dev", [card("aa"), device("cpu"), device("emulated")], ids=["one gpu", "cpu", "emulated"])
+def test_other_ranks_sum_on_the_host(dev, nccl):
     assert run_ranks(2, lambda ranks: card_sums(ranks, dev)) == [None, None]
 
 
 def test_one_rank_sums_nothing(nccl):
-    assert run_ranks(1, lambda ranks: card_sums(ranks, CUDA)) == [None]
+    assert run_ranks(1, lambda ranks: card_sums(ranks, card("a"))) == [None]
 
 
 def test_rank_0_says_that_nccl_is_missing(monkeypatch):
     """Also if it is missing on another rank alone."""
     monkeypatch.setitem(sys.modules, "nccl.core", None)  # importing it raises ImportError
-    gpus(monkeypatch, "ab")
+    dev = card("ab")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert run_ranks(2, lambda ranks: card_sums(ranks, CUDA)) == [None, None]
+        assert run_ranks(2, lambda ranks: card_sums(ranks, dev)) == [None, None]
     (only,) = caught
     assert "NCCL is missing" in str(only.message) and "pip install 'numbanet[nccl]'" in str(only.message)
 
 
 def sums(ranks, summed):
-    made = CardSums(ranks)
+    made = CardSums(ranks, Stream())
     made.communicator.summed = summed
     return made
 
