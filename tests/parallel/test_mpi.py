@@ -88,6 +88,51 @@ def test_processes_equal_one_process(size, tmp_path):
         np.testing.assert_allclose(found[0][name], tensor.numpy(), atol=1e-5)
 
 
+OTHERS = """
+import sys
+import numpy as np
+from numbanet import LanguageModel, Net
+
+rng = np.random.default_rng(0)
+images, labels = rng.standard_normal((130, 1, 28, 28)).astype(np.float32), rng.integers(0, 10, 130)
+words = rng.integers(0, 30, 1200)
+words[1::2] = (words[::2] * 7 + 3) % 30
+X = np.load(f"{sys.argv[1]}/X.npy", mmap_mode="r")
+SETTINGS = dict(random_state=0, device="cpu")
+
+def models(**ranks):
+    shard = dict(ranks, shard=lambda rank, size: slice(rank * 4200, (rank + 1) * 4200)) if ranks else {}
+    yield "images", Net("lenet5", dropout="rdp", epochs=3, batch_size=40, **ranks, **SETTINGS).fit(images, labels)
+    yield "text", LanguageModel((32,), dropout="batchwise", epochs=2, batch_size=12, steps=8, **ranks, **SETTINGS).fit(words)
+    yield "file", Net((32,), dropout="rdp", epochs=2, batch_size=8400, **shard, **SETTINGS).fit(X, X[:, :3].argmax(1))
+
+def weights(**ranks):
+    return {f"{kind} {name}": t.numpy() for kind, net in models(**ranks) for name, t, _ in net.model_.named()}
+"""
+
+
+def test_images_text_and_files_in_processes(tmp_path):
+    """Each rank reads its own rows of a file that stays on the disk; the joint batch is the whole file."""
+    np.save(tmp_path / "X.npy", np.random.default_rng(1).standard_normal((8400, 4000), np.float32))
+    program = (
+        OTHERS
+        + """
+from numbanet.parallel import mpi
+np.savez(f"{sys.argv[1]}/{mpi.world().rank}.npz", **weights(parallel="mpi"))
+"""
+    )
+    status, _, errors = ended(started(program, 2, tmp_path))
+    assert status == 0, errors
+    alone = {"__name__": "alone"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["", str(tmp_path)])
+        exec(OTHERS, alone)
+    found = [np.load(tmp_path / f"{rank}.npz") for rank in range(2)]
+    for name, expected in alone["weights"]().items():
+        np.testing.assert_array_equal(found[0][name], found[1][name], err_msg=name)
+        np.testing.assert_allclose(found[0][name], expected, atol=1e-5, err_msg=name)
+
+
 def test_large_sums_are_made_of_pieces_a_few_at_a_time(tmp_path):
     """Several are started before one is finished, and more bytes than may be under way."""
     program = """
