@@ -8,15 +8,17 @@ the sum.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..autograd import completed
 from ..device import Device
 from ..gradients import LookedUp, Packed
 from ..tensor import Tensor
@@ -43,8 +45,8 @@ class NotFinite(FloatingPointError):
 class Exchange:
     """Sums the gradients of a step over the ranks; an optimiser calls it after the passes (`Optimizer.reducer`).
 
-    Large arrays are summed in place, each as a bucket of its own. Small ones, such as those of biases, are copied to one
-    bucket, which also has the loss of the rank. Large packed gradients start to travel when they are complete, while the
+    On the host, large arrays are summed in place, each as a bucket of its own. Small ones, such as those of biases, are copied
+    to one bucket, which also has the loss of the rank. Large packed gradients start to travel when they are complete, while the
     backward pass computes the others (`early`), as far as the ranks sum as many bytes at a time; the rest starts after it.
 
     Parameters
@@ -53,7 +55,7 @@ class Exchange:
     dev : Device
         The device of the gradients.
     card : CardSums, optional
-        Sums gradients where they are, in the memory of GPUs. By default they are copied to the host.
+        Sums gradients in the memory of GPUs, all that are contiguous. By default the ranks sum them on the host.
 
     Attributes
     ----------
@@ -95,6 +97,24 @@ class Exchange:
         ):
             self._do(functools.partial(self._start, gradient.values))
 
+    @contextlib.contextmanager
+    def passes(self) -> Iterator[None]:
+        """A context for both passes of a step, in which large gradients start to travel."""
+        with completed.within(self.early), self._aborting():
+            yield
+
+    @contextlib.contextmanager
+    def _aborting(self) -> Iterator[None]:
+        """A context that ends what GPUs sum if an exception leaves it: they would wait for other ranks, in memory that is used
+        again.
+        """
+        try:
+            yield
+        except BaseException:
+            if self.card is not None:
+                self.card.abort()
+            raise
+
     def _do(self, work: Callable[[], None]) -> None:
         """Call work() now, or, while a step is recorded, at this point of each replay."""
         if self.records:
@@ -106,7 +126,7 @@ class Exchange:
         began = time.perf_counter()
         if self.card is not None and array.flags["C_CONTIGUOUS"]:
             self.started[id(array)] = self.card.start([array])
-        elif isinstance(array, np.ndarray) and array.flags.c_contiguous:
+        elif self.records and array.flags["C_CONTIGUOUS"]:  # on the CPU: its arrays are summed in place
             self.started[id(array)] = self.ranks.start(array)
         self.seconds += time.perf_counter() - began
 
@@ -152,15 +172,19 @@ class Exchange:
         return functools.partial(joint.fill, self.ranks, gradient)
 
     def _sum(self, arrays: Sequence[Any], tables: Sequence[Callable[[], int]], loss: Any, dense: int) -> None:
+        with self._aborting():
+            self._summed(arrays, tables, loss, dense)
+
+    def _summed(self, arrays: Sequence[Any], tables: Sequence[Callable[[], int]], loss: Any, dense: int) -> None:
         began, dev = time.perf_counter(), self.dev
         started, self.started = self.started, {}
         waits = list(started.values())
-        near = list(arrays)  # those that are summed on the host
+        by_host = list(arrays)
         if self.card is not None:
-            near = [array for array in arrays if not array.flags["C_CONTIGUOUS"]]
+            by_host = [array for array in arrays if not array.flags["C_CONTIGUOUS"]]
             left = [array for array in arrays if array.flags["C_CONTIGUOUS"] and id(array) not in started]
             waits.append(self.card.start(left))
-        hosts = [np.ascontiguousarray(dev.download(array)) for array in near]
+        hosts = [np.ascontiguousarray(dev.download(array)) for array in by_host]
         waits += [self.ranks.start(host) for host in hosts if host.size > self.SMALL and id(host) not in started]
         small = [host for host in hosts if host.size <= self.SMALL]
         last = np.zeros(1, np.float32) if loss is None else np.reshape(dev.download(loss), 1)
@@ -176,7 +200,7 @@ class Exchange:
         parts = np.split(bucket, np.cumsum([host.size for host in small]))
         for host, part in zip(small, parts):
             host.reshape(-1)[:] = part
-        for array, host in zip(near, hosts):
+        for array, host in zip(by_host, hosts):
             if host is not array:  # on the CPU they are the same array
                 dev.copy(host, out=array)
         self.sent += sum(4 * math.prod(array.shape) for array in arrays)

@@ -55,7 +55,7 @@ class Ranks(abc.ABC):
 
     @abc.abstractmethod
     def wait(self, done: Callable[[], bool]) -> None:
-        """Wait until done() is True, because another rank takes part in what it waits for."""
+        """Wait until done() returns True; `RankFailure` if another rank fails meanwhile."""
 
     @abc.abstractmethod
     def fail(self, reason: str) -> None:

@@ -8,7 +8,6 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ..autograd import completed
 from ..device import Device
 from ..dropout import Dropout
 from ..dropout.schedule import mean
@@ -224,7 +223,7 @@ class Stepper:
         """Make both passes. If the layers are on several devices, an error names the layer and the device that raised it."""
         try:
             reducer = self.optimizer.reducer
-            with contextlib.nullcontext() if reducer is None else completed.within(reducer.early):
+            with contextlib.nullcontext() if reducer is None else reducer.passes():
                 return self.task.learn(self.model, flow, context, batch)
         except Exception as error:
             if self.model.spanning is None:

@@ -3,8 +3,8 @@ driver.
 
 A pool allocates large chunks of memory and lends ranges of their bytes, which are called pieces. `memory.empty_cpu` and
 `memory.empty_cuda` make an array in such a piece; the piece returns to the pool when the last view of the array is deleted. On
-CUDA all work runs in the order of one stream. So the work that was queued on the deleted array finishes before the work on the
-next array in the same piece starts.
+CUDA all kernels run in the order of one stream. So the work that was queued on the deleted array finishes before the work on
+the next array in the same piece starts. Arrays that a second stream reads or writes are kept until its work has finished.
 """
 
 from __future__ import annotations

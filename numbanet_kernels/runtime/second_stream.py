@@ -25,6 +25,10 @@ class SecondStream:
         self._device.set_current()
         self.stream, self.gpu = self._device.create_stream(), self._device.uuid
 
+    def enter(self) -> None:
+        """Make the GPU the current one of this thread, for other libraries."""
+        self._device.set_current()
+
     def follow(self) -> None:
         """Let what is added from now on begin after the kernels that have been launched."""
         self.stream.wait(self._device.default_stream)

@@ -153,15 +153,17 @@ def test_an_interrupt_ends_the_search_and_its_workers(name, tmp_path, interrupti
     script.write_text(PROGRAM.replace("START", STARTS[name].strip()))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(script), str(tmp_path / "pids")]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with (tmp_path / "said").open("w") as said:
+        process = subprocess.Popen(command, env=environment, stdout=said, stderr=said)
+    pids = []
     try:
         until = time.monotonic() + WAIT
         while len(pids := [int(path.name) for path in (tmp_path / "pids").iterdir()]) < 2:
-            assert time.monotonic() < until and process.poll() is None, process.communicate()
+            assert time.monotonic() < until and process.poll() is None, (tmp_path / "said").read_text()
             time.sleep(0.1)
         assert all(map(lives, pids))
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=WAIT)
+        process.wait(WAIT)
         assert process.returncode != 0
         until = time.monotonic() + WAIT
         while any(map(lives, pids)) and time.monotonic() < until:
@@ -169,6 +171,8 @@ def test_an_interrupt_ends_the_search_and_its_workers(name, tmp_path, interrupti
         assert not any(map(lives, pids))
     finally:
         process.kill()
+        for pid in filter(lives, pids):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ from numbanet import SGD, Tensor
 from numbanet.device import device
 from numbanet.parallel import Exchange, RankFailure, card_sums, run_ranks
 from numbanet.parallel.nccl import CardSums
+from numbanet.parallel.ranks import Team
 
 
 class Stream:
@@ -25,6 +26,9 @@ class Stream:
 
     def __init__(self, gpu="a"):
         self.log, self.stream, self.gpu = [], object(), gpu
+
+    def enter(self):
+        self.log.append("enter")
 
     def follow(self):
         self.log.append("follow")
@@ -51,6 +55,9 @@ class Communicator:
         assert sent is received and op == "sum" and stream is not None
         self.summed(sent)
 
+    def get_async_error(self):
+        return 0
+
     def abort(self):
         self.aborted = True
 
@@ -59,6 +66,7 @@ class Communicator:
 def nccl(monkeypatch):
     """A stand-in for nccl.core."""
     module = types.ModuleType("nccl.core")
+    module.get_version = lambda: types.SimpleNamespace(libnccl="2.30")
     module.get_unique_id = lambda: b"one for all"
     module.UniqueId = types.SimpleNamespace(from_bytes=lambda data: data)
     module.Communicator, module.SUM, module.group = Communicator, "sum", contextlib.nullcontext
@@ -81,8 +89,18 @@ def test_ranks_with_gpus_of_their_own_have_one_communicator(nccl):
     assert [(each.rank, each.size, each.unique) for each in found] == [(0, 2, b"one for all"), (1, 2, b"one for all")]
 
 
-@pytest.mark.parametrize("dev", [card("aa"), device("cpu"), device("emulated")], ids=["one gpu", "cpu", "emulated"])
-def test_other_ranks_sum_on_the_host(dev, nccl):
+def test_fits_of_the_same_ranks_share_it(nccl):
+    def work(ranks):
+        one = card_sums(Team(ranks, sharded=False), dev)
+        return one is card_sums(Team(ranks, sharded=True), dev)
+
+    dev = card("abab")
+    assert run_ranks(2, work) == [True, True]
+
+
+@pytest.mark.parametrize("name", ["one gpu", "cpu", "emulated"])
+def test_other_ranks_sum_on_the_host(name, nccl):
+    dev = card("aa") if name == "one gpu" else device(name)
     assert run_ranks(2, lambda ranks: card_sums(ranks, dev)) == [None, None]
 
 
@@ -90,15 +108,34 @@ def test_one_rank_sums_nothing(nccl):
     assert run_ranks(1, lambda ranks: card_sums(ranks, card("a"))) == [None]
 
 
-def test_rank_0_says_that_nccl_is_missing(monkeypatch):
-    """Also if it is missing on another rank alone."""
-    monkeypatch.setitem(sys.modules, "nccl.core", None)  # importing it raises ImportError
+@pytest.mark.parametrize("missing", ["nccl4py", "library", "library of rank 1"])
+def test_rank_0_says_that_nccl_is_missing(missing, nccl, monkeypatch):
+    if missing == "nccl4py":
+        monkeypatch.setitem(sys.modules, "nccl.core", None)  # importing it raises ImportError
+    left = iter(["2.30" if missing == "library of rank 1" else None, None])
+    nccl.get_version = lambda: types.SimpleNamespace(libnccl=next(left))
     dev = card("ab")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert run_ranks(2, lambda ranks: card_sums(ranks, dev)) == [None, None]
     (only,) = caught
     assert "NCCL is missing" in str(only.message) and "pip install 'numbanet[nccl]'" in str(only.message)
+
+
+def test_a_rank_that_fails_before_there_is_a_communicator_is_noticed(nccl, monkeypatch):
+    waits = threading.Event()
+    monkeypatch.setattr(Communicator, "init", classmethod(lambda *arguments: waits.wait(60)))
+
+    def work(ranks):
+        if ranks.rank == 1:
+            ranks.broadcast(None)
+            ranks.fail("OSError: no disk")
+            return
+        with pytest.raises(RankFailure, match="rank 1 of 2 failed: OSError: no disk"):
+            CardSums(ranks, Stream())
+
+    run_ranks(2, work)
+    waits.set()
 
 
 def sums(ranks, summed):
@@ -111,8 +148,10 @@ def test_a_sum_follows_the_kernels_and_is_waited_for(nccl):
     def work(ranks):
         made, arrays = sums(ranks, ranks.sum), [np.full(3, ranks.rank + 1.0, np.float32), np.ones((2, 2), np.float32)]
         finish = made.start(arrays)
-        assert made.second.log == ["follow", "end"]
+        assert made.second.log == ["enter", "follow", "end"] and made.kept == [arrays]
         finish()
+        assert made.second.asked == Stream.busy + 1 and not made.kept
+        made.abort()
         return arrays, made.communicator.aborted
 
     for (one, other), aborted in run_ranks(2, work):
@@ -122,28 +161,29 @@ def test_a_sum_follows_the_kernels_and_is_waited_for(nccl):
 
 
 def test_a_rank_that_fails_ends_the_wait_of_others(nccl, monkeypatch):
-    """A GPU would wait for its sum for ever."""
+    """A GPU would wait for its sum for ever: the rank that fails in a pass, and the one that waits, end it."""
     monkeypatch.setattr(Stream, "busy", np.inf)
     waits = threading.Event()
 
     def work(ranks):
         own = sums(ranks, lambda array: None)
-        finish = own.start([np.ones(2, np.float32)])
-        if ranks.rank == 1:
-            assert waits.wait(10)
-            ranks.fail("OSError: no disk")
-            return True
-        waits.set()
-        with pytest.raises(RankFailure, match="rank 1 of 2 failed: OSError: no disk"):
-            finish()
-        return own.communicator.aborted
+        exchange = Exchange(ranks, device("cpu"), own)
+        with pytest.raises((OSError, RankFailure), match="no disk"), exchange.passes():
+            exchange._start(np.ones(2, np.float32))
+            if ranks.rank == 1:
+                assert waits.wait(10)
+                ranks.fail("OSError: no disk")
+                raise OSError("no disk")
+            waits.set()
+            exchange([])
+        return own.communicator.aborted and not own.kept
 
     assert run_ranks(2, work) == [True, True]
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["after the passes", "early"])
 def test_gradients_stay_where_they_are(early, nccl):
-    """Each is summed once, large and small ones, and the loss is not changed."""
+    """Each is summed once, large and small ones, also if it had started before, and the loss is not changed."""
     dev, shapes, seen = device("emulated"), [(40, 5), (3,)], []
 
     def summed(array):
