@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..device import Device
 from ..user_warnings import warn
 from .ranks import RankFailure, Ranks
-
-_made: weakref.WeakKeyDictionary[Ranks, CardSums] = weakref.WeakKeyDictionary()  # a communicator serves all fits of its ranks
 
 
 class CardSums:
@@ -102,9 +99,9 @@ def card_sums(ranks: Ranks, dev: Device) -> CardSums | None:
             first = next(filter(None, problems))
             warn(f"parallel: gradients are summed by the host, because NCCL is missing ({first}): pip install 'numbanet[nccl]'")
         return None
-    if base not in _made:
-        _made[base] = CardSums(base, second)
-    return _made[base]
+    if base.card_sums is None:
+        base.card_sums = CardSums(base, second)
+    return base.card_sums
 
 
 def _problem() -> str:

@@ -26,10 +26,13 @@ class Ranks(abc.ABC):
     ----------
     rank, size : int
         The number of this rank, from 0, and the number of ranks.
+    card_sums : CardSums or None
+        Sums arrays of their GPUs in all fits; None before the first fit on such GPUs (`nccl.card_sums`).
     """
 
     rank: int
     size: int
+    card_sums: Any = None
 
     @property
     def first(self) -> bool:

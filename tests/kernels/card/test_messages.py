@@ -245,7 +245,6 @@ def test_a_thread_that_wrote_what_all_wrote_may_not_write_something_else(other):
 @pytest.mark.parametrize("options", [{}, {"debug": True, "opt": False}])
 def test_threads_may_wait_for_one_that_takes_long(monkeypatch, options):
     monkeypatch.setattr(machine, "MOST_POLLS", 50)
-    monkeypatch.setattr(machine, "LIMIT", 120)  # code that is not optimised takes long on a busy machine
 
     @cuda.jit(**options)
     def kernel(flag, y):
@@ -256,7 +255,7 @@ def test_threads_may_wait_for_one_that_takes_long(monkeypatch, options):
             y[0] = 1
         elif i == 32:
             total = 0
-            for k in range(500):
+            for k in range(150):
                 total += k * k % 7
             y[1] = total
             cuda.atomic.exch(flag, 0, 1)
@@ -264,7 +263,7 @@ def test_threads_may_wait_for_one_that_takes_long(monkeypatch, options):
     y = np.zeros(2, np.int64)
     with numbanet.emulated():
         kernel[1, 64](np.zeros(1, np.int32), y)
-    assert y.tolist() == [1, sum(k * k % 7 for k in range(500))]
+    assert y.tolist() == [1, sum(k * k % 7 for k in range(150))]
 
 
 def test_a_race_between_streams_names_both_threads_and_the_value():
