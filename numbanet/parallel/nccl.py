@@ -99,9 +99,7 @@ def card_sums(ranks: Ranks, dev: Device) -> CardSums | None:
             first = next(filter(None, problems))
             warn(f"parallel: gradients are summed by the host, because NCCL is missing ({first}): pip install 'numbanet[nccl]'")
         return None
-    if base.card_sums is None:
-        base.card_sums = CardSums(base, second)
-    return base.card_sums
+    return base.keep_card_sums(lambda: CardSums(base, second))
 
 
 def _problem() -> str:

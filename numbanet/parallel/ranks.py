@@ -26,13 +26,11 @@ class Ranks(abc.ABC):
     ----------
     rank, size : int
         The number of this rank, from 0, and the number of ranks.
-    card_sums : CardSums or None
-        Sums arrays of their GPUs in all fits; None before the first fit on such GPUs (`nccl.card_sums`).
     """
 
     rank: int
     size: int
-    card_sums: Any = None
+    _card_sums: Any = None
 
     @property
     def first(self) -> bool:
@@ -63,6 +61,12 @@ class Ranks(abc.ABC):
     @abc.abstractmethod
     def fail(self, reason: str) -> None:
         """Tell the other ranks that this one has failed; they raise `RankFailure` with the reason."""
+
+    def keep_card_sums(self, make: Callable[[], Any]) -> Any:
+        """Return the `CardSums` of these ranks, one for all fits; make() returns it before the first."""
+        if self._card_sums is None:
+            self._card_sums = make()
+        return self._card_sums
 
     def part(self, n: int) -> slice:
         """Return the share of this rank of n rows: consecutive rows, and on all ranks equally many, up to one."""

@@ -35,7 +35,8 @@ def compared(monkeypatch):
 
     def compact(model, optimizer, shape, original=compaction.compact):
         dev = next(model.parameters()).device
-        x = Tensor(np.random.default_rng(0).random((16, *shape[1:]), np.float32), dev)
+        small = np.random.default_rng(0).random((16, *shape[1:]), np.float32) / 4  # outputs of about 1: rounded by less
+        x = Tensor(small, dev)
         before = np.array(model(x).numpy())
         changed = original(model, optimizer, shape)
         np.testing.assert_allclose(model(x).numpy(), before, rtol=1e-6, atol=1e-6)
