@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,19 +78,21 @@ def shown(names: Sequence[str]) -> str:
 
 def _npy(name: str, target: str | None) -> Table:
     values = np.load(name, allow_pickle=False)
-    if values.dtype.kind not in "fiub" or (target is not None and values.ndim != 2):
+    if values.dtype.kind not in "fiub" or values.ndim < 2 or (target is not None and values.ndim != 2):
         raise ValueError(f"a table of numbers (rows, columns) expected, got {values.dtype} {values.shape}")
+    if not len(values):
+        raise ValueError("the file has no rows")
     names = [str(i) for i in range(values.shape[-1])]
     if target is None:
         return Table(values, None, names)
-    at = _column(target, names)
-    return Table(np.delete(values, at, 1).astype(np.float32), _typed(values[:, at]), names[:at] + names[at + 1 :])
+    at, others = _apart(target, names)
+    return Table(np.delete(values, at, 1).astype(np.float32), _typed(values[:, at]), [names[i] for i in others])
 
 
 def _csv(name: str, target: str | None) -> Table:
     with open(name, newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
-        ends = [(row, reader.line_num) for row, _ in zip(reader, range(2))]
+        ends = [(row, reader.line_num) for row, _ in zip(filter(None, reader), range(2))]  # empty lines are no rows
     if not ends:
         raise ValueError("the file is empty")
     first = [row for row, _ in ends]
@@ -103,8 +106,8 @@ def _csv(name: str, target: str | None) -> Table:
         raise ValueError(
             f"the first row is text and has an empty cell: {shown(names)}; name each column, or fill missing cells"
         )
-    at = None if target is None else _column(target, names)
-    others = [i for i in range(len(names)) if i != at]
+    if header and len(first) == 1:
+        raise ValueError("the file has no rows")
     options: dict[str, Any] = {
         "delimiter": ",",
         "ndmin": 2,
@@ -113,9 +116,12 @@ def _csv(name: str, target: str | None) -> Table:
         "quotechar": '"',
         "encoding": "utf-8-sig",
     }
-    if at is None:
+    if target is None:
         return Table(_numbers(name, names, options), None, names)
-    y = np.loadtxt(name, str, usecols=[at], **options)[:, 0]
+    at, others = _apart(target, names)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Input line .* contained no data")  # NumPy reads texts in parts of so many rows
+        y = np.loadtxt(name, str, usecols=[at], **options)[:, 0]
     return Table(
         _numbers(name, names, {**options, "usecols": others}),
         _typed(y, lambda row: _line(name, row + header)),
@@ -160,6 +166,14 @@ def _is_number(cell: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _apart(target: str, names: list[str]) -> tuple[int, list[int]]:
+    """Return the numbers of the target column and of the others, the features."""
+    at = _column(target, names)
+    if len(names) == 1:
+        raise ValueError(f"there is no column but the target {names[at]!r}, and so no feature")
+    return at, [i for i in range(len(names)) if i != at]
 
 
 def _column(target: str, names: list[str]) -> int:

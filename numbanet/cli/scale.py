@@ -61,8 +61,9 @@ def run(options: argparse.Namespace) -> int:
         ("compute", 1e-9),
         ("compute_dense", 1e-9),
     ):
-        if getattr(options, name) is not None and getattr(options, name) < low:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {low}, not {getattr(options, name)}")
+        value = getattr(options, name)
+        if value is not None and not value >= low:  # NaN is not
+            raise ValueError(f"--{name.replace('_', '-')} must be at least {low}, not {value}")
     if options.plot:
         plots.check_target(options.plot)
     kept = measured(options, options.dropout, options.compute)

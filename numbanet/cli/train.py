@@ -162,6 +162,10 @@ def _splits(options: argparse.Namespace) -> Splits:
     if not own_data.is_file(options.data):
         if options.target or options.regression:
             raise ValueError(f"--target and --regression are for files: {options.data} is no .csv or .npy file")
+        if options.data not in datasets.IMAGES:
+            raise ValueError(
+                f"--data must be a .csv or .npy file, or one of {', '.join(datasets.IMAGES)}; got {options.data!r}"
+            )
         X, y, X_test, y_test = datasets.load(options.data)
         X, X_test = (part.reshape(len(part), -1) for part in (X, X_test))
         train, validation = _split(X, y, options.validation, options.seed, False)
@@ -169,6 +173,9 @@ def _splits(options: argparse.Namespace) -> Splits:
     if options.target is None:
         raise ValueError(f"--target: give the name or the number of the column of {options.data} that is predicted")
     X, y, names = own_data.read(options.data, options.target)
+    parts = ["training", "validation", "test"] if options.validation else ["training", "test"]
+    if len(X) < len(parts):
+        raise ValueError(f"{options.data}: {', '.join(parts)} need a row each, and the file has {len(X)}")
     if options.regression and y is not None and y.dtype.kind == "U":
         raise ValueError(f"--regression: the column {options.target!r} of {options.data} is text, such as {str(y[0])!r}")
     regression = options.regression or (y is not None and y.dtype.kind == "f")

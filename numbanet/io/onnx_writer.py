@@ -110,13 +110,20 @@ def _pool(graph: Graph, op: str, layer: Any, value: Value, **attributes: Any) ->
             for n, o, k, s, p, d in zip(sides, layer.window.positions(*sides), *layer.window)
         ]
         if attributes.get("count_include_pad") and any(layer.window.padding):
-            pads = np.array([0, 0, *layer.window.padding] * 2)
-            x = graph.add("Pad", x, graph.constant(pads), graph.constant(np.float32(0)))
+            x = _padded(graph, x, layer.window.padding, layer.window.padding, 0.0)
             window["pads"] = [0, 0, *(end - p for end, p in zip(ends, layer.window.padding))]
+        elif any(end >= k for end, k in zip(ends, layer.window.kernel)):  # which runtimes refuse: a dilated kernel is longer
+            x = _padded(graph, x, layer.window.padding, ends, -np.inf)
+            window["pads"] = [0, 0, 0, 0]
         else:
             window["pads"] = [*layer.window.padding, *ends]
         attributes = {name: 0 if name == "count_include_pad" else given for name, given in attributes.items()}
     return graph.add(op, x, **window, **attributes)
+
+
+def _padded(graph: Graph, x: str, before: Sequence[int], after: Sequence[int], number: float) -> str:
+    """Images with rows and columns of a number around them."""
+    return graph.add("Pad", x, graph.constant(np.array([0, 0, *before, 0, 0, *after])), graph.constant(np.float32(number)))
 
 
 def _adaptive(graph: Graph, layer: Any, value: Value) -> str:

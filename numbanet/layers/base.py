@@ -10,6 +10,7 @@ define:
     cost(spec, plans)       returns the output shape, FLOPs and bytes of a pass, and refuses wrong input shapes before training
                             starts. By default one batch is run through the layer, to learn its output shape and which layers
                             it calls
+    symbols                 is the number of different integers that the layer takes; a layer that calls an `Embedding` sets it
     reads(plans, symbols)   returns the part of each weight that a pass reads, so that the update of the rest may be deferred
     config()                returns the arguments of the constructor, from which a saved layer is made again; by default these
                             are the attributes of the same names
@@ -192,8 +193,7 @@ class Layer:
             yield from _among(Layer, name, value)
 
     def named(self) -> Iterator[tuple[str, Tensor, bool]]:
-        """Yield (name, tensor, whether it is trained) for each parameter and buffer of this layer, then for those of its
-        children."""
+        """Yield (name, tensor, whether it is trained) for each parameter and buffer of this layer, then of its children."""
         for attribute, value in vars(self).items():
             for name, tensor in _among(Tensor, attribute, value):
                 yield name, tensor, attribute not in self.buffers

@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from .. import ops
+from ..arguments import check_count
 from ..device import Device
 from ..plans import AxisPlan, BernoulliPlan, SamplePlan
 from ..plans.on_device import DeviceAxis, DeviceSamples
@@ -39,11 +40,9 @@ class BatchNorm(Layer):
     ) -> None:
         name = type(self).__name__
         only(name, "use ops.batch_norm, which has no running values", track_running_stats=(track_running_stats, True))
-        if num_features < 1 or not eps > 0 or not (momentum is None or 0 <= momentum <= 1):
-            raise ValueError(
-                f"{name}: num_features {num_features} must be positive, eps {eps} above 0 and "
-                f"momentum {momentum} None or in [0, 1]"
-            )
+        num_features = check_count(f"{name}: num_features", num_features)
+        if not eps > 0 or not (momentum is None or 0 <= momentum <= 1):
+            raise ValueError(f"{name}: eps {eps} must be above 0 and momentum {momentum} None or in [0, 1]")
         self.eps, self.momentum = eps, momentum
         self.weight, self.bias = (
             Tensor(np.full(num_features, value), device, requires_grad=True) if affine else None for value in (1.0, 0.0)
@@ -129,8 +128,9 @@ class BatchNorm(Layer):
     def cost(self, spec, plans):
         if len(spec.shape) not in self.axes or spec.shape[1] not in (None, self.num_features):
             raise ValueError(f"{self!r}: its input is of shape {spec.shape[1:]} a sample")
+        spec = spec._replace(plan=None if len(spec.shape) == 3 else spec.plan, differentiable=True)
         size = 4.0 * math.prod(n or 1 for n in spec.shape) * (1.0 if spec.plan is None else spec.plan.density)
-        return Cost(0.0, 0.0, 2 * size, 3 * size), spec._replace(differentiable=True)
+        return Cost(0.0, 0.0, 2 * size, 3 * size), spec
 
     def commutes(self, plan):
         return isinstance(plan, (AxisPlan, BernoulliPlan)) or (isinstance(plan, SamplePlan) and plan.double)
@@ -154,9 +154,9 @@ class BatchNorm1d(BatchNorm):
     r <- (1 - momentum) r + momentum b, where r is a running value and b the value of the batch; for this update the sum of
     squares of the variance is divided by N - 1. Predictions use the running values (Ioffe & Szegedy 2015, algorithms 1 and 2).
     After an epoch with dropout, an estimator computes them anew without dropout (`training.validation.BatchStatistics`).
-    Names, shapes, values and positional arguments are PyTorch's. Compact activations stay compact; channels that a step drops
-    keep their running values. Pending scales and random masks are applied after the next activation, so that the statistics are
-    those of prediction.
+    Names, shapes, values and positional arguments are PyTorch's. Compact x (N, C) stays compact, and compact x (N, C, L) is
+    expanded and multiplied by its scale; channels that a step drops keep their running values. Other pending scales and random
+    masks are applied after the next activation, so that the statistics are those of prediction.
 
     Parameters
     ----------
@@ -185,7 +185,9 @@ class BatchNorm1d(BatchNorm):
     axes = (2, 3)
 
     def forward(self, flow, context):
-        if flow.x.ndim == 3 and flow.indices is None:
+        if flow.x.ndim == 3 and flow.indices is not None:  # they are of the last axis, and the channels are the second one
+            flow = flow.with_(flow.dense())
+        if flow.x.ndim == 3:
             n, channels, length = flow.x.shape
             y = self.forward(flow._replace(x=flow.x.transpose(0, 2, 1).reshape(n * length, channels)), context)
             return y._replace(x=y.x.reshape(n, length, channels).transpose(0, 2, 1))
@@ -198,6 +200,8 @@ class BatchNorm2d(BatchNorm):
 
     This layer is like `BatchNorm1d`, but the mean and the variance are those of all N H W values of a channel. Names, shapes
     and values are PyTorch's. Compact channels stay compact, and channels that a step drops keep their running values.
+    `Conv2d` applies the scale of kept filters before this layer, which divides by the deviation of the batch and so removes the
+    scale. After `Linear` the scale is applied behind `BatchNorm1d` and the activation.
 
     Parameters
     ----------

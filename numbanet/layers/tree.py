@@ -59,12 +59,15 @@ class Tree:
 
     def share(self, name: str, first: str) -> None:
         """Replace the tensor with the name `name` by the one with the name `first`, so that both are one object. Raise
-        ValueError if `first` is not a tensor.
+        ValueError if a name is not that of a tensor.
         """
-        (here, attribute), (holder, source) = self.holder(name), self.holder(first)
-        if not isinstance(tensor := getattr(holder, source), Tensor):
-            raise ValueError(f"{first} is not a tensor")
-        setattr(here, attribute, tensor)
+        tensors = {name: tensor for name, tensor, _ in self.root.named()}
+        for given in (name, first):
+            if given not in tensors:
+                raise ValueError(f"{given} is not a tensor")
+        layer, path, attribute = self.holder(name)
+        place = f"{path}.{attribute}" if path else attribute
+        setattr(layer, attribute, _replaced(getattr(layer, attribute), place, name, tensors[first]))
 
     def freeze(self, names: Iterable[str]) -> None:
         """Freeze the parameters with these names; raise KeyError if a name is unknown."""
@@ -118,10 +121,31 @@ class Tree:
         """Return a dict that maps weights, except tied ones, to the part that a pass reads if it is not the whole weight."""
         return {weight: part for weight, part in self.root.reads(plans, symbols).items() if weight not in self.shared}
 
-    def holder(self, name: str) -> tuple[Any, str]:
-        """Return (layer, attribute) of the tensor `name`, such as "0.body.1.weight"; raise LookupError if there is none."""
-        path, _, attribute = name.rpartition(".")
-        return self.layers[path], attribute
+    def holder(self, name: str) -> tuple[Any, str, str]:
+        """Return (layer, its path, attribute) of the tensor `name`: of "0.body.1.weight" the attribute "weight" of the layer
+        "0.body.1", and of "0.weights.1", which is an element of a list, the attribute "weights" of the layer "0".
+        """
+        path = name.rpartition(".")[0]
+        while path not in self.layers:
+            path = path.rpartition(".")[0]
+        return self.layers[path], path, name.removeprefix(f"{path}.").partition(".")[0]
+
+
+def _replaced(value: Any, place: str, name: str, tensor: Tensor) -> Any:
+    """Return a value, whose name is `place`, with `tensor` for the tensor `name` in it. Lists and dicts are changed, and tuples
+    are made anew.
+    """
+    if isinstance(value, Tensor) and place == name:
+        return tensor
+    if not isinstance(value, (list, tuple, dict)) or not name.startswith(f"{place}."):
+        return value
+    keys = value if isinstance(value, dict) else range(len(value))
+    parts = {key: _replaced(value[key], f"{place}.{key}", name, tensor) for key in keys}
+    if isinstance(value, tuple):
+        return tuple.__new__(type(value), parts.values())  # also of a class of named tuples
+    for key, part in parts.items():
+        value[key] = part
+    return value
 
 
 class _Parts:

@@ -186,7 +186,8 @@ def test_demo(capsys, tmp_path, monkeypatch):
 
 
 BAD = [
-    (["train", "--data", "imagenet"], "imagenet"),
+    (["train", "--data", "imagenet"], "one of digits, mnist, fashion-mnist, cifar10; got 'imagenet'"),
+    (["train", "--data", "wikitext2"], "one of digits, mnist, fashion-mnist, cifar10; got 'wikitext2'"),
     (["train", "--dropout", "dropconnect"], "dropconnect"),
     (["train", "--rate", "1.5"], "dropout_rate"),
     (["train", "--layers", "a,b"], "--layers"),

@@ -99,6 +99,8 @@ def test_the_test_set_is_no_validation_set(table, capsys, monkeypatch):
         (["--data", "holes.csv", "--target", "a"], "holes.csv: line 3: column 'b' has an empty cell"),
         (["--data", "nan.npy", "--target", "0"], "nan.npy: a feature is missing or infinite"),
         (["--data", "line.npy", "--target", "0"], r"line.npy: a table of numbers (rows, columns) expected, got float64 (3,)"),
+        (["--data", "one.csv", "--target", "b"], "one.csv: training, validation, test need a row each, and the file has 1"),
+        (["--data", "one.csv", "--target", "b", "--validation", "0"], "one.csv: training, test need a row each"),
         (["--data", "flowers.csv", "--target", "kind", "--test", "1"], "--test must be a share"),
         (["--data", "digits", "--target", "0"], "--target and --regression are for files: digits is no .csv"),
         (["--data", "flowers.txt", "--target", "0"], "flowers.txt"),
@@ -108,6 +110,8 @@ def test_what_is_no_table_is_one_line(table, capsys, arguments, message):
     open("empty.csv", "w").close()
     with open("holes.csv", "w") as file:
         file.write("a,b,c\n1,2,3\n4,,6\n")
+    with open("one.csv", "w") as file:
+        file.write("a,b\n1,2\n")
     np.save("nan.npy", np.array([[1.0, np.nan], [2.0, 3.0]] * 9))
     np.save("line.npy", np.ones(3))
     status, out, err = run(capsys, *TRAIN, *arguments)
@@ -209,12 +213,43 @@ def test_texts_of_values_are_refused_as_classes(table, capsys):
         ("a,b\nr1,1,2\nr2,3,4\n", "the first rows have 2 and 3 cells"),
         ("1,,0\n1,2,0\n", "has an empty cell"),
         ("b,b\n1,2\n3,4\n", "2 columns are named 'b'"),
+        ("a,b\n", "x.csv: the file has no rows"),
+        ("a,b\n\n", "x.csv: the file has no rows"),
+        ("\n\n", "x.csv: the file is empty"),
+        ("b\n1\n2\n", "x.csv: there is no column but the target 'b', and so no feature"),
+        ("\na,b\n1,2\n\nNA,4\n", "line 5: column 'a' has the text 'NA'"),
     ],
 )
 def test_what_is_missing_or_shifted_is_refused(text, message, tmp_path):
     (tmp_path / "x.csv").write_text(text)
     with pytest.raises(ValueError, match=message):
         own_data.read(str(tmp_path / "x.csv"), "b" if "b" in text else "-1")
+
+
+@pytest.mark.parametrize(
+    "values, target, message",
+    [
+        (np.float32(3), None, r"a table of numbers \(rows, columns\) expected, got float32 \(\)"),
+        (np.ones(3), None, r"expected, got float64 \(3,\)"),
+        (np.ones((0, 3)), None, "the file has no rows"),
+        (np.ones((0, 3)), "0", "the file has no rows"),
+        (np.ones((3, 1)), "0", "no column but the target '0'"),
+    ],
+)
+def test_arrays_without_rows_or_columns_are_refused(values, target, message, tmp_path):
+    np.save(tmp_path / "x.npy", values)
+    with pytest.raises(ValueError, match=f"x.npy: .*{message}"):
+        own_data.read(str(tmp_path / "x.npy"), target)
+
+
+@pytest.mark.filterwarnings("error")  # such as NumPy's, of four lines
+@pytest.mark.parametrize(
+    "text", ["a,b\n1,x\n3,y\n\n", "\n\na,b\n1,x\n3,y\n", "a,b\n\n1,x\n\n3,y\n", "\r\na,b\r\n1,x\r\n3,y\r\n\r\n"]
+)
+def test_empty_lines_are_no_rows(text, tmp_path):
+    (tmp_path / "x.csv").write_text(text, newline="")
+    found = own_data.read(str(tmp_path / "x.csv"), "b")
+    assert found.X.tolist() == [[1], [3]] and found.y.tolist() == ["x", "y"] and found.names == ["a"]
 
 
 def test_large_numbers_stay_apart():

@@ -1,5 +1,6 @@
 """Estimators as safetensors files: what is saved is loaded, to the last bit, and nothing else is."""
 
+import collections
 import json
 import os
 import pickle
@@ -12,7 +13,7 @@ from safetensors.numpy import load_file
 from sklearn.base import clone
 
 import numbanet
-from numbanet import GELU, GRU, LanguageModel, LayerNorm, Net, Select, Sequential, Shuffle, Sigmoid
+from numbanet import GELU, GRU, LanguageModel, Layer, LayerNorm, Linear, Net, Select, Sequential, Shuffle, Sigmoid, Tensor
 from numbanet.estimators import serialization
 from numbanet.training.sparsity import Sparsity
 from tests.estimators.saved_cases import CASES, FAST, IMAGES, SPARSE, X, Y, convolutions, frozen, sequences
@@ -123,6 +124,43 @@ def test_an_interrupted_fit_can_be_kept(tmp_path):
         net.fit(X, Y)
     net.save(tmp_path / "a")
     assert Net.load(tmp_path / "a").n_iter_ == 1
+
+
+Both = collections.namedtuple("Both", "first second")
+
+
+class Tied(Layer):
+    """The mean of x times weights in containers of all kinds; they are one tensor if `tied`, or if they are tied later."""
+
+    def __init__(self, n, tied=True):
+        self.n, self.tied = n, tied
+        weights = [Tensor(np.eye(n), requires_grad=True) for _ in range(8)]
+        one, two, three, four, five, six, seven, eight = weights[:1] * 8 if tied else weights
+        self.listed, self.mapped, self.both = [one, [two]], {"a": three, "b.c": {4: four}}, (five, Both(six, seven))
+        self.inner = Linear(n, n, rng=0)
+        self.outer, self.alone = [self.inner.weight] if tied else [Tensor(np.eye(n), requires_grad=True)], eight
+
+    def __call__(self, x):
+        weights = [tensor for _, tensor, _ in self.named() if tensor.ndim == 2]
+        return sum((x @ weight for weight in weights[1:]), x @ weights[0]) * (1 / len(weights))
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("way", ["file", "checkpoint"])
+def test_tensors_that_are_one_in_lists_and_dicts_stay_one(later, way, tmp_path):
+    layer = Tied(16)
+    if later:  # the constructor makes several
+        layer = Tied(16, False)
+        vars(layer).update(vars(Tied(16)), tied=False)
+    net = Net([Linear(64, 16, rng=0), Sequential([layer]), Linear(16, 10, rng=1)], **FAST)
+    net.fit(X, Y, checkpoint=tmp_path / "run").save(tmp_path / "a")
+    again = Net.load(tmp_path / "a") if way == "file" else Net.resume(tmp_path / "run")
+    np.testing.assert_array_equal(again.predict_proba(X), net.predict_proba(X))
+    for one in (net, again):
+        (own,) = one.model_[1].layers
+        names = collections.Counter(tensor for _, tensor, _ in own.named())
+        assert sorted(names.values()) == [1, 2, 8] and type(own.both[1]) is Both and own.tied is not later
+        assert own.outer[0] is own.inner.weight and own.mapped["b.c"][4] is own.listed[1][0] is own.both[1].second is own.alone
 
 
 LAYERS = [

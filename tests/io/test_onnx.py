@@ -41,6 +41,24 @@ def test_random_networks_compute_the_same(seed):
     assert linear <= weights
 
 
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("pool", [(3, 4, 2), (2, 3, 4), (3, 1, 1)], ids=str)  # kernel, stride, dilation
+def test_windows_of_a_dilated_pooling_end_far_outside(pool, padding, rng, tmp_path):
+    """By more than the kernel's length, which onnxruntime takes for an error; padding is never the maximum."""
+    kernel, stride, dilation = pool
+    X = -1 - rng.random((20, 2, 9, 9), np.float32)
+    layers = [
+        L.MaxPool2d(kernel, stride, padding, dilation, ceil_mode=True),
+        L.AdaptiveAvgPool2d(1),
+        L.Flatten(),
+        L.Linear(2, 3, rng=0),
+    ]
+    net = Net(layers, epochs=1).fit(X, np.arange(20) % 3)
+    net.export(tmp_path / "a.onnx")
+    (found,) = _session(tmp_path / "a.onnx").run(["probabilities"], {"X": X})
+    np.testing.assert_allclose(found, net.predict_proba(X), atol=1e-5)
+
+
 def test_sequences_have_any_length(rng, tmp_path):
     ids = rng.integers(1, 9, (20, 6))
     ids[:10, 4:] = 0

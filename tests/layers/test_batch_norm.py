@@ -7,19 +7,25 @@ import numpy as np
 import pytest
 
 from numbanet import (
+    GRU,
+    LSTM,
     SGD,
     BatchNorm1d,
     BernoulliDropout,
     Context,
+    Embedding,
     Flow,
     IndexPlan,
+    LastStep,
     Linear,
     Net,
     ReLU,
     RowDropout,
     RowPlan,
     Sequential,
+    SparseLinear,
     Tensor,
+    WindowPlan,
     ops,
 )
 from numbanet.gradients import Packed
@@ -101,6 +107,52 @@ def test_batch_norm_stays_compact(dev, rng, plan):
     assert (layers[1].running_mean.numpy()[~rows] == 0).all() and (layers[1].running_mean.numpy()[rows] != 0).all()
 
 
+BEFORE = {  # layers from (N, 5, 4) or symbols (N, 5) to (N, 5, 6), whose last axis may be compact
+    "Embedding": lambda dev: Embedding(9, 6, rng=0, device=dev),
+    "GRU": lambda dev: GRU(4, 6, batch_first=True, rng=0, device=dev),
+    "LSTM": lambda dev: LSTM(4, 6, batch_first=True, rng=0, device=dev),
+    "Linear": lambda dev: Linear(4, 6, rng=0, device=dev),
+    "SparseLinear": lambda dev: SparseLinear(4, 6, 0.5, rng=0, device=dev),
+}
+
+
+@pytest.mark.parametrize("plan", [RowPlan(6, 2, 1, 2.0), WindowPlan(6, 4, 3, 2.0), IndexPlan(6, [0, 1, 5], 1.5)], ids=str)
+@pytest.mark.parametrize("name", BEFORE)
+def test_channels_of_sequences_are_those_of_a_mask(dev, rng, name, plan):
+    """The plan drops entries of the last axis, and the channels are the second one: values, gradients and running values are
+    those of a dense layer whose output is multiplied by the mask and the scale.
+    """
+    first, norm = BEFORE[name](dev), BatchNorm1d(5, device=dev)
+    host = rng.integers(9, size=(8, 5)).astype(np.int32) if name == "Embedding" else np.float32(rng.standard_normal((8, 5, 4)))
+    x, dy = Tensor.wrap(dev.upload(host), dev), np.float32(rng.standard_normal((8, 5, 6)))
+    model = Sequential([first, norm])
+    y = model(x, Context(dev, {first: plan}, training=True, model=model))
+    y.backward(dy)
+    found = [np.array(p.grad.numpy()) for p in model.parameters()]
+    for parameter in model.parameters():
+        parameter.zero_grad()
+    masked = first.forward(Flow(x), Context(dev)).dense() * Tensor(
+        np.broadcast_to(plan.mask() * np.float32(plan.scale), (8, 5, 6)), dev
+    )
+    rows = masked.transpose(0, 2, 1).reshape(48, 5)
+    expected = ops.batch_norm(rows, norm.weight, norm.bias).reshape(8, 6, 5).transpose(0, 2, 1)
+    expected.backward(dy)
+    close(y.numpy(), expected.numpy(), 2e-5)
+    for mine, parameter in zip(found, model.parameters(), strict=True):
+        close(mine, parameter.grad.numpy(), 5e-5)
+    close(norm.running_mean.numpy(), 0.1 * rows.numpy().mean(0))
+    close(norm.running_var.numpy(), 0.9 + 0.1 * rows.numpy().var(0, ddof=1))
+
+
+@pytest.mark.parametrize("dropout", ["rdp", "window", "batchwise"])
+@pytest.mark.parametrize("name", BEFORE)
+def test_a_net_normalises_the_steps_of_sequences(rng, name, dropout):
+    X = rng.integers(9, size=(64, 5)) if name == "Embedding" else rng.standard_normal((64, 5, 4))
+    layers = [BEFORE[name]("cpu"), BatchNorm1d(5), ReLU(), LastStep(), Linear(6, 2)]
+    net = Net(layers, dropout=dropout, epochs=1, batch_size=16, random_state=0).fit(X, np.arange(64) % 2)
+    assert np.isfinite(net.history_[-1]["loss"]) and np.isfinite(net.predict_proba(X)).all()
+
+
 def normed(dev="cpu"):
     return [Linear(6, 8, rng=0, device=dev), BatchNorm1d(8, device=dev), ReLU(), Linear(8, 3, rng=1, device=dev)]
 
@@ -176,7 +228,9 @@ def test_statistics_move_with_the_layer(dev):
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: BatchNorm1d(0), "num_features 0"),
+        (lambda: BatchNorm1d(0), "BatchNorm1d: num_features must be a positive integer, got 0"),
+        (lambda: BatchNorm1d(3.5), "num_features must be a positive integer, got 3.5"),
+        (lambda: BatchNorm1d(True), "num_features must be a positive integer, got True"),
         (lambda: BatchNorm1d(3, momentum=2), "momentum 2"),
         (lambda: BatchNorm1d(3)(Tensor(np.ones((1, 3))), Context(training=True)), "more than one value"),
         (lambda: BatchNorm1d(3)(Tensor(np.ones((4, 2)))), r"x \(4, 2\) does not match 3 channels"),

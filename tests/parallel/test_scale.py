@@ -59,6 +59,8 @@ def test_the_command_prints_and_draws(capsys, tmp_path):
         ("--model 784-a-10", "must be widths such as"),
         ("--bandwidth 0", "--bandwidth must be at least"),
         ("--ranks 0", "--ranks must be at least 1"),
+        ("--latency nan", "--latency must be at least 0, not nan"),
+        ("--compute nan", "--compute must be at least 1e-09, not nan"),
         ("--plot no.txt", "must end in .png"),
     ],
 )
