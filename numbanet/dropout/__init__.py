@@ -42,6 +42,10 @@ def policy(dropout: str | Dropout | None, rate: Rate = 0.5) -> Dropout:
     dropout = "none" if dropout is None else dropout
     if isinstance(dropout, Dropout):
         return dropout
+    if isinstance(dropout, str) and dropout == "auto":
+        raise ValueError(
+            f"dropout 'auto' is chosen by Net and NetRegressor, from their data; choose {', '.join(map(repr, POLICIES))}"
+        )
     if not isinstance(dropout, str) or dropout not in POLICIES:
         raise ValueError(f"there is no dropout {dropout!r}{_hint(dropout)}; {_choice()}")
     return POLICIES[dropout](rate)

@@ -41,6 +41,8 @@ class Estimator(Settings):
     """
 
     _unfinished: Any = None  # the checkpoint with which the next fit goes on
+    _kept_epoch: int | None = None  # the number of the epoch whose weights early stopping kept; None for the last epoch
+    _fit_epochs: int | None = None  # the number of epochs that the last fit was to have
 
     # --- files --------------------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike, card: bool = False) -> None:
@@ -178,6 +180,7 @@ class Estimator(Settings):
         model.expect(self._sample(), settings.policy)
         self.model_ = model
         self.history_: list[dict[str, Any]] = []
+        self._fit_epochs = settings.epochs
         self.optimizer_, self._made_of = self._new_optimizer(model), self._architecture()
         self._sparsity = self.sparsity
         self._thinning = (
@@ -287,7 +290,7 @@ class Estimator(Settings):
             *others,
             self._thinning,
             Reordering(chosen, (settings.batch_size, *self._sample())) if chosen.shuffle else None,
-            BatchStatistics(samples, settings.batch_size, samples is data and not run.epochs.start),
+            BatchStatistics(samples, settings.batch_size, len(samples) == len(data) and not run.epochs.start),
             validation,
             settings.patience and EarlyStopping(settings.patience),
             Fitted(),
@@ -304,10 +307,17 @@ class Estimator(Settings):
         for message in dict.fromkeys(said for policy in policies for said in policy.cautions(self.model_)):
             warn(message)
 
-    def _learned(self, run: Run, epochs: int) -> None:
+    def _inference_policy(self) -> Dropout | None:
+        """Return the policy that selects what predictions compute, in the epoch that the weights come from; None if there is
+        none.
+        """
+        return self.policy_.inference_policy((self._kept_epoch or self.n_iter_) - 1)
+
+    def _learned(self, run: Run, epochs: int, ended: bool = False) -> None:
         """Set the fitted attributes after `epochs` epochs, such as `history_`, and the policy of the last epoch."""
         self.policy_, self.n_iter_ = run.stepper.policy, epochs
         stopping = next((hook for hook in run.hooks if isinstance(hook, EarlyStopping)), None)
+        self._kept_epoch = stopping.best_epoch if stopping and ended else None
         scores = {
             record["epoch"]: record["validation_score"]
             for record in run.history
@@ -328,7 +338,7 @@ class Fitted(Hook):
         run.estimator._learned(run, run.epoch)
 
     def fit_end(self, run):
-        run.estimator._learned(run, run.epoch)
+        run.estimator._learned(run, run.epoch, ended=True)
 
 
 def _named(chosen: Dropout) -> str:

@@ -161,3 +161,8 @@ def merged(X, y, weights):
     _, first, inverse = np.unique(samples, axis=0, return_index=True, return_inverse=True)
     rows = counted[first]
     return X[rows], y[rows], np.bincount(inverse.reshape(-1), weights[counted]).astype(np.float32)
+
+
+def are_layers(layers: Any) -> bool:
+    """Return True if the parameter `layers` is a sequence of `Layer` objects."""
+    return isinstance(layers, Sequence) and len(layers) > 0 and all(isinstance(layer, Layer) for layer in layers)

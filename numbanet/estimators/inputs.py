@@ -27,6 +27,8 @@ def validated(net: Any, X: Any, y: tuple[Any, ...], y_options: dict[str, Any], *
         except ValueError as error:
             if "could not convert string" not in str(error):
                 raise
+            if y and y_options.get("y_numeric") and not _are_numbers(y[0]):
+                raise ValueError(f"y holds texts ({error}): NetRegressor learns numbers, and Net classes") from error
             raise ValueError(
                 f"X holds texts ({error}): a network takes numbers; encode columns of texts first, for example by "
                 "make_column_transformer((OneHotEncoder(), columns), remainder=StandardScaler()) of scikit-learn in a pipeline"
@@ -41,6 +43,15 @@ def validated(net: Any, X: Any, y: tuple[Any, ...], y_options: dict[str, Any], *
         check_consistent_length(X, target)
     X.check_finite("X")
     return (X, target) if y else X
+
+
+def _are_numbers(y: Any) -> bool:
+    """Return True if an array of objects can be converted to numbers."""
+    try:
+        np.asarray(y, float)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def indicators(y: np.ndarray) -> np.ndarray:

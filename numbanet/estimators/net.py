@@ -179,8 +179,9 @@ class Net(ClassifierMixin, Supervised):
             self._by_step = self._given_layers() and steps.given(self.layers, X, y, self._batch(len(X)))
         if self._by_step:
             return self._check_steps(X, y, weights, reset, classes)
-        check_classification_targets(y)
-        several = type_of_target(y) == "multilabel-indicator"
+        if reset or y.ndim > 1:  # later, other labels are unknown ones
+            check_classification_targets(y)
+        several = y.ndim > 1 and type_of_target(y) == "multilabel-indicator"
         if reset:
             self._several = several
         elif several != self._several:
@@ -299,10 +300,7 @@ class Net(ClassifierMixin, Supervised):
             factors = factors.astype(np.float64)
             if not (np.isfinite(factors).all() and (factors >= 0).all()):
                 raise ValueError(f"class_weight must be finite and not negative, got {self.class_weight!r}")
-        weighted = (weights * factors[y]).astype(np.float32)
-        if not weighted.sum() > 0:
-            raise ValueError(f"class_weight {self.class_weight!r} leaves every sample with weight 0")
-        return weighted
+        return (weights * factors[y]).astype(np.float32)
 
     def _as_given(self, y):
         return y.astype(np.int64) if self._several else self.classes_[y]

@@ -65,7 +65,7 @@ SHARED = by_name(
         "tuple of int or None",
         """
         The shape (C, H, W) of an image, to which flat samples, for example from a pipeline, are reshaped. None: samples keep
-        their shape.""",
+        their shape. Networks given by their widths take flat samples, whatever it is.""",
     ),
     Parameter(
         "activation",
@@ -239,7 +239,10 @@ SHARED = by_name(
         "str, callable or None",
         """
         The score that is recorded as validation_score and that early stopping maximises: the name of a scikit-learn scorer, or
-        a function scorer(estimator, X, y). None: the estimator's `score`.""",
+        a function scorer(estimator, X, y). None: the score of the
+        task, accuracy or for numbers R² (with another loss than the squared one: the share of the loss of a constant that is
+        gone), in which held-out samples have their sample and class weights; with `scoring`, and with the samples of
+        `fit(validation=...)`, all count alike.""",
     ),
     Parameter(
         "callbacks",

@@ -30,7 +30,7 @@ from .serialization import OwnLayerError, described, described_layer, made, made
 
 ENTRY, VERSION = "numbanet", 3
 MADE_ANEW = ("model_", "optimizer_", "placement_")  # a placement is of the machine where it was measured
-HIDDEN = ("_by_step", "_flat_target", "_several")  # private attributes that predictions need
+HIDDEN = ("_by_step", "_fit_epochs", "_flat_target", "_kept_epoch", "_several")  # private attributes that are saved
 
 
 # --- saving -----------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def _fitted(net: Any, lenient: bool) -> dict[str, Any]:
             fitted[name] = described(value)
         except TypeError as error:
             again = lenient and name in ("policy_", "loss_")
-            if again or (name == "policy_" and value.inference_policy(net.n_iter_ - 1) is None):
+            if again or (name == "policy_" and net._inference_policy() is None):
                 continue  # the attribute is not needed for predictions
             raise TypeError(f"save: {name} cannot be written: {error}; save net.model_.state_dict() instead") from None
     return fitted

@@ -128,10 +128,14 @@ class Settings(BaseEstimator):
         )
 
     def _epochs(self, samples: int | None) -> int:
-        """Return the number of epochs of a fit: the parameter `epochs`, or a default that depends on the number of samples."""
+        """Return the number of epochs of a fit: the parameter `epochs`, or a default that depends on the number of samples;
+        without a number, that of the last fit, because `partial_fit` goes on with its schedules.
+        """
         if self.epochs is not None:
             return self.epochs
-        return EPOCHS if samples is None else max(EPOCHS, math.ceil(STEPS / math.ceil(samples / self._batch(samples))))
+        if samples is None:
+            return self._fit_epochs or EPOCHS
+        return max(EPOCHS, math.ceil(STEPS / math.ceil(samples / self._batch(samples))))
 
     def _batch(self, samples: int | None) -> int:
         """Return the batch size of a fit: the parameter, or a default that depends on the number of samples."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from sklearn.utils.validation import _check_sample_weight
 
-from ..training.large.streamed import Part, Streamed
+from numbanet_kernels.runtime.interrupt import deferred
 
+from ..training.large.streamed import Part, Streamed
+from ..training.validation import BatchStatistics
+
+EXAMPLES = 1 << 26  # bytes: if the samples of the first batches need more, fewer of them are examples
 TAKES = "batches must be a list of (X, y) or (X, y, sample_weight), or a function of the epoch that returns such batches"
 
 
@@ -19,8 +24,8 @@ class Streaming:
 
     Examples
     --------
-    Before training, a DataLoader of PyTorch is read once as a whole, and then begun once more for an example batch; in
-    training, it is read once in each epoch, in its own order:
+    Before training, a DataLoader of PyTorch is read once as a whole, and then begun once more for examples; in training, it is
+    read once in each epoch, in its own order:
 
     >>> import torch
     >>> from numbanet import Net
@@ -39,7 +44,7 @@ class Streaming:
 
     def _streamed(self, batches: Any, X: Any, y: Any, sample_weight: Any, validation: Any, reset: bool) -> Streamed:
         """Return the data of a fit on batches. They are read once as a whole here, to find the classes, or the mean and the
-        scale of the targets, and to find bad input before training starts; then one of them is read again, as an example.
+        scale of the targets, and to find bad input before training starts; then the first of them are read again, as examples.
         """
         if batches is None or any(given is not None for given in (X, y, sample_weight)):
             raise ValueError("fit: give either X and y, or batches")
@@ -47,14 +52,15 @@ class Streaming:
         passes = _passes(batches)
         targets: list[np.ndarray] = []
         weights: list[Any] = []
-        found, first = hashlib.sha256(), None
+        digests: list[bytes] = []
+        first = None
         for part in passes(0):
             X, y, own = self._part(part, reset and first is None)
             first = X if first is None else first
             targets.append(y)
             weights.append(own)
-            for array in (X[:1], y, own):
-                found.update(b"None" if array is None else f"{array.shape}".encode() + np.ascontiguousarray(array).data)
+            digests.append(_digest(X, y, own))
+            deferred.poll()
         if first is None:
             raise ValueError(f"batches: there is none; {TAKES}")
         if len({own is None for own in weights}) > 1:
@@ -62,7 +68,7 @@ class Streaming:
         every = None if weights[0] is None else np.concatenate(weights)
         if every is not None and not every.sum() > 0:
             raise ValueError("sample_weight must not be zero for every sample")
-        self._check_target(first, np.concatenate(targets), every, reset)
+        self._target(first, np.concatenate(targets), every, reset)
         if self._by_step:
             raise ValueError("batches: labels for each time step are not supported; call partial_fit for each batch")
 
@@ -71,8 +77,24 @@ class Streaming:
                 X, y, own = self._part(part, False)
                 yield X, *self._check_target(X, y, own, False)
 
-        example = next(iter(prepared(0)))
-        return Streamed(prepared, example, sum(map(len, targets)), max(map(len, targets)), found.hexdigest())
+        count = np.cumsum([len(y) for y in targets])
+        most = min(BatchStatistics.SAMPLES, max(EXAMPLES // max(first[:1].nbytes, 1), len(targets[0])))
+        few = int(np.searchsorted(count, most)) + 1  # batches
+        again = [self._part(part, False) for part in itertools.islice(passes(0), few)]
+        if not again:
+            raise ValueError(f"batches: the second reading gave none; {TAKES}")
+        repeats = [_digest(*part) for part in again] == digests[: len(again)] and len(again) == min(few, len(digests))
+        X, y, own = (None if parts[0] is None else np.concatenate(parts) for parts in zip(*again))
+        examples = X, *self._check_target(X, y, own, False)
+        digest = hashlib.sha256(b"".join(digests)).hexdigest()
+        return Streamed(prepared, examples, int(count[-1]), max(map(len, targets)), digest, repeats)
+
+    def _target(self, X: Any, y: Any, weights: Any, reset: bool, **options: Any) -> tuple[Any, Any]:
+        """Return the result of `_check_target`; raise ValueError if every sample has weight 0."""
+        y, weights = self._check_target(X, y, weights, reset, **options)
+        if weights is not None and not weights.sum() > 0:
+            raise ValueError(f"class_weight {getattr(self, 'class_weight', None)!r} leaves every sample with weight 0")
+        return y, weights
 
     def _refuse_batches(self, validation: Any) -> None:
         """Raise ValueError if a parameter of the estimator does not go with batches."""
@@ -89,7 +111,19 @@ class Streaming:
             raise ValueError(f"{TAKES}; got {type(part).__name__}")
         X, y = self._checked(*part[:2], reset=reset)
         own = part[2] if len(part) == 3 else None
-        return X, y, own if own is None else _check_sample_weight(own, y, dtype=np.float32, ensure_non_negative=True)
+        if own is not None and np.shape(own) == (len(y),) and not np.asarray(own).any():
+            own = np.zeros(len(y), np.float32)  # scikit-learn refuses it, but other batches have weights
+        elif own is not None:
+            own = _check_sample_weight(own, y, dtype=np.float32, ensure_non_negative=True)
+        return X, y, own
+
+
+def _digest(X: np.ndarray, y: np.ndarray, weights: np.ndarray | None) -> bytes:
+    """Return the SHA-256 of the first sample of a batch, and of its targets and weights."""
+    found = hashlib.sha256()
+    for array in (X[:1], y, weights):
+        found.update(b"None" if array is None else f"{array.shape}".encode() + np.ascontiguousarray(array).data)
+    return found.digest()
 
 
 def _passes(batches: Any) -> Callable[[int], Iterable[Any]]:

@@ -9,7 +9,7 @@ import functools
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from numbanet_kernels.runtime.interrupt import deferred
 
 from ..dropout import Dropout, Rate, automatic
-from ..layers import ActivationSpec, Layer, Sequential
+from ..layers import ActivationSpec, Sequential
 from ..losses import Loss, loss_named
 from ..plans import Plans
 from ..training.augment import Augmentation
@@ -33,7 +33,7 @@ from ..training.run import Run
 from ..training.validation import Validation
 from ..user_warnings import warn
 from .base import Estimator
-from .build import as_images, as_rows, build, check_build, check_samples_first, merged, widths_of
+from .build import are_layers, as_images, as_rows, build, check_build, check_samples_first, merged, widths_of
 from .held_out import HeldOut
 from .inputs import validated
 from .joint import count, sharded
@@ -97,7 +97,7 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         batches : iterable or callable, optional
             Instead of X and y: a list, or another iterable that can be read again, such as PyTorch's DataLoader, of (X, y) or
             (X, y, sample_weight), each one training step; or a function of the epoch, counted from 0, that returns them.
-            Before training, they are read once as a whole, and then the first one once more.
+            Before training, they are read once as a whole, and then the first ones once more.
 
         Raises
         ------
@@ -134,7 +134,7 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         whole = len(y) <= self._batch(len(y)) and not isinstance(X, Rows)
         if whole and self._criterion().weighs and not sharded():
             X, y, weights = merged(X, y, weights)
-        return X, *self._check_target(X, y, weights, reset, **target_options)
+        return X, *self._target(X, y, weights, reset, **target_options)
 
     def _check_same(self, y) -> None:
         """Raise ValueError if `warm_start` cannot continue with the targets y. `Net` needs all classes."""
@@ -142,11 +142,14 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
     def _checked(self, X, *y, reset=False, **options):
         """Return X, or (X, y), validated and in the form for training. If the user has passed layers, samples may have any
         shape, and may be integers."""
-        any_shape = self._given_layers() or isinstance(self.layers, str)
-        symbols = Sequential(self.layers).symbols if self._given_layers() else None
-        if self.image_shape is not None and (reset or self.n_features_in_ == math.prod(self.image_shape)):
-            X = as_rows(X, self.image_shape)  # so that all forms of an image count as the same features
-        given = not reset and self._given_layers()  # given layers check shapes themselves (`_takes`)
+        if reset:
+            self._made_of = {}  # there is no network yet
+        layers = self._made_of.get("layers", self.layers)  # of a network, even if the parameter has changed since
+        any_shape = (given := are_layers(layers)) or isinstance(layers, str)
+        symbols, image_shape = Sequential(layers).symbols if given else None, self.image_shape if any_shape else None
+        if image_shape is not None and (reset or self.n_features_in_ == math.prod(image_shape)):
+            X = as_rows(X, image_shape)  # so that all forms of an image count as the same features
+        given = given and not reset  # given layers check shapes themselves (`_takes`)
         checked = validated(
             self,
             X,
@@ -163,12 +166,11 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         X, *y = checked if y else (checked,)
         if issparse(X):
             X = SparseRows(X) if is_large(X.shape) and not symbols else X.toarray(order="C")
-        X = as_images(X, self.image_shape)
+        X = as_images(X, image_shape)
         if symbols:
             if X.dtype.kind not in "iu" or X.min() < 0 or X.max() >= symbols:
                 raise ValueError(
-                    f"X holds {X.dtype} from {X.min()} to {X.max()}, but {self.layers[0]!r} takes integers from 0 "
-                    f"to {symbols - 1}"
+                    f"X holds {X.dtype} from {X.min()} to {X.max()}, but {layers[0]!r} takes integers from 0 to {symbols - 1}"
                 )
             X = X.astype(np.int32, copy=False)
         if reset:
@@ -223,14 +225,15 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
     def _site_count(self, chosen: Dropout) -> int | None:
         """Return the number of sites for which a policy has rates; None if it is known only when the layers are built."""
         if not isinstance(self.layers, str):
-            given = self._given_layers()
-            return len(chosen.sites(Sequential(self.layers)) if given else self._widths() * (chosen.kind != "patches"))
+            if self._given_layers():
+                return len(chosen.sites(Sequential(self.layers)))
+            return len(self._widths()) + (chosen.answer and chosen.kind == "tiles") if chosen.kind != "patches" else 0
         if self.layers not in MODELS:
             raise ValueError(f"there is no network {self.layers!r}; choose {', '.join(map(repr, MODELS))}, or give layers")
         return None
 
     def _given_layers(self) -> bool:
-        return isinstance(self.layers, Sequence) and len(self.layers) > 0 and all(isinstance(x, Layer) for x in self.layers)
+        return are_layers(self.layers)
 
     def _widths(self) -> tuple[int, ...]:
         return widths_of(self.layers)
@@ -259,9 +262,7 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
                 model.redraw(self._streams.weights)
             return model
         if isinstance(self.layers, str):
-            model = Sequential(network(self.layers, self.input_shape_, self._outputs(), self._streams.weights))
-            settings.policy.check(len(settings.policy.sites(model)))
-            return model
+            return Sequential(network(self.layers, self.input_shape_, self._outputs(), self._streams.weights))
         return build(
             X,
             weights,
@@ -345,6 +346,7 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         self, given: Data, settings: FitSettings, epochs: int, trained: bool, validation: tuple | None = None
     ) -> tuple[Run, Data]:
         """Return the arguments of `train`."""
+        settings.policy.check(len(settings.policy.sites(self.model_)))
         settings, watching = self._placed(settings, given, trained)
         run, scorer, watched = self._run(settings, epochs, trained), settings.scorer, None
         X, y, data = given.X, given.y, given.on(run.dev)
@@ -391,7 +393,7 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
 
     def _predictor(self) -> Predictor:
         """Return the predictor of the last call if at most the values of weights have changed since; else a new one."""
-        arguments = self.model_, self._session_options(), self.policy_.inference_policy(self.n_iter_ - 1)
+        arguments = self.model_, self._session_options(), self._inference_policy()
         found = PREDICTORS.get(self)
         if found is None or not found.fits(*arguments):
             PREDICTORS[self] = found = Predictor(*arguments)

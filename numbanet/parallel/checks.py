@@ -107,7 +107,7 @@ def refuse(team: Team, model: Sequential, policy: Any, batch_size: int, n: int, 
         raise ValueError(
             f"parallel: batch_size={batch_size} is less than the number of ranks, {team.size}: choose a larger one"
         )
-    if normed and not team.sharded and 0 < tail < team.size:
+    if normed and not team.sharded and 0 < tail < team.size and not tail == 1 < n:  # which joins the batch before
         raise ValueError(
             f"parallel: the last batch of {n} samples has {tail}, and batch normalisation needs at least one for each of the "
             f"{team.size} ranks; choose another batch_size than {batch_size}"

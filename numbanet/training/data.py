@@ -102,23 +102,25 @@ def in_order(data: Data, order: np.ndarray, size: int, dev: Device) -> Iterator[
     """Yield the batches of the samples with the indices `order`, in this order. The inputs of a batch are not fetched yet; the
     targets and the weights of all batches are uploaded together.
 
-    Batches in which all weights are 0 are left out.
+    A last sample that is left over joins the batch before, because batch normalisation needs two. Batches in which all weights
+    are 0 are left out.
     """
     in_rows = isinstance(data.X, Rows)
     rows, y = None if on_host(data.X) or in_rows else dev.upload(order.astype(np.int32)), dev.upload(data.y[order])
     shares, totals = None, None
-    starts = range(0, len(order), size)
+    left = 1 if size < len(order) and len(order) % size == 1 else 0
+    starts = range(0, len(order) - left, size)
+    stops = [*starts[1:], len(order)]
     if data.weights is not None:
         weights = data.weights[order]
-        totals = [float(weights[start : start + size].sum()) for start in starts]
-        lengths = [min(size, len(order) - start) for start in starts]
+        totals = [float(weights[start:stop].sum()) for start, stop in zip(starts, stops)]
+        lengths = [stop - start for start, stop in zip(starts, stops)]
         sums = np.repeat(np.array([total or 1.0 for total in totals], np.float32), lengths)
         shares = dev.upload(weights / sums.reshape(-1, *[1] * (weights.ndim - 1)), np.float32)
-    for i, start in enumerate(starts):
-        some = slice(start, min(start + size, len(order)))
-        total = some.stop - start if totals is None else totals[i]
+    for i, (start, stop) in enumerate(zip(starts, stops)):
+        some, total = slice(start, stop), stop - start if totals is None else totals[i]
         if total == 0:
             continue
-        inputs, targets, share = (None if array is None else dev.part(array, start, some.stop) for array in (rows, y, shares))
+        inputs, targets, share = (None if array is None else dev.part(array, start, stop) for array in (rows, y, shares))
         ids = np.asarray(data.X[order[some]], np.int32) if on_host(data.X) else None
         yield Batch(order[some], inputs, targets, share, total, ids, values=Later(data.X, order[some]) if in_rows else None)

@@ -104,7 +104,9 @@ class Hook:
         """Called when the record of an epoch is complete; `run.stop()` ends training."""
 
     def interrupted(self, run: Run) -> None:
-        """Called when the handler of a signal raises an exception between two steps; all steps are computed."""
+        """Called when the handler of a signal raises an exception between two steps, with all steps computed, or when an epoch
+        is recorded, after `epoch_recorded` of all hooks.
+        """
 
     def fit_end(self, run: Run) -> None:
         """Called when training ends: after the last epoch, by an interrupt or by an error, possibly within an epoch."""

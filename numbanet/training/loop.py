@@ -83,10 +83,17 @@ def _finish(run: Run, data: Data, record: dict[str, Any], recovery: Recovery) ->
     run.agree(record)
     recovery.keep()
     run.history.append(record)
+    interrupted: KeyboardInterrupt | None = None
     for hook in run.hooks:
-        hook.epoch_recorded(run, record)
+        try:
+            hook.epoch_recorded(run, record)
+        except KeyboardInterrupt as error:  # in a callback: the epoch is complete, and the other hooks still see it
+            interrupted = error
     run.agree()
     recovery.recorded()
+    if interrupted is not None:
+        run.interrupted()
+        raise interrupted
 
 
 def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[str, Any], int | str | None]:

@@ -276,7 +276,8 @@ class Run:
         position, self.position, self.done = self.position, None, []
         if position is not None:
             batches = itertools.islice(pairs, len(position.losses))
-            self.done += [(batch, result) for (batch, _), result in zip(batches, position.results(self), strict=True)]
+            self.done += [(batch, result) for (batch, _), result in zip(batches, position.results(self))]
+            position.check(self, [batch for batch, _ in self.done])
             set_state(self.streams.rows, now)
             self.began -= position.seconds
             self.seen = sum(len(batch.rows) for batch, _ in self.done)
@@ -300,11 +301,15 @@ class Run:
             deferred.poll()
         except BaseException:
             self.stepper.finish()
-            for hook in self.hooks:
-                hook.interrupted(self)
+            self.interrupted()
             raise
         for hook in self._between:
             hook.between_steps(self)
+
+    def interrupted(self) -> None:
+        """Tell the hooks that training is interrupted, between two steps or after an epoch."""
+        for hook in self.hooks:
+            hook.interrupted(self)
 
     def saved(self, way: str) -> None:
         """Remember how the run goes on from a checkpoint that was written, for the message if it is interrupted."""

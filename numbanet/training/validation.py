@@ -20,14 +20,15 @@ from ..plans import Plans
 from ..tensor import Tensor
 from ..user_warnings import warn
 from .data import Data, on_host, rows_of
-from .hooks import Hook
+from .hooks import Hook, monitored
 from .run import Snapshot
 
 TOLERANCE = 1e-4  # a score must exceed the best one by this number to count as an improvement
 
 
 class BatchStatistics(Hook):
-    """The hook that computes the running values of batch normalisation anew after each epoch in which something was dropped.
+    """The hook that computes the running values of batch normalisation anew after each epoch in which something was dropped,
+    and when Ctrl-C ends training within one.
 
     Under dropout the inputs of a batch norm have another variance, and if dropped values count as 0 without being scaled,
     another mean, than in predictions, which compute everything: predictions by the running values of dropped batches can be far
@@ -53,6 +54,7 @@ class BatchStatistics(Hook):
     def __init__(self, data: Data, size: int, whole: bool) -> None:
         self.data, self.size, self.whole, self.norms = data, size, whole, list[BatchNorm]()
         self.total = 0  # number of samples of all ranks
+        self.due = False  # True if training was interrupted within an epoch
 
     @property
     def settles(self):
@@ -69,8 +71,19 @@ class BatchStatistics(Hook):
                 self.norms = []
 
     def epoch_end(self, run, record):
-        if not self.norms:
-            return
+        if self.norms:
+            self._renew(run)
+
+    def interrupted(self, run):
+        self.due = bool(run.done and self.norms) and run.stepper.ranks is None
+
+    def fit_end(self, run):
+        if self.due:  # only now: a checkpoint goes on with the values of the steps
+            run.settle()
+            self._renew(run)
+
+    def _renew(self, run):
+        """Compute the running values of the layers."""
         run.stepper.finish()
         data, dev, ranks = self.data, run.dev, run.stepper.ranks
         most = min(self.SAMPLES, self.total)
@@ -144,8 +157,9 @@ class EarlyStopping(Hook):
     def epoch_recorded(self, run, record):
         if not run.final:
             return
-        if self.best is None or not record["validation_score"] <= self.best[0] + TOLERANCE:
-            self.best, self.waited = (record["validation_score"], record["epoch"], run.snapshot(weights_only=True)), 0
+        score = monitored("early_stopping", record, "validation_score")
+        if self.best is None or score > self.best[0] + TOLERANCE:
+            self.best, self.waited = (score, record["epoch"], run.snapshot(weights_only=True)), 0
         else:
             self.waited += 1
         if self.waited >= self.patience:

@@ -1,9 +1,11 @@
 """After an epoch with dropout, running values of batch norms are those of passes without dropout."""
 
+import signal
+
 import numpy as np
 import pytest
 
-from numbanet import BatchNorm1d, BatchNorm2d, Conv2d, EarlyDropout, Embedding, Flatten, Linear, MaxPool2d, Net, ReLU
+from numbanet import BatchNorm1d, BatchNorm2d, Conv2d, EarlyDropout, Embedding, Flatten, Hook, Linear, MaxPool2d, Net, ReLU
 from numbanet.dropout import DynamicSparseGraph
 from numbanet.parallel import run_ranks
 
@@ -113,7 +115,7 @@ def test_a_part_of_the_samples_may_be_too_few(monkeypatch):
     net.partial_fit(X, Y)
     assert len(seen) == 4
     Net(flat(), dropout="rdp", **SETTINGS).fit(batches=[(X[i : i + 50], Y[i : i + 50]) for i in range(0, 600, 50)])
-    assert len(seen) == 4
+    assert len(seen) == 4 + 2 * 3, "the samples of the first batches are enough"
 
 
 def test_symbols_and_ranks_and_momentum():
@@ -136,3 +138,18 @@ def test_symbols_and_ranks_and_momentum():
     for name, value in statistics(alone).items():
         np.testing.assert_allclose(statistics(nets[0])[name], value, rtol=1e-2, atol=1e-3)
         np.testing.assert_array_equal(statistics(nets[0])[name], statistics(nets[1])[name])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_an_interrupt_within_an_epoch_renews_them(optimizer):
+    class Stops(Hook):
+        def between_steps(self, run):
+            if run.optimizer.steps == 20:  # of 12 in an epoch
+                signal.raise_signal(signal.SIGINT)
+
+    net = Net(flat(), dropout="rdp", optimizer=optimizer, callbacks=[Stops()], **SETTINGS)
+    with pytest.raises(KeyboardInterrupt):
+        net.fit(X, Y)
+    assert net.n_iter_ == 1
+    expected = inputs_of_norms(net, X)["1.running_mean"]
+    np.testing.assert_allclose(statistics(net)["1.running_mean"], expected, rtol=1e-4, atol=1e-5)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numbanet import SGD, Adam, Hook, Linear, Net, NetRegressor, ReduceLROnPlateau, ReLU
+from numbanet import SGD, Adam, BatchNorm1d, Embedding, Flatten, Hook, Linear, Net, NetRegressor, ReduceLROnPlateau, ReLU
 from numbanet.cli import main
 from numbanet.datasets import load_digits
 
@@ -131,3 +131,34 @@ def test_given_layers_are_gone_on_with_while_they_are_the_same(tmp_path):
     layers.insert(1, ReLU())
     with pytest.raises(ValueError, match="network was made with layers="):
         net.fit(X, Y)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_partial_fit_keeps_the_last_rate_of_a_fit_whose_epochs_were_not_given(schedule, tmp_path):
+    net = Net((8,), learning_rate_schedule=schedule, random_state=0, device="cpu").fit(X[:400], Y[:400])
+    assert net.n_iter_ > 20
+    path = tmp_path / "net.safetensors"
+    net.save(path)
+    last = net.history_[-1]["learning_rate"]
+    assert net.partial_fit(X[:400], Y[:400]).history_[-1]["learning_rate"] == last
+    assert Net.load(path)._fit_epochs == net._fit_epochs == net.n_iter_ - 1
+
+
+def test_a_network_predicts_whatever_its_parameters_become():
+    words = np.random.default_rng(0).integers(0, 9, (40, 5))
+    net = Net([Embedding(9, 4), Flatten(), Linear(20, 10)], epochs=1, random_state=0).fit(words, Y[:40])
+    before = net.predict_proba(words)
+    np.testing.assert_array_equal(net.set_params(layers=(8,)).predict_proba(words), before)
+    images, flat = X.reshape(-1, 1, 8, 8), Net((8,), epochs=1, image_shape=(1, 8, 8), random_state=0).fit(X, Y)
+    np.testing.assert_array_equal(flat.predict(X), Net((8,), epochs=1, random_state=0).fit(X, Y).predict(X))
+    with pytest.raises(ValueError, match="flat samples"):
+        flat.fit(images, Y)
+
+
+def test_a_last_sample_joins_the_batch_before():
+    """Batch normalisation cannot train on one sample, and a split must not decide whether it has to."""
+    net = Net([Linear(64, 8), BatchNorm1d(8), ReLU(), Linear(8, 10)], epochs=2, batch_size=32, random_state=0)
+    assert net.fit(X[:65], Y[:65]).optimizer_.steps == 4
+    weights = np.where(np.arange(65) % 2, 1.0, 2.0)
+    assert net.fit(X[:65], Y[:65], sample_weight=weights).optimizer_.steps == 4
+    assert net.fit(X[:66], Y[:66]).optimizer_.steps == 6

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from numbanet import Flatten, Linear, Net, NetRegressor, ReLU, RowDropout
+from numbanet import Flatten, LanguageModel, Linear, Net, NetRegressor, ReLU, RowDropout, TileDropout
 from numbanet.device import problem
 from tests.estimators.test_net import SMALL, X_TEST, Y_TEST, X, Y, same, weights
 
@@ -137,3 +137,25 @@ def test_shapes_that_do_not_fit_are_named_before_training(call, message):
     pictures, layers = images()
     with pytest.raises(ValueError, match=message):
         call(Net(layers, epochs=1), pictures)
+
+
+def test_rates_are_counted_where_they_are_used():
+    """A policy of tiles may have a rate for the output; a network that goes on may have another number of rates."""
+    policy = TileDropout((0.5, 0.5, 0.5), answer=True, tile=8)
+    assert Net((64, 64), dropout=policy, epochs=1).fit(X, Y).policy_.rate == policy.rate
+    with pytest.raises(ValueError, match="2 entries for 3"):
+        Net((64, 64), dropout=TileDropout((0.5, 0.5), answer=True, tile=8), epochs=1).fit(X, Y)
+    pictures, labels = np.random.default_rng(0).random((40, 1, 28, 28)), np.arange(40) % 10
+    net = Net("lenet5", epochs=1).fit(pictures, labels)
+    for rates in ([0.5], [0.5] * 5):
+        with pytest.raises(ValueError, match=f"{len(rates)} entries for"):
+            net.partial_fit(pictures, labels, dropout="rdp", dropout_rate=rates)
+
+
+def test_names_of_classes_are_no_numbers_and_auto_is_no_kind():
+    with pytest.raises(ValueError, match="y holds texts"):
+        NetRegressor(epochs=1).fit(X, np.array(["a", "b"] * (len(X) // 2) + ["a"] * (len(X) % 2), object))
+    with pytest.raises(ValueError, match="X holds texts"):
+        NetRegressor(epochs=1).fit(np.full((4, 2), "a", object), np.arange(4))
+    with pytest.raises(ValueError, match="chosen by Net and NetRegressor.*'window'"):
+        LanguageModel(dropout="auto", epochs=1).fit("a b c d " * 50)

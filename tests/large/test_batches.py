@@ -1,11 +1,14 @@
 """fit(batches=...): each batch is a step, classes and scales are those of all batches, bad batches are refused."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
-from numbanet import CrossEntropy, Net, NetRegressor
+from numbanet import CrossEntropy, Net, NetRegressor, Tensor
 from numbanet.dropout import RowSensitiveDropout
-from numbanet.layers import LSTM, Conv2d, Embedding, Flatten, LastStep, Linear, MaxPool2d, ReLU
+from numbanet.layers import LSTM, BatchNorm1d, Conv2d, Embedding, Flatten, LastStep, Linear, MaxPool2d, ReLU
+from tests.resuming.stopped import alone
 
 rng = np.random.default_rng(0)
 X = rng.standard_normal((300, 64)).astype(np.float32)
@@ -185,3 +188,67 @@ def test_batches_of_sequences_have_one_length():
     batches = [(np.zeros((8, steps, 3), np.float32), np.arange(8) % 2) for steps in (5, 6)]
     with pytest.raises(ValueError, match=r"samples of shape \(6, 3\), and Net expects \(5, 3\)"):
         Net(layers, epochs=1).fit(batches=batches)
+
+
+def test_batches_without_weight_are_left_out():
+    """A batch whose samples have weight 0, or a class that class_weight leaves out, changes nothing."""
+    batches = [(x, y, np.ones(len(y))) for x, y in cut(X, Y)]
+    alone = Net((16,), **BASE).fit(batches=batches)
+    same(alone, Net((16,), **BASE).fit(batches=[*batches, (X[:7], Y[:7], np.zeros(7))]))
+    first = [(X[Y == 2], Y[Y == 2])]
+    same(
+        Net((16,), **BASE, class_weight={2: 0.0}).fit(batches=cut(X, Y) + first),
+        Net((16,), **BASE, class_weight={2: 0.0}).fit(batches=cut(X, Y)),
+    )
+    with pytest.raises(ValueError, match="leaves every sample with weight 0"):
+        Net((16,), **BASE, class_weight={0: 0.0, 1: 0.0, 2: 0.0}).fit(batches=cut(X, Y))
+
+
+def test_an_epoch_without_batches_is_refused():
+    net = Net((16,), **BASE)
+    with pytest.raises(ValueError, match="in epoch 3 there is none"):
+        net.fit(batches=lambda epoch: cut(X, Y) if epoch < 2 else [])
+    assert not hasattr(net, "model_")
+    iterator = iter(cut(X, Y))
+    with pytest.raises(ValueError, match="second reading gave none"):
+        net.fit(batches=lambda epoch: iterator)
+
+
+def test_running_values_are_those_of_many_samples_if_batches_are_small():
+    """As many samples are examples as a fit in memory reads; images of which few fit in memory, fewer."""
+    layers = [Linear(64, 64, rng=0), BatchNorm1d(64), ReLU(), Linear(64, 3, rng=1)]
+    net = Net(layers, **BASE, dropout="rdp").fit(batches=cut(X, Y, size=20))
+    inner = np.asarray(net.model_.layers[0](Tensor(X)).numpy(), np.float64)
+    np.testing.assert_allclose(net.model_.layers[1].running_mean.numpy(), inner.mean(0), rtol=1e-3, atol=1e-3)
+
+
+def test_many_classes_lead_to_no_warning_for_each_batch(recwarn):
+    Net((16,), **BASE).fit(batches=cut(np.tile(X, (2, 1)), np.arange(600) % 60, size=80))
+    assert not [warning for warning in recwarn if "unique classes" in str(warning.message)]
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_checkpoints_need_batches_that_come_in_the_same_order_again(tmp_path, shuffled):
+    order = np.random.default_rng(0)
+
+    class Loader:
+        def __iter__(self):
+            rows = order.permutation(300) if shuffled else np.arange(300)
+            return iter(cut(X[rows], Y[rows]))
+
+    net = Net((16,), **BASE)
+    with pytest.raises(ValueError, match="came in another order") if shuffled else contextlib.nullcontext():
+        net.fit(batches=Loader(), checkpoint=tmp_path / "run")
+    assert (tmp_path / "run").exists() == hasattr(net, "model_") != shuffled
+
+
+def test_other_batches_of_an_epoch_are_refused_by_a_fit_that_goes_on(tmp_path):
+    def batches(turned):
+        return lambda epoch: cut(X, Y)[:: -1 if epoch == turned else 1]
+
+    net = Net((16,), **BASE).fit(batches=batches(None), checkpoint=tmp_path / "all", every=4, keep=9)
+    within = alone(tmp_path / "all", 1, tmp_path / "one")  # after two of six steps of the second epoch
+    same(net, Net.resume(within).fit(batches=batches(None)))
+    within = alone(tmp_path / "all", 1, tmp_path / "one")
+    with pytest.raises(ValueError, match="are now others"):
+        Net.resume(within).fit(batches=batches(1))

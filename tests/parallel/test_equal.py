@@ -64,7 +64,7 @@ def alike(ranks, kind, **more):
     policy = kind(0.4, together=128, contrast=0.0)
     choose = policy.choose_from_flow
     policy.choose_from_flow = lambda site, flow, layer, rng: choose(site, flow, layer, np.random.default_rng(site.number))
-    net = Net("lenet5", epochs=10, batch_size=64, learning_rate=0.005, dropout=policy, parallel=ranks, **SETTINGS, **more)
+    net = Net("lenet5", epochs=10, batch_size=63, learning_rate=0.005, dropout=policy, parallel=ranks, **SETTINGS, **more)
     return net.fit(IMAGES, LABELS)
 
 
@@ -177,7 +177,7 @@ def test_ranks_that_choose_by_their_images_train_one_network(dropout):
     bright[range(len(LABELS)), quadrant // 2, :, quadrant % 2] += 1  # the label says which quarter is brighter
 
     def fit(ranks):
-        settings = {"epochs": 12, "batch_size": 64, "learning_rate": 0.02, "dropout": dropout, **SETTINGS}
+        settings = {"epochs": 12, "batch_size": 63, "learning_rate": 0.01, "dropout": dropout, **SETTINGS}
         return Net("lenet5", parallel=ranks, **settings).fit(bright.reshape(IMAGES.shape), quadrant)
 
     alone, *nets = fit(None), *run_ranks(2, fit)

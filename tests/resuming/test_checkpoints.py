@@ -294,6 +294,29 @@ def test_signals_save_between_two_steps(tmp_path, number, status):
     assert_same(whole, other.fit(X, Y))
 
 
+@pytest.mark.parametrize("every", ["10 min", "epoch"])
+@pytest.mark.parametrize("where", ["callback", "scoring"])
+def test_an_interrupt_while_a_callback_runs_saves_the_epoch(tmp_path, where, every):
+    """Also one that arrives in validation, which is handled when the callback is called."""
+
+    def interrupt(*given):
+        if len(net.history_) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return 0.5
+
+    options = {"callbacks": [lambda net, record: interrupt() > 1]}
+    if where == "scoring":
+        options = {"scoring": interrupt, "callbacks": [lambda net, record: False]}
+    net = mlp(**options)
+    with pytest.raises(KeyboardInterrupt, match="resume"):
+        net.fit(X, Y, validation=(X, Y), checkpoint=tmp_path, every=every)
+    again = {**options, "callbacks": None} if where == "callback" else {"scoring": lambda *given: 0.5, "callbacks": None}
+    resumed = Net.resume(tmp_path, **again)
+    assert len(net.history_) == resumed.n_iter_ == 2 + (where == "scoring")
+    plain = mlp(**again).fit(X, Y, validation=(X, Y))
+    assert_same(plain, resumed.fit(X, Y, validation=(X, Y)))
+
+
 def test_the_handler_of_sigterm_is_restored(tmp_path):
     before = signal.getsignal(signal.SIGTERM)
     mlp().fit(X, Y, checkpoint=tmp_path)

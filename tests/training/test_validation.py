@@ -10,6 +10,7 @@ from sklearn.metrics import f1_score, log_loss, make_scorer
 
 from numbanet import GroupLasso, Hook, LanguageModel, ModelCheckpoint, Net, NetRegressor, ReduceLROnPlateau
 from numbanet.datasets import load_digits
+from numbanet.dropout import DynamicSparseGraph, EarlyDropout
 
 X, Y, X_TEST, Y_TEST = load_digits()
 SMALL = {"layers": (32, 32), "epochs": 3, "random_state": 0, "device": "cpu"}
@@ -262,3 +263,24 @@ def test_a_path_that_cannot_be_is_named(tmp_path, path, error):
         Net(**SMALL, callbacks=[ModelCheckpoint(tmp_path / path)]).fit(X, Y)
     with pytest.raises(ValueError, match="save_best_only"):
         ModelCheckpoint("a", save_best_only="yes")
+
+
+@pytest.mark.parametrize("scores, best, epochs", [((0.5, 0.9, math.nan, 0.3, 0.35), 2, 5), ((math.nan,) * 9, 1, 4)])
+def test_a_score_that_is_nan_is_no_improvement(scores, best, epochs):
+    given = iter(scores)
+    net = Net(**{**SMALL, "epochs": 9}, early_stopping=True, patience=3, scoring=lambda *_: next(given)).fit(X, Y)
+    assert net.best_epoch_ == best and net.n_iter_ == epochs
+
+
+def test_predictions_select_at_the_rate_of_the_epoch_whose_weights_are_kept(tmp_path):
+    """dsg drops in predictions, too: with the weights of the best epoch at the rate of that epoch."""
+    policy = DynamicSparseGraph(EarlyDropout(0.8, 0.5), share="sample", epsilon=0.9)
+    options = {**SMALL, "epochs": 4, "layers": (64, 64), "dropout": policy}
+    given = iter((0.5, 0.9, 0.3, 0.3))
+    net = Net(**options, early_stopping=True, scoring=lambda *_: next(given)).fit(X, Y)
+    assert net.best_epoch_ == 2 < net.n_iter_ == 4
+    net.set_params(scoring=None).save(tmp_path / "net.safetensors")
+    for other in (net, Net.load(tmp_path / "net.safetensors"), pickle.loads(pickle.dumps(net))):
+        assert other._predictor().policy.rate == 0.8
+        np.testing.assert_array_equal(other.predict_proba(X_TEST), net.predict_proba(X_TEST))
+    assert net.partial_fit(X, Y)._predictor().policy.rate == 0.0

@@ -14,6 +14,7 @@ from ...arguments import check_count
 from ...parallel.joining import LeftTogether
 from ...training.data import Data
 from ...training.hooks import Hook
+from ...training.large.streamed import Streamed
 from ...training.resuming import state
 from ...training.run import Run
 from ...training.validation import Validation
@@ -67,6 +68,7 @@ class Saver(Hook):
         self.every, self.keep = Every(every), check_count("keep", keep)
         self.folder, self.arguments = Folder(folder), arguments
         self.asked, self.number, self.last = False, 0, 0.0
+        self.at: tuple[int, int] | None = None  # epoch and step of the last checkpoint of this run
         self.going: Any = None  # the checkpoint from which the fit goes on
         self.before: Any = None  # the handler of SIGTERM
 
@@ -76,9 +78,15 @@ class Saver(Hook):
         Raises
         ------
         ValueError
-            If the data are not those of the checkpoint, or the folder has checkpoints of another fit.
+            If the data are not those of the checkpoint, or have another order at each reading, or the folder has checkpoints
+            of another fit.
         """
         net = run.estimator
+        if isinstance(data, Streamed) and not data.repeats:
+            raise ValueError(
+                "checkpoint: batches came in another order when they were read again, so that a fit could not go on with the "
+                "same ones: give a list, or a function of the epoch whose result depends on the epoch alone"
+            )
         others = [hook.data for hook in run.hooks if isinstance(hook, Validation)]
         self.data = digest(data, others, run.dev)
         self.going = net._unfinished
@@ -134,7 +142,7 @@ class Saver(Hook):
             self._leave()
 
     def interrupted(self, run):
-        if run.stepper.ranks is None:
+        if run.stepper.ranks is None and self.at != (run.epoch, len(run.done)):
             self._save_within(run)
 
     def fit_end(self, run):
@@ -157,9 +165,9 @@ class Saver(Hook):
 
     # --- files --------------------------------------------------------------------------------------------------------
     def _save_within(self, run: Run) -> None:
-        """Save between two steps of an epoch, unless the weights are not finite."""
+        """Save between two steps, unless the weights are not finite."""
         run.stepper.finish()
-        fine = bool(run.done) and math.isfinite(run.done[-1][1].loss.item()) and run.finite()
+        fine = (not run.done or math.isfinite(run.done[-1][1].loss.item())) and run.finite()
         if not any(run.any(not fine)):
             self._save(run)
 
@@ -171,7 +179,7 @@ class Saver(Hook):
             way = f"{type(run.estimator).__name__}.resume({str(self.folder.path)!r}).fit(...)"
             run.saved(f"; {way}, with the same data, goes on from its last checkpoint")
         run.any()  # no rank leaves before the file is written
-        self.last = time.monotonic()
+        self.last, self.at = time.monotonic(), (run.epoch, len(run.done))
 
     def _content(self, run: Run, trial: bool = False) -> bytes:
         """Return the content of a file; b"" if it is a trial, which only raises errors.

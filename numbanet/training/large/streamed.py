@@ -22,18 +22,23 @@ class Streamed(Data):
     passes : callable
         passes(epoch) -> iterable of (X, y, weights): the batches of an epoch.
     first : tuple
-        The first batch, an example for what needs samples.
+        The samples of the first batches, examples for what needs samples.
     count : int
         Number of samples of an epoch.
     largest : int
         Number of samples of the largest batch.
     digest : str
         What distinguishes the batches from others, for checkpoints.
+    repeats : bool
+        True if two readings of the first batches were equal.
     """
 
-    def __init__(self, passes: Callable[[int], Iterable[Part]], first: Part, count: int, largest: int, digest: str) -> None:
+    def __init__(
+        self, passes: Callable[[int], Iterable[Part]], first: Part, count: int, largest: int, digest: str, repeats: bool
+    ) -> None:
         super().__init__(*first)
-        self.passes, self.first, self.count, self.largest, self.digest, self.epoch = passes, first, count, largest, digest, 0
+        self.passes, self.first, self.count, self.largest, self.epoch = passes, first, count, largest, 0
+        self.digest, self.repeats = digest, repeats
 
     def __len__(self) -> int:
         return self.count
@@ -49,7 +54,7 @@ class Streamed(Data):
         self.epoch = epoch
 
     def sample(self, dev: Device) -> Data:
-        """Return the first batch, on the device."""
+        """Return the samples of the first batches, on the device."""
         X, y, weights = self.first
         return Data(on_device(X, dev), y, weights)
 
@@ -69,9 +74,10 @@ class Streamed(Data):
             share = None if own is None else dev.upload(own / np.float32(total), np.float32)
             ids, values = (X, None) if on_host(X) else (None, X)
             yield Batch(rows, None, dev.upload(y), share, total, ids, values=values)
-        if targets:  # for the record of the epoch
-            self.y = np.concatenate(targets)
-            self.weights = None if weights[0] is None else np.concatenate(weights)
+        if not targets:
+            raise ValueError(f"batches: in epoch {self.epoch + 1} there is none with weight, unlike before training")
+        self.y = np.concatenate(targets)  # for the record of the epoch
+        self.weights = None if weights[0] is None else np.concatenate(weights)
 
 
 class Epochs(Hook):

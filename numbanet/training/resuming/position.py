@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...tensor import Tensor
+from ..data import Batch
 from ..run import Run
 from ..stepper import StepResult
 
@@ -23,6 +25,7 @@ class Position(NamedTuple):
     lengths: list[int]  # number of predictions of each step
     flops: list[float]
     dense: list[float]
+    targets: str = ""  # the digest of the targets of the steps
 
     @classmethod
     def of(cls, run: Run) -> Position:
@@ -37,7 +40,16 @@ class Position(NamedTuple):
             list(map(len, answers)),
             [float(result.flops) for result in results],
             [float(result.dense) for result in results],
+            _digest(run, [batch for batch, _ in run.done]),
         )
+
+    def check(self, run: Run, batches: Sequence[Batch]) -> None:
+        """Raise ValueError unless the batches of the steps have the targets that they had."""
+        if self.targets and self.targets != _digest(run, batches):
+            raise ValueError(
+                "resume: the batches of the epoch within which the checkpoint was written are now others: give a list, or a "
+                "function of the epoch whose result depends on the epoch alone"
+            )
 
     def results(self, run: Run) -> Iterator[StepResult]:
         """Yield the result of each step."""
@@ -46,3 +58,11 @@ class Position(NamedTuple):
             answer = run.dev.upload(np.array(self.answers[end - self.lengths[i] : end]))
             loss = Tensor.wrap(run.dev.upload(np.array(self.losses[i])), run.dev)
             yield StepResult(loss, answer, self.flops[i], self.dense[i])
+
+
+def _digest(run: Run, batches: Sequence[Batch]) -> str:
+    """Return the SHA-256 of the targets of some batches."""
+    found = hashlib.sha256()
+    for batch in batches:
+        found.update(np.ascontiguousarray(run.dev.download(batch.targets)).data)
+    return found.hexdigest()
