@@ -32,6 +32,16 @@ def check_count(name: str, value: Any, most: int | None = None, least: int = 1) 
     return int(value)
 
 
+def check_counts(owner: str, **sizes: Any) -> list[int]:
+    """Return the sizes, arguments of `owner`, as a list of int; raise ValueError unless they are positive integers."""
+    return [check_count(f"{owner}: {name}", size) for name, size in sizes.items()]
+
+
+def unpacked(given: tuple) -> Any:
+    """Return the integers that a method is given, as several arguments or as one tuple."""
+    return given[0] if len(given) == 1 and not isinstance(given[0], numbers.Integral) else given
+
+
 def type_name(value: Any) -> str:
     """Return the name of the type of `value`; types of other libraries with the library: torch.Tensor."""
     library = type(value).__module__.partition(".")[0]

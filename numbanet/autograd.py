@@ -47,7 +47,9 @@ FREED = Node("freed", (), (), {})
 
 
 # --- op ---------------------------------------------------------------------------------------------------------------
-def op(fn: Callable[..., tuple[Any, Sequence[Callable]]] | None = None, *, fuses: bool = False) -> Callable[..., Any]:
+def op(
+    fn: Callable[..., tuple[Any, Sequence[Callable]]] | None = None, *, fuses: bool = False, floats: bool = False
+) -> Callable[..., Any]:
     """Turn `fn(dev, *arrays, **static) -> (array, vjps)` into a differentiable function of tensors.
 
     Inputs are tensors on one device, or None; arrays and numbers are moved to that device. Arguments without a gradient are
@@ -58,6 +60,8 @@ def op(fn: Callable[..., tuple[Any, Sequence[Callable]]] | None = None, *, fuses
     fuses : bool, default=False
         True if the vjps take dy as a `Gradient`, which may be a product that is not computed yet. By default they take an
         array.
+    floats : bool, default=False
+        True if tensors of integers are converted to float32. By default they are given to `fn` as they are.
 
     Raises
     ------
@@ -67,7 +71,7 @@ def op(fn: Callable[..., tuple[Any, Sequence[Callable]]] | None = None, *, fuses
         If the inputs are on several devices; in `backward`, if a vjp's gradient does not have the shape of its input.
     """
     if fn is None:
-        return functools.partial(op, fuses=fuses)
+        return functools.partial(op, fuses=fuses, floats=floats)
     name = fn.__name__.strip("_")
     signature = inspect.signature(fn)
     parameters = list(signature.parameters.values())[1:]  # callers give no device
@@ -81,6 +85,8 @@ def op(fn: Callable[..., tuple[Any, Sequence[Callable]]] | None = None, *, fuses
             raise TypeError(_too_many(name, parameters, len(inputs)))
         dev = common_device(name, inputs)
         tensors = tuple([x if isinstance(x, Tensor) or x is None else Tensor(x, dev) for x in inputs])
+        if floats:
+            tensors = tuple([t if t is None else as_floats(t) for t in tensors])
         arrays = [None if t is None else t.data for t in tensors]
         with profile.timed(name, arrays, static) if profile.ENABLED else profile.NOTHING:
             array, vjps = fn(dev, *arrays, **static)
@@ -111,6 +117,11 @@ def common_device(name: str, inputs: Sequence[Any]) -> Device:
             "move them to one device with .to(device)"
         )
     return devices.pop() if devices else device("cpu")
+
+
+def as_floats(x: Tensor) -> Tensor:
+    """Return x, or a tensor of the same numbers as float32 if it holds integers, which are converted on the host."""
+    return x if x.dtype == np.float32 else Tensor.wrap(x.device.upload(x.numpy(), np.float32), x.device)
 
 
 def move(x: Tensor, dev: Device) -> Tensor:
@@ -150,11 +161,12 @@ def backward(root: Tensor, dy: Any = None) -> None:
             pending = profile.ENABLED and isinstance(gradient, Pending)
             with profile.timed(f"{node.op}.backward", (), node.static) if pending else profile.NOTHING:
                 gradient = gradient.dense(tensor.device)
+        used = [getattr(gradient, "values", None) if node.fuses else gradient]
         for x, vjp in zip(node.inputs, node.vjps, strict=True):
             if x is not None and x.requires_grad:
                 arrays = () if node.fuses else (gradient,)
                 with profile.timed(f"{node.op}.backward", arrays, node.static) if profile.ENABLED else profile.NOTHING:
-                    accumulate(x, vjp(gradient), node.op)
+                    accumulate(x, vjp(gradient), node.op, used)
                     if tell is not None and x in missing:
                         missing[x] -= 1
                         if not missing[x]:
@@ -166,15 +178,30 @@ def _leaves(tensor: Tensor) -> list[Tensor]:
     return [x for x in tensor.node.inputs if x is not None and x.requires_grad and x.node is None]
 
 
-def accumulate(x: Tensor, dx: Any, name: str) -> None:
-    """Add dx, an array or a `Gradient`, to the gradient of the tensor x; `name` is the op that computed dx, for messages."""
+def accumulate(x: Tensor, dx: Any, name: str, used: list[Any] | None = None) -> None:
+    """Add dx, an array or a `Gradient`, to the gradient of the tensor x; `name` is the op that computed dx, for messages.
+
+    `used` is a list of arrays that hold gradients of other tensors; the array of dx is added to it. If dx shares memory with
+    one of them, a leaf gets a copy.
+    """
     if not isinstance(dx, Gradient):
         if not hasattr(dx, "shape"):
             raise TypeError(f"{name}: a vjp gives {type(dx).__name__}, not an array or a Gradient")
         dx = Dense(dx)
     if dx.shape != x.shape:
         raise ValueError(f"{name}: a vjp gives a gradient of shape {dx.shape} for an input of shape {x.shape}")
+    if used is not None and isinstance(dx, Dense):
+        dx = _own(x, dx, used)
     x.receive(dx)
+
+
+def _own(x: Tensor, dx: Dense, used: list[Any]) -> Dense:
+    """Return dx, or a copy if x is a leaf that would keep memory of the arrays `used`; add its array to `used`."""
+    dev, array = x.device, dx.values
+    if x.node is None and x.gradient is None and any(a is not None and dev.overlap(array, a) for a in used):
+        return Dense(dev.affine(array) if array.flags["C_CONTIGUOUS"] else dev.copy(array))  # `copy` is not recorded on a GPU
+    used.append(array)
+    return dx
 
 
 def _given(root: Tensor, dy: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .arguments import host_array, is_array, same_kind
+from .arguments import host_array, is_array, same_kind, unpacked
 from .device import Device, device as named, problem  # imported as `named`, because parameters are called `device`
 from .gradients import Dense, Gradient, One, Pending
 
@@ -103,14 +103,19 @@ class Tensor:
     def __bool__(self) -> bool:
         return bool(self.item())
 
-    def __float__(self) -> float:
-        return self.item()
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __format__(self, spec: str) -> str:
+        return format((float if self.dtype == np.float32 else int)(self), spec) if spec else str(self)
 
     def item(self) -> float:
         """Return the value of a tensor of size 1 as a float."""
         if self.size != 1:
             raise ValueError(f"item: a tensor of shape {self.shape} has {self.size} values instead of one")
         return float(self.numpy().reshape(()))
+
+    __float__ = item
 
     # --- in and out ---------------------------------------------------------------------------------------------------
     def numpy(self) -> np.ndarray:
@@ -139,7 +144,7 @@ class Tensor:
         """Return a copy on the device `other`, detached from the graph; this tensor itself if it is already there."""
         if (other := named(other)) is self.device:
             return self
-        return Tensor(np.array(self.numpy()), other, self.requires_grad)  # a copy, as devices may share NumPy's arrays
+        return Tensor.wrap(other.upload(np.array(self.numpy())), other, self.requires_grad)  # copied, as devices may share it
 
     def move(self, other: Device) -> None:
         """Move this tensor to another device, in place, and delete its gradient."""
@@ -165,9 +170,7 @@ class Tensor:
     @property
     def grad(self) -> Tensor | None:
         """The gradient that `backward` computed, as a dense tensor; None if there is none."""
-        if self.gradient is None:
-            return None
-        return Tensor.wrap(self.gradient.dense(self.device), self.device)
+        return None if self.gradient is None else Tensor.wrap(self.gradient.dense(self.device), self.device)
 
     def zero_grad(self) -> None:
         """Delete the gradient."""
@@ -278,11 +281,11 @@ class Tensor:
 
     def reshape(self, *shape: int | Sequence[int]) -> Tensor:
         """Return the values in another shape, which is given as several integers or as one tuple (`ops.reshape`)."""
-        return ops.reshape(self, shape=shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+        return ops.reshape(self, shape=unpacked(shape))
 
-    def transpose(self, *axes: int) -> Tensor:
-        """Return the tensor with its axes in another order, by default reversed (`ops.transpose`)."""
-        return ops.transpose(self, axes=axes or None)
+    def transpose(self, *axes: int | Sequence[int]) -> Tensor:
+        """Return the tensor with its axes in another order, given like a shape; by default reversed (`ops.transpose`)."""
+        return ops.transpose(self, axes=unpacked(axes) or None)
 
     def sum(self, axis=None, keepdims: bool = False) -> Tensor:
         """Return the sum over the given axes, by default over all (`ops.sum`)."""

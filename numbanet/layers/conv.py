@@ -12,7 +12,7 @@ import numpy as np
 from numbanet_kernels.layouts.windows import Window
 
 from .. import ops
-from ..arguments import check_count
+from ..arguments import check_counts
 from ..device import Device
 from ..ops.border import BORDERS
 from ..plans import AxisPlan, BernoulliPlan, BlockPlan, DeviceAxis, DeviceBlocks, Site
@@ -114,8 +114,7 @@ class Conv2d(Layer):
         if padding_mode not in ("zeros", *BORDERS):
             modes = ", ".join(map(repr, BORDERS))
             raise ValueError(f"Conv2d: padding_mode must be 'zeros', {modes}, got {padding_mode!r}")
-        for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
-            check_count(f"Conv2d: {name}", value)
+        check_counts("Conv2d", in_channels=in_channels, out_channels=out_channels, groups=groups)
         if in_channels % groups or out_channels % groups:
             raise ValueError(f"Conv2d: {groups} groups do not divide {in_channels} and {out_channels} channels")
         if init not in ("he", "glorot"):

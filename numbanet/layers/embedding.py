@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .. import ops
+from ..arguments import check_counts
 from ..device import Device
 from ..plans import AxisPlan, BernoulliPlan, DeviceAxis, DrawnPlan, Site, on_device as placed
 from ..tensor import Tensor
@@ -44,7 +45,7 @@ class Embedding(Layer):
     Raises
     ------
     ValueError
-        If a size is not positive, or padding_idx is not a symbol.
+        If a size is not a positive integer, or padding_idx is not a symbol.
     TypeError
         If padding_idx is not an integer.
     """
@@ -65,12 +66,8 @@ class Embedding(Layer):
         only("Embedding", "scale the rows of its weight between steps", max_norm=(max_norm, None), norm_type=(norm_type, 2.0))
         only("Embedding", "a row's gradient is the sum over its look-ups", scale_grad_by_freq=(scale_grad_by_freq, False))
         only("Embedding", "its gradient holds only the rows that were looked up", sparse=(sparse, False))
-        if num_embeddings < 1 or embedding_dim < 1:
-            raise ValueError(
-                f"Embedding: sizes must be positive, got num_embeddings={num_embeddings}, embedding_dim={embedding_dim}"
-            )
+        self._shape = check_counts("Embedding", num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         self.padding_idx = ops.padding_row("Embedding: padding_idx", padding_idx, num_embeddings)
-        self._shape = int(num_embeddings), int(embedding_dim)
         self.weight = Tensor(self.initial(self.generator(rng))["weight"], device, requires_grad=True)
 
     recordable = True

@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from .. import ops
+from ..arguments import check_counts
 from ..device import Device
 from ..plans import AxisPlan, BernoulliPlan, DeviceAxis, DeviceSamples, DeviceTiles, SamplePlan, Site, TilePlan
 from ..tensor import Tensor
@@ -54,7 +55,7 @@ class Linear(Layer):
     Raises
     ------
     ValueError
-        If a width is not positive, `init` or `bias_init` is unknown, or `variance_factor` not in (0, 1].
+        If a width is not a positive integer, `init` or `bias_init` is unknown, or `variance_factor` not in (0, 1].
     """
 
     recordable = True
@@ -71,8 +72,7 @@ class Linear(Layer):
         rng: np.random.Generator | int | None = None,
         device: str | Device = "cpu",
     ) -> None:
-        if in_features < 1 or out_features < 1:
-            raise ValueError(f"Linear: widths must be positive, got in_features={in_features}, out_features={out_features}")
+        in_features, out_features = check_counts("Linear", in_features=in_features, out_features=out_features)
         if init not in INITS:
             raise ValueError(f"Linear: init must be one of {', '.join(map(repr, INITS))}; got {init!r}")
         if bias_init not in ("zeros", "uniform"):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .. import ops
-from ..arguments import check_count
+from ..arguments import check_counts, type_name
 from ..device import Device
 from ..plans import AxisPlan, BernoulliPlan, Plan, Plans, Site, TilePlan, TimePlan, UnitWindow
 from ..plans.on_device import DeviceAxis, DeviceUnits
@@ -59,9 +59,8 @@ class Recurrent(Layer, abc.ABC):
         rng: np.random.Generator | int | None,
         device: str | Device,
     ) -> None:
-        for name, value in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers)):
-            check_count(f"{type(self).__name__}: {name}", value)
-        self.input_size, self.hidden_size, self.num_layers = int(input_size), int(hidden_size), int(num_layers)
+        sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
+        self.input_size, self.hidden_size, self.num_layers = check_counts(type(self).__name__, **sizes)
         self.has_bias, self.batch_first, self.bidirectional = bool(bias), bool(batch_first), bool(bidirectional)
         for name, values in self.initial(self.generator(rng)).items():
             setattr(self, name, Tensor(values, device, requires_grad=True))
@@ -159,11 +158,10 @@ class Recurrent(Layer, abc.ABC):
         steps, n, _ = flow.x.shape
         cells, shape = sum(self._layers(), ()), (self.num_layers * (1 + self.bidirectional), n, self.hidden_size)
         given = () if state is None else tuple(state) if self.states > 1 else (state,)
-        if given and [tuple(part.shape) for part in given] != [shape] * self.states:
-            raise ValueError(
-                f"{type(self).__name__}: states must be of shape {shape}, {self.states} of them, got "
-                f"{', '.join(str(tuple(part.shape)) for part in given)}"
-            )
+        found = [tuple(part.shape) if hasattr(part, "shape") else type_name(part) for part in given]
+        if given and found != [shape] * self.states:
+            name, count = type(self).__name__, self.states
+            raise ValueError(f"{name}: states must be of shape {shape}, {count} of them, got {', '.join(map(str, found))}")
         first = {cell: [part[i] for part in given] for i, cell in enumerate(cells)}
         lengths = self._lengths(flow.tags.lengths if lengths is None else lengths, steps, n)
         flow, ends = self._through(flow, context, first, lengths, ends=True)
@@ -219,7 +217,8 @@ class Recurrent(Layer, abc.ABC):
             return None
         array, name = np.asarray(lengths), type(self).__name__
         if array.shape != (n,) or array.dtype.kind not in "iu":
-            raise ValueError(f"{name}: lengths must be {n} integers, got {array.dtype} {array.shape}")
+            hint = "; Tensor(...) makes float32, give a list of integers instead" * isinstance(lengths, Tensor)
+            raise ValueError(f"{name}: lengths must be {n} integers, got {array.dtype} {array.shape}{hint}")
         if array.size and not 1 <= array.min() <= array.max() <= steps:
             raise ValueError(f"{name}: lengths must be from 1 to {steps}, got {array.min()} to {array.max()}")
         return array.astype(np.int32)

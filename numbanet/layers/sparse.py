@@ -12,7 +12,7 @@ import numpy as np
 from numbanet_kernels.layouts.sparse import BSR, CSR, ELL
 
 from .. import ops
-from ..arguments import is_real
+from ..arguments import check_counts, is_real
 from ..device import Device, device as named  # imported as `named`, because a parameter is called `device`
 from ..plans import AxisPlan, BernoulliPlan, DeviceAxis, Site
 from ..tensor import Tensor
@@ -60,8 +60,8 @@ class SparseLinear(Layer):
     Raises
     ------
     ValueError
-        If a width is not positive, the density not in (0, 1], the weight of another shape, or `init` or `variance_factor`
-        invalid.
+        If a width is not a positive integer, the density not in (0, 1], the weight of another shape, or `init` or
+        `variance_factor` invalid.
     TypeError
         If the weight is not a CSR, ELL or BSR.
 
@@ -87,6 +87,7 @@ class SparseLinear(Layer):
         rng: np.random.Generator | int | None = None,
         device: str | Device = "cpu",
     ) -> None:
+        in_features, out_features = check_counts("SparseLinear", in_features=in_features, out_features=out_features)
         shape, dev = (out_features, in_features), named(device)
         if weight is None:
             self._drawn = shape, density, init, variance_factor
@@ -274,8 +275,6 @@ def drawn(shape: tuple[int, int], density: float, init: str, variance_factor: fl
     fewer.
     """
     outputs, inputs = shape
-    if outputs < 1 or inputs < 1:
-        raise ValueError(f"SparseLinear: widths must be positive, got in_features={inputs}, out_features={outputs}")
     if not is_real(density) or not 0 < density <= 1:
         raise ValueError(f"SparseLinear: density must be in (0, 1], got {density!r}")
     if init not in ("he", "glorot"):

@@ -10,9 +10,7 @@ import functools
 import numbers
 from typing import Any
 
-import numpy as np
-
-from ..autograd import common_device, op
+from ..autograd import as_floats, common_device, op
 from ..device import Device
 from ..tensor import Tensor
 from .shape import broadcast_shape, broadcast_to
@@ -21,17 +19,18 @@ from .shape import broadcast_shape, broadcast_to
 def _taken(name: str, *inputs: Any) -> tuple[Device, list[Tensor | float], tuple[int, ...]]:
     """Return (the device of the inputs, the inputs as tensors or numbers, the shape to which they broadcast)."""
     dev = common_device(name, inputs)
-    given = [float(x) if isinstance(x, numbers.Real) else x if isinstance(x, Tensor) else Tensor(x, dev) for x in inputs]
+    given = [
+        float(x) if isinstance(x, numbers.Real) else as_floats(x) if isinstance(x, Tensor) else Tensor(x, dev) for x in inputs
+    ]
     shapes = [x.shape if isinstance(x, Tensor) else () for x in given]
     return dev, given, functools.reduce(functools.partial(broadcast_shape, name), shapes)
 
 
 def _spread(x: Tensor | float, dev: Device, shape: tuple[int, ...]) -> Any:
-    """Return the values of x, broadcast to a float32 array of shape `shape`; integers are converted on the host."""
+    """Return the values of x, broadcast to an array of shape `shape`."""
     if not isinstance(x, Tensor):
         return dev.full(shape, x)
-    array = x.data if x.dtype == np.float32 else dev.upload(x.numpy(), np.float32)
-    return array if x.shape == shape else dev.broadcast_to(array, shape)
+    return x.data if x.shape == shape else dev.broadcast_to(x.data, shape)
 
 
 def _compared(name: str, a: Any, b: Any, swapped: bool = False, negated: bool = False) -> Tensor:
@@ -113,7 +112,7 @@ def _where(dev: Device, a, b, *, unset):
     )
 
 
-@op
+@op(floats=True)
 def clip(dev: Device, x, *, low: float | None = None, high: float | None = None):
     """y = min(max(x, low), high). A bound that is None is left out. The gradient is dy if low <= x <= high, else 0.
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from ..autograd import common_device, op
+from ..autograd import as_floats, common_device, op
 from ..device import Device
 from ..plans import BernoulliPlan
 from ..plans.on_device import DeviceBits
@@ -21,7 +21,7 @@ def _binary(equal_shapes: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]
     def run(a: Any, b: Any) -> Tensor:
         name = equal_shapes.__name__.strip("_")
         dev = common_device(name, (a, b))
-        a, b = (x if isinstance(x, Tensor) else Tensor(x, dev) for x in (a, b))
+        a, b = (as_floats(x) if isinstance(x, Tensor) else Tensor(x, dev) for x in (a, b))
         if a.shape != b.shape:
             shape = broadcast_shape(name, a.shape, b.shape)
             a, b = (x if x.shape == shape else broadcast_to(x, shape=shape) for x in (a, b))
@@ -124,13 +124,13 @@ def minimum(dev: Device, a, b):
     return dev.minimum(a, b), (lambda dy: dev.mul(dy, dev.affine(larger, mul=-1.0, add=1.0)), lambda dy: dev.mul(dy, larger))
 
 
-@op
+@op(floats=True)
 def affine(dev: Device, x, *, mul: float = 1.0, add: float = 0.0):
     """y = mul x + add, for numbers mul and add."""
     return dev.affine(x, mul=mul, add=add), (lambda dy: dev.affine(dy, mul=mul),)
 
 
-@op
+@op(floats=True)
 def power(dev: Device, x, *, exponent: float):
     """y = x ** exponent, for a number exponent."""
     return dev.power(x, exponent), (
@@ -138,54 +138,54 @@ def power(dev: Device, x, *, exponent: float):
     )
 
 
-@op
+@op(floats=True)
 def exp(dev: Device, x):
     """y = e^x."""
     y = dev.exp(x)
     return y, (lambda dy: dev.mul(dy, y),)
 
 
-@op
+@op(floats=True)
 def log(dev: Device, x):
     """y = ln x."""
     return dev.log(x), (lambda dy: dev.div(dy, x),)
 
 
-@op
+@op(floats=True)
 def sqrt(dev: Device, x):
     """y = x ** 0.5."""
     y = dev.sqrt(x)
     return y, (lambda dy: dev.affine(dev.div(dy, y), mul=0.5),)
 
 
-@op
+@op(floats=True)
 def abs(dev: Device, x):
     """y = |x|; the gradient at 0 is 0."""
     return dev.abs(x), (lambda dy: dev.mul(dy, dev.sign(x)),)
 
 
-@op
+@op(floats=True)
 def tanh(dev: Device, x):
     """y = tanh x."""
     y = dev.tanh(x)
     return y, (lambda dy: dev.tanh_grad(dy, y),)
 
 
-@op
+@op(floats=True)
 def sigmoid(dev: Device, x):
     """y = 1 / (1 + e^-x)."""
     y = dev.sigmoid(x)
     return y, (lambda dy: dev.sigmoid_grad(dy, y),)
 
 
-@op
+@op(floats=True)
 def relu(dev: Device, x):
     """y = max(x, 0)."""
     y = dev.relu(x)
     return y, (lambda dy: dev.relu_grad(dy, y),)
 
 
-@op
+@op(floats=True)
 def gelu(dev: Device, x):
     """y = x Φ(x), where Φ is the cumulative normal distribution function (Hendrycks & Gimpel 2016, eq. 1)."""
     return dev.gelu(x), (lambda dy: dev.gelu_grad(dy, x),)

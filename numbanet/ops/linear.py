@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..autograd import common_device, op
+from ..autograd import as_floats, common_device, op
 from ..device import Device
 from ..gradients import Columns, Gradient, Packed, Pending
 from ..plans import AxisPlan, DevicePlan, TilePlan
@@ -71,7 +71,7 @@ def matmul(a: Any, b: Any) -> Tensor:
         If the inner lengths differ, or the axes before do not broadcast.
     """
     dev = common_device("matmul", (a, b))
-    a, b = (x if isinstance(x, Tensor) else Tensor(x, dev) for x in (a, b))
+    a, b = (as_floats(x) if isinstance(x, Tensor) else Tensor(x, dev) for x in (a, b))
     if not (a.ndim and b.ndim and a.shape[-1] == b.shape[max(b.ndim - 2, 0)]):
         raise ValueError(f"matmul: a {a.shape} does not match b {b.shape}")
     if b.ndim > 2:

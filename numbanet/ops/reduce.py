@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..autograd import op
+from ..autograd import as_floats, op
 from ..device import Device
 from ..tensor import Tensor
 from .elementwise import affine
@@ -22,7 +22,7 @@ def _with_ones(x: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(1 if i in axes else n for i, n in enumerate(x.shape))
 
 
-@op
+@op(floats=True)
 def sum(dev: Device, x, *, axis: int | Sequence[int] | None = None, keepdims: bool = False):
     """y = the sum of x over the axes `axis`, by default over all axes."""
     axes, shape = _axes("sum", x, axis), x.shape
@@ -44,7 +44,7 @@ def mean(x: Tensor, *, axis: int | Sequence[int] | None = None, keepdims: bool =
     return affine(sum(x, axis=axis, keepdims=keepdims), mul=1.0 / count if count else math.nan)
 
 
-@op
+@op(floats=True)
 def max(dev: Device, x, *, axis: int | Sequence[int] | None = None, keepdims: bool = False):
     """y = the maximum of x over the axes `axis`, by default over all axes. Equal maxima share the gradient."""
     axes, shape = _axes("max", x, axis), x.shape
@@ -71,7 +71,7 @@ def argmax(x: Tensor, *, axis: int | None = None, keepdims: bool = False) -> Ten
     ValueError
         If there is no such axis, or its length is 0.
     """
-    dev, axes = x.device, _axes("argmax", x, axis)
+    x, dev, axes = as_floats(x), x.device, _axes("argmax", x, axis)
     if axis is not None and len(axes) != 1 and x.ndim:
         raise ValueError(f"argmax: axis must be an integer or None, got {axis!r}")
     ones, others = _with_ones(x, axes), tuple(a for a in range(x.ndim) if a not in axes)
@@ -83,7 +83,7 @@ def argmax(x: Tensor, *, axis: int | None = None, keepdims: bool = False) -> Ten
     return Tensor.wrap(dev.reshape(indices, ones if keepdims else shape), dev)
 
 
-@op
+@op(floats=True)
 def var(dev: Device, x, *, axis: int | Sequence[int] | None = None, correction: float = 1, keepdims: bool = False):
     """y = the sum of (x - mean)² over the axes `axis`, by default over all axes, divided by n - correction.
 
@@ -94,7 +94,7 @@ def var(dev: Device, x, *, axis: int | Sequence[int] | None = None, correction: 
     return dev.reshape(y, y.shape if keepdims else _without("var", x, axis)), (lambda dy: slope(dev.reshape(dy, y.shape)),)
 
 
-@op
+@op(floats=True)
 def std(dev: Device, x, *, axis: int | Sequence[int] | None = None, correction: float = 1, keepdims: bool = False):
     """y = the square root of `var`; its gradient is 0 if y is 0."""
     variance, slope = _variance("std", dev, x, axis, correction)
@@ -127,7 +127,7 @@ def _variance(name: str, dev: Device, x: Any, axis: Any, correction: float) -> t
     return dev.affine(dev.sum(dev.mul(deviations, deviations), axis=axes, keepdims=True), mul=share), slope
 
 
-@op
+@op(floats=True)
 def softmax(dev: Device, x):
     """y[…, c] = e^x[…, c] / sum_k e^x[…, k], where c and k are indices of the last axis. If x has no axes, y is 1."""
     if not x.size:
@@ -137,7 +137,7 @@ def softmax(dev: Device, x):
     return dev.reshape(y, shape), (lambda dy: dev.reshape(dev.softmax_grad(dev.reshape(dy, y.shape), y), shape),)
 
 
-@op
+@op(floats=True)
 def log_softmax(dev: Device, x):
     """y[…, c] = x[…, c] - ln sum_k e^x[…, k], where c and k are indices of the last axis. If x has no axes, y is 0."""
     if not x.size:

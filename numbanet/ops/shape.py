@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,9 +41,9 @@ def broadcast_shape(name: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[
 @op
 def reshape(dev: Device, x, *, shape: Sequence[int]):
     """y = x with another shape; one entry may be -1."""
-    shape, before = tuple(shape), x.shape
-    known = math.prod(n for n in shape if n != -1)
-    if shape.count(-1) > 1 or (known != x.size if -1 not in shape else known == 0 or x.size % known):
+    shape, before = tuple(map(operator.index, shape)), x.shape
+    known, open_ = math.prod(n for n in shape if n != -1), shape.count(-1)
+    if min(shape, default=0) < -1 or open_ > 1 or (known == 0 or x.size % known if open_ else known != x.size):
         raise ValueError(f"reshape: a tensor of shape {tuple(before)} cannot take the shape {shape}")
     return dev.reshape(x, shape), (lambda dy: dev.reshape(dy, before),)
 

@@ -146,19 +146,18 @@ class Exchange:
         NotFinite
             On all ranks, if the loss is not finite on one of them.
         """
-        arrays: dict[int, Any] = {}
+        arrays: list[Any] = []
         dense, tables = 0, []
         for parameter in parameters:
             gradient = parameter.gradient
             if gradient is None:
                 continue
-            values = gradient.values
-            dense += 0 if id(values) in arrays else 4 * parameter.size  # biases of an LSTM share their gradient
+            dense += 4 * parameter.size
             if isinstance(gradient, LookedUp):
                 tables.append(self._table(parameter, gradient))
             else:
-                arrays[id(values)] = values
-        self._do(functools.partial(self._sum, list(arrays.values()), tables, loss, dense))
+                arrays.append(gradient.values)
+        self._do(functools.partial(self._sum, arrays, tables, loss, dense))
 
     def _table(self, parameter: Tensor, gradient: LookedUp) -> Callable[[], int]:
         """Replace the gradient of a table by that of all ranks, which the function that is returned computes."""

@@ -258,8 +258,6 @@ class Optimizer(abc.ABC):
     def _clip(self, given: Callable[[Device, int], Any]) -> None:
         """Clip the gradients in place: g *= min(1, clip_norm / norm) for each gradient g, where `norm` is the norm of all
         gradients as one vector (Pascanu et al. 2013, algorithm 1). given(dev, -1) is an array of `clip_norm`.
-
-        If two parameters share the array of their gradient, as the two biases of an LSTM do, it is multiplied once.
         """
         found: dict[Device, list[tuple[Any, Packing | None]]] = {}
         for p in self.parameters:
@@ -271,7 +269,7 @@ class Optimizer(abc.ABC):
             everywhere = np.concatenate([dev.download(own) for dev, own in squares.items()])
             squares = {dev: dev.upload(everywhere) for dev in squares}
         for dev, gradients in found.items():
-            dev.clip_norm(dev.distinct([g for g, _ in gradients]), squares[dev], given(dev, -1))
+            dev.clip_norm([g for g, _ in gradients], squares[dev], given(dev, -1))
 
     @staticmethod
     def _squares(dev: Device, gradients: list[tuple[Any, Packing | None]]) -> Any:

@@ -123,9 +123,9 @@ def reshape_cpu(x, shape):
     return x.reshape(shape)
 
 
-def distinct_cpu(arrays):
-    """y = a list of the arrays without duplicates: of several arrays that begin at the same address, one is in the list."""
-    return list({x.__array_interface__["data"][0]: x for x in arrays}.values())
+def overlap_cpu(x, y):
+    """Return True if the arrays may have an element in common, because their memory overlaps."""
+    return isinstance(x, np.ndarray) and isinstance(y, np.ndarray) and np.may_share_memory(x, y)
 
 
 def from_foreign_cpu(array, dtype=np.float32):
@@ -222,13 +222,16 @@ def part_cuda(x, start, stop):
     return x[start:stop] if x.size else empty_cuda((len(range(x.shape[0])[start:stop]), *x.shape[1:]), x.dtype)
 
 
-def distinct_cuda(arrays):
-    there = [
-        # the second interface is that of arrays of the emulated device
-        x.__cuda_array_interface__ if hasattr(x, "__cuda_array_interface__") else x.__array_interface__
-        for x in arrays
-    ]
-    return list({place["data"][0]: x for place, x in zip(there, arrays)}.values())
+def _span(x):
+    """Return the addresses of the first byte of x and of the first one after it."""
+    # the second interface is that of arrays of the emulated device
+    place = x.__cuda_array_interface__ if hasattr(x, "__cuda_array_interface__") else x.__array_interface__
+    return place["data"][0], place["data"][0] + x.size * x.dtype.itemsize
+
+
+def overlap_cuda(x, y):
+    (start, stop), (first, last) = _span(x), _span(y)
+    return start < last and first < stop
 
 
 def reshape_cuda(x, shape):

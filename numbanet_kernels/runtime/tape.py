@@ -38,14 +38,14 @@ OPERATIONS = frozenset(
     (
         "abs absolute_error adam add affine argmax aside asides avg_pool avg_pool_grad batch_norm batch_norm_apply "
         "batch_norm_grad bit_lists broadcast_to clip_norm compact compact_samples concatenate conv2d conv2d_grad "
-        "conv2d_max_pool conv2d_max_pool_grad copy distinct div dropout empty exp expand expand_samples full gelu "
+        "conv2d_max_pool conv2d_max_pool_grad copy div dropout empty exp expand expand_samples full gelu "
         "gelu_grad gemm gemm_dw gemm_few gemm_rows gemm_rows_dx gemm_samples gemm_samples_dw gemm_samples_dx gemm_tiles "
         "gemm_tiles_dw gemm_tiles_dx getitem group_rows gru_cell gru_cell_grad huber_error layer_norm layer_norm_grad "
         "lazy_pays log log_softmax log_softmax_grad lstm lstm_grad lstm_scores lstm_seen max_pool max_pool_grad maximum "
-        "minimum mul packed_squares part pow power project putitem quantile_error records relu relu_grad repeat_indices "
-        "reshape scores session sgd shrink sigmoid sigmoid_cross_entropy sigmoid_grad sign softmax softmax_cross_entropy "
-        "softmax_grad sqrt squared_error squares sub sum sum_by_row sum_rows take_rows tanh tanh_grad tile_blocks "
-        "tile_inputs tile_outputs top_k transpose unpack_gradient upload"
+        "minimum mul overlap packed_squares part pow power project putitem quantile_error records relu relu_grad "
+        "repeat_indices reshape scores session sgd shrink sigmoid sigmoid_cross_entropy sigmoid_grad sign softmax "
+        "softmax_cross_entropy softmax_grad sqrt squared_error squares sub sum sum_by_row sum_rows take_rows tanh tanh_grad "
+        "tile_blocks tile_inputs tile_outputs top_k transpose unpack_gradient upload"
     ).split()
 )
 NO_LIST = np.zeros(0, np.int32)

@@ -98,6 +98,7 @@ CASES = {
     "broadcast_to": (lambda x: ops.broadcast_to(x, shape=(2, 3, 4)), lambda x: np.broadcast_to(x, (2, 3, 4)), [(3, 1)], ANY),
     "slice": (lambda x: x[1:, ::2], lambda x: x[1:, ::2], [(3, 4)], ANY),
     "integer": (lambda x: x[-1], lambda x: x[-1], [(3, 4)], ANY),
+    "integers": (lambda x: x[-1, 2], lambda x: x[-1, 2], [(3, 4)], ANY),
     "index, repeated": (lambda x: x[INDEX], lambda x: x[INDEX], [(3, 4)], ANY),
     "boolean mask": (lambda x: x[PICK], lambda x: x[PICK], [(4, 2)], ANY),
     "concatenate": (

@@ -175,6 +175,96 @@ def test_a_gradient_given_to_backward_is_not_shared(dev):
     np.testing.assert_allclose(x.grad.numpy(), [1.0, 1.0])
 
 
+def test_leaves_share_no_gradient(dev):
+    """Whether an op hands over its dy, a part or a view of it, or one array to two of its inputs."""
+    a, b, c, d = (Tensor(np.zeros(4), dev, requires_grad=True) for _ in range(4))
+    (a + b + ops.concatenate([c[:2], d[2:]]) + d.reshape(2, 2).reshape(4) + twins(c, d)).backward(np.arange(4.0))
+    for leaf, factor in zip((a, b, c, d), (1.0, 1.0, [3, 3, 2, 2], [3, 3, 4, 4])):
+        np.testing.assert_allclose(leaf.grad.numpy(), factor * np.arange(4.0))
+        dev.full((4,), 0.0, out=leaf.gradient.values)  # which changes no other gradient
+
+
+def test_devices_know_which_arrays_overlap(dev):
+    x = dev.full((6, 2), 0.0)
+    parts = [dev.part(x, *rows) for rows in ((0, 3), (2, 4), (3, 6))]
+    assert [[dev.overlap(a, b) for b in parts] for a in parts] == [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
+    assert dev.overlap(dev.reshape(x, (12,)), parts[2]) and not dev.overlap(x, dev.copy(x))
+
+
+@op
+def twins(dev, a, b):
+    """2 (a + b), with one array for both gradients"""
+    found = []
+
+    def vjp(dy):
+        found.append(found[0] if found else dev.affine(dy, mul=2.0))
+        return found[-1]
+
+    return dev.affine(dev.add(a, b), mul=2.0), (vjp, vjp)
+
+
+def test_a_gradient_that_only_one_leaf_has_is_not_copied():
+    x, w, made = Tensor(np.ones((2, 3))), Tensor(np.ones((4, 3)), requires_grad=True), []
+
+    @op
+    def product(dev, x, w):
+        def dw(dy):
+            made.append(dev.gemm(dy, x, ta=True))
+            return made[-1]
+
+        return dev.gemm(x, w, tb=True), (lambda dy: dy, dw)
+
+    product(x, w).sum().backward()
+    assert w.gradient.values is made[0]
+
+
+def test_integers_stay_exact_on_another_device():
+    x = Tensor.wrap(np.array([2**24 + 1, -1], np.int32), device("cpu"))
+    for there in (x.to("emulated"), x.to("emulated").to("cpu"), x.to("cpu:2")):
+        assert there.dtype == np.int32 and there.numpy().tolist() == [2**24 + 1, -1]
+
+
+def test_integers_are_numbers_in_arithmetic(dev):
+    i = Tensor([[0.0, 2.0, 1.0], [3.0, 1.0, 2.0]], dev).argmax(axis=1)
+    n = np.array([1.0, 0.0], np.float32)
+    for act in (
+        lambda x: x + 1,
+        lambda x: 2 - x,
+        lambda x: x / 2,
+        lambda x: -x,
+        lambda x: x * x,
+        lambda x: x**2,
+        lambda x: x @ n,
+        lambda x: x + n[:, None],
+        lambda x: x.sum(),
+        lambda x: x.mean(axis=0),
+        lambda x: x.max(),
+        lambda x: x.clip(0, 0.5),
+        lambda x: x.argmax(),
+    ):
+        np.testing.assert_allclose(act(i).numpy(), act(n))
+    np.testing.assert_allclose(ops.where(i, i, 7).numpy(), [1, 7])
+    np.testing.assert_allclose(ops.sqrt(i).numpy(), [1, 0])
+
+
+def test_shapes_and_axes_are_integers_of_any_kind(dev):
+    x = Tensor(np.arange(6.0).reshape(2, 3), dev)
+    assert x.reshape(np.prod(x.shape)).shape == (6,) and x.reshape(np.int32(3), -1).shape == (3, 2)
+    for y in (x.transpose((1, 0)), x.transpose([1, 0]), x.transpose(np.int64(1), 0), x.transpose()):
+        np.testing.assert_array_equal(y.numpy(), x.numpy().T)
+    with pytest.raises(ValueError, match=r"reshape: .* \(2, 3\) cannot take the shape \(-2, -3\)"):
+        x.reshape(-2, -3)
+
+
+def test_one_value_is_a_number(dev):
+    x = Tensor([[2.6]], dev)
+    assert (int(x), float(x), f"{x:.2f}", f"{x}") == (2, pytest.approx(2.6), "2.60", str(x))
+    assert f"{Tensor([1.0, 3.0], dev).argmax():03d}" == "001"
+    for act in (int, float, "{:.2f}".format):
+        with pytest.raises(ValueError, match=r"shape \(2,\) has 2 values instead of one"):
+            act(Tensor([1.0, 2.0], dev))
+
+
 def test_powers_of_numbers_are_exact_and_know_infinity(dev):
     exponents = Tensor([100.0, -np.inf, np.inf, 0.0], dev)
     np.testing.assert_array_equal((1.0**exponents).numpy(), [1, 1, 1, 1])

@@ -45,6 +45,12 @@ def test_ids_are_checked(dev, ids, error, message):
         ops.embedding(Embedding(9, 4, device=dev).weight, ids=ids)
 
 
+@pytest.mark.parametrize("sizes, name", [((3.0, 2), "num_embeddings"), ((3, 0), "embedding_dim")])
+def test_sizes_are_positive_integers(sizes, name):
+    with pytest.raises(ValueError, match=f"Embedding: {name} must be a positive integer"):
+        Embedding(*sizes)
+
+
 @pytest.mark.parametrize("start, count", [(2, 3), (5, 4), (0, 7), (6, 1)])
 def test_a_window_of_the_components_is_looked_up(dev, rng, start, count):
     """Also one that wraps around the end: values, and the gradients of kept components, are those of a mask."""

@@ -61,7 +61,8 @@ def test_a_layer_that_is_not_elementwise_sees_the_dense_activation(rng):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: Linear(0, 4), "widths must be positive"),
+        (lambda: Linear(0, 4), "in_features must be a positive integer, got 0"),
+        (lambda: Linear(3.0, 2), "in_features must be a positive integer, got 3.0"),
         (lambda: Linear(4, 4, init="zeros"), "init must be one of 'he', 'glorot', 'fan_in'; got 'zeros'"),
         (lambda: Linear(4, 4, bias_init="ones"), "bias_init must be 'zeros' or 'uniform', got 'ones'"),
         (lambda: Linear(4, 4, variance_factor=0), "variance_factor must be"),

@@ -333,6 +333,12 @@ def test_directions_are_two():
         (lambda: GRU(2, 3)(Tensor(np.ones((2, 2, 3)))), ValueError, "GRU: x must be .* I = 2"),
         (lambda: GRU(2, 3)(Tensor(np.ones((0, 2, 2)))), ValueError, "GRU: x .* has no time steps"),
         (lambda: GRU(2, 3)(Tensor(np.ones((2, 2, 2))), Tensor(np.ones((2, 2, 3)))), ValueError, r"states .* \(1, 2, 3\), 1 of"),
+        (lambda: GRU(2, 3)(Tensor(np.ones((2, 2, 2))), (Tensor(np.ones((1, 2, 3))),)), ValueError, "GRU: .* 1 of .* got tuple"),
+        (
+            lambda: LSTM(2, 3)(Tensor(np.ones((2, 2, 2))), lengths=Tensor([2, 1])),
+            ValueError,
+            "LSTM: lengths .*a list of integers",
+        ),
         (
             lambda: LSTM(2, 3)(Tensor(np.ones((2, 2, 2))), (Tensor(np.ones((1, 2, 3))),)),
             ValueError,

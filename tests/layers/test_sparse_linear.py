@@ -126,7 +126,8 @@ def test_it_says_where_a_dense_layer_is_faster():
 @pytest.mark.parametrize(
     "make, error, message",
     [
-        (lambda: SparseLinear(0, 4), ValueError, "widths must be positive"),
+        (lambda: SparseLinear(0, 4), ValueError, "in_features must be a positive integer, got 0"),
+        (lambda: SparseLinear(4, 3.0), ValueError, "out_features must be a positive integer, got 3.0"),
         (lambda: SparseLinear(4, 4, density=0), ValueError, r"density must be in \(0, 1\], got 0"),
         (lambda: SparseLinear(4, 4, density=1.5), ValueError, "density must be in"),
         (lambda: SparseLinear(4, 4, density=True), ValueError, "density must be in .*, got True"),

@@ -238,7 +238,7 @@ def test_parameters_must_be_tensors_with_gradients(parameters):
 
 @pytest.mark.parametrize("norm", [0.1, 100.0])
 def test_clipping_is_pytorchs(dev, rng, norm):
-    """The norm of all gradients as one vector; two parameters may have theirs in one array."""
+    """The norm of all gradients as one vector; an op hands over one array for two parameters."""
     values = [rng.standard_normal(shape).astype(np.float32) for shape in ((4, 3), (4,), (4,))]
     x = rng.standard_normal((5, 3)).astype(np.float32)
     ours = [Tensor(v, dev, requires_grad=True) for v in values]
@@ -250,6 +250,17 @@ def test_clipping_is_pytorchs(dev, rng, norm):
     torch.optim.SGD(theirs, 0.5).step()
     for mine, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(mine.numpy(), other.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_that_are_parts_of_another_one_are_clipped(dev):
+    a, b, c = (Tensor(np.zeros(size), dev, requires_grad=True) for size in (6, 3, 3))
+    dy = np.arange(1.0, 7.0)
+    (a + ops.concatenate([b, c])).backward(dy)
+    SGD([a, b], 1.0, clip_norm=0.1).step()
+    factor = 0.1 / np.sqrt((dy**2).sum() + (dy[:3] ** 2).sum())
+    np.testing.assert_allclose(a.numpy(), -factor * dy, rtol=1e-5)
+    np.testing.assert_allclose(b.numpy(), -factor * dy[:3], rtol=1e-5)
+    np.testing.assert_allclose(c.grad.numpy(), dy[3:])
 
 
 @pytest.mark.parametrize("plan", [RowPlan(18, 2, 1), TilePlan((18, 11), 4, 3, 1), TilePlan((18, 11), 4, 2, 0)], ids=str)

@@ -47,20 +47,26 @@ def broadcast_to_cpu(x, shape):
 
 def getitem_cpu(x, key):
     """y = x[key], contiguous; y is a view if x[key] is contiguous, else a copy."""
-    _is_view(key)
+    _is_view(key := _whole(key))
     return _contiguous(x[key])
 
 
+def _whole(key):
+    """Return the key as a tuple with `...`, so that x[key] is an array even if it has no axes."""
+    key = key if isinstance(key, tuple) else (key,)
+    return key if any(k is ... for k in key) else (*key, ...)
+
+
 def _is_view(key):
-    """Return True if x[key] is a view, so that no position occurs twice; otherwise a recording is refused."""
-    kinds = int, slice, type(None), type(...)
-    found = all(type(k) is not bool and isinstance(k, kinds) for k in (key if isinstance(key, tuple) else (key,)))
+    """Return True if x[key] is a view for the tuple `key`: then no position occurs twice. Otherwise a recording is refused."""
+    kinds = int, np.integer, slice, type(None), type(...)
+    found = all(type(k) is not bool and isinstance(k, kinds) for k in key)
     return found or ((writer := tape.get()) is not None and writer.refuse("a list of positions"))
 
 
 def putitem_cpu(dy, key, shape):
     """dx[key] += dy, from dx = 0 on; values of an index that occurs several times are added up: the adjoint of getitem."""
-    view, dx = _is_view(key), full_cpu(shape, 0.0)
+    view, dx = _is_view(key := _whole(key)), full_cpu(shape, 0.0)
     expect("putitem (cpu)", dy=(dy, dx[key].shape))
     if view:
         assign(dy, dx[key])
