@@ -32,9 +32,9 @@ def replays(monkeypatch):
 
 
 def fit(net=Net, layers=(9, 7), weights=False, **options):
-    """Of 40 samples, 13 at a time: in an epoch three equal steps and a shorter one."""
+    """Of 41 samples, 13 at a time: in an epoch three equal steps and a shorter one."""
     rng = np.random.default_rng(0)
-    x, y = rng.standard_normal((40, 6)), np.arange(40) % 3
+    x, y = rng.standard_normal((41, 6)), np.arange(41) % 3
     return net(layers, random_state=0, **{"batch_size": 13, "epochs": 5, "dropout": "none", **options}).fit(
         x, y, sample_weight=1 + y if weights else None
     )
