@@ -12,6 +12,7 @@ from sklearn.utils.validation import _check_sample_weight
 
 from numbanet_kernels.runtime.interrupt import deferred
 
+from ..training.large.rows import Rows
 from ..training.large.streamed import Part, Streamed
 from ..training.validation import BatchStatistics
 
@@ -84,7 +85,7 @@ class Streaming:
         if not again:
             raise ValueError(f"batches: the second reading gave none; {TAKES}")
         repeats = [_digest(*part) for part in again] == digests[: len(again)] and len(again) == min(few, len(digests))
-        X, y, own = (None if parts[0] is None else np.concatenate(parts) for parts in zip(*again))
+        X, y, own = (parts[0] if len(parts) == 1 or parts[0] is None else np.concatenate(parts) for parts in zip(*again))
         examples = X, *self._check_target(X, y, own, False)
         digest = hashlib.sha256(b"".join(digests)).hexdigest()
         return Streamed(prepared, examples, int(count[-1]), max(map(len, targets)), digest, repeats)
@@ -110,6 +111,8 @@ class Streaming:
         if not isinstance(part, (tuple, list)) or len(part) not in (2, 3):
             raise ValueError(f"{TAKES}; got {type(part).__name__}")
         X, y = self._checked(*part[:2], reset=reset)
+        if isinstance(X, Rows):  # a step reads all of a batch, however large
+            X = X[:]
         own = part[2] if len(part) == 3 else None
         if own is not None and np.shape(own) == (len(y),) and not np.asarray(own).any():
             own = np.zeros(len(y), np.float32)  # scikit-learn refuses it, but other batches have weights

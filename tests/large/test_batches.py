@@ -4,10 +4,12 @@ import contextlib
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_matrix
 
 from numbanet import CrossEntropy, Net, NetRegressor, Tensor
 from numbanet.dropout import RowSensitiveDropout
 from numbanet.layers import LSTM, BatchNorm1d, Conv2d, Embedding, Flatten, LastStep, Linear, MaxPool2d, ReLU
+from numbanet.training.large import mapped, rows
 from tests.resuming.stopped import alone
 
 rng = np.random.default_rng(0)
@@ -225,6 +227,18 @@ def test_running_values_are_those_of_many_samples_if_batches_are_small():
 def test_many_classes_lead_to_no_warning_for_each_batch(recwarn):
     Net((16,), **BASE).fit(batches=cut(np.tile(X, (2, 1)), np.arange(600) % 60, size=80))
     assert not [warning for warning in recwarn if "unique classes" in str(warning.message)]
+
+
+def test_large_batches_train_as_dense_ones(tmp_path, monkeypatch):
+    """What would be read in parts if it were all samples, sparse matrices and memory-mapped arrays, is read as a whole."""
+    few = np.where(X > 1, X, 0)
+    np.save(tmp_path / "X.npy", few)
+    dense = Net((16,), **BASE, dropout="rdp").fit(batches=cut(few, Y, size=150))
+    monkeypatch.setattr(rows, "LEAST", 1)
+    monkeypatch.setattr(mapped, "FEW", 100)
+    for large in (csr_matrix(few), np.load(tmp_path / "X.npy", mmap_mode="r")):
+        batches = [(large[:150], Y[:150]), (large[150:], Y[150:])]
+        same(dense, Net((16,), **BASE, dropout="rdp").fit(batches=batches))
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
