@@ -176,7 +176,7 @@ def test_scales_may_come_after_pooling_and_random_zeros_may_not():
         (lambda: AvgPool2d(2.5), TypeError, "got 2.5"),
         (lambda: AdaptiveAvgPool2d((0, 3)), ValueError, r"output_size \(0, 3\)"),
         (lambda: MaxPool2d(2, dilation=0), ValueError, r"dilation \(0, 0\)"),
-        (lambda: BatchNorm2d(0), ValueError, "BatchNorm2d: num_features 0"),
+        (lambda: BatchNorm2d(0), ValueError, "BatchNorm2d: num_features must be a positive integer, got 0"),
         (lambda: BatchNorm2d(3)(Tensor(np.ones((4, 3)))), ValueError, r"BatchNorm2d\(3\): its input is of shape \(3,\)"),
         (lambda: BatchNorm2d(3)(Tensor(np.ones((4, 2, 5, 5)))), ValueError, "does not match 3 channels"),
         (lambda: BatchNorm2d(3)(Tensor(np.ones((1, 3, 1, 1))), Context(training=True)), ValueError, "2d.*more than one value"),
