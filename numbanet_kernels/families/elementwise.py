@@ -20,6 +20,7 @@ from numba import float32, int64, void
 from numba.extending import intrinsic
 
 from ..host import threads
+from ..host.gelu import NORMAL_DENSITY, ROOT_HALF, gelus
 from ..host.simd import WIDTH, data_of, for_lanes, load, store
 from ..host.ufuncs import apply
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
@@ -29,9 +30,6 @@ from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, o
 EXP, LOG, SQRT, TANH, SIGMOID, RELU, ABS, SIGN, GELU = range(9)
 ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, GREATER, GREATER_EQUAL, EQUAL, POW, TANH_GRAD, SIGMOID_GRAD, GELU_GRAD = range(13)
 RELU_GRAD, RELU_MAP, GELU_MAP, SIGMOID_MAP = range(13, 17)  # maps that exist only on the CPU
-ROOT_HALF = math.sqrt(0.5)
-NORMAL_DENSITY = 1 / math.sqrt(2 * math.pi)
-LOG2_E, LOG_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
 
 
 def named(name, formula, function):
@@ -122,9 +120,9 @@ def _sigmoid_at(typing_context, x, out, at, count):
 @host_kernel("void(i4, f4[:, ::1], f4[:, ::1], f4, f4[:, ::1], i8, i8)")
 def _maps(formula, dense_a, dense_b, scale, dense_out, start, stop):
     """Compute the columns start … stop - 1 of a map that NumPy lacks or computes more slowly: a gradient, where a is dy, or
-    relu, sigmoid or gelu, which do not read b. Loops run over slices of rows, so that LLVM vectorises them.
+    relu or sigmoid, which do not read b. Loops run over slices of rows, so that LLVM vectorises them.
     """
-    zero, half, one = float32(0), float32(0.5), float32(1)
+    zero, one = float32(0), float32(1)
     for n in range(dense_out.shape[0]):
         a, b, out = dense_a[n, start:stop], dense_b[n, start:stop], dense_out[n, start:stop]
         if formula == RELU_GRAD:
@@ -140,26 +138,9 @@ def _maps(formula, dense_a, dense_b, scale, dense_out, start, stop):
         elif formula == SIGMOID_GRAD:
             for i in range(out.size):
                 out[i] = a[i] * b[i] * (one - b[i])
-        elif formula == SIGMOID_MAP:
+        else:
             for i in range(0, out.size, WIDTH):
                 _sigmoid_at(a, out, i, out.size - i)
-        else:
-            # Phi(-|x|) = e t q(t) / 2 with e = exp(-x^2/2), t = 1/(1 + p |x|/sqrt 2): Abramowitz and Stegun 7.1.26, within
-            # 1e-7; e = 2^k r(z) is written out, as calls to the C library would keep the loop from being vectorised
-            for i in range(out.size):
-                x = b[i] if formula == GELU_GRAD else a[i]
-                power = -half * x * x
-                k = np.floor(power * LOG2_E + half)
-                z = power - k * LOG_2
-                r = float32(1 / 24) + z * (float32(1 / 120) + z * float32(1 / 720))
-                r = one + z * (one + z * (half + z * (float32(1 / 6) + z * r)))
-                e = r * np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
-                e = e if power > float32(-87) else zero
-                t = one / (one + abs(x) * float32(0.3275911 * ROOT_HALF))
-                q = float32(1.421413741) + t * (float32(-1.453152027) + t * float32(1.061405429))
-                tail = half * e * t * (float32(0.254829592) + t * (float32(-0.284496736) + t * q))
-                share = one - tail if x > zero else tail
-                out[i] = a[i] * (share + x * float32(NORMAL_DENSITY) * e) if formula == GELU_GRAD else x * share
 
 
 def _share_maps(formula, a, b, scale, out):
@@ -171,7 +152,10 @@ def _share_maps(formula, a, b, scale, out):
 
     def work(part):
         span = part.of(columns)
-        _maps(formula, a, b, scale, y, span.start, span.stop)
+        if formula in (GELU_MAP, GELU_GRAD):
+            gelus(formula == GELU_GRAD, a, b, y, span.start, span.stop)
+        else:
+            _maps(formula, a, b, scale, y, span.start, span.stop)
 
     threads.share(work, out.size)
     return out

@@ -123,16 +123,15 @@ def _transpose_in(x, y, gated, positions, scale, first, stop, transposed, sums):
 
     z = x * (y > 0) if `gated`, else x. If `sums` is not empty, sums[i] += sum_n z[n, i].
     """
-    xs, ys = np.empty((COLUMNS, SAMPLES), np.float32), np.empty((COLUMNS, SAMPLES), np.float32)
+    both = np.empty((2, COLUMNS, SAMPLES), np.float32)
     for n0 in range(0, x.shape[0], SAMPLES):
         n1 = min(n0 + SAMPLES, x.shape[0])
         for i0 in range(first, stop, COLUMNS):
             i1 = min(i0 + COLUMNS, stop)
-            transpose_block(x, n0, n1, i0, i1, xs, 0, 0, True)
-            if gated:
-                transpose_block(y, n0, n1, i0, i1, ys, 0, 0, True)
+            for k in range(2 if gated else 1):
+                transpose_block(y if k else x, n0, n1, i0, i1, both[k], 0, 0, True)  # one call, which compiles once
             for i in range(i0, i1):
-                z, gate, total = xs[i - i0, : n1 - n0], ys[i - i0, : n1 - n0], float32(0)
+                z, gate, total = both[0, i - i0, : n1 - n0], both[1, i - i0, : n1 - n0], float32(0)
                 if gated:
                     for n in range(z.size):
                         z[n] = z[n] if gate[n] > 0 else float32(0)
