@@ -15,6 +15,7 @@ from ..dropout import Dropout, NoDropout, Together
 from ..layers import Sequential, to
 from ..parallel import current
 from ..parallel.checks import agreed
+from ..training.checkpoint import ModelCheckpoint
 from ..training.data import Data
 from ..training.hooks import Callback, Hook
 from ..training.optim import Optimizer
@@ -320,19 +321,27 @@ class Estimator(Settings):
         self._kept_epoch = stopping.best_epoch if stopping and ended else None
         scores = {
             record["epoch"]: record["validation_score"]
-            for record in run.history
+            for record in run.history[run.epochs.start :]  # of this call
             if not np.isnan(record.get("validation_score", np.nan))
         }
         self.best_epoch_ = stopping.best_epoch if stopping else max(scores, key=scores.__getitem__, default=None)
 
 
 class Fitted(Hook):
-    """Updates the estimator's fitted attributes during training."""
+    """Updates the estimator's fitted attributes during training. Before, it checks that files can hold what hooks will save."""
 
     watches = False
 
+    def __init__(self) -> None:
+        self.checked = False
+
     def epoch_start(self, run, epoch):
         run.estimator._learned(run, epoch + 1)
+        if not self.checked:
+            for hook in run.hooks:
+                if isinstance(hook, ModelCheckpoint):
+                    saving.check(run.estimator, type(hook).__name__)
+            self.checked = True
 
     def epoch_recorded(self, run, record):
         run.estimator._learned(run, run.epoch)

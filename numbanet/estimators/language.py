@@ -66,7 +66,8 @@ class LanguageModel(Estimator):
     n_iter_ : int
         Number of epochs trained.
     best_epoch_ : int or None
-        The epoch with the best validation_score, whose weights early stopping keeps; None without validation.
+        The epoch with the best validation_score, whose weights early stopping keeps; None without validation, as after
+        `partial_fit`.
     policy_ : Dropout
         The policy that trained.
 

@@ -47,7 +47,8 @@ CLASSIFIER = {
             None,
             'dict, "balanced" or None',
             """
-        Weight of each class, by which the weights of its samples are multiplied. None: 1 for each class.""",
+        Weight of each class, by which the weights of its samples are multiplied; "balanced", in `fit`, gives all classes the
+        same total weight. None: 1 for each class.""",
         ),
     ),
 }
@@ -98,7 +99,8 @@ class Net(ClassifierMixin, Supervised):
     n_iter_ : int
         Number of epochs trained.
     best_epoch_ : int or None
-        The epoch with the best validation_score, whose weights early stopping keeps; None without validation.
+        The epoch with the best validation_score, whose weights early stopping keeps; None without validation, as after
+        `partial_fit`.
     policy_ : Dropout
         The policy that trained, including thresholds that it derived from the data (`SensitiveDropout`).
 
@@ -133,7 +135,7 @@ class Net(ClassifierMixin, Supervised):
         Raises
         ------
         ValueError
-            As for `fit`, and if y has a label that is not among the classes.
+            As for `fit`; if y has a label that is not among the classes, or `class_weight` is "balanced".
         """
         train(*self._continued(X, y, sample_weight, dropout, dropout_rate, classes=classes))
         return self

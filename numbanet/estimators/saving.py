@@ -30,6 +30,11 @@ from .serialization import OwnLayerError, described, described_layer, made, made
 
 ENTRY, VERSION = "numbanet", 3
 MADE_ANEW = ("model_", "optimizer_", "placement_")  # a placement is of the machine where it was measured
+WAY = "Set another value with set_params({0}=...), which does not change the trained network; or save net.model_.state_dict()"
+WAY_BEFORE = (  # before training
+    "Set another value; or give fit(checkpoint='run/') instead of this hook, from which `resume` goes on with {0} given again; "
+    "or save net.model_.state_dict() in a function in callbacks"
+)
 HIDDEN = ("_by_step", "_fit_epochs", "_flat_target", "_kept_epoch", "_several")  # private attributes that are saved
 
 
@@ -43,6 +48,14 @@ def save(net: Any, path: str | os.PathLike) -> None:
     content = serialised(*packed(net))
     with deferred:  # so that no signal handler leaves half a file in the folder
         write_file(path, content)
+
+
+def check(net: Any, hook: str) -> None:
+    """Raise the TypeError of `save`, before training, for a hook of this name that is to save the estimator."""
+    try:
+        _told(net, None, WAY_BEFORE)
+    except TypeError as error:
+        raise TypeError(f"{hook}: {error}") from None
 
 
 def packed(net: Any, missing: list[str] | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -69,9 +82,9 @@ def serialised(metadata: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes
     return to_bytes(arrays, {ENTRY: json.dumps({**metadata, "sha256": _digest(metadata, arrays)})})
 
 
-def _told(net: Any, missing: list[str] | None) -> dict[str, Any]:
-    """Return the metadata of an estimator; raise a TypeError that names what JSON cannot hold, and the way out, unless it is a
-    parameter and `missing` is given.
+def _told(net: Any, missing: list[str] | None, way: str = WAY) -> dict[str, Any]:
+    """Return the metadata of an estimator; raise a TypeError that names what JSON cannot hold, and the way out, which is `way`
+    for a parameter, unless it is a parameter and `missing` is given.
     """
     metadata: dict[str, Any] = {"layers": [], "given": False, "parameters": {}, "fitted": {}}
     for layer in net.model_.layers:
@@ -99,10 +112,7 @@ def _told(net: Any, missing: list[str] | None) -> dict[str, Any]:
             if missing is not None:
                 missing.append(name)
                 continue
-            raise TypeError(
-                f"save: {name}={error}. Set another value with set_params({name}=...), which does not change the trained "
-                "network; or save net.model_.state_dict()"
-            ) from None
+            raise TypeError(f"save: {name}={error}. {way.format(name)}") from None
     metadata["fitted"] = _fitted(net, missing is not None)
     return metadata
 

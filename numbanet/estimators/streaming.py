@@ -69,6 +69,11 @@ class Streaming:
         every = None if weights[0] is None else np.concatenate(weights)
         if every is not None and not every.sum() > 0:
             raise ValueError("sample_weight must not be zero for every sample")
+        if len(shapes := {y.shape[1:] for y in targets}) > 1:
+            raise ValueError(
+                f"batches: targets of samples have different shapes, {', '.join(map(str, sorted(shapes)))}: give each "
+                "sample the same number; labels for each time step are not supported, so call partial_fit for each batch"
+            )
         self._target(first, np.concatenate(targets), every, reset)
         if self._by_step:
             raise ValueError("batches: labels for each time step are not supported; call partial_fit for each batch")
@@ -85,7 +90,8 @@ class Streaming:
         if not again:
             raise ValueError(f"batches: the second reading gave none; {TAKES}")
         repeats = [_digest(*part) for part in again] == digests[: len(again)] and len(again) == min(few, len(digests))
-        X, y, own = (parts[0] if len(parts) == 1 or parts[0] is None else np.concatenate(parts) for parts in zip(*again))
+        alike = [part for part in again if part[0].shape[1:] == again[0][0].shape[1:]]  # sequences of one length
+        X, y, own = (parts[0] if len(parts) == 1 or parts[0] is None else np.concatenate(parts) for parts in zip(*alike))
         examples = X, *self._check_target(X, y, own, False)
         digest = hashlib.sha256(b"".join(digests)).hexdigest()
         return Streamed(prepared, examples, int(count[-1]), max(map(len, targets)), digest, repeats)
@@ -103,8 +109,16 @@ class Streaming:
             raise ValueError("batches: several processes share the rows of arrays; give X and y, which may be memory-mapped")
         if self.early_stopping and validation is None:
             raise ValueError("batches: early_stopping has no samples to hold out; give fit(validation=(X, y))")
-        if getattr(self, "class_weight", None) == "balanced":
-            raise ValueError("batches: class_weight='balanced' counts all samples; give a dict of weights")
+        self._refuse_balanced("batches")
+
+    def _refuse_balanced(self, call: str) -> None:
+        """Raise ValueError if classes are to be weighed by their numbers of samples, which a call on some cannot know."""
+        if isinstance(given := getattr(self, "class_weight", None), str) and given == "balanced":
+            raise ValueError(
+                f"{call}: class_weight='balanced' counts all samples, which are not known here; give a dict of weights: "
+                "dict(zip(classes, compute_class_weight('balanced', classes=classes, y=y))), with the labels y of all samples, "
+                "or of many; compute_class_weight is in sklearn.utils.class_weight"
+            )
 
     def _part(self, part: Any, reset: bool) -> Part:
         """Return (X, y, weights) of a batch, checked."""

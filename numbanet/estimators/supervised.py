@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import abc
 import copy
-import dataclasses
-import functools
 import math
 import os
 import weakref
@@ -22,24 +20,19 @@ from ..dropout import Dropout, Rate, automatic
 from ..layers import ActivationSpec, Sequential
 from ..losses import Loss, loss_named
 from ..plans import Plans
-from ..training.augment import Augmentation
 from ..training.baseline_check import unfinished, verdict
 from ..training.data import Data, on_device
 from ..training.inference import Predictor
 from ..training.large.rows import Rows, SparseRows, is_large
-from ..training.large.streamed import Streamed
 from ..training.loop import train
 from ..training.run import Run
-from ..training.validation import Validation
 from ..user_warnings import warn
-from .base import Estimator
 from .build import are_layers, as_images, as_rows, build, check_build, check_samples_first, merged, widths_of
-from .held_out import HeldOut
+from .fitting import Fitting
 from .inputs import validated
-from .joint import count, sharded
-from .placing import Placing, check_objective
+from .joint import sharded
+from .placing import check_objective
 from .settings import FitSettings
-from .streaming import Streaming
 from .whole import whole
 from .zoo import MODELS, network
 
@@ -47,7 +40,7 @@ PLAIN = np.dtype(np.float32), np.dtype(np.float64)
 PREDICTORS: weakref.WeakKeyDictionary[Supervised, Predictor] = weakref.WeakKeyDictionary()  # not copied or pickled
 
 
-class Supervised(Placing, HeldOut, Streaming, Estimator):
+class Supervised(Fitting):
     """Base class of the classifier and the regressor. It checks the data, builds the network, and trains it."""
 
     by_samples = ("epochs", "batch_size")
@@ -97,7 +90,8 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         batches : iterable or callable, optional
             Instead of X and y: a list, or another iterable that can be read again, such as PyTorch's DataLoader, of (X, y) or
             (X, y, sample_weight), each one training step; or a function of the epoch, counted from 0, that returns them.
-            Before training, they are read once as a whole, and then the first ones once more.
+            Before training, they are read once as a whole, and then the first ones once more. Sequences may have another length
+            in each batch.
 
         Raises
         ------
@@ -180,15 +174,15 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
         return (X, *y) if y else X
 
     def _takes(self, shape: tuple[int, ...]) -> bool:
-        """Return True if the trained layers take samples of this shape, for example longer sequences."""
-        if not hasattr(self, "model_"):
-            return False
+        """Return True if the given layers take samples of this shape, for example longer sequences."""
+        model = self.model_ if self._made_of else Sequential(self.layers)  # before training there is no network yet
         try:
-            out = self.model_.cost(ActivationSpec(shape), Plans())[1].shape
+            out, usual = (
+                model.cost(ActivationSpec((shape[0], *sample)), Plans())[1].shape for sample in (shape[1:], self.input_shape_)
+            )
         except ValueError:
             return False
-        outputs = ((None,), (self._outputs(),))
-        return len(shape) == 1 + len(self.input_shape_) and out[1 + self._by_step :] in outputs
+        return len(shape) == 1 + len(self.input_shape_) and len(out) == len(usual) and out[-1] == usual[-1]
 
     def _y_options(self) -> dict[str, Any]:
         return {}
@@ -286,33 +280,7 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             each = ", one for each class of y" if hasattr(self, "classes_") else ""
             raise ValueError(f"layers: the last one must give {which}, not {shape[1:]} per sample{each}; got {model!r}")
 
-    # --- training -----------------------------------------------------------------------------------------------------
-    def _begun(self, X, y, sample_weight, dropout, dropout_rate, validation, batches, saver) -> tuple[Run, Data]:
-        """Return the arguments of `train` for `fit`."""
-        if saver:
-            dropout, dropout_rate = map(saver.arguments.get, ("dropout", "dropout_rate"))
-        self._settings(dropout, dropout_rate)  # called only for its errors, which come before the data are checked
-        trained = self._unfinished is not None or (bool(self.warm_start) and self._goes_on("warm_start"))
-        if batches is None and X is not None:
-            data = Data(*self._check_data(X, y, sample_weight, reset=not trained))
-        else:
-            data = self._streamed(batches, X, y, sample_weight, validation, reset=not trained)
-        if trained and batches is None:
-            self._check_same(data.y)
-        settings = self._settings(dropout, dropout_rate, count(len(data)))
-        if isinstance(data, Streamed):
-            settings = dataclasses.replace(settings, batch_size=data.largest)
-        if self._unfinished is not None:
-            arguments = {"dropout": dropout, "dropout_rate": dropout_rate}
-            self._start_again(settings, (settings.batch_size, *self.input_shape_), len(data), arguments)
-            self.loss_ = self._criterion()
-        else:
-            self._start(data.X, data.weights, settings, self.model_ if trained else None)
-        run, data = self._prepare(data, settings, settings.epochs, trained, validation)
-        if saver:
-            saver.join(run, data)
-        return run, data
-
+    # --- after training ---------------------------------------------------------------------------------------------------
     def _warn_of_result(self, run: Run, data: Data) -> None:
         """Warn if the network is hardly better than a constant prediction, or could clearly learn more."""
         message = verdict(run.stepper, data.sample(run.dev), self.history_[-1])
@@ -323,42 +291,6 @@ class Supervised(Placing, HeldOut, Streaming, Estimator):
             message = unfinished(losses, scores, bool(self.early_stopping), policy.name != "none")
         if message and run.speaks:
             warn(message)
-
-    def _continued(self, X, y, sample_weight, dropout, dropout_rate, **target_options) -> tuple[Run, Data]:
-        """Return the arguments of `train` for `partial_fit`."""
-        settings = dataclasses.replace(self._settings(dropout, dropout_rate), patience=None)
-        trained = self._goes_on("partial_fit")
-        X, y, weights = self._check_data(X, y, sample_weight, reset=not trained, **target_options)
-        if self.batch_size is None:
-            settings = dataclasses.replace(settings, batch_size=self._batch(count(len(X))))
-        if trained:
-            self._warn_of_sparsity()
-        else:
-            if hasattr(self, "target_scale_") and self._criterion().standardised and (np.abs(y).max(axis=0) < 0.5).any():
-                warn(
-                    "partial_fit: the mean and the scale of targets are those of the first call, whose y is constant, so that"
-                    " later targets may be far too large or too small; begin with more samples"
-                )
-            self._start(X, weights, settings)
-        return self._prepare(Data(X, y, weights), settings, 1, trained)
-
-    def _prepare(
-        self, given: Data, settings: FitSettings, epochs: int, trained: bool, validation: tuple | None = None
-    ) -> tuple[Run, Data]:
-        """Return the arguments of `train`."""
-        settings.policy.check(len(settings.policy.sites(self.model_)))
-        settings, watching = self._placed(settings, given, trained)
-        run, scorer, watched = self._run(settings, epochs, trained), settings.scorer, None
-        X, y, data = given.X, given.y, given.on(run.dev)
-        if validation is not None:
-            X_val, *targets = self._check_validation(validation)
-            watched = Validation(Data(on_device(X_val, run.dev), *targets), scorer and (lambda: scorer(self, *validation)))
-        elif settings.patience:
-            rows, held = self._split(y)
-            data, rest = dataclasses.replace(data, rows=rows), dataclasses.replace(data, rows=held)
-            watched = Validation(rest, scorer and functools.partial(self._scored, scorer, X[held], y[held]))
-        self._hook(run, settings, data, watched, *([Augmentation(self.augment)] if self.augment else []), *watching)
-        return run, data
 
     @abc.abstractmethod
     def _as_given(self, y: np.ndarray) -> np.ndarray:

@@ -30,7 +30,8 @@ class ModelCheckpoint(Hook):
     ValueError
         If `save_best_only` is not a bool; in training, if the record does not contain the figure or a field of the path.
     TypeError, OSError
-        If the path is not a str or path; in training, as raised by the estimator's `save`.
+        If the path is not a str or path; before the first epoch, if a file cannot hold a parameter or a layer of the estimator;
+        in training, as raised by the estimator's `save`.
 
     Notes
     -----

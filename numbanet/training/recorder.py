@@ -89,7 +89,8 @@ class Recorder:
         self.finish()
         self._samples = X if change is None and batch.values is None else None
         if change is None:
-            ids, shape = batch.ids, (len(batch.rows), *X.shape[1:])
+            ids, given = batch.ids, batch.values if isinstance(batch.values, np.ndarray) else X
+            shape = (len(batch.rows), *given.shape[1:])  # lengths of sequences may differ between batches
             kind = (shape, FLOAT32) if ids is None else (ids.shape, ids.dtype)
             if ids is None:
                 batch = batch._replace(inputs=self.put("rows", batch.inputs))

@@ -15,6 +15,7 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.utils.class_weight import compute_class_weight
 
 from numbanet import Linear, Net, NetRegressor, ReLU, RowDropout, Shuffle, Tanh, TileDropout
 from numbanet.datasets import load_digits
@@ -264,6 +265,21 @@ def test_class_weight_and_sample_weight():
     assert weighted.score(X[rare], Y[rare]) > plain.score(X[rare], Y[rare])
     np.testing.assert_allclose(weighted.predict_proba(X_TEST), by_class.predict_proba(X_TEST), atol=1e-4)
     assert not same(weights(balanced), weights(plain))
+
+
+def test_partial_fit_takes_weights_of_classes_that_are_counted_before():
+    """It sees some of the samples, and scikit-learn's SGDClassifier refuses "balanced" there, too."""
+    balanced = Net(**SMALL, class_weight="balanced").fit(X, Y)
+    kept = weights(balanced)
+    for net in (balanced, Net(**SMALL, class_weight="balanced")):
+        with pytest.raises(ValueError, match=r"^partial_fit: class_weight='balanced' .*dict\(zip\(.*compute_class_weight"):
+            net.partial_fit(X[:50], Y[:50], classes=range(10))
+    assert not hasattr(net, "model_") and same(weights(balanced), kept)
+    classes = np.arange(10)
+    given = dict(zip(classes, compute_class_weight("balanced", classes=classes, y=Y)))
+    for ours, theirs in zip(weights(Net(**SMALL, class_weight=given).fit(X, Y)), kept, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    assert balanced.set_params(class_weight=given).partial_fit(X[:50], Y[:50]).n_iter_ == 1 + SMALL["epochs"]
 
 
 def test_labels_of_any_kind_and_pandas():

@@ -1,6 +1,7 @@
 """fit(batches=...): each batch is a step, classes and scales are those of all batches, bad batches are refused."""
 
 import contextlib
+import copy
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from scipy.sparse import csr_matrix
 
 from numbanet import CrossEntropy, Net, NetRegressor, Tensor
 from numbanet.dropout import RowSensitiveDropout
-from numbanet.layers import LSTM, BatchNorm1d, Conv2d, Embedding, Flatten, LastStep, Linear, MaxPool2d, ReLU
+from numbanet.layers import LSTM, BatchNorm1d, Conv2d, Embedding, Flatten, LastStep, Linear, MaxPool2d, ReLU, Sequential
 from numbanet.training.large import mapped, rows
 from tests.resuming.stopped import alone
 
@@ -185,11 +186,90 @@ def test_fit_without_data_says_so():
         Net((16,)).fit()
 
 
-def test_batches_of_sequences_have_one_length():
-    layers = [LSTM(3, 8, batch_first=True, rng=0), LastStep(), Linear(8, 2, rng=1)]
-    batches = [(np.zeros((8, steps, 3), np.float32), np.arange(8) % 2) for steps in (5, 6)]
-    with pytest.raises(ValueError, match=r"samples of shape \(6, 3\), and Net expects \(5, 3\)"):
-        Net(layers, epochs=1).fit(batches=batches)
+def recurrent(features, *after):
+    return [LSTM(features, 8, batch_first=True, rng=0), LastStep(), *after, Linear(8, 3, rng=1)]
+
+
+def of_lengths(kind, lengths=(5, 7, 5, 3, 9, 7)):
+    """Batches of sequences whose length differs: symbols with padding, or values."""
+    if kind == "values":
+        return [(rng.standard_normal((40, steps, 3)).astype(np.float32), rng.integers(0, 3, 40)) for steps in lengths]
+    words = [rng.integers(1, 17, (40, steps)) * (np.arange(steps) < rng.integers(2, steps + 1, (40, 1))) for steps in lengths]
+    return [(each, rng.integers(0, 3, 40)) for each in words]
+
+
+LAYERS = {"values": recurrent(3), "symbols": [Embedding(17, 8, padding_idx=0, rng=2), *recurrent(8)]}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_sequences_may_have_another_length_in_each_batch(kind, optimizer):
+    batches = of_lengths(kind)
+    options = {**BASE, "epochs": 4, "optimizer": optimizer}
+    net = Net(LAYERS[kind], **options).fit(batches=batches, validation=of_lengths(kind, (8,))[0])
+    other = Ordered(LAYERS[kind], **options, batch_size=40)
+    for _ in range(4):
+        for x, y in batches:
+            other.partial_fit(x, y, classes=range(3))
+    for name, array in net.model_.state_dict().items():
+        np.testing.assert_allclose(array, other.model_.state_dict()[name], atol=1e-6, err_msg=name)
+    assert net.n_iter_ == 4 and [len(net.predict(x)) for x, _ in batches] == [40] * 6
+    kept = copy.deepcopy(net)
+    same(net.fit(batches=batches), kept)  # whatever the network before took
+    with pytest.raises(ValueError, match="expects|takes integers"):
+        net.fit(batches=[*batches, (np.zeros((4, 6, 2), np.float32), np.arange(4) % 3)])
+
+
+@pytest.mark.parametrize("dropout", ["rdp", "window"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_batches_of_several_lengths_go_on_from_a_checkpoint(kind, dropout, tmp_path):
+    batches = of_lengths(kind)
+    net = Net(LAYERS[kind], **BASE, dropout=dropout).fit(batches=batches, checkpoint=tmp_path / "all", every=4, keep=9)
+    same(net, Net.resume(alone(tmp_path / "all", 1, tmp_path / "one")).fit(batches=batches))
+    same(net, Net(LAYERS[kind], **BASE, dropout=dropout, warm_start=True).fit(batches=batches))
+
+
+def test_warm_started_and_regressing_networks_take_several_lengths():
+    batches = [(x, y, np.linspace(0, 1, 40)) for x, y in of_lengths("values")]
+    net = Net(LAYERS["values"], **BASE, warm_start=True).fit(*batches[1])
+    assert net.fit(batches=batches).n_iter_ == 3 and net.input_shape_ == (7, 3)
+    two = [(x, np.stack([x.mean((1, 2)), x[:, 0, 0], x[:, 1, 1]], 1)) for x, _ in of_lengths("values")]
+    net = NetRegressor(LAYERS["values"], **BASE).fit(batches=two)
+    np.testing.assert_allclose(net.target_mean_, np.concatenate([y for _, y in two]).mean(0), rtol=1e-5)
+
+
+def test_running_values_are_those_of_the_first_length():
+    batches = of_lengths("values", (5, 6) * 8)
+    layers = recurrent(3, BatchNorm1d(8))
+    net = Net(layers, **BASE, dropout="rdp").fit(batches=batches)
+    inner = np.concatenate([Sequential(net.model_.layers[:2])(Tensor(x)).numpy() for x, _ in batches[::2]])
+    np.testing.assert_allclose(net.model_.layers[2].running_mean.numpy(), inner.mean(0), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "layers, shapes, named",
+    [
+        ([Flatten(), Linear(15, 3)], [(5, 3), (6, 3)], r"samples of shape \(6, 3\), and Net expects \(5, 3\)"),
+        ([Flatten()], [(1, 3), (2, 3)], r"samples of shape \(2, 3\), and Net expects \(1, 3\)"),
+        (recurrent(3), [(5, 3), (5, 4)], r"samples of shape \(5, 4\), and Net expects \(5, 3\)"),
+        (recurrent(3), [(5, 3), (3,)], r"samples of shape \(3,\), and Net expects \(5, 3\)"),
+    ],
+)
+def test_samples_that_the_layers_do_not_take_are_refused(layers, shapes, named):
+    net = Net(layers, **BASE)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=named):
+            net.fit(batches=[(np.zeros((6, *shape), np.float32), np.arange(6) % 3) for shape in shapes])
+        assert not hasattr(net, "model_")
+
+
+def test_targets_of_different_shapes_are_refused():
+    steps = [(x, np.ones(x.shape[:2], int)) for x, _ in of_lengths("values")]
+    layers = [LSTM(3, 8, batch_first=True, rng=0), Linear(8, 3, rng=1)]
+    with pytest.raises(ValueError, match=r"different shapes, \(3,\), \(5,\).*call partial_fit for each batch"):
+        Net(layers, **BASE).fit(batches=steps)
+    with pytest.raises(ValueError, match=r"different shapes, \(\), \(2,\)"):
+        NetRegressor((16,), **BASE).fit(batches=[(X, Y), (X, np.stack([Y, Y], 1))])
 
 
 def test_batches_without_weight_are_left_out():

@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 from sklearn.metrics import f1_score, log_loss, make_scorer
 
-from numbanet import GroupLasso, Hook, LanguageModel, ModelCheckpoint, Net, NetRegressor, ReduceLROnPlateau
+from numbanet import SGD, GroupLasso, Hook, LanguageModel, Linear, ModelCheckpoint, Net, NetRegressor, ReduceLROnPlateau, ReLU
 from numbanet.datasets import load_digits
-from numbanet.dropout import DynamicSparseGraph, EarlyDropout
+from numbanet.dropout import DynamicSparseGraph, EarlyDropout, WindowDropout
+from numbanet.io.card import kept_epoch
 
 X, Y, X_TEST, Y_TEST = load_digits()
 SMALL = {"layers": (32, 32), "epochs": 3, "random_state": 0, "device": "cpu"}
@@ -135,6 +136,18 @@ def test_the_best_epoch_is_known():
     assert pickle.loads(pickle.dumps(watched.set_params(callbacks=None))).best_epoch_ == watched.best_epoch_
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_after_partial_fit_no_epoch_is_the_best(early):
+    """Its epoch goes on from the weights of the best one, and has no validation."""
+    net = Net(**SMALL, early_stopping=early).fit(X, Y, validation=(X_TEST, Y_TEST))
+    model = LanguageModel(**LANGUAGE, early_stopping=early).fit(WORDS, validation=WORDS[:99])
+    for trained, data in ((net, (X, Y)), (model, (WORDS,))):
+        assert trained.best_epoch_ is not None
+        assert trained.partial_fit(*data).best_epoch_ is None and len(trained.history_) == 4
+        assert kept_epoch(trained) is trained.history_[-1]
+    assert net.fit(X, Y, validation=(X_TEST, Y_TEST)).best_epoch_ is not None
+
+
 # --- plateaus ---------------------------------------------------------------------------------------------------------
 class Figure(Hook):
     """Records figures that are given."""
@@ -255,6 +268,56 @@ def test_networks_that_are_still_becoming_sparse_are_not_the_best(tmp_path):
     ).fit(X, Y)
     assert figures(net, "weights_kept")[0] > figures(net, "weights_kept")[-1]
     assert Net.load(tmp_path / "best").n_iter_ == 4  # the first of fine-tuning
+
+
+FUNCTIONS = {
+    "augment": lambda x, rng, dev: x,
+    "learning_rate_schedule": lambda epoch: 1.0,
+    "loss": lambda output, target: (output * output).mean(),
+    "optimizer": lambda parameters, rate: SGD(parameters, rate),
+    "scoring": lambda net, X, y: 0.0,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_parameter_that_no_file_can_hold_is_refused_before_training(tmp_path, name):
+    seen = []
+    count = lambda net, record: seen.append(record["epoch"])  # noqa: E731  callbacks are functions
+    saves = ModelCheckpoint(tmp_path / "best")
+    net = Net(**SMALL, callbacks=[count, saves], **{name: FUNCTIONS[name]})
+    with pytest.raises(
+        TypeError, match=rf"^ModelCheckpoint: save: {name}=<function.* cannot be saved.*fit\(checkpoint='run/'\)"
+    ):
+        net.fit(X, Y)
+    assert seen == [] and not hasattr(net, "model_") and list(tmp_path.iterdir()) == []
+    net.set_params(callbacks=None).fit(X, Y, checkpoint=tmp_path / "run")  # the way out
+    again = Net.resume(tmp_path / "run", **{name: FUNCTIONS[name]})
+    for ours, theirs in zip(weights(again), weights(net), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    again = Net(**SMALL, **{name: FUNCTIONS[name]}).fit(X, Y).set_params(callbacks=[count, saves])
+    with pytest.raises(TypeError, match=f"^ModelCheckpoint: save: {name}="):
+        again.partial_fit(X, Y)
+    assert seen == [] and again.n_iter_ == 3
+
+
+def test_layers_and_policies_that_no_file_can_hold_are_refused_before_training(tmp_path):
+    class Own(ReLU):
+        def __init__(self, slope):
+            self.slope = slope
+
+    class Windows(WindowDropout):
+        pass
+
+    seen = []
+    hooks = [lambda net, record: seen.append(record), ModelCheckpoint(tmp_path / "best")]
+    net = Net([Linear(64, 10, rng=0), Own(print)], epochs=2, callbacks=hooks)
+    with pytest.raises(TypeError, match="^ModelCheckpoint: save: layer .* cannot be saved; save net.model_.state_dict"):
+        net.fit(X, Y)
+    with pytest.raises(TypeError, match="^ModelCheckpoint: save: dropout=.*give fit"):
+        Net(**SMALL, dropout=Windows(0.5), callbacks=hooks).fit(X, Y)
+    assert seen == []
+    Net(**SMALL, callbacks=hooks).fit(X, Y, dropout=Windows(0.5))  # which predictions do not need
+    assert Net.load(tmp_path / "best").n_iter_ == len(seen) == 3
 
 
 @pytest.mark.parametrize("path, error", [("{figure}", ValueError), ("{", ValueError), ("no/such/folder", FileNotFoundError)])
