@@ -24,8 +24,13 @@ from .machine import ROOT, machine
 from .results import Results, load
 
 # the suites, the cases of each, and a time limit in seconds
-SUITES = (("mlp", "(1024|2048|4096)-10 (without|p=0.7)", 160), ("cnn", "lenet5", 60), ("gemm", "", 30), ("gemm_rows", "", 30))
-TESTS = ("tests/kernels", "tests/core", "tests/layers", "tests/training", "tests/estimators")
+SUITES = (
+    ("mlp", "4096-10 (without|p=0.7)", 100),
+    ("cnn", "lenet5", 80),
+    ("gemm", "linear n=(128 o=2048 i=2048|1024)", 40),
+    ("gemm_rows", "dp=[14]$", 40),
+)
+TESTS = tuple(f"tests/{part}" for part in ("kernels", "core", "layers", "training", "estimators", "parallel"))
 LAST = 2000  # characters of a step's output that are recorded
 
 
@@ -39,15 +44,16 @@ class Step(NamedTuple):
 
 def steps(folder: Path) -> list[Step]:
     """The steps that can run on this machine; those of suites write their results to files in `folder`."""
-    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long and not alone", "-k", "cuda and not emulated"]
+    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-m", "not long and not alone", "-k", "cuda and not emulated"]
     workers = ["-n", str(min(os.cpu_count() or 1, 12))] if importlib.util.find_spec("xdist") else []
     found = [Step("tests", [sys.executable, *pytest, *workers, *TESTS], 120)]
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer:
-        small = [sys.executable, *pytest, "tests/kernels/families/test_gemm_rows.py", "tests/kernels/families/test_update.py"]
+        files = [f"tests/kernels/families/test_{name}.py" for name in ("gemm_rows", "update", "norm")]
+        small = [sys.executable, *pytest, "--one-of-each", *files]
         found += [
-            Step(f"{tool} of compute-sanitizer", [sanitizer, "--tool", tool, "--error-exitcode", "1", *small], 40)
-            for tool in ("memcheck", "racecheck")
+            Step(f"{tool} of compute-sanitizer", [sanitizer, "--tool", tool, "--error-exitcode", "1", *small], seconds)
+            for tool, seconds in (("memcheck", 40), ("racecheck", 60))
         ]
     against = ["--against", "torch"] if importlib.util.find_spec("torch") else []
     bench = [sys.executable, "-m", "bench"]

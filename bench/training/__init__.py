@@ -26,6 +26,7 @@ Data = tuple[Any, ...]  # X, y, X_test, y_test; or the words of a training text 
 IMAGES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 SEEDS = 3
 WARM_UP = 2048  # n samples
+ON_ONE_GPU = 6  # n runs in parallel: while one waits for its host, another computes
 VOCABULARY, VALIDATION = 8800, 50_000  # n words
 RECORDED_KEYS = (
     "loss",
@@ -306,7 +307,7 @@ def run(
     """Train all runs that the results do not contain yet; return the rows.
 
     Runs of the first n = `alone` seeds have the machine to themselves. The others run in parallel, one for each core, on one
-    thread. That is faster, but their seconds are not used (`timed`).
+    thread, or some on one GPU. That is faster, but their seconds are not used (`timed`).
     """
     import joblib
 
@@ -322,9 +323,10 @@ def run(
         and options.wants(f"{case_of(experiment.settings)}: {experiment.name}")
     ]
     say(f"{suite}: {len(due)} training runs")
-    if options.device != "cpu" or options.quick:
+    if options.quick:
         alone = SEEDS
-    for jobs, part in ((1, [one for one in due if one[1] < alone]), (-1, [one for one in due if one[1] >= alone])):
+    many = -1 if options.device == "cpu" else ON_ONE_GPU
+    for jobs, part in ((1, [one for one in due if one[1] < alone]), (many, [one for one in due if one[1] >= alone])):
         with joblib.parallel_config("loky", inner_max_num_threads=1):
             for run in joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")(
                 joblib.delayed(_trained)(*one) for one in part

@@ -9,8 +9,9 @@
                       dx[n, c] = gamma[c] / sqrt(variance[c] + eps) (dy[n, c] - dbeta[c] / N - h[n, c] dgamma[c] / N)
 
 On the CPU threads divide the rows. They sum, in float64, the differences x[n] - x[0] and the squares of these differences. So
-one pass gives both the mean and the variance, without cancellation if the mean is large. On CUDA the variance needs a second
-pass after the mean; a block of threads computes 32 channels (ACROSS), and adjacent threads read adjacent channels.
+one pass gives both the mean and the variance, without cancellation if the mean is large. On CUDA the samples are divided into
+parts. A block of threads sums 32 channels (ACROSS) of a part, and adjacent threads read adjacent channels; the variance needs a
+second pass after the mean, which finds the part in the cache. If there are several parts, a further launch joins their sums.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from numba import float32, int32
 
 from ..blocks.kahan import kahan
 from ..host import threads
-from ..runtime.declare import cuda, host_function, host_kernel, kernel, kernels
+from ..runtime.declare import cuda, host_function, host_kernel, inlined, kernel, kernels
 from ..runtime.expect import expect
 from ..runtime.launch import ceil_div, launch
-from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat
+from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, part_cuda
+from .reduce import sum_rows_cuda
 
 ACROSS, DOWN = 32, 8  # threads of a block along the channels and along the samples
 BLOCK = ACROSS * DOWN
+ROWS, PARTS = 128, 256  # on CUDA a part has this many samples at least, and there are at most this many parts
 CHANNELS = ("C",)
 GROUP = 256  # rows with fewer channels are joined, so that a CPU loop has at least this length
 
@@ -223,36 +226,68 @@ def _channels(**arrays):
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
+def _totals():
+    """Return the device function `total_of`; each factory makes its own (`inlined`)."""
+
+    @inlined
+    def total_of(shared, value):
+        """Return the sum of the values of the DOWN threads that have the same channel."""
+        tx = int32(cuda.threadIdx.x)
+        shared[int32(cuda.threadIdx.y) * ACROSS + tx] = value
+        cuda.syncthreads()
+        total = float32(0)
+        for j in range(DOWN):
+            total += shared[j * ACROSS + tx]
+        cuda.syncthreads()
+        return total
+
+    return total_of
+
+
 @kernels("norm")
 def _forward_kernels():
-    add = kahan()
+    add, total_of = kahan(), _totals()
 
-    @kernel("void(f4[:, ::1], f4[::1], f4[::1])")
-    def moments(x, mean, variance):
-        """Each block computes the means of 32 channels (ACROSS), then their variances."""
+    @kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], i4)")
+    def moments(x, means, variances, rows):
+        """Each block computes the means of 32 channels (ACROSS) over a part of the samples, `rows` or fewer, then their
+        variances there.
+        """
         shared = cuda.shared.array(BLOCK, float32)
-        tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
-        c, samples = int32(cuda.blockIdx.x * ACROSS) + tx, float32(max(x.shape[0], 1))
-        centre = float32(0)
+        ty, part = int32(cuda.threadIdx.y), int32(cuda.blockIdx.y)
+        c, first = int32(cuda.blockIdx.x * ACROSS + cuda.threadIdx.x), part * rows
+        stop = min(first + rows, int32(x.shape[0]))
+        samples, centre, apart = float32(max(stop - first, int32(1))), float32(0), float32(0)
+        for turn in range(2):
+            total, missed = float32(0), float32(0)
+            if c < x.shape[1]:
+                for n in range(first + ty, stop, DOWN):
+                    d = x[n, c] - centre
+                    total, missed = add(total, missed, d * d if turn else d)
+            apart = total_of(shared, total) / samples
+            if turn == 0:
+                centre = apart
+        if ty == 0 and c < x.shape[1]:
+            means[part, c], variances[part, c] = centre, apart
+
+    @kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], i4, i4)")
+    def joined(means, variances, mean, variance, rows, samples):
+        """Each block joins the means and variances of all parts, for 32 channels (Chan, Golub & LeVeque 1983)."""
+        shared = cuda.shared.array(BLOCK, float32)
+        c, parts = int32(cuda.blockIdx.x * ACROSS + cuda.threadIdx.x), int32(means.shape[0])
+        centre, apart = means[0, min(c, int32(mean.size - 1))], float32(0)
         for turn in range(2):
             total, missed = float32(0), float32(0)
             if c < mean.size:
-                for n in range(ty, x.shape[0], DOWN):
-                    d = x[n, c] - centre
-                    total, missed = add(total, missed, d * d if turn else d)
-            shared[ty * ACROSS + tx] = total
-            cuda.syncthreads()
-            total = float32(0)
-            for j in range(DOWN):
-                total += shared[j * ACROSS + tx]
-            cuda.syncthreads()
+                for part in range(int32(cuda.threadIdx.y), parts, DOWN):
+                    share = float32(min(rows, samples - part * rows)) / float32(samples)
+                    d = means[part, c] - centre
+                    total, missed = add(total, missed, share * ((variances[part, c] + d * d) if turn else d))
+            apart = total_of(shared, total)
             if turn == 0:
-                centre = total / samples
-            if ty == 0 and c < mean.size:
-                if turn == 0:
-                    mean[c] = centre
-                else:
-                    variance[c] = total / samples
+                centre += apart
+        if cuda.threadIdx.y == 0 and c < mean.size:
+            mean[c], variance[c] = centre, apart
 
     @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4, f4[::1], i4)")
     def apply(x, gamma, beta, mean, variance, eps, y, channels):
@@ -262,54 +297,63 @@ def _forward_kernels():
             c = i % channels
             y[i] = gamma[c] * (x[i] - mean[c]) / math.sqrt(variance[c] + eps) + beta[c]
 
-    return moments, apply
+    return moments, joined, apply
 
 
 @kernels("norm")
-def _backward_kernel():
-    add = kahan()
+def _backward_kernels():
+    add, total_of = kahan(), _totals()
 
-    @kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4, f4[:, ::1], f4[::1], f4[::1])")
-    def backward(dy, x, gamma, mean, variance, eps, dx, dgamma, dbeta):
-        """Each block computes dbeta and dgamma of 32 channels (ACROSS), then their dx."""
-        of_gamma, of_beta = cuda.shared.array(BLOCK, float32), cuda.shared.array(BLOCK, float32)
-        tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
-        c, inside = int32(cuda.blockIdx.x * ACROSS) + tx, int32(cuda.blockIdx.x * ACROSS) + tx < gamma.size
-        centre, inverse, first, second = float32(0), float32(0), float32(0), float32(0)
-        missed, lost = float32(0), float32(0)
-        if inside:
+    @kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4, f4[:, :, ::1], i4)")
+    def slopes(dy, x, mean, variance, eps, parts, rows):
+        """Each block computes dgamma and dbeta of 32 channels (ACROSS) over a part of the samples, `rows` or fewer."""
+        shared = cuda.shared.array(BLOCK, float32)
+        ty, part = int32(cuda.threadIdx.y), int32(cuda.blockIdx.y)
+        c, begin = int32(cuda.blockIdx.x * ACROSS + cuda.threadIdx.x), part * rows
+        first, second, missed, lost = float32(0), float32(0), float32(0), float32(0)
+        if c < mean.size:
             centre, inverse = mean[c], float32(1) / math.sqrt(variance[c] + eps)
-            for n in range(ty, x.shape[0], DOWN):
+            for n in range(begin + ty, min(begin + rows, int32(x.shape[0])), DOWN):
                 first, missed = add(first, missed, dy[n, c] * (x[n, c] - centre) * inverse)
                 second, lost = add(second, lost, dy[n, c])
-        of_gamma[ty * ACROSS + tx], of_beta[ty * ACROSS + tx] = first, second
-        cuda.syncthreads()
-        first, second = float32(0), float32(0)
-        for j in range(DOWN):
-            first += of_gamma[j * ACROSS + tx]
-            second += of_beta[j * ACROSS + tx]
-        if inside:
-            if ty == 0:
-                dgamma[c], dbeta[c] = first, second
-            share = float32(1) / float32(max(x.shape[0], 1))
-            for n in range(ty, x.shape[0], DOWN):
-                h = (x[n, c] - centre) * inverse
-                dx[n, c] = gamma[c] * inverse * (dy[n, c] - second * share - h * first * share)
+        first, second = total_of(shared, first), total_of(shared, second)
+        if ty == 0 and c < mean.size:
+            parts[part, 0, c], parts[part, 1, c] = first, second
 
-    return backward
+    @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4, f4[::1], f4[::1], f4[::1], i4)")
+    def backward(dy, x, gamma, mean, variance, eps, dgamma, dbeta, dx, channels):
+        """Each thread computes one value of dx."""
+        i = cuda.grid(1)
+        if i < dx.size:
+            c, share = i % channels, float32(channels) / float32(dx.size)
+            inverse = float32(1) / math.sqrt(variance[c] + eps)
+            h = (x[i] - mean[c]) * inverse
+            dx[i] = gamma[c] * inverse * (dy[i] - dbeta[c] * share - h * dgamma[c] * share)
+
+    return slopes, backward
+
+
+def _parts(n):
+    """Return (number of parts, samples of a part, of which the last may have fewer) for n samples."""
+    rows = max(ROWS, ceil_div(n, PARTS))
+    return max(ceil_div(n, rows), 1), rows
 
 
 def batch_norm_cuda(x, gamma, beta, eps):
-    expect("batch_norm (cuda)", x=(x, ("N", "C")), gamma=(gamma, CHANNELS), beta=(beta, CHANNELS))
-    mean, variance = empty_cuda(gamma.shape), empty_cuda(gamma.shape)
-    launch(_forward_kernels()[0], ceil_div(gamma.size, ACROSS), (ACROSS, DOWN), x, mean, variance)
+    n, channels = expect("batch_norm (cuda)", x=(x, ("N", "C")), gamma=(gamma, CHANNELS), beta=(beta, CHANNELS)).values()
+    mean, variance, across = empty_cuda((channels,)), empty_cuda((channels,)), ceil_div(channels, ACROSS)
+    (parts, rows), (moments, joined, _) = _parts(n), _forward_kernels()
+    of_parts = [one.reshape(1, channels) if parts == 1 else empty_cuda((parts, channels)) for one in (mean, variance)]
+    launch(moments, (across, parts), (ACROSS, DOWN), x, *of_parts, rows)
+    if parts > 1:
+        launch(joined, across, (ACROSS, DOWN), *of_parts, mean, variance, rows, n)
     return batch_norm_apply_cuda(x, gamma, beta, mean, variance, eps), mean, variance
 
 
 def batch_norm_apply_cuda(x, gamma, beta, mean, variance, eps):
     expect("batch_norm_apply (cuda)", x=(x, ("N", "C")), **_channels(gamma=gamma, beta=beta, mean=mean, variance=variance))
     y = empty_cuda(x.shape)
-    launch(_forward_kernels()[1], blocks_for(y.size), THREADS, flat(x), gamma, beta, mean, variance, eps, flat(y), gamma.size)
+    launch(_forward_kernels()[2], blocks_for(y.size), THREADS, flat(x), gamma, beta, mean, variance, eps, flat(y), gamma.size)
     return y
 
 
@@ -317,11 +361,14 @@ def batch_norm_grad_cuda(dy, x, gamma, mean, variance, eps):
     expect(
         "batch_norm_grad (cuda)", dy=(dy, ("N", "C")), x=(x, ("N", "C")), **_channels(gamma=gamma, mean=mean, variance=variance)
     )
-    dx, dgamma, dbeta = empty_cuda(x.shape), empty_cuda(gamma.shape), empty_cuda(gamma.shape)
-    launch(
-        _backward_kernel(), ceil_div(gamma.size, ACROSS), (ACROSS, DOWN), dy, x, gamma, mean, variance, eps, dx, dgamma, dbeta
-    )
-    return dx, dgamma, dbeta
+    channels, (parts, rows), (slopes, backward) = x.shape[1], _parts(len(x)), _backward_kernels()
+    of_parts = empty_cuda((parts, 2, channels))
+    launch(slopes, (ceil_div(channels, ACROSS), parts), (ACROSS, DOWN), dy, x, mean, variance, eps, of_parts, rows)
+    sums = flat(of_parts) if parts == 1 else sum_rows_cuda(of_parts.reshape(parts, 2 * channels))
+    dx, sums = empty_cuda(x.shape), (part_cuda(sums, 0, channels), part_cuda(sums, channels, 2 * channels))
+    numbers = gamma, mean, variance, eps, *sums
+    launch(backward, blocks_for(dx.size), THREADS, flat(dy), flat(x), *numbers, flat(dx), channels)
+    return dx, *sums
 
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -17,6 +18,12 @@ def find_ptxas():
         return shutil.which("ptxas")
     found = [path for root in nvidia.__path__ for path in sorted(pathlib.Path(root).glob("*/bin/ptxas"))]
     return str(found[-1]) if found else shutil.which("ptxas")
+
+
+def version(tool):
+    """(major, minor) of the CUDA that a tool belongs to."""
+    said = subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
+    return tuple(map(int, re.search(r"release (\d+)\.(\d+)", said).groups()))
 
 
 PTXAS = find_ptxas()

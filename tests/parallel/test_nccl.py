@@ -1,5 +1,5 @@
 """Gradients are summed in the memory of GPUs if each rank has its own. NCCL, GPUs and their streams are stand-ins: tested is
-who calls what, in which order, and what happens if a rank fails.
+who calls what, in which order, and what happens if a rank fails. Where there is a GPU with NCCL, one rank uses them as well.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from numbanet import SGD, Tensor
-from numbanet.device import device
+from numbanet.device import device, problem
 from numbanet.parallel import Exchange, RankFailure, card_sums, run_ranks
 from numbanet.parallel.nccl import CardSums
 from numbanet.parallel.ranks import Team
@@ -102,6 +102,26 @@ def test_fits_of_the_same_ranks_share_it(nccl):
 def test_other_ranks_sum_on_the_host(name, nccl):
     dev = card("aa") if name == "one gpu" else device(name)
     assert run_ranks(2, lambda ranks: card_sums(ranks, dev)) == [None, None]
+
+
+@pytest.mark.skipif(problem("cuda") is not None, reason="needs a GPU")
+def test_cuda_sums_of_one_rank():
+    """NCCL itself: it begins after the kernels before it, on the other stream, and its sums are complete after `finish`."""
+    pytest.importorskip("nccl.core")
+    dev, shapes = device("cuda"), [(2048, 1024), (7,)]
+
+    def work(ranks):
+        own = CardSums(ranks, dev.second_stream())
+        arrays = [dev.upload(np.full(shape, 1.0, np.float32)) for shape in shapes]
+        for turn in range(1, 4):
+            for array in arrays:
+                dev.copy(dev.add(array, array), out=array)
+            own.start(arrays)()
+            assert not own.kept
+            for array in arrays:
+                np.testing.assert_array_equal(dev.download(array), np.float32(2**turn))
+
+    run_ranks(1, work)
 
 
 def test_one_rank_sums_nothing(nccl):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numbanet import LSTM, Embedding, LanguageModel, LastStep, Linear, Net, NetRegressor, RowDropout, TimePlan
-from numbanet.device import problem
+from numbanet.device import device, problem
 from numbanet.dropout import Together, recurrent
 from numbanet.plans.buffers import ListBuffers
 from numbanet.training.recorder import Recorder
@@ -22,6 +22,7 @@ FEW = RowDropout(0.4, dp_max=2)
 
 @pytest.fixture(params=DEVICES)
 def where(request):
+    device(request.param).records()  # a GPU's self-test replays graphs of its own
     return request.param
 
 

@@ -34,6 +34,7 @@ def test_textures_in_linked_code_are_refused_by_name(tmp_path):
 @pytest.mark.parametrize("right", [True, False])
 def test_barriers_of_cuda_cpp(tmp_path, right):
     """cuda::barrier, of 96 threads, once more than their warps; without it the same is a race."""
+    FFI = pytest.importorskip("cffi").FFI
     path = tmp_path / "barriers.cu"
     path.write_text(r"""
         #include <cuda/barrier>
@@ -66,8 +67,6 @@ def test_barriers_of_cuda_cpp(tmp_path, right):
     @cuda.jit
     def kernel(x, right):
         turned(ffi.from_buffer(x), right)
-
-    from cffi import FFI
 
     ffi = FFI()
     data = np.arange(96, dtype=F)
