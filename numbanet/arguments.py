@@ -42,6 +42,20 @@ def unpacked(given: tuple) -> Any:
     return given[0] if len(given) == 1 and not isinstance(given[0], numbers.Integral) else given
 
 
+def numpy_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of an op from the keyword arguments with which NumPy calls the method `name` of a tensor: np.sum(t) is
+    t.sum(axis=None, dtype=None, out=None), and np.var also gives `ddof`. Raise TypeError if they ask for anything else.
+    """
+    options = {"correction": given["ddof"]} if name in ("var", "std") and "ddof" in given else {}
+    instead = f"use np.{name}(tensor.numpy(), …)"
+    for key, value in given.items():
+        if key in ("dtype", "out") and value is not None:
+            raise TypeError(f"{name}: {key} is not for tensors, whose results are new tensors; {instead}")
+        if key not in ("dtype", "out") and not (key == "ddof" and options):
+            raise TypeError(f"{name}() got an unexpected keyword argument {key!r}; for all options of NumPy {instead}")
+    return options
+
+
 def type_name(value: Any) -> str:
     """Return the name of the type of `value`; types of other libraries with the library: torch.Tensor."""
     library = type(value).__module__.partition(".")[0]

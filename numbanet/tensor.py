@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .arguments import host_array, is_array, same_kind, unpacked
+from .arguments import host_array, is_array, numpy_options, same_kind, unpacked
 from .device import Device, device as named, problem  # imported as `named`, because parameters are called `device`
 from .gradients import Dense, Gradient, One, Pending
 
@@ -287,33 +287,33 @@ class Tensor:
         """Return the tensor with its axes in another order, given like a shape; by default reversed (`ops.transpose`)."""
         return ops.transpose(self, axes=unpacked(axes) or None)
 
-    def sum(self, axis=None, keepdims: bool = False) -> Tensor:
+    def sum(self, axis=None, keepdims: bool = False, **numpy: Any) -> Tensor:
         """Return the sum over the given axes, by default over all (`ops.sum`)."""
-        return ops.sum(self, axis=axis, keepdims=keepdims)
+        return ops.sum(self, axis=axis, keepdims=keepdims, **numpy_options("sum", numpy))
 
-    def mean(self, axis=None, keepdims: bool = False) -> Tensor:
+    def mean(self, axis=None, keepdims: bool = False, **numpy: Any) -> Tensor:
         """Return the mean over the given axes, by default over all (`ops.mean`)."""
-        return ops.mean(self, axis=axis, keepdims=keepdims)
+        return ops.mean(self, axis=axis, keepdims=keepdims, **numpy_options("mean", numpy))
 
-    def max(self, axis=None, keepdims: bool = False) -> Tensor:
+    def max(self, axis=None, keepdims: bool = False, **numpy: Any) -> Tensor:
         """Return the largest value over the given axes, by default over all (`ops.max`)."""
-        return ops.max(self, axis=axis, keepdims=keepdims)
+        return ops.max(self, axis=axis, keepdims=keepdims, **numpy_options("max", numpy))
 
-    def min(self, axis=None, keepdims: bool = False) -> Tensor:
+    def min(self, axis=None, keepdims: bool = False, **numpy: Any) -> Tensor:
         """Return the smallest value over the given axes, by default over all."""
-        return -ops.max(-self, axis=axis, keepdims=keepdims)
+        return -ops.max(-self, axis=axis, keepdims=keepdims, **numpy_options("min", numpy))
 
     def argmax(self, axis=None, keepdims: bool = False) -> Tensor:
         """Return the index of the largest value along an axis, by default in the flattened tensor (`ops.argmax`)."""
         return ops.argmax(self, axis=axis, keepdims=keepdims)
 
-    def var(self, axis=None, correction: float = 1, keepdims: bool = False) -> Tensor:
+    def var(self, axis=None, correction: float = 1, keepdims: bool = False, **numpy: Any) -> Tensor:
         """Return the variance over the given axes, by default over all, as in PyTorch (`ops.var`)."""
-        return ops.var(self, axis=axis, correction=correction, keepdims=keepdims)
+        return ops.var(self, axis=axis, keepdims=keepdims, **{"correction": correction, **numpy_options("var", numpy)})
 
-    def std(self, axis=None, correction: float = 1, keepdims: bool = False) -> Tensor:
+    def std(self, axis=None, correction: float = 1, keepdims: bool = False, **numpy: Any) -> Tensor:
         """Return the standard deviation over the given axes, by default over all, as in PyTorch (`ops.std`)."""
-        return ops.std(self, axis=axis, correction=correction, keepdims=keepdims)
+        return ops.std(self, axis=axis, keepdims=keepdims, **{"correction": correction, **numpy_options("std", numpy)})
 
     def clip(self, low: float | None = None, high: float | None = None) -> Tensor:
         """Return the values limited to the range from `low` to `high` (`ops.clip`)."""

@@ -16,6 +16,7 @@ from ..tensor import Tensor
 from .schedule import Rate, is_rate, mean, rate_at
 
 Policy = TypeVar("Policy", bound="Dropout")
+POLICIES: dict[str, type[Dropout]] = {}  # the policies that have a name, by it; `registry` enters them
 
 
 class Style(NamedTuple):
@@ -48,6 +49,8 @@ class Dropout(abc.ABC):
     # attributes that the constructor does not set, only `changed`
     set_on_copies: ClassVar[tuple[str, ...]] = ("kind", "answer", "reason")
     kind: str = "output"  # the kind of the sites for which the policy makes plans (`Site`)
+    # the class of its plans: sites that do not support it are left out, with a warning. None: every layer must support them
+    makes: ClassVar[type[Plan] | None] = None
     reason: str | None = None  # why dropout="auto" chose this policy
     answer: bool = False  # True if it also makes plans for the last layer
     by_sample: ClassVar[bool] = False  # True if samples of a batch drop different units
@@ -139,6 +142,10 @@ class Dropout(abc.ABC):
             raise ValueError(f"{self!r}: its rate depends on the epoch; use the policy of an epoch, policy.at(epoch)")
         return rate
 
+    def fits(self, site: Site) -> bool:
+        """Return True if the site supports the plans of this policy."""
+        return self.makes is None or site.supports(self.makes)
+
     def check(self, layers: int) -> None:
         """Raise ValueError if `rate` is a sequence without exactly one rate for each of the `layers` droppable layers, or if
         the policy is for convolutions and the network has none.
@@ -157,25 +164,52 @@ class Dropout(abc.ABC):
         return model.droppable(self.kind, self.answer)
 
     def rates(self, model: Sequential | Tree) -> list[float]:
-        """Return the rate of each site in `sites(model)`."""
-        return list(map(self.rate_of, self.sites(model)))
+        """Return the rate of each site in `sites(model)`; 0 if it does not support the policy's plans (`fits`)."""
+        return [self.rate_of(site) if self.fits(site) else 0.0 for site in self.sites(model)]
 
     def caution(self, site: Site) -> str | None:
         """Return the text of a warning if dropping parts of a site is likely to hurt; else None."""
         return None
 
     def cautions(self, model: Sequential) -> list[str]:
-        """Return warnings about the use of the policy in a model. By default these are the `caution` of each site, a warning
-        that names layers with weights but without a site, and a warning if there is no site at all.
+        """Return warnings about the use of the policy in a model. By default these are the `caution` of each site, warnings
+        that name layers with weights but without a site, and layers whose sites do not support the policy's plans, and a
+        warning if there is no site at all.
         """
         tree = Tree(model)
         sites, rates = self.sites(tree), self.rate if isinstance(self.rate, tuple) else (self.rate,)
-        if any(rates) and not any(map(self.rate_of, sites)):
-            return [
+        left_out = self._left_out(tree)
+        if any(rates) and not any(self.rate_of(site) for site in sites if self.fits(site)):
+            return left_out or [
                 f"{self.name}: nothing is dropped, because only the last layer of this network has anything that it "
                 "drops; add a hidden layer, or choose another dropout, such as 'none'"
             ]
-        return [*filter(None, map(self.caution, sites)), *(self._passed_over(tree) if sites else ())]
+        cautions = filter(None, map(self.caution, filter(self.fits, sites)))
+        return [*cautions, *left_out, *(self._passed_over(tree) if sites else ())]
+
+    def _left_out(self, tree: Tree) -> list[str]:
+        """Return warnings that name the layers whose sites do not support this policy's plans, and the kinds that work there;
+        [] if there are none.
+        """
+        layers: dict[str, dict[str, None]] = {}  # by the kinds that work there, the layers, in order
+        for site in self.sites(tree):
+            if self.fits(site) or not self.rate_of(site.number):
+                continue
+            layer = tree.owners[site.path]
+            work = [
+                repr(name)
+                for name, policy in POLICIES.items()
+                if policy.makes is not None
+                and any(
+                    each.kind == policy.kind and each.supports(policy.makes) and (each.chosen or not policy.data_dependent)
+                    for each in layer.sites()
+                )
+            ]
+            layers.setdefault(", ".join(work), {})[f"{site.path.rpartition('.')[0]} ({layer!r})"] = None
+        return [
+            f"{self.name}: nothing is dropped in {', '.join(names)}; kinds that work there: {work or 'none'}"
+            for work, names in layers.items()
+        ]
 
     def _passed_over(self, tree: Tree) -> list[str]:
         """Return a list with a warning that names the layers with weights but without a site; [] if there are none."""
@@ -225,7 +259,8 @@ class Dropout(abc.ABC):
 
     def plans(self, model: Sequential | Tree, rng: np.random.Generator) -> dict[str, Plan]:
         """Return a dict that maps the path of a site to its plan for a step, except where everything is computed."""
-        return {site.path: plan for site in self.sites(model) if (plan := self.plan(site, rng)) is not None}
+        sites = filter(self.fits, self.sites(model))
+        return {site.path: plan for site in sites if (plan := self.plan(site, rng)) is not None}
 
     def choose(self, site: Site, x: Tensor, w: Tensor, rng: np.random.Generator) -> Plan | None:
         """Choose the plan of a site during the pass, from the input x of the layer (images have channels last) and its weight
@@ -243,7 +278,7 @@ class Dropout(abc.ABC):
         """
         if not self.data_dependent:
             return None
-        sites = set(self.sites(model))
+        sites = set(filter(self.fits, self.sites(model)))
         return lambda site, flow, layer: self.choose_from_flow(site, flow, layer, rng) if site in sites else None
 
     def choose_into(self, site: Site, flow: Flow, layer: Any, given: Any) -> None:
@@ -323,7 +358,7 @@ class BernoulliDropout(Dropout):
     """
 
     name, drops = "bernoulli", "activations, independently for each sample (conventional)"
-    style, by_sample = Style("#b07aa1", "--", "^"), True
+    style, by_sample, makes = Style("#b07aa1", "--", "^"), True, BernoulliPlan
 
     def variance_factors(self, layers):
         return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # the next layer loses inputs

@@ -37,6 +37,7 @@ class BatchwiseDropout(Dropout):
     """
 
     name, drops = "batchwise", "neurons: a random set of always the same size, for the whole batch"
+    makes = DrawnPlan
     computes, style = 'as `"rdp"`, (1 − p)² of an H × H layer', Style("#c44e52", (0, (7, 2)), "v")
 
     def variance_factors(self, layers):

@@ -34,7 +34,7 @@ from ..autograd import no_grad
 from ..device import Device
 from ..layers import BatchNorm1d, BatchNorm2d, Conv2d, Flow, PerSample, Tree
 from ..parallel.scores import joint_scores, share_of
-from ..plans import IndexPlan, SamplePlan
+from ..plans import IndexPlan, SamplePlan, Site
 from ..tensor import Tensor
 from .base import Dropout, Style
 from .guesses import Guesses, johnson_lindenstrauss
@@ -104,7 +104,7 @@ class DynamicSparseGraph(Dropout):
 
     name, data_dependent, agrees, style = "dsg", True, True, Style("#7aa874", (0, (5, 1, 1, 1, 1, 1)), "D")
     drops = "the neurons or channels that a random projection predicts to be smallest: a selection, nothing is scaled"
-    computes = "(1 − p)² of the products, and the projections"
+    computes, makes = "(1 − p)² of the products, and the projections", IndexPlan
 
     def __init__(
         self,
@@ -144,6 +144,14 @@ class DynamicSparseGraph(Dropout):
         sites = super().sites(model)
         super().check(len(sites))
         return tuple(site for site in sites if site.chosen)
+
+    def fits(self, site):
+        """Return True if the site supports sets for a whole batch; other sets are refused when they are chosen."""
+        return self.share != "batch" or super().fits(site)
+
+    def rate_of(self, site):
+        """Return the rate of a site; 0 if it is left out, so that nothing is projected for it."""
+        return 0.0 if isinstance(site, Site) and not self.fits(site) else super().rate_of(site)
 
     def check(self, layers):
         """Raise ValueError unless there are layers whose neurons can be chosen; `sites` checks the number of rates."""

@@ -137,6 +137,7 @@ class RowDropout(_PatternDropout):
     """
 
     name, drops = "rdp", "neurons: one in dp is kept, bias, bias + dp, …"
+    makes = RowPlan
     computes, style = "an H × H layer shrinks to kept rows × kept columns", Style("#134f82", "-", "o")
     set_on_copies = (*Dropout.set_on_copies, "steps")
     # sites of recurrent inputs only: number of time steps, each of which drops other units (`recurrent`)
@@ -211,7 +212,7 @@ class TileDropout(_PatternDropout):
 
     name, drops, computes = "tdp", "weight tiles of 32 × 32: one in dp is kept", "1 − p"
     style = Style("#e07b39", "-.", "s")
-    kind = "tiles"
+    kind, makes = "tiles", TilePlan
     mixes_features = True
 
     def __init__(
@@ -231,8 +232,7 @@ class TileDropout(_PatternDropout):
 
     def rate_of(self, site):
         """Return the rate of a site; 0 if its layer does not support tile plans, as a sparse layer does not."""
-        none = isinstance(site, Site) and site.takes is not None and TilePlan not in site.takes
-        return 0.0 if none else super().rate_of(site)
+        return 0.0 if isinstance(site, Site) and not self.fits(site) else super().rate_of(site)
 
     def plan(self, site, rng):
         if not self.rate_of(site):

@@ -2,7 +2,7 @@
 order in choices, tables and plots; `numbanet` exports the classes.
 """
 
-from .base import BernoulliDropout, NoDropout
+from .base import POLICIES, BernoulliDropout, NoDropout
 from .batchwise import BatchwiseDropout
 from .graph import DynamicSparseGraph
 from .patterns import RowDropout, TileDropout
@@ -22,4 +22,4 @@ __all__ = [  # noqa: RUF022  in the order of tables
     "DynamicSparseGraph",
 ]
 
-POLICIES = {policy.name: policy for policy in map(globals().__getitem__, __all__)}
+POLICIES.update({policy.name: policy for policy in map(globals().__getitem__, __all__)})

@@ -299,7 +299,7 @@ class RowSensitiveDropout(SensitiveDropout):
     position is still dropped at its rate.
     """
 
-    name, computes = "rsdp", "1 − p of the convolutions"
+    name, computes, makes = "rsdp", "1 − p of the convolutions", PositionPlan
     drops = "output positions of convolutions: rows of the input matrix, sensitive ones less often"
 
     def __init__(

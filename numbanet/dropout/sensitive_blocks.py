@@ -55,7 +55,7 @@ class BlockSensitiveDropout(SensitiveDropout):
     channels as a whole, as in SpatialDropout (Tompson et al. 2015), and no longer reads a dropped channel by other taps.
     """
 
-    name, computes = "bsdp", "1 − p of the convolutions"
+    name, computes, makes = "bsdp", "1 − p of the convolutions", BlockPlan
     drops = "blocks of the input matrix of convolutions, the same number in every block row"
 
     def __init__(

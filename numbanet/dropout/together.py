@@ -65,6 +65,9 @@ class Together(Dropout):
     def rate_of(self, site):
         return self.policies[0].rate_of(site) if isinstance(site, int) else self.of(site).rate_of(site)
 
+    def fits(self, site):
+        return self.of(site).fits(site)
+
     def sites(self, model):
         return tuple(site for policy in self.policies for site in policy.sites(model))
 

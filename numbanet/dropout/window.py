@@ -61,6 +61,7 @@ class WindowDropout(Dropout):
     """
 
     name, drops = "window", "neurons: neighbours are kept, from a random one on, around the end"
+    makes = WindowPlan
     computes, style = 'as `"rdp"`, (1 − p)² of an H × H layer', Style("#2a9d8f", (0, (4, 1)), "P")
 
     set_on_copies = (*Dropout.set_on_copies, "as_outputs")

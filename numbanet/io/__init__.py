@@ -29,13 +29,15 @@ def to_torch(model: Any) -> nn.Module:
     """Make a `torch.nn.Module` that computes the outputs of a network in prediction.
 
     The module is in evaluation mode and on the CPU, and has copies of the weights. Its parameters have the names of
-    `model.state_dict()`. There is one exception: a `SparseLinear` becomes a `torch.nn.Linear` whose weight holds zeros.
+    `model.state_dict()`. There is one exception: a `SparseLinear` becomes a `torch.nn.Linear` whose weight holds zeros. A layer
+    that is used twice becomes one module that is used twice, so that its weights stay tied.
 
     Parameters
     ----------
     model : estimator, Sequential or Layer
         A fitted `Net`, `NetRegressor` or `LanguageModel`, or layers of the library. The module of a classifier computes logits,
-        and that of a regressor predictions in the units of y; both take samples as `predict` does, as tensors. The module of a
+        and that of a regressor predictions in the units of y, (N, targets), also of one target; both take samples as `predict`
+        does, as tensors. The module of a
         language model maps (words (T, N), states) to (logits (T, N, V), states); words are indices into `vocabulary_`, and
         states may be left out.
 

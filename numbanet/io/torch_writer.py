@@ -15,7 +15,7 @@ from . import torch_modules as modules
 from .card import check_fitted
 from .classes import check_no_link, class_of
 
-Shared = dict[int, nn.Parameter]  # the parameter of each tensor, by id, so that tied layers share it
+Shared = dict[int, Any]  # the module of each layer and the parameter of each tensor, by id, so that tied weights stay tied
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------
@@ -50,6 +50,13 @@ WRITERS: dict[str, Callable[[Any], nn.Module]] = {
 
 
 def _module(layer: Layer, path: str, shared: Shared) -> nn.Module:
+    """The module of a layer; a layer that is used again has the same one."""
+    if id(layer) not in shared:
+        shared[id(layer)] = _made(layer, path, shared)
+    return shared[id(layer)]
+
+
+def _made(layer: Layer, path: str, shared: Shared) -> nn.Module:
     name = class_of(layer, path, {*WRITERS, "Sequential"})
     if name == "Sequential":
         return modules.Chain(*_modules(layer, path, shared))

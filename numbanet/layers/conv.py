@@ -73,7 +73,8 @@ class Conv2d(Layer):
     stride, padding, dilation : int or pair, default=1, 0, 1
         Distance between windows, zeros added at each edge, and distance between the pixels of a window.
     groups : int, default=1
-        The channels are split into this number of groups; each output channel reads only the input channels of its group.
+        The channels are split into this number of groups; each output channel reads only the input channels of its group. With
+        more than one, filters and blocks cannot be left out: "bernoulli" and "rsdp" drop here, and `fit` warns of other kinds.
     bias : bool, default=True
         Whether to add b.
     padding_mode : {"zeros", "reflect", "replicate", "circular"}, default="zeros"

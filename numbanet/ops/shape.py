@@ -235,7 +235,8 @@ def _symbols(dev: Device, ids: Any, rows: int) -> np.ndarray:
     if host.dtype.kind not in "iu":
         raise TypeError(
             f"embedding: ids are {host.dtype}, not integers; Tensor(...) makes float32, use Tensor.wrap(integers, "
-            "device) instead"
+            "device) instead; in a network, a layer of your own that calls an Embedding sets its attribute `symbols`, the "
+            "number of different integers that it takes"
         )
     if host.size and not (host.min() >= 0 and host.max() < rows):
         raise ValueError(f"embedding: ids from {host.min()} to {host.max()} do not fit a table of {rows} rows")

@@ -30,9 +30,13 @@ class Site(NamedTuple):
     per_batch: bool = False  # True if plans depend on the number of samples, and not only on the weight
     number: int = 0  # index among the model's sites of its kind; if a policy has a sequence of rates, index of its rate
 
+    def supports(self, kind: type[Plan]) -> bool:
+        """Return True if the layer supports plans of a class here."""
+        return self.takes is None or issubclass(kind, self.takes)
+
     def check(self, plan: Plan, layer: Any, shape: tuple[int, ...] | None = None) -> None:
         """Raise an error unless the layer supports the plan here, and the plan fits `shape`, by default that of the weight."""
-        if self.takes is not None and not isinstance(plan, self.takes):
+        if self.takes is not None and not self.supports(type(plan)):
             known = [kind.__name__ for kind in self.takes]
             raise TypeError(
                 f"{layer!r}: it does not know the plan {plan!r} at {self.path}; it takes "

@@ -306,3 +306,27 @@ def test_what_would_lose_the_graph_is_refused():
     y = (np.array([3.0, 4.0], np.float32) * x + np.float32(2) * x + 2**x + abs(-x)).sum() + x.min()
     y.backward()
     np.testing.assert_allclose(x.grad.numpy(), [3 + 2 + 2 * np.log(2) + 1 + 1, 4 + 2 + 4 * np.log(2) + 1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "max", "min", "var", "std"])
+@pytest.mark.parametrize("options", [{}, {"axis": 0}, {"axis": (0, 1), "keepdims": True}])
+def test_reductions_of_numpy_stay_in_the_graph(name, options, dev, rng):
+    x = Tensor(rng.standard_normal((3, 4)).astype(np.float32), dev, requires_grad=True)
+    y = getattr(np, name)(x, **options)
+    assert isinstance(y, Tensor)
+    np.testing.assert_allclose(y.numpy(), getattr(np, name)(x.numpy(), **options), rtol=1e-5)
+    y.backward(np.ones(y.shape, np.float32))
+    grad, x = x.grad.numpy(), Tensor(x.numpy(), dev, requires_grad=True)
+    ours = getattr(x, name)(**options, **({"correction": 0} if name in ("var", "std") else {}))
+    ours.backward(np.ones(y.shape, np.float32))
+    np.testing.assert_array_equal(grad, x.grad.numpy())
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "max", "min", "var", "std"])
+@pytest.mark.parametrize("key, value", [("out", np.zeros(())), ("dtype", float), ("where", True), ("dim", 0)])
+def test_options_that_only_numpy_has_are_refused(name, key, value):
+    with pytest.raises(TypeError, match=rf"{name}.*{key}.*np\.{name}\(tensor\.numpy\(\)"):
+        getattr(Tensor([1.0, 2.0]), name)(**{key: value})
+    assert np.var(Tensor([1.0, 3.0]), ddof=1).item() == 2
+    with pytest.raises(TypeError, match="ddof"):
+        Tensor([1.0]).sum(ddof=0)

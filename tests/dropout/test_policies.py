@@ -6,7 +6,23 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numbanet import BatchwiseDropout, BernoulliDropout, Dropout, Net, RowDropout, Site, TileDropout, TilePlan, WindowDropout
+from numbanet import (
+    BatchwiseDropout,
+    BernoulliDropout,
+    Conv2d,
+    Dropout,
+    DynamicSparseGraph,
+    Flatten,
+    Linear,
+    Net,
+    ReLU,
+    RowDropout,
+    Site,
+    SparseLinear,
+    TileDropout,
+    TilePlan,
+    WindowDropout,
+)
 from numbanet.dropout import POLICIES, EarlyDropout, policy
 from numbanet.dropout.search import pattern_distribution
 
@@ -241,3 +257,56 @@ def test_a_fit_says_its_concerns_once_at_the_users_line():
 def test_what_is_no_kind_says_what_was_meant(given, message):
     with pytest.raises(ValueError, match=message):
         policy(given)
+
+
+# --- layers that do not support the plans of a kind -------------------------------------------------------------------
+def grouped(whole):
+    """Layers of which the second convolution has groups; the first and a linear one, if `whole`, are as others."""
+    first = [Conv2d(4, 8, 3, padding=1, rng=0), ReLU()] if whole else []
+    last = [Linear(8 * 36, 40, rng=2), ReLU(), Linear(40, 3, rng=3)] if whole else [Linear(8 * 36, 3, rng=2)]
+    return [*first, Conv2d(8 if whole else 4, 8, 3, padding=1, groups=4, rng=1), ReLU(), Flatten(), *last]
+
+
+@pytest.mark.parametrize("kind", ["rdp", "window", "batchwise", "bsdp", "dsg"])
+def test_layers_that_a_kind_cannot_drop_are_left_out_with_a_warning(kind, rng):
+    """Convolutions with groups: they are computed as without dropout, and other layers drop."""
+    X, y, said = rng.standard_normal((32, 4, 6, 6)).astype(np.float32), np.arange(32) % 3, "; kinds that work there: "
+    message = rf"{kind}: nothing is dropped in 2 \(Conv2d\(8, 8, 3, padding=1, groups=4\)\){said}'bernoulli', 'rsdp'$"
+    net = Net(grouped(True), dropout=kind, epochs=1, batch_size=16, random_state=0)
+    with pytest.warns(UserWarning, match=message):
+        net.fit(X, y)
+    assert net.history_[-1]["dropout_rate"] < 0.5
+    rows = [line.split() for line in str(net.model_).splitlines()]
+    assert {row[0]: kind in row for row in rows if "Conv2d" in str(row)} == {"0": True, "2": False}
+    assert net.history_[-1]["flops_share"] < 1 and np.isfinite(net.history_[-1]["loss"])
+    with pytest.warns(UserWarning, match=rf"{kind}: nothing is dropped in 0 \(Conv2d\(4, .*{said}"):
+        alone = Net(grouped(False), dropout=kind, epochs=1, random_state=0).fit(X, y)
+    assert alone.history_[-1]["flops_share"] == 1
+    without = Net(grouped(False), epochs=1, random_state=0).fit(X, y)
+    np.testing.assert_array_equal(alone.predict_proba(X), without.predict_proba(X))
+
+
+def test_layers_that_a_kind_can_drop_are_not_warned_of():
+    from numbanet import Sequential
+
+    for kind in ("bernoulli", "rsdp"):
+        assert policy(kind, 0.5).cautions(Sequential(grouped(True))) == []
+    assert policy("rdp", (0.5, 0.0, 0.5)).cautions(Sequential(grouped(True))) == []  # nothing is to be dropped there
+    net = Net(grouped(True), dropout=DynamicSparseGraph(0.5, share="sample"), epochs=1)
+    with pytest.raises(ValueError, match="dsg: .* for a whole batch; use share='batch'"):
+        net.fit(np.zeros((9, 4, 6, 6), np.float32), np.arange(9) % 3)
+    sparse = Sequential([SparseLinear(64, 64, density=0.2, rng=0), ReLU(), Linear(64, 64, rng=1), ReLU(), Linear(64, 9, rng=2)])
+    left = [said for said in TileDropout(0.5, tile=8).cautions(sparse) if "nothing" in said]
+    assert len(left) == 1 and left[0].startswith("tdp: nothing is dropped in 0 (SparseLinear(64, 64")
+    assert left[0].endswith("; kinds that work there: 'bernoulli', 'rdp', 'batchwise', 'window'")
+
+
+def test_a_layer_that_no_kind_can_drop_is_named():
+    from numbanet import Sequential
+
+    class Closed(Linear):
+        def sites(self):
+            return tuple(site._replace(takes=()) for site in super().sites())
+
+    model = Sequential([Closed(4, 8, rng=0), ReLU(), Linear(8, 8, rng=1), ReLU(), Linear(8, 2, rng=2)])
+    assert any(said.endswith("kinds that work there: none") for said in RowDropout(0.5).cautions(model))

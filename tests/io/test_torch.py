@@ -130,6 +130,25 @@ def test_modules_and_layers_that_are_used_twice(rng):
     )
 
 
+def test_a_layer_that_is_used_twice_is_one_module(rng):
+    """Parameters and statistics stay tied: also those of a sparse weight, of batch normalisation and of nested layers."""
+    norm, sparse = L.BatchNorm1d(6), L.SparseLinear(6, 6, density=0.2, rng=0)
+    nested = L.Sequential([L.Linear(6, 6, rng=1), L.Tanh()])
+    network = L.Sequential([sparse, norm, nested, L.Sequential([sparse, norm]), nested, L.Linear(6, 2, rng=2)])
+    x = rng.standard_normal((5, 6)).astype(np.float32)
+    norm.running_mean.assign(rng.standard_normal(6).astype(np.float32))
+    module = to_torch(network)
+    np.testing.assert_allclose(_computed(module, x), outputs(network, x), rtol=1e-5, atol=1e-6)
+    assert module[0] is module[3][0] and module[1] is module[3][1] and module[2] is module[4]
+    assert len(list(module.parameters())) == len(list(network.parameters())) == 8
+    assert sum(part.numel() for part in module.parameters()) == 36 + 6 + 2 * 6 + 36 + 6 + 12 + 2
+    module.train()(torch.tensor(x)).sum().backward()
+    torch.optim.SGD(module.parameters(), 0.1).step()
+    back = from_torch(module.eval())
+    np.testing.assert_allclose(outputs(back, x), _computed(module, x), rtol=1e-5, atol=1e-6)
+    assert back.layers[1].running_mean is back.layers[3].layers[1].running_mean and len(list(back.parameters())) == 8
+
+
 def test_padding_of_pytorch_ends_no_sequence(rng):
     embedding, ids = nn.Embedding(9, 4, padding_idx=0), np.array([[1, 2, 0, 0], [3, 0, 4, 5]])
     y, _ = nn.LSTM(4, 5, batch_first=True).eval()(embedding(torch.tensor(ids)))

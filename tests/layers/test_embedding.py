@@ -38,6 +38,7 @@ def test_embedding_equals_pytorchs(dev, rng):
         (np.array([9]), ValueError, "do not fit a table of 9 rows"),
         (np.array([-1]), ValueError, "do not fit"),
         (np.ones(2), TypeError, "not integers"),
+        (np.ones(2), TypeError, "a layer of your own that calls an Embedding sets its attribute `symbols`"),
     ],
 )
 def test_ids_are_checked(dev, ids, error, message):
