@@ -31,6 +31,7 @@ SUITES = (
     ("gemm_rows", "dp=[14]$", 40),
 )
 TESTS = tuple(f"tests/{part}" for part in ("kernels", "core", "layers", "training", "estimators", "parallel"))
+SANITIZED = (("memcheck", ("test_gemm_rows", "test_update", "test_norm"), 40), ("racecheck", ("test_norm",), 60))
 LAST = 2000  # characters of a step's output that are recorded
 
 
@@ -44,16 +45,28 @@ class Step(NamedTuple):
 
 def steps(folder: Path) -> list[Step]:
     """The steps that can run on this machine; those of suites write their results to files in `folder`."""
-    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-m", "not long and not alone", "-k", "cuda and not emulated"]
+    chosen = ["-m", "not long and not alone", "-k", "cuda and not emulated"]
+    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", *chosen]
     workers = ["-n", str(min(os.cpu_count() or 1, 12))] if importlib.util.find_spec("xdist") else []
     found = [Step("tests", [sys.executable, *pytest, *workers, *TESTS], 120)]
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer:
-        files = [f"tests/kernels/families/test_{name}.py" for name in ("gemm_rows", "update", "norm")]
-        small = [sys.executable, *pytest, "--one-of-each", *files]
+        small = [sys.executable, *pytest, "--one-of-each"]
         found += [
-            Step(f"{tool} of compute-sanitizer", [sanitizer, "--tool", tool, "--error-exitcode", "1", *small], seconds)
-            for tool, seconds in (("memcheck", 40), ("racecheck", 60))
+            Step(
+                f"{tool} of compute-sanitizer",
+                [
+                    sanitizer,
+                    "--tool",
+                    tool,
+                    "--error-exitcode",
+                    "1",
+                    *small,
+                    *(f"tests/kernels/families/{f}.py" for f in files),
+                ],
+                seconds,
+            )
+            for tool, files, seconds in SANITIZED
         ]
     against = ["--against", "torch"] if importlib.util.find_spec("torch") else []
     bench = [sys.executable, "-m", "bench"]

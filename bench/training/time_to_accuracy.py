@@ -31,7 +31,10 @@ from . import SEEDS, Data, Experiment
 from .rows import summary
 
 SUITE = "time-to-accuracy"
-RECORDED = ("--json bench/results/time-to-accuracy.json --plot time-to-accuracy.png",)
+RECORDED = (
+    "--json bench/results/time-to-accuracy.json --plot time-to-accuracy.png",
+    '--device cuda --only "784-4096.*: (none|(rdp|batchwise|window) early)$" --json bench/results/time-to-accuracy-h200.json',
+)
 DROPOUTS = ("bernoulli", "rdp", "tdp", "batchwise", "window")
 RATE, UNTIL = 0.5, 0.75
 HELD = 0.1  # share of the samples that choose a learning rate

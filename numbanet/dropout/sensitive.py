@@ -21,6 +21,7 @@ import abc
 import collections
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -162,7 +163,8 @@ class SensitiveDropout(Dropout):
             return None
         x = flow.expanded()
         policy, window, positions = self.grid(layer, x)
-        shape, region, counts, looked = policy.count(window, positions, x, rng, self.thresholds.get(site.number, 1.0))
+        count = policy.counting(window, positions, x)
+        shape, region, counts, looked = count(rng, self.thresholds.get(site.number, 1.0))
         sensitive = counts > self.votes * looked
         share = float(sensitive.mean()) if sensitive.size else 0.0
         rates, scale = rates_of(rate, share, self.contrast), 1.0 if self.scale == "none" else 1 / (1 - rate)
@@ -171,21 +173,24 @@ class SensitiveDropout(Dropout):
         self._seen[site.number].append((1 - plan.density, share))
         return plan
 
-    def count(self, window: Window, places: tuple[int, int], x: Tensor, rng: np.random.Generator, threshold: float) -> tuple:
-        """Return (shape of the im2col matrix, shape of a region, number of large values in each region, number of sampled
-        values per region).
+    def counting(self, window: Window, places: tuple[int, int], x: Tensor) -> Callable[..., tuple]:
+        """Return a function (rng, threshold) -> (shape of the im2col matrix, shape of a region, number of large values in each
+        region, number of sampled values per region).
         """
-        dev = x.device
-        n, channels = x.shape[0], x.shape[3]
+        dev, n, channels = x.device, x.shape[0], x.shape[3]
         positions, depth = math.prod(places), math.prod(window.kernel) * channels
         region = self.region(n, positions, window, channels)
         size = min(region[0], n * positions), min(region[1], depth)
         looked = max(min(math.ceil(self.sample * math.prod(size)), self.most), 1)
-        offsets = np.sort(self.offsets(size, looked, rng), axis=0).astype(np.int32)
         x = _first_of(x, self.group(positions, window, channels))
-        large = threshold * scale_of(x)
-        counts = dev.download(dev.count_large(x.data, window, *region, dev.upload(offsets), large, positions=places))
-        return (n * positions, depth), region, counts, looked
+        scale = scale_of(x)
+
+        def count(rng: np.random.Generator, threshold: float) -> tuple:
+            offsets = dev.upload(np.sort(self.offsets(size, looked, rng), axis=0).astype(np.int32))
+            counts = dev.download(dev.count_large(x.data, window, *region, offsets, threshold * scale, positions=places))
+            return (n * positions, depth), region, counts, looked
+
+        return count
 
     def calibrated(self, model, x):
         """Return this policy with the missing thresholds. They are computed from the inputs of the convolutions for the samples
@@ -206,10 +211,10 @@ class SensitiveDropout(Dropout):
 
     def _threshold(self, site: Site, layer: Conv2d, x: Tensor) -> float:
         policy, window, positions = self.grid(layer, x)
-        low, high = 0.0, 64.0
+        count, low, high = policy.counting(window, positions, x), 0.0, 64.0
         for _ in range(STEPS):
             middle, rng = (low + high) / 2, np.random.default_rng(site.number)
-            found = [policy.count(window, positions, x, rng, middle)[2:] for _ in range(LOOKS)]
+            found = [count(rng, middle)[2:] for _ in range(LOOKS)]
             share = np.mean([counts > self.votes * looked for counts, looked in found])
             low, high = (middle, high) if share > self.sensitive else (low, middle)
         return (low + high) / 2
