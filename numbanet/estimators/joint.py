@@ -17,7 +17,6 @@ from ..parallel.checks import digest, equalise, refuse, same, samples, told
 from ..parallel.ranks import Ranks
 from ..training.data import Data
 from ..training.hooks import Hook
-from ..training.sparsity.rewiring import Rewiring
 from ..user_warnings import warn
 
 PLAIN = ("dropout", "dropout_rate", "epochs", "every", "keep")  # arguments that are equal on all ranks
@@ -82,8 +81,6 @@ class Joint(Hook):
         stepper = run.stepper
         hooks = [type(hook).__name__ for hook in run.estimator.callbacks or () if isinstance(hook, Hook)]
         facts = {"device": run.dev.name, "hooks": hooks, "sample weights": self.data.weights is not None}
-        if any(isinstance(hook, Rewiring) for hook in run.hooks):
-            raise ValueError("parallel: Rewire adds entries by the gradient of a rank's own samples; choose another sparsity")
         if len(set(stepper.ranks.gather(digest(run.model)))) > 1:
             warn("parallel: ranks go on with other weights than rank 0; they take those of rank 0")
             equalise(run.model)

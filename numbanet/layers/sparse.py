@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -161,7 +162,7 @@ class SparseLinear(Layer):
         """Set whether backward passes store the arrays that `rewire` needs; arrays stored so far are deleted."""
         self.trace = [] if keep else None
 
-    def rewire(self, count: int) -> np.ndarray:
+    def rewire(self, count: int, total: Callable[[Device, Any], Any] | None = None) -> np.ndarray:
         """Remove the `count` entries of smallest magnitude, and add as many where the magnitude of the last gradient is
         largest.
 
@@ -174,6 +175,9 @@ class SparseLinear(Layer):
         ----------
         count : int
             At most the number of entries.
+        total : callable, optional
+            A function (device, dense gradient) -> gradient to add entries by, such as `numbanet.parallel.joint_scores`, which
+            adds up those of processes that train together. By default the gradient of this process.
 
         Returns
         -------
@@ -194,7 +198,9 @@ class SparseLinear(Layer):
             raise ValueError("SparseLinear.rewire: no gradient is stored; call keep_trace(True) before a backward pass")
         dev, weight, (dz, x) = self.values.device, self.weight, self.trace
         assert isinstance(weight, CSR)
-        crow, col, previous = rewired(weight, np.array(dev.download(dev.gemm(dz, x, ta=True))), count)
+        gradient = dev.gemm(dz, x, ta=True)
+        gradient = gradient if total is None else total(dev, gradient)
+        crow, col, previous = rewired(weight, np.array(dev.download(gradient)), count)
         before = np.append(self.values.numpy(), np.float32(0))  # index -1 stands for a new entry, whose value is 0
         for tensor, array in ((self.crow_indices, crow), (self.col_indices, col), (self.values, before[previous])):
             tensor.assign(dev.upload(array))

@@ -3,7 +3,20 @@
 import numpy as np
 import pytest
 
-from numbanet import BatchNorm1d, BatchNorm2d, Conv2d, Flatten, LanguageModel, Linear, MaxPool2d, Net, NetRegressor, ReLU
+from numbanet import (
+    BatchNorm1d,
+    BatchNorm2d,
+    Conv2d,
+    Flatten,
+    LanguageModel,
+    Linear,
+    MaxPool2d,
+    Net,
+    NetRegressor,
+    ReLU,
+    Rewire,
+    SparseLinear,
+)
 from numbanet.dropout import BatchwiseDropout, BlockSensitiveDropout, DynamicSparseGraph, RowSensitiveDropout
 from numbanet.parallel import current, joint_scores, run_ranks
 from numbanet.parallel.checks import digest
@@ -57,6 +70,18 @@ def in_sets(ranks, **more):
     """Sets of 23 samples, which are those of one rank, also if there are two or four."""
     policy = DynamicSparseGraph(0.5, share="tile", group=23)
     return mlp(ranks, dropout=policy, batch_size=92, **more)
+
+
+def rewired(ranks, **more):
+    layers = [
+        SparseLinear(20, 48, density=0.25, rng=1),
+        ReLU(),
+        SparseLinear(48, 32, density=0.2, rng=2),
+        ReLU(),
+        Linear(32, 3, rng=3),
+    ]
+    settings = {"sparsity": Rewire(every=4), "parallel": ranks, **SETTINGS, **more}
+    return Net(layers, epochs=5, batch_size=64, learning_rate=0.05, **settings).fit(X, Y)
 
 
 def alike(ranks, kind, **more):
@@ -120,6 +145,7 @@ CASES = {
     "rsdp": (alike, {"kind": RowSensitiveDropout}),
     "bsdp": (alike, {"kind": BlockSensitiveDropout}),
     "regression": (regressor, {"dropout": "rdp"}),
+    "rewired": (rewired, {}),
 }
 
 

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from numbanet import Hook, LanguageModel, Linear, Net, ReLU, SparseLinear, Tensor, ops
+from numbanet import Hook, LanguageModel, Net, Tensor, ops
 from numbanet.device import device
 from numbanet.dropout import BatchwiseDropout
 from numbanet.parallel import Exchange, NotFinite, RankFailure, run_ranks
 from numbanet.plans import IndexPlan
 from numbanet.training.sgd import SGD
-from numbanet.training.sparsity import Rewire
 from numbanet.training.task import LanguageModelling
 
 RNG = np.random.default_rng(3)
@@ -240,11 +239,6 @@ def other_arguments(ranks):
     return Net((8,), parallel=ranks, **SETTINGS).fit(X, Y, sample_weight=np.ones(len(Y)) if ranks.first else None)
 
 
-def rewired(ranks):
-    layers = [SparseLinear(12, 9, density=0.25, rng=0), ReLU(), Linear(9, 3, rng=1)]
-    return Net(layers, sparsity=Rewire(), parallel=ranks, **SETTINGS).fit(X, Y)
-
-
 def few_segments(ranks):
     return LanguageModel((4,), batch_size=1, parallel=ranks, device="cpu").fit(list("abcab" * 20))
 
@@ -278,7 +272,6 @@ def test_ranks_that_go_on_with_other_weights_take_those_of_the_first():
         (other_shape, "rank 1 has shape"),
         (other_call, "rank 1 has call='partial_fit', and rank 0 has call='fit'"),
         (other_arguments, "rank 1 has arguments=.'X', 'y'., and rank 0 has arguments=.'X', 'sample_weight', 'y'"),
-        (rewired, "Rewire adds entries by the gradient of a rank's own samples"),
         (other_parameters, r"rank 1 has layers='\(9,\)', and rank 0 has layers='\(8,\)'"),
         (few_segments, "batch_size=1 is less than the number of ranks, 2"),
         (fitted(parallel="ssh"), "parallel must be None, 'mpi' or a Ranks, got 'ssh'"),

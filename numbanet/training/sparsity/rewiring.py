@@ -11,6 +11,7 @@ import numpy as np
 
 from ...arguments import is_integer, is_real
 from ...layers import Sequential, SparseLinear, Tree
+from ...parallel.scores import joint_scores
 from ..run import Run
 from .base import Sparsity, Thinning
 
@@ -18,7 +19,8 @@ from .base import Sparsity, Thinning
 @dataclasses.dataclass(frozen=True)
 class Rewire(Sparsity):
     """Moves entries of the weights of `SparseLinear` layers (single entries, not tiles): it removes the smallest entries, and
-    adds as many at the positions with the largest dense gradient of the batch. Use it as `Net(sparsity=Rewire())`.
+    adds as many at the positions with the largest dense gradient of the batch, which is that of all processes with `parallel`.
+    Use it as `Net(sparsity=Rewire())`.
 
     This is the method RigL (Evci et al. 2020, "Rigging the lottery: making all tickets winners", algorithm 1), and the defaults
     are those of the paper. Two details are simpler here: the share depends on the epoch, not on the step, and a step that
@@ -81,7 +83,7 @@ class Rewiring(Thinning):
             return
         share = self.chosen.share / 2 * (1 + math.cos(math.pi * run.epoch / self.until))
         for layer in _learning(run.model):
-            previous = layer.rewire(round(share * layer.values.size))
+            previous = layer.rewire(round(share * layer.values.size), joint_scores)
             for parameter, state in zip(run.optimizer.parameters, run.optimizer.state):
                 if parameter is layer.values:
                     state[:] = [_moved(run, array, previous) for array in state]
