@@ -141,7 +141,7 @@ def test_symbols_and_ranks_and_momentum():
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_an_interrupt_within_an_epoch_renews_them(optimizer):
+def test_an_interrupt_within_an_epoch_renews_them(interruptible, optimizer):
     class Stops(Hook):
         def between_steps(self, run):
             if run.optimizer.steps == 20:  # of 12 in an epoch

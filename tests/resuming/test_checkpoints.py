@@ -296,7 +296,7 @@ def test_signals_save_between_two_steps(tmp_path, number, status):
 
 @pytest.mark.parametrize("every", ["10 min", "epoch"])
 @pytest.mark.parametrize("where", ["callback", "scoring"])
-def test_an_interrupt_while_a_callback_runs_saves_the_epoch(tmp_path, where, every):
+def test_an_interrupt_while_a_callback_runs_saves_the_epoch(interruptible, tmp_path, where, every):
     """Also one that arrives in validation, which is handled when the callback is called."""
 
     def interrupt(*given):
