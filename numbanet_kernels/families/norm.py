@@ -251,31 +251,33 @@ def _forward_kernels():
     @kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], i4)")
     def moments(x, means, variances, rows):
         """Each block computes the means of 32 channels (ACROSS) over a part of the samples, `rows` or fewer, then their
-        variances there.
+        variances there. If there are several parts, their means are those of x[n] - x[0]: few digits are lost in them.
         """
         shared = cuda.shared.array(BLOCK, float32)
         ty, part = int32(cuda.threadIdx.y), int32(cuda.blockIdx.y)
         c, first = int32(cuda.blockIdx.x * ACROSS + cuda.threadIdx.x), part * rows
         stop = min(first + rows, int32(x.shape[0]))
-        samples, centre, apart = float32(max(stop - first, int32(1))), float32(0), float32(0)
+        samples, centre, apart, base = float32(max(stop - first, int32(1))), float32(0), float32(0), float32(0)
+        if c < x.shape[1] and first < stop:
+            base = x[0, c]
         for turn in range(2):
             total, missed = float32(0), float32(0)
             if c < x.shape[1]:
                 for n in range(first + ty, stop, DOWN):
-                    d = x[n, c] - centre
+                    d = (x[n, c] - base) - centre
                     total, missed = add(total, missed, d * d if turn else d)
             apart = total_of(shared, total) / samples
             if turn == 0:
                 centre = apart
         if ty == 0 and c < x.shape[1]:
-            means[part, c], variances[part, c] = centre, apart
+            means[part, c], variances[part, c] = centre if cuda.gridDim.y > 1 else base + centre, apart
 
-    @kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], i4, i4)")
-    def joined(means, variances, mean, variance, rows, samples):
+    @kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], i4)")
+    def joined(x, means, variances, mean, variance, rows):
         """Each block joins the means and variances of all parts, for 32 channels (Chan, Golub & LeVeque 1983)."""
         shared = cuda.shared.array(BLOCK, float32)
         c, parts = int32(cuda.blockIdx.x * ACROSS + cuda.threadIdx.x), int32(means.shape[0])
-        centre, apart = means[0, min(c, int32(mean.size - 1))], float32(0)
+        samples, centre, apart = int32(x.shape[0]), float32(0), float32(0)
         for turn in range(2):
             total, missed = float32(0), float32(0)
             if c < mean.size:
@@ -287,7 +289,7 @@ def _forward_kernels():
             if turn == 0:
                 centre += apart
         if cuda.threadIdx.y == 0 and c < mean.size:
-            mean[c], variance[c] = centre, apart
+            mean[c], variance[c] = x[0, c] + centre, apart
 
     @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4, f4[::1], i4)")
     def apply(x, gamma, beta, mean, variance, eps, y, channels):
@@ -346,7 +348,7 @@ def batch_norm_cuda(x, gamma, beta, eps):
     of_parts = [one.reshape(1, channels) if parts == 1 else empty_cuda((parts, channels)) for one in (mean, variance)]
     launch(moments, (across, parts), (ACROSS, DOWN), x, *of_parts, rows)
     if parts > 1:
-        launch(joined, across, (ACROSS, DOWN), *of_parts, mean, variance, rows, n)
+        launch(joined, across, (ACROSS, DOWN), x, *of_parts, mean, variance, rows)
     return batch_norm_apply_cuda(x, gamma, beta, mean, variance, eps), mean, variance
 
 

@@ -53,6 +53,16 @@ def test_sums_over_many_samples_lose_nothing(suffix, put, get, rng, values):
         np.testing.assert_allclose(get(ours), theirs, rtol=5e-7)
 
 
+@pytest.mark.parametrize("n", [100, 1000])
+def test_variances_far_from_zero_keep_their_digits(suffix, put, get, rng, n):
+    x = rng.normal(10_000, 1, (n, 3)).astype(np.float32)
+    x[:, 2] = 1e37  # of which sums are infinite
+    ones, zeros = np.ones(3, np.float32), np.zeros(3, np.float32)
+    _, mean, variance = getattr(norm, f"batch_norm_{suffix}")(*map(put, (x, ones, zeros)), 1.0)
+    np.testing.assert_allclose(get(mean), x.mean(0, np.float64), rtol=1e-7)
+    np.testing.assert_allclose(get(variance), x.var(0, np.float64), rtol=1e-5, atol=0)
+
+
 def test_the_same_comes_out_each_time(suffix, put, get, rng):
     dy, x, gamma, beta, mean, variance = map(put, operands(rng, 1001, 6))
     forward, backward = (getattr(norm, f"{name}_{suffix}") for name in ("batch_norm", "batch_norm_grad"))
