@@ -49,7 +49,8 @@ class Dropout(abc.ABC):
     # attributes that the constructor does not set, only `changed`
     set_on_copies: ClassVar[tuple[str, ...]] = ("kind", "answer", "reason")
     kind: str = "output"  # the kind of the sites for which the policy makes plans (`Site`)
-    # the class of its plans: sites that do not support it are left out, with a warning. None: every layer must support them
+    # the class of its plans: sites that do not support it are left out, with a warning. None: every layer must support them.
+    # A class that makes plans by a method of its own does not inherit it
     makes: ClassVar[type[Plan] | None] = None
     reason: str | None = None  # why dropout="auto" chose this policy
     answer: bool = False  # True if it also makes plans for the last layer
@@ -60,6 +61,11 @@ class Dropout(abc.ABC):
     on_device: bool = False  # True if `choose_into` and `prepare` are defined, so that recorded steps choose without the host
     mixes_features: ClassVar[bool] = False  # True if features should be centred and permuted (`Shuffle`)
     shuffle: int | None = None  # number of epochs after which neurons are reordered (`Reordering`); None: never
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "makes" not in vars(cls) and {"plan", "choose", "choose_from_flow"} & vars(cls).keys():
+            cls.makes = None
 
     def __init__(self, rate: Rate = 0.5) -> None:
         if type(self).plan is Dropout.plan:
@@ -134,7 +140,11 @@ class Dropout(abc.ABC):
         return policy
 
     def rate_of(self, site: Site | int) -> float:
-        """Return the rate of a site or of its number; raise ValueError if the rate depends on the epoch (`at`)."""
+        """Return the rate of a site, which is 0 if it does not support the policy's plans (`fits`), or that of a number; raise
+        ValueError if the rate depends on the epoch (`at`).
+        """
+        if isinstance(site, Site) and not self.fits(site):
+            return 0.0
         rate = self.rate
         if isinstance(rate, tuple):
             rate = rate[site.number if isinstance(site, Site) else site]
@@ -164,8 +174,8 @@ class Dropout(abc.ABC):
         return model.droppable(self.kind, self.answer)
 
     def rates(self, model: Sequential | Tree) -> list[float]:
-        """Return the rate of each site in `sites(model)`; 0 if it does not support the policy's plans (`fits`)."""
-        return [self.rate_of(site) if self.fits(site) else 0.0 for site in self.sites(model)]
+        """Return the rate of each site in `sites(model)`."""
+        return list(map(self.rate_of, self.sites(model)))
 
     def caution(self, site: Site) -> str | None:
         """Return the text of a warning if dropping parts of a site is likely to hurt; else None."""
@@ -179,7 +189,7 @@ class Dropout(abc.ABC):
         tree = Tree(model)
         sites, rates = self.sites(tree), self.rate if isinstance(self.rate, tuple) else (self.rate,)
         left_out = self._left_out(tree)
-        if any(rates) and not any(self.rate_of(site) for site in sites if self.fits(site)):
+        if any(rates) and not any(map(self.rate_of, sites)):
             return left_out or [
                 f"{self.name}: nothing is dropped, because only the last layer of this network has anything that it "
                 "drops; add a hidden layer, or choose another dropout, such as 'none'"
@@ -193,7 +203,7 @@ class Dropout(abc.ABC):
         """
         layers: dict[str, dict[str, None]] = {}  # by the kinds that work there, the layers, in order
         for site in self.sites(tree):
-            if self.fits(site) or not self.rate_of(site.number):
+            if self.fits(site) or not self.of(site).rate_of(site.number):
                 continue
             layer = tree.owners[site.path]
             work = [
@@ -202,7 +212,7 @@ class Dropout(abc.ABC):
                 if policy.makes is not None
                 and any(
                     each.kind == policy.kind and each.supports(policy.makes) and (each.chosen or not policy.data_dependent)
-                    for each in layer.sites()
+                    for each in ([site._replace(kind="output")] if site.kind == "recurrent" else layer.sites())
                 )
             ]
             layers.setdefault(", ".join(work), {})[f"{site.path.rpartition('.')[0]} ({layer!r})"] = None

@@ -149,10 +149,6 @@ class DynamicSparseGraph(Dropout):
         """Return True if the site supports sets for a whole batch; other sets are refused when they are chosen."""
         return self.share != "batch" or super().fits(site)
 
-    def rate_of(self, site):
-        """Return the rate of a site; 0 if it is left out, so that nothing is projected for it."""
-        return 0.0 if isinstance(site, Site) and not self.fits(site) else super().rate_of(site)
-
     def check(self, layers):
         """Raise ValueError unless there are layers whose neurons can be chosen; `sites` checks the number of rates."""
         if not layers:

@@ -157,6 +157,9 @@ class RowDropout(_PatternDropout):
     def variance_factors(self, layers):
         return [1.0, *map(self.variance_factor, range(layers))]
 
+    def fits(self, site):
+        return super().fits(site) if self.steps is None or self.makes is None else site.supports(TimePlan)
+
     def plan(self, site, rng):
         if not self.rate_of(site):
             return None
@@ -229,10 +232,6 @@ class TileDropout(_PatternDropout):
         for name, value in (("tile", tile), ("mixes", mixes)):
             check_count(name, value)
         self.tile, self.mixes, self.answer = tile, mixes, bool(answer)
-
-    def rate_of(self, site):
-        """Return the rate of a site; 0 if its layer does not support tile plans, as a sparse layer does not."""
-        return 0.0 if isinstance(site, Site) and not self.fits(site) else super().rate_of(site)
 
     def plan(self, site, rng):
         if not self.rate_of(site):

@@ -199,7 +199,7 @@ class SensitiveDropout(Dropout):
         epoch.
         """
         tree = Tree(model)
-        thresholds, sites = dict(self._given), set(self.sites(tree))
+        thresholds, sites = dict(self._given), set(filter(self.fits, self.sites(tree)))
 
         def look(site, flow, layer):
             if site in sites and site.number not in thresholds:

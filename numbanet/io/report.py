@@ -189,7 +189,7 @@ def _dropped(net: Any) -> Iterable[str]:
     dense = list(lines(model, spec))
     rates: dict[Any, list[str]] = {}
     for site in policy.sites(tree):
-        if policy.fits(site) and (rate := policy.rate_of(site)):
+        if rate := policy.rate_of(site):
             rates.setdefault(tree.owners[site.path], []).append(f"{policy.of(site).name} {rate:.3g}")
     shares = _shares(policy, model, tree, spec, dense)
     yield _table(

@@ -67,7 +67,7 @@ def summary(model: Layer, shape: tuple[int | None, ...] | None = None, policy: A
     dropped: dict[Layer, list[str]] = {}
     policy = policy and policy.at(0)
     for site in policy.sites(tree) if policy is not None else ():
-        if policy.fits(site) and (rate := policy.rate_of(site)):
+        if rate := policy.rate_of(site):
             what = "" if site.kind != "recurrent" else " recurrent"
             dropped.setdefault(tree.owners[site.path], []).append(f"{policy.of(site).name} {rate:.2g}{what}")
     table = Table(box=box.SIMPLE_HEAD, show_footer=True)
