@@ -34,7 +34,7 @@ from ..autograd import no_grad
 from ..device import Device
 from ..layers import BatchNorm1d, BatchNorm2d, Conv2d, Flow, PerSample, Tree
 from ..parallel.scores import joint_scores, share_of
-from ..plans import IndexPlan, SamplePlan, Site
+from ..plans import IndexPlan, SamplePlan
 from ..tensor import Tensor
 from .base import Dropout, Style
 from .guesses import Guesses, johnson_lindenstrauss

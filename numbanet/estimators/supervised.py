@@ -90,8 +90,8 @@ class Supervised(Fitting):
         batches : iterable or callable, optional
             Instead of X and y: a list, or another iterable that can be read again, such as PyTorch's DataLoader, of (X, y) or
             (X, y, sample_weight), each one training step; or a function of the epoch, counted from 0, that returns them.
-            Before training, they are read once as a whole, and then the first ones once more. Sequences may have another length
-            in each batch.
+            Before training, they are read once as a whole, and then the first ones once more. Samples may have another shape in
+            each batch, such as sequences of another length, if the layers take it.
 
         Raises
         ------

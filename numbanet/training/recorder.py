@@ -19,6 +19,7 @@ in newly allocated arrays.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import warnings
 from collections.abc import Callable, Collection, Hashable, Sequence
@@ -56,6 +57,7 @@ class Recorder:
     MOST = 1 << 30  # bytes of the memory that all recordings share; a step that needs more is not recorded
     RECORDED = 1 << 11  # largest number of recordings: a driver allocates some memory for each
     MET = 1 << 14  # largest number of cached kinds of steps, recorded or not
+    HELD, FEW = 1 << 26, 8  # most bytes of the buffers of an input, one for each length of sequences; so many have any size
     TRIED = 4  # failed recordings after which recording is given up, if none has succeeded
 
     def __init__(self, dev: Device, model: Layer) -> None:
@@ -101,11 +103,16 @@ class Recorder:
         return batch._replace(targets=self.put("y", batch.targets), weights=self.put("weights", batch.weights))
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
-        """The fixed buffer for an input of this name, shape and dtype; None if nothing is recorded."""
+        """The fixed buffer for an input of this name, shape and dtype. None if nothing is recorded, or if the buffers for other
+        shapes take too much memory: then steps with this shape are not recorded.
+        """
         if not self.possible:
             return None
         key = name, tuple(shape), dtype
         if key not in self._inputs:
+            sizes = [math.prod(size) * kind.itemsize for other, size, kind in (*self._inputs, key) if other == name]
+            if len(sizes) > self.FEW and sum(sizes) > self.HELD:
+                return None
             self._inputs[key] = self.dev.empty(shape, dtype)
         return self._inputs[key]
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from numbanet import CrossEntropy, Net, NetRegressor, Tensor
+from numbanet import AdaptiveAvgPool2d, CrossEntropy, Hook, Net, NetRegressor, Tensor
 from numbanet.dropout import RowSensitiveDropout
 from numbanet.layers import LSTM, BatchNorm1d, Conv2d, Embedding, Flatten, LastStep, Linear, MaxPool2d, ReLU, Sequential
 from numbanet.training.large import mapped, rows
+from numbanet.training.recorder import Recorder
 from tests.resuming.stopped import alone
 
 rng = np.random.default_rng(0)
@@ -227,6 +228,35 @@ def test_batches_of_several_lengths_go_on_from_a_checkpoint(kind, dropout, tmp_p
     net = Net(LAYERS[kind], **BASE, dropout=dropout).fit(batches=batches, checkpoint=tmp_path / "all", every=4, keep=9)
     same(net, Net.resume(alone(tmp_path / "all", 1, tmp_path / "one")).fit(batches=batches))
     same(net, Net(LAYERS[kind], **BASE, dropout=dropout, warm_start=True).fit(batches=batches))
+
+
+def test_steps_of_many_lengths_hold_bounded_memory(monkeypatch):
+    """Beyond it they are not recorded, which changes nothing."""
+    held = []
+
+    def train():
+        return Net(LAYERS["values"], **BASE, callbacks=[Held()]).fit(batches=of_lengths("values", range(3, 11)))
+
+    class Held(Hook):
+        def epoch_recorded(self, run, record):
+            held.append(sum(array.nbytes for (name, *_), array in run.stepper.recorder._inputs.items() if name == "x"))
+
+    rng.bit_generator.state = state = rng.bit_generator.state
+    whole = train()
+    monkeypatch.setattr(Recorder, "FEW", 2)
+    monkeypatch.setattr(Recorder, "HELD", 40 * 12 * 3 * 4)
+    rng.bit_generator.state = state
+    few = train()
+    assert held == [40 * sum(range(3, 11)) * 3 * 4] * 3 + [40 * 12 * 3 * 4] * 3
+    for name, array in whole.model_.state_dict().items():
+        np.testing.assert_allclose(array, few.model_.state_dict()[name], atol=1e-6, err_msg=name)
+
+
+def test_images_may_have_another_size_in_each_batch():
+    layers = [Conv2d(1, 4, 3, rng=0), ReLU(), AdaptiveAvgPool2d(1), Flatten(), Linear(4, 2, rng=1)]
+    images = [rng.standard_normal((20, 1, side, side)).astype(np.float32) for side in (8, 10, 6)]
+    net = Net(layers, **BASE, dropout="rsdp").fit(batches=[(x, np.arange(20) % 2) for x in images])
+    assert [len(net.predict(x)) for x in images] == [20] * 3
 
 
 def test_warm_started_and_regressing_networks_take_several_lengths():
