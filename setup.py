@@ -11,7 +11,7 @@ version = re.search(r'^__version__ = "(.+)"$', (here / "numbanet/__init__.py").r
 cuda = ["numba-cuda[cu13]>=0.30", "numpy<2.5"]  # numba-cuda 0.30 uses names that NumPy 2.5 removed
 torch = ["torch==2.13.0"]  # the peer that tests and benchmarks compare with; pinned, because figures name it
 plots = ["matplotlib>=3.7"]
-onnx = ["onnx>=1.15"]
+onnx = ["onnx>=1.15", "onnxruntime>=1.17"]
 graphblas = ["python-graphblas[suitesparse]; platform_system == 'Linux'"]  # another peer, of sparse products
 dask = ["dask[distributed]>=2024.8", "joblib>=1.4"]
 ray = ["ray>=2.10", "joblib>=1.4"]
@@ -83,7 +83,6 @@ setup(
             *cuda,
             *compilers,
             *onnx,
-            "onnxruntime>=1.17",
             *dask,
             "pytest>=8",
             "pytest-xdist>=3",

@@ -52,7 +52,9 @@ def numpy_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
         if key in ("dtype", "out") and value is not None:
             raise TypeError(f"{name}: {key} is not for tensors, whose results are new tensors; {instead}")
         if key not in ("dtype", "out") and not (key == "ddof" and options):
-            raise TypeError(f"{name}() got an unexpected keyword argument {key!r}; for all options of NumPy {instead}")
+            meant = {"dim": "axis", "keepdim": "keepdims"}.get(key)  # as PyTorch calls them
+            way_out = f"did you mean {meant!r}?" if meant else f"for all options of NumPy {instead}"
+            raise TypeError(f"{name}() got an unexpected keyword argument {key!r}; {way_out}")
     return options
 
 

@@ -19,7 +19,12 @@ def modules():
     found = [numbanet]
     for part in pkgutil.walk_packages(numbanet.__path__, "numbanet."):
         if not part.name.startswith(INTERNAL):
-            module = importlib.import_module(part.name)
+            try:
+                module = importlib.import_module(part.name)
+            except ModuleNotFoundError as missing:  # of an optional package, such as torch; the module has no public names
+                if (missing.name or "").startswith("numbanet"):
+                    raise
+                continue
             if hasattr(module, "__all__") or module is numbanet.ops:
                 found.append(module)
     return [*found, numbanet_kernels.ptx]

@@ -36,12 +36,14 @@ __all__ += registry.__all__
 
 
 def policy(dropout: str | Dropout | None, rate: Rate = 0.5) -> Dropout:
-    """Return the policy with the name `dropout` and the given rate; raise ValueError if the name is unknown. None means "none".
-    A policy object is returned unchanged.
+    """Return the policy with the name `dropout` and the given rate. None means "none". A policy object is returned unchanged.
+    Raise ValueError if the name is unknown, and TypeError for a class.
     """
     dropout = "none" if dropout is None else dropout
     if isinstance(dropout, Dropout):
         return dropout
+    if isinstance(dropout, type) and issubclass(dropout, Dropout):
+        raise TypeError(f"dropout: {dropout.__name__} is a class; give an object of it, such as {dropout.__name__}(0.5)")
     if isinstance(dropout, str) and dropout == "auto":
         raise ValueError(
             f"dropout 'auto' is chosen by Net and NetRegressor, from their data; choose {', '.join(map(repr, POLICIES))}"

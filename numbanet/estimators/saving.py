@@ -32,7 +32,7 @@ ENTRY, VERSION = "numbanet", 3
 MADE_ANEW = ("model_", "optimizer_", "placement_")  # a placement is of the machine where it was measured
 WAY = "Set another value with set_params({0}=...), which does not change the trained network; or save net.model_.state_dict()"
 WAY_BEFORE = (  # before training
-    "Set another value; or give fit(checkpoint='run/') instead of this hook, from which `resume` goes on with {0} given again; "
+    "Set another value; or train by fit(checkpoint='run/') without this hook, and `resume` goes on with {0} given again; "
     "or save net.model_.state_dict() in a function in callbacks"
 )
 HIDDEN = ("_by_step", "_fit_epochs", "_flat_target", "_kept_epoch", "_several")  # private attributes that are saved

@@ -156,7 +156,9 @@ class Linear(Layer):
 
     def cost(self, spec, plans):
         if not spec.shape or spec.shape[-1] not in (None, self.in_features):
-            raise ValueError(f"{self!r}: it takes {self.in_features} features, and its input has {spec.shape[-1:]}")
+            flat = math.prod(size or 0 for size in spec.shape[1:]) == self.in_features
+            hint = f" of {spec.shape[1:]}: put Flatten() before it" if flat else ""
+            raise ValueError(f"{self!r}: it takes {self.in_features} features, and its input has {spec.shape[-1:]}{hint}")
         plan = plans.of(self, "tiles") or plans.of(self)
         tiles, rows = isinstance(plan, TilePlan), plan if isinstance(plan, AxisPlan) else None
         inner = self.in_features if spec.plan is None or tiles else spec.plan.count

@@ -51,6 +51,8 @@ class Sequential(Layer):
                 # a policy of this library, or a layer of another one
                 dropout = any("Dropout" in kind.__name__ for kind in type(layer).__mro__)
                 way_out = DROPOUT_IS_NO_LAYER if dropout else "make a subclass of numbanet.Layer that calls it"
+                if isinstance(layer, type) and issubclass(layer, Layer):
+                    way_out = f"make an object of the class: {layer.__name__}(...)"
                 raise TypeError(f"Sequential: {layer!r} is not a Layer; {way_out}")
             if type(layer).__call__ is Layer.__call__ and type(layer).forward is Layer.forward:
                 raise TypeError(f"Sequential: {type(layer).__name__} defines neither __call__(x) nor forward(flow, context)")

@@ -23,6 +23,8 @@ from numbanet import (
     Linear,
     Net,
     NetRegressor,
+    ReLU,
+    RowDropout,
     Sequential,
     Tensor,
     io,
@@ -87,6 +89,7 @@ def test_pytorchs_forward_is_refused_where_the_class_is_defined():
             r"BernoulliDropout\(rate=0.5\) is not a Layer; it is a kind",
         ),
         (lambda: [Linear(64, 8), np.tanh], "is not a Layer; make a subclass"),
+        (lambda: [Linear(64, 8), ReLU, Linear(8, 10)], r"ReLU.*is not a Layer; make an object of the class: ReLU\(\.\.\.\)"),
     ],
 )
 def test_dropout_among_layers(layers, message):
@@ -94,6 +97,25 @@ def test_dropout_among_layers(layers, message):
         Net(layers(), **SMALL).fit(X, Y)
     with pytest.raises(TypeError, match=message):
         Sequential(layers())
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        ({"dropout": RowDropout}, TypeError, r"RowDropout is a class; give an object of it, such as RowDropout\(0.5\)"),
+        ({"device": None}, ValueError, "there is no device None; choose one of 'auto', 'cpu'"),
+        ({"device": 0}, ValueError, "there is no device 0"),
+    ],
+)
+def test_classes_and_devices_that_are_none(options, error, message):
+    with pytest.raises(error, match=message):
+        Net((8,), **{**SMALL, **options}).fit(X, Y)
+
+
+def test_a_missing_flatten_is_named():
+    layers = [Conv2d(1, 2, 3), ReLU(), Linear(72, 10)]
+    with pytest.raises(ValueError, match=r"its input has \(6,\) of \(2, 6, 6\): put Flatten\(\) before it"):
+        Net(layers, **SMALL).fit(X.reshape(-1, 1, 8, 8), Y)
 
 
 def test_a_policy_without_a_plan_is_refused_when_it_is_made():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from numbanet import EarlyDropout, LanguageModel, MagnitudePruning, Net, NetRegressor
+from numbanet import EarlyDropout, Hook, LanguageModel, MagnitudePruning, Net, NetRegressor
 from numbanet.cli import main
 from numbanet.estimators import saving
 from numbanet.estimators.resuming import saver
@@ -292,6 +292,19 @@ def test_signals_save_between_two_steps(tmp_path, number, status):
     assert other._unfinished.state["optimizer"]["steps"] in (13, 14)
     whole = mlp(dropout="rdp", callbacks=[Sends()]).fit(X, Y, checkpoint=tmp_path / "whole")
     assert_same(whole, other.fit(X, Y))
+
+
+def test_a_checkpoint_within_an_epoch_counts_complete_epochs(interruptible, tmp_path):
+    class Stops(Hook):
+        def between_steps(self, run):
+            if run.epoch == 2 and len(run.done) == 1:
+                signal.raise_signal(signal.SIGINT)
+
+    net = mlp(callbacks=[Stops()])
+    with pytest.raises(KeyboardInterrupt):
+        net.fit(X, Y, checkpoint=tmp_path)
+    again = Net.resume(tmp_path, callbacks=None)
+    assert again.n_iter_ == len(again.history_) == net.n_iter_ == 2
 
 
 @pytest.mark.parametrize("every", ["10 min", "epoch"])

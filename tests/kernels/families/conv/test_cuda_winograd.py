@@ -150,11 +150,10 @@ def test_what_is_not_finite_stays_within_its_tile(from_8_0, put, get, rng):
 @pytest.mark.parametrize("card", [(8, 0), (9, 0)])
 def test_sums_stay_in_registers(made, card):
     """Two blocks have room on a multiprocessor, nothing is spilled; shared memory is read 16 bytes at once."""
-    if version(PTXAS) < (13, 5) and card == (8, 0):
-        pytest.skip("the assembler of CUDA 13.0 spills a few registers for cards of 8.0")
     said, _, sass = assembled(made(), card, disassembled=True).partition("SASS\n")
     assert int(re.search(r"Used (\d+) registers", said)[1]) <= 128
-    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
+    if version(PTXAS) > (13, 0) or card != (8, 0):  # that of CUDA 13.0 spills a few registers for cards of 8.0
+        assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
     assert len(re.findall(r"\bFFMA\b", sass)) >= 512 and len(re.findall(r"\bLDS\.128\b", sass)) == 32
 
 
