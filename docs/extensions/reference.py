@@ -21,7 +21,7 @@ def modules():
         if not part.name.startswith(INTERNAL):
             try:
                 module = importlib.import_module(part.name)
-            except ModuleNotFoundError as missing:  # of an optional package, such as torch; the module has no public names
+            except ImportError as missing:  # of an optional package, such as torch; the module has no public names
                 if (missing.name or "").startswith("numbanet"):
                     raise
                 continue
