@@ -201,6 +201,8 @@ class Estimator(Settings):
     def _wait_with(self, unfinished: Any) -> None:
         """Set the checkpoint with which the next fit goes on, or None."""
         self._unfinished = unfinished
+        if unfinished is not None and self.history_:
+            self.n_iter_ = len(self.history_)  # within an epoch the file counts this epoch, too
 
     def _start_again(
         self, settings: FitSettings, shape: tuple[int, ...], samples: int | None, arguments: dict[str, Any]

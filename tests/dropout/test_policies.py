@@ -20,7 +20,6 @@ from numbanet import (
     Site,
     SparseLinear,
     TileDropout,
-    TilePlan,
     WindowDropout,
 )
 from numbanet.dropout import POLICIES, EarlyDropout, policy
@@ -32,7 +31,7 @@ CONFIDENCE = 1 - 1e-4  # of each test as a whole: one false alarm in ten thousan
 
 
 def site(o, i, number=0):
-    return Site("output", "output", (o, i), (TilePlan,), number=number)
+    return Site("output", "output", (o, i), number=number)
 
 
 def check_frequencies(masks, rate):

@@ -139,8 +139,6 @@ def resumed(kind: type, folder: str | os.PathLike, parameters: dict[str, Any]) -
     late = [(i, optimizer.parameters[i]) for i in state["optimizer"].get("lazy", {})]
     state["deferred"] = {i: on_host(p.device, p.data) for i, p in late}
     optimizer.settle()  # so that the estimator can predict before it goes on
-    if net.history_:
-        net.n_iter_ = len(net.history_)  # of a checkpoint within an epoch the file counts this epoch, too
     net._wait_with(Unfinished(where, about, metadata["parameters"], state, ranks, number))
     return net
 
