@@ -24,6 +24,7 @@ from . import threads
 
 COLUMNS, SAMPLES = 32, 128  # shape of a buffer, which takes 16 KiB
 VECTOR = 8  # number of floats in a register
+NONE, YES, NO = np.int64(0), np.bool_(True), np.bool_(False)  # Numba compiles a function anew for each literal argument
 EMPTY, NO_INDICES = np.zeros(0, np.float32), np.zeros(0, np.int32)  # compiled loops take them in place of None
 
 
@@ -129,7 +130,7 @@ def _transpose_in(x, y, gated, positions, scale, first, stop, transposed, sums):
         for i0 in range(first, stop, COLUMNS):
             i1 = min(i0 + COLUMNS, stop)
             for k in range(2 if gated else 1):
-                transpose_block(y if k else x, n0, n1, i0, i1, both[k], 0, 0, True)  # one call, which compiles once
+                transpose_block(y if k else x, n0, n1, i0, i1, both[k], NONE, NONE, YES)  # one call, which compiles once
             for i in range(i0, i1):
                 z, gate, total = both[0, i - i0, : n1 - n0], both[1, i - i0, : n1 - n0], float32(0)
                 if gated:
@@ -185,7 +186,7 @@ def _transpose_back(terms, positions, c, first, stop, bias, biased, relu, scale,
                 for m in range(row.size):
                     value = alpha * row[m] + added
                     row[m] = scale * (low if value < low else value)  # not max(value, low), because NaN must stay NaN
-            transpose_block(rows, 0, n1 - n0, 0, m1 - m0, c, m0, n0, False)
+            transpose_block(rows, NONE, n1 - n0, NONE, m1 - m0, c, m0, n0, NO)
 
 
 _in_order = functools.lru_cache(maxsize=64)(functools.partial(np.arange, dtype=np.int32))

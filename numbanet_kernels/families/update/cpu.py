@@ -38,7 +38,7 @@ def _spread(spread, spread_class, g, cols, row_index, row_class):
 def _sgd(w, v, g, packed, row_pos, row_class, cols, rates, momentum, nesterov, decay, first, stop):
     """Make an SGD step for the rows first … stop - 1, without lazy blocks."""
     lr = rates[0]
-    spread, spread_class = np.zeros(w.shape[1] + 1, np.float32), -1
+    spread, spread_class = np.zeros(w.shape[1] + 1, np.float32), np.int64(-1)
     for r in range(first, stop):
         row, velocity = w[r], v[r]
         if packed:
@@ -92,7 +92,7 @@ def _sgd_blocks(
     """Make an SGD step for current blocks, with the gradient, and all skipped steps for blocks that are only wanted."""
     lr, packed = rates[0], row_pos.size > 0
     nothing, spread = np.zeros(w.shape[1], np.float32), np.zeros(w.shape[1] + 1, np.float32)
-    spread_class, due = -1, np.empty(lag.shape[1], np.int64)
+    spread_class, due = np.int64(-1), np.empty(lag.shape[1], np.int64)
     for r in range(w.shape[0]):
         u, is_spread = r // height, False
         if r % height == 0:
@@ -196,7 +196,7 @@ def _adam(w, m, s, g, packed, row_pos, row_class, cols, numbers, first, stop):
     """Make an Adam step for the rows first … stop - 1."""
     lr, beta1, beta2, eps = numbers[0], numbers[1], numbers[2], numbers[3]
     correct1, correct2, decay, left = numbers[4], numbers[5], numbers[6], numbers[7]
-    spread, spread_class = np.zeros(w.shape[1] + 1, np.float32), -1
+    spread, spread_class = np.zeros(w.shape[1] + 1, np.float32), np.int64(-1)
     for r in range(first, stop):
         if packed:
             spread_class = _spread(spread, spread_class, g, cols, row_pos[r], row_class[r])
