@@ -313,7 +313,7 @@ def test_layers_and_policies_that_no_file_can_hold_are_refused_before_training(t
     net = Net([Linear(64, 10, rng=0), Own(print)], epochs=2, callbacks=hooks)
     with pytest.raises(TypeError, match="^ModelCheckpoint: save: layer .* cannot be saved; save net.model_.state_dict"):
         net.fit(X, Y)
-    with pytest.raises(TypeError, match="^ModelCheckpoint: save: dropout=.*give fit"):
+    with pytest.raises(TypeError, match="^ModelCheckpoint: save: dropout=.*train by fit"):
         Net(**SMALL, dropout=Windows(0.5), callbacks=hooks).fit(X, Y)
     assert seen == []
     Net(**SMALL, callbacks=hooks).fit(X, Y, dropout=Windows(0.5))  # which predictions do not need
