@@ -139,11 +139,10 @@ def device(name: str | Device = "auto") -> Device:
     """
     if isinstance(name, Device):
         return name
-    if not isinstance(name, str):
-        raise ValueError(f"there is no device {name!r}; choose one of 'auto', {', '.join(map(repr, (*NAMES, *foreign())))}")
     if name == "auto":
         return _made("cpu" if problem("cuda") else "cuda")
-    if name not in NAMES and not THREADS.fullmatch(name) and name not in foreign():  # these last: their search takes long
+    known = isinstance(name, str) and (name in NAMES or THREADS.fullmatch(name) or name in foreign())  # a long search: last
+    if not known:
         raise ValueError(f"there is no device {name!r}; choose one of 'auto', {', '.join(map(repr, (*NAMES, *foreign())))}")
     missing = problem(name)
     if missing:

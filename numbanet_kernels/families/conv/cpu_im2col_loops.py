@@ -17,6 +17,7 @@ import numpy as np
 from numba import float32, int64
 
 from ...host.blas import multiply
+from ...host.search import before
 from ...host.simd import VECTOR, copy_vector, copy_vectors
 from ...runtime.declare import host_function, host_kernel
 
@@ -219,19 +220,6 @@ def clear(y, first, stop):
     width, flat = y.shape[1], y.reshape(y.size)
     for i in range(first * width, stop * width):
         flat[i] = float32(0)
-
-
-@host_function
-def before(rows, row):
-    """Return the number of entries of an increasing list that are less than `row`."""
-    low, high = int64(0), int64(rows.size)
-    while low < high:
-        middle = (low + high) // 2
-        if rows[middle] < row:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 @host_function

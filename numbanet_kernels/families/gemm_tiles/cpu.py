@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 
 from ...host import blas, threads
+from ...host.search import before
 from ...host.transpose import transpose_back, transpose_in
 from ...layouts.packed import Into
 from ...layouts.tiles import row_positions, tile_lists
-from ...runtime.declare import host_function, host_kernel
+from ...runtime.declare import host_kernel
 from ...runtime.expect import expect, pair
 from ...runtime.memory import empty_cpu, full_cpu, output
 from ..elementwise import relu_grad_cpu
@@ -43,19 +44,6 @@ def _pack(w, row_positions, row_class, tile_cols, tile, first, stop, packed):
 FORWARD, DX, DW = range(3)
 
 
-@host_function
-def _below(values, bound):
-    """Return how many of the sorted values are less than the bound; NumPy's function for it takes a second to compile."""
-    low, high = 0, values.size
-    while low < high:
-        middle = (low + high) // 2
-        if values[middle] < bound:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
 @host_kernel("void(i8, i8, f4[:, ::1], f4[:, ::1], i4[:, ::1], i4[::1], i4[::1], i4[::1], i8, i8, f4[:, ::1])")
 def _multiply(entry, kind, a, b, rows, row_counts, col_counts, starts, first, stop, out):
     """Compute the products of all classes; of each class, only the rows that are among the rows first … stop - 1 of the weight.
@@ -66,7 +54,7 @@ def _multiply(entry, kind, a, b, rows, row_counts, col_counts, starts, first, st
     left = 0
     for z in range(starts.size):
         own, right = rows[z, : row_counts[z]], left + col_counts[z]
-        top, end = starts[z] + _below(own, first), starts[z] + _below(own, stop)
+        top, end = starts[z] + before(own, first), starts[z] + before(own, stop)
         p = a[top:end, : a.shape[1] if kind == DW else right - left]
         q = b[top:end] if kind == DX else b[left:right]
         y = out[left:right, : out.shape[1]] if kind == DX else out[top:end, : right - left if kind == DW else out.shape[1]]

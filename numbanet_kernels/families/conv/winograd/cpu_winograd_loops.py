@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from numba import float32, int64
 
+from ....host.search import before
 from ....host.transpose import transpose_block
 from ....runtime.declare import host_function, host_kernel
-from ..cpu_im2col_loops import before, clear
+from ..cpu_im2col_loops import clear
 from .cpu_winograd_transforms import (
     PANEL,
     ROWS,

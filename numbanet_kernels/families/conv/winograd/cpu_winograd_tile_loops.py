@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from numba import float32, int64
 
+from ....host.search import before
 from ....runtime.declare import host_function, host_kernel
-from ..cpu_im2col_loops import before
 from .cpu_winograd_loops import _even, _finish, _multiply, _place, _plane_of, _row_of, _weigh
 from .cpu_winograd_transforms import PANEL, gather_input, gather_slopes, scatter_output, scatter_pixels
 
