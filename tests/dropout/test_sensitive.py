@@ -262,6 +262,9 @@ def test_plans_fit_images_of_any_size(kind, shape, arguments, options):
     model = Sequential([layer])
     x, chosen = Tensor(np.random.default_rng(0).standard_normal(shape)), kind(0.5)
     plans = [chosen_for(chosen, model, x, np.random.default_rng(seed)) for seed in range(40)]
+    if not chosen.fits(layer.sites()[1]):  # blocks of a convolution with groups: it is left out
+        assert layer.groups == 2 and kind is BlockSensitiveDropout and plans == [None] * 40
+        return
     rows = shape[0] * int(np.prod(layer.window.positions(*shape[1:3])))
     assert all(plan.shape[0] == rows for plan in plans)
     if layer.groups == 1:
