@@ -186,8 +186,7 @@ def network(seed=0):
 
 def chosen_for(policy, model, x, rng):
     """The plan of the first convolution for images (N, H, W, C) that come to it."""
-    tree = Tree(model)
-    site = tree.droppable("patches")[0]
+    site = (tree := Tree(model)).droppable("patches")[0]
     return policy.choose_from_flow(site, Flow(x, CHANNELS_LAST), tree.owners[site.path], rng)
 
 
@@ -258,15 +257,13 @@ def test_what_is_bright_is_sensitive_and_kept(kind):
     ids=str,
 )
 def test_plans_fit_images_of_any_size(kind, shape, arguments, options):
-    layer = Conv2d(*arguments, **options, rng=0)
-    model = Sequential([layer])
+    model = Sequential([layer := Conv2d(*arguments, **options, rng=0)])
     x, chosen = Tensor(np.random.default_rng(0).standard_normal(shape)), kind(0.5)
     plans = [chosen_for(chosen, model, x, np.random.default_rng(seed)) for seed in range(40)]
     if not chosen.fits(layer.sites()[1]):  # blocks of a convolution with groups: it is left out
         assert layer.groups == 2 and kind is BlockSensitiveDropout and plans == [None] * 40
         return
-    rows = shape[0] * int(np.prod(layer.window.positions(*shape[1:3])))
-    assert all(plan.shape[0] == rows for plan in plans)
+    assert {plan.shape[0] for plan in plans} == {rows := shape[0] * int(np.prod(layer.window.positions(*shape[1:3])))}
     if layer.groups == 1:
         assert layer(Tensor(x.numpy().transpose(0, 3, 1, 2)), {layer.sites()[1]: plans[0]}).shape[0] == shape[0]
     assert np.mean([plan.density for plan in plans]) == pytest.approx(0.5, abs=0.3 if rows == 1 else 0.15)
