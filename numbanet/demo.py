@@ -29,7 +29,7 @@ def run(
     nothing is plotted.
     """
     from rich.console import Console
-    from rich.table import Column, Table
+    from rich.table import Table
 
     from . import Net, plots
     from .device import device as named
@@ -47,15 +47,14 @@ def run(
         f"{len(y)} handwritten digits of 8 x 8 pixels, {WRONG:.0%} of their labels replaced by random ones, {len(y_test)} "
         f"for the test; a network {'-'.join(map(str, (X.shape[1], *layers, 10)))}, {epochs} epochs, dropout rate {RATE}"
     )
-    table = Table("dropout", Column("test accuracy", no_wrap=True), "in the best epoch", "s / epoch", "FLOPs done", "it drops")
+    table = Table("dropout", "test accuracy", "in the best epoch", "s / epoch", "FLOPs done")
     histories, interrupted = {}, False
     # without policies for convolutions, which this network lacks
     kinds = {name: (policy(name, RATE), kind.drops) for name, kind in POLICIES.items() if kind.kind != "patches"}
     early = EarlyDropout(RATE)
     kinds["window early"] = WindowDropout(early), f"as window, in the first {early.until:.0%} of the epochs"
     for name, (dropout, drops) in kinds.items():
-        if name != dropout.name:
-            console.print(f"{name}: {drops}", markup=False)
+        console.print(f"{name}: {drops}", markup=False)
         net = Net(layers, dropout=dropout, epochs=epochs, device=device, **SETTINGS)
         try:
             histories[name] = net.fit(X, y, validation=(X_test, y_test)).history_
@@ -69,7 +68,6 @@ def run(
             f"{max(record['validation_score'] for record in net.history_):.2%}",
             f"{_warm(net.history_):.4f}",
             f"{share:.0%}",
-            drops,
         )
     console.print(table)
     if target is not None and not interrupted:

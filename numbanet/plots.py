@@ -55,9 +55,7 @@ def learning_curves(
         epochs = [record["epoch"] for record in history]
         scores = [record.get("validation_score", record["score"]) for record in history]
         seconds = list(accumulate((record["seconds"] for record in history[1:]), initial=0.0))
-        kind, _, variant = name.partition(" ")  # "window early" has the colour of "window"; a solid line and a star
-        colour, dashes, mark = POLICIES[kind].style if kind in POLICIES else Style()
-        dashes, mark = ("-", "*") if variant and kind in POLICIES else (dashes, mark)
+        colour, dashes, mark = _style(name)
         style = {
             "label": name,
             "color": colour,
@@ -86,9 +84,21 @@ def learning_curves(
     if shown:  # scores of the first epochs may lie below the plotted range
         margin = 0.1 * (max(shown) - min(shown)) + 1e-3
         by_epoch.set_ylim(min(shown) - margin, max(shown) + margin)
-    by_epoch.legend(frameon=False, handlelength=3)
+    lines, names = by_epoch.get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=min(len(names), 8), frameon=False, handlelength=3)
     figure.suptitle(textwrap.fill(title, 120), fontsize=11)
     return _save(figure, path)
+
+
+def _style(name: str) -> Style:
+    """Return how the line of a kind of dropout is drawn; a variant, such as "window early", is a darker, solid line with stars."""
+    from matplotlib.colors import to_hex, to_rgb
+
+    kind, _, variant = name.partition(" ")
+    style = POLICIES[kind].style if kind in POLICIES else Style()
+    if not variant or kind not in POLICIES or style.colour is None:
+        return style
+    return Style(to_hex([0.5 * part for part in to_rgb(style.colour)]), "-", "*")
 
 
 def scaling(ranks: Sequence[int], times: Mapping[str, Sequence[float]], path: str | os.PathLike) -> Path:

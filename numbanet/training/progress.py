@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from .hooks import Hook
 
-BESIDE = 14  # columns that the remaining time and spaces take, besides the bar
+BAR = 3  # columns of the bar
+WIDE = 100  # columns from which there is room for the word epoch
+BESIDE = BAR + 8  # columns of the bar, the remaining time and the spaces between
 
 
 class Progress(Hook):
@@ -13,7 +15,7 @@ class Progress(Hook):
 
     The bar and the lines show the kind of dropout; the loss, the score and the validation score, or for a language model the
     perplexity and the validation perplexity; the share of FLOPs that were skipped, if any; and the samples or tokens per
-    second. If the terminal is too narrow, the bar leaves out the last figures.
+    second. If the terminal is too narrow, the bar leaves out the word epoch and the last figures.
 
     Parameters
     ----------
@@ -37,10 +39,11 @@ class Progress(Hook):
         if console.is_interactive:
             self.bar = progress.Progress(
                 progress.TextColumn("{task.description}"),
-                progress.BarColumn(bar_width=4),
+                progress.BarColumn(bar_width=BAR),
                 progress.TimeRemainingColumn(compact=True),
                 progress.TextColumn("{task.fields[figures]}"),
                 console=console,
+                speed_estimate_period=10.0,  # seconds; the first steps compile, and soon no longer count
             )
             self.task = self.bar.add_task(dropout, total=samples * len(epochs), figures="")
 
@@ -72,10 +75,12 @@ class Progress(Hook):
         """Show the figures of an epoch."""
         figures = _figures(record, self.samples)
         if self.bar:
-            number = f"{self.dropout} {record['epoch']}"
-            room = self.bar.console.width - len(number) - BESIDE
+            width = self.bar.console.width
+            name = f"{self.dropout}{', epoch' if width >= WIDE else ''} {record['epoch']}/{self.last}"
+            hours = 2 if (self.bar.tasks[0].time_remaining or 0) >= 3600 else 0
+            room = width - len(name) - BESIDE - hours
             shown = next((text for n in range(len(figures), 0, -1) if len(text := " ".join(figures[:n])) <= room), "")
-            self.bar.update(self.task, description=number, figures=shown)
+            self.bar.update(self.task, description=name, figures=shown)
         else:
             number = f"epoch {record['epoch']:{len(str(self.last))}}/{self.last}"
             print(number, self.dropout, *figures, sep="  ", flush=True)

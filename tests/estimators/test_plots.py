@@ -70,6 +70,15 @@ def test_a_long_title_stays_in_the_picture(drawn):
     assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and "\n" in figure._suptitle.get_text()
 
 
+def test_the_legend_names_all_lines_below_the_plots(drawn):
+    figure = drawn(plots.learning_curves, {name: _history(3, 0.1) for name in (*SHOWN, "window early")})
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [*SHOWN, "window early"]
+    assert legend.get_window_extent().y1 < min(axes.get_window_extent().y0 for axes in figure.axes)
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    assert lines["window"].get_color() != lines["window early"].get_color()
+
+
 def test_grey_tells_the_kinds_of_dropout_apart(drawn):
     lines = drawn(plots.learning_curves, {name: _history(3, 0.1) for name in SHOWN}).axes[0].lines
     assert len(lines) == len(SHOWN) >= 4

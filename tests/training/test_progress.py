@@ -86,7 +86,7 @@ def terminal(monkeypatch):
 def test_a_terminal_has_a_bar(terminal, capsys):
     net = Net(**SMALL, dropout="rdp").fit(X, Y, validation=(X_TEST, Y_TEST))
     last, shown = net.history_[-1], terminal()
-    assert capsys.readouterr().out == "" and "━" in shown and len(shown) <= 80 and shown.startswith("rdp 3 ")
+    assert capsys.readouterr().out == "" and "━" in shown and len(shown) <= 80 and shown.startswith("rdp 3/3 ")
     assert (
         f"loss {last['loss']:.3f} score {last['score']:.4f} validation {last['validation_score']:.4f} "
         f"{1 - last['flops_share']:.0%} FLOPs skipped"

@@ -1,11 +1,13 @@
 """A first call that compiles for long says so on a terminal, once."""
 
+import gc
 import io
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 
@@ -52,6 +54,23 @@ def test_it_is_said_once_after_a_while_and_only_on_a_terminal(cold, monkeypatch)
     assert called(loops(1), io.StringIO(), monkeypatch) == ""
     assert called(loops(3), Terminal(), monkeypatch) == f"{SAID}\n"
     assert called(loops(2), Terminal(), monkeypatch) == ""
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_garbage_collection_is_as_before_after_compiling_and_after_an_error(cold, collecting):
+    def wrong(x):
+        x[0] = "text"
+
+    before = gc.isenabled()
+    (gc.enable if collecting else gc.disable)()
+    try:
+        loops(1)[0](np.zeros(1, np.float32))
+        assert gc.isenabled() == collecting
+        with pytest.raises(numba.core.errors.NumbaError):
+            declare.host_kernel("void(f4[::1])")(wrong)(np.zeros(1, np.float32))
+        assert gc.isenabled() == collecting
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 FIRST = """
