@@ -91,7 +91,7 @@ def learning_curves(
 
 
 def _style(name: str) -> Style:
-    """Return how the line of a kind of dropout is drawn; a variant, such as "window early", is a darker, solid line with stars."""
+    """Return how the line of a kind of dropout is drawn; a variant, such as "window early", darker, solid and with stars."""
     from matplotlib.colors import to_hex, to_rgb
 
     kind, _, variant = name.partition(" ")
