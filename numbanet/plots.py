@@ -98,7 +98,8 @@ def _style(name: str) -> Style:
     style = POLICIES[kind].style if kind in POLICIES else Style()
     if not variant or kind not in POLICIES or style.colour is None:
         return style
-    return Style(to_hex([0.5 * part for part in to_rgb(style.colour)]), "-", "*")
+    red, green, blue = to_rgb(style.colour)
+    return Style(to_hex((red / 2, green / 2, blue / 2)), "-", "*")
 
 
 def scaling(ranks: Sequence[int], times: Mapping[str, Sequence[float]], path: str | os.PathLike) -> Path:
