@@ -19,8 +19,6 @@ a random number of neurons.
 
 from __future__ import annotations
 
-import numpy as np
-
 from ..plans import DrawnPlan, Site
 from .base import Dropout, Style
 
@@ -48,7 +46,9 @@ class BatchwiseDropout(Dropout):
         if not rate:
             return None
         count = self._count(site)
-        return DrawnPlan(n, np.sort(rng.choice(n, count, replace=False, shuffle=False)), n / count)
+        chosen = rng.random(n).argpartition(count - 1)[:count]  # for few neurons, a quarter of the time of rng.choice
+        chosen.sort()
+        return DrawnPlan(n, chosen, n / count)
 
     def _count(self, site: Site) -> int:
         return max(1, round((1 - self.rate_of(site)) * site.shape[0]))

@@ -87,13 +87,13 @@ class IndexPlan(AxisPlan):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        chosen = np.array(self.chosen)
+        chosen = np.asarray(self.chosen)
         if chosen.ndim != 1 or (
             chosen.size
-            and (chosen.dtype.kind not in "iu" or chosen[0] < 0 or chosen[-1] >= self.n or (chosen[1:] <= chosen[:-1]).any())
+            and (chosen.dtype.kind not in "iu" or chosen[0] < 0 or chosen[-1] >= self.n or np.count_nonzero(chosen[1:] <= chosen[:-1]))
         ):
             raise ValueError(f"IndexPlan: indices must be increasing integers from 0 to {self.n - 1}, got {self.chosen!r}")
-        chosen = chosen.astype(np.int32)
+        chosen = chosen.astype(np.int32)  # a copy
         chosen.flags.writeable = False
         object.__setattr__(self, "chosen", chosen)
 
@@ -114,9 +114,16 @@ class IndexPlan(AxisPlan):
         return self.chosen
 
     def lists(self):  # no check, because the constructor has checked the indices
-        places = np.full(self.n, -1, np.int32)
-        places[self.chosen] = np.arange(self.count, dtype=np.int32)
-        return RowLists(places, np.zeros(self.n, np.int32), self.chosen)
+        nowhere, numbers, classes = _constants(self.n)
+        places = nowhere.copy()
+        places[self.chosen] = numbers[: self.count]
+        return RowLists(places, classes, self.chosen)
+
+
+@functools.lru_cache(maxsize=64)
+def _constants(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return three int32 arrays (n,) for the lists of plans, which are not to be changed: all -1; 0, 1, …; and zeros."""
+    return np.full(n, -1, np.int32), np.arange(n, dtype=np.int32), np.zeros(n, np.int32)
 
 
 class DrawnPlan(IndexPlan):
