@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import numbers
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
 
+FILES, PAGES, GRAPHS = (".safetensors", ""), (".html", ".htm"), (".onnx",)  # endings of files by what they hold; "": none
 KNOWN = "builtins", "numpy", "numbanet", "numbanet_kernels"  # whose types need no name of the library
 
 
@@ -42,11 +44,16 @@ def unpacked(given: tuple) -> Any:
     return given[0] if len(given) == 1 and not isinstance(given[0], numbers.Integral) else given
 
 
-def numpy_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
+def numpy_options(name: str, given: dict[str, Any], correction: float | None = None) -> dict[str, Any]:
     """Return the options of an op from the keyword arguments with which NumPy calls the method `name` of a tensor: np.sum(t) is
-    t.sum(axis=None, dtype=None, out=None), and np.var also gives `ddof`. Raise TypeError if they ask for anything else.
+    t.sum(axis=None, dtype=None, out=None), and np.var also gives `ddof`, another name of `correction`. Raise TypeError if they
+    ask for anything else, or give both.
     """
-    options = {"correction": given["ddof"]} if name in ("var", "std") and "ddof" in given else {}
+    options = {} if correction is None else {"correction": correction}
+    if name in ("var", "std") and "ddof" in given:
+        if options:
+            raise TypeError(f"{name}: correction and ddof are two names of one number; give one of them")
+        options = {"correction": given["ddof"]}
     instead = f"use np.{name}(tensor.numpy(), …)"
     for key, value in given.items():
         if key in ("dtype", "out") and value is not None:
@@ -116,8 +123,10 @@ def same_kind(name: str, array: Any, before: Any) -> Any:
     return array
 
 
-def check_target(path: str | os.PathLike) -> Path:
-    """Return `path` if a file can be written there, else raise an error. Call this before long work starts."""
+def check_target(path: str | os.PathLike, endings: Sequence[str] = ()) -> Path:
+    """Return `path` if a file can be written there, and its name has one of the endings, unless there are none; else raise an
+    error. Call this before long work starts.
+    """
     path = Path(path)
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(f"cannot save to {str(path)!r}: there is no folder {str(path.absolute().parent)!r}")
@@ -125,4 +134,7 @@ def check_target(path: str | os.PathLike) -> Path:
         raise PermissionError(f"cannot save to {str(path)!r}: the folder {str(path.absolute().parent)!r} cannot be written to")
     if path.is_dir():
         raise IsADirectoryError(f"cannot save to {str(path)!r}: it is a folder; give the name of a file in it")
+    if endings and path.suffix.lower() not in endings:
+        wanted = " or ".join(filter(None, endings)) + ", or have no ending" * ("" in endings)
+        raise ValueError(f"cannot save to {str(path)!r}: the file name must end in {wanted}")
     return path

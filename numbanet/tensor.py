@@ -307,13 +307,13 @@ class Tensor:
         """Return the index of the largest value along an axis, by default in the flattened tensor (`ops.argmax`)."""
         return ops.argmax(self, axis=axis, keepdims=keepdims)
 
-    def var(self, axis=None, correction: float = 1, keepdims: bool = False, **numpy: Any) -> Tensor:
-        """Return the variance over the given axes, by default over all, as in PyTorch (`ops.var`)."""
-        return ops.var(self, axis=axis, keepdims=keepdims, **{"correction": correction, **numpy_options("var", numpy)})
+    def var(self, axis=None, correction: float | None = None, keepdims: bool = False, **numpy: Any) -> Tensor:
+        """Return the variance over the given axes, by default over all, as in PyTorch: `correction` is 1 (`ops.var`)."""
+        return ops.var(self, axis=axis, keepdims=keepdims, **numpy_options("var", numpy, correction))
 
-    def std(self, axis=None, correction: float = 1, keepdims: bool = False, **numpy: Any) -> Tensor:
-        """Return the standard deviation over the given axes, by default over all, as in PyTorch (`ops.std`)."""
-        return ops.std(self, axis=axis, keepdims=keepdims, **{"correction": correction, **numpy_options("std", numpy)})
+    def std(self, axis=None, correction: float | None = None, keepdims: bool = False, **numpy: Any) -> Tensor:
+        """Return the standard deviation over the given axes, by default over all, as `var` does (`ops.std`)."""
+        return ops.std(self, axis=axis, keepdims=keepdims, **numpy_options("std", numpy, correction))
 
     def clip(self, low: float | None = None, high: float | None = None) -> Tensor:
         """Return the values limited to the range from `low` to `high` (`ops.clip`)."""

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from .. import __version__
 from . import bench, challenge, check, demo, devices, kernels, predict, scale, train
 from .arguments import Parser, shape
+from .wording import in_options
 
 __all__ = ["Parser", "main", "reader_has_gone", "shape"]
 
@@ -29,7 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(given)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: print(f"numbanet: {message}", file=sys.stderr)
+            warnings.showwarning = lambda message, *_, **__: print(
+                f"numbanet: {in_options(str(message), options.named)}", file=sys.stderr
+            )
             status = options.run(options)
             sys.stdout.flush()  # inside the try: a closed pipe is no error
             return status
@@ -39,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return reader_has_gone()
     except (ValueError, FileNotFoundError, RuntimeError, FloatingPointError, OSError, ImportError, MemoryError) as error:
-        print(f"numbanet: error: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+        said = in_options(" ".join(str(error).split()), options.named) or type(error).__name__
+        print(f"numbanet: error: {said}", file=sys.stderr)
         return 2
 
 
@@ -57,6 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND")
     for command in COMMANDS:
         command.add(commands)
+    for of_command in commands.choices.values():
+        of_command.set_defaults(named=of_command.named)
     *names, last = commands.choices
     missing = f"COMMAND is missing: {', '.join(names)} or {last} (--help has the rest)"
     parser.set_defaults(run=lambda options: parser.error(missing))

@@ -12,6 +12,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
+    @property
+    def named(self) -> dict[str, argparse.Action]:
+        """The options, without positional arguments, by the names of their attributes."""
+        return {action.dest: action for action in self._actions if action.option_strings}
+
 
 def list_of(kind: type) -> Callable[[str], tuple]:
     """Return a function that parses comma-separated values of the type `kind`."""
@@ -21,6 +26,21 @@ def list_of(kind: type) -> Callable[[str], tuple]:
 
     parse.__name__ = f"comma-separated {kind.__name__}"
     return parse
+
+
+def widths(text: str) -> tuple[int, ...]:
+    """Parse the widths of hidden layers."""
+    found = tuple(int(part) if part.strip().isdecimal() else 0 for part in text.split(","))
+    if not min(found):
+        raise argparse.ArgumentTypeError(f"must be widths such as 256,256, not {text}")
+    return found
+
+
+def seed(text: str) -> int:
+    """Parse the seed of random numbers."""
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"must be an integer from 0 to {2**32 - 1}, not {text}")
+    return int(text)
 
 
 def interval(text: str) -> int | str:

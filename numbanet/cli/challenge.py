@@ -14,6 +14,10 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "challenge",
         help="the Sparse DNN Graph Challenge: many layers with 32 weights per neuron",
+        description="Runs the Sparse DNN Graph Challenge from its official files, which are not downloaded: get those of your "
+        "sizes from graphchallenge.org, such as sparse-images-1024.tsv, neuron1024.tar and neuron1024-l120-categories.tsv, or "
+        "these with .gz or .xz, and put them into $NUMBANET_DATA/graphchallenge or the folder of --data. Without files "
+        "--data generated runs a random network of the same kind.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--neurons", default=1024, type=int, help="per layer: 1024, 4096, 16384 or 65536")
@@ -21,7 +25,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--data",
         metavar="FOLDER",
-        help="folder of the official files, by default NUMBANET_DATA or the cache; `generated`: a similar random network",
+        help="folder of the official files, if not given graphchallenge in $NUMBANET_DATA or in the cache; generated: a "
+        "similar random network, and MNIST's images, which are downloaded",
     )
     parser.add_argument("--way", default="compact", help="compact, filter, buffer, plain or saturated")
     parser.add_argument("--inputs", type=int, metavar="N", help="use only the first N images")
@@ -35,7 +40,16 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the time of each layer, and whether the result is that of the Challenge; return 1 if it is not, else 0."""
     from ..challenge import challenge
+    from ..challenge.radixnet import NEURONS
 
+    if options.data != "generated" and options.neurons not in NEURONS:
+        *sizes, last = NEURONS
+        raise ValueError(
+            f"--neurons: the Challenge has networks of {', '.join(map(str, sizes))} or {last} neurons a layer, not of "
+            f"{options.neurons}; --data generated makes others"
+        )
+    if options.layers < 1:
+        raise ValueError(f"--layers must be at least 1, not {options.layers}")
     found = challenge(
         options.neurons, options.layers, options.data, options.way, options.device, options.inputs, options.memory, print
     )

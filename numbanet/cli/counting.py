@@ -27,11 +27,11 @@ def add_listing(parser: argparse.ArgumentParser, condition: str = "") -> None:
 
 def card_of(options: argparse.Namespace) -> str:
     """Return the card of --card. Raise the errors for a card without data sheet, and for a page that cannot be written."""
-    from ..arguments import check_target
+    from ..arguments import PAGES, check_target
     from ..emulation import sheet
 
     if options.html is not None:
-        check_target(options.html)
+        check_target(options.html, PAGES)
     return sheet(options.card or "A100").name
 
 

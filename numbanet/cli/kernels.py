@@ -15,6 +15,8 @@ from .tables import print_table, short
 if TYPE_CHECKING:
     from ..emulation import Counts
 
+SHAPE = 128, 256, 192  # N, I, O of the examples of operations
+
 
 def add(commands: Any) -> None:
     """Declare the command."""
@@ -28,10 +30,9 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--shape",
-        default="128,256,192",
         type=shape,
         metavar="N,I,O",
-        help="with --counters: samples, inputs and outputs of the examples",
+        help=f"with --counters: samples, inputs and outputs of the examples (default: {','.join(map(str, SHAPE))})",
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="with --counters: plot them under the rooflines of two cards")
     parser.add_argument("--lines", action="store_true", help="with --counters: print those of each line of Python, too")
@@ -41,7 +42,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """List the kernels, or count what some of them do."""
-    alone = [f"--{name}" for name in ("plot", "lines", "html", "card") if getattr(options, name)]
+    alone = [f"--{name}" for name in ("shape", "plot", "lines", "html", "card") if getattr(options, name)]
     if options.counters:
         _counters(options)
     elif alone:
@@ -82,7 +83,7 @@ def _counters(options: argparse.Namespace) -> None:
     from .. import plots
     from ..device import device
 
-    sizes, card = options.shape, card_of(options)
+    sizes, card = options.shape or SHAPE, card_of(options)
     device("emulated")  # raises RuntimeError, with the reason, if the device is not available
     if options.plot:
         plots.check_target(options.plot)

@@ -23,6 +23,7 @@ class Table(NamedTuple):
     X: np.ndarray
     y: np.ndarray | None
     names: list[str]  # of the features: those of the header, or the numbers of the columns
+    unused: Sequence[str] = ()  # names of the columns that are neither feature nor target
 
 
 def is_file(name: str) -> bool:
@@ -30,45 +31,27 @@ def is_file(name: str) -> bool:
     return Path(name).suffix.lower() in KINDS
 
 
-def read(name: str, target: str | None) -> Table:
+def read(name: str, target: str | None, known: Sequence[str] = ()) -> Table:
     """Read a CSV or NPY file. `target` is the name or the number of the target column, counted from 0, or from the end if it is
-    negative; None if there is none.
+    negative; None if there is none. `known` are the names of the features of a network: if the columns of the file have names,
+    too, its features are those columns, in this order, and no others are read.
 
-    The target consists of integers, of other numbers, or of text; all other columns are numbers. A first line of a CSV file
-    is a header if a cell of it is text where the line after it has a number, or if all its cells are text.
+    The target consists of integers, of other numbers, or of text; features are numbers. A first line of a CSV file is a header
+    if a cell of it is text where the line after it has a number, or if all its cells are text.
 
     Raises
     ------
     ValueError
-        If the file is no such table, or has no such column; the message names the file and the column.
+        If the file is no such table, or lacks a column; the message names the file and the column.
     FileNotFoundError
         If there is no such file.
     """
     try:
-        return _npy(name, target) if Path(name).suffix.lower() == ".npy" else _csv(name, target)
+        return _npy(name, target) if Path(name).suffix.lower() == ".npy" else _csv(name, target, known)
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {name}") from None
     except (ValueError, EOFError, csv.Error) as error:
         raise ValueError(f"{name}: {error}") from error
-
-
-def arranged(table: Table, known: Sequence[str], name: str) -> np.ndarray:
-    """Return the features of a table in the order of those with which a network was trained, if both have names.
-
-    Raises
-    ------
-    ValueError
-        If the table lacks a feature, or has another column; the message names the file and the column.
-    """
-    if not len(known) or not all(any(not cell.isdecimal() for cell in names) for names in (known, table.names)):
-        return table.X
-    for column in known:
-        if column not in table.names:
-            raise ValueError(f"{name}: there is no column {column!r}; the network was trained on {shown(known)}")
-    for column in table.names:
-        if column not in known:
-            raise ValueError(f"{name}: the network was not trained on column {column!r}; --target {column} leaves it out")
-    return table.X[:, [table.names.index(column) for column in known]]
 
 
 def shown(names: Sequence[str]) -> str:
@@ -89,7 +72,7 @@ def _npy(name: str, target: str | None) -> Table:
     return Table(np.delete(values, at, 1).astype(np.float32), _typed(values[:, at]), [names[i] for i in others])
 
 
-def _csv(name: str, target: str | None) -> Table:
+def _csv(name: str, target: str | None, known: Sequence[str]) -> Table:
     with open(name, newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
         ends = [(row, reader.line_num) for row, _ in zip(filter(None, reader), range(2))]  # empty lines are no rows
@@ -116,17 +99,17 @@ def _csv(name: str, target: str | None) -> Table:
         "quotechar": '"',
         "encoding": "utf-8-sig",
     }
-    if target is None:
-        return Table(_numbers(name, names, options), None, names)
-    at, others = _apart(target, names)
+    at, others = (None, [*range(len(names))]) if target is None else _apart(target, names)
+    used = _used(names, others, known)
+    some = {} if used == [*range(len(names))] else {"usecols": used}  # without it NumPy refuses rows with more cells
+    X = _numbers(name, names, {**options, **some})
+    features, unused = [names[i] for i in used], [names[i] for i in others if i not in used]
+    if at is None:
+        return Table(X, None, features, unused)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Input line .* contained no data")  # NumPy reads texts in parts of so many rows
         y = np.loadtxt(name, str, usecols=[at], **options)[:, 0]
-    return Table(
-        _numbers(name, names, {**options, "usecols": others}),
-        _typed(y, lambda row: _line(name, row + header)),
-        [names[i] for i in others],
-    )
+    return Table(X, _typed(y, lambda row: _line(name, row + header)), features, unused)
 
 
 def _numbers(name: str, names: list[str], options: dict[str, Any]) -> np.ndarray:
@@ -174,6 +157,17 @@ def _apart(target: str, names: list[str]) -> tuple[int, list[int]]:
     if len(names) == 1:
         raise ValueError(f"there is no column but the target {names[at]!r}, and so no feature")
     return at, [i for i in range(len(names)) if i != at]
+
+
+def _used(names: list[str], others: list[int], known: Sequence[str]) -> list[int]:
+    """Return the numbers of the columns that are features: those that are `known`, if both have names, or else all `others`."""
+    own = [names[i] for i in others]
+    if not len(known) or not all(any(not cell.isdecimal() for cell in cells) for cells in (known, own)):
+        return others
+    for column in known:
+        if column not in own:
+            raise ValueError(f"there is no column {column!r}; the network was trained on {shown(known)}")
+    return [others[own.index(column)] for column in known]
 
 
 def _column(target: str, names: list[str]) -> int:

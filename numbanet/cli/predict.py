@@ -20,7 +20,9 @@ def add(commands: Any) -> None:
     parser = commands.add_parser("predict", help="predict with a saved network, one line per sample")
     parser.add_argument("network", type=Path, help="a file written by train --save or Net.save")
     parser.add_argument(
-        "samples", help=f"a .npy or .csv file that contains only numbers, or the test set of {', '.join(datasets.IMAGES)}"
+        "samples",
+        help="a .npy or .csv file whose features are numbers; of a .csv file with the names of the columns on which the "
+        f"network was trained, no others are read; or the test set of {', '.join(datasets.IMAGES)}",
     )
     parser.add_argument("--target", metavar="COLUMN", help="column of the file that is predicted: it is left out, and scored")
     parser.add_argument("--probabilities", action="store_true", help="print class probabilities, after a line of class names")
@@ -39,8 +41,12 @@ def run(options: argparse.Namespace) -> int:
     X, y = _samples(options.samples, net, options.target)
     if y is not None and isinstance(net, Net) and net.classes_.dtype.kind in "UO":
         y = y.astype(str)
+    if y is not None and y.dtype.kind == "U" and not isinstance(net, Net):
+        raise ValueError(
+            f"--target: the column {options.target!r} is text, and the network in {options.network} predicts values"
+        )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "X does not have valid feature names")  # `own_data.arranged` has compared them
+        warnings.filterwarnings("ignore", "X does not have valid feature names")  # `own_data.read` has compared them
         predicted = net.predict_proba(X) if options.probabilities else net.predict(X)
         score = None if y is None else net.score(X, y)
     lines = csv.writer(sys.stdout, lineterminator="\n")  # which quotes names with commas
@@ -62,5 +68,7 @@ def _samples(source: str, net: Any, target: str | None):
         return X.reshape(len(X), *shape) if X[0].size == math.prod(shape) else X, y
     if not own_data.is_file(source):
         raise ValueError(f"samples must be a .npy or .csv file, or one of {', '.join(datasets.IMAGES)}; got {source!r}")
-    table = own_data.read(source, target)
-    return own_data.arranged(table, getattr(net, "feature_names_in_", ()), source), table.y
+    table = own_data.read(source, target, getattr(net, "feature_names_in_", ()))
+    if table.unused:
+        print(f"numbanet: {source}: the network does not use {own_data.shown(table.unused)}", file=sys.stderr)
+    return table.X, table.y

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .. import datasets
 from ..dropout import POLICIES
 from . import own_data
-from .arguments import add_device, interval, list_of
+from .arguments import add_device, interval, list_of, seed, widths
 from .tables import print_table
+from .wording import in_options
 
 PATIENCE = 20  # epochs without improvement before early stopping: held-out parts are small, and their scores noisy
 STOPPING = (
@@ -55,7 +56,7 @@ def add(commands: Any) -> None:
         help="share of the training set to score in each epoch; 0: none",
     )
     parser.add_argument("--early-stopping", action=argparse.BooleanOptionalAction, help=STOPPING)
-    parser.add_argument("--layers", default="256,256", type=list_of(int), help="widths of the hidden layers")
+    parser.add_argument("--layers", default="256,256", type=widths, help="widths of the hidden layers")
     parser.add_argument(
         "--dropout",
         choices=[*names, "auto"],
@@ -71,10 +72,10 @@ def add(commands: Any) -> None:
     add_device(parser)
     parser.add_argument("--precision", default="float32", help="float32, or tf32 for products on CUDA's tensor cores")
     parser.add_argument("--n-jobs", type=int, metavar="N", help="maximal number of CPU threads; all if not given")
-    parser.add_argument("--seed", default=0, type=int)
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write a report, one HTML page, to this file")
+    parser.add_argument("--seed", default=0, type=seed)
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write a report, one HTML page, to this .html file")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write the learning curves to this PNG, PDF or SVG file")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="save the trained network to this safetensors file")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="save the trained network to this .safetensors file")
     parser.add_argument(
         "--checkpoint", type=Path, metavar="FOLDER", help="write checkpoints to this folder, also on SIGTERM and Ctrl-C"
     )
@@ -90,12 +91,12 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Train a network, print the results, save the network, plot the learning curves and write the report."""
     from .. import plots
-    from ..arguments import check_target
+    from ..arguments import FILES, PAGES, check_target
     from ..parallel.joining import opened
 
-    for path in (options.save, options.report):
+    for path, endings in ((options.save, FILES), (options.report, PAGES)):
         if path:
-            check_target(path)
+            check_target(path, endings)
     if options.plot or options.report:
         plots.check_target(options.plot or Path("report.svg"))
     if (options.resume or options.every) and not options.checkpoint:
@@ -114,8 +115,7 @@ def run(options: argparse.Namespace) -> int:
         if not hasattr(net, "model_"):
             raise  # no epoch was completed, so there is nothing to save
         interrupted = True
-        goes_on = options.checkpoint and any(options.checkpoint.glob("checkpoint-*.safetensors"))
-        print(f"numbanet: {error}{'; here, the same command with --resume' * bool(goes_on)}", file=sys.stderr)
+        print(f"numbanet: {in_options(str(error), options.named)}", file=sys.stderr)
     if options.mpi and not opened("mpi").first:
         return 130 if interrupted else 0
     _print_result(net, options, splits)
@@ -172,7 +172,7 @@ def _splits(options: argparse.Namespace) -> Splits:
         return Splits(train, validation, (X_test, y_test))
     if options.target is None:
         raise ValueError(f"--target: give the name or the number of the column of {options.data} that is predicted")
-    X, y, names = own_data.read(options.data, options.target)
+    X, y, names, _ = own_data.read(options.data, options.target)
     parts = ["training", "validation", "test"] if options.validation else ["training", "test"]
     if len(X) < len(parts):
         raise ValueError(f"{options.data}: {', '.join(parts)} need a row each, and the file has {len(X)}")

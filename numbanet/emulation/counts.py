@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from numbanet_kernels.card.sheets import DEFAULT, SHEETS, Sheet, sheet
 
-from ..arguments import check_target
+from ..arguments import PAGES, check_target
 
 if TYPE_CHECKING:
     from numbanet_kernels.card.counted import KernelCounts
@@ -83,6 +83,8 @@ class Counts(Sequence):
 
         Raises
         ------
+        ValueError
+            If the file name does not end in .html or .htm.
         FileNotFoundError, IsADirectoryError, PermissionError
             If the file cannot be written.
         """
@@ -90,6 +92,6 @@ class Counts(Sequence):
 
         from .page import page
 
-        target = check_target(path)
+        target = check_target(path, PAGES)
         write_file(target, page(self.kernels, self.sheet).encode())
         return target

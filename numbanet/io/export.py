@@ -11,7 +11,7 @@ from sklearn.base import BaseEstimator
 
 from numbanet_kernels.runtime.interrupt import deferred
 
-from ..arguments import check_target
+from ..arguments import GRAPHS, check_target
 from ..layers import ActivationSpec, Layer
 from ..plans import Plans
 from .card import check_fitted, facts
@@ -44,6 +44,8 @@ def export(net: Any, path: str | os.PathLike) -> None:
     ------
     TypeError
         If a layer is not one of the library's, or the loss has an inverse link, which is a function.
+    ValueError
+        If the file name does not end in .onnx.
     FileNotFoundError, IsADirectoryError, PermissionError
         If the file cannot be written.
     sklearn.exceptions.NotFittedError
@@ -54,7 +56,7 @@ def export(net: Any, path: str | os.PathLike) -> None:
     if not isinstance(net, BaseEstimator):
         raise TypeError(f"export takes a fitted estimator, not {type(net).__name__}")
     check_fitted("export", net)
-    target = check_target(path)
+    target = check_target(path, GRAPHS)
     try:
         import onnx  # noqa: F401
     except ImportError as error:

@@ -19,7 +19,7 @@ from sklearn.utils.validation import _num_samples
 
 from numbanet_kernels.runtime.interrupt import deferred
 
-from ..arguments import check_target
+from ..arguments import PAGES, check_target
 from ..html_page import document
 from ..layers import ActivationSpec
 from ..layers.summary import lines, shape_text, short
@@ -77,7 +77,7 @@ def report(net: Any, path: str | os.PathLike, X: Any = None, y: Any = None, data
     TypeError
         If only one of X and y is given.
     ValueError
-        If the samples do not fit, or `history_` is empty.
+        If the samples do not fit, `history_` is empty, or the file name does not end in .html or .htm.
     FileNotFoundError, IsADirectoryError, PermissionError
         If the file cannot be written.
     sklearn.exceptions.NotFittedError
@@ -91,7 +91,7 @@ def report(net: Any, path: str | os.PathLike, X: Any = None, y: Any = None, data
     text = hasattr(net, "vocabulary_")
     if (X is None) != (y is None) and not (text and y is None):
         raise TypeError("report: samples and their targets belong together: give X and y")
-    target = check_target(path)
+    target = check_target(path, PAGES)
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -172,8 +172,14 @@ def _figures(net: Any) -> str:
 
 
 def _history(history: Sequence[dict[str, Any]]) -> str:
-    keys = list(dict.fromkeys(key for record in history for key in record))
-    return _table(keys, [[_value(record.get(key, "")) for key in keys] for record in history], texts=0)
+    """The figures of all epochs as a table; above it, once, texts that are equal in all, such as why dropout was chosen."""
+    keys = dict.fromkeys(key for record in history for key in record)
+    alike = {
+        key: text for key in keys if isinstance(text := history[0].get(key), str) and all(r.get(key) == text for r in history)
+    }
+    said = "".join(f"<p>{_safe(f'{key}: {text}')}</p>" for key, text in alike.items())
+    heads = [key for key in keys if key not in alike]
+    return said + _table(heads, [[_value(record.get(key, "")) for key in heads] for record in history], texts=0)
 
 
 def _value(value: Any) -> str:

@@ -63,6 +63,7 @@ def joined(parallel: Any, shard: Any, agree: Callable[[Ranks], None]) -> Iterato
         raise
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        print(f"numbanet: rank {team.rank} of {team.size} ends the run of all ranks: {reason}", file=sys.stderr, flush=True)
+        if team.size > 1:
+            print(f"numbanet: rank {team.rank} of {team.size} ends the run of all ranks: {reason}", file=sys.stderr, flush=True)
         team.fail(reason)  # after the message: the others may end this process
         raise

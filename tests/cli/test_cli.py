@@ -11,6 +11,7 @@ import pytest
 import numbanet
 from numbanet import cli
 from numbanet.cli import compiling
+from numbanet.cli.wording import in_options
 from numbanet.device import problem
 
 
@@ -189,13 +190,21 @@ BAD = [
     (["train", "--data", "imagenet"], "one of digits, mnist, fashion-mnist, cifar10; got 'imagenet'"),
     (["train", "--data", "wikitext2"], "one of digits, mnist, fashion-mnist, cifar10; got 'wikitext2'"),
     (["train", "--dropout", "dropconnect"], "dropconnect"),
-    (["train", "--rate", "1.5"], "dropout_rate"),
+    (["train", "--rate", "1.5"], "--rate must be a number in [0, 1) or one of these for each hidden layer; got 1.5\n"),
     (["train", "--layers", "a,b"], "--layers"),
-    (["train", "--layers", "0"], "layers"),
-    (["train", "--epochs", "0"], "epochs"),
+    (["train", "--layers", "8,0"], "--layers: must be widths such as 256,256, not 8,0"),
+    (["train", "--epochs", "0"], "error: --epochs must be"),
+    (["train", "--seed", "-1"], "--seed: must be an integer from 0"),
     (["train", "--device", "tpu"], "tpu"),
-    (["train", "--learning-rate", "-1"], "learning_rate"),
+    (["train", "--learning-rate", "-1"], "error: --learning-rate must be"),
+    (["train", "--optimizer", "SGD"], "'sgd', 'adam' or 'adamw'\n"),
     (["train", "--plot", "curves.txt"], ".png"),
+    (["train", "--report", "run.txt"], "must end in .html or .htm\n"),
+    (["train", "--save", "net.onnx"], "must end in .safetensors, or have no ending\n"),
+    (["check", "a.py", "--html", "lines.txt"], "must end in .html or .htm\n"),
+    (["challenge", "--neurons", "5"], "of 1024, 4096, 16384 or 65536 neurons a layer, not of 5"),
+    (["challenge", "--layers", "0"], "--layers must be at least 1"),
+    (["challenge", "--data", "no/folder"], "have the network generated: --data generated\n"),
     (["train", "--plot", "no/such/folder/curves.png"], "no folder"),
     (["train", "--rate", "0.1,0.2,0.3"], "3 entries for 2"),
     (["fly"], "fly"),
@@ -207,6 +216,25 @@ BAD = [
 def test_bad_input_is_one_line_and_status_2(capsys, arguments, named):
     status, out, err = run(capsys, *arguments)
     assert status == 2 and out == "" and err.count("\n") == 1 and "error: " in err and named in err
+
+
+@pytest.mark.parametrize(
+    "said, shown",
+    [
+        ("go on by Net.resume('a (b)').fit(...), with the same data, or not", "go on by the same command with --resume or not"),
+        ("a is a checkpoint: Net.resume of its folder", "a is a checkpoint: numbanet train --checkpoint FOLDER --resume"),
+        ("resume: dropout_rate was 0; only epochs, callbacks, n_jobs may", "resume: --rate was 0; only --epochs, --n-jobs may"),
+        ("resume: epochs=1, but random_state=3", "resume: --epochs 1, but --seed 3"),
+        ("early_stopping=True; larger learning_rate, more epochs", "--early-stopping; larger --learning-rate, more epochs"),
+        ("parallel='mpi' needs mpi4py; device='auto' runs", "--mpi needs mpi4py; --device auto runs"),
+        *[
+            (text, text)
+            for text in ("the column 'n_jobs' of a/n_jobs.csv, a-epochs=2", "class_weight='balanced'", "the data must be files")
+        ],
+    ],
+)
+def test_messages_name_options_for_parameters(said, shown):
+    assert in_options(said, cli._parser().parse_args(["train"]).named) == shown
 
 
 def test_without_a_command_the_error_names_all(capsys):

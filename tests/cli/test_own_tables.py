@@ -45,8 +45,10 @@ def test_words_become_classes_and_the_saved_network_takes_the_file(table, capsys
     status, out, err = run(capsys, "predict", "net", "flowers.csv", "--target", "1")
     assert status == 0 and "on these 150 samples" in err and float(err.split("score ")[1].split()[0]) > 0.85
     assert [row for (row,) in csv.reader(out.splitlines())] == [*net.predict(table[0].astype(np.float32))]
-    status, _, err = run(capsys, "predict", "net", "flowers.csv")
-    assert status == 2 and re.search(r"flowers.csv: line 2: column 'kind' has the text '[^']+': features must be", err)
+    assert run(capsys, "predict", "net", "flowers.csv")[1:] == (out, "numbanet: flowers.csv: the network does not use kind\n")
+    Path("text.csv").write_text(re.sub("\n[^,]+,", "\nwide,", Path("flowers.csv").read_text(encoding="utf-8-sig"), count=1))
+    status, _, err = run(capsys, "predict", "net", "text.csv")
+    assert status == 2 and "text.csv: line 2: column 'width' has the text 'wide': features must be" in err
 
 
 @pytest.mark.parametrize("data, target", [("prices.csv", "3"), ("prices.csv", "-1"), ("prices.npy", "0")])
@@ -175,8 +177,13 @@ def test_columns_are_found_by_their_names(table, capsys):
     assert "feature names" not in first[2]
     Path("other.csv").write_text("\n".join(turned).replace("weight", "mass"))
     assert "no column 'weight'" in run(capsys, "predict", "net", "other.csv", "--target", "kind")[2]
-    np.savetxt("more.csv", np.ones((2, 4)), delimiter=",", header="width,height,weight,age", comments="")
-    assert "not trained on column 'age'; --target age leaves it out" in run(capsys, "predict", "net", "more.csv")[2]
+    np.savetxt("more.csv", np.ones((2, 4)), delimiter=",", header="width,age,weight,height", comments="")
+    assert "more.csv: the network does not use age" in run(capsys, "predict", "net", "more.csv")[2]
+    values = [*TRAIN, "--data", "prices.csv", "--target", "3", "--epochs", "1", "--save", "net"]
+    assert run(capsys, *values)[0] == 0
+    Path("words.csv").write_text("".join(f"1,2,3,{word}\n" for word in FLOWERS).replace(", ", " "))
+    said = run(capsys, "predict", "net", "words.csv", "--target", "3")
+    assert said[0] == 2 and "the column '3' is text, and the network in net predicts values" in said[2]
 
 
 def test_names_with_commas_are_quoted(table, capsys):

@@ -331,3 +331,6 @@ def test_options_that_only_numpy_has_are_refused(name, key, value):
     assert np.var(Tensor([1.0, 3.0]), ddof=1).item() == 2
     with pytest.raises(TypeError, match="ddof"):
         Tensor([1.0]).sum(ddof=0)
+    for name in ("var", "std"):
+        with pytest.raises(TypeError, match=f"{name}: correction and ddof are two names of one number"):
+            getattr(Tensor([1.0, 3.0]), name)(correction=1, ddof=0)

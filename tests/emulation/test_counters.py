@@ -306,6 +306,6 @@ def test_kernels_by_line(tmp_path, capsys, monkeypatch):
     assert cli.main(["kernels", "--counters", "add", "--lines", "--html", str(page), "--card", "T4"]) == 0
     said = capsys.readouterr().out
     assert "T4: " in said and "void(" in said and f"listing: {page}" in said and "elementwise.py" in page.read_text()
-    for option in (["--lines"], ["--html", str(page)], ["--card", "T4"]):
+    for option in (["--lines"], ["--shape", "1,2,3"], ["--html", str(page)], ["--card", "T4"]):
         assert cli.main(["kernels", *option]) == 2
         assert f"{option[0]} needs --counters OPERATION" in capsys.readouterr().err

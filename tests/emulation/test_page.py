@@ -156,10 +156,12 @@ def test_kernels_whose_source_is_gone_or_is_not_a_file(tmp_path):
     assert read(pages.page([], SHEETS["A100"])).rows == []
 
 
-@pytest.mark.parametrize("folder, error", [("no", FileNotFoundError), ("", IsADirectoryError)])
-def test_a_page_that_cannot_be_written(counters, tmp_path, folder, error):
+@pytest.mark.parametrize(
+    "name, error", [("no/lines.html", FileNotFoundError), ("", IsADirectoryError), ("lines.txt", ValueError)]
+)
+def test_a_page_that_cannot_be_written(counters, tmp_path, name, error):
     with pytest.raises(error):
-        counters.html(tmp_path / folder / "lines.html" if folder else tmp_path)
+        counters.html(tmp_path / name)
     assert [*tmp_path.iterdir()] == []
 
 

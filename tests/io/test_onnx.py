@@ -140,6 +140,8 @@ def test_what_cannot_be_written_is_refused_by_name(rng, tmp_path):
     assert not list(tmp_path.iterdir())
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         Net((4,), epochs=1).fit(X, y).export(tmp_path / "none" / "a.onnx")
+    with pytest.raises(ValueError, match="must end in .onnx"):
+        Net((4,), epochs=1).fit(X, y).export(tmp_path / "a.pb")
     with pytest.raises(TypeError, match="export takes a fitted estimator, not Sequential"):
         export(net.model_, tmp_path / "a.onnx")
     with pytest.raises(ValueError, match="not fitted"):

@@ -107,6 +107,14 @@ def test_a_page_says_what_the_fit_was(net, tmp_path):
     assert page.seen.count("svg") == 3
 
 
+def test_why_dropout_was_chosen_is_said_once(tmp_path):
+    net = Net((48,), dropout="auto", epochs=3, random_state=0).fit(X[:200], Y[:200])
+    net.report(tmp_path / "run.html")
+    page, why = read(tmp_path / "run.html"), net.history_[0]["dropout"]
+    assert "".join(page.text).count(f"dropout: {why}") == 1 and len(page.tables[0]) == 4
+    assert "dropout" not in page.tables[0][0] and "dropout_rate" in page.tables[0][0]
+
+
 @pytest.mark.parametrize("stops", [True, False])
 def test_figures_are_those_of_the_weights_that_are_kept(stops, tmp_path):
     options = {"epochs": 6, "learning_rate": 0.3, "random_state": 0, "device": "cpu", "dropout": "none"}
@@ -203,6 +211,7 @@ def test_what_is_refused_leaves_the_file_alone(net, tmp_path):
         (lambda: Net().report(target), ValueError, "not fitted"),
         (lambda: net.report(tmp_path / "no" / "run.html"), FileNotFoundError, "no folder"),
         (lambda: net.report(tmp_path), IsADirectoryError, "it is a folder"),
+        (lambda: net.report(tmp_path / "run.txt"), ValueError, "must end in .html or .htm"),
     ):
         with pytest.raises(error, match=message):
             call()

@@ -62,6 +62,7 @@ def test_the_command_prints_and_draws(capsys, tmp_path):
         ("--latency nan", "--latency must be at least 0, not nan"),
         ("--compute nan", "--compute must be at least 1e-09, not nan"),
         ("--plot no.txt", "must end in .png"),
+        ("--rate 50 --model 4-4-2", "numbanet: error: --rate must be a number"),
     ],
 )
 def test_bad_arguments(arguments, message, capsys):
@@ -69,4 +70,5 @@ def test_bad_arguments(arguments, message, capsys):
         status = main(["scale", *arguments.split()])
     except SystemExit as error:
         status = error.code
-    assert status == 2 and message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert status == 2 and message in said and said.count("\n") == 1

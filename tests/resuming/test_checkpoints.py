@@ -359,7 +359,7 @@ def test_a_language_model_refuses_another_text(tmp_path):
 def test_the_command_goes_on(tmp_path, capsys):
     command = ["train", "--layers", "16", "--epochs", "2", "--quiet", "--device", "cpu", "--checkpoint", str(tmp_path / "run")]
     assert main([*command, "--resume", "--every", "20"]) == 0  # starts, as there is no checkpoint
-    assert main(command) == 2 and "has checkpoints of another fit" in capsys.readouterr().err
+    assert main(command) == 2 and "go on with it by the same command with --resume, or give" in capsys.readouterr().err
     assert main([*command, "--resume", "--epochs", "3"]) == 0 and " 3 " in capsys.readouterr().out
-    assert main([*command, "--resume", "--rate", "0.2"]) == 2 and "dropout_rate was 0.5" in capsys.readouterr().err
+    assert main([*command, "--resume", "--rate", "0.2"]) == 2 and "resume: --rate was 0.5" in capsys.readouterr().err
     assert main(["train", "--resume"]) == 2 and "--checkpoint" in capsys.readouterr().err

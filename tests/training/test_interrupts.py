@@ -196,7 +196,7 @@ def test_train_with_checkpoints_says_how_it_goes_on(capsys, monkeypatch, tmp_pat
     command = ["train", "--layers", "16", "--epochs", "2", "--quiet", "--checkpoint", str(tmp_path / "run")]
     assert cli.main(command) == 130
     said = capsys.readouterr().err
-    assert "goes on from its last checkpoint; here, the same command with --resume\n" in said
+    assert "; the same command with --resume goes on from its last checkpoint\n" in said
     monkeypatch.undo()
     assert cli.main([*command, "--resume"]) == 0
 
