@@ -33,18 +33,18 @@ def check_target(path: str | os.PathLike) -> Path:
     return path
 
 
-def learning_curves(
-    histories: Mapping[str, Sequence[Mapping[str, float]]],
-    path: str | os.PathLike,
-    title: str = "",
-    held_out: str = "test accuracy",
-) -> Path:
+def learning_curves(histories: Any, path: str | os.PathLike, title: str = "", held_out: str = "test accuracy") -> Path:
     """Write a picture with three plots to `path`: the score by epoch, the score by seconds of training, and the training loss
-    by epoch. `histories` maps a label to the `history_` of a fitted net; each history is one line of a plot. The score is
-    `validation_score` if the history has it, and `held_out` says what that is. Seconds are counted from the end of the first
-    epoch, because the first epoch may include compilation.
+    by epoch. `histories` maps a label to a fitted net or its `history_`, of which each is one line of a plot; or it is one of
+    these. The score is `validation_score` if the history has it, and `held_out` says what that is. Seconds are counted from the
+    end of the first epoch, because the first epoch may include compilation.
+
+        learning_curves({"rdp": net, "none": other.history_}, "curves.png")
+        learning_curves(net, "curve.png")
     """
     path = check_target(path)
+    given = histories if isinstance(histories, Mapping) else {"net": histories}
+    histories = {name: getattr(each, "history_", each) for name, each in given.items()}
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 4), layout="constrained")

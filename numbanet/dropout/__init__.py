@@ -49,19 +49,18 @@ def policy(dropout: str | Dropout | None, rate: Rate = 0.5) -> Dropout:
             f"dropout 'auto' is chosen by Net and NetRegressor, from their data; choose {', '.join(map(repr, POLICIES))}"
         )
     if not isinstance(dropout, str) or dropout not in POLICIES:
-        raise ValueError(f"there is no dropout {dropout!r}{_hint(dropout)}; {_choice()}")
+        kinds = ", ".join(map(repr, [*POLICIES, "auto"]))
+        raise ValueError(
+            f"there is no dropout {dropout!r}{_hint(dropout)} one of {kinds}, or a policy object such as RowDropout(0.5)"
+        )
     return POLICIES[dropout](rate)
 
 
-def _choice() -> str:
-    return f"choose one of {', '.join(map(repr, [*POLICIES, 'auto']))}, or a policy object such as RowDropout(0.5)"
-
-
 def _hint(dropout: object) -> str:
-    """Return what was meant, if that can be guessed."""
+    """Return what was meant, if that can be guessed, and the word that asks for a choice."""
     if isinstance(dropout, str):
-        similar = difflib.get_close_matches(dropout, [*POLICIES, "auto"], 1)
-        return f", did you mean {similar[0]!r}?" if similar else ""
+        similar = difflib.get_close_matches(dropout.lower(), [*POLICIES, "auto"], 1)
+        return f"; did you mean {similar[0]!r}? Choose" if similar else "; choose"
     if callable(dropout) or isinstance(dropout, numbers.Real):
-        return f", but it is a rate: dropout='window', dropout_rate={dropout!r}"
-    return ""
+        return f", but it is a rate: dropout='window', dropout_rate={dropout!r}; choose"
+    return "; choose"

@@ -209,7 +209,8 @@ class Dropout(abc.ABC):
             work = [
                 repr(name)
                 for name, policy in POLICIES.items()
-                if policy.makes is not None
+                if name != self.of(site).name  # of which only plans for all time steps may work
+                and policy.makes is not None
                 and any(
                     each.kind == policy.kind and each.supports(policy.makes) and (each.chosen or not policy.data_dependent)
                     for each in ([site._replace(kind="output")] if site.kind == "recurrent" else layer.sites())

@@ -185,7 +185,7 @@ class SkewNormalSchedule:
     rate : float
         Mean of the rates over the epochs, in [0, 1).
     epochs : int
-        Number of epochs, which should be that of the fit: otherwise the mean differs.
+        Number of epochs, which should be that of the fit: otherwise the mean differs. A fit of more epochs warns.
     skew : float, default=-2.0
         λ. If it is below 0, the rate rises slowly and falls fast, as described in the paper; 0 gives the normal distribution.
     centre : float, default=0.5
@@ -265,6 +265,15 @@ class SkewNormalSchedule:
     def __call__(self, epoch: int) -> float:
         """Return the rate of an epoch, counted from 0."""
         return self.rates[min(epoch, self.epochs - 1)]
+
+    def caution(self, epochs: range) -> str | None:
+        """Return the text of a warning if a fit of these epochs, counted from 0, goes on after the last rate; else None."""
+        if not epochs.start < self.epochs < epochs.stop:
+            return None
+        return (
+            f"SkewNormalSchedule: epochs={self.epochs}, and the fit has {epochs.stop}, of which the others have the last rate, "
+            f"{self.rates[-1]:.2g}, so that the mean is another one than {self.rate:g}: make it with epochs={epochs.stop}"
+        )
 
 
 def _scaled(density: np.ndarray, mean: float, ceiling: float) -> np.ndarray | None:

@@ -207,7 +207,8 @@ class SensitiveDropout(Dropout):
 
         with no_grad():
             model(x, Context(x.device, Plans(x.device, tree.sites, choose=look)))
-        return self.changed(thresholds=thresholds, _seen=collections.defaultdict(list))
+        seen = {site.number: [] for site in self.sites(tree)}  # also of convolutions that are left out
+        return self.changed(thresholds=thresholds, _seen=collections.defaultdict(list, seen))
 
     def _threshold(self, site: Site, layer: Conv2d, x: Tensor) -> float:
         policy, window, positions = self.grid(layer, x)
@@ -229,10 +230,12 @@ class SensitiveDropout(Dropout):
 
     def report(self):
         """Return a dict with two lists, each with one entry per convolution, averaged over the steps since the last call:
-        "dropped" is the share of the im2col matrix that was dropped, "sensitive" the share of sensitive regions."""
-        means = {number: np.mean(seen, axis=0) for number, seen in sorted(self._seen.items())}
-        self._seen.clear()
-        return {name: [float(mean[i]) for mean in means.values()] for i, name in enumerate(("dropped", "sensitive"))}
+        "dropped" is the share of the im2col matrix that was dropped, "sensitive" the share of sensitive regions; both are 0 for
+        a convolution that is left out."""
+        means = [np.mean(seen, axis=0) if seen else (0.0, 0.0) for _, seen in sorted(self._seen.items())]
+        for seen in self._seen.values():
+            seen.clear()
+        return {name: [float(mean[i]) for mean in means] for i, name in enumerate(("dropped", "sensitive"))}
 
 
 def _first_of(x: Tensor, group: int) -> Tensor:

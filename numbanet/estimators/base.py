@@ -11,7 +11,7 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from ..device import Device
-from ..dropout import Dropout, NoDropout, Together
+from ..dropout import Dropout, NoDropout, SkewNormalSchedule, Together
 from ..layers import Sequential, to
 from ..parallel import current
 from ..parallel.checks import agreed
@@ -307,7 +307,11 @@ class Estimator(Settings):
             said = f"dropout_rate={chosen.rate!r} drops nothing if dropout is 'none': choose 'window', 'rdp' or 'bernoulli'"
             warn(said, in_searches=False)
         policies = {tuple(part.rate for part in _parts(policy)): policy for policy in map(chosen.at, epochs)}.values()
-        for message in dict.fromkeys(said for policy in policies for said in policy.cautions(self.model_)):
+        dropping = [part.rate for part in _parts(chosen) if type(part) is not NoDropout]
+        rates = [rate for given in dropping for rate in (given if isinstance(given, tuple) else (given,))]
+        cautions = [rate.caution(epochs) for rate in rates if isinstance(rate, SkewNormalSchedule)]
+        cautions += [caution for policy in policies for caution in policy.cautions(self.model_)]
+        for message in dict.fromkeys(filter(None, cautions)):
             warn(message)
 
     def _inference_policy(self) -> Dropout | None:

@@ -5,16 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from scipy.sparse import issparse
 from sklearn.utils import check_consistent_length
 from sklearn.utils.validation import _check_y, validate_data
 
+from ..arguments import is_real
 from ..training.large.mapped import Mapped, is_large
 
 
 def validated(net: Any, X: Any, y: tuple[Any, ...], y_options: dict[str, Any], **options: Any) -> Any:
     """Return what scikit-learn's `validate_data` returns for X, or for X and y. If X is a large memory-mapped array of numbers,
-    it becomes a `Mapped`, which is read once here, in chunks, to find numbers that are not finite.
+    it becomes a `Mapped`, which is read once here, in chunks, to find numbers that are not finite. Raise ValueError, too, if y
+    holds None.
     """
+    checked = _validated(net, X, y, y_options, **options)
+    if y and isinstance(target := checked[1], np.ndarray) and target.dtype.kind in "Of":
+        flat = target.reshape(-1)  # among floats None has become NaN
+        missing = np.isnan(flat) if flat.dtype.kind == "f" else np.array([label is None for label in flat], bool)
+        if missing.any():
+            first = int(missing.argmax()) * len(target) // target.size
+            raise ValueError(f"y holds None, first for sample {first}: leave samples without a target out")
+    return checked
+
+
+def _validated(net: Any, X: Any, y: tuple[Any, ...], y_options: dict[str, Any], **options: Any) -> Any:
     shape = getattr(X, "shape", ())
     if len(shape) > 2 and not options["allow_nd"]:
         raise ValueError(
@@ -43,6 +57,45 @@ def validated(net: Any, X: Any, y: tuple[Any, ...], y_options: dict[str, Any], *
         check_consistent_length(X, target)
     X.check_finite("X")
     return (X, target) if y else X
+
+
+def check_symbols(X: Any, first: Any, symbols: int) -> None:
+    """Raise ValueError unless X holds integers from 0 to `symbols` - 1, which the layer `first` takes, such as an `Embedding`.
+    The message says what X holds, and the way out.
+    """
+    if (wrong := _not_symbols(X, symbols)) is not None:
+        found, way = wrong
+        raise ValueError(f"X holds {found}, but {first!r} takes integers from 0 to {symbols - 1} in an array (N, T): {way}")
+
+
+def _not_symbols(X: Any, symbols: int) -> tuple[str, str] | None:
+    """Return what X holds instead of integers from 0 to `symbols` - 1, and the way out; None if nothing is wrong."""
+    pad = "pad sequences to one length with an integer, and name it by padding_idx of the Embedding"
+    if issparse(X):
+        return None
+    try:
+        X = np.asarray(X)
+    except ValueError:
+        return "lists of different lengths", pad
+    if not X.size:
+        return None
+    if X.dtype.kind in "OUS":
+        other = next(([value] for value in X.reshape(-1).tolist() if not is_real(value)), None)
+        if other is None:
+            return f"numbers of type {X.dtype}", "convert them by X.astype(int)"
+        if isinstance(other[0], (str, bytes)):
+            return (
+                f"texts, such as {other[0][:20]!r}",
+                "give each word a number, for example by Vocabulary.of(words).encode(words)",
+            )
+        return f"{other[0]!r:.40}", pad
+    low, high = X.min(), X.max()
+    if X.dtype.kind in "iu":
+        way = "number the symbols from 0, or make the Embedding larger"
+        return None if low >= 0 and high < symbols else (f"{X.dtype} from {low} to {high}", way)
+    if X.dtype.kind == "f" and not np.isfinite(X).all():
+        return "NaN or infinity", pad
+    return f"{X.dtype} from {low} to {high}", "convert whole numbers by X.astype(int)"
 
 
 def _are_numbers(y: Any) -> bool:

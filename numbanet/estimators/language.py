@@ -305,7 +305,8 @@ class LanguageModel(Estimator):
 
     def _symbols(self, tokens: Iterable[Any], new: bool) -> np.ndarray:
         """Return the symbols of a training text; if `new`, make the vocabulary from this text."""
-        text = checked_tokens(tokens, least=self.batch_size + 1)
+        why = f": batch_size={self.batch_size} segments are read in parallel; give a longer text, or a smaller batch_size"
+        text = checked_tokens(tokens, self.batch_size + 1, why)
         if new:
             self.vocabulary_ = Vocabulary.of(text_of_all(text), self.vocabulary_size, self.unknown)
         return self.vocabulary_.encode(text)

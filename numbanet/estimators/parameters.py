@@ -321,8 +321,14 @@ SHARED = by_name(
     ),
 )
 
-ELSEWHERE = {  # scikit-learn's name of a parameter: (the name here, further explanation)
-    "hidden_layer_sizes": ("layers", ""),
+ELSEWHERE = {  # the name of a parameter in other libraries: (the name here, further explanation)
+    **dict.fromkeys(
+        ("hidden_layer_sizes", "hidden", "hidden_size", "hidden_sizes", "hidden_layers"), ("layers", ", the first argument")
+    ),
+    "layers": ("hidden", ", the first argument"),
+    "lr": ("learning_rate", ""),
+    "seed": ("random_state", ""),
+    **dict.fromkeys(("p", "rate", "dropout_p"), ("dropout_rate", "")),
     "max_iter": ("epochs", ""),
     "learning_rate_init": ("learning_rate", ""),
     "alpha": ("weight_decay", ", which is alpha divided by the batch size, and counts for biases as well"),
@@ -341,10 +347,12 @@ ELSEWHERE = {  # scikit-learn's name of a parameter: (the name here, further exp
 
 
 def hint(name: str, known: Mapping[str, Any]) -> str:
-    """Return the end of an error message about an unknown parameter: what scikit-learn's parameter of this name is called here,
-    or a similar name; "" if there is none.
+    """Return the end of an error message about an unknown parameter: what the parameter of this name in scikit-learn, PyTorch
+    or Keras is called here, or a similar name; "" if there is none.
     """
     here, more = ELSEWHERE.get(name, ("", ""))
+    if here == "layers" and here not in known:  # a language model
+        here, more = ELSEWHERE[here]
     if here in known and name not in known:
         return f": here it is {here!r}{more}"
     similar = [] if name in known or "__" in name else difflib.get_close_matches(name, known, 1)

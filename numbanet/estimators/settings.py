@@ -194,4 +194,6 @@ class Settings(BaseEstimator):
             return kind(parameters, rate, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
         if callable(chosen):
             return chosen(parameters, rate)
-        raise ValueError(f"there is no optimizer {chosen!r}; choose 'sgd', 'adam' or 'adamw', or give a class")
+        lower = chosen.lower() if isinstance(chosen, str) else None
+        meant = f"did you mean {lower!r}? Choose" if lower in ("sgd", "adam", "adamw") else "choose"
+        raise ValueError(f"there is no optimizer {chosen!r}; {meant} 'sgd', 'adam' or 'adamw', or give a class")

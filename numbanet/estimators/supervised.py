@@ -29,7 +29,7 @@ from ..training.run import Run
 from ..user_warnings import warn
 from .build import are_layers, as_images, as_rows, build, check_build, check_samples_first, merged, widths_of
 from .fitting import Fitting
-from .inputs import validated
+from .inputs import check_symbols, validated
 from .joint import sharded
 from .placing import check_objective
 from .settings import FitSettings
@@ -144,28 +144,30 @@ class Supervised(Fitting):
         if image_shape is not None and (reset or self.n_features_in_ == math.prod(image_shape)):
             X = as_rows(X, image_shape)  # so that all forms of an image count as the same features
         given = given and not reset  # given layers check shapes themselves (`_takes`)
-        checked = validated(
-            self,
-            X,
-            y,
-            self._y_options(),
-            dtype="numeric" if symbols else np.float32,
-            order="C",
-            reset=reset,
-            allow_nd=any_shape,
-            ensure_2d=not given,
-            accept_sparse=("csr", "csc", "coo"),
-            **options,
-        )
+        try:
+            checked = validated(
+                self,
+                X,
+                y,
+                self._y_options(),
+                dtype="numeric" if symbols else np.float32,
+                order="C",
+                reset=reset,
+                allow_nd=any_shape,
+                ensure_2d=not given,
+                accept_sparse=("csr", "csc", "coo"),
+                **options,
+            )
+        except (TypeError, ValueError):
+            if symbols:
+                check_symbols(X, layers[0], symbols)
+            raise
         X, *y = checked if y else (checked,)
         if issparse(X):
             X = SparseRows(X) if is_large(X.shape) and not symbols else X.toarray(order="C")
         X = as_images(X, image_shape)
         if symbols:
-            if X.dtype.kind not in "iu" or X.min() < 0 or X.max() >= symbols:
-                raise ValueError(
-                    f"X holds {X.dtype} from {X.min()} to {X.max()}, but {layers[0]!r} takes integers from 0 to {symbols - 1}"
-                )
+            check_symbols(X, layers[0], symbols)
             X = X.astype(np.int32, copy=False)
         if reset:
             self.input_shape_ = X.shape[1:]

@@ -144,8 +144,10 @@ class Vocabulary:
 
 
 # --- checks of text ---------------------------------------------------------------------------------------------------
-def checked_tokens(tokens: Iterable[Any], least: int = 1) -> list[str] | np.ndarray:
-    """Return a text of at least `least` tokens as a list of str or integers (T,); raise TypeError or ValueError otherwise."""
+def checked_tokens(tokens: Iterable[Any], least: int = 1, why: str = "") -> list[str] | np.ndarray:
+    """Return a text of at least `least` tokens as a list of str or integers (T,); raise TypeError or ValueError otherwise.
+    `why` says in the error why there must be so many.
+    """
     if isinstance(tokens, (str, bytes)):
         raise TypeError(
             f"text: a list of words expected, got one {type(tokens).__name__} of length {len(tokens)}: give "
@@ -167,7 +169,7 @@ def checked_tokens(tokens: Iterable[Any], least: int = 1) -> list[str] | np.ndar
             "' '.join(text).split() for words, or list(' '.join(text)) for characters"
         )
     if len(tokens) < least:
-        raise ValueError(f"text: at least {least} token{'s' * (least > 1)} needed, got {len(tokens) or 'an empty text'}")
+        raise ValueError(f"text: at least {least} token{'s' * (least > 1)} needed, got {len(tokens) or 'an empty text'}{why}")
     if isinstance(tokens, np.ndarray):
         return tokens
     kinds = set(map(type, tokens))

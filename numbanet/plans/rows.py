@@ -90,7 +90,12 @@ class IndexPlan(AxisPlan):
         chosen = np.asarray(self.chosen)
         if chosen.ndim != 1 or (
             chosen.size
-            and (chosen.dtype.kind not in "iu" or chosen[0] < 0 or chosen[-1] >= self.n or np.count_nonzero(chosen[1:] <= chosen[:-1]))
+            and (
+                chosen.dtype.kind not in "iu"
+                or chosen[0] < 0
+                or chosen[-1] >= self.n
+                or np.count_nonzero(chosen[1:] <= chosen[:-1])
+            )
         ):
             raise ValueError(f"IndexPlan: indices must be increasing integers from 0 to {self.n - 1}, got {self.chosen!r}")
         chosen = chosen.astype(np.int32)  # a copy

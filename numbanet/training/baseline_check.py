@@ -38,6 +38,11 @@ def verdict(stepper: Stepper, data: Data, record: dict) -> str | None:
     score, loss = _predicted(stepper, data, rows, targets, weights)
     learned, size = _learned(score, loss, constant), _size(stepper, data, rows)
     none = not (learned >= LITTLE and score > constant.score)
+    if score == -math.inf:
+        return (
+            "fit: the network predicts numbers that are NaN or too large, as updates of the last epoch were too large; try a "
+            "smaller learning_rate, inputs scaled to about 1, or clip_norm"
+        )
     if not none and (learned >= DOUBTFUL or size <= FAR):
         return None
     return (

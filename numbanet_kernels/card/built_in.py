@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import linecache
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -90,6 +93,12 @@ def _plain(value: Any) -> Any:
     return 0 if value is None else value
 
 
+def _line_of_def(file: str, first: int) -> int:
+    """Return the line of a function's def after its decorators, the first of which is in the line `first`."""
+    source = enumerate(linecache.getlines(file)[first - 1 :], first)
+    return next((line for line, text in source if text.lstrip().startswith("def ")), first)
+
+
 class Loaded:
     """A kernel as Numba's `Function`."""
 
@@ -133,10 +142,19 @@ class Patches(patches.Patches):
         """Numba's own conversions need no driver but this one."""
 
     def _compiler(self) -> None:
-        from numba.cuda import codegen
+        from numba.cuda import codegen, target
 
         self.put(codegen.CUDACodeLibrary, "get_cufunc", lambda library: self._loaded(library))
         self.put(codegen.CUDACodeLibrary, "get_cubin", patches.no_cubin)
+        make = target.CUDATargetContext.generate_kernel_wrapper
+
+        # Numba says that this function calls the kernel in the line of its decorator: without a line errors do not name it
+        @functools.wraps(make)
+        def wrapper(context: Any, *given: Any) -> Any:
+            *others, debug, lineinfo, file, line = given
+            return make(context, *others, debug, lineinfo, file, _line_of_def(file, line) if debug else 0)
+
+        self.put(target.CUDATargetContext, "generate_kernel_wrapper", wrapper)
 
     def _launch(self) -> None:
         from numba.core import config
@@ -163,6 +181,12 @@ class Patches(patches.Patches):
             held = SimpleNamespace(get_global_symbol=symbol, context=context)
             self.kernels[library] = Loaded(held, module.get_kernel(library._entry_name))  # noqa: SLF001
         return self.kernels[library]
+
+    def _with_lines(self, args: tuple[Any, ...], options: dict[str, Any]) -> str:
+        """Return the PTX of a kernel with lines of Python; what it does before its first line has that of its def."""
+        code = args[0].__code__
+        line = _line_of_def(code.co_filename, code.co_firstlineno)
+        return re.sub(r"(?m)^(\s*\.loc\s+\d+) 0 ", rf"\g<1> {line} ", super()._with_lines(args, options))
 
     def _linked(self, library: Any) -> Module:
         """Return the module of a library: its PTX, and what is linked to it."""

@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from numbanet import (
+    GRU,
     BatchwiseDropout,
     BernoulliDropout,
     Conv2d,
@@ -22,7 +23,7 @@ from numbanet import (
     TileDropout,
     WindowDropout,
 )
-from numbanet.dropout import POLICIES, EarlyDropout, policy
+from numbanet.dropout import POLICIES, EarlyDropout, policy, recurrent
 from numbanet.dropout.search import pattern_distribution
 
 STEPS = 20_000
@@ -246,7 +247,8 @@ def test_a_fit_says_its_concerns_once_at_the_users_line():
 @pytest.mark.parametrize(
     "given, message",
     [
-        ("rpd", "did you mean 'rdp'"),
+        ("rpd", r"'rpd'; did you mean 'rdp'\? Choose one of 'none'"),
+        ("RDP", "did you mean 'rdp'"),
         ("autom", "did you mean 'auto'"),
         (0.5, r"it is a rate: dropout='window', dropout_rate=0\.5"),
         (EarlyDropout(0.5), "it is a rate: .*dropout_rate=EarlyDropout"),
@@ -275,6 +277,9 @@ def test_layers_that_a_kind_cannot_drop_are_left_out_with_a_warning(kind, rng):
     with pytest.warns(UserWarning, match=message):
         net.fit(X, y)
     assert net.history_[-1]["dropout_rate"] < 0.5
+    if kind == "bsdp":  # the entries are those of the convolutions, also of the one that is left out
+        (first, second), (_, sensitive) = net.history_[-1]["dropped"], net.history_[-1]["sensitive"]
+        assert first > 0 and second == sensitive == 0
     rows = [line.split() for line in str(net.model_).splitlines()]
     assert {row[0]: kind in row for row in rows if "Conv2d" in str(row)} == {"0": True, "2": False}
     assert net.history_[-1]["flops_share"] < 1 and np.isfinite(net.history_[-1]["loss"])
@@ -298,6 +303,16 @@ def test_layers_that_a_kind_can_drop_are_not_warned_of():
     left = [said for said in TileDropout(0.5, tile=8).cautions(sparse) if "nothing" in said]
     assert len(left) == 1 and left[0].startswith("tdp: nothing is dropped in 0 (SparseLinear(64, 64")
     assert left[0].endswith("; kinds that work there: 'bernoulli', 'rdp', 'batchwise', 'window'")
+
+
+def test_a_kind_that_is_left_out_is_none_of_those_that_work():
+    """A GRU takes row patterns for a whole sequence, but none that differ between time steps."""
+    from numbanet import Sequential
+
+    model = Sequential([GRU(8, 16, rng=0), Linear(16, 2, rng=1)])
+    (said,) = recurrent(RowDropout(0.5), steps=3).cautions(model)
+    assert said == "rdp: nothing is dropped in 0 (GRU(8, 16)); kinds that work there: 'batchwise', 'window'"
+    assert recurrent(RowDropout(0.5)).cautions(model) == []
 
 
 def test_a_layer_that_no_kind_can_drop_is_named():

@@ -1,6 +1,7 @@
 """Dropout rates that change with the epoch: their mean and shape, and that every policy trains with them."""
 
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -173,6 +174,20 @@ def test_a_schedule_shows_what_it_is_and_survives_pickling_and_cloning():
     other = SkewNormalSchedule(0.3, epochs=3)
     assert rates(clone(net).set_params(dropout_rate=other).fit(X, Y)) == list(other.rates)
     assert same(pickle.loads(pickle.dumps(net.fit(X, Y))).partial_fit(X, Y), net.partial_fit(X, Y))
+
+
+@pytest.mark.parametrize(
+    "given", [{"dropout_rate": SkewNormalSchedule(0.5, 2)}, {"dropout_rate": (0.3, SkewNormalSchedule(0.5, 2))}]
+)
+def test_a_schedule_that_ends_before_the_fit_is_warned_of(given):
+    message = r"SkewNormalSchedule: epochs=2, and the fit has 3, .* the last rate, 0\.58, .*: make it with epochs=3$"
+    with pytest.warns(UserWarning, match=message) as caught:
+        net = Net(**SMALL, epochs=3, dropout="rdp", **given).fit(X, Y)
+    assert sum("Schedule" in str(one.message) for one in caught) == 1 and rates(net)[1] == rates(net)[2]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "SkewNormalSchedule")
+        net.partial_fit(X, Y)  # the docstring says that the schedule keeps its last rate
+        net.set_params(epochs=2).fit(X, Y)
 
 
 @pytest.mark.parametrize(

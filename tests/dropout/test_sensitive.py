@@ -219,8 +219,8 @@ def test_thresholds_make_the_asked_share_sensitive(kind, wanted, options, tolera
     x = Tensor(np.ascontiguousarray(X.transpose(0, 2, 3, 1)))
     for _ in range(60):
         chosen_for(found, model, x, rng)
-    assert found.report()["sensitive"] == [pytest.approx(wanted, abs=tolerance)]
-    assert found.report() == {"dropped": [], "sensitive": []}  # since the last call
+    assert found.report()["sensitive"] == [pytest.approx(wanted, abs=tolerance), 0]
+    assert found.report() == {"dropped": [0, 0], "sensitive": [0, 0]}  # since the last call
 
 
 def test_given_thresholds_stay(kind):
@@ -309,8 +309,8 @@ def test_rate_0_drops_nothing(kind):
 
 def test_rates_by_layer(kind):
     net, *_ = fitted(kind((0.0, 0.5)))
-    assert all(len(record["dropped"]) == 1 for record in net.history_)  # the first one is not looked at
-    np.testing.assert_allclose(np.mean([record["dropped"][0] for record in net.history_]), 0.5, atol=0.1)
+    assert all(record["dropped"][0] == record["sensitive"][0] == 0 for record in net.history_)  # it is not looked at
+    np.testing.assert_allclose(np.mean([record["dropped"][1] for record in net.history_]), 0.5, atol=0.1)
     with pytest.raises(ValueError, match="3 entries for 2 hidden layers"):
         fitted(kind((0.1, 0.2, 0.3)))
 

@@ -16,6 +16,8 @@ BAD_FITS = {
     "lengths": (lambda net: net.fit(X, Y[:-1]), "inconsistent numbers of samples"),
     "no samples": (lambda net: net.fit(X[:0], Y[:0]), "0 sample"),
     "no features": (lambda net: net.fit(X[:, :0], Y), "0 feature"),
+    "None": (lambda net: net.fit(X[:3], ["a", None, "b"]), "y holds None, first for sample 1: leave samples without"),
+    "None among numbers": (lambda net: net.fit(X[:3], [0, 1, None]), "y holds None, first for sample 2"),
     "one class": (lambda net: net.fit(X, np.zeros(len(Y))), "one class"),
     "dropout": (lambda net: net.fit(X, Y, dropout="dropconnect"), "'dropconnect'.*'rdp'"),
     "rate of 1": (lambda net: net.fit(X, Y, dropout="rdp", dropout_rate=1.0), r"\[0, 1\)"),
@@ -38,7 +40,8 @@ BAD_FITS = {
             ("batch_size", 1.5, "batch_size"),
             ("learning_rate", -1, "learning_rate"),
             ("momentum", 1.0, "momentum"),
-            ("optimizer", "rmsprop", "'rmsprop'.*'adam'"),
+            ("optimizer", "rmsprop", "'rmsprop'; choose 'sgd', 'adam'"),
+            ("optimizer", "Adam", r"'Adam'; did you mean 'adam'\? Choose 'sgd'"),
             ("activation", "swish", "'swish'"),
             ("layers", (0,), "layers"),
             ("layers", "big", "layers"),
@@ -155,6 +158,8 @@ def test_rates_are_counted_where_they_are_used():
 def test_names_of_classes_are_no_numbers_and_auto_is_no_kind():
     with pytest.raises(ValueError, match="y holds texts"):
         NetRegressor(epochs=1).fit(X, np.array(["a", "b"] * (len(X) // 2) + ["a"] * (len(X) % 2), object))
+    with pytest.raises(ValueError, match="y holds None, first for sample 2"):
+        NetRegressor(epochs=1).fit(X[:4], [[0, 1], [1, 2], [1, None], [1, 1]])
     with pytest.raises(ValueError, match="X holds texts"):
         NetRegressor(epochs=1).fit(np.full((4, 2), "a", object), np.arange(4))
     with pytest.raises(ValueError, match="chosen by Net and NetRegressor.*'window'"):

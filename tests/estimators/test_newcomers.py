@@ -195,6 +195,9 @@ def test_sentences_are_no_words():
     assert len(LanguageModel((4,), epochs=1, steps=5, batch_size=2).fit(phrases).vocabulary_) == 3
     with pytest.raises(ValueError, match="text: .*sentences"):
         model.perplexity(sentences)
+    short = r"text: at least 21 tokens needed, got 6: batch_size=20 segments .*; give a longer text, or a smaller batch_size"
+    with pytest.raises(ValueError, match=short):
+        LanguageModel((4,)).fit(words[:6])
 
 
 # --- parameters -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Pictures: names stand beside their dots, scores are drawn by seconds as well, and grey tells the kinds of dropout apart."""
 
 import math
+import types
 
 import numpy as np
 import pytest
@@ -54,6 +55,15 @@ def test_scores_are_drawn_by_epoch_and_by_seconds(drawn):
     for line, other in zip(by_epoch.lines, by_seconds.lines[::2]):
         np.testing.assert_array_equal(line.get_ydata(), other.get_ydata())
     assert "seconds" in by_seconds.get_xlabel() and "rdp 0.25" in figure._suptitle.get_text()
+
+
+def test_fitted_nets_and_their_histories_are_drawn_alike(drawn):
+    history = _history(3, 0.1)
+    net = types.SimpleNamespace(history_=history)
+    for given in ({"mine": history}, {"mine": net}, history, net):
+        (line,) = drawn(plots.learning_curves, given).axes[0].lines
+        assert line.get_label() == ("mine" if isinstance(given, dict) else "net")
+        np.testing.assert_array_equal(line.get_ydata(), [0.5, 0.51, 0.52])
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 9])

@@ -101,6 +101,27 @@ def test_a_net_learns_from_integers(rng, optimizer):
         net.fit(X + 1, y)
 
 
+@pytest.mark.parametrize(
+    "X, message",
+    [
+        ([[1, 2, 3], [1, 2]], "lists of different lengths, but: pad sequences to one length with .* padding_idx"),
+        ([["a", "b"], ["b"]], "lists of different lengths, but: pad"),
+        ([["a", "b"], ["b", "c"]], r"texts, such as 'a', but: .*Vocabulary.of\(words\).encode\(words\)"),
+        (["a b", "b c"], "texts, such as 'a b', but: give each word"),
+        ([[1, None], [2, 3]], "None, but: pad"),
+        ([[1, np.nan], [2, 3]], "NaN or infinity, but: pad"),
+        ([[1.0, 2.0], [2.0, 3.0]], r"float64 from 1.0 to 3.0, but: convert whole numbers by X.astype\(int\)"),
+        ([[1, 2], [2, 12]], "int64 from 1 to 12, but: number the symbols from 0, or make the Embedding larger"),
+    ],
+)
+def test_what_an_embedding_takes_is_named_where_x_holds_something_else(X, message):
+    takes = message.replace("but:", r"but Embedding\(12, 5\) takes integers from 0 to 11 in an array \(N, T\):")
+    net = Net(texts(), epochs=1, random_state=0)
+    for call in (lambda: net.fit(X, [0, 1]), lambda: net.fit(np.arange(9).reshape(3, 3), [0, 1, 2]).predict(X)):
+        with pytest.raises(ValueError, match=f"X holds {takes}"):
+            call()
+
+
 def test_rows_of_an_embedding_that_no_step_reads_are_late_and_right(monkeypatch, rng):
     """The weights are those of dense updates, and some were left undone on the way."""
     X, y = words(rng)

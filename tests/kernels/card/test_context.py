@@ -128,7 +128,7 @@ def test_the_cuda_of_numba_itself(tmp_path):
         import pytest
         from numba import cuda
         assert cuda.implementation == "Built-in"
-        names = ["plain_code", "faults", "command"]
+        names = ["plain_code", "faults", "command", "lines"]
         paths = [f"tests/kernels/card/test_{name}.py" for name in names]
         sys.exit(pytest.main(["-q", "-k", "not (guvectorize or reduce or freed)", "-p", "no:cacheprovider", *paths]))
     """

@@ -79,6 +79,19 @@ def test_a_device_function_of_a_device_function():
     assert text.startswith(f"kernel, {', called in '.join(lines)} (PTX line "), text
 
 
+@pytest.mark.parametrize("debug", [False, True])
+def test_no_function_is_called_in_the_line_of_a_decorator(debug):
+    with numbanet.emulated():
+        own = cuda.jit(device=True)(put)
+
+        @cuda.jit(debug=debug, opt=not debug)
+        def kernel(x):
+            own(x, cuda.grid(1), 1.0)
+
+        text = said(kernel, (1, 33), np.zeros(32, F))
+    assert f"called in {line(kernel.py_func, 'own(x')}" in text and line(kernel.py_func, "@cuda.jit") not in text
+
+
 def test_device_functions_are_what_they_were_before():
     """Also for the kernels that are compiled after an error."""
     with numbanet.emulated():
