@@ -23,8 +23,9 @@ class Context:
     ----------
     dev : str or Device, default="cpu"
         The device of the pass.
-    plans : Plans or mapping of Site or Layer to Plan, optional
-        The plan of each site; if a layer has one site, the layer may be the key. If a site has no plan, everything is computed.
+    plans : Plans or mapping of Site, str or Layer to Plan, optional
+        The plan of each site, or of its path, as by `Dropout.plans`; if a layer has one site, the layer may be the key. If a
+        site has no plan, everything is computed.
     training : bool, default=False
         If True, layers behave as in training: for example, `BatchNorm1d` uses the statistics of the batch.
     model : Layer, optional
@@ -42,7 +43,7 @@ class Context:
     Raises
     ------
     TypeError
-        If a value of the mapping is not a plan.
+        If a value of the mapping is not a plan, or a key no site, path or layer.
     ValueError
         If the mapping names a site that the model does not have.
     """
@@ -87,7 +88,7 @@ class Context:
 
 
 def _assigned(dev: Device, given: Mapping[Any, Plan], model: Any) -> Plans:
-    """Return the `Plans` of a mapping whose keys are sites or layers."""
+    """Return the `Plans` of a mapping whose keys are sites, their paths in the model, or layers."""
     if not given and model is None:
         return Plans(dev)
     sites: dict[tuple[Any, str], Site] = {} if model is None else Tree(model).sites
@@ -95,11 +96,14 @@ def _assigned(dev: Device, given: Mapping[Any, Plan], model: Any) -> Plans:
     for key, plan in given.items():
         if not isinstance(plan, Plan):
             raise TypeError(f"{key!r}: {plan!r} is not a Plan; make a subclass of numbanet.Plan or AxisPlan")
-        if isinstance(key, Site):
-            if key not in sites.values():
-                raise ValueError(f"Context: no layer has the site {key.path}; pass its model, Context(..., model=model)")
-            assigned[key.path] = plan
+        if isinstance(key, (Site, str)):
+            path = key if isinstance(key, str) else key.path
+            if not any(key in (site, site.path) for site in sites.values()):
+                raise ValueError(f"Context: no layer has the site {path}; pass its model, Context(..., model=model)")
+            assigned[path] = plan
             continue
+        if not hasattr(key, "sites"):
+            raise TypeError(f"Context: plans are given by sites, their paths, or layers, not by {key!r}")
         if not any(layer is key for layer, _ in sites):
             for site in key.sites():
                 sites[key, site.path] = site._replace(path=f"{len(sites)}.{site.path}")

@@ -15,6 +15,7 @@ from numbanet import (
     Plan,
     Plans,
     ReLU,
+    RowDropout,
     RowPlan,
     Sequential,
     Shuffle,
@@ -201,3 +202,15 @@ def test_a_plan_that_does_not_fit_is_refused(rng, plan, error, message):
     layer = Linear(4, 8)
     with pytest.raises(error, match=message):
         layer(Tensor(rng.standard_normal((3, 4))), {layer: plan})
+
+
+def test_plans_are_given_by_sites_their_paths_or_layers():
+    model, policy = Sequential([Linear(4, 8, rng=0), ReLU(), Linear(8, 2, rng=0)]), RowDropout(0.5)
+    x, plans = Tensor(np.ones((3, 4), np.float32)), {"0.output": RowPlan(8, 2, 1, 2.0)}
+    expected = model(x, {policy.sites(model)[0]: plans["0.output"]}).numpy()
+    np.testing.assert_array_equal(model(x, plans).numpy(), expected)
+    np.testing.assert_array_equal(model(x, {model[0]: plans["0.output"]}).numpy(), expected)
+    with pytest.raises(ValueError, match=r"no layer has the site 1\.output; pass its model"):
+        model(x, {"1.output": plans["0.output"]})
+    with pytest.raises(TypeError, match="given by sites, their paths, or layers, not by 0"):
+        model(x, {0: plans["0.output"]})
