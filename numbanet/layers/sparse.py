@@ -108,7 +108,7 @@ class SparseLinear(Layer):
                 stacklevel=2,
             )
         self.in_features, self.out_features = in_features, out_features
-        self._made: tuple[tuple[Any, Any], ops.Layout] | None = None
+        self._made: tuple[tuple[Any, Any, Device], ops.Layout] | None = None
         self.trace: list | None = None  # arrays that backward passes store for `rewire`; None if they store nothing
         self.crow_indices, self.col_indices = (
             Tensor.wrap(dev.upload(np.array(part)), dev) for part in (weight.indptr, weight.indices)
@@ -152,7 +152,7 @@ class SparseLinear(Layer):
         ValueError
             If the indices do not form a valid structure.
         """
-        of = self.crow_indices.data, self.col_indices.data
+        of = self.crow_indices.data, self.col_indices.data, self.values.device  # devices may share arrays
         if self._made is None or any(a is not b for a, b in zip(self._made[0], of)):
             matrix = self._structure(self.crow_indices.numpy(), self.col_indices.numpy())
             self._made = of, ops.Layout(matrix, self.values.device)

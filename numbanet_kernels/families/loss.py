@@ -129,7 +129,9 @@ def _cross_entropy(logits, labels, weights, uniform, losses, dlogits):
         label = labels[n]
         if 0 <= label < width:
             dlogits[n, label] -= weight
-            losses[n] = weight * (math.log(total) + (top - logits[n, label]))
+            below = top - logits[n, label]
+            below = float32(0) if below < float32(0) else below  # never; without it (log(total) + top) - logit were computed
+            losses[n] = weight * (math.log(total) + below)
         else:
             losses[n] = NAN
 

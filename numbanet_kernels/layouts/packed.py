@@ -47,10 +47,10 @@ def adam_numbers(
     lr: float, beta1: float, beta2: float, eps: float, step: int, decay: float = 0.0, decoupled: bool = False
 ) -> tuple[float, ...]:
     """Return the numbers that `adam` reads in step t: lr, b1, b2, eps, 1 / (1 - b1^t), 1 / (1 - b2^t), the factor of w that is
-    added to g, and the factor by which w is multiplied.
+    added to g, the factor by which w is multiplied, and 1 - b1 and 1 - b2, which float32 numbers b1 and b2 near 1 do not give.
     """
     of_g, left = (0.0, 1 - lr * decay) if decoupled else (decay, 1.0)
-    return lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), of_g, left
+    return lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), of_g, left, 1 - beta1, 1 - beta2
 
 
 class AdamUpdate(NamedTuple):

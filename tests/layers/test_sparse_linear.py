@@ -223,6 +223,13 @@ def test_copies_pickles_and_other_devices(dev, rng, kind):
     np.testing.assert_allclose(layer(Tensor(x, dev)).numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_devices_that_share_arrays_have_layouts_of_their_own(rng):
+    layer, x = SparseLinear(10, 6, density=0.5, rng=0), rng.standard_normal((4, 10)).astype(np.float32)
+    expected = layer(Tensor(x)).numpy()
+    to(layer, "cpu:1")
+    np.testing.assert_allclose(layer(Tensor(x, device="cpu:1")).numpy(), expected, rtol=1e-6)
+
+
 def test_a_file_is_compact():
     """Indices and values of what is there, and little else."""
     layer = SparseLinear(500, 400, density=0.05, rng=0)

@@ -196,6 +196,7 @@ def _adam(w, m, s, g, packed, row_pos, row_class, cols, numbers, first, stop):
     """Make an Adam step for the rows first … stop - 1."""
     lr, beta1, beta2, eps = numbers[0], numbers[1], numbers[2], numbers[3]
     correct1, correct2, decay, left = numbers[4], numbers[5], numbers[6], numbers[7]
+    new1, new2 = numbers[8], numbers[9]  # 1 - beta1 and 1 - beta2, which float32 betas near 1 do not give
     spread, spread_class = np.zeros(w.shape[1] + 1, np.float32), np.int64(-1)
     for r in range(first, stop):
         if packed:
@@ -203,8 +204,8 @@ def _adam(w, m, s, g, packed, row_pos, row_class, cols, numbers, first, stop):
         gradient = spread if packed else g[r]
         for c in range(w.shape[1]):
             d = gradient[c] + decay * w[r, c]
-            m[r, c] = beta1 * m[r, c] + (float32(1) - beta1) * d
-            s[r, c] = beta2 * s[r, c] + (float32(1) - beta2) * d * d
+            m[r, c] = beta1 * m[r, c] + new1 * d
+            s[r, c] = beta2 * s[r, c] + new2 * d * d
             w[r, c] = left * w[r, c] - lr * (m[r, c] * correct1) / (math.sqrt(s[r, c] * correct2) + eps)
 
 

@@ -101,6 +101,7 @@ def _adam_kernel():
         """Make an Adam step for up to TOGETHER weights. If there is no packed gradient, g_width is -1."""
         lr, beta1, beta2, eps = numbers[0], numbers[1], numbers[2], numbers[3]
         correct1, correct2, decay, left = numbers[4], numbers[5], numbers[6], numbers[7]
+        new1, new2 = numbers[8], numbers[9]  # 1 - beta1 and 1 - beta2, which float32 betas near 1 do not give
         block = int32(cuda.blockIdx.x)
         k = owner(firsts, block)
         (w, m, s, g), of_g, (width, g_width) = chosen(weights, k), chosen(lists, k), chosen(sizes, k)
@@ -110,8 +111,8 @@ def _adam_kernel():
             if i < w.size:
                 r, c = (i // width, i % width) if g_width >= 0 else (i, i)
                 d = gradient(w, g, of_g, width, g_width, i, r, c, decay)
-                m_new = beta1 * m[i] + (float32(1) - beta1) * d
-                s_new = beta2 * s[i] + (float32(1) - beta2) * d * d
+                m_new = beta1 * m[i] + new1 * d
+                s_new = beta2 * s[i] + new2 * d * d
                 m[i] = m_new
                 s[i] = s_new
                 w[i] = left * w[i] - lr * (m_new * correct1) / (math.sqrt(s_new * correct2) + eps)

@@ -26,7 +26,7 @@ from ...layouts.packed import AdamUpdate, SGDUpdate, adam_numbers
 from .lazy_sgd import lazy_example
 from .packed import packed_example, unpack_gradient_reference
 
-NUMBERS = 8  # number of the numbers that adam takes
+NUMBERS = 10  # number of the numbers that adam takes
 
 
 # --- reference --------------------------------------------------------------------------------------------------------

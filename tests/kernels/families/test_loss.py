@@ -39,6 +39,13 @@ def test_softmax_cross_entropy_is_exact_to_rounding(suffix, put, get):
         np.testing.assert_allclose(get(ours), expected, rtol=1.5e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("level", [-1e8, 1e5, 1e8, 1e30])
+def test_large_logits_do_not_hide_the_sum_of_exponentials(suffix, put, get, level):
+    logits = np.full((1, 3), level, np.float32)
+    losses, _ = getattr(loss, f"softmax_cross_entropy_{suffix}")(put(logits), put(np.zeros(1, np.int32)))
+    np.testing.assert_allclose(get(losses), np.log(3), rtol=1e-6)
+
+
 @pytest.mark.parametrize("scale, weighted", [(1.0, False), (1e4, True)])
 @pytest.mark.parametrize("shape", [*SHAPES, (5,), (3, 2, 4), (3, 0)], ids=str)
 @pytest.mark.parametrize("op", ERRORS)

@@ -69,6 +69,16 @@ def test_adam_equals_reference(suffix, put, get, problem, step, decay, decoupled
         np.testing.assert_allclose(get(found), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("betas", [(0.9, 1 - 1e-5), (0.9, 1 - 1e-8), (1 - 1e-8, 0.999)])
+def test_adam_with_betas_near_1_in_float32(suffix, put, get, rng, betas):
+    given = rng.standard_normal((3, 4)), np.zeros((3, 4)), np.zeros((3, 4)), rng.standard_normal((3, 4))
+    *arrays, g = (put(array.copy()) for array in given)
+    numbers = (0.1, *betas, 1e-8, 1)
+    getattr(update, f"adam_{suffix}")([AdamUpdate(*arrays, g)], put(np.float32(adam_numbers(*numbers))))
+    for found, expected in zip(arrays, update.adam_reference(*given, *numbers)):
+        np.testing.assert_allclose(get(found), expected, rtol=1e-6)
+
+
 def test_several_weights_at_once(suffix, put, get, rng):
     """Dense, packed, lazy and empty ones, more than one launch takes: each as if alone."""
     numbers, problems, updates = NUMBERS["nesterov, decay"], [], []
