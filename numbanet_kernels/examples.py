@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 import pathlib
 from collections.abc import Callable
 from types import ModuleType
@@ -111,6 +112,15 @@ def _own(path: str, name: str) -> Callable[[], Any]:
     found = getattr(module, name, None)
     if not callable(found) or isinstance(found, declare.Kernel):
         raise ValueError(f"{path} has no function {name!r}: name one without arguments that launches the kernel")
+    try:
+        inspect.signature(found).bind()
+    except TypeError as error:
+        raise ValueError(
+            f"{name} of {path} cannot be called without arguments ({error}): name a function without arguments that makes the "
+            "arrays and launches the kernel"
+        ) from None
+    except ValueError:  # a callable whose signature Python does not know
+        pass
     return found
 
 

@@ -16,7 +16,7 @@ from .arguments import Parser
 from .counting import add_listing, card_of, show
 
 MOST = 20  # findings that are printed
-SECONDS = 10  # CPU seconds of a wave of blocks: half of what it has elsewhere; the recorded suites run without this command
+SECONDS = 10  # CPU seconds in which no thread leaves a loop: half of the number elsewhere; recorded suites run without this
 
 
 def add(commands: Any) -> None:
@@ -67,6 +67,11 @@ def run(options: argparse.Namespace) -> int:
     name, page = card_of(options), options.html and options.html.absolute()  # the file may change the folder
     if not options.file.is_file():
         raise FileNotFoundError(f"there is no file {options.file}")
+    if options.file.suffix == ".ipynb":
+        raise ValueError(
+            f"{options.file} is a notebook, not a Python file: convert it by `jupyter nbconvert --to script {options.file}`, "
+            "and check the file that this writes"
+        )
     findings: dict[str, int] = {}
     leaks = 0
 
@@ -98,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _soon() -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which a kernel that takes `SECONDS` is assumed not to end, unless the user has set how many."""
+    """Return a context in which a loop that no thread leaves for `SECONDS` does not end, unless the user has set how many."""
     from numbanet_kernels.ptx import machine
 
     if "NUMBANET_EMULATED_SECONDS" in os.environ:

@@ -337,7 +337,19 @@ class Driver:
             self.cuMemFree(self.symbols.pop(key)[0])
 
     def cuKernelSetAttribute(self, attribute: Any, value: int, kernel: Any, device: int) -> None:
-        """Do nothing: what is set is about speed."""
+        """Set how much dynamic shared memory a kernel may have. All other attributes are about speed."""
+        if int(getattr(attribute, "value", attribute)) != model.MOST_DYNAMIC:
+            return
+        most = model.SHARED_MOST - kernel.shared
+        if not 0 <= int(value) <= most:
+            raise self.fail(
+                "CUDA_ERROR_INVALID_VALUE",
+                f"cuKernelSetAttribute: {kernel.called} may have up to {most} bytes of dynamic shared memory, not {int(value)}",
+            )
+        kernel.allowed = int(value)
+
+    def cuFuncSetAttribute(self, kernel: Any, attribute: Any, value: int) -> None:
+        self.cuKernelSetAttribute(attribute, value, kernel, 0)
 
     def cuKernelSetCacheConfig(self, kernel: Any, flag: Any, device: int) -> None:
         """Do nothing: what is set is about speed."""

@@ -16,6 +16,8 @@ SHEET = SHEETS[DEFAULT]
 THREADS = 1024  # of a block
 BLOCK, GRID = (1024, 1024, 64), (2**31 - 1, 65535, 65535)
 SHARED, SHARED_MOST = 48 << 10, SHEET.shared - SHEET.reserved  # bytes: of a block, and of one that asks for more
+LOCAL = 512 << 10  # bytes of a thread
+MOST_DYNAMIC = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, by which a kernel asks for more
 
 ATTRIBUTES = {
     "COMPUTE_CAPABILITY_MAJOR": CAPABILITY[0],

@@ -71,6 +71,7 @@ class Kernel:
         self.arrays: list[Array] = []  # the arrays of the next launch
         self.pointers = False  # whether other arguments of it may point to memory
         self.lines: Callable[[], str] | None = None
+        self.allowed = 0  # bytes of dynamic shared memory that the program has asked for, if more than a block has otherwise
         self.types = ""  # the names and types of its arguments
         self.source: tuple[Any, dict[str, Any]] = None, {}  # the Python function, and Numba's types of its variables
 
@@ -178,10 +179,31 @@ def _check(driver: Driver, kernel: Kernel, grid: Sequence[int], block: Sequence[
         problem = f"a grid of {tuple(grid)} blocks of {tuple(block)} threads: lengths are from 1 to {model.GRID}"
     elif math.prod(block) > kernel.most or any(n > most for n, most in zip(block, model.BLOCK)):
         problem = f"a block of {tuple(block)} threads: {kernel.most} are the most, and {model.BLOCK} along its axes"
-    elif kernel.shared > model.SHARED or kernel.shared + dynamic > model.SHARED_MOST:
-        problem = f"{kernel.shared} bytes of shared memory and {dynamic} dynamic ones: the most are {model.SHARED_MOST}"
+    else:
+        problem = _too_much(kernel, dynamic)
     if problem:
         raise driver.fail_to_launch("CUDA_ERROR_INVALID_VALUE", f"{kernel.called}: {problem}")
+
+
+def _too_much(kernel: Kernel, dynamic: int) -> str:
+    """Return a text that says which memory is more than a block or a thread may have; "" if none is."""
+    if (local := kernel.program.size("local")) > model.LOCAL:
+        return f"{local} bytes of local memory: a thread has at most {model.LOCAL}, so use a smaller cuda.local.array"
+    if kernel.shared > model.SHARED:
+        return (
+            f"{kernel.shared} bytes of static shared memory: the most are {model.SHARED}, so use dynamic shared memory "
+            "(cuda.shared.array(0, dtype), and its bytes as the fourth number of the launch), which may be larger"
+        )
+    if dynamic <= max(kernel.allowed, model.SHARED - kernel.shared):
+        return ""
+    most = model.SHARED_MOST - kernel.shared
+    problem = f"{dynamic} bytes of dynamic shared memory and {kernel.shared} static ones"
+    if dynamic > most:
+        return f"{problem}: the most are {model.SHARED_MOST} together"
+    return (
+        f"{problem}: more than {model.SHARED} together must be asked for before the launch, by cuKernelSetAttribute("
+        f"CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, {dynamic}, kernel, device) of the driver"
+    )
 
 
 def _packed(program: ptx.Program, arguments: Sequence[Any], name: str) -> bytes:

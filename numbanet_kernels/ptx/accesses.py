@@ -173,6 +173,16 @@ def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
         for store, chosen, offset in found:
             left = np.arange(chosen.size)
             while left.size:
+                if name == "cas" and left.size > 1:  # those that change nothing are served at once
+                    some = chosen[left]
+                    with wave.told(i, space, wave.lanes[some]):
+                        before = store.read(offset[left], width).view(dtype)
+                    swaps = (before == values[0][some]) & (before != values[1][some])
+                    early = _before_the_first(swaps, offset[left])
+                    old[some[early]] = before[early]
+                    left = left[~early]
+                    if not left.size:
+                        break
                 _, first = np.unique(offset[left], return_index=True)
                 now = left[first]
                 with wave.told(i, space, wave.lanes[chosen[now]]):
@@ -193,6 +203,14 @@ def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
         wave.assign(target, wave.spread(old))
 
     return run
+
+
+def _before_the_first(chosen: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    """Return a mask of the threads that come before the first of the `chosen` ones with the same offset."""
+    _, which = np.unique(offset, return_inverse=True)
+    first = np.full(offset.size, offset.size)
+    np.minimum.at(first, which[chosen], np.flatnonzero(chosen))
+    return np.arange(offset.size) < first[which]
 
 
 def _unasked(

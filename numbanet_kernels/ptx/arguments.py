@@ -13,7 +13,7 @@ from .arithmetic import DTYPES
 from .program import Program, PtxError, size_of
 
 MOST_THREADS, MOST_BLOCKS, MOST_SHARED = 1024, (2**31 - 1, 65535, 65535), 227 << 10  # limits of compute capability 9.0
-MOST_STATIC = 48 << 10
+MOST_STATIC, MOST_LOCAL, MOST_DEPTH = 48 << 10, 512 << 10, 64  # bytes of a block, bytes of a thread, threads along z
 # the kinds of dtypes that a number of each kind of dtype may be given as
 TAKEN = {"f": "iubf", "c": "iubfc", "M": "M", "m": "m", "V": "V"}
 # memory orders of arrays: (flag of NumPy, text for errors); "A" stands for any order
@@ -29,12 +29,14 @@ def check(
             raise PtxError(f"{name}: a {what} is up to three lengths from 1 on, not {tuple(shape)}")
     if math.prod(block) > MOST_THREADS:
         raise PtxError(f"{name}: a block of {tuple(block)} has more than {MOST_THREADS} threads")
+    if len(block) == 3 and block[2] > MOST_DEPTH:
+        raise PtxError(f"{name}: a block of {tuple(block)} has more than {MOST_DEPTH} threads along its third axis")
     if program.most is not None and math.prod(block) > program.most:
         raise PtxError(f"{name}: a block of {tuple(block)} has more than the {program.most} threads of its launch bounds")
     if any(n > most for n, most in zip(grid, MOST_BLOCKS)):
         raise PtxError(f"{name}: a grid of {tuple(grid)} has more than {MOST_BLOCKS} blocks along an axis")
-    if program.size("shared") > MOST_STATIC or program.size("shared") + dynamic > MOST_SHARED:
-        raise PtxError(f"{name}: {program.size('shared')} and {dynamic} bytes of shared memory are too many")
+    if problem := _too_much(program.size("shared"), dynamic, program.size("local")):
+        raise PtxError(f"{name}: {problem}")
     if program.arguments and len(arguments) != len(program.arguments):
         names = ", ".join(declared for declared, *_ in program.arguments)
         raise PtxError(f"{name} takes {len(program.arguments)} arguments ({names}), not {len(arguments)}")
@@ -46,6 +48,17 @@ def check(
     count = sum(map(_count, arguments, _numbers(program, arguments)))
     if count != len(program.parameters):
         raise PtxError(f"{name} has {len(program.parameters)} parameters, got {count}: an array is five, and two for each axis")
+
+
+def _too_much(static: int, dynamic: int, local: int) -> str:
+    """Return a text that says which memory is more than a block or a thread may have; "" if none is."""
+    if local > MOST_LOCAL:
+        return f"{local} bytes of local memory: a thread has at most {MOST_LOCAL}, so use a smaller cuda.local.array"
+    if static > MOST_STATIC:
+        return f"{static} bytes of static shared memory: the most are {MOST_STATIC}, so use smaller tiles, or fewer at a time"
+    if static + dynamic > MOST_SHARED:
+        return f"{dynamic} bytes of dynamic shared memory and {static} static ones: the most are {MOST_SHARED} together"
+    return ""
 
 
 def _misfit(argument: Any, dtype: str, axes: int | None, layout: str) -> str | None:

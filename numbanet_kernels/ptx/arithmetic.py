@@ -327,12 +327,17 @@ def clipped(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def to_integer(x: np.ndarray, rounding: str, dtype: np.dtype) -> np.ndarray:
-    """Convert floats to integers in the rounding mode rni, rzi, rmi or rpi, clamped to the range of the type; NaN becomes 0."""
+    """Convert floats to integers in the rounding mode rni, rzi, rmi or rpi, clamped to the range of the type. NaN becomes the
+    upper bit alone if a float64 is converted, or if the integers have 64 bits; else 0.
+    """
+    x = np.asarray(x)
+    nan, most = np.isnan(x), np.iinfo(dtype)
+    of_nan = 1 << 8 * dtype.itemsize - 1 if x.dtype.itemsize == 8 or dtype.itemsize == 8 else 0
     x = to_integral(np.float64(x), rounding)
-    info = np.iinfo(dtype)
-    above, below = x >= float(info.max), x <= float(info.min)
-    inside = np.where(above | below | np.isnan(x), 0.0, x).astype(dtype)
-    return np.where(above, dtype.type(info.max), np.where(below, dtype.type(info.min), inside))
+    above, below = x >= float(most.max), x <= float(most.min)
+    inside = np.where(above | below | nan, 0.0, x).astype(dtype)
+    clamped = np.where(above, dtype.type(most.max), np.where(below, dtype.type(most.min), inside))
+    return np.where(nan, np.array(of_nan, f"u{dtype.itemsize}").view(dtype), clamped)
 
 
 def to_integral(x: np.ndarray, rounding: str) -> np.ndarray:

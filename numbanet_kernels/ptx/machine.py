@@ -29,11 +29,11 @@ from .wave import Wave
 WAVE = 8192  # number of threads that run at once: enough to amortise Python's time, few enough to keep registers in the cache
 RECURSIVE_WAVE = 1024  # the same for kernels with recursion, which save registers at each call
 RESIDENT = 1 << 18  # number of threads that run at once on a large card: the most that a barrier of the whole grid may have
-# if a wave takes more CPU seconds, the kernel is assumed not to end
+# if no thread of a wave gets further for more CPU seconds, the kernel is assumed not to end
 LIMIT = float(os.environ.get("NUMBANET_EMULATED_SECONDS", 20))
 
 POLLS, MOST_POLLS = 8, 20_000  # jumps of threads that poll memory without a change: before others run, and before an error
-TURNS = 64  # the CPU time is looked at after that many jumps: asking for it takes longer than some instructions
+TURNS = 64  # CPU time and threads are looked at after that many jumps: that takes longer than some instructions
 
 
 class Launch:
@@ -121,6 +121,7 @@ def _run(wave: Wave, steps: Sequence[Any]) -> None:
     held: dict[Place, np.ndarray] = {}
     began, turns, polls = time.thread_time(), 0, 0
     idle = np.zeros(wave.count, bool)  # threads that have polled since memory last changed
+    furthest = np.zeros(wave.count, np.int64)  # the last instruction of the kernel at which each thread was seen
     while groups or held:
         if not groups or (held and polls and polls % POLLS == 0):
             released, held = _release(wave, held, steps, must=not groups)
@@ -147,6 +148,8 @@ def _run(wave: Wave, steps: Sequence[Any]) -> None:
         if wave.polled:
             idle = idle & (polls > 1) | wave.active
         stuck = polls > MOST_POLLS and (idle | ~wave.alive | sum(held.values(), np.zeros(wave.count, bool))).all()
+        if turns % TURNS == 0 and _got_further(wave, furthest, groups, held, len(steps)):
+            began = time.thread_time()
         if stuck or (turns % TURNS == 0 and time.thread_time() - began > LIMIT):
             raise _endless(wave, min(pc, len(steps) - 1), stuck)
         wave.counters.ran(first, pc, wave)
@@ -157,12 +160,30 @@ def _run(wave: Wave, steps: Sequence[Any]) -> None:
             _turn(wave, steps, pc, groups, held)
 
 
+def _got_further(
+    wave: Wave, furthest: np.ndarray, groups: dict[Place, np.ndarray], held: dict[Place, np.ndarray], end: int
+) -> bool:
+    """Note the last instruction of the kernel that each thread has come to; `end` if it has returned. Return True if one is
+    later than what was noted before: the thread may have left a loop.
+    """
+    now = np.where(wave.alive, furthest, end)
+    for place, threads in (*groups.items(), *held.items()):
+        now[threads] = np.maximum(now[threads], place[0])
+    further = bool((now > furthest).any())
+    furthest[:] = now
+    return further
+
+
 def _endless(wave: Wave, pc: int, stuck: bool) -> PtxError:
     """Return the error for threads that go on for too long, or are `stuck`: they poll memory that nobody changes."""
     instruction, lane = wave.program.instructions[pc], wave.lanes[0]
     if not stuck:
         more = "NUMBANET_EMULATED_SECONDS gives it more"
-        return wave.error(instruction, f"the kernel does not end, and is here after {LIMIT:g} s ({more})", lane)
+        return wave.error(
+            instruction,
+            f"the kernel does not end, and is here after {LIMIT:g} s in which no thread left the loop ({more})",
+            lane,
+        )
     later = math.prod(wave.launch.grid) - int(wave.number[-1]) - 1
     left = f"; the last {later} blocks of the grid run when these have ended, as on a card that is full" if later else ""
     problem = f"the kernel does not end: all threads that run wait here for memory that none of them changes{left}; polled"

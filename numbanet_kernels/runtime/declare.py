@@ -81,16 +81,19 @@ class Kernel:
     ) -> None:
         function = getattr(function, "py_func", function)  # the Python function of a @cuda.jit kernel
         functools.update_wrapper(self, function)
-        self.function = function
-        self.signature = signature
-        self.least = least
+        self.function, self.signature, self.least = function, signature, least
         self.options = {"fastmath": fastmath}
         if bounds and _takes_bounds():
             self.options["launch_bounds"] = bounds
-        constants = inspect.getclosurevars(function).nonlocals
-        self.variant = ", ".join(
-            f"{name}={value}" for name, value in sorted(constants.items()) if isinstance(value, (int, tuple))
-        )
+        constants = sorted(inspect.getclosurevars(function).nonlocals.items())
+        self.variant = ", ".join(f"{name}={value}" for name, value in constants if isinstance(value, (int, tuple)))
+
+    def __call__(self, *given: Any) -> None:
+        """Raise TypeError, for kernel(x) and kernel[grid, block](x): `launch` starts a kernel."""
+        started = f"launch({self.__name__}, grid, block, *arguments)"
+        raise TypeError(f"{self.__name__}: start it by {started}, a function of numbanet_kernels.runtime.launch")
+
+    __getitem__ = __call__
 
     @functools.cached_property
     def dispatcher(self) -> Any:
@@ -107,11 +110,8 @@ class Kernel:
         elements of a tuple t are t[0], t[1], …; layouts are "C", "F" (Fortran order), "A" (any) and "" for a number.
         """
         kinds, _ = sigutils.normalize_signature(self.signature)
-        return [
-            found
-            for name, kind in zip(inspect.signature(self.function).parameters, kinds, strict=True)
-            for found in _declared(name, kind)
-        ]
+        names = inspect.signature(self.function).parameters
+        return [found for name, kind in zip(names, kinds, strict=True) for found in _declared(name, kind)]
 
     def ptx(self, compute_capability: tuple[int, int], lines: bool = False) -> str:
         """Return the PTX text for a compute capability such as (8, 0). This needs NVVM (extra `cuda`), but no GPU and no
@@ -149,15 +149,10 @@ def _compilers() -> tuple[Any, ...]:
 
     library = pathlib.Path(libs.get_cudalib("nvvm"))
     found = library.stat() if library.is_file() else None
-    return (
-        sys.version,
-        llvmlite.__version__,
-        numba.__version__,
-        getattr(sys.modules.get("numba_cuda"), "__version__", None),
-        str(library),
-        found and (found.st_size, found.st_mtime_ns),
-        [os.environ.get(name) for name in ("NUMBA_OPT", "NUMBA_CUDA_DEBUGINFO")],
-    )
+    numba_cuda = getattr(sys.modules.get("numba_cuda"), "__version__", None)
+    settings = [os.environ.get(name) for name in ("NUMBA_OPT", "NUMBA_CUDA_DEBUGINFO")]
+    versions = sys.version, llvmlite.__version__, numba.__version__, numba_cuda
+    return *versions, str(library), found and (found.st_size, found.st_mtime_ns), settings
 
 
 @deferred  # signals wait, because a time-out in a signal handler may be raised as OSError
@@ -271,6 +266,8 @@ def kernel(
     """Declare a CUDA kernel by its one signature, for example "void(f4[:, ::1], i4)"; from a Python function, or from a
     @cuda.jit kernel, whose options are ignored.
     """
+    if callable(signature):
+        raise TypeError(f'@kernel: state the signature of {signature.__name__}, such as @kernel("void(f4[:, ::1], i4)")')
     return lambda function: Kernel(function, signature, fastmath, least, bounds)
 
 

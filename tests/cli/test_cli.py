@@ -153,6 +153,9 @@ def empty():
 
 def something():
     launch(counted, 1, 32, ONES)
+
+def with_an_argument(x):
+    launch(counted, 1, 32, x)
 """
 
 
@@ -168,6 +171,8 @@ def test_counters_of_what_launches_nothing(capsys, tmp_path):
         assert not (tmp_path / "roof.png").exists()
     status, out, _ = run(capsys, "kernels", "--counters", f"{path}:something")
     assert status == 0 and "counted" in out
+    status, _, err = run(capsys, "kernels", "--counters", f"{path}:with_an_argument")
+    assert status == 2 and "missing a required argument: 'x'" in err and "name a function without arguments" in err
 
 
 def test_bench_says_where_it_is(capsys, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import float32, int32
+from numba import int32
 
 from ...blocks.intrinsics import chosen, owner
 from ...runtime.arrays import device_cache, to_device

@@ -100,6 +100,13 @@ def test_a_file_without_launches_and_no_file(tmp_path, capsys):
     assert cli.main(["check", str(tmp_path / "none.py")]) == 2
 
 
+def test_a_notebook_is_refused(tmp_path, capsys):
+    path = tmp_path / "mine.ipynb"
+    path.write_text('{"cells": []}')
+    assert cli.main(["check", str(path)]) == 2
+    assert f"is a notebook, not a Python file: convert it by `jupyter nbconvert --to script {path}`" in capsys.readouterr().err
+
+
 # --- counters ---------------------------------------------------------------------------------------------------------
 RIGHT = KERNEL.replace("LIMIT", "x.size - 1")
 

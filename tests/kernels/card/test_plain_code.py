@@ -1,12 +1,14 @@
 """Plain numba.cuda code, as others write it, on the emulated card: results are those of NumPy."""
 
+import functools
+import importlib
 import math
 
 import numpy as np
 import pytest
 
 from numbanet_kernels import card
-from numbanet_kernels.card import stand_ins
+from numbanet_kernels.card import model, stand_ins
 from numbanet_kernels.runtime import declare
 
 pytestmark = [pytest.mark.skipif(card.problem() is not None, reason=str(card.problem())), pytest.mark.usefixtures("the_card")]
@@ -121,6 +123,23 @@ def test_a_loop_of_compare_and_swap():
     values, found = np.random.default_rng(0).permutation(256).astype(np.int32), np.full(1, -1, np.int32)
     kernel[4, 64](values, found)
     assert found[0] == 255
+
+
+def test_many_threads_compare_and_swap_one_number():
+    @cuda.jit
+    def product(x, out):
+        i = cuda.grid(1)
+        if i < x.size:
+            old = out[0]
+            while True:
+                seen = cuda.atomic.cas(out, 0, old, old * x[i] % 10007)
+                if seen == old:
+                    break
+                old = seen
+
+    values, found = np.random.default_rng(0).integers(1, 100, 1024), np.ones(1, np.int64)
+    product[8, 128](values, found)
+    assert found[0] == functools.reduce(lambda a, b: a * int(b) % 10007, values, 1)
 
 
 def test_a_read_before_an_atomic_change():
@@ -318,6 +337,46 @@ def test_a_launch_that_a_card_refuses():
     out = np.zeros(10, F)
     with pytest.raises(Exception, match="1024"):
         cuda.jit(add)[1, 2048](out, out, out)
+
+
+def test_much_dynamic_shared_memory_is_asked_for():
+    @cuda.jit("void(f4[:])")
+    def kernel(x):
+        room = cuda.shared.array(0, F)
+        i = cuda.threadIdx.x
+        room[19999 - i] = x[i]
+        cuda.syncthreads()
+        x[i] = room[19999 - i] + 1
+
+    values, loaded = x(32), next(iter(kernel.overloads.values()))._codelibrary.get_cufunc()
+    with pytest.raises(Exception, match="80000 bytes of dynamic .* must be asked for .*DYNAMIC_SHARED_SIZE_BYTES, 80000"):
+        kernel[1, 32, 0, 80000](values)
+    module = importlib.import_module("numba.cuda.cudadrv.driver")
+    with pytest.raises(Exception, match="may have up to 166912 bytes"):
+        module.driver.cuKernelSetAttribute(model.MOST_DYNAMIC, 170000, loaded.handle, 0)
+    module.driver.cuKernelSetAttribute(model.MOST_DYNAMIC, 80000, loaded.handle, 0)
+    kernel[1, 32, 0, 80000](values)
+    np.testing.assert_array_equal(values, x(32) + 1)
+
+
+def test_too_much_static_memory():
+    @cuda.jit
+    def shared(x):
+        room = cuda.shared.array(13000, F)
+        room[cuda.threadIdx.x] = x[0]
+        cuda.syncthreads()
+        x[0] = room[0]
+
+    @cuda.jit
+    def local(x, i):
+        room = cuda.local.array(1 << 18, F)
+        room[i] = x[0]
+        x[0] = room[i + 1]
+
+    with pytest.raises(Exception, match="52000 bytes of static .* the most are 49152, so use dynamic"):
+        shared[1, 1](x(1))
+    with pytest.raises(Exception, match="1048576 bytes of local memory: a thread has at most 524288"):
+        local[1, 1](x(1), 3)
 
 
 # --- the end of a context of CUDA -------------------------------------------------------------------------------------

@@ -179,6 +179,17 @@ def test_floats_equal_numpy(code, expected):
     np.testing.assert_array_equal(found, np.asarray(wanted).astype(found.dtype if found.dtype == F else np.float64))
 
 
+@pytest.mark.parametrize("source", ["f2", "f4", "f8"])
+@pytest.mark.parametrize("target", ["i4", "u4", "i8", "u8"])
+def test_nan_as_an_integer(source, target):
+    """The upper bit alone if either type has 64 bits, else 0 (PTX ISA, "cvt")."""
+    kinds = [{"f": "f", "i": "s", "u": "u"}[name[0]] + str(8 * int(name[1])) for name in (target, source)]
+    registers = "%r1" if "4" in target else "%rd1", {"f2": "%rs11", "f4": "%f11", "f8": "%fd11"}[source]
+    found = each(f"cvt.rzi.{'.'.join(kinds)} {', '.join(registers)};", np.zeros(1, target), np.full(1, np.nan, source))
+    wanted = np.array(1 << 8 * found.itemsize - 1 if "8" in source + target else 0, f"u{found.itemsize}")
+    assert found.view(wanted.dtype) == wanted
+
+
 def test_smaller_zero_is_the_minus_one():
     zeros, others = np.array([0.0, -0.0], F), np.array([-0.0, 0.0], F)
     assert np.signbit(each("min.f32 %f1, %f11, %f12;", np.zeros(2, F), zeros, others)).all()

@@ -1,6 +1,7 @@
 """The PTX machine: what it reads, launches and refuses, control flow, counters, and compiled kernels."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -75,6 +76,7 @@ def test_decoding_that_was_broken_off_is_done_again(monkeypatch):
     "arguments, problem",
     [
         (((1,), (1025,), [np.zeros(4, F)]), "a block of .1025,. has more than 1024 threads"),
+        (((1,), (1, 1, 65), [np.zeros(4, F)]), "a block of .1, 1, 65. has more than 64 threads along its third axis"),
         (((1, 65536), (1,), [np.zeros(4, F)]), "a grid of .1, 65536. has more"),
         (((1,), (1,), []), "has 7 parameters, got 0"),
     ],
@@ -82,6 +84,19 @@ def test_decoding_that_was_broken_off_is_done_again(monkeypatch):
 def test_a_launch_that_a_card_refuses_is_refused(arguments, problem):
     with pytest.raises(ptx.PtxError, match=problem):
         ptx.run(kernel(""), *arguments)
+
+
+@pytest.mark.parametrize(
+    "room, dynamic, problem",
+    [
+        (".shared .b8 held[52000];", 0, "52000 bytes of static shared memory: the most are 49152, so use smaller tiles"),
+        ("", 240000, "240000 bytes of dynamic shared memory and 0 static ones: the most are 232448 together"),
+        (".local .b8 own[600000];", 0, "600000 bytes of local memory: a thread has at most 524288"),
+    ],
+)
+def test_more_memory_than_a_card_has_is_refused(room, dynamic, problem):
+    with pytest.raises(ptx.PtxError, match=problem):
+        ptx.run(kernel(room), (1,), (1,), [np.zeros(4, F)], dynamic)
 
 
 # --- control ----------------------------------------------------------------------------------------------------------
@@ -114,6 +129,28 @@ def test_a_kernel_that_does_not_end_is_told(monkeypatch):
     monkeypatch.setattr("numbanet_kernels.ptx.machine.LIMIT", 0.2)
     with pytest.raises(ptx.PtxError, match="the kernel does not end"):
         run("LOOP:\nbra.uni LOOP;", np.zeros(1, F))
+
+
+def test_threads_that_leave_a_loop_one_after_the_other_have_time(monkeypatch):
+    """The limit is that of the time in which none leaves it."""
+    monkeypatch.setattr("numbanet_kernels.ptx.machine.LIMIT", 0.1)
+    began, steps = time.thread_time(), np.zeros(256, np.uint32)
+    run(
+        """
+        mov.u32 %r1, 0;
+        mul.lo.u32 %r2, %r0, 64;
+        LOOP:
+        add.u32 %r1, %r1, 1;
+        setp.le.u32 %p1, %r1, %r2;
+        @%p1 bra LOOP;
+        mad.wide.u32 %rd2, %r0, 4, %rd0;
+        st.global.u32 [%rd2], %r1;
+        """,
+        steps,
+        threads=256,
+    )
+    np.testing.assert_array_equal(steps, 64 * np.arange(256) + 1)
+    assert time.thread_time() - began > 0.1
 
 
 # --- counters ---------------------------------------------------------------------------------------------------------
@@ -216,8 +253,6 @@ def test_examples_are_counted_and_the_counters_left_alone():
 @pytest.mark.alone
 def test_a_product_is_soon_done(rng):
     """128 x 128 x 64 in less than 2 s, its kernel compiled before."""
-    import time
-
     from numbanet_kernels.families import gemm
 
     a, b = rng.standard_normal((128, 64)).astype(F), rng.standard_normal((64, 128)).astype(F)

@@ -143,6 +143,17 @@ def test_what_was_not_declared_is_not_launched(given, kind, emulated):
     assert "driver" not in str(error.value)
 
 
+@pytest.mark.parametrize("call", [lambda: declared(ONES), lambda: declared[1, 32](ONES)], ids=["kernel(x)", "kernel[1, 32](x)"])
+def test_a_declared_kernel_that_is_called_names_launch(call):
+    with pytest.raises(TypeError, match=r"declared: start it by launch\(declared, grid, block, \*arguments\), a function of"):
+        call()
+
+
+def test_a_kernel_needs_a_signature():
+    with pytest.raises(TypeError, match=r'state the signature of plain, such as @kernel\("void'):
+        declare.kernel(plain.py_func)
+
+
 def test_other_missing_modules_are_still_missing():
     with pytest.raises(ModuleNotFoundError, match="no_such_module"), emulation.emulated():
         import no_such_module  # noqa: F401
