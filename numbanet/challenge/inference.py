@@ -1,5 +1,6 @@
 """Inference through the layers of the Challenge. There are several ways, which differ in the inputs (images) for which a layer
-is computed, and in the arrays that it writes. An input is live before a layer if its activations there are not all 0.
+is computed, and in the arrays that it writes. An input is live before a layer if its activations there are not all 0. No
+bias may be above 0 (`run` checks this): so an input that is not live stays so.
 """
 
 from __future__ import annotations
@@ -134,11 +135,12 @@ class Prepared:
         alive[: len(numbers)] = 1
         step = {"compact": _compact, "saturated": _compact, "filter": _filter}.get(self.way, _all)
         for layer in range(len(live)):
-            live[layer] += alive.sum()
+            live[layer] += alive[: len(numbers)].sum()  # without lanes that hold no input
             buffer = None if self.way == "plain" else self.buffers[1 - layer % 2]
             x, alive, numbers, samples = step(self.dev, x, alive, numbers, self.layers[layer], buffer)
             done[layer] += samples * self.size
-            ended = self.way == "saturated" and samples == alive.sum() and self._saturated(x, samples, layer + 1)
+            all_live = samples == alive[: len(numbers)].sum()
+            ended = self.way == "saturated" and all_live and self._saturated(x, samples, layer + 1)
             now = time.perf_counter()
             seconds[layer] += now - before
             before = now

@@ -7,18 +7,20 @@ multiplications is reported as well.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from numbanet_kernels.layouts.slabs import LANES
 
+from ..arguments import check_count, host_array, is_real
 from ..device import Device, device as named
 from .files import ChallengeData, load_challenge
 from .inference import WAYS, Prepared, free_memory
-from .radixnet import RadixNet, enlarged
+from .radixnet import EllLayer, RadixNet, enlarged
 from .result import ChallengeResult
 
 SHARE = 0.5  # largest share of the free memory that activations may take
@@ -68,17 +70,16 @@ def challenge(
     Raises
     ------
     ValueError
-        If a size, the way or a file is invalid, or a ChallengeData has other sizes; MemoryError if not even LANES inputs
-        fit.
+        If a size, the way or a file is invalid, or a ChallengeData has other sizes, arrays that do not fit each other, or
+        a bias above 0, with which an input without activations would not stay so; MemoryError if not even LANES inputs fit.
+    TypeError
+        If `data` is none of these, or has arrays of another kind of values.
 
     References
     ----------
     J. Kepner et al., "Sparse Deep Neural Network Graph Challenge", HPEC 2019.
     """
-    if way not in WAYS:
-        raise ValueError(f"challenge: unknown way {way!r}; choose from {', '.join(WAYS)}")
-    if inputs is not None and inputs < 1:
-        raise ValueError(f"challenge: inputs must be at least 1, not {inputs}")
+    _check(way, memory, neurons=neurons, layers=layers, inputs=inputs)
     dev = named(device)
     data = first_inputs(_data(neurons, layers, data, inputs), inputs)
     # a short run with one layer, in which all code is compiled
@@ -86,17 +87,26 @@ def challenge(
     return Prepared(data, way, dev, _plan(data, memory, say)).run()
 
 
+def _check(way, memory, **counts):
+    """Raise ValueError unless the way is known, and the memory and each of the counts that is given is a number."""
+    if way not in WAYS:
+        raise ValueError(f"challenge: unknown way {way!r}; choose from {', '.join(WAYS)}")
+    for name, given in counts.items():
+        if given is not None:
+            check_count(f"challenge: {name}", given)
+    if memory is not None and not (is_real(memory) and math.isfinite(memory)):
+        raise ValueError(f"challenge: memory must be a number of bytes, got {memory!r}")
+
+
 # --- data -------------------------------------------------------------------------------------------------------------
 def _data(neurons, layers, data, inputs):
     """Return the given, generated or loaded data."""
     if not isinstance(data, ChallengeData):
+        if data is not None and not isinstance(data, str | os.PathLike):
+            raise TypeError(f"challenge: data must be a folder, 'generated' or a ChallengeData, not {type(data).__name__}")
         size = 1024 if neurons is None else neurons, 120 if layers is None else layers
         return generated(*size, inputs) if data == "generated" else load_challenge(*size, data)
-    if len(data.starts) < 2 or not len(data.network):
-        raise ValueError(
-            f"challenge: data must have one input and one layer at least, not starts {data.starts.shape} and "
-            f"{len(data.network)} layers"
-        )
+    data = _converted(data)
     sizes = len(data.network[0].indices), len(data.network)
     if neurons not in (None, sizes[0]) or layers not in (None, sizes[1]):
         raise ValueError(
@@ -104,6 +114,75 @@ def _data(neurons, layers, data, inputs):
             f"{layers} must match, or be left out"
         )
     return data
+
+
+def _converted(data):
+    """Return ChallengeData that a user made with arrays of the types that kernels take; raise an error unless they fit."""
+    starts, columns = (_array(name, getattr(data, name), np.int32) for name in ("starts", "columns"))
+    values = _array("values", data.values, np.float32)
+    if not isinstance(data.network, Sequence) or isinstance(data.network, EllLayer):
+        raise TypeError(f"challenge: network must be a sequence of EllLayer, not {type(data.network).__name__}")
+    if starts.ndim != 1 or len(starts) < 2 or not len(data.network):
+        raise ValueError(
+            f"challenge: data must have one input and one layer at least, not starts {starts.shape} and "
+            f"{len(data.network)} layers"
+        )
+    if columns.ndim != 1 or values.shape != columns.shape:
+        raise ValueError(f"challenge: give one value for each column, not columns {columns.shape} and values {values.shape}")
+    if (starts[1:] < starts[:-1]).any():
+        raise ValueError("challenge: starts must not decrease: image n has the columns from starts[n] to starts[n + 1] - 1")
+    truth, network = None if data.truth is None else host_array("challenge: truth", data.truth), data.network
+    if not isinstance(network, RadixNet):  # whose layers are right, and are made only when they are accessed
+        if isinstance(network, list | tuple):
+            network = list(_layers(network))
+        else:  # its layers may be made when they are accessed, too, so only one is kept at a time
+            for _ in _layers(network):
+                pass
+    return ChallengeData(starts, columns, values, network, truth)
+
+
+def _layers(network):
+    """Yield the layers of a network as `_layer` returns them; raise an error unless they have equally many neurons."""
+    neurons = None
+    for number, layer in enumerate(network, 1):
+        layer = _layer(number, layer)
+        neurons = len(layer.bias) if neurons is None else neurons
+        if len(layer.bias) != neurons:
+            raise ValueError(f"challenge: layer {number} must have {neurons} neurons, as the first one, not {len(layer.bias)}")
+        yield layer
+
+
+def _layer(number, layer):
+    """Return a layer with arrays of the types of `EllLayer`; raise an error unless they fit each other and the ways."""
+    name = f"of layer {number}"
+    if not isinstance(layer, tuple) or len(layer) != 3:
+        raise TypeError(f"challenge: layer {number} must be an EllLayer, not {type(layer).__name__}")
+    indices = _array(f"indices {name}", layer[0], np.int32)
+    values, bias = (_array(f"{what} {name}", part, np.float32) for what, part in zip(("values", "bias"), layer[1:]))
+    if indices.ndim != 2 or values.shape != indices.shape or bias.shape != indices.shape[:1]:
+        raise ValueError(
+            f"challenge: indices, values and bias {name} must be (O, K), (O, K) and (O,), not {indices.shape}, {values.shape} "
+            f"and {bias.shape}"
+        )
+    if not (bias <= 0).all():
+        raise ValueError(
+            f"challenge: the bias {name} must not be above 0, got {bias.max():g}: inputs whose activations are all 0 are left "
+            "out, and with such a bias they would not stay 0. Use SparseLinear layers in a Net for such networks"
+        )
+    return EllLayer(indices, values, bias)
+
+
+def _array(name, values, dtype):
+    """Return values as an array of this type, and an array of this type as it is; raise an error if a value cannot be kept."""
+    if isinstance(values, np.ndarray) and values.dtype == dtype:
+        return values
+    found = host_array(f"challenge: {name}", values)
+    if dtype == np.int32 and found.size:
+        if found.dtype.kind not in "iu":
+            raise TypeError(f"challenge: {name} must be integers, not {found.dtype}")
+        if found.min() < -(2**31) or found.max() >= 2**31:
+            raise ValueError(f"challenge: {name} must be int32 numbers, not {found.min()} to {found.max()}")
+    return found.astype(dtype)
 
 
 def first_inputs(data: ChallengeData, count: int | None) -> ChallengeData:
@@ -139,7 +218,7 @@ def _plan(data, memory, say):
     """Return the number of inputs of a piece, so that two arrays of activations fit into memory."""
     count, layer = len(data.starts) - 1, data.network[0]
     each = 2 * 4 * len(layer.indices)  # bytes per input
-    room = int(SHARE * free_memory()) if memory is None else memory
+    room = int(SHARE * free_memory()) if memory is None else int(memory)
     piece = min(room // each // LANES, -(-count // LANES)) * LANES
     if piece < LANES:
         raise MemoryError(f"challenge: {LANES} inputs need {LANES * each:,} bytes for activations, and may use {room:,}")

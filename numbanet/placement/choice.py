@@ -9,6 +9,9 @@ is exact if costs add up, as times and energies do. The energy-delay product doe
 then best_i(e) is a set, the Pareto front of (time, energy, memory of each limited device). What is dominated at a stage is
 dominated after all later stages, because these add the same to both; so the best placement is never left out.
 
+Stages that share tensors, such as a layer that is used twice, must be on one device. So best_i(e) is kept for each device
+of each group of such stages that begins before stage i + 1 and ends after stage i (`State`).
+
 CNNLab (Zhu et al. 2016, arXiv 1606.06234) weighs a GPU against an FPGA by such figures before it offloads a task.
 """
 
@@ -16,7 +19,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +31,7 @@ from .result import Placement, placement
 from .table import Profile, Stage
 
 TIME, ENERGY, EDP = OBJECTIVES = "time", "energy", "edp"
+State = tuple[str, tuple[tuple[str, str], ...]]  # the device of a stage, and (group, its device) of groups that go on after it
 MANY = 200  # placements among which those that are measured are chosen
 
 
@@ -78,11 +83,11 @@ def choose(
     ValueError
         If the objective or a device is unknown, the figures that it needs are missing, nothing fits the memory, steps are
         measured for another objective than time, or none can be made.
+    TypeError
+        If an argument is of another kind.
     """
     problem = _Problem(profile, objective, memory, prediction, what_if, start)
-    if measure is not None and (objective != TIME or not problem.training):
-        what = "the forward pass" if objective == TIME else f"the objective {objective!r}"
-        raise ValueError(f"choose: measure gives times of training steps, not {what}; leave it out")
+    _check(problem, alone, measure)
     if measure is None and alone is None:
         return placement(profile, problem.solve(), objective, problem.training, start)
     many = _Problem(profile, objective, memory, prediction, what_if, start, keep=MANY if measure else 1)
@@ -90,6 +95,17 @@ def choose(
     if measure is None:
         return min([*singles, *mixed], key=lambda each: each.cost)
     return fastest([*singles, *distinct(profile, mixed, most)], measure)
+
+
+def _check(problem: _Problem, alone: Any, measure: Any) -> None:
+    """Raise an error unless `alone` and `measure` of `choose` are what they must be, or None."""
+    for name, given, fits in (("alone", alone, isinstance(alone, Profile)), ("measure", measure, callable(measure))):
+        if given is not None and not fits:
+            wanted = {"alone": "a Profile", "measure": "a function, as placement.steps(model, X, y) returns"}[name]
+            raise TypeError(f"choose: {name} must be {wanted}, got {given!r}")
+    if measure is not None and (problem.objective != TIME or not problem.training):
+        what = "the forward pass" if problem.objective == TIME else f"the objective {problem.objective!r}"
+        raise ValueError(f"choose: measure gives times of training steps, not {what}; leave it out")
 
 
 def enumerate_all(
@@ -104,6 +120,9 @@ def enumerate_all(
     """Yield every placement among which `choose` chooses, for short chains: there are n devices to the power of n stages."""
     problem = _Problem(profile, objective, memory, prediction, what_if, start)
     for devices in itertools.product(*problem.candidates):
+        chosen = {(stage.group, device) for stage, device in zip(profile.stages, devices) if stage.group}
+        if len(chosen) > len({group for group, _ in chosen}):
+            continue
         used = dict.fromkeys(problem.limits, 0.0)
         for stage, device in zip(profile.stages, devices):
             home = profile.facts(device).home
@@ -120,14 +139,14 @@ def pareto(
     """Return the placements that no other one beats in time and energy, the fastest first (the parameters of `choose`)."""
     problem = _Problem(profile, EDP, memory, prediction, what_if, None)
     fronts = problem.fronts()
-    ends = [(values[:2], name, label) for name, found in fronts[-1].items() for label, values in enumerate(found.costs)]
+    ends = [(values[:2], state, label) for state, found in fronts[-1].items() for label, values in enumerate(found.costs)]
     kept = front(np.array([values for values, *_ in ends]))
     found = (problem.backwards(fronts, *ends[i][1:]) for i in kept)
     return [placement(profile, devices, EDP, problem.training) for devices in found]
 
 
 class _Front:
-    """The costs (n, k) that no other one dominates, and for each (number of the device, row) of the stage before."""
+    """The costs (n, k) that no other one dominates, and for each (number of the state, row) of the stage before."""
 
     def __init__(self, costs: np.ndarray, origin: np.ndarray) -> None:
         self.costs, self.origin = costs, origin
@@ -146,6 +165,8 @@ class _Problem:
         start: str | None,
         keep: int = 1,
     ) -> None:
+        if not isinstance(profile, Profile):
+            raise TypeError(f"choose: profile must be a Profile, as numbanet.placement.profile returns, got {profile!r}")
         if objective not in OBJECTIVES:
             raise ValueError(f"objective must be one of {', '.join(map(repr, OBJECTIVES))}, got {objective!r}")
         if not profile.stages:
@@ -157,35 +178,47 @@ class _Problem:
         if start is not None:
             profile.facts(start)
         self.limits, self.count = _limits(profile, memory), 2 if objective == EDP else 1
-        self.candidates = [self._candidates(stage, what_if) for stage in profile.stages]
+        self.last = {stage.group: i for i, stage in enumerate(profile.stages)}  # of each group
+        together = [[each for each in profile.stages if stage.group and each.group == stage.group] for stage in profile.stages]
+        self.candidates = [
+            self._candidates(others or [stage], what_if) for stage, others in zip(profile.stages, together, strict=True)
+        ]
 
     def _wanted(self, ms: Figure, joules: Figure) -> tuple[Figure, ...]:
         """Return the figures that the objective needs."""
         return {TIME: (ms,), ENERGY: (joules,), EDP: (ms, joules)}[self.objective]
 
-    def _candidates(self, stage: Stage, what_if: bool) -> list[str]:
-        """Return the devices that have the figures of a stage: those with measurements, if there are any."""
+    def _candidates(self, stages: Sequence[Stage], what_if: bool) -> list[str]:
+        """Return the devices that have the figures of all the stages: those with measurements, if there are any."""
         tags = {}
         for device in self.profile.names:
-            figures = self._wanted(*self.profile.cost(stage, device, self.training))
+            figures = self._wanted(*self._together(stages, device))
             if all(figure.known for figure in figures):
                 tags[device] = total(figures).tag
         if not tags:
-            raise ValueError(self._lacking(stage))
+            raise ValueError(self._lacking(stages))
         best = [device for device, tag in tags.items() if what_if or tag == MEASURED]
         return best or list(tags)
 
-    def _lacking(self, stage: Stage) -> str:
-        """Return the message for a stage of which no device has the figures: what is there, and what to do."""
+    def _together(self, stages: Sequence[Stage], device: str) -> tuple[Figure, Figure]:
+        """Return (milliseconds, joules) of stages on a device."""
+        costs = [self.profile.cost(stage, device, self.training) for stage in stages]
+        return total(ms for ms, _ in costs), total(joules for _, joules in costs)
+
+    def _lacking(self, stages: Sequence[Stage]) -> str:
+        """Return the message for stages of which no device has the figures: what is there, and what to do."""
+        which = f"layer {stages[0].path} ({stages[0].layer})"
+        if len(stages) > 1:
+            which = f"all of the layers {', '.join(stage.path for stage in stages)}, which share tensors"
         needed = {TIME: "ms", ENERGY: "joules", EDP: "ms and joules"}[self.objective]
         there = []
         for device in self.profile.names:
-            ms, joules = self.profile.cost(stage, device, self.training)
+            ms, joules = self._together(stages, device)
             there.append(f"{device!r} has ms {ms.tag} and joules {joules.tag}")
         advice = "measure with a meter, or state the power of each device with profile(..., watts={'cpu': ...})"
         return (
-            f"objective {self.objective!r} needs {needed} of each layer, and no device has them for layer {stage.path} "
-            f"({stage.layer}): {'; '.join(there)}. "
+            f"objective {self.objective!r} needs {needed} of each layer, and no device has them for {which}: "
+            f"{'; '.join(there)}. "
             + (f"{advice}; or choose objective 'time'" if self.objective != TIME else "measure the layer on a device")
         )
 
@@ -201,11 +234,28 @@ class _Problem:
         figures = self.profile.moved(stage, source, target, back)
         return np.array([*(figure.number for figure in self._wanted(*figures)), *(0.0 for _ in self.limits)])
 
-    def _reach(self, before: dict[str, _Front], i: int, device: str) -> _Front:
-        """Return the front of stage i on a device, from those of the stage before it."""
-        stage = self.profile.stages[i]
+    def _held(self, i: int, device: str, before: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...] | None:
+        """Return the groups that go on after stage i, with their devices; None if its group is on another device `before`."""
+        held, group = dict(before), self.profile.stages[i].group
+        if group and held.setdefault(group, device) != device:
+            return None
+        return tuple(sorted((group, name) for group, name in held.items() if self.last[group] > i))
+
+    def _reach(self, before: dict[State, _Front], i: int, device: str) -> dict[State, _Front]:
+        """Return the fronts of stage i on a device, from those of the stage before it."""
+        ways: dict[State, list[int]] = {}  # the states from which each state is reached
+        for number, (_, held) in enumerate(before):
+            after = self._held(i, device, held)
+            if after is not None:
+                ways.setdefault((device, after), []).append(number)
+        return {state: self._from(before, numbers, i, device) for state, numbers in ways.items()}
+
+    def _from(self, before: dict[State, _Front], numbers: Sequence[int], i: int, device: str) -> _Front:
+        """Return the front of stage i on a device, from those of the states with these numbers."""
+        stage, states = self.profile.stages[i], list(before)
         parts, origins = [], []
-        for number, (source, front) in enumerate(before.items()):
+        for number in numbers:
+            source, front = states[number][0], before[states[number]]
             move = self._move(stage, source, device, self.training and stage.differentiable)
             parts.append(front.costs + move)
             origins.append(np.stack([np.full(len(front.costs), number), np.arange(len(front.costs))], 1))
@@ -234,7 +284,7 @@ class _Problem:
     def ranked(self) -> list[list[str]]:
         """Return the devices of the stages in the best `keep` placements, the best one first."""
         fronts = self.fronts()
-        ends = [(values, name, label) for name, found in fronts[-1].items() for label, values in enumerate(found.costs)]
+        ends = [(values, state, label) for state, found in fronts[-1].items() for label, values in enumerate(found.costs)]
         ends.sort(key=lambda end: float(np.prod(end[0][: self.count])))
         return [self.backwards(fronts, *end[1:]) for end in ends[: self.keep]]
 
@@ -244,11 +294,11 @@ class _Problem:
         singles = [placement(alone, [name] * len(self.profile.stages), *how) for name in names]
         return singles, [placement(self.profile, each, *how) for each in self.ranked() if len(set(each)) > 1]
 
-    def fronts(self) -> list[dict[str, _Front]]:
-        """Return the front of each stage on each device."""
-        stages, fronts = self.profile.stages, list[dict[str, _Front]]()
+    def fronts(self) -> list[dict[State, _Front]]:
+        """Return the front of each stage in each state."""
+        stages, fronts = self.profile.stages, list[dict[State, _Front]]()
         for i, stage in enumerate(stages):
-            here = {}
+            here: dict[State, _Front] = {}
             for device in self.candidates[i]:
                 if i:
                     found = self._reach(fronts[-1], i, device)
@@ -256,21 +306,20 @@ class _Problem:
                     cost = self._stage(stage, device)
                     if self.start is not None:
                         cost = cost + self._move(stage, self.start, device, False)
-                    found = self._kept(cost[None], np.zeros((1, 2), int))
-                if len(found.costs):
-                    here[device] = found
+                    found = {(device, self._held(i, device, ()) or ()): self._kept(cost[None], np.zeros((1, 2), int))}
+                here.update({state: front for state, front in found.items() if len(front.costs)})
             if not here:
                 raise ValueError(self._nowhere(stage))
             fronts.append(here)
         return fronts
 
-    def backwards(self, fronts: list[dict[str, _Front]], device: str, label: int) -> list[str]:
-        """Return the devices on the way to row `label` of the last stage's front on a device."""
+    def backwards(self, fronts: list[dict[State, _Front]], state: State, label: int) -> list[str]:
+        """Return the devices on the way to row `label` of the last stage's front in a state."""
         chosen = []
         for i in reversed(range(len(fronts))):
-            chosen.append(device)
-            number, label = map(int, fronts[i][device].origin[label])
-            device = list(fronts[i - 1])[number] if i else ""
+            chosen.append(state[0])
+            number, label = map(int, fronts[i][state].origin[label])
+            state = list(fronts[i - 1])[number] if i else state
         return chosen[::-1]
 
     def _nowhere(self, stage: Stage) -> str:
@@ -305,6 +354,8 @@ def front(costs: np.ndarray, keep: int = 1) -> np.ndarray:
 def _limits(profile: Profile, memory: Mapping[str, float] | None) -> dict[str, float]:
     """Return the limits, by the device that owns the memory."""
     homes, limits = {facts.home for facts in profile.devices}, {}
+    if memory is not None and not isinstance(memory, Mapping):
+        raise TypeError(f"memory must be a dict of MB by device, such as {{'cpu': 500}}, got {memory!r}")
     for name, limit in (memory or {}).items():
         if name not in homes:
             raise ValueError(f"memory: there is no memory of {name!r}; the profile has {', '.join(map(repr, sorted(homes)))}")

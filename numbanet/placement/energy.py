@@ -126,7 +126,10 @@ def stated(watts: float | None, ms: Figure) -> tuple[Figure, Figure]:
 
 
 def check_by_device(what: str, given: Mapping[str, float], devices: list[str]) -> None:
-    """Raise ValueError if a device is unknown, or its value is not a number above 0; `what` is given, for messages."""
+    """Raise ValueError if a device is unknown, or its value is not a number above 0, and TypeError if there is no mapping;
+    `what` is given, for messages."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{what} must be a dict of numbers by device, such as {{'cpu': 65}}, got {given!r}")
     for name, value in given.items():
         if name not in devices:
             raise ValueError(f"{what}: there is no device {name!r} among {', '.join(map(repr, devices))}")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..arguments import check_count, is_real
-from ..layers import Context, Cost, Layer, Sequential
+from ..device import THREADS
+from ..layers import Context, Cost, Layer
 from ..tensor import Tensor
 from ..training.optim import Optimizer
 from ..training.sgd import SGD
@@ -31,6 +33,15 @@ Counters = Callable[[], float] | Mapping[str, Callable[[], float]]
 def usual_optimizer(parameters: list[Tensor]) -> Optimizer:
     """Return SGD with momentum, whose updates are timed by default; its learning rate is 0, so that weights do not change."""
     return SGD(parameters, 0.0, momentum=0.9)
+
+
+def check_maker(owner: str, optimizer: Any) -> None:
+    """Raise TypeError, beginning with `owner`, unless the optimizer can be called."""
+    if not callable(optimizer):
+        raise TypeError(
+            f"{owner}: optimizer must be a function that makes an Optimizer of parameters, such as "
+            f"lambda parameters: SGD(parameters, 0.0), got {optimizer!r}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +90,12 @@ class Settings:
     again: bool = False
 
     def check(self, names: list[str]) -> None:
-        """Raise ValueError if a number is out of range, or a device has no such name."""
+        """Raise ValueError if a number is out of range, or a device has no such name; TypeError for another kind of value."""
+        check_maker("profile", self.optimizer)
+        if self.plans is not None and not isinstance(self.plans, Mapping):
+            raise TypeError(f"plans must be a dict of plans by site or layer, got {self.plans!r}")
+        if self.meters is not None and not callable(self.meters) and not isinstance(self.meters, Mapping):
+            raise TypeError(f"meters must be a function that returns the joules so far, or a dict of them, got {self.meters!r}")
         check_count("runs", self.runs)
         if not is_real(self.seconds) or not 0 < self.seconds < 60:
             raise ValueError(f"seconds must be a number in (0, 60), got {self.seconds!r}")
@@ -92,7 +108,7 @@ class Settings:
 
 
 def profile(
-    model: str | Sequential | Sequence[Layer],
+    model: str | Layer | Sequence[Layer],
     shape: Sequence[int] | None = None,
     devices: Sequence[str] | None = None,
     training: bool = True,
@@ -108,7 +124,7 @@ def profile(
 
     Parameters
     ----------
-    model : str, Sequential or sequence of Layer
+    model : str, Layer or sequence of Layer
         "lenet5", "alexnet", "vgg19", "lstm", or layers; it is not changed.
     shape : sequence of int, optional
         Shape of a batch; for a name by default 64 samples of the network's usual size.
@@ -123,6 +139,8 @@ def profile(
     ------
     ValueError
         If a device or a network is unknown, a number is out of range, or a layer cannot take the batch.
+    TypeError
+        If an argument is of another kind.
     RuntimeError
         If a device is not available on this machine.
     """
@@ -130,7 +148,7 @@ def profile(
 
 
 def profiles(
-    models: Sequence[tuple[str | Sequential | Sequence[Layer], Sequence[int] | None]],
+    models: Sequence[tuple[str | Layer | Sequence[Layer], Sequence[int] | None]],
     devices: Sequence[str] | None = None,
     training: bool = True,
     **settings: Any,
@@ -155,7 +173,7 @@ class _Measuring:
 
     def __init__(self, model: Any, shape: Any, devices: Sequence[str] | None, training: bool, settings: Settings) -> None:
         self.net, self.batch, name = staging.network(model, shape)
-        self.places = [place(device) for device in devices or available()]
+        self.places = [place(device) for device in _names(devices) or available()]
         names = [each.name for each in self.places]
         settings.check(names)
         self.settings, self.training = settings, training
@@ -275,6 +293,21 @@ class _Measuring:
                 drawn = [entry.watts for entry in entries if entry.device == target]
                 watts = total(drawn).times(1 / max(len(drawn), 1))
                 yield Transfer(source, target, ZERO, Figure(ms), watts)
+
+
+def _names(devices: Any) -> list[str]:
+    """Return the names of devices; raise an error unless they are a list of names, and no more threads than there are cores."""
+    if devices is None:
+        return []
+    if isinstance(devices, str) or not isinstance(devices, Iterable):
+        raise TypeError(f"profile: devices must be a list of names, such as ['cpu:1', 'cpu'], got {devices!r}")
+    names, cores = list(devices), os.cpu_count() or 1  # "cpu:2" is taken on one core, too
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"profile: a device must be a name, such as 'cpu:1', got {name!r}")
+        if THREADS.fullmatch(name) and int(name.partition(":")[2]) > max(cores, 2):
+            raise ValueError(f"profile: {name!r} has more threads than this machine, which has {cores}; 'cpu' has all of them")
+    return names
 
 
 def _in_order(works: list[Work]) -> list[Work]:

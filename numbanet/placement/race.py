@@ -10,26 +10,28 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..arguments import check_count
+from ..arguments import check_count, host_array, is_real
 from ..device import Device, device
 from ..dropout import Dropout, NoDropout
 from ..layers import Layer, Sequential
 from ..parallel.ranks import current
 from ..tensor import Tensor
 from ..training.data import Data, on_device
+from ..training.large.rows import Rows
 from ..training.optim import Optimizer
 from ..training.stepper import Stepper
 from ..training.streams import Streams
 from ..training.task import Classification, Task
 from ..user_warnings import warn
 from .figures import Figure
-from .measure import usual_optimizer
+from .measure import check_maker, usual_optimizer
 from .result import Placement, Tried
+from .stages import sequential
 from .table import Profile
 
 Measure = Callable[[Sequence[Placement]], Sequence[float]]
@@ -65,7 +67,10 @@ def fastest(runners: Sequence[Placement], measure: Measure) -> Placement:
     ValueError
         If no step can be made.
     """
-    took = list(measure(runners))
+    took = measure(runners)
+    took = list(took) if isinstance(took, Iterable) else [took]
+    if len(took) != len(runners) or not all(map(is_real, took)):
+        raise ValueError(f"choose: measure must return {len(runners)} numbers, the ms of a step of each placement, got {took}")
     if not any(map(math.isfinite, took)):
         raise ValueError("choose: no placement can make a step; each failure was warned of")
     tried = tuple(
@@ -150,7 +155,7 @@ def _failed(names: str, error: Exception) -> None:
 
 
 def steps(
-    model: Sequential | Sequence[Layer],
+    model: Layer | Sequence[Layer],
     X: np.ndarray,
     y: np.ndarray,
     size: int | None = None,
@@ -164,10 +169,10 @@ def steps(
 
     Parameters
     ----------
-    model : Sequential or sequence of Layer
+    model : Layer or sequence of Layer
         The model; copies of it are trained.
     X, y : array
-        Samples and targets; for the usual task class indices.
+        Samples and targets, as `fit` takes them; for the usual task class indices.
     size : int, optional
         Samples of a batch; by default all.
     task : Task, optional
@@ -185,20 +190,39 @@ def steps(
     Returns
     -------
     callable
-        Sequence of `Placement` -> list of float: the milliseconds of a step of each in its fastest turn; inf, with a warning,
-        if a step cannot be made.
+        Sequence of `Placement` -> list of ms of a step of each in its fastest turn; inf, with a warning, if there is none.
+
+    Raises
+    ------
+    ValueError
+        If there are no layers or samples, or X and y differ in length; TypeError if a value is of another kind.
     """
-    own = model if isinstance(model, Sequential) else Sequential(model)
+    own = sequential("steps", model)
+    data = _samples(own, X, y)
+    size = len(data) if size is None else check_count("steps: size", size)
+    check_maker("steps", optimizer)
 
     def make(trial: Sequential, dev: Device, limit: int | None) -> Stepper:
         options = {} if limit is None else {"limit": limit}
         trained = [p for p in trial.parameters() if p.requires_grad]
         parts = trial, optimizer(trained), policy or NoDropout(), task or Classification()
-        return Stepper(*parts, Streams.from_seed(0), dev, size or len(X), options)
+        return Stepper(*parts, Streams.from_seed(0), dev, size, options)
 
     def measure(placements: Sequence[Placement]) -> list[float]:
         with current.within(None):  # on one rank alone, if several train
-            runs = [run(own, list(each.devices.values()), make, Data(X, y), size or len(X)) for each in placements]
+            runs = [run(own, list(each.devices.values()), make, data, size) for each in placements]
             return in_turns(runs, **turns)
 
     return measure
+
+
+def _samples(model: Sequential, X: Any, y: Any) -> Data:
+    """Return samples and targets as a fit has them: X as float32 unless the model takes integers, which stay."""
+    if not isinstance(X, Rows):
+        X = host_array("steps: X", X, None if model.symbols else np.float32)
+        if model.symbols and X.dtype.kind not in "iu":
+            raise TypeError(f"steps: {model.layers[0]!r} takes integers, X has {X.dtype}; give X.astype(np.int32)")
+    y = host_array("steps: y", y)
+    if not y.ndim or not np.ndim(X) or len(X) != len(y) or not len(y):
+        raise ValueError(f"steps: X and y must have one sample at least, and as many targets, not {np.shape(X)} and {y.shape}")
+    return Data(X, y.astype(np.float32) if y.dtype == np.float64 else y)

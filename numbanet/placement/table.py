@@ -15,15 +15,26 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..arguments import is_integer, is_real
 from ..datasets.files import cache_folder, write_file
 from .figures import NONE, ZERO, Figure, product, ratio, total
 
 FORMAT, VERSION = "numbanet profile", 1
 FORWARD, BACKWARD, UPDATE = DIRECTIONS = "forward", "backward", "update"
+FITS: dict[str, Callable[[Any], bool]] = {  # the types of fields, and whether a value has the type
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "int": is_integer,
+    "float": is_real,
+    "float | None": lambda value: value is None or is_real(value),
+    "Figure": lambda value: isinstance(value, Figure),
+    "tuple[str, ...]": lambda value: isinstance(value, tuple) and all(isinstance(each, str) for each in value),
+    "tuple[int, ...]": lambda value: isinstance(value, tuple) and all(map(is_integer, value)),
+}
 AGAIN = "delete it, and measure again with numbanet.placement.profile or `numbanet devices --profile`"
 
 
@@ -47,6 +58,8 @@ class Stage:
         Number of trained values.
     differentiable : bool
         True if training computes a gradient with respect to its input.
+    group : str, default=""
+        The path of the first stage with which it shares parameters or buffers; "" if it shares none. A group is on one device.
     """
 
     path: str
@@ -57,6 +70,7 @@ class Stage:
     outputs: tuple[int, ...]
     parameters: int
     differentiable: bool
+    group: str = ""
 
     @property
     def megabytes(self) -> float:
@@ -287,26 +301,34 @@ def folder() -> Path:
 
 def _profile(record: dict[str, Any]) -> Profile:
     """Return the profile of a record that was read from JSON."""
-
-    def figures(entry: dict[str, Any]) -> dict[str, Any]:
-        return {key: Figure(**value) if isinstance(value, dict) else value for key, value in entry.items()}
-
-    def tuples(entry: dict[str, Any]) -> dict[str, Any]:
-        return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
-
     return Profile(
         machine=str(record["machine"]),
         date=str(record["date"]),
         versions=dict(record["versions"]),
         shape=tuple(map(int, record["shape"])),
         training=bool(record["training"]),
-        devices=tuple(DeviceFacts(**facts) for facts in record["devices"]),
-        stages=tuple(Stage(**tuples(stage)) for stage in record["stages"]),
-        entries=tuple(LayerTimes(**figures(entry)) for entry in record["entries"]),
-        transfers=tuple(Transfer(**figures(transfer)) for transfer in record["transfers"]),
+        devices=tuple(_made(DeviceFacts, facts) for facts in record["devices"]),
+        stages=tuple(_made(Stage, stage) for stage in record["stages"]),
+        entries=tuple(_made(LayerTimes, entry) for entry in record["entries"]),
+        transfers=tuple(_made(Transfer, transfer) for transfer in record["transfers"]),
         settings=dict(record["settings"]),
-        changes=tuple(Transfer(**figures(change)) for change in record.get("changes", ())),
+        changes=tuple(_made(Transfer, change) for change in record.get("changes", ())),
     )
+
+
+def _made(kind: Any, entry: dict[str, Any]) -> Any:
+    """Return an object of a dataclass from its values in JSON; raise TypeError if one has another type than its field."""
+    values = {}
+    for key, value in entry.items():
+        wanted = kind.__dataclass_fields__[key].type
+        if isinstance(value, list):
+            value = tuple(value)
+        if wanted == "Figure" and isinstance(value, dict):
+            value = Figure(**value)
+        if not FITS[wanted](value):
+            raise TypeError(f"{key} must be {wanted}, got {value!r}")
+        values[key] = value
+    return kind(**values)
 
 
 def _list(names: Any) -> str:

@@ -130,8 +130,21 @@ def test_inputs_that_all_die(count):
     "options, error, message",
     [
         ({"way": "fast"}, ValueError, "unknown way 'fast'; choose from compact"),
-        ({"inputs": 0}, ValueError, "inputs must be at least 1"),
-        ({"inputs": 0, "data": "generated"}, ValueError, "inputs must be at least 1"),
+        ({"inputs": 0}, ValueError, "inputs must be a positive integer, got 0"),
+        ({"inputs": 2.5}, ValueError, "inputs must be a positive integer, got 2.5"),
+        ({"inputs": "3"}, ValueError, "inputs must be a positive integer, got '3'"),
+        ({"layers": "3"}, ValueError, "layers must be a positive integer, got '3'"),
+        ({"memory": "3"}, ValueError, "memory must be a number of bytes, got '3'"),
+        ({"data": 5}, TypeError, "data must be a folder, 'generated' or a ChallengeData, not int"),
+        ({"data": data(layers=1)._replace(starts=[0, 2.5])}, TypeError, "starts must be integers, not float64"),
+        ({"data": data(layers=1)._replace(starts=[0, 2**40])}, ValueError, "starts must be int32 numbers, not 0 to 1099"),
+        ({"data": data(layers=1)._replace(starts=[0, 9, 3])}, ValueError, "starts must not decrease"),
+        ({"data": data(layers=1)._replace(values=[1.0, 2.0])}, ValueError, "one value for each column, not .* values .2,"),
+        ({"data": data(layers=1)._replace(network=None)}, TypeError, "network must be a sequence of EllLayer, not NoneType"),
+        ({"data": data()._replace(network=[*RadixNet(64, 1), *RadixNet(32, 1)])}, ValueError, "layer 2 must have 64 neurons"),
+        ({"data": data(layers=1)._replace(network=[5])}, TypeError, "layer 1 must be an EllLayer, not int"),
+        ({"data": data(layers=1)._replace(network=[([[0]], [[1]], [0, 0])])}, ValueError, "bias of layer 1 must be .* and .2,"),
+        ({"inputs": 0, "data": "generated"}, ValueError, "inputs must be a positive integer, got 0"),
         ({"neurons": 1024}, ValueError, "the data have 64 neurons and 1 layers; neurons 1024 and layers None must match"),
         ({"layers": 120}, ValueError, "the data have 64 neurons and 1 layers"),
         ({"data": data(layers=1)._replace(starts=np.zeros(0, np.int32))}, ValueError, "data must have one input"),
@@ -146,6 +159,31 @@ def test_inputs_that_all_die(count):
 def test_what_may_not_be_is_refused(options, error, message):
     with pytest.raises(error, match=message):
         challenge(**{"data": data(layers=1), **options})
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_bias_above_0_is_refused_because_dead_inputs_are_left_out(way):
+    first, last = data(layers=2, count=65).network
+    given = data(layers=2)._replace(network=[first, last._replace(bias=changed(last.bias, 0.1))])
+    with pytest.raises(ValueError, match="the bias of layer 2 must not be above 0, got 0.1.*SparseLinear"):
+        challenge(data=given, way=way)
+
+
+def test_lanes_without_an_input_are_not_counted_and_a_bias_may_be_0():
+    given = data(layers=3, count=70)
+    given = given._replace(network=[layer._replace(bias=0 * layer.bias) for layer in given.network])
+    alive = [70, *(before.sum() for before in reference(given)[1:-1])]
+    assert all(challenge(data=given, way=way).live.tolist() == alive for way in WAYS)
+
+
+def test_lists_and_arrays_of_other_types_are_converted():
+    given = data(layers=2, count=70)
+    network = [tuple(map(np.ndarray.tolist, layer)) for layer in given.network]
+    lists = ChallengeData(*(part.tolist() for part in given[:3]), network, given.truth.tolist())
+    wide = ChallengeData(given.starts.astype(np.int64), given.columns.astype(np.uint16), np.float64(given.values), *given[3:])
+    for other in (lists, wide):
+        found = challenge(data=other, inputs=66)
+        assert found.correct and np.array_equal(found.categories, given.truth[given.truth < 66])
 
 
 def changed(array, value):

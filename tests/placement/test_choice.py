@@ -19,7 +19,7 @@ from numbanet.placement import (
     pareto,
     placement,
 )
-from numbanet.placement.choice import OBJECTIVES, front
+from numbanet.placement.choice import OBJECTIVES, _Problem, front
 
 from .tables import chain, profile, random_profile
 
@@ -123,6 +123,45 @@ def test_the_front_keeps_what_nothing_dominates():
     assert kept == {tuple(row) for row in cube if not any((other <= row).all() and (other < row).any() for other in cube)}
 
 
+# --- stages that share tensors ----------------------------------------------------------------------------------------
+def grouped(table, groups):
+    stages = [dataclasses.replace(stage, group=group) for stage, group in zip(table.stages, groups, strict=True)]
+    return dataclasses.replace(table, stages=tuple(stages))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize("groups", [("0", "1", "0", "1", ""), ("", "1", "", "1", "1"), ("0", "1", "1", "0", "")])
+def test_stages_that_share_tensors_are_on_one_device(objective, limited, groups):
+    table = random_profile(5, 5, DEVICES)
+    limits = {"a": 0.5 * sum(stage.memory(True) for stage in table.stages)} if limited else None
+
+    def together(found):
+        placed = {(group, stage.device) for group, stage in zip(groups, found.stages) if group}
+        return len(placed) == len(set(groups) - {""})
+
+    every = list(enumerate_all(table, objective, limits))
+    own = list(enumerate_all(grouped(table, groups), objective, limits))
+    allowed = sorted(each.cost for each in every if together(each))
+    assert len(allowed) < len(every) and sorted(each.cost for each in own) == pytest.approx(allowed)
+    found = choose(grouped(table, groups), objective, limits)
+    assert together(found) and found.cost == pytest.approx(allowed[0])
+    ranked = _Problem(grouped(table, groups), objective, limits, None, False, None, keep=7).ranked()
+    costs = [placement(table, names, objective, True).cost for names in ranked]
+    assert costs == pytest.approx(allowed[:7])
+    assert limited or all(map(together, pareto(grouped(table, groups))))
+
+
+def test_a_group_needs_a_device_with_all_of_its_figures():
+    rows = {"a": [[(3, 1)] * 3, [(3, 1)] * 3, [(3, 1)] * 3], "b": [[(1, 1)] * 3, [(1, 1)] * 3]}
+    moves = [Transfer(x, y, Figure(0.0)) for x, y in ("ab", "ba")]
+    table = profile(chain([10] * 4), rows, moves)
+    assert choose(grouped(table, ("0", "", "0"))).devices == {"0": "a", "1": "b", "2": "a"}
+    entries = tuple(entry for entry in table.entries if (entry.path, entry.device) != ("0", "a"))
+    with pytest.raises(ValueError, match="no device has them for all of the layers 0, 2, which share tensors"):
+        choose(grouped(dataclasses.replace(table, entries=entries), ("0", "", "0")))
+
+
 # --- estimates --------------------------------------------------------------------------------------------------------
 SHEET = {"flops": 60e12, "bytes": 3e12, "launch_ms": 0.01}  # of a made-up GPU
 LINK = {"ms_per_mb": 1 / 12, "latency_ms": 0.02}  # 12 GB/s
@@ -215,6 +254,27 @@ def test_energy_without_figures_is_an_error_that_says_what_is_there():
         choose(table, "energy")
     with pytest.raises(ValueError, match="needs ms and joules"):
         choose(table, "edp")
+
+
+@pytest.mark.parametrize(
+    "arguments, why",
+    [
+        ({"profile": None}, "profile must be a Profile, as numbanet.placement.profile returns, got None"),
+        ({"memory": 5}, "memory must be a dict of MB by device"),
+        ({"measure": 5}, "measure must be a function, as placement.steps"),
+        ({"alone": 5}, "alone must be a Profile, got 5"),
+    ],
+)
+def test_values_of_other_types_are_refused(arguments, why):
+    given = {"profile": random_profile(0, 3, DEVICES), **arguments}
+    with pytest.raises(TypeError, match=why):
+        choose(**given)
+
+
+@pytest.mark.parametrize("returned", [5, [], [1.0], ["1", "2", "3", "4", "5"]])
+def test_a_measure_returns_a_number_for_each_placement(returned):
+    with pytest.raises(ValueError, match="measure must return . numbers, the ms of a step of each placement, got"):
+        choose(random_profile(0, 3, DEVICES), measure=lambda placements: returned, most=2)
 
 
 @pytest.mark.parametrize(

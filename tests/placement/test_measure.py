@@ -200,6 +200,14 @@ def test_moves_between_memories_are_measured():
         ({"seconds": 0}, "seconds must be"),
         ({"shape": (8, 21)}, "Linear"),
         ({"shape": None}, "shape, the shape of a batch, is needed"),
+        ({"model": []}, "the model has no layers; give one at least"),
+        ({"shape": 8}, "shape must be the shape of a batch, such as .64, 784., got 8"),
+        ({"shape": "8"}, "shape must be the shape of a batch"),
+        ({"shape": (4.0, 20)}, "each size in shape must be a positive integer, got 4.0"),
+        ({"shape": (-1, 20)}, "each size in shape must be a positive integer, got -1"),
+        ({"shape": ()}, "shape must have the number of samples"),
+        ({"devices": ["cpu:99999"]}, "'cpu:99999' has more threads than this machine"),
+        ({"model": "lstm", "shape": (8,)}, "shape of a sequence must be .T, features., such as .28, 28., got .."),
         ({"model": "resnet"}, "no network 'resnet'; choose one of 'lenet5', 'alexnet', 'vgg19'"),
     ],
 )
@@ -207,6 +215,37 @@ def test_refusals(arguments, why):
     given = {"model": LAYERS, "shape": (8, 20), "devices": ["cpu"], **arguments}
     with pytest.raises(ValueError, match=why):
         profile(given.pop("model"), given.pop("shape"), given.pop("devices"), **given, cached=False)
+
+
+@pytest.mark.parametrize(
+    "arguments, why",
+    [
+        ({"model": 5}, "model must be a Sequential, a layer or a list of layers, got 5"),
+        ({"devices": "cpu"}, "devices must be a list of names, such as .*, got 'cpu'"),
+        ({"devices": [None]}, "a device must be a name, such as 'cpu:1', got None"),
+        ({"optimizer": "sgd"}, "optimizer must be a function .* got 'sgd'"),
+        ({"plans": 5}, "plans must be a dict of plans by site or layer, got 5"),
+        ({"watts": 5}, "watts must be a dict of numbers by device"),
+        ({"meters": 5}, "meters must be a function that returns the joules so far"),
+    ],
+)
+def test_values_of_other_types_are_refused(arguments, why):
+    given = {"model": LAYERS, "shape": (8, 20), "devices": ["cpu"], **arguments}
+    with pytest.raises(TypeError, match=why):
+        profile(given.pop("model"), given.pop("shape"), given.pop("devices"), **given, cached=False)
+
+
+def test_one_layer_is_a_model():
+    assert [stage.layer for stage in profile(Linear(20, 3, rng=0), [4, 20], ["cpu"], **QUICK).stages] == ["Linear(20, 3)"]
+
+
+def test_stages_that_share_tensors_are_a_group():
+    a, b, c = (Linear(6, 6, rng=seed) for seed in range(3))
+    tied = Linear(6, 6, rng=3)
+    tied.bias = b.bias
+    model = Sequential([a, Tanh(), b, Tanh(), Sequential([c, a]), Tanh(), tied, c, Linear(6, 2, rng=4)])
+    found = {stage.path: stage.group for stage, _ in stages(model, (4, 6))}
+    assert {path: group for path, group in found.items() if group} == {"0": "0", "2": "2", "4": "0", "6": "2", "7": "0"}
 
 
 def test_the_devices_of_this_machine():

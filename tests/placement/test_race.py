@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from numbanet import Linear, ReLU, RowDropout, Sequential
-from numbanet.layers import LSTM, Conv2d, Flatten, LastStep, MaxPool2d
+from numbanet.layers import LSTM, Conv2d, Embedding, Flatten, LastStep, MaxPool2d
 from numbanet.placement import Transfer, choose, enumerate_all, placement, profile, race, steps
 from numbanet.placement.choice import _Problem, front
 from numbanet.placement.figures import Figure
@@ -167,6 +167,35 @@ def test_a_device_that_fails_is_warned_of():
         pytest.raises(ValueError, match="no placement can make"),
     ):
         choose(table, measure=steps(model, np.zeros((4, 6), np.float32), np.zeros(4, int)))
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_layer_that_is_used_twice_trains_on_one_device():
+    """Without a warning: placements that part the layer are not measured."""
+    twice, rng = Linear(20, 20, rng=0), np.random.default_rng(0)
+    layers = [twice, ReLU(), twice, ReLU(), Linear(20, 3, rng=1)]
+    X, y = rng.standard_normal((16, 20)).tolist(), [0, 1, 2, 0] * 4
+    table = profile(layers, (16, 20), ["cpu:1", "cpu"], recorded=False, cached=False, runs=1, seconds=1e-4)
+    found = choose(table, measure=steps(layers, X, y, seconds=0.0))
+    assert len(found.tried) == 4 and all(each.devices[0] == each.devices[1] for each in found.tried)
+
+
+@pytest.mark.parametrize(
+    "given, error, why",
+    [
+        ({"X": [["a"]]}, TypeError, "steps: X: cannot read list"),
+        ({"y": ["a", "b"]}, TypeError, "steps: y: cannot read list as numbers"),
+        ({"y": [0, 1, 1]}, ValueError, r"as many targets, not \(2, 5\) and \(3,\)"),
+        ({"X": np.zeros((0, 5)), "y": []}, ValueError, "one sample at least"),
+        ({"size": 0}, ValueError, "steps: size must be a positive integer, got 0"),
+        ({"optimizer": "sgd"}, TypeError, "steps: optimizer must be a function"),
+        ({"model": []}, ValueError, "steps: the model has no layers"),
+        ({"model": [Embedding(5, 3)]}, TypeError, "Embedding.* takes integers, X has float64"),
+    ],
+)
+def test_wrong_samples_are_refused_once_and_at_once(given, error, why):
+    with pytest.raises(error, match=why):
+        steps(**{"model": Linear(5, 3, rng=0), "X": np.zeros((2, 5)), "y": [0, 1], **given})
 
 
 # --- whole steps ------------------------------------------------------------------------------------------------------

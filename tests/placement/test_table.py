@@ -53,6 +53,12 @@ def test_a_profile_is_the_same_after_it_was_written_and_read(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["profile.json"]  # nothing half-written is left
 
 
+def damaged(text, part, key, value):
+    record = json.loads(text)
+    record[part][0][key] = value
+    return json.dumps(record)
+
+
 def damage(record, key):
     record = json.loads(record)
     del record[key]
@@ -68,6 +74,12 @@ def damage(record, key):
         (lambda text: text.replace('"version": 1', '"version": 99', 1), "version 99"),
         (lambda text: damage(text, "entries"), "damaged profile .*entries"),
         (lambda text: text.replace('"tag": "measured"', '"tag": "guessed"', 1), "damaged profile .*guessed"),
+        (lambda text: damaged(text, "entries", "ms", 5), "damaged profile .*ms must be Figure, got 5"),
+        (lambda text: damaged(text, "entries", "ms", None), "damaged profile .*ms must be Figure, got None"),
+        (lambda text: damaged(text, "entries", "flops", "9"), "damaged profile .*flops must be float, got '9'"),
+        (lambda text: damaged(text, "transfers", "latency_ms", 5), "damaged profile .*latency_ms must be Figure, got 5"),
+        (lambda text: damaged(text, "stages", "inputs", [2, "x"]), "damaged profile .*inputs must be tuple"),
+        (lambda text: damaged(text, "stages", "colour", 5), "damaged profile .*colour"),
         (lambda text: text.replace('"device": "a"', '"device": "z"', 1), "damaged profile .*'z'"),
     ],
 )
