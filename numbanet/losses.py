@@ -285,7 +285,7 @@ class CrossEntropy(Loss):
 
     def __post_init__(self) -> None:
         if self.label_smoothing != 0:
-            _check("CrossEntropy: label_smoothing", self.label_smoothing, 1)
+            _check("CrossEntropy: label_smoothing", self.label_smoothing, 1, "[")
 
     def __call__(self, output, target):
         return self.mean(output, target, None)
@@ -369,9 +369,10 @@ def loss_named(loss: Any, known: Mapping[str, type[Loss]] = OF_NUMBERS) -> Loss:
     return FunctionLoss(loss)
 
 
-def _check(name: str, value: Any, high: float) -> None:
-    if not is_real(value) or not 0 < value < high:
-        raise ValueError(f"{name} must be a number in (0, {high:g}), got {value!r}")
+def _check(name: str, value: Any, high: float, begin: str = "(") -> None:
+    """Raise ValueError unless `value` is a number between 0 and `high`; `begin` is "[" if it may be 0."""
+    if not is_real(value) or not 0 <= value < high or (value == 0 and begin == "("):
+        raise ValueError(f"{name} must be a number in {begin}0, {high:g}), got {value!r}")
 
 
 def _quantiles(targets: np.ndarray, weights: np.ndarray | None, level: float) -> np.ndarray:

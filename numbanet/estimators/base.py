@@ -184,11 +184,10 @@ class Estimator(Settings):
         self._fit_epochs = settings.epochs
         self.optimizer_, self._made_of = self._new_optimizer(model), self._architecture()
         self._sparsity = self.sparsity
-        self._thinning = (
-            None
-            if self.sparsity is None
-            else self.sparsity.begin(model, shape, settings.epochs, next(model.parameters()).device)
-        )
+        self._thinning = None
+        if self.sparsity is not None:
+            begin = self.sparsity.begin if fresh else self.sparsity.further
+            self._thinning = begin(model, shape, settings.epochs, next(model.parameters()).device)
 
     def _resume(self, model: Sequential, settings: FitSettings) -> None:
         """Continue from a loaded model, without changing its sparsity, with a new optimiser."""
@@ -242,9 +241,13 @@ class Estimator(Settings):
         return Streams.from_seed(seed) if team is None else Streams.of_rank(team.broadcast(seed), team.rank, team.sharded)
 
     def _new_optimizer(self, model: Sequential) -> Optimizer:
-        """Return an optimiser of all parameters, including frozen ones, so that they can be unfrozen later."""
+        """Return an optimiser of all parameters, including frozen ones, so that they can be unfrozen later. Those that a
+        function left out, which made the optimiser, rest.
+        """
         parameters = list(model.parameters())
-        optimizer = self._make_optimizer([tensor for tensor in parameters if tensor.requires_grad])
+        given = [tensor for tensor in parameters if tensor.requires_grad]
+        optimizer = self._make_optimizer(given)
+        optimizer.rest(frozenset(given) - set(optimizer.parameters))
         optimizer.parameters[:] = parameters
         return optimizer
 

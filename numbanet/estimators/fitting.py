@@ -73,7 +73,9 @@ class Fitting(Placing, HeldOut, Streaming, Estimator):
         self, given: Data, settings: FitSettings, epochs: int, trained: bool, validation: tuple | None = None
     ) -> tuple[Run, Data]:
         """Return the arguments of `train`."""
-        settings.policy.check(len(settings.policy.sites(self.model_)))
+        sites = len(settings.policy.sites(self.model_))
+        if sites or not trained:  # training may have made all layers sparse that the policy knows
+            settings.policy.check(sites)
         settings, watching = self._placed(settings, given, trained)
         run, scorer, watched = self._run(settings, epochs, trained), settings.scorer, None
         X, y, data = given.X, given.y, given.on(run.dev)

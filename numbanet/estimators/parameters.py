@@ -119,9 +119,10 @@ SHARED = by_name(
         "sgd",
         '{"sgd", "adam", "adamw"} or callable',
         """
-        The optimiser; a callable, such as a subclass of `Optimizer`, is called with parameters and learning rate. The steps
-        of Adam are bounded for any gradient; those of SGD are not, which matters for least squares. "adamw" is Adam with
-        decoupled `weight_decay`.""",
+        The optimiser; a callable, such as a subclass of `Optimizer`, is called with parameters and learning rate. It sets
+        `momentum`, `nesterov`, `weight_decay` and `clip_norm` itself, and parameters that it leaves out are not trained. The
+        steps of Adam are bounded for any gradient; those of SGD are not, which matters for least squares. "adamw" is Adam
+        with decoupled `weight_decay`.""",
     ),
     Parameter(
         "learning_rate",
@@ -190,7 +191,8 @@ SHARED = by_name(
         """
         If True, `fit` continues from the current weights, with a new optimiser and history, instead of new weights. The data
         must have the same features and all the same classes, as in scikit-learn's networks, and the parameters that determine
-        the network must not have changed.""",
+        the network must not have changed. A network that `MagnitudePruning` has pruned, or `GroupLasso` has freed of tiles,
+        stays as sparse as it is.""",
     ),
     Parameter(
         "sparsity",

@@ -27,6 +27,7 @@ from ..training.sparsity import Sparsity
 from .parameters import hint
 
 PRECISIONS = ("float32", "tf32")
+OF_OPTIMIZERS = {"momentum": "SGD", "nesterov": "SGD", "weight_decay": "Adam", "clip_norm": "Adam"}  # and who takes them
 EPOCHS, STEPS = 20, 1000  # defaults of a fit: 20 epochs, or on few samples as many as give 1000 steps
 # defaults: 128 samples per batch; on few samples, 1/32 of the samples, but at least 32
 BATCH, LEAST_BATCH, BATCHES = 128, 32, 32
@@ -110,7 +111,10 @@ class Settings(BaseEstimator):
             )
         if self.sparsity is not None and not isinstance(self.sparsity, Sparsity):
             raise ValueError(f"sparsity must be None or a Sparsity, such as GroupLasso(1e-4), got {self.sparsity!r}")
-        self._make_optimizer([])
+        if callable(self.optimizer) and not inspect.isclass(self.optimizer):
+            self._refuse_for_own_optimizers()  # not called here: it may choose among the parameters
+        else:
+            self._make_optimizer([])
         epochs = self._epochs(samples)
         chosen = self._policy(dropout, dropout_rate, samples).over(epochs)
         if (sites := self._site_count(chosen)) is not None:
@@ -193,7 +197,21 @@ class Settings(BaseEstimator):
             kind = Adam if chosen == "adam" else AdamW
             return kind(parameters, rate, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
         if callable(chosen):
+            self._refuse_for_own_optimizers()
             return chosen(parameters, rate)
         lower = chosen.lower() if isinstance(chosen, str) else None
         meant = f"did you mean {lower!r}? Choose" if lower in ("sgd", "adam", "adamw") else "choose"
         raise ValueError(f"there is no optimizer {chosen!r}; {meant} 'sgd', 'adam' or 'adamw', or give a class")
+
+    def _refuse_for_own_optimizers(self) -> None:
+        """Raise ValueError if a parameter is set that a function or a class does not get when it makes the optimiser."""
+        defaults = inspect.signature(type(self)).parameters
+        for name, kind in OF_OPTIMIZERS.items():
+            value = getattr(self, name)
+            if name in defaults and value != defaults[name].default:
+                given = f"momentum={self.momentum!r}, nesterov=True" if name == "nesterov" else f"{name}={value!r}"
+                raise ValueError(
+                    f"{name}={value!r} has no effect if optimizer is a function or a class, which gets only parameters and a "
+                    f"learning rate: give optimizer={kind.lower()!r} with it, or set it in a function, "
+                    f"optimizer=lambda parameters, rate: {kind}(parameters, rate, {given})"
+                )

@@ -17,7 +17,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from numbanet_kernels.runtime.interrupt import deferred
 
 from ..dropout import Dropout, Rate, automatic
-from ..layers import ActivationSpec, Sequential
+from ..layers import ActivationSpec, Sequential, SparseLinear, Tree
 from ..losses import Loss, loss_named
 from ..plans import Plans
 from ..training.baseline_check import unfinished, verdict
@@ -222,7 +222,9 @@ class Supervised(Fitting):
         """Return the number of sites for which a policy has rates; None if it is known only when the layers are built."""
         if not isinstance(self.layers, str):
             if self._given_layers():
-                return len(chosen.sites(Sequential(self.layers)))
+                given = Sequential(self.layers)
+                sparse = any(isinstance(layer, SparseLinear) for layer in Tree(given).layers.values())  # as training makes them
+                return len(chosen.sites(given)) or (None if sparse else 0)
             return len(self._widths()) + (chosen.answer and chosen.kind == "tiles") if chosen.kind != "patches" else 0
         if self.layers not in MODELS:
             raise ValueError(f"there is no network {self.layers!r}; choose {', '.join(map(repr, MODELS))}, or give layers")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from numbanet_kernels.layouts.packed import AdamUpdate, adam_numbers
 
 from ..tensor import Tensor
@@ -59,6 +61,8 @@ class Adam(Optimizer):
         clip_norm: float | None = None,
     ) -> None:
         super().__init__(parameters, learning_rate, weight_decay, clip_norm)
+        if not (isinstance(betas, (tuple, list, np.ndarray)) and len(betas) == 2):
+            raise ValueError(f"betas must be two numbers in [0, 1), such as (0.9, 0.999), got {betas!r}")
         self.betas = tuple(check_number("betas", b, 0, 1) for b in betas)
         self.eps = check_number("eps", eps, 0)
 

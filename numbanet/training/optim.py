@@ -89,12 +89,13 @@ class Optimizer(abc.ABC):
     Subclasses define `update`; they override `numbers` if more than the learning rate changes between steps. For each
     parameter, `state` holds arrays of the parameter's shape, and `counts` holds the number of steps in which the parameter had
     a gradient. Both lists are made at the first step. `proximal` is what happens to weights after each update; it needs all
-    weights, so no update is deferred.
+    weights, so no update is deferred. Parameters that are `resting` keep their values, whatever their gradients.
     """
 
     recordable: ClassVar[bool] = False  # True if steps may be recorded (`records`)
     proximal: Proximal | None = None
     reducer: Any = None  # if several processes train one model, the `Exchange` that sums their gradients
+    resting: frozenset[Tensor] = frozenset()  # the parameters that keep their values
     foresees = False  # True if the launches of an update depend on `wanted` of `prepare`
     states = 1  # number of state arrays of a parameter
 
@@ -225,6 +226,8 @@ class Optimizer(abc.ABC):
         """
         if self.reducer is not None:
             self.reducer(self.parameters, loss)
+        for parameter in self.resting:
+            parameter.zero_grad()
 
     def launch(self, numbers: Sequence[Any] | None = None) -> dict[Tensor, Any]:
         """Update the weights; return the same as `step`. `numbers` may hold the numbers of `changing` as device arrays."""
@@ -330,6 +333,7 @@ class Optimizer(abc.ABC):
         """Train `other` instead of `parameter`. Its state arrays are change(array) of those of `parameter`."""
         self.resize(parameter, change)
         self.parameters = [other if own is parameter else own for own in self.parameters]
+        self.resting = frozenset(other if own is parameter else own for own in self.resting)
 
     # --- state --------------------------------------------------------------------------------------------------------
     def adjust(self, learning_rate: float) -> float:
@@ -341,6 +345,10 @@ class Optimizer(abc.ABC):
         """Delete all gradients."""
         for parameter in self.parameters:
             parameter.zero_grad()
+
+    def rest(self, parameters: Iterable[Tensor]) -> None:
+        """Let these parameters keep their values."""
+        self.resting = frozenset(parameters)
 
     def reset(self) -> None:
         """Delete all state, as before the first step."""
@@ -359,6 +367,7 @@ class Optimizer(abc.ABC):
             "steps": self.steps,
             "counts": list(self.counts),
             "state": [[copied(p.device, s) for s in state] for p, state in zip(self.parameters, self.state)],
+            "resting": [i for i, p in enumerate(self.parameters) if p in self.resting],
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -366,6 +375,7 @@ class Optimizer(abc.ABC):
         self.steps, self.learning_rate = saved["steps"], saved.get("learning_rate", self.learning_rate)
         self.state = [[p.device.copy(a) for a in state] for p, state in zip(self.parameters, saved["state"])]
         self.counts = list(saved.get("counts", [self.steps] * len(self.state)))  # old pickles have one count for all
+        self.resting = frozenset(self.parameters[i] for i in saved.get("resting", ()))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), **self.snapshot(), "wanted": {}, "proximal": None, "reducer": None}

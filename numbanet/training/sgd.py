@@ -78,7 +78,7 @@ class SGD(Optimizer):
     def prepare(self, wanted=None):
         super().prepare(wanted)
         for p in self.parameters:
-            if p.requires_grad:
+            if p.requires_grad and p not in self.resting:
                 self._arrange(p, self.wanted.get(p))
             elif p in self.lazy:  # the parameter was frozen after the last step
                 self.settle(p)

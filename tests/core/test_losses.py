@@ -138,7 +138,7 @@ def test_names_losses_and_functions(sample):
         (lambda: Huber("1"), "Huber: delta"),
         (lambda: Quantile(1.0), r"Quantile: level must be a number in \(0, 1\), got 1.0"),
         (lambda: Quantile(True), "level"),
-        (lambda: CrossEntropy(1.0), "CrossEntropy: label_smoothing must be"),
+        (lambda: CrossEntropy(1.0), r"CrossEntropy: label_smoothing must be a number in \[0, 1\), got 1.0"),
         (lambda: CrossEntropy(-0.1), "label_smoothing"),
     ],
 )

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from numbanet import Flatten, LanguageModel, Linear, Net, NetRegressor, ReLU, RowDropout, TileDropout
+from numbanet import Adam, Flatten, LanguageModel, Linear, Net, NetRegressor, ReLU, RowDropout, TileDropout
 from numbanet.device import problem
 from tests.estimators.test_net import SMALL, X_TEST, Y_TEST, X, Y, same, weights
 
@@ -164,3 +164,20 @@ def test_names_of_classes_are_no_numbers_and_auto_is_no_kind():
         NetRegressor(epochs=1).fit(np.full((4, 2), "a", object), np.arange(4))
     with pytest.raises(ValueError, match="chosen by Net and NetRegressor.*'window'"):
         LanguageModel(dropout="auto", epochs=1).fit("a b c d " * 50)
+
+
+@pytest.mark.parametrize(
+    "given, ways",
+    [
+        ({"clip_norm": 1e-9}, "'adam' with it.*Adam.*clip_norm=1e-09"),
+        ({"weight_decay": 0.1}, "'adam' with it.*Adam.*weight_decay=0.1"),
+        ({"momentum": 0.5}, "'sgd' with it.*SGD.*momentum=0.5"),
+        ({"nesterov": True}, "'sgd' with it.*SGD.*momentum=0.9, nesterov=True"),
+    ],
+    ids=str,
+)
+def test_what_an_own_optimizer_does_not_get_is_refused(given, ways):
+    for optimizer in (Adam, lambda parameters, rate: Adam(parameters, rate)):
+        with pytest.raises(ValueError, match=f"has no effect if optimizer is a function or a class.*optimizer={ways}"):
+            Net(**{**SMALL, **given}, optimizer=optimizer).check()
+    assert Net(**SMALL, optimizer=Adam).fit(X, Y).n_iter_ == 3

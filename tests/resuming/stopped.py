@@ -100,6 +100,9 @@ FAMILIES = {
     "rates": lambda: flat(mlp(dropout="rdp", dropout_rate=SkewNormalSchedule(0.5, 4), learning_rate_schedule="cosine")),
     "dsg": lambda: flat(Net((128, 128), dropout=DynamicSparseGraph(0.5, epsilon=0.9, refresh=3), **BASE)),
     "dsg sample": lambda: flat(Net((128, 128), dropout=DynamicSparseGraph(0.5, 0.9, "sample", 4), **BASE)),
+    "dsg pruned": lambda: flat(
+        Net((128, 128), dropout=DynamicSparseGraph(0.5, 0.9), sparsity=MagnitudePruning(0.8), **{**BASE, "epochs": 6})
+    ),
     "stopping": lambda: flat(mlp(epochs=12, early_stopping=True, patience=2, dropout="rdp", learning_rate=0.2)),
     "validated": lambda: flat(
         mlp(epochs=6, callbacks=[ReduceLROnPlateau(0.5, 0), Counts()], learning_rate=0.1), validation=(X_VAL, Y_VAL)

@@ -189,3 +189,32 @@ def test_optimisers_say_what_to_do_with_it():
     layer = Linear(2, 2).requires_grad_(False)
     with pytest.raises(TypeError, match="(?s)parameters must be tensors .* leave out what is frozen, or freeze it after"):
         SGD(layer.parameters(), 0.1)
+
+
+@pytest.mark.parametrize("dropout", ["none", "rdp", "window"])
+@pytest.mark.parametrize("kind", [SGD, Adam])
+def test_what_a_function_leaves_out_of_an_optimiser_is_not_trained(kind, dropout, data, tmp_path):
+    """Nor after the fit went on from a checkpoint, a file or a pickle; what the function chose learns as if alone."""
+    X, y = data
+
+    def optimizer(parameters, rate):
+        return kind(list(parameters)[2:], rate)
+
+    def made(**options):
+        given = [Linear(12, 16, rng=0), ReLU(), Linear(16, 16, rng=1), ReLU(), Linear(16, 3, rng=2)]
+        given[0].requires_grad_(options.pop("trained", True))
+        return Net(given, dropout=dropout, epochs=4, batch_size=10, learning_rate=0.01, random_state=0, **options)
+
+    net = made(optimizer=optimizer).fit(X, y, checkpoint=tmp_path / "run", every=3, keep=99)
+    frozen = made(optimizer=kind, trained=False).fit(X, y)
+    (tmp_path / "one").mkdir()
+    some = sorted((tmp_path / "run").iterdir())[1]
+    some.rename(tmp_path / "one" / some.name)
+    resumed = Net.resume(tmp_path / "one", optimizer=optimizer).fit(X, y)
+    for ours, theirs, again in zip(*(m.model_.parameters() for m in (net, frozen, resumed)), strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+        np.testing.assert_array_equal(ours.numpy(), again.numpy())
+    first, moved = values(net.model_.layers[0]), values(net.model_.layers[2])
+    copied = copy.deepcopy(net)
+    copied.partial_fit(X, y)
+    assert same(first, values(copied.model_.layers[0])) and not same(moved, values(copied.model_.layers[2]))

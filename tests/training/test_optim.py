@@ -220,6 +220,10 @@ def test_weights_on_two_devices_are_late_each_for_itself(rng):
         (lambda p: SGD(p, float("nan")), "rate"),
         (lambda p: SGD(p, 0.1, nesterov=True), "nesterov needs a momentum"),
         (lambda p: Adam(p, 0.1, (0.9, 1.0)), "betas"),
+        *[
+            (lambda p, betas=betas: Adam(p, 0.1, betas), "betas must be two numbers")
+            for betas in ((0.9,), (0.9, 0.9, 0.9), 0.9, None, "ab")
+        ],
         (lambda p: SGD(p, 0.1, weight_decay=-1), "weight_decay"),
         (lambda p: SGD([]), "SGD: there are no parameters; give tensors"),
         (lambda p: AdamW(iter(()), 0.1), "AdamW: there are no parameters"),

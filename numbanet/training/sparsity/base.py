@@ -9,13 +9,27 @@ state of the optimiser.
 from __future__ import annotations
 
 import abc
+import math
 import time
 from typing import Any, ClassVar
 
+from ...arguments import is_real
 from ...device import Device
 from ...layers import Sequential
 from ..hooks import Hook
 from ..run import Run
+
+
+def check_share(name: str, value: Any, open_end: bool = False) -> None:
+    """Raise ValueError unless `value` is a number in [0, 1], or, if `open_end`, in [0, 1)."""
+    if not is_real(value) or not 0 <= value <= 1 or (open_end and value == 1):
+        raise ValueError(f"{name} must be a number in [0, 1{')' if open_end else ']'}, got {value!r}")
+
+
+def rounded_up(value: float) -> float:
+    """Return the smallest number of one significant digit that is not below a positive value."""
+    unit = 10.0 ** math.floor(math.log10(value))
+    return math.ceil(value / unit - 1e-9) * unit
 
 
 class Sparsity(abc.ABC):
@@ -49,6 +63,12 @@ class Sparsity(abc.ABC):
     def again(self, model: Sequential, shape: tuple[int, ...], epochs: int, dev: Device) -> Hook:
         """Return the hook for a fit that goes on from a checkpoint, which has the hook's state (`Hook.checkpoint`). The model
         may be one that training has made sparse already.
+        """
+        return self.begin(model, shape, epochs, dev)
+
+    def further(self, model: Sequential, shape: tuple[int, ...], epochs: int, dev: Device) -> Hook:
+        """Return the hook for a fit that starts with a trained model (`warm_start`). If this value has made the model sparse,
+        the model stays as sparse as it is; else it becomes sparse as in `begin`.
         """
         return self.begin(model, shape, epochs, dev)
 

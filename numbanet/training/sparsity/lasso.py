@@ -30,13 +30,13 @@ import numpy as np
 from ...arguments import is_real
 from ...autograd import no_grad
 from ...device import Device
-from ...layers import Context, Conv2d, Flow, Layer, Linear, Sequential
+from ...layers import Context, Conv2d, Flow, Layer, Linear, Sequential, SparseLinear, Tree
 from ...tensor import Tensor
 from ...user_warnings import warn
 from ..optim import Proximal, matrix
 from ..run import Run
 from . import compaction
-from .base import Sparsity, Thinning
+from .base import Sparsity, Thinning, check_share, rounded_up
 from .joints import Joint, joints, places, trainable
 
 TILE = 32  # rows and columns of a tile, as in `TilePlan`
@@ -80,12 +80,6 @@ GROUPS: dict[str, Callable[[Joint, Layer | None], Group | None]] = {
     "tiles": _tiles,
     "filters": _filters,
 }
-
-
-def check_share(name: str, value: Any, open_end: bool = False) -> None:
-    """Raise ValueError unless `value` is a number in [0, 1], or, if `open_end`, in [0, 1)."""
-    if not is_real(value) or not 0 <= value <= 1 or (open_end and value == 1):
-        raise ValueError(f"{name} must be a number in [0, 1{')' if open_end else ']'}, got {value!r}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,6 +179,14 @@ class GroupLasso(Sparsity):
     def again(self, model, shape, epochs, dev):
         return Lasso(self, model, shape, epochs, {})
 
+    def further(self, model, shape, epochs, dev):
+        tiled = any(isinstance(layer, SparseLinear) and layer.tile for layer in Tree(model).layers.values())
+        if "tiles" not in self.kinds or not tiled:
+            return self.begin(model, shape, epochs, dev)
+        whole = dataclasses.replace(self, groups="tiles").of(model, shape)  # of layers that had no zero tile
+        costs = seconds(model, shape, dev) if whole and self.cost_weight else {}
+        return Lasso(self, model, shape, epochs if whole else 0, costs)
+
 
 class Shrinking(Proximal):
     """The proximal step of a group lasso.
@@ -237,7 +239,7 @@ class Lasso(Thinning):
     ) -> None:
         self.chosen, self.shape = chosen, shape
         self.first = compaction.count_nonzero(model), compaction.flops(model, shape)
-        self.until = max(1, round(epochs * (1 - chosen.fine_tuning)))
+        self.until = max(1, round(epochs * (1 - chosen.fine_tuning))) if epochs else 0  # 0: it stays as it is
         self.costs = costs
         self.step: Shrinking | None = None  # the proximal step of the current epoch
         self.counts: dict[Group, int] = {}  # number of nonzero groups at the start of the epoch
@@ -265,7 +267,7 @@ class Lasso(Thinning):
         run.optimizer.end_with(None)
 
     def checkpoint(self, run):
-        saved = {"first": self.first, "costs": list(self.costs.items()), "within": None}
+        saved = {"first": self.first, "until": self.until, "costs": list(self.costs.items()), "within": None}
         if run.done:
             groups = list(self.step.norms) if self.step else []
             counts, means = [self.counts.get(group) for group in groups], [self.step.means[g] for g in groups if self.step]
@@ -274,6 +276,7 @@ class Lasso(Thinning):
 
     def resume(self, run, saved):
         self.first, self.costs, within = saved["first"], dict(saved["costs"]), saved["within"]
+        self.until = saved.get("until", self.until)
         if within is None or not run.position:
             return
         self.final, self._steps = within["final"], within["steps"]
@@ -331,10 +334,9 @@ class Lasso(Thinning):
         weights = np.concatenate([group.layer.weight.numpy().reshape(-1) for group in step.means])
         moved = self._steps * self.until * run.optimizer.learning_rate / (1 - getattr(run.optimizer, "momentum", 0.0))
         epochs = f"{self.until} epoch{'s' * (self.until != 1)}"
-        warn(
-            f"GroupLasso: strength={self.chosen.strength} has removed nothing in {epochs} of {self._steps} steps; "
-            f"about {math.sqrt(np.square(weights).mean()) / moved:.1g} would remove groups at this learning rate"
-        )
+        least = max(math.sqrt(np.square(weights).mean()) / (moved or math.inf), 2 * self.chosen.strength)
+        more = f"about {rounded_up(least):.1g} would remove groups at this learning rate" if moved else "the learning rate is 0"
+        warn(f"GroupLasso: strength={self.chosen.strength} has removed nothing in {epochs} of {self._steps} steps; {more}")
 
     def _by_tiles(self, run: Run) -> bool:
         """Replace each `Linear` layer that has a zero tile by a `SparseLinear`; return True if there is any."""

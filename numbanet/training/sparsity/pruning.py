@@ -13,13 +13,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from ...layers import LSTM, Layer, Linear, Sequential, Tree
+from ...layers import LSTM, Layer, Linear, Sequential, SparseLinear, Tree
 from ...tensor import Tensor
 from ..optim import Proximal
 from . import compaction
-from .base import Sparsity, Thinning
+from .base import Sparsity, Thinning, check_share
 from .joints import places, trainable
-from .lasso import check_share
 
 
 def cubic(progress: float) -> float:
@@ -71,6 +70,14 @@ class MagnitudePruning(Sparsity):
 
     def again(self, model, shape, epochs, dev):
         return Pruning(self, model, shape, epochs)
+
+    def further(self, model, shape, epochs, dev):
+        weights = _weights(model)
+        if not weights and not any(isinstance(layer, SparseLinear) for layer in Tree(model).layers.values()):
+            return self.begin(model, shape, epochs, dev)  # raises its error
+        left = [weight.size - round(self.sparsity * weight.size) for weight in weights]
+        pruned = all(np.count_nonzero(weight.numpy()) <= most for weight, most in zip(weights, left))
+        return Pruning(self, model, shape, 0 if pruned else epochs)
 
 
 def _layers(model: Sequential) -> Sequence[Layer]:
@@ -125,11 +132,11 @@ class Pruning(Thinning):
     def __init__(self, chosen: MagnitudePruning, model: Sequential, shape: tuple[int, ...], epochs: int) -> None:
         self.chosen, self.shape = chosen, shape
         self.first = compaction.count_nonzero(model), compaction.flops(model, shape)
-        self.until = max(1, round(epochs * (1 - chosen.fine_tuning)))
+        self.until = max(1, round(epochs * (1 - chosen.fine_tuning))) if epochs else 0  # 0: it stays as it is
         self.shares = [float(chosen.schedule(epoch / self.until)) for epoch in range(1, self.until + 1)]
         for share in self.shares:
             check_share("MagnitudePruning: what the schedule gives", share)
-        if not math.isclose(self.shares[-1], 1):
+        if self.shares and not math.isclose(self.shares[-1], 1):
             raise ValueError(f"MagnitudePruning: the schedule must give 1 at 1, not {self.shares[-1]!r}")
         self._left = 1.0
         self.step: Masking | None = None
@@ -137,7 +144,7 @@ class Pruning(Thinning):
     def epoch_start(self, run, epoch):
         self.final = epoch >= self.until
         self.share = compaction.flops(run.model, self.shape) / self.first[1]
-        weights = _weights(run.model) if epoch else []
+        weights = _weights(run.model) if epoch or self.final else []
         if not weights:
             self.step = None
         else:
@@ -163,10 +170,10 @@ class Pruning(Thinning):
         return bool(linear)
 
     def checkpoint(self, run):
-        return {"first": self.first, "masks": self.step.hosted() if self.step and run.done else None}
+        return {"first": self.first, "until": self.until, "masks": self.step.hosted() if self.step and run.done else None}
 
     def resume(self, run, saved):
-        self.first = saved["first"]
+        self.first, self.until = saved["first"], saved.get("until", self.until)
         if saved["masks"] is not None and self.step is not None:
             self.step.set(saved["masks"])
 

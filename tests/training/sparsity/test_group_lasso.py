@@ -24,6 +24,7 @@ from numbanet.device import problem
 from numbanet.training import recovery
 from numbanet.training.hooks import Hook
 from numbanet.training.sparsity import compaction, joints, lasso
+from numbanet.training.sparsity.base import rounded_up
 from numbanet_kernels.runtime import graph
 from tests.training.sparsity.networks import IMAGES, SMALL, X_TEST, Y_TEST, X, Y, convolutions, fitted, sizes
 
@@ -303,6 +304,13 @@ def test_a_layer_without_weights_is_told_of(groups):
     with pytest.warns(UserWarning, match=r"all weights of Linear\(.*\) are zero; try a smaller strength than 2.0$"):
         net = fitted(GroupLasso(2.0, groups), epochs=2)
     assert ((1, 1) if groups == "rows" else (0, 32, 32)) in sizes(net) and np.isfinite(net.predict_proba(X_TEST)).all()
+
+
+@pytest.mark.parametrize("rate, said", [(0.02, r"about 0\.0[2-9] would remove"), (0.0, "the learning rate is 0")])
+def test_a_strength_that_is_too_small_is_told_of_with_a_larger_one(rate, said):
+    with pytest.warns(UserWarning, match=f"strength=0.01 has removed nothing in 3 epochs of 5 steps; {said}"):
+        fitted(GroupLasso(0.01), layers=(48,), batch_size=300, learning_rate=rate)
+    assert [rounded_up(value) for value in (0.0101, 0.02, 3.1, 0.95)] == pytest.approx([0.02, 0.02, 4, 1])
 
 
 def test_it_is_a_value():

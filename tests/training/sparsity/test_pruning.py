@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from numbanet import Linear, MagnitudePruning, Net, SparseLinear
+from numbanet import GroupLasso, Linear, MagnitudePruning, Net, SparseLinear
 from tests.training.sparsity.networks import IMAGES, X_TEST, Y_TEST, X, Y, convolutions, fitted
 
 
@@ -29,6 +29,37 @@ def test_a_mask_of_a_convolution_stays():
     net = fitted(MagnitudePruning(0.6, schedule=lambda progress: progress), layers=convolutions(), X=IMAGES)
     assert (net.model_.layers[0].weight.numpy() == 0).sum() == round(0.6 * 72)
     assert isinstance(net.model_.layers[4], SparseLinear) and net.score(X_TEST.reshape(-1, 1, 8, 8), Y_TEST) > 0.85
+
+
+@pytest.mark.filterwarnings("ignore:GroupLasso")
+@pytest.mark.parametrize("sparsity", [MagnitudePruning(0.8), GroupLasso(0.05, "tiles")], ids=["single", "tiles"])
+def test_a_warm_start_goes_on_with_the_sparse_network(sparsity, tmp_path):
+    net = fitted(sparsity, layers=(48, 40), warm_start=True, epochs=4)
+    sparse, kept = [type(layer) for layer in net.model_.layers], [tuple(p.shape) for p in net.model_.parameters()]
+    assert SparseLinear in sparse
+    net.save(tmp_path / "net.safetensors")
+    net.fit(X, Y, checkpoint=tmp_path / "run", every=20, keep=99)
+    resumed = Net.resume(tmp_path / "run").fit(X, Y)
+    for other in (net, resumed, Net.load(tmp_path / "net.safetensors").fit(X, Y)):
+        assert [type(layer) for layer in other.model_.layers] == sparse and other.n_iter_ == 4
+        assert [tuple(p.shape) for p in other.model_.parameters()] == kept
+        assert {record["weights_kept"] for record in other.history_} == {1.0}
+
+
+def test_a_warm_start_keeps_masks_and_prunes_what_is_not_pruned(tmp_path):
+    images = {"layers": convolutions(), "X": IMAGES, "warm_start": True, "epochs": 4}
+    net = fitted(MagnitudePruning(0.6), **images)
+    masked = net.model_.layers[0].weight.numpy() == 0
+    net.fit(IMAGES, Y, checkpoint=tmp_path / "run", keep=9)
+    np.testing.assert_array_equal(net.model_.layers[0].weight.numpy() == 0, masked)
+    first = sorted((tmp_path / "run").iterdir())[0]
+    (tmp_path / "one").mkdir()
+    first.rename(tmp_path / "one" / first.name)
+    resumed = Net.resume(tmp_path / "one").fit(IMAGES, Y)
+    for ours, theirs in zip(net.model_.parameters(), resumed.model_.parameters(), strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+    net = fitted(None, **images).set_params(sparsity=MagnitudePruning(0.6)).fit(IMAGES, Y)
+    assert isinstance(net.model_.layers[4], SparseLinear)
 
 
 def test_pruning_on_another_device(dev):

@@ -1,5 +1,6 @@
 """Networks that become sparse while dropout thins them out: each layer keeps its own rate."""
 
+import numpy as np
 import pytest
 
 from numbanet import GroupLasso, Linear, MagnitudePruning, Net, ReLU, SparseLinear, TileDropout
@@ -53,3 +54,24 @@ def test_a_sparse_layer_counts_among_those_that_have_rates():
     assert net.history_[0]["dropout_rate"] == 0.25
     with pytest.raises(ValueError, match="dropout_rate has 1 entries for 2 hidden layers"):
         Net(layers, dropout=TileDropout((0.7,))).fit(X, Y)
+
+
+@pytest.mark.filterwarnings("ignore:dsg", "ignore:partial_fit")
+@pytest.mark.parametrize("layers", [(32, 24), [Linear(64, 24, rng=0), ReLU(), Linear(24, 10, rng=1)]], ids=["widths", "given"])
+def test_a_pruned_network_is_trained_further_though_nothing_is_left_to_choose(layers, tmp_path):
+    def made():
+        return Net(layers, sparsity=MagnitudePruning(0.8), dropout="dsg", epochs=4, random_state=0)
+
+    net, steps = made().fit(X, Y, checkpoint=tmp_path / "run", keep=9), made()
+    for _ in range(5):
+        steps.partial_fit(X, Y)
+    assert isinstance(steps.model_.layers[0], SparseLinear)
+    (tmp_path / "one").mkdir()
+    sorted((tmp_path / "run").iterdir())[2].rename(tmp_path / "one" / sorted((tmp_path / "run").iterdir())[2].name)
+    again = Net.resume(tmp_path / "one").fit(X, Y)
+    for ours, theirs in zip(net.model_.parameters(), again.model_.parameters(), strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+    net.save(tmp_path / "net.safetensors")
+    assert Net.load(tmp_path / "net.safetensors").partial_fit(X, Y).n_iter_ == 5
+    with pytest.raises(ValueError, match="dsg: it chooses neurons of hidden"):
+        Net([SparseLinear(64, 24, rng=0), ReLU(), Linear(24, 10, rng=1)], dropout="dsg").fit(X, Y)
