@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-FILES, PAGES, GRAPHS = (".safetensors", ""), (".html", ".htm"), (".onnx",)  # endings of files by what they hold; "": none
+PAGES, GRAPHS = (".html", ".htm"), (".onnx",)  # endings of files by what they hold
 KNOWN = "builtins", "numpy", "numbanet", "numbanet_kernels"  # whose types need no name of the library
 
 
@@ -124,7 +124,7 @@ def same_kind(name: str, array: Any, before: Any) -> Any:
 
 
 def check_target(path: str | os.PathLike, endings: Sequence[str] = ()) -> Path:
-    """Return `path` if a file can be written there, and its name has one of the endings, unless there are none; else raise an
+    """Return `path` if a file can be written there, and its name has one of the endings, if any are given; else raise an
     error. Call this before long work starts.
     """
     path = Path(path)
@@ -135,6 +135,5 @@ def check_target(path: str | os.PathLike, endings: Sequence[str] = ()) -> Path:
     if path.is_dir():
         raise IsADirectoryError(f"cannot save to {str(path)!r}: it is a folder; give the name of a file in it")
     if endings and path.suffix.lower() not in endings:
-        wanted = " or ".join(filter(None, endings)) + ", or have no ending" * ("" in endings)
-        raise ValueError(f"cannot save to {str(path)!r}: the file name must end in {wanted}")
+        raise ValueError(f"cannot save to {str(path)!r}: the file name must end in {' or '.join(endings)}")
     return path

@@ -85,7 +85,8 @@ def learning_curves(histories: Any, path: str | os.PathLike, title: str = "", he
         margin = 0.1 * (max(shown) - min(shown)) + 1e-3
         by_epoch.set_ylim(min(shown) - margin, max(shown) + margin)
     lines, names = by_epoch.get_legend_handles_labels()
-    figure.legend(lines, names, loc="outside lower center", ncols=min(len(names), 8), frameon=False, handlelength=3)
+    if names:  # none if no history is given
+        figure.legend(lines, names, loc="outside lower center", ncols=min(len(names), 8), frameon=False, handlelength=3)
     figure.suptitle(textwrap.fill(title, 120), fontsize=11)
     return _save(figure, path)
 

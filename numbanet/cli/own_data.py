@@ -56,7 +56,7 @@ def read(name: str, target: str | None, known: Sequence[str] = ()) -> Table:
 
 def shown(names: Sequence[str]) -> str:
     """Return the first names, for a message."""
-    return ", ".join(names[:20]) + ", …" * (len(names) > 20)
+    return ", ".join(map(repr, names[:20])) + ", …" * (len(names) > 20)
 
 
 def _npy(name: str, target: str | None) -> Table:

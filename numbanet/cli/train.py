@@ -15,6 +15,7 @@ from .arguments import add_device, interval, list_of, seed, widths
 from .tables import print_table
 from .wording import in_options
 
+OTHERS = (".csv", ".html", ".json", ".npy", ".npz", ".onnx", ".pkl", ".png", ".pt", ".pth", ".svg")  # of files of other kinds
 PATIENCE = 20  # epochs without improvement before early stopping: held-out parts are small, and their scores noisy
 STOPPING = (
     f"stop if the validation score has not risen for {PATIENCE} epochs, and keep the best weights; for values of a file if not "
@@ -91,10 +92,13 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Train a network, print the results, save the network, plot the learning curves and write the report."""
     from .. import plots
-    from ..arguments import FILES, PAGES, check_target
+    from ..arguments import PAGES, check_target
     from ..parallel.joining import opened
 
-    for path, endings in ((options.save, FILES), (options.report, PAGES)):
+    if options.save and options.save.suffix.lower() in OTHERS:
+        ending = options.save.suffix
+        raise ValueError(f"cannot save to {str(options.save)!r}: networks are saved as .safetensors, not as {ending}")
+    for path, endings in ((options.save, ()), (options.report, PAGES)):
         if path:
             check_target(path, endings)
     if options.plot or options.report:

@@ -247,7 +247,13 @@ class Estimator(Settings):
         parameters = list(model.parameters())
         given = [tensor for tensor in parameters if tensor.requires_grad]
         optimizer = self._make_optimizer(given)
-        optimizer.rest(frozenset(given) - set(optimizer.parameters))
+        resting = frozenset(given) - set(optimizer.parameters)
+        if resting and self.sparsity is not None:
+            raise ValueError(
+                "sparsity changes all weights that are trained, also those that the function in optimizer leaves out: freeze "
+                "them by requires_grad_(False) instead"
+            )
+        optimizer.rest(resting)
         optimizer.parameters[:] = parameters
         return optimizer
 

@@ -112,7 +112,8 @@ class Settings(BaseEstimator):
         if self.sparsity is not None and not isinstance(self.sparsity, Sparsity):
             raise ValueError(f"sparsity must be None or a Sparsity, such as GroupLasso(1e-4), got {self.sparsity!r}")
         if callable(self.optimizer) and not inspect.isclass(self.optimizer):
-            self._refuse_for_own_optimizers()  # not called here: it may choose among the parameters
+            self._check_maker()  # not called here: it may choose among the parameters
+            self._refuse_for_own_optimizers()
         else:
             self._make_optimizer([])
         epochs = self._epochs(samples)
@@ -202,6 +203,15 @@ class Settings(BaseEstimator):
         lower = chosen.lower() if isinstance(chosen, str) else None
         meant = f"did you mean {lower!r}? Choose" if lower in ("sgd", "adam", "adamw") else "choose"
         raise ValueError(f"there is no optimizer {chosen!r}; {meant} 'sgd', 'adam' or 'adamw', or give a class")
+
+    def _check_maker(self) -> None:
+        """Raise TypeError if a function that makes the optimiser does not take parameters and a learning rate."""
+        try:
+            inspect.signature(self.optimizer).bind([], 0.1)
+        except TypeError as error:
+            raise TypeError(f"optimizer: {self.optimizer!r} must take parameters and a learning rate ({error})") from None
+        except ValueError:  # a callable whose signature Python does not know
+            pass
 
     def _refuse_for_own_optimizers(self) -> None:
         """Raise ValueError if a parameter is set that a function or a class does not get when it makes the optimiser."""

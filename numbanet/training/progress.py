@@ -35,6 +35,7 @@ class Progress(Hook):
 
         self.samples, self.last, self.dropout, self.bar = samples, epochs.stop, dropout, None
         self.first: int | None = epochs.start
+        self.recorded = False  # True after the first epoch
         console = rich.get_console()
         if console.is_interactive:
             self.bar = progress.Progress(
@@ -43,7 +44,6 @@ class Progress(Hook):
                 progress.TimeRemainingColumn(compact=True),
                 progress.TextColumn("{task.fields[figures]}"),
                 console=console,
-                speed_estimate_period=10.0,  # seconds; the first steps compile, and soon no longer count
             )
             self.task = self.bar.add_task(dropout, total=samples * len(epochs), figures="")
 
@@ -74,10 +74,14 @@ class Progress(Hook):
     def show(self, record: dict) -> None:
         """Show the figures of an epoch."""
         figures = _figures(record, self.samples)
+        if self.bar and not self.recorded:  # the remaining time is estimated anew: steps of the first epoch compile
+            self.bar.reset(self.task, completed=int(self.bar.tasks[0].completed))
+        self.recorded = True
         if self.bar:
             width = self.bar.console.width
             name = f"{self.dropout}{', epoch' if width >= WIDE else ''} {record['epoch']}/{self.last}"
-            hours = 2 if (self.bar.tasks[0].time_remaining or 0) >= 3600 else 0
+            left = self.bar.tasks[0].time_remaining or 0
+            hours = 0 if left < 3600 else 2 if left < 36000 else 3
             room = width - len(name) - BESIDE - hours
             shown = next((text for n in range(len(figures), 0, -1) if len(text := " ".join(figures[:n])) <= room), "")
             self.bar.update(self.task, description=name, figures=shown)

@@ -148,7 +148,7 @@ def _run(wave: Wave, steps: Sequence[Any]) -> None:
         if wave.polled:
             idle = idle & (polls > 1) | wave.active
         stuck = polls > MOST_POLLS and (idle | ~wave.alive | sum(held.values(), np.zeros(wave.count, bool))).all()
-        if turns % TURNS == 0 and _got_further(wave, furthest, groups, held, len(steps)):
+        if turns % TURNS == 0 and _got_further(wave, furthest, (*wave.calls, pc)[0], groups, held, len(steps)):
             began = time.thread_time()
         if stuck or (turns % TURNS == 0 and time.thread_time() - began > LIMIT):
             raise _endless(wave, min(pc, len(steps) - 1), stuck)
@@ -161,12 +161,13 @@ def _run(wave: Wave, steps: Sequence[Any]) -> None:
 
 
 def _got_further(
-    wave: Wave, furthest: np.ndarray, groups: dict[Place, np.ndarray], held: dict[Place, np.ndarray], end: int
+    wave: Wave, furthest: np.ndarray, here: int, groups: dict[Place, np.ndarray], held: dict[Place, np.ndarray], end: int
 ) -> bool:
-    """Note the last instruction of the kernel that each thread has come to; `end` if it has returned. Return True if one is
-    later than what was noted before: the thread may have left a loop.
+    """Note the last instruction of the kernel that each thread has come to: `here` for active ones, `end` for those that have
+    returned. Return True if one is later than what was noted before: the thread may have left a loop.
     """
     now = np.where(wave.alive, furthest, end)
+    now[wave.active] = np.maximum(now[wave.active], here)
     for place, threads in (*groups.items(), *held.items()):
         now[threads] = np.maximum(now[threads], place[0])
     further = bool((now > furthest).any())

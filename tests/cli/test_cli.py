@@ -205,7 +205,7 @@ BAD = [
     (["train", "--optimizer", "SGD"], "'sgd', 'adam' or 'adamw'\n"),
     (["train", "--plot", "curves.txt"], ".png"),
     (["train", "--report", "run.txt"], "must end in .html or .htm\n"),
-    (["train", "--save", "net.onnx"], "must end in .safetensors, or have no ending\n"),
+    (["train", "--save", "net.onnx"], "networks are saved as .safetensors, not as .onnx\n"),
     (["check", "a.py", "--html", "lines.txt"], "must end in .html or .htm\n"),
     (["challenge", "--neurons", "5"], "of 1024, 4096, 16384 or 65536 neurons a layer, not of 5"),
     (["challenge", "--layers", "0"], "--layers must be at least 1"),

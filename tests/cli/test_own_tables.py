@@ -45,7 +45,7 @@ def test_words_become_classes_and_the_saved_network_takes_the_file(table, capsys
     status, out, err = run(capsys, "predict", "net", "flowers.csv", "--target", "1")
     assert status == 0 and "on these 150 samples" in err and float(err.split("score ")[1].split()[0]) > 0.85
     assert [row for (row,) in csv.reader(out.splitlines())] == [*net.predict(table[0].astype(np.float32))]
-    assert run(capsys, "predict", "net", "flowers.csv")[1:] == (out, "numbanet: flowers.csv: the network does not use kind\n")
+    assert run(capsys, "predict", "net", "flowers.csv")[1:] == (out, "numbanet: flowers.csv: the network does not use 'kind'\n")
     Path("text.csv").write_text(re.sub("\n[^,]+,", "\nwide,", Path("flowers.csv").read_text(encoding="utf-8-sig"), count=1))
     status, _, err = run(capsys, "predict", "net", "text.csv")
     assert status == 2 and "text.csv: line 2: column 'width' has the text 'wide': features must be" in err
@@ -89,7 +89,11 @@ def test_the_test_set_is_no_validation_set(table, capsys, monkeypatch):
     "arguments, message",
     [
         (["--data", "flowers.csv"], "--target: give the name or the number of the column of flowers.csv"),
-        (["--data", "flowers.csv", "--target", "colour"], "no column 'colour'; --target is one of width, kind, height, weight"),
+        (
+            ["--data", "flowers.csv", "--target", "colour"],
+            "no column 'colour'; --target is one of 'width', 'kind', 'height', 'weight'",
+        ),
+        (["--data", "named.csv", "--target", "loss"], "--target is one of 'batch_size', 'epochs', 'score'"),
         (["--data", "flowers.csv", "--target", "4"], "no column '4'"),
         (["--data", "flowers.csv", "--target", "width"], "column 'kind' has the text"),
         (
@@ -112,6 +116,8 @@ def test_what_is_no_table_is_one_line(table, capsys, arguments, message):
     open("empty.csv", "w").close()
     with open("holes.csv", "w") as file:
         file.write("a,b,c\n1,2,3\n4,,6\n")
+    with open("named.csv", "w") as file:
+        file.write("batch_size,epochs,score\n1,2,3\n4,5,6\n")
     with open("one.csv", "w") as file:
         file.write("a,b\n1,2\n")
     np.save("nan.npy", np.array([[1.0, np.nan], [2.0, 3.0]] * 9))
@@ -178,7 +184,7 @@ def test_columns_are_found_by_their_names(table, capsys):
     Path("other.csv").write_text("\n".join(turned).replace("weight", "mass"))
     assert "no column 'weight'" in run(capsys, "predict", "net", "other.csv", "--target", "kind")[2]
     np.savetxt("more.csv", np.ones((2, 4)), delimiter=",", header="width,age,weight,height", comments="")
-    assert "more.csv: the network does not use age" in run(capsys, "predict", "net", "more.csv")[2]
+    assert "more.csv: the network does not use 'age'" in run(capsys, "predict", "net", "more.csv")[2]
     values = [*TRAIN, "--data", "prices.csv", "--target", "3", "--epochs", "1", "--save", "net"]
     assert run(capsys, *values)[0] == 0
     Path("words.csv").write_text("".join(f"1,2,3,{word}\n" for word in FLOWERS).replace(", ", " "))

@@ -72,6 +72,7 @@ def test_any_history_is_drawn(drawn, epochs):
     low, high = figure.axes[0].get_ylim()
     assert low < -2.98 and -3 < high < 0  # the first fifth may lie below
     drawn(plots.learning_curves, {"mine": _history(1, 0.1, math.nan)})
+    drawn(plots.learning_curves, {})
 
 
 def test_a_long_title_stays_in_the_picture(drawn):

@@ -218,3 +218,10 @@ def test_what_a_function_leaves_out_of_an_optimiser_is_not_trained(kind, dropout
     copied = copy.deepcopy(net)
     copied.partial_fit(X, y)
     assert same(first, values(copied.model_.layers[0])) and not same(moved, values(copied.model_.layers[2]))
+
+
+def test_a_function_that_leaves_parameters_out_and_sparsity_are_refused(data):
+    with pytest.raises(ValueError, match="sparsity changes all weights.*requires_grad_"):
+        Net((16,), optimizer=lambda p, rate: Adam(p[2:], rate), sparsity=GroupLasso(0.1), epochs=1).fit(*data)
+    with pytest.raises(TypeError, match="must take parameters and a learning rate"):
+        Net((16,), optimizer=lambda p: Adam(p), epochs=1).check()

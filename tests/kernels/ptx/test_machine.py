@@ -153,6 +153,25 @@ def test_threads_that_leave_a_loop_one_after_the_other_have_time(monkeypatch):
     assert time.thread_time() - began > 0.1
 
 
+def test_threads_that_go_through_loops_together_have_time(monkeypatch):
+    """The limit is that of the time in which they get no further."""
+
+    def loops(count):
+        begin = time.thread_time()
+        run(
+            "\n".join(
+                f"mov.u32 %r1, 0;\nLOOP{i}:\nadd.u32 %r1, %r1, 1;\nsetp.lt.u32 %p1, %r1, 4000;\n@%p1 bra LOOP{i};"
+                for i in range(count)
+            ),
+            np.zeros(1, F),
+        )
+        return time.thread_time() - begin
+
+    loops(1)
+    monkeypatch.setattr("numbanet_kernels.ptx.machine.LIMIT", 4 * loops(1))
+    loops(16)
+
+
 # --- counters ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("pitch, conflicts", [(32, 31), (33, 0), (34, 1), (36, 3)])
 def test_bank_conflicts_by_the_pitch_of_a_tile(pitch, conflicts):
