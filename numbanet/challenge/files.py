@@ -29,7 +29,7 @@ import numpy as np
 from numbanet.datasets.files import cache_folder, find_file, search_folders, write_file
 from numbanet_kernels.runtime.interrupt import deferred
 
-from .radixnet import EllLayer, challenge_bias
+from .radixnet import NEURONS, EllLayer, challenge_bias
 from .tsv import PIECE, read_entries, read_numbers
 
 FORMAT = "numbanet challenge 1"
@@ -75,9 +75,16 @@ def _find(folders, neurons, layers):
             raise FileNotFoundError(
                 f"the Challenge of {neurons} neurons and {layers} layers: {some[0]} (or {', '.join(some[1:])}) was expected in "
                 f"{' or '.join(map(str, folders))}. Put it there (graphchallenge.org), set NUMBANET_DATA to a folder with "
-                "graphchallenge/ in it, or have the network generated: data='generated'"
+                "graphchallenge/ in it, or have the network generated: data='generated'" + _other_size(neurons)
             )
     return images, weights, categories
+
+
+def _other_size(neurons):
+    """Return the end of an error if the official networks have other sizes, else ""."""
+    *sizes, last = NEURONS
+    official = f"{', '.join(map(str, sizes))} or {last} neurons a layer"
+    return "" if neurons in NEURONS else f"; the official networks are of {official}, not of {neurons}"
 
 
 @contextlib.contextmanager

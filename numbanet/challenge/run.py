@@ -131,13 +131,9 @@ def _converted(data):
         raise ValueError(f"challenge: give one value for each column, not columns {columns.shape} and values {values.shape}")
     if (starts[1:] < starts[:-1]).any():
         raise ValueError("challenge: starts must not decrease: image n has the columns from starts[n] to starts[n + 1] - 1")
-    truth, network = None if data.truth is None else host_array("challenge: truth", data.truth), data.network
-    if not isinstance(network, RadixNet):  # whose layers are right, and are made only when they are accessed
-        if isinstance(network, list | tuple):
-            network = list(_layers(network))
-        else:  # its layers may be made when they are accessed, too, so only one is kept at a time
-            for _ in _layers(network):
-                pass
+    truth = None if data.truth is None else host_array("challenge: truth", data.truth)
+    # the layers of a RadixNet are right, and are made only when they are accessed
+    network = data.network if isinstance(data.network, RadixNet) else list(_layers(data.network))
     return ChallengeData(starts, columns, values, network, truth)
 
 

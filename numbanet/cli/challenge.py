@@ -40,16 +40,7 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the time of each layer, and whether the result is that of the Challenge; return 1 if it is not, else 0."""
     from ..challenge import challenge
-    from ..challenge.radixnet import NEURONS
 
-    if options.data != "generated" and options.neurons not in NEURONS:
-        *sizes, last = NEURONS
-        raise ValueError(
-            f"--neurons: the Challenge has networks of {', '.join(map(str, sizes))} or {last} neurons a layer, not of "
-            f"{options.neurons}; --data generated makes others"
-        )
-    if options.layers < 1:
-        raise ValueError(f"--layers must be at least 1, not {options.layers}")
     found = challenge(
         options.neurons, options.layers, options.data, options.way, options.device, options.inputs, options.memory, print
     )

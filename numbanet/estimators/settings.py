@@ -111,9 +111,10 @@ class Settings(BaseEstimator):
             )
         if self.sparsity is not None and not isinstance(self.sparsity, Sparsity):
             raise ValueError(f"sparsity must be None or a Sparsity, such as GroupLasso(1e-4), got {self.sparsity!r}")
+        if callable(self.optimizer):
+            self._refuse_for_own_optimizers()
         if callable(self.optimizer) and not inspect.isclass(self.optimizer):
             self._check_maker()  # not called here: it may choose among the parameters
-            self._refuse_for_own_optimizers()
         else:
             self._make_optimizer([])
         epochs = self._epochs(samples)
@@ -198,7 +199,6 @@ class Settings(BaseEstimator):
             kind = Adam if chosen == "adam" else AdamW
             return kind(parameters, rate, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
         if callable(chosen):
-            self._refuse_for_own_optimizers()
             return chosen(parameters, rate)
         lower = chosen.lower() if isinstance(chosen, str) else None
         meant = f"did you mean {lower!r}? Choose" if lower in ("sgd", "adam", "adamw") else "choose"

@@ -17,7 +17,8 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from numbanet_kernels.runtime.interrupt import deferred
 
 from ..dropout import Dropout, Rate, automatic
-from ..layers import ActivationSpec, Sequential, SparseLinear, Tree
+from ..layers import ActivationSpec, Sequential
+from ..layers.sparse import sparse_layers
 from ..losses import Loss, loss_named
 from ..plans import Plans
 from ..training.baseline_check import unfinished, verdict
@@ -223,8 +224,7 @@ class Supervised(Fitting):
         if not isinstance(self.layers, str):
             if self._given_layers():
                 given = Sequential(self.layers)
-                sparse = any(isinstance(layer, SparseLinear) for layer in Tree(given).layers.values())  # as training makes them
-                return len(chosen.sites(given)) or (None if sparse else 0)
+                return len(chosen.sites(given)) or (None if sparse_layers(given) else 0)  # training may have made them sparse
             return len(self._widths()) + (chosen.answer and chosen.kind == "tiles") if chosen.kind != "patches" else 0
         if self.layers not in MODELS:
             raise ValueError(f"there is no network {self.layers!r}; choose {', '.join(map(repr, MODELS))}, or give layers")

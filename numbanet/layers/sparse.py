@@ -21,6 +21,7 @@ from .activation import ReLU
 from .base import Layer
 from .context import Context
 from .flow import DENSE, ActivationSpec, Columns, Flow, product_cost
+from .tree import Tree
 
 # Sparse products with a higher density take longer than dense ones on the CPU, forward and backward together (measured by
 # `python -m bench csr`, 2048 x 2048 at batch 128).
@@ -315,3 +316,8 @@ def rewired(weight: CSR, gradient: np.ndarray, count: int) -> tuple[np.ndarray, 
     rows, columns = np.divmod(entries[order], inputs)
     crow = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=outputs))])
     return crow.astype(np.int32), columns.astype(np.int32), previous[order]
+
+
+def sparse_layers(model: Layer) -> list[SparseLinear]:
+    """Return the sparse layers of a model, each of them once."""
+    return [layer for layer in dict.fromkeys(Tree(model).layers.values()) if isinstance(layer, SparseLinear)]

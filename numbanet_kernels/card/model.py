@@ -6,6 +6,7 @@ multiprocessors. They decide what is launched and what is refused. The PTX machi
 
 from __future__ import annotations
 
+from ..ptx.arguments import MOST_DEPTH, MOST_LOCAL, MOST_THREADS
 from ..runtime.driverless import EMULATED as CAPABILITY
 from .sheets import DEFAULT, SHEETS, WARP
 
@@ -13,10 +14,9 @@ NAME = "numbanet's PTX machine"
 UUID = "00000000-0000-0000-0000-000000000000"
 DRIVER = 13000  # the version of the driver: 13.0
 SHEET = SHEETS[DEFAULT]
-THREADS = 1024  # of a block
-BLOCK, GRID = (1024, 1024, 64), (2**31 - 1, 65535, 65535)
+THREADS, LOCAL = MOST_THREADS, MOST_LOCAL  # of a block, and bytes of a thread
+BLOCK, GRID = (THREADS, THREADS, MOST_DEPTH), (2**31 - 1, 65535, 65535)
 SHARED, SHARED_MOST = 48 << 10, SHEET.shared - SHEET.reserved  # bytes: of a block, and of one that asks for more
-LOCAL = 512 << 10  # bytes of a thread
 MOST_DYNAMIC = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, by which a kernel asks for more
 
 ATTRIBUTES = {

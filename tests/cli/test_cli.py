@@ -208,7 +208,7 @@ BAD = [
     (["train", "--save", "net.onnx"], "networks are saved as .safetensors, not as .onnx\n"),
     (["check", "a.py", "--html", "lines.txt"], "must end in .html or .htm\n"),
     (["challenge", "--neurons", "5"], "of 1024, 4096, 16384 or 65536 neurons a layer, not of 5"),
-    (["challenge", "--layers", "0"], "--layers must be at least 1"),
+    (["challenge", "--layers", "0"], "--layers must be a positive integer, got 0"),
     (["challenge", "--data", "no/folder"], "have the network generated: --data generated\n"),
     (["train", "--plot", "no/such/folder/curves.png"], "no folder"),
     (["train", "--rate", "0.1,0.2,0.3"], "3 entries for 2"),

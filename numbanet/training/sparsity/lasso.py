@@ -30,7 +30,8 @@ import numpy as np
 from ...arguments import is_real
 from ...autograd import no_grad
 from ...device import Device
-from ...layers import Context, Conv2d, Flow, Layer, Linear, Sequential, SparseLinear, Tree
+from ...layers import Context, Conv2d, Flow, Layer, Linear, Sequential
+from ...layers.sparse import sparse_layers
 from ...tensor import Tensor
 from ...user_warnings import warn
 from ..optim import Proximal, matrix
@@ -180,7 +181,7 @@ class GroupLasso(Sparsity):
         return Lasso(self, model, shape, epochs, {})
 
     def further(self, model, shape, epochs, dev):
-        tiled = any(isinstance(layer, SparseLinear) and layer.tile for layer in Tree(model).layers.values())
+        tiled = any(layer.tile for layer in sparse_layers(model))
         if "tiles" not in self.kinds or not tiled:
             return self.begin(model, shape, epochs, dev)
         whole = dataclasses.replace(self, groups="tiles").of(model, shape)  # of layers that had no zero tile

@@ -13,7 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from ...layers import LSTM, Layer, Linear, Sequential, SparseLinear, Tree
+from ...layers import LSTM, Layer, Linear, Sequential, Tree
+from ...layers.sparse import sparse_layers
 from ...tensor import Tensor
 from ..optim import Proximal
 from . import compaction
@@ -73,7 +74,7 @@ class MagnitudePruning(Sparsity):
 
     def further(self, model, shape, epochs, dev):
         weights = _weights(model)
-        if not weights and not any(isinstance(layer, SparseLinear) for layer in Tree(model).layers.values()):
+        if not weights and not sparse_layers(model):
             return self.begin(model, shape, epochs, dev)  # raises its error
         left = [weight.size - round(self.sparsity * weight.size) for weight in weights]
         pruned = all(np.count_nonzero(weight.numpy()) <= most for weight, most in zip(weights, left))

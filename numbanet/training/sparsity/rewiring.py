@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...arguments import is_integer, is_real
-from ...layers import Sequential, SparseLinear, Tree
+from ...layers import Sequential, SparseLinear
+from ...layers.sparse import sparse_layers
 from ...parallel.scores import joint_scores
 from ..run import Run
 from .base import Sparsity, Thinning
@@ -109,8 +110,7 @@ class Rewiring(Thinning):
 
 def _layers(model: Sequential) -> list[SparseLinear]:
     """Return the layers that can be rewired, each of them once."""
-    layers = dict.fromkeys(Tree(model).layers.values())
-    return [layer for layer in layers if isinstance(layer, SparseLinear) and layer.tile is None]
+    return [layer for layer in sparse_layers(model) if layer.tile is None]
 
 
 def _learning(model: Sequential) -> list[SparseLinear]:
