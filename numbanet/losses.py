@@ -99,6 +99,11 @@ class Loss(abc.ABC):
         return bool(vars(type(self)).get("recordable", False))
 
     @property
+    def linked(self) -> bool:
+        """True if `inverse_link` may turn outputs into other predictions."""
+        return type(self).inverse_link is not Loss.inverse_link
+
+    @property
     def weighs(self) -> bool:
         """True if `mean` accepts weights for any input, so that equal samples may be merged into one with a larger weight."""
         return type(self).mean is not Loss.mean
@@ -318,6 +323,10 @@ class FunctionLoss(Loss):
 
     def __call__(self, output, target):
         return self.function(output, target)
+
+    @property
+    def linked(self):
+        return self.link is not None
 
     def inverse_link(self, output):
         return None if self.link is None else self.link(output)

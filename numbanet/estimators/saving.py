@@ -31,6 +31,7 @@ from .serialization import OwnLayerError, described, described_layer, made, made
 ENTRY, VERSION = "numbanet", 3
 MADE_ANEW = ("model_", "optimizer_", "placement_")  # a placement is of the machine where it was measured
 WAY = "Set another value with set_params({0}=...), which does not change the trained network; or save net.model_.state_dict()"
+WAY_LINKED = "Its inverse_link makes the predictions, so no other {0} gives them: save net.model_.state_dict()"
 WAY_BEFORE = (  # before training
     "Set another value; or train by fit(checkpoint='run/') without this hook, and `resume` goes on with {0} given again; "
     "or save net.model_.state_dict() in a function in callbacks"
@@ -112,6 +113,8 @@ def _told(net: Any, missing: list[str] | None, way: str = WAY) -> dict[str, Any]
             if missing is not None:
                 missing.append(name)
                 continue
+            if name == "loss" and way is WAY and net._loss().linked:
+                way = WAY_LINKED
             raise TypeError(f"save: {name}={error}. {way.format(name)}") from None
     metadata["fitted"] = _fitted(net, missing is not None)
     return metadata
@@ -129,6 +132,9 @@ def _fitted(net: Any, lenient: bool) -> dict[str, Any]:
             again = lenient and name in ("policy_", "loss_")
             if again or (name == "policy_" and net._inference_policy() is None):
                 continue  # the attribute is not needed for predictions
+            if name == "loss_" and not (value.linked or (loss := net._criterion()).linked):
+                fitted[name] = described(loss)  # predictions are the same by the loss that stands for it
+                continue
             raise TypeError(f"save: {name} cannot be written: {error}; save net.model_.state_dict() instead") from None
     return fitted
 

@@ -6,7 +6,6 @@ from collections.abc import Collection
 from typing import Any
 
 from ..layers import Layer, registry
-from ..losses import FunctionLoss, Loss
 
 
 def class_of(layer: Layer, path: str, known: Collection[str]) -> str:
@@ -21,6 +20,5 @@ def class_of(layer: Layer, path: str, known: Collection[str]) -> str:
 def check_no_link(name: str, net: Any) -> None:
     """Raise TypeError, beginning with `name`, if the loss of an estimator has an inverse link, which only its code computes."""
     loss = net.loss_
-    own = loss.link is not None if isinstance(loss, FunctionLoss) else type(loss).inverse_link is not Loss.inverse_link
-    if own:
+    if loss.linked:
         raise TypeError(f"{name}: the inverse link of {loss!r} is code for numbanet's tensors; convert net.model_ by to_torch")

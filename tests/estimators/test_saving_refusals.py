@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.exceptions import NotFittedError
 
-from numbanet import Layer, Linear, Net, ReLU, RowDropout, Sequential
+from numbanet import Layer, Linear, Loss, Net, ReLU, RowDropout, Sequential
 from numbanet.arguments import check_target
 from tests.estimators.saved_cases import CASES, FAST, X_TEST, X, Y
 
@@ -30,6 +30,16 @@ class OwnDropout(RowDropout):
     pass
 
 
+class OwnLoss(Loss):
+    def __call__(self, output, target):
+        return ((output.softmax() - np.eye(10, dtype=np.float32)[target.numpy()]) ** 2).sum(axis=1)
+
+
+class LinkedLoss(OwnLoss):
+    def inverse_link(self, output):
+        return (2 * output).softmax()
+
+
 def noted(policy):
     policy.note = "own"
     return policy
@@ -44,6 +54,7 @@ REFUSED = {
     "layer within": ({"layers": [Sequential([OwnLayer(2.0)]), Linear(64, 10)]}, "layer OwnLayer.. .* load_state_dict"),
     "layer of a name twice": ({"layers": [Linear(64, 10), TWINS[1]()]}, ".*several layers of the class Twin; .*state_dict"),
     "policy": ({"dropout": OwnDropout(0.5)}, r"dropout=OwnDropout\(.*set_params\(dropout=\.\.\.\)"),
+    "loss": ({"loss": OwnLoss()}, r"loss=.*OwnLoss.*set_params\(loss=\.\.\.\)"),
     "function": ({"learning_rate_schedule": lambda epoch: 1.0}, "learning_rate_schedule=<function"),
     "rate": ({"dropout": "rdp", "dropout_rate": lambda epoch: 0.5}, "dropout_rate=<function"),
     "generator": ({"random_state": np.random.RandomState(0)}, r"random_state=RandomState\(MT19937\)"),
@@ -58,8 +69,18 @@ def test_what_no_file_can_hold_is_refused_with_a_way_out(name, tmp_path, capsys)
         net.save(tmp_path / "a")
     assert not list(tmp_path.iterdir())
     if "layer" not in name:
-        net.set_params(**{**dict.fromkeys(options), "dropout": "none", "dropout_rate": 0.5}).save(tmp_path / "a")
+        plain = {"dropout": "none", "dropout_rate": 0.5, "loss": "cross_entropy"}
+        net.set_params(**{**dict.fromkeys(options), **plain}).save(tmp_path / "a")
         np.testing.assert_array_equal(Net.load(tmp_path / "a").predict(X_TEST), net.predict(X_TEST))
+
+
+def test_no_other_loss_stands_for_one_that_makes_the_predictions(tmp_path):
+    net = Net(**FAST, loss=LinkedLoss()).fit(X, Y)
+    with pytest.raises(TypeError, match=r"save: loss=.*LinkedLoss.*so no other loss gives them: save net.model_.state_dict"):
+        net.save(tmp_path / "a")
+    with pytest.raises(TypeError, match="save: loss_ cannot be written: .*LinkedLoss.*; save net.model_.state_dict"):
+        net.set_params(loss="cross_entropy").save(tmp_path / "a")
+    assert not list(tmp_path.iterdir())
 
 
 class Scaled(Layer):
