@@ -198,12 +198,12 @@ class Dropout(abc.ABC):
         return [*cautions, *left_out, *(self._passed_over(tree) if sites else ())]
 
     def _left_out(self, tree: Tree) -> list[str]:
-        """Return warnings that name the layers whose sites do not support this policy's plans, and the kinds that work there;
-        [] if there are none.
+        """Return warnings that name the layers whose sites do not support this policy's plans, or let no policy choose them, and
+        the kinds that work there; [] if there are none.
         """
         layers: dict[str, dict[str, None]] = {}  # by the kinds that work there, the layers, in order
         for site in self.sites(tree):
-            if self.fits(site) or not self.of(site).rate_of(site.number):
+            if (self.fits(site) and not self.of(site)._unasked(site)) or not self.of(site).rate_of(site.number):
                 continue
             layer = tree.owners[site.path]
             work = [
@@ -221,6 +221,10 @@ class Dropout(abc.ABC):
             f"{self.name}: nothing is dropped in {', '.join(names)}; kinds that work there: {work or 'none'}"
             for work, names in layers.items()
         ]
+
+    def _unasked(self, site: Site) -> bool:
+        """Return True if this policy chooses the plans of a site from inputs, and its layer lets no policy choose."""
+        return self.data_dependent and not site.chosen and self.plan(site, np.random.default_rng(0)) is None
 
     def _passed_over(self, tree: Tree) -> list[str]:
         """Return a list with a warning that names the layers with weights but without a site; [] if there are none."""

@@ -315,6 +315,24 @@ def test_a_kind_that_is_left_out_is_none_of_those_that_work():
     assert recurrent(RowDropout(0.5)).cautions(model) == []
 
 
+@pytest.mark.parametrize("draws", [False, True])
+def test_layers_that_let_no_policy_choose_are_named(draws):
+    """A recurrent layer takes a plan that is drawn before the pass, and asks for none during it."""
+    from numbanet import Dropout, IndexPlan, Sequential
+
+    class Choosing(Dropout):
+        name, data_dependent, makes = "choosing", True, IndexPlan
+
+        def plan(self, site, rng):
+            return IndexPlan(16, np.arange(8)) if draws and not site.chosen else None
+
+    model = Sequential([GRU(8, 16, rng=0), Linear(16, 8, rng=1), ReLU(), Linear(8, 2, rng=2)])
+    kinds = "'bernoulli', 'rdp', 'tdp', 'batchwise', 'window'"
+    said = f"choosing: nothing is dropped in 0 (GRU(8, 16)); kinds that work there: {kinds}"
+    assert Choosing(0.5).cautions(model) == ([] if draws else [said])
+    assert Choosing((0.0, 0.5)).cautions(model) == []
+
+
 def test_a_layer_that_no_kind_can_drop_is_named():
     from numbanet import Sequential
 
