@@ -1,10 +1,11 @@
 """Training steps of several ranks over MPI, of one thread each: 784-4096-4096-10, p = 0.7, against PyTorch's DDP with gloo.
 
-Each rank trains on 128 samples. The check is that of the joint batch on one process, in float64. `exchange` is the part of a
-step in which gradients are summed, on the rank that waits for no other. The ratio of `1 rank` is the efficiency: its time
-divided by that of several ranks with as many samples each. `predicted` is the alpha-beta model of `numbanet.parallel.model`,
-from the step of one rank, the bytes that are sent, and a measured latency and bandwidth; ranks without a core of their own
-share one.
+Each rank trains on 128 samples. The check is that of the joint batch on one process, in float64. `exchange` is the part of
+a step in which gradients are summed, on the rank that waits for no other. The ratio of `1 rank` is the efficiency: its time
+divided by that of several ranks with as many samples each. Ranks that are `apart` train networks of their own and exchange
+nothing: they share only the memory of the machine, so their efficiency is what an exchange without cost would leave.
+`predicted` is the alpha-beta model of `numbanet.parallel.model`, from the step of one rank, the bytes that are sent, and a
+measured latency and bandwidth; ranks without a core of their own share one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from . import BATCH, TOLERANCE, mlp_model
 from .mpi_ranks import RankTask, numbanet_ranks, torch_ranks
 
 SUITE = "mpi"
-RECORDED = ("--against torch --json bench/results/mpi.json",)
+RECORDED = ("--against torch --json bench/results/mpi.json", "--only apart --json bench/results/mpi-apart.json")
 HIDDEN, RATE, RANKS = 4096, 0.7, (2, 4)
 QUICK_HIDDEN = 64
 FEWER_STEPS = 4  # n steps of a turn; one of DDP takes more than a second
@@ -34,8 +35,8 @@ def _ours(
     hidden = QUICK_HIDDEN if options.quick else HIDDEN
     rate = 0.0 if dropout == "none" else RATE
     settings = {"hidden": hidden, "dropout": dropout, "rate": rate, "batch": batch}
-    name = f"{dropout}, {ranks} rank{'s' * (ranks > 1)}{', exchange' * bool(more)}"
-    flops = None if more else mlp_model.mean_flops(hidden, batch, dropout, rate)
+    name = ", ".join([dropout, f"{ranks} rank{'s' * (ranks > 1)}", *more])
+    flops = None if "exchange" in more else mlp_model.mean_flops(hidden, batch, dropout, rate)
     return Implementation(name, numbanet_ranks, {"ranks": ranks, **settings, **more}, peer, flops=flops)
 
 
@@ -68,6 +69,7 @@ def cases(options: Options) -> Iterator[Case]:
     )
     for ranks in RANKS:
         yield case(f"efficiency of {ranks} ranks", *_pairs(options, ranks, BATCH))
+    yield case("2 ranks apart", *_pairs(options, 2, BATCH, apart=True))
     yield case(f"a joint batch of {BATCH}", *_pairs(options, 2, BATCH // 2))
 
 
@@ -75,12 +77,12 @@ def _error(hidden: int, outputs: Mapping[str, Any]) -> float:
     return mlp_model.update_error(hidden, outputs["batch"], outputs)
 
 
-def _pairs(options: Options, ranks: int, batch: int) -> Iterator[Implementation]:
+def _pairs(options: Options, ranks: int, batch: int, **more: Any) -> Iterator[Implementation]:
     """Several ranks and one, without dropout and with; the one has as many samples as each of them, or as all if batch is a
     part of BATCH.
     """
     for dropout in ("none", "rdp"):
-        yield _ours(options, dropout, ranks, f"{dropout}, 1 rank", batch)
+        yield _ours(options, dropout, ranks, f"{dropout}, 1 rank", batch, **more)
         yield _ours(options, dropout, 1)
 
 

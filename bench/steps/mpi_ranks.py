@@ -33,23 +33,28 @@ class RankTask(Task):
         Whether the seconds of a repetition are those of the exchange alone.
     settings : dict
         Arguments of the function of `mpi_program` that makes the steps.
+    apart : bool
+        Whether each rank trains a network of its own, so that ranks exchange nothing and share only the machine.
     """
 
-    def __init__(self, kind: str, ranks: int, exchange: bool, settings: Mapping[str, Any]) -> None:
+    def __init__(self, kind: str, ranks: int, exchange: bool, settings: Mapping[str, Any], apart: bool = False) -> None:
         super().__init__(lambda: self.seconds(1), self._outputs)
-        self.exchange, self.batch = exchange, ranks * settings["batch"]
+        self.exchange, self.joint = exchange, 1 if apart else ranks
+        self.batch = self.joint * settings["batch"]
         accepted: list[Connection] = []
         with Listener(("127.0.0.1", 0)) as listener:
             listener._listener._socket.settimeout(SECONDS)
-            self.process = _started(kind, ranks, listener.address[1], settings)
-            self.close = weakref.finalize(self, _close, accepted, self.process)
+            port = listener.address[1]
+            started = [_started(kind, self.joint, port, settings) for _ in range(ranks // self.joint)]
+            self.close = weakref.finalize(self, _close, accepted, started)
             try:
                 while len(accepted) < ranks:
                     accepted.append(listener.accept())
             except OSError:
                 self.close()
                 raise
-        self.connections = [c for _, c in sorted((connection.recv(), connection) for connection in accepted)]
+        numbers = [connection.recv() for connection in accepted]
+        self.connections = [accepted[i] for i in np.argsort(numbers, kind="stable")]
 
     def ask(self, request: Any) -> list[Any]:
         """The answer of each rank."""
@@ -67,8 +72,8 @@ class RankTask(Task):
         return (min(exchange for _, exchange in found) if self.exchange else max(wall for wall, _ in found)), None
 
     def _outputs(self) -> dict[str, Any]:
-        """Those of the first rank, with the factors of the samples of all, and the size of the joint batch."""
-        found = self.ask(("outputs", None))
+        """Those of the first rank, with the factors of the samples of all that train with it, and the size of their batch."""
+        found = self.ask(("outputs", None))[: self.joint]
         factors = [
             [_joined([of_rank[layer] for of_rank in of_step]) for layer in range(len(of_step[0]))]
             for of_step in zip(*(one["factors"] for one in found))
@@ -119,19 +124,20 @@ def mpiexec() -> str:
     return found
 
 
-def _close(connections: list[Connection], process: subprocess.Popen) -> None:
+def _close(connections: list[Connection], processes: list[subprocess.Popen]) -> None:
     """End the ranks: they end when their connections are closed."""
     for connection in connections:
         connection.close()
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
+    for process in processes:
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
-def numbanet_ranks(ranks: int, exchange: bool = False, **settings: Any) -> RankTask:
+def numbanet_ranks(ranks: int, exchange: bool = False, apart: bool = False, **settings: Any) -> RankTask:
     """Task: steps of numbanet on several ranks."""
-    return RankTask("numbanet", ranks, exchange, settings)
+    return RankTask("numbanet", ranks, exchange, settings, apart)
 
 
 def torch_ranks(ranks: int, **settings: Any) -> RankTask:
