@@ -12,10 +12,12 @@ import numpy as np
 from ..arguments import check_count
 from ..layers import Flow, Sequential, Tree
 from ..plans import BernoulliPlan, Plan, Site
+from ..plans.assigned import checked_plan
 from ..tensor import Tensor
 from .schedule import Rate, is_rate, mean, rate_at
 
 Policy = TypeVar("Policy", bound="Dropout")
+CHOOSE = ("choose", "choose_from_flow", "choosing")  # the methods of which one chooses the plans of a data-dependent policy
 POLICIES: dict[str, type[Dropout]] = {}  # the policies that have a name, by it; `registry` enters them
 
 
@@ -64,6 +66,8 @@ class Dropout(abc.ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if not hasattr(cls, "name"):
+            cls.name = cls.__name__
         if "makes" not in vars(cls) and {"plan", "choose", "choose_from_flow"} & vars(cls).keys():
             cls.makes = None
 
@@ -73,6 +77,9 @@ class Dropout(abc.ABC):
                 f"{type(self).__name__} is no kind of dropout, as it has no method plan, and no layer: choose a kind by its "
                 "name, Net(layers, dropout='bernoulli', dropout_rate=0.5), or make an object of its class, such as RowDropout"
             )
+        kind = type(self)
+        if kind.data_dependent and all(getattr(kind, name) is getattr(Dropout, name) for name in CHOOSE):
+            raise TypeError(f"{kind.__name__} is data_dependent, and has no method choose: define choose(site, x, w, rng)")
         several = isinstance(rate, (Sequence, np.ndarray)) and not isinstance(rate, str)
         given: Any = rate
         rates = tuple(given) if several else (given,)
@@ -198,18 +205,19 @@ class Dropout(abc.ABC):
         return [*cautions, *left_out, *(self._passed_over(tree) if sites else ())]
 
     def _left_out(self, tree: Tree) -> list[str]:
-        """Return warnings that name the layers whose sites do not support this policy's plans, or let no policy choose them, and
-        the kinds that work there; [] if there are none.
+        """Return warnings that name the layers whose sites do not support this policy's plans, or let no policy choose them,
+        and the kinds that work there; [] if there are none.
         """
         layers: dict[str, dict[str, None]] = {}  # by the kinds that work there, the layers, in order
         for site in self.sites(tree):
-            if (self.fits(site) and not self.of(site)._unasked(site)) or not self.of(site).rate_of(site.number):
+            part = self.of(site)
+            if not part.rate_of(site.number) or (self.fits(site) and not part.never_chosen(site)):
                 continue
             layer = tree.owners[site.path]
             work = [
                 repr(name)
                 for name, policy in POLICIES.items()
-                if name != self.of(site).name  # of which only plans for all time steps may work
+                if name != part.name  # of which only plans for all time steps may work
                 and policy.makes is not None
                 and any(
                     each.kind == policy.kind and each.supports(policy.makes) and (each.chosen or not policy.data_dependent)
@@ -222,7 +230,7 @@ class Dropout(abc.ABC):
             for work, names in layers.items()
         ]
 
-    def _unasked(self, site: Site) -> bool:
+    def never_chosen(self, site: Site) -> bool:
         """Return True if this policy chooses the plans of a site from inputs, and its layer lets no policy choose."""
         return self.data_dependent and not site.chosen and self.plan(site, np.random.default_rng(0)) is None
 
@@ -274,8 +282,11 @@ class Dropout(abc.ABC):
 
     def plans(self, model: Sequential | Tree, rng: np.random.Generator) -> dict[str, Plan]:
         """Return a dict that maps the path of a site to its plan for a step, except where everything is computed."""
-        sites = filter(self.fits, self.sites(model))
-        return {site.path: plan for site in sites if (plan := self.plan(site, rng)) is not None}
+        drawn = {site.path: self.plan(site, rng) for site in self.sites(model) if self.fits(site)}
+        for path, plan in drawn.items():
+            if not isinstance(plan, (Plan, type(None))):
+                checked_plan(plan, (model if isinstance(model, Tree) else Tree(model)).owners[path])
+        return {path: plan for path, plan in drawn.items() if plan is not None}
 
     def choose(self, site: Site, x: Tensor, w: Tensor, rng: np.random.Generator) -> Plan | None:
         """Choose the plan of a site during the pass, from the input x of the layer (images have channels last) and its weight

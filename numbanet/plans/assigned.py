@@ -56,6 +56,13 @@ class Site(NamedTuple):
             raise ValueError(f"{layer!r}: {plan} is not made for {self.path}, of shape {expected}")
 
 
+def checked_plan(plan: Any, layer: Any) -> Plan | None:
+    """Return what a policy has made for a layer; raise TypeError unless it is a plan or None."""
+    if plan is None or isinstance(plan, Plan):
+        return plan
+    raise TypeError(f"{layer!r}: {plan!r}, which the dropout policy made for it, is not a Plan: return an IndexPlan, or None")
+
+
 class Plans:
     """The plan of each site in one pass.
 
@@ -162,7 +169,7 @@ class Plans:
     def choice(self, site: Site, flow: Any, layer: Any, shape: tuple[int, ...] | None = None) -> Plan | None:
         """Let the policy choose the plan of a site, assign the plan and return it. None means that everything is computed."""
         assert self.choose is not None
-        plan = self.choose(site, flow, layer)
+        plan = checked_plan(self.choose(site, flow, layer), layer)
         self.chosen[site.path] = plan = None if plan is None or plan.trivial else plan
         if plan is not None:
             site.check(plan, layer, shape)

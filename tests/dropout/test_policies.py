@@ -326,6 +326,9 @@ def test_layers_that_let_no_policy_choose_are_named(draws):
         def plan(self, site, rng):
             return IndexPlan(16, np.arange(8)) if draws and not site.chosen else None
 
+        def choose(self, site, x, w, rng):
+            return IndexPlan(8, np.arange(4))
+
     model = Sequential([GRU(8, 16, rng=0), Linear(16, 8, rng=1), ReLU(), Linear(8, 2, rng=2)])
     kinds = "'bernoulli', 'rdp', 'tdp', 'batchwise', 'window'"
     said = f"choosing: nothing is dropped in 0 (GRU(8, 16)); kinds that work there: {kinds}"

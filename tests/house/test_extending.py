@@ -282,18 +282,28 @@ class Unknown(Plan):
         return np.arange(9) % 2 == 0
 
 
-@pytest.mark.parametrize("plan", [OnlyAMask, Unknown])
-def test_a_plan_that_nobody_knows_is_refused_not_ignored(plan, rng):
+@pytest.mark.parametrize("chosen", [False, True])
+@pytest.mark.parametrize("plan", [OnlyAMask, Unknown, lambda: np.arange(3)])
+def test_a_plan_that_nobody_knows_is_refused_not_ignored(plan, chosen, rng):
     class Mine(Dropout):
-        name = "mine"
+        data_dependent = chosen
 
         def plan(self, site, rng):
+            return None if chosen else plan()
+
+        def choose(self, site, x, w, rng):
             return plan()
 
+    assert Mine.name == "Mine"
     CASES["unknown"] = {"layers": lambda: [Linear(6, 9), ReLU(), Linear(9, 3)], "dropout": Mine(0.5)}
     with pytest.raises(TypeError, match=r"Linear\(6, 9\): .*(is not a Plan|it does not know the plan)"):
         fitted("unknown", rng)
     del CASES["unknown"]
+
+
+def test_a_policy_that_looks_at_its_input_must_choose():
+    with pytest.raises(TypeError, match=r"Blind is data_dependent, and has no method choose: define choose\(site, x, w, rng\)"):
+        type("Blind", (RunDropout,), {"data_dependent": True})(0.5)
 
 
 def test_vjps_are_counted_and_their_shapes_checked():
