@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import numbers
 import os
+import reprlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -37,6 +38,13 @@ def check_count(name: str, value: Any, most: int | None = None, least: int = 1) 
 def check_counts(owner: str, **sizes: Any) -> list[int]:
     """Return the sizes, arguments of `owner`, as a list of int; raise ValueError unless they are positive integers."""
     return [check_count(f"{owner}: {name}", size) for name, size in sizes.items()]
+
+
+def check_returned(owner: Any, method: str, value: Any, kind: type) -> Any:
+    """Return what a user's method has returned; raise TypeError unless it is of the class `kind`."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{type(owner).__name__}.{method} must return a {kind.__name__}, got {reprlib.repr(value)}")
+    return value
 
 
 def unpacked(given: tuple) -> Any:

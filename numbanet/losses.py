@@ -373,6 +373,7 @@ def loss_named(loss: Any, known: Mapping[str, type[Loss]] = OF_NUMBERS) -> Loss:
     if isinstance(loss, type) or not callable(loss):
         here = ELSEWHERE.get(loss, "") if isinstance(loss, str) else ""
         said = f" here it is {here!r};" * (here in known)
+        said = f" give an object of the class, such as {loss.__name__}();" if isinstance(loss, type) else said
         said = f" for counts give {COUNTS};" if loss == "poisson" and "squared_error" in known else said
         raise ValueError(f"there is no loss {loss!r};{said} choose {names}, or give a Loss or a function(output, target)")
     return FunctionLoss(loss)

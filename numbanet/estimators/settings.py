@@ -89,6 +89,17 @@ class Settings(BaseEstimator):
         """Raise the errors that `fit` would raise for the parameters; needs no data."""
         self._settings(None, None)
 
+    def _check_callbacks(self) -> None:
+        """Raise ValueError unless `callbacks` is None or a list of functions and hooks."""
+        given = () if self.callbacks is None else self.callbacks
+        if not (isinstance(given, Sequence) and all(isinstance(callback, Hook) or callable(callback) for callback in given)):
+            raise ValueError(
+                f"callbacks must be a list of functions callback(estimator, record) and of Hook objects, got {self.callbacks!r}"
+            )
+        for callback in given:
+            if isinstance(callback, type) and issubclass(callback, Hook):
+                raise ValueError(f"callbacks: {callback.__name__} is a class; give an object of it, {callback.__name__}(...)")
+
     def _settings(self, dropout, dropout_rate, samples: int | None = None) -> FitSettings:
         """Return the checked parameters of one fit on `samples` samples; it does not change the estimator."""
         for name, low in (("epochs", 1), ("batch_size", 1), ("patience", 1)):
@@ -102,13 +113,7 @@ class Settings(BaseEstimator):
             raise ValueError(f"verbose must be 0 or 1, got {self.verbose!r}")
         if not (is_real(self.validation_fraction) and 0 < self.validation_fraction < 1):
             raise ValueError(f"validation_fraction must be a number in (0, 1), got {self.validation_fraction!r}")
-        if self.callbacks is not None and not (
-            isinstance(self.callbacks, Sequence)
-            and all(isinstance(callback, Hook) or callable(callback) for callback in self.callbacks)
-        ):
-            raise ValueError(
-                f"callbacks must be a list of functions callback(estimator, record) and of Hook objects, got {self.callbacks!r}"
-            )
+        self._check_callbacks()
         if self.sparsity is not None and not isinstance(self.sparsity, Sparsity):
             raise ValueError(f"sparsity must be None or a Sparsity, such as GroupLasso(1e-4), got {self.sparsity!r}")
         if callable(self.optimizer):

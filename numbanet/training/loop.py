@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import check_returned
 from ..device import DeviceFailure
 from ..parallel.exchange import NotFinite
 from .data import Batch, Data
@@ -78,7 +79,7 @@ def train(run: Run, data: Data) -> None:
 def _finish(run: Run, data: Data, record: dict[str, Any], recovery: Recovery) -> None:
     """Complete the record of an epoch, and append it to the history."""
     for hook in run.hooks:
-        record.update(hook.epoch_end(run, record) or {})
+        record.update(check_returned(hook, "epoch_end", hook.epoch_end(run, record) or {}, dict))
     record.update(run.stepper.task.figures(record, run.samples(len(data))))
     run.agree(record)
     recovery.keep()

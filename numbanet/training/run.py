@@ -14,6 +14,7 @@ import numpy as np
 
 from numbanet_kernels.runtime.interrupt import deferred
 
+from ..arguments import check_returned
 from ..device import Device
 from ..layers import Layer, Sequential, to, walk
 from ..tensor import Tensor
@@ -252,7 +253,7 @@ class Run:
 
         def changed(batch: Batch) -> Batch:
             for hook in change:
-                batch = hook.before_step(self, batch)
+                batch = check_returned(hook, "before_step", hook.before_step(self, batch), Batch)
             return batch
 
         return changed if change else None

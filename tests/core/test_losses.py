@@ -131,7 +131,7 @@ def test_names_losses_and_functions(sample):
             "no loss 'hinge'; choose 'squared_error', 'absolute_error', 'huber', 'quantile', or give",
         ),
         (lambda: loss_named(None), "no loss None"),
-        (lambda: loss_named(Huber), "no loss <class"),
+        (lambda: loss_named(Huber), "no loss <class .*Huber.>; give an object of the class, such as Huber"),
         (lambda: loss_named(Huber(), OF_CLASSES), r"Huber\(delta=1.0\) is for another kind of target; choose 'cross_entropy'"),
         (lambda: loss_named("cross_entropy"), "no loss 'cross_entropy'"),
         (lambda: Huber(0), r"Huber: delta must be a number in \(0, inf\), got 0"),

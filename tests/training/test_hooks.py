@@ -158,3 +158,26 @@ def test_few_frames_stand_between_fit_and_an_update(kind, monkeypatch):
     else:
         {"Net": Net, "NetRegressor": NetRegressor}[kind](**{**SMALL, "epochs": 1}).fit(X, Y)
     assert len(names) + 2 <= 4 and "train" in names  # with fit and step
+
+
+class Forgets(Hook):
+    def before_step(self, run, batch):
+        pass
+
+
+class Counts(Hook):
+    def epoch_end(self, run, record):
+        return 3
+
+
+@pytest.mark.parametrize(
+    "given, error, message",
+    [
+        (Forgets(), TypeError, "Forgets.before_step must return a Batch, got None"),
+        (Counts(), TypeError, "Counts.epoch_end must return a dict, got 3"),
+        (Told, ValueError, r"callbacks: Told is a class; give an object of it, Told\(...\)"),
+    ],
+)
+def test_what_a_hook_must_return_and_a_class_in_place_of_an_object_are_named(given, error, message):
+    with pytest.raises(error, match=message):
+        Net(**SMALL, callbacks=[given]).fit(X, Y)
