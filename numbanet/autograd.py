@@ -66,7 +66,7 @@ def op(
     Raises
     ------
     TypeError
-        When the op is called: if `fn` returns a different number of vjps than it has inputs.
+        When the op is called: if `fn` does not return (array, vjps), or not as many vjps as it has inputs.
     ValueError
         If the inputs are on several devices; in `backward`, if a vjp's gradient does not have the shape of its input.
     """
@@ -89,7 +89,10 @@ def op(
             tensors = tuple([t if t is None else as_floats(t) for t in tensors])
         arrays = [None if t is None else t.data for t in tensors]
         with profile.timed(name, arrays, static) if profile.ENABLED else profile.NOTHING:
-            array, vjps = fn(dev, *arrays, **static)
+            found = fn(dev, *arrays, **static)
+        if not (type(found) is tuple and len(found) == 2 and isinstance(found[1], (tuple, list))):
+            raise TypeError(f"{name}: it must return (array, vjps), where vjps is a tuple that has a function for each input")
+        array, vjps = found
         if len(vjps) != (len(tensors) if many else most):
             raise TypeError(f"{name}: it gives {len(vjps)} vjps for {len(tensors) if many else most} inputs")
         if not (_recording.get() and any([t is not None and t.requires_grad for t in tensors])):

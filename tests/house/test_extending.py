@@ -315,7 +315,20 @@ def test_vjps_are_counted_and_their_shapes_checked():
     def wrong_shape(dev, a):
         return dev.sum(a, axis=1), (lambda dy: dy,)
 
+    @op
+    def value_alone(dev, a):
+        return dev.mul(a, a)
+
+    @op
+    def no_tuple(dev, a):
+        return dev.mul(a, a), lambda dy: dev.mul(dy, a)
+
     x = Tensor(np.ones((2, 3)), requires_grad=True)
+    for wrong in (value_alone, no_tuple):
+        with pytest.raises(TypeError, match=rf"{wrong.__name__}: it must return \(array, vjps\), where vjps is a tuple"):
+            wrong(x)
+    with pytest.raises(TypeError, match=r"check_grad: .*; for one tensor x write \[x\]"):
+        check_grad(swish, x)
     with pytest.raises(TypeError, match="one_too_few: it gives 1 vjps for 2 inputs"):
         one_too_few(x, x)
     with pytest.raises(ValueError, match=r"wrong_shape: a vjp gives a gradient of shape \(2,\) for an input of shape \(2, 3\)"):
