@@ -92,6 +92,8 @@ def counted(op: str, sizes: tuple[int, int, int] = SIZES) -> dict[declare.Kernel
     """
     from . import emulated
 
+    if op.endswith(".py"):
+        raise ValueError(f"{op}: name a function of the file that launches kernels, as in {op}:show")
     path, _, function = op.rpartition(":")
     if path.endswith(".py"):
         return _counting(_own(path, function))

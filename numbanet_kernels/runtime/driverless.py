@@ -30,8 +30,8 @@ def no_card(error: Exception) -> Exception:
     return NoCard(
         "no card answers, and this asks for one. The emulated device needs none: inside `with emulated():` of "
         "numbanet_kernels.runtime.emulation it runs kernels that @kernel of .declare declared and launch of .launch "
-        "starts, on NumPy arrays or those of to_device and device_array of .arrays; @cuda.jit kernels and whatever "
-        "else numba.cuda has are for cards"
+        "starts, on NumPy arrays or those of to_device and device_array of .arrays. Plain code of numba.cuda, such as "
+        "@cuda.jit kernels, runs without a card inside `with numbanet.emulated():`, and in files by `numbanet check FILE`"
     )
 
 

@@ -179,6 +179,9 @@ def test_the_command_line_says_so_of_a_file_with_plain_kernels(tmp_path, capsys,
     assert cli.main(["kernels", "--counters", f"{path}:show"]) == 2
     said = capsys.readouterr().err
     assert "numbanet: error: no card answers" in said and "driver" not in said and "@kernel" in said
+    assert "@cuda.jit kernels, runs without a card inside `with numbanet.emulated():`, and in files by `numbanet check" in said
+    assert cli.main(["kernels", "--counters", str(path)]) == 2
+    assert f"{path}: name a function of the file that launches kernels, as in {path}:show" in capsys.readouterr().err
 
 
 @pytest.mark.slow
