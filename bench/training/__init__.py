@@ -182,7 +182,7 @@ def _epochs(chosen: dict[str, Any], variant: dict[str, Any], seed: int, data: Da
     from numbanet import Net
 
     X, y, X_test, y_test = data
-    variant = {"init": "he", **variant}  # the papers' and older records' initial weights, unless a variant has others
+    variant = {"init": "he", "output_bias": None, **variant}  # as in the papers and older records, unless a variant has others
     layers = variant.pop("layers", None)
     if share := chosen.get("held"):
         X, X_held, y, y_held = train_test_split(X, y, test_size=share, random_state=seed, stratify=y)
@@ -222,6 +222,7 @@ def _text_epochs(chosen: dict[str, Any], variant: dict[str, Any], seed: int, dat
     from numbanet import LanguageModel
 
     words, held = data
+    variant = {"output_bias": None, **variant}
     model = LanguageModel(
         tuple(chosen["lstm"]),
         vocabulary_size=chosen["vocabulary"],

@@ -5,7 +5,8 @@ they were downloaded, and 10,000 images of MNIST and Fashion-MNIST. Features and
 the test set); three seeds.
 
     equal      256-256, ReLU, Adam with learning rate 0.001, batches of 128, 40 epochs (images 10), no penalty; where init=
-               is named output_init is None, and where output_init= is named it is the one that is not the default
+               is named output_init is None, and where output_init= is named it is the one that is not the default; without
+               output_bias=None, classifiers begin at the shares of the classes
     defaults   each estimator without arguments (PyTorch has none); fixed: init="he", output_init=None, 20 epochs, batches of
                128 for any table
 
@@ -30,6 +31,7 @@ SUITE = "tables"
 RECORDED = ("--json bench/results/tables.json",)
 WIDTHS, RATE, BATCH, EPOCHS, IMAGE_EPOCHS = (256, 256), 0.001, 128, 40, 10
 FOLDS, SEEDS, IMAGES = 5, 3, 10_000
+RARE = {"n_samples": 3000, "n_features": 20, "n_informative": 10}
 INITS, DROPOUTS, DROPOUT_RATE = ("he", "fan_in"), ("bernoulli", "rdp", "batchwise", "window"), 0.5
 
 
@@ -101,6 +103,10 @@ TABLES: dict[str, Callable[[], Table | None]] = {
         "classification", True, n_samples=3000, n_features=40, n_informative=20, n_classes=8
     ),
     "two classes, 4000 x 10": _generated("classification", True, n_samples=4000, n_features=10, n_informative=6, flip_y=0.1),
+    "two classes, one of 5 %": _generated("classification", True, weights=[0.95], **RARE),
+    "eight classes, half of them rare": _generated(
+        "classification", True, n_classes=8, weights=[0.5, 0.25, 0.1, 0.05, 0.04, 0.03, 0.02, 0.01], **RARE
+    ),
     "covertype": _fetched("covtype", True, 5000),
     "digits": _shipped("digits"),
     "wine": _shipped("wine"),
@@ -160,7 +166,9 @@ class _Torch:
 def _kinds(mode: str, epochs: int, classes: bool) -> dict[str, Callable[[Table, int], Any]]:
     """{name: (table, seed) -> estimator}, peers first."""
     if mode == "defaults":
-        fixed = functools.partial(_numbanet, init="he", output_init=None, epochs=20, batch_size=128)
+        fixed = functools.partial(
+            _numbanet, init="he", output_init=None, epochs=20, batch_size=128, **({"output_bias": None} if classes else {})
+        )
         return {"scikit-learn": _scikit_learn, "numbanet": _numbanet, "numbanet, fixed": fixed}
     equal = {"layers": WIDTHS, "optimizer": "adam", "learning_rate": RATE, "batch_size": BATCH, "epochs": epochs}
     theirs = {"hidden_layer_sizes": WIDTHS, "alpha": 0, "batch_size": BATCH, "max_iter": epochs, "n_iter_no_change": epochs + 1}
@@ -173,6 +181,8 @@ def _kinds(mode: str, epochs: int, classes: bool) -> dict[str, Callable[[Table, 
         kinds[f"numbanet, init={init}"] = functools.partial(_numbanet, init=init, output_init=None, **equal)
     other = "small" if classes else None
     kinds[f"numbanet, output_init={other}"] = functools.partial(_numbanet, output_init=other, **equal)
+    if classes:
+        kinds["numbanet, output_bias=None"] = functools.partial(_numbanet, output_bias=None, **equal)
     for dropout in DROPOUTS:
         kinds[f"{dropout} p={DROPOUT_RATE}"] = functools.partial(_numbanet, dropout=dropout, dropout_rate=DROPOUT_RATE, **equal)
     return kinds

@@ -45,6 +45,7 @@ def build(
     activation: str,
     init: str,
     output_init: str | None,
+    output_bias: np.ndarray | None,
     dropout: Dropout,
     rng: np.random.Generator,
     dev: Device,
@@ -54,9 +55,9 @@ def build(
 
     If init is "he", biases are 0; layers before ReLU and GELU have He's initial weights, and all other layers, such as the last
     one, have Glorot's. Otherwise biases are uniformly distributed. If output_init is "small", the last layer's weights have
-    only a small share of that variance, and its biases are 0. If dropout drops inputs of a layer's neurons, the layer's initial
-    weights have less variance. Before a layer with tile dropout, features are shuffled, and most of their mean is
-    subtracted.
+    only a small share of that variance, and its biases are 0. Its biases are `output_bias`, if that is given. If dropout drops
+    inputs of a layer's neurons, the layer's initial weights have less variance. Before a layer with tile dropout, features are
+    shuffled, and most of their mean is subtracted.
     """
     layers: list[Layer] = []
     variance_factors = dropout.variance_factors(len(widths) - 2)
@@ -69,6 +70,8 @@ def build(
         layers.append(Linear(n_in, n_out, init=own, bias_init=biases, variance_factor=factor, rng=rng, device=dev))
         if hidden:
             layers.append(ACTIVATIONS[activation]())
+        elif output_bias is not None:
+            layers[-1].bias.assign(output_bias)
     if dropout.mixes_features and variance_factors[0] < 1:
         layers.insert(0, Shuffle(rng.permutation(widths[0]), centre(X, weights)))
     return Sequential(layers)

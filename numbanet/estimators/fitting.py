@@ -44,7 +44,7 @@ class Fitting(Placing, HeldOut, Streaming, Estimator):
             self._start_again(settings, (settings.batch_size, *self.input_shape_), len(data), arguments)
             self.loss_ = self._criterion()
         else:
-            self._start(data.X, data.weights, settings, self.model_ if trained else None)
+            self._start(data, settings, self.model_ if trained else None)
         run, data = self._prepare(data, settings, settings.epochs, trained, validation)
         if saver:
             saver.join(run, data)
@@ -55,19 +55,19 @@ class Fitting(Placing, HeldOut, Streaming, Estimator):
         self._refuse_balanced("partial_fit")
         settings = dataclasses.replace(self._settings(dropout, dropout_rate), patience=None)
         trained = self._goes_on("partial_fit")
-        X, y, weights = self._check_data(X, y, sample_weight, reset=not trained, **target_options)
+        data = Data(*self._check_data(X, y, sample_weight, reset=not trained, **target_options))
         if self.batch_size is None:
-            settings = dataclasses.replace(settings, batch_size=self._batch(count(len(X))))
+            settings = dataclasses.replace(settings, batch_size=self._batch(count(len(data))))
         if trained:
             self._warn_of_sparsity()
         else:
-            if hasattr(self, "target_scale_") and self._criterion().standardised and (np.abs(y).max(axis=0) < 0.5).any():
+            if hasattr(self, "target_scale_") and self._criterion().standardised and (np.abs(data.y).max(axis=0) < 0.5).any():
                 warn(
                     "partial_fit: the mean and the scale of targets are those of the first call, whose y is constant, so that"
                     " later targets may be far too large or too small; begin with more samples"
                 )
-            self._start(X, weights, settings)
-        return self._prepare(Data(X, y, weights), settings, 1, trained)
+            self._start(data, settings)
+        return self._prepare(data, settings, 1, trained)
 
     def _prepare(
         self, given: Data, settings: FitSettings, epochs: int, trained: bool, validation: tuple | None = None

@@ -6,7 +6,6 @@ net.predict(X); net.predict_proba(X); net.score(X, y); net.history_
 
 from __future__ import annotations
 
-import numbers
 from types import MappingProxyType
 
 import numpy as np
@@ -24,8 +23,9 @@ from ..training.loop import train
 from ..training.task import Classification, Labelling, Regression, StepClassification
 from ..user_warnings import warn
 from . import steps
+from .classes import OUTPUT_BIAS, check_output_bias, class_factors, prior
 from .inputs import indicators
-from .joint import mean, total, union
+from .joint import mean, union
 from .parameters import SHARED, Parameter, by_name, changed, documented, storing
 from .supervised import Supervised
 from .whole import whole
@@ -33,6 +33,7 @@ from .whole import whole
 CLASSIFIER = {
     **SHARED,
     **by_name(
+        OUTPUT_BIAS,
         Parameter(
             "loss",
             "cross_entropy",
@@ -175,6 +176,10 @@ class Net(ClassifierMixin, Supervised):
         return (output > 0).astype(np.int64) if self._several else self.classes_[self._task().answer(device("cpu"), output)]
 
     # --- for the base class -------------------------------------------------------------------------------------------
+    def _settings(self, dropout, dropout_rate, samples=None):
+        check_output_bias(self.output_bias)
+        return super()._settings(dropout, dropout_rate, samples)
+
     def _check_target(self, X, y, weights, reset, classes=None):
         """Return the labels as indices into `classes_`, int32, and the sample weights times the class weights."""
         if reset:
@@ -283,26 +288,17 @@ class Net(ClassifierMixin, Supervised):
         return tags
 
     def _weighted(self, y, weights):
-        """Return the sample weights times the class weights; "balanced" gives every class the same total weight."""
+        """Return the sample weights times the class weights."""
         if self.class_weight is None:
             return weights
         weights = np.ones(len(y), np.float32) if weights is None else weights
-        if isinstance(self.class_weight, str) and self.class_weight == "balanced":
-            totals = total(np.bincount(y, weights, minlength=len(self.classes_)))
-            factors = np.divide(totals.sum(), np.count_nonzero(totals) * totals, out=np.ones_like(totals), where=totals > 0)
-        elif not isinstance(self.class_weight, dict):
-            raise ValueError(f"class_weight must be a dict, 'balanced' or None, got {self.class_weight!r}")
-        else:
-            classes, unknown = self.classes_.tolist(), [label for label in self.class_weight if label not in self.classes_]
-            if unknown and not set(classes) <= set(self.class_weight):
-                raise ValueError(f"class_weight names {unknown}, which are not among the classes {classes}")
-            factors = np.array([self.class_weight.get(label, 1.0) for label in classes], object)
-            if not all(isinstance(factor, numbers.Real) for factor in factors):
-                raise ValueError(f"class_weight must hold numbers, got {self.class_weight!r}")
-            factors = factors.astype(np.float64)
-            if not (np.isfinite(factors).all() and (factors >= 0).all()):
-                raise ValueError(f"class_weight must be finite and not negative, got {self.class_weight!r}")
-        return (weights * factors[y]).astype(np.float32)
+        return (weights * class_factors(self.class_weight, self.classes_, y, weights)[y]).astype(np.float32)
+
+    def _output_bias(self, y, weights):
+        loss = self._criterion()
+        if self.output_bias is None or type(loss) is not CrossEntropy:
+            return None
+        return prior(y, weights, len(self.classes_), loss.label_smoothing)
 
     def _as_given(self, y):
         return y.astype(np.int64) if self._several else self.classes_[y]

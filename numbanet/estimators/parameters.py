@@ -90,9 +90,9 @@ SHARED = by_name(
         """
         Initial weights of the last layer, if `layers` are widths. None: as `init` says. With "small" they have
         a hundredth of the standard deviation (after sigmoids a tenth), and biases are 0, so that an untrained network predicts
-        about the mean of y, or equal probabilities of all classes; with a loss that does not standardise y, about 0. On tables,
-        regressors learned more with it, and classifiers less (`python -m bench tables`). Under SGD a `GroupLasso` removes more
-        with it: hidden layers learn little before the last one has grown.""",
+        about the mean of y, or how often the classes occur (`output_bias`); with a loss that does not standardise y, about 0.
+        On tables, regressors learned more with it, and classifiers less (`python -m bench tables`). Under SGD a `GroupLasso`
+        removes more with it: hidden layers learn little before the last one has grown.""",
     ),
     Parameter(
         "dropout",

@@ -245,15 +245,15 @@ class Supervised(Fitting):
     def _sample(self):
         return self.input_shape_
 
-    def _start(self, X, weights, settings: FitSettings, model: Sequential | None = None) -> None:
+    def _start(self, data: Data, settings: FitSettings, model: Sequential | None = None) -> None:
         """Start with `model`; if it is None, with a new model."""
         fresh, self._streams = model is None, self._new_streams()
-        model = self._new_model(X, weights, settings) if model is None else model
+        model = self._new_model(data, settings) if model is None else model
         self._check_layers(model)
         self.loss_ = self._criterion()
         self._adopt(model, settings, (settings.batch_size, *self.input_shape_), fresh)
 
-    def _new_model(self, X, weights, settings) -> Sequential:
+    def _new_model(self, data: Data, settings: FitSettings) -> Sequential:
         if self._given_layers():
             model = Sequential(copy.deepcopy(list(self.layers)))
             if self.random_state is not None:
@@ -262,16 +262,21 @@ class Supervised(Fitting):
         if isinstance(self.layers, str):
             return Sequential(network(self.layers, self.input_shape_, self._outputs(), self._streams.weights))
         return build(
-            X,
-            weights,
-            (X.shape[1], *self._widths(), self._outputs()),
+            data.X,
+            data.weights,
+            (data.X.shape[1], *self._widths(), self._outputs()),
             self.activation,
             self.init,
             self.output_init,
+            self._output_bias(data.y, data.weights),
             settings.at_mean_rate,
             self._streams.weights,
             settings.device,
         )
+
+    def _output_bias(self, y, weights) -> np.ndarray | None:
+        """Return initial biases of the last layer, if `layers` are widths; None stands for those of `build`."""
+        return None
 
     def _check_layers(self, model: Sequential) -> None:
         """Raise ValueError unless the layers take the samples and have the right output shape."""

@@ -17,7 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.class_weight import compute_class_weight
 
-from numbanet import Linear, Net, NetRegressor, ReLU, RowDropout, Shuffle, Tanh, TileDropout
+from numbanet import CrossEntropy, Linear, Net, NetRegressor, ReLU, RowDropout, Shuffle, Tanh, TileDropout, ops
 from numbanet.datasets import load_digits
 from numbanet.estimators import build
 from numbanet_kernels.host import threads
@@ -99,8 +99,8 @@ def test_an_untrained_network_predicts_the_mean():
     weight, bias = (tensor.numpy() for tensor in list(small.model_.parameters())[2:])
     assert weight.std() == pytest.approx(0.01 * math.sqrt(2 / 301), rel=0.1) and np.abs(bias).max() < 1e-9
     assert small.predict(X) == pytest.approx(y.mean(), abs=0.2) and np.abs(large.predict(X) - y.mean()).max() > 1
-    probabilities = Net((300,), output_init="small", **options).fit(X, X[:, 0] > 1).predict_proba(X)
-    assert probabilities == pytest.approx(0.5, abs=0.02)
+    equal = Net((300,), output_init="small", output_bias=None, **options).fit(X, X[:, 0] > 1)
+    assert equal.predict_proba(X) == pytest.approx(0.5, abs=0.02)
     sigmoids = NetRegressor((300,), activation="sigmoid", **options).fit(X, y).model_[2].weight.numpy()
     assert sigmoids.std() == pytest.approx(0.1 * math.sqrt(2 / 301), rel=0.1)
     for wrong in ("zeros", np.ones(2)):
@@ -108,6 +108,33 @@ def test_an_untrained_network_predicts_the_mean():
             Net((3,), output_init=wrong).fit(X, X[:, 0] > 1)
     with pytest.raises(ValueError, match="there is no activation 'logistic'.*'logistic' is 'sigmoid' here"):
         Net((3,), activation="logistic").fit(X, X[:, 0] > 1)
+
+
+def test_an_untrained_classifier_predicts_how_often_classes_occur():
+    """By weight, each once more than it occurs; of several labels, how often each label does."""
+    X, options = np.random.default_rng(0).standard_normal((400, 20)), {"learning_rate": 1e-12, "epochs": 1, "random_state": 0}
+    y, options["output_init"] = np.repeat(["a", "b", "c"], [40, 60, 300]), "small"
+    weights = np.where(y == "b", 8e-3, 2e-3)  # their sum does not count
+    shares, by_weight = np.array([41, 61, 301]) / 403, np.array([1, 6, 7.5]) / 14.5
+    balanced, smooth = {"class_weight": "balanced"}, {"loss": CrossEntropy(label_smoothing=0.4)}
+    for more, given, expected in (
+        ({}, None, shares),
+        ({}, weights, (400 * by_weight + 1) / 403),
+        (balanced, None, np.full(3, 1 / 3)),
+        (smooth, None, 0.6 * shares + 0.4 / 3),
+        ({"loss": lambda output, target: ops.softmax_cross_entropy(output, labels=target)}, None, np.full(3, 1 / 3)),
+    ):
+        net = Net((30,), **options, **more).fit(X, y, sample_weight=given)
+        bias = np.float64(net.model_[-1].bias.numpy())
+        assert np.exp(bias) / np.exp(bias).sum() == pytest.approx(expected, rel=1e-5), more
+        assert bias.mean() == pytest.approx(0, abs=1e-6)
+        assert net.predict_proba(X) == pytest.approx(np.tile(expected, (400, 1)), abs=0.02)
+    first = Net((30,), **options).partial_fit(X[:2], y[:2], classes=["a", "b", "c"])
+    assert first.predict_proba(X) == pytest.approx(np.tile([0.6, 0.2, 0.2], (400, 1)), abs=0.02)
+    labels = np.stack([y == "a", y != "a"], axis=1).astype(int)
+    assert Net((30,), **options).fit(X, labels).predict_proba(X) == pytest.approx(np.tile([0.1, 0.9], (400, 1)), abs=0.02)
+    with pytest.raises(ValueError, match="output_bias must be 'prior' or None, got 'zeros'"):
+        Net((3,), output_bias="zeros").fit(X, y)
 
 
 def test_a_constant_first_call_of_partial_fit_warns():

@@ -18,6 +18,7 @@ from numbanet import (
     SparseLinear,
 )
 from numbanet.dropout import BatchwiseDropout, BlockSensitiveDropout, DynamicSparseGraph, RowSensitiveDropout
+from numbanet.estimators.classes import prior
 from numbanet.parallel import current, joint_scores, run_ranks
 from numbanet.parallel.checks import digest
 from numbanet.plans import IndexPlan
@@ -306,14 +307,17 @@ def test_shards_of_unequal_length_and_classes():
         own = rows[ranks.rank]
         net = Net((8,), epochs=2, batch_size=40, parallel=ranks, shard=True, **SETTINGS).fit(X[own], Y[own])
         other = NetRegressor((8,), epochs=1, batch_size=40, parallel=ranks, shard=True, **SETTINGS).fit(X[own], X[own, 0])
-        return net, other
+        still = Net((8,), batch_size=40, parallel=ranks, shard=True, **{**SETTINGS, "epochs": 1, "learning_rate": 1e-12})
+        return net, other, still.fit(X[own], Y[own]).model_[-1].bias.numpy()
 
-    (net, other), (net1, other1) = run_ranks(2, fit)
+    (net, other, bias), (net1, other1, bias1) = run_ranks(2, fit)
     every = np.concatenate(rows)
     assert net.classes_.tolist() == net1.classes_.tolist() == [0, 1, 2]
     assert all(np.array_equal(a, b) for a, b in zip(tensors(net).values(), tensors(net1).values()))
     np.testing.assert_allclose(other.target_mean_, X[every, 0].mean(), rtol=1e-5)
     np.testing.assert_allclose(other1.target_scale_, X[every, 0].std(), rtol=1e-5)
+    assert np.array_equal(bias, bias1)
+    np.testing.assert_allclose(bias, prior(Y[every], None, 3), rtol=1e-5)  # that of all samples
 
 
 def test_shards_of_a_text():

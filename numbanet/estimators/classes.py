@@ -1,0 +1,96 @@
+"""How often classes occur: their weights, and initial biases with which a new network predicts how often each occurs."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+
+from .joint import count, total
+from .parameters import Parameter
+
+OUTPUT_BIAS = Parameter(
+    "output_bias",
+    "prior",
+    '{"prior"} or None',
+    """
+        Initial biases of the last layer, if `layers` are widths and `loss` is cross-entropy. "prior": the logarithms of how
+        often the classes of y occur, so that the network need not learn that first; it predicts better if some are rare
+        (`python -m bench tables`). None: as `init` and `output_init` say.""",
+)
+
+
+def check_output_bias(value: Any) -> None:
+    """Raise ValueError if the parameter `output_bias` is invalid."""
+    if value is not None and not (isinstance(value, str) and value == "prior"):
+        raise ValueError(f"output_bias must be 'prior' or None, got {value!r}")
+
+
+def shares(y: np.ndarray, weights: np.ndarray | None, classes: int) -> np.ndarray:
+    """Return the share of each class among the samples of all ranks, as if each occurred once more than it does, so that none
+    is 0.
+
+    Parameters
+    ----------
+    y : (n,) int array
+        Class indices.
+    weights : (n,) array or None
+        Weights of the samples; only their ratios count.
+    classes : int
+    """
+    counts, n = total(np.bincount(y, weights, minlength=classes)), count(len(y))
+    return (counts * (n / counts.sum()) + 1) / (n + classes)
+
+
+def prior(y: np.ndarray, weights: np.ndarray | None, classes: int, smoothing: float = 0.0) -> np.ndarray:
+    """Return biases (C,), float32, with which a network whose last weights are 0 has the least cross-entropy: log(share) + c,
+    where c makes their mean 0, as softmax does not depend on it.
+
+    Parameters
+    ----------
+    y, weights, classes
+        As for `shares`. Of targets (n, C), which are 1 for the labels that a sample has, biases are log(share / (1 - share)).
+    smoothing : float
+        `label_smoothing` of the loss.
+    """
+    if y.ndim > 1:
+        every = np.array([shares(column.astype(np.int64), weights, 2) for column in y.T])
+        return np.log(every[:, 1] / every[:, 0]).astype(np.float32)
+    logs = np.log((1 - smoothing) * shares(y, weights, classes) + smoothing / classes)
+    return (logs - logs.mean()).astype(np.float32)
+
+
+def class_factors(class_weight: Any, classes: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the factor (C,) of the weights of the samples of each class.
+
+    Parameters
+    ----------
+    class_weight : dict or "balanced"
+        The parameter of `Net`; "balanced" gives every class the same total weight.
+    classes : (C,) array
+        The labels.
+    y : (n,) int array
+        Class indices.
+    weights : (n,) array
+
+    Raises
+    ------
+    ValueError
+        If `class_weight` is invalid.
+    """
+    if isinstance(class_weight, str) and class_weight == "balanced":
+        totals = total(np.bincount(y, weights, minlength=len(classes)))
+        return np.divide(totals.sum(), np.count_nonzero(totals) * totals, out=np.ones_like(totals), where=totals > 0)
+    if not isinstance(class_weight, dict):
+        raise ValueError(f"class_weight must be a dict, 'balanced' or None, got {class_weight!r}")
+    labels, unknown = classes.tolist(), [label for label in class_weight if label not in classes]
+    if unknown and not set(labels) <= set(class_weight):
+        raise ValueError(f"class_weight names {unknown}, which are not among the classes {labels}")
+    factors = np.array([class_weight.get(label, 1.0) for label in labels], object)
+    if not all(isinstance(factor, numbers.Real) for factor in factors):
+        raise ValueError(f"class_weight must hold numbers, got {class_weight!r}")
+    factors = factors.astype(np.float64)
+    if not (np.isfinite(factors).all() and (factors >= 0).all()):
+        raise ValueError(f"class_weight must be finite and not negative, got {class_weight!r}")
+    return factors
