@@ -6,6 +6,8 @@ BIN := .venv/bin
 WORKERS ?= 2
 # what tests and benchmarks of this checkout compile is kept here, by a digest of the sources (numbanet_kernels/runtime/files.py)
 export NUMBA_CACHE_DIR ?= $(CURDIR)/.venv/caches
+# the hundreds of processes that tests start read Python's compiled files, also where the environment forbids to write them
+check test test-all: export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo check test test-all mutants lint types docs release-check bench gpu clean
 .DELETE_ON_ERROR:
@@ -17,13 +19,14 @@ demo: .venv/ready-plots
 check: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --one-of-each -m "not alone and not long and not slow"
 
-# two workers of one thread each; tests that measure time or send signals run after the others, with nothing beside them.
+# two workers of one thread each; tests that measure time or send signals run after the others, with nothing beside them, and
+# of their files alone, because to import all takes longer than many of them (tests/conftest.py refuses the mark in another form).
 # make test runs a quarter of the cases of tests that have many, others after each commit; make test-all runs all, and long tests
 test: LONG = and not long
 test: ROTATE = --rotate 4
 test test-all: .venv/ready-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ROTATE) -m "not alone $(LONG)"
-	$(BIN)/python -m pytest $(ROTATE) -m "alone $(LONG)"
+	$(BIN)/python -m pytest $(ROTATE) -m "alone $(LONG)" $$(grep -rl --include='*.py' 'mark\.alone' tests)
 
 # do tests notice wrong lines? WORDS="conv lstm" chooses files
 mutants: .venv/ready-test

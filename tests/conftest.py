@@ -1,5 +1,6 @@
 """Tests of tensors run on the CPU, on the emulated device where NVVM is installed, and on CUDA where a card answers."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -36,6 +37,17 @@ def pytest_configure(config):
         except OSError:  # there is no git
             commit = ""
         config.option.rotate = f"{n}:{commit or 'all'}"
+
+
+def pytest_itemcollected(item):
+    """Refuse tests that are to run alone in a file where `make test` does not look for them."""
+    if item.get_closest_marker("alone") and "mark.alone" not in _text(item.path):
+        raise pytest.UsageError(f"{item.nodeid}: write pytest.mark.alone in its own file, where make test finds it")
+
+
+@functools.cache
+def _text(path):
+    return path.read_text(encoding="utf-8")
 
 
 def pytest_terminal_summary(terminalreporter, config):
