@@ -1,5 +1,6 @@
 """A policy, a layer, a data set and a suite are each one file and its export: help, docstrings, tables and plots follow."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -58,6 +59,23 @@ def run(options, results, say):
     results.add(rows)
     return rows
 '''
+IN_TURN = """
+import contextlib, io, json, runpy, sys
+said = []
+for kind, what, *arguments in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        sys.argv = [what, *arguments]
+        try:
+            if kind == "-c":
+                exec(what, {"__name__": "__main__"})
+            else:
+                runpy.run_module(what, run_name="__main__", alter_sys=True)
+        except SystemExit as left:
+            if left.code:
+                raise
+    said.append(out.getvalue())
+print(json.dumps(said))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +91,19 @@ def changed(tmp_path_factory):
     path.write_text(path.read_text(encoding="utf-8").replace("IMAGES = (", 'IMAGES = ("stripes", ', 1), encoding="utf-8")
     (folder / "bench/steps/nothing.py").write_text(SUITE.lstrip(), encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT)))}
+    place = "import numbanet; print(numbanet.__file__)"
 
-    def run(*arguments):
+    def run(*commands):
+        """What each command, a list of arguments of Python, prints: all in one process, which imports numbanet once."""
+        given = json.dumps([["-c", place], *commands])
         done = subprocess.run(
-            [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", IN_TURN, given], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
         )
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        where, *said = json.loads(done.stdout)
+        assert where.strip() == str(folder / "numbanet/__init__.py")
+        return said
 
-    assert run("-c", "import numbanet; print(numbanet.__file__)").strip() == str(folder / "numbanet/__init__.py")
     return run
 
 
@@ -97,83 +119,65 @@ def _export(folder, path, text, registry, name, module=None):
 
 @pytest.mark.slow
 def test_a_policy_stands_in_help_docstrings_tables_and_plots(changed):
-    assert "halves" in changed("-m", "numbanet", "train", "--help")
-    said = changed("-c", "from numbanet import *; print(HalvesDropout.name, Net.__doc__, LanguageModel.__doc__)")
-    assert said.startswith("halves") and said.count('"halves"') == 3  # of dropout twice, of recurrent_dropout once
-    assert '| `"halves"` | neurons: one half, of two | a quarter |' in changed(
-        "-c", "from bench.machinery import report; print(report.policies('', '', []))"
-    )
-    drawn = changed(
-        "-c",
-        """if True:
+    drawing = """if True:
         from numbanet import plots
         from bench.machinery.plots import COLOURS
         plots._save = lambda figure, path: print(*(line.get_color() + line.get_linestyle() + line.get_marker()
                                                    for line in figure.axes[0].lines))
         record = {"epoch": 1, "seconds": 1.0, "score": 0.5, "loss": 1.0}
         plots.learning_curves({"halves": [record]}, "a.png")
-        print(COLOURS["halves"])""",
+        print(COLOURS["halves"])"""
+    usage, docstrings, table, drawn, trained = changed(
+        ["-m", "numbanet", "train", "--help"],
+        ["-c", "from numbanet import *; print(HalvesDropout.name, Net.__doc__, LanguageModel.__doc__)"],
+        ["-c", "from bench.machinery import report; print(report.policies('', '', []))"],
+        ["-c", drawing],
+        ["-m", "numbanet", "train", "--dropout", "halves", "--layers", "8,8", "--epochs", "1", "--quiet"],
     )
+    assert "halves" in usage
+    assert docstrings.startswith("halves") and docstrings.count('"halves"') == 3  # of dropout twice, of recurrent_dropout once
+    assert '| `"halves"` | neurons: one half, of two | a quarter |' in table
     assert drawn == "#123456--h\n#123456\n"
-    out = changed("-m", "numbanet", "train", "--dropout", "halves", "--layers", "8,8", "--epochs", "1", "--quiet")
-    assert "halves" in out
+    assert "halves" in trained
 
 
 @pytest.mark.slow
 def test_a_layer_is_public_and_can_be_saved(changed):
-    assert (
-        changed(
-            "-c",
-            """if True:
+    code = """if True:
         import numpy as np
         from numbanet import Linear, Net, Twice
         X = np.random.default_rng(0).random((12, 3))
         net = Net([Linear(3, 4), Twice(), Linear(4, 2)], epochs=1, random_state=0).fit(X, np.arange(12) % 2)
         net.save("a.safetensors")
-        print(np.array_equal(Net.load("a.safetensors").predict_proba(X), net.predict_proba(X)))""",
-        )
-        == "True\n"
-    )
+        print(np.array_equal(Net.load("a.safetensors").predict_proba(X), net.predict_proba(X)))"""
+    assert changed(["-c", code]) == ["True\n"]
 
 
 @pytest.mark.slow
 def test_a_data_set_is_trained_on_and_predicted(changed):
-    assert "stripes" in changed("-m", "numbanet", "train", "--help")
-    out = changed(
-        "-m",
-        "numbanet",
-        "train",
-        "--data",
-        "stripes",
-        "--layers",
-        "16",
-        "--epochs",
-        "20",
-        "--batch-size",
-        "10",
-        "--dropout",
-        "none",
-        "--learning-rate",
-        "0.1",
-        "--quiet",
-        "--save",
-        "b.safetensors",
+    options = "--layers 16 --epochs 20 --batch-size 10 --dropout none --learning-rate 0.1 --quiet --save b.safetensors"
+    usage, trained, predicted = changed(
+        ["-m", "numbanet", "train", "--help"],
+        ["-m", "numbanet", "train", "--data", "stripes", *options.split()],
+        ["-m", "numbanet", "predict", "b.safetensors", "stripes"],
     )
-    assert "stripes" in out and "100.00%" in out
-    assert changed("-m", "numbanet", "predict", "b.safetensors", "stripes").split() == ["0", "1"] * 10
+    assert "stripes" in usage and "stripes" in trained and "100.00%" in trained
+    assert predicted.split() == ["0", "1"] * 10
 
 
 @pytest.mark.slow
 def test_a_suite_stands_in_the_list_in_help_and_in_the_page(changed):
-    assert "nothing " in changed("-m", "bench", "list") and "nothing" in changed("-m", "bench", "--help")
-    changed("-m", "bench", "nothing", "--json", "bench/results/nothing.json")
-    page = changed(
-        "-c",
-        """if True:
+    reported = """if True:
         from bench.machinery import report
         report.report()
-        print(report.PAGES[1].read_text(encoding="utf-8"))""",
+        print(report.PAGES[1].read_text(encoding="utf-8"))"""
+    names, usage, _, page = changed(
+        ["-m", "bench", "list"],
+        ["-m", "bench", "--help"],
+        ["-m", "bench", "nothing", "--json", "bench/results/nothing.json"],
+        ["-c", reported],
     )
+    assert "nothing " in names and "nothing" in usage
     assert "| `nothing` | Nothing, which takes no time. | `python -m bench nothing --json bench/results/nothing.json` |" in page
     assert "## `nothing`\n\nNothing, which takes no time.\n\n_cpu: " in page and "| a case | numbanet |" in page
 
