@@ -1,4 +1,4 @@
-"""A process that trains with checkpoints, for tests that kill it: python killed.py FOLDER SEED EPOCHS.
+"""What a process does that trains with checkpoints, for tests that kill it.
 
 It goes on from the folder if there is a checkpoint, counts its steps in the file FOLDER.steps, and writes its final state to
 FOLDER.npz.
@@ -6,7 +6,6 @@ FOLDER.npz.
 
 import os
 import struct
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +54,5 @@ def trained(folder, seed, epochs, **options):
         return net.fit(X[:300], y[:300], checkpoint=folder, every=EVERY, **options)
 
 
-if __name__ == "__main__":
-    folder, seed, epochs = sys.argv[1:]
-    np.savez(f"{folder}.npz", **final(trained(folder, int(seed), int(epochs))))
+def main(folder, seed, epochs):
+    np.savez(f"{folder}.npz", **final(trained(folder, seed, epochs)))
