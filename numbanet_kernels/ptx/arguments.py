@@ -61,6 +61,11 @@ def _too_much(static: int, dynamic: int, local: int) -> str:
     return ""
 
 
+def _fits(value: int, limits: np.iinfo) -> bool:
+    """Return True if an integer type can hold a value; one without a sign takes -1 for its largest value, as in C."""
+    return min(limits.min, -(1 << limits.bits - 1)) <= value <= limits.max
+
+
 def _misfit(argument: Any, dtype: str, axes: int | None, layout: str) -> str | None:
     """Return a text that says why an argument does not match its declaration; None if it does. The declaration has a dtype (if
     known), and, for an array, the number of axes and a layout.
@@ -71,6 +76,8 @@ def _misfit(argument: Any, dtype: str, axes: int | None, layout: str) -> str | N
         return f"is a {type(argument).__name__}, neither a NumPy array of numbers nor a number"
     if dtype and axes is None and (values.ndim or values.dtype.kind not in TAKEN.get(np.dtype(dtype).kind, "iub")):
         return f"is {kind}, not one {dtype}"
+    if dtype and axes is None and np.dtype(dtype).kind in "iu" and not _fits(int(argument), np.iinfo(dtype)):
+        return f"is {argument}, which {dtype} cannot hold"
     if axes is not None and (values.dtype != np.dtype(dtype) or values.ndim != axes or not isinstance(argument, np.ndarray)):
         return f"is {kind}, not an array of {dtype} with {axes} ax{'es' if axes > 1 else 'is'}"
     if values.ndim and layout in ORDERS and not values.flags[ORDERS[layout][0]]:

@@ -215,3 +215,23 @@ def test_columns_cost_sectors():
     x, y = numbered(32, 64), np.zeros((32, 1), F)
     assert run(scaled, x[:, 5:6], y, 1, block=(32, 1)).summary()["sectors"] == 32 + 4
     assert run(scaled, x[5:6, :32].T, y, 1, block=(32, 1)).summary()["sectors"] == 4 + 4
+
+
+@pytest.mark.parametrize(
+    "kind, value, held", [("i4", 2**31, None), ("i1", -129, None), ("u4", 2**32, None), ("u4", -1, 2**32 - 1)]
+)
+def test_integers_that_their_type_cannot_hold_are_refused(kind, value, held):
+    """On a card they lose their upper bits: 2**32 + 5 would be 5."""
+
+    @declare.kernel(f"void(f8[::1], {kind})")
+    def number(y, n):
+        if declare.cuda.threadIdx.x + declare.cuda.threadIdx.y == 0:
+            y[0] = n
+
+    y = np.zeros(1)
+    if held is None:
+        with pytest.raises(ptx.PtxError, match=rf"number: argument n is {value}, which u?int\d+ cannot hold"):
+            run(number, y, value)
+    else:
+        run(number, y, value)
+        assert y[0] == held
