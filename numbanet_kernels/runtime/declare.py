@@ -35,12 +35,12 @@ from typing import Any
 
 import llvmlite
 import numba
-from numba.core import event, sigutils, types
+from numba.core import event
 from numba.core.compiler_lock import global_compiler_lock
-from numba.np import numpy_support
 
 from . import driverless, files
 from .context import Scoped
+from .expect import declared, kinds_of
 from .interrupt import deferred
 
 try:
@@ -96,9 +96,15 @@ class Kernel:
     __getitem__ = __call__
 
     @functools.cached_property
+    def kinds(self) -> tuple[Any, ...]:
+        """The types of the arguments; raises TypeError if the signature cannot be read, or does not fit the function."""
+        return kinds_of(self.__name__, self.signature, inspect.signature(self.function).parameters)
+
+    @functools.cached_property
     def dispatcher(self) -> Any:
         """The dispatcher of Numba that compiles and launches; its machine code is cached on disk."""
-        return _cached(cuda.jit, self.signature, self.function, self.options, self._named())
+        signature = self.signature if self.kinds else "void()"  # `kinds` names what is wrong with it
+        return _cached(cuda.jit, signature, self.function, self.options, self._named())
 
     def _named(self) -> str | None:
         """Return what determines the machine code, apart from sources, signature and architecture; None if it is not known."""
@@ -109,9 +115,8 @@ class Kernel:
         """A list of (name, dtype, number of axes or None, layout) of each argument, such as ("x", "float32", 2, "C"); the
         elements of a tuple t are t[0], t[1], …; layouts are "C", "F" (Fortran order), "A" (any) and "" for a number.
         """
-        kinds, _ = sigutils.normalize_signature(self.signature)
         names = inspect.signature(self.function).parameters
-        return [found for name, kind in zip(names, kinds, strict=True) for found in _declared(name, kind)]
+        return [found for name, kind in zip(names, self.kinds, strict=True) for found in declared(name, kind)]
 
     def ptx(self, compute_capability: tuple[int, int], lines: bool = False) -> str:
         """Return the PTX text for a compute capability such as (8, 0). This needs NVVM (extra `cuda`), but no GPU and no
@@ -123,23 +128,13 @@ class Kernel:
 
         def compiled() -> str:
             with driverless.compiling_for(compute_capability):
-                text, _ = cuda.compile_ptx(self.function, self.signature, cc=compute_capability, lineinfo=lines, **self.options)
+                text, _ = cuda.compile_ptx(self.function, self.kinds, cc=compute_capability, lineinfo=lines, **self.options)
             return text.decode() if isinstance(text, bytes) else text
 
         if self.made_by is None:
             return compiled()
         decides = digest(PACKAGE), _compilers(), self.signature, sorted(self.options.items())
         return files.cached((self.made_by, compute_capability, lines), decides, compiled)
-
-
-def _declared(name: str, kind: Any) -> Iterator[tuple[str, str, int | None, str]]:
-    if isinstance(kind, types.BaseTuple):
-        for k, part in enumerate(kind):
-            yield from _declared(f"{name}[{k}]", part)
-    elif isinstance(kind, types.Array):
-        yield name, str(numpy_support.as_dtype(kind.dtype)), kind.ndim, kind.layout
-    else:
-        yield name, str(numpy_support.as_dtype(kind)), None, ""
 
 
 @functools.cache

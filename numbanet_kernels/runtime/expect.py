@@ -1,11 +1,15 @@
-"""Checks of the arguments of operations, before any computation, so that no loop or kernel reads or writes outside an array."""
+"""Checks of the arguments of operations, before any computation, so that no loop or kernel reads or writes outside an array,
+and of the signatures of kernels.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
+from numba.core import sigutils, types
+from numba.np import numpy_support
 
 FLOAT32, INT32, BOOL = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.bool_)
 
@@ -120,3 +124,32 @@ def _misfit(op: str, name: str, wanted: str, arrays: dict[str, Any]) -> str:
     if len(shapes) == 1:
         return f"{op}: {name} {shapes[name]} does not match {wanted}"
     return f"{op}: {', '.join(f'{other} {shape}' for other, shape in shapes.items())} do not match: {name} must be {wanted}"
+
+
+# --- signatures of kernels --------------------------------------------------------------------------------------------
+def kinds_of(kernel: str, signature: str, parameters: Collection[str]) -> tuple[Any, ...]:
+    """Return Numba's types of the arguments of a kernel; raise TypeError if its signature cannot be read, or does not have a
+    type for each of its parameters.
+    """
+    begin, example = f"@kernel: the signature of {kernel}, {signature!r},", 'such as "void(f4[:, ::1], i4)"'
+    try:
+        kinds, result = sigutils.normalize_signature(signature)
+    except Exception as error:  # Numba evaluates the text, which may raise anything
+        raise TypeError(f"{begin} cannot be read ({error}): write one {example}") from None
+    if result not in (None, types.void):
+        raise TypeError(f"{begin} says that it returns {result}, and kernels return nothing: write one {example}")
+    if len(kinds) != len(parameters):
+        names = ", ".join(parameters)
+        raise TypeError(f"{begin} has {len(kinds)} types, and the function has {len(parameters)} parameters, {names}")
+    return kinds
+
+
+def declared(name: str, kind: Any) -> Iterator[tuple[str, str, int | None, str]]:
+    """Yield the entries of `Kernel.arguments` for an argument of this type."""
+    if isinstance(kind, types.BaseTuple):
+        for k, part in enumerate(kind):
+            yield from declared(f"{name}[{k}]", part)
+    elif isinstance(kind, types.Array):
+        yield name, str(numpy_support.as_dtype(kind.dtype)), kind.ndim, kind.layout
+    else:
+        yield name, str(numpy_support.as_dtype(kind)), None, ""

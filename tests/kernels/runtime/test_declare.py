@@ -380,3 +380,18 @@ def test_counters_are_of_the_shape_that_is_asked_for(capsys):
         with pytest.raises(SystemExit, match="2"):
             cli.main(["kernels", "--counters", "add", "--shape", wrong])
         assert "argument --shape: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "signature, problem",
+    [
+        ("void(q4[::1])", r"cannot be read \(name 'q4' is not defined\): write one such as"),
+        ("i4(f4[::1])", "says that it returns int32, and kernels return nothing: write one such as"),
+        ("void(f4[::1], i4)", "has 2 types, and the function has 1 parameters, x"),
+    ],
+)
+def test_a_wrong_signature_is_named(signature, problem):
+    made = kernel(signature)(lambda x: None)
+    for use in (lambda: made.arguments, lambda: made.dispatcher, lambda: made.ptx((8, 0))):
+        with pytest.raises(TypeError, match=f"@kernel: the signature of <lambda>, {re.escape(repr(signature))}, {problem}"):
+            use()
