@@ -79,7 +79,8 @@ def test_a_section_without_results_is_left_out_until_there_are_some(results):
 
 def test_parameters_that_differ_from_another_estimators_are_listed():
     rows = report.parameters("NetRegressor", "Net", []).splitlines()[2:]
-    assert {row.split("`")[1] for row in rows} == {"output_init", "optimizer", "learning_rate", "loss", "class_weight"}
+    differ = {"output_init", "output_bias", "optimizer", "learning_rate", "loss", "class_weight"}
+    assert {row.split("`")[1] for row in rows} == differ
 
 
 def test_cases_in_which_a_kind_is_behind_conventional_dropout_are_listed():
