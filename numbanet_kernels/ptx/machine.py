@@ -21,7 +21,7 @@ import numpy as np
 
 from .arguments import array_of, packed
 from .counters import Counters, Uncounted
-from .fences import Fences, is_fence
+from .fences import Fences
 from .program import Program, PtxError
 from .spaces import WARP, Global, Private
 from .wave import Wave
@@ -84,7 +84,7 @@ class Launch:
         self.memory = Global([*arrays, *self.tables.values()], placed)
         # bytes: the parameters, packed by the caller
         self.parameters = arguments if isinstance(arguments, bytes) else packed(program, arguments, self.memory.address)
-        self.fences = Fences(math.prod(self.grid), math.prod(self.block)) if any(map(is_fence, program.instructions)) else None
+        self.fences = Fences(math.prod(self.grid), math.prod(self.block)) if program.fenced else None
         self.const = Private(1, program.places("const"))
         for variable in program.const.values():
             start = np.arange(variable.offset, variable.offset + len(variable.initial))

@@ -216,6 +216,13 @@ class Program:
         return {name for name in self.functions if any(name in self.reached(other) for other in self.functions[name].calls())}
 
     @functools.cached_property
+    def fenced(self) -> bool:
+        """Whether an instruction orders accesses of its thread, so that a launch notes fences."""
+        from .fences import is_fence
+
+        return any(map(is_fence, self.instructions))
+
+    @functools.cached_property
     def again(self) -> frozenset[int]:
         """The indices of the calls by which a function may be called again before it has returned."""
         calls = ((k, i) for k, i in enumerate(self.instructions) if i.opcode == "call" and called(i) in self.functions)

@@ -114,6 +114,8 @@ class Shadow:
         """Return `other`, a result of `last.conflict`, without those that fences order; None if nobody is left."""
         fences = who.fences
         for k in np.flatnonzero(other != NOBODY):
+            if not atomic and int(who.codes[k]) >> OF_BLOCK not in fences.acquires:
+                continue  # its block has acquired nothing that was released, so that no fence orders it after others
             now, code, unit = who.moment(k), int(other[k]), int(at[k])
             earlier = Moment(code, int(last.stamp[unit]), int(last.epoch[unit]), int(last.warp_epoch[unit]))
             one = code != EVERYWHERE and SEVERAL not in (code >> OF_WARP & 63, code & 63)
