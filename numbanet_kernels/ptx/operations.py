@@ -187,7 +187,7 @@ def _of_floats(op: str, m: Sequence[str], kind: str) -> tuple[str, list[str], Ca
             function = directed(op, rounding)
         elif rounding != "rn":
             return None
-        elif "approx" in m:
+        elif "approx" in m and (kind != "f64" or "ftz" in m):  # the assembler refines rsqrt.approx.f64 to within 1 ulp
             function = A.approximate(function, dtype)
         elif "NaN" in m:
             function = A.with_nan(function)

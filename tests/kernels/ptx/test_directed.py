@@ -65,6 +65,12 @@ def test_approximate_functions_of_float64_keep_its_range(name, function):
     assert not (found[:200].view(np.uint64) & 0xFFFFFFFF).any()
 
 
+def test_a_square_root_of_float64_with_subnormals_has_all_bits():
+    """It is libdevice's rsqrt, of which the programming guide states an error of at most 1 ulp."""
+    x = np.geomspace(1e-310, 1.7e308, 200)
+    np.testing.assert_array_max_ulp(each("rsqrt.approx.f64 %fd1, %fd11;", np.zeros(x.size), x), 1 / np.sqrt(x), 1)
+
+
 def test_the_reference_rounds_ties_to_even_and_overflows():
     from fractions import Fraction
 
