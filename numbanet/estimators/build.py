@@ -67,11 +67,12 @@ def build(
         small = output_init == "small" and not hidden
         biases, share = "zeros" if init == "he" or small else "uniform", SMALL_AFTER.get(activation, SMALL) if small else 1.0
         factor = share * variance_factors[i]
-        layers.append(Linear(n_in, n_out, init=own, bias_init=biases, variance_factor=factor, rng=rng, device=dev))
+        linear = Linear(n_in, n_out, init=own, bias_init=biases, variance_factor=factor, rng=rng, device=dev)
+        layers.append(linear)
         if hidden:
             layers.append(ACTIVATIONS[activation]())
-        elif output_bias is not None:
-            layers[-1].bias.assign(output_bias)
+        elif output_bias is not None and linear.bias is not None:
+            linear.bias.assign(output_bias)
     if dropout.mixes_features and variance_factors[0] < 1:
         layers.insert(0, Shuffle(rng.permutation(widths[0]), centre(X, weights)))
     return Sequential(layers)

@@ -367,7 +367,7 @@ class LanguageModel(Estimator):
         first.weight.assign(rng.uniform(-0.1, 0.1, (words, width)).astype(np.float32))
         if self.tied:
             last.weight = first.weight
-        if self.output_bias is not None:
+        if self.output_bias is not None and last.bias is not None:
             last.bias.assign(prior(symbols, None, words))
         alike = len(set(hidden)) == 1
         cells = (
