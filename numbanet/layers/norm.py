@@ -27,6 +27,7 @@ class BatchNorm(Layer):
     units = ("weight", "bias", "running_mean", "running_var")
     unitwise = True
     axes: ClassVar[tuple[int, ...]]  # the allowed numbers of axes of x
+    takes: ClassVar[str]  # the shapes of a sample, with a place for C, and the layer for other shapes
 
     def __init__(
         self,
@@ -84,7 +85,8 @@ class BatchNorm(Layer):
             return y if sampled is None else ops.compact_samples(y, plan=sampled)
         if samples < 2 and context.ranks is None:
             raise ValueError(
-                f"{type(self).__name__}: a batch in training needs more than one value for each channel, got x {x.shape}"
+                f"{type(self).__name__}: a batch in training needs more than one value for each channel, got x {x.shape}; "
+                "train with more samples in a batch (batch_size), or without this layer"
             )
 
         if self.momentum is None and channels is not None:
@@ -127,10 +129,13 @@ class BatchNorm(Layer):
 
     def cost(self, spec, plans):
         if len(spec.shape) not in self.axes or spec.shape[1] not in (None, self.num_features):
-            raise ValueError(f"{self!r}: its input is of shape {spec.shape[1:]} a sample")
+            raise ValueError(self._misfit(spec.shape[1:]))
         spec = spec._replace(plan=None if len(spec.shape) == 3 else spec.plan, differentiable=True)
         size = 4.0 * math.prod(n or 1 for n in spec.shape) * (1.0 if spec.plan is None else spec.plan.density)
         return Cost(0.0, 0.0, 2 * size, 3 * size), spec
+
+    def _misfit(self, shape):
+        return f"{self!r}: its input is of shape {tuple(shape)} a sample; it takes {self.takes.format(self.num_features)}"
 
     def commutes(self, plan):
         return isinstance(plan, (AxisPlan, BernoulliPlan)) or (isinstance(plan, SamplePlan) and plan.double)
@@ -183,15 +188,18 @@ class BatchNorm1d(BatchNorm):
     recordable = True
     unitwise = True
     axes = (2, 3)
+    takes = "(C,) or (C, L) with C = {}; for images (C, H, W) use BatchNorm2d"
 
     def forward(self, flow, context):
+        samples = flow.layout.samples if isinstance(flow.layout, PerSample) else None
+        if samples is None and flow.x.ndim not in self.axes:
+            raise ValueError(self._misfit(flow.dense().shape[1:]))
         if flow.x.ndim == 3 and flow.indices is not None:  # they are of the last axis, and the channels are the second one
             flow = flow.with_(flow.dense())
         if flow.x.ndim == 3:
             n, channels, length = flow.x.shape
             y = self.forward(flow._replace(x=flow.x.transpose(0, 2, 1).reshape(n * length, channels)), context)
             return y._replace(x=y.x.reshape(n, length, channels).transpose(0, 2, 1))
-        samples = flow.layout.samples if isinstance(flow.layout, PerSample) else None
         return flow._replace(x=self.normed(flow.x, flow.indices, context, samples))
 
 
@@ -212,10 +220,11 @@ class BatchNorm2d(BatchNorm):
     recordable = True
     unitwise = True
     axes = (4,)
+    takes = "images (C, H, W) with C = {}; for (C,) or (C, L) use BatchNorm1d"
 
     def forward(self, flow, context):
-        if flow.x.ndim != 4:
-            raise ValueError(f"{self!r}: its input is of shape {flow.x.shape[1:]} a sample; it takes (C, H, W)")
+        if flow.x.ndim not in self.axes:
+            raise ValueError(self._misfit(flow.dense().shape[1:]))
         flow = flow.images()
         rows = flow.x.reshape(math.prod(flow.x.shape[:3]), flow.x.shape[3])
         return flow._replace(x=self.normed(rows, flow.indices, context).reshape(*flow.x.shape))

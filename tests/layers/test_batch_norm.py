@@ -232,7 +232,14 @@ def test_statistics_move_with_the_layer(dev):
         (lambda: BatchNorm1d(3.5), "num_features must be a positive integer, got 3.5"),
         (lambda: BatchNorm1d(True), "num_features must be a positive integer, got True"),
         (lambda: BatchNorm1d(3, momentum=2), "momentum 2"),
-        (lambda: BatchNorm1d(3)(Tensor(np.ones((1, 3))), Context(training=True)), "more than one value"),
+        (
+            lambda: BatchNorm1d(3)(Tensor(np.ones((1, 3))), Context(training=True)),
+            r"more than one value for each channel, got x \(1, 3\); train with more samples in a batch \(batch_size\)",
+        ),
+        (
+            lambda: BatchNorm1d(3)(Tensor(np.ones((4, 3, 5, 5)))),
+            r"1d\(3\): its input is of shape \(3, 5, 5\) a sample; it takes \(C,\) or .* = 3; for images .* use BatchNorm2d",
+        ),
         (lambda: BatchNorm1d(3)(Tensor(np.ones((4, 2)))), r"x \(4, 2\) does not match 3 channels"),
     ],
 )

@@ -195,7 +195,7 @@ def test_scales_may_come_after_pooling_and_random_zeros_may_not():
         (
             lambda: BatchNorm2d(3).cost(ActivationSpec((4, 2, 5, 5)), Plans()),
             ValueError,
-            r"2d\(3\): its input is of shape \(2, 5, 5\)",
+            r"2d\(3\): its input is of shape \(2, 5, 5\) a sample; it takes images \(C, H, W\) with C = 3; .* use BatchNorm1d",
         ),
     ],
 )
