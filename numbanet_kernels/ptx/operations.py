@@ -151,7 +151,7 @@ def arithmetic(i: Instruction) -> tuple[str, list[str], Callable] | None:
         first, second = types(i)
         result = "s32" if "s32" in (first, second) else "u32"
         return result, [first, second, result], functools.partial(A.dotted, parts=int(op[2]), upper="hi" in m)
-    if op in ("mul24", "mad24"):
+    if op in ("mul24", "mad24") and "sat" not in m:
         function = functools.partial(A.product24, upper="hi" in m)
         return kind, [kind] * (2 if op == "mul24" else 3), lambda a, b, *c: sum(c, function(a, b))
     if (op in FLOATS or op in ("fma", "mad")) and kind in ("f16", "f32", "f64"):
@@ -160,12 +160,23 @@ def arithmetic(i: Instruction) -> tuple[str, list[str], Callable] | None:
         return _product(op, m, kind)
     if op not in BITS or ("sat" in m and (op not in ("add", "sub") or kind != "s32")):
         return None
+    if "relu" in m and (op not in ("min", "max") or kind != "s32"):
+        return None
     result, sources, function = BITS[op]
     if op == "testp":
         function = next(A.TESTS[name] for name in m if name in A.TESTS)
     elif "sat" in m:
         function = functools.partial(A.saturated_sum, subtract=op == "sub")
+    elif "relu" in m:
+        function = _not_negative(function)
+    elif "ftz" in m:  # of abs and neg
+        function = with_modifiers(function, m)
     return result.replace("t", kind), _sources(sources, kind), function
+
+
+def _not_negative(function: Callable) -> Callable:
+    """Return a function of integers whose negative results are replaced by 0 (.relu)."""
+    return lambda a, b: np.maximum(function(a, b), 0)
 
 
 def _sources(sources: str, kind: str) -> list[str]:
@@ -232,4 +243,6 @@ def _product(op: str, m: Sequence[str], kind: str) -> tuple[str, list[str], Call
 
     if op == "mul":
         return result, [kind, kind], function
+    if "sat" in m:  # mad.hi.sat.s32
+        return result, [kind, kind, result], lambda a, b, c: A.saturated_sum(function(a, b), c, subtract=False)
     return result, [kind, kind, result], lambda a, b, c: function(a, b) + c

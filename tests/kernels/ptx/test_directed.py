@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from numbanet_kernels.ptx import PtxError
 from tests.kernels.ptx.handwritten import each
 from tests.kernels.ptx.rounding import MODES, expected, rounded, some
 
@@ -101,6 +102,11 @@ CASES = {
     "sad.s32 %r1, %r11, %r12, %r13": lambda: [abs(a - b) + int(c) for a, b, c in zip(signed(A), signed(B), C)],
     "add.sat.s32 %r1, %r11, %r12": lambda: np.clip(np.add(signed(A), signed(B)), -(2**31), 2**31 - 1),
     "sub.sat.s32 %r1, %r11, %r12": lambda: np.clip(np.subtract(signed(A), signed(B)), -(2**31), 2**31 - 1),
+    "mad.hi.sat.s32 %r1, %r11, %r12, %r13": lambda: np.clip(
+        [(a * b >> 32) + c for a, b, c in zip(signed(A), signed(B), signed(C))], -(2**31), 2**31 - 1
+    ),
+    "min.relu.s32 %r1, %r11, %r12": lambda: np.maximum(np.minimum(signed(A), signed(B)), 0),
+    "max.relu.s32 %r1, %r11, %r12": lambda: np.maximum(np.maximum(signed(A), signed(B)), 0),
     "mul24.lo.u32 %r1, %r11, %r12": lambda: [(int(a) % 2**24) * (int(b) % 2**24) for a, b in zip(A, B)],
     "mul24.hi.u32 %r1, %r11, %r12": lambda: [(int(a) % 2**24) * (int(b) % 2**24) >> 16 for a, b in zip(A, B)],
     "mad24.lo.s32 %r1, %r11, %r12, %r13": lambda: [
@@ -123,6 +129,20 @@ CASES = {
 def test_integer_instructions(code):
     found = each(code + ";", np.zeros(200, np.uint32), A, B, C)
     np.testing.assert_array_equal(found, [int(v) % 2**32 for v in CASES[code]()])
+
+
+def test_signs_are_changed_of_flushed_numbers():
+    """A kernel with fastmath has these for abs(x) and -x."""
+    x = np.array([1e-40, -1e-40, 0, -0.0, 2, -2, np.inf], np.float32)
+    for name, wanted in (("abs", [0, 0, 0, 0, 2, 2, np.inf]), ("neg", [-0.0, 0, -0.0, 0, -2, 2, -np.inf])):
+        found = each(f"{name}.ftz.f32 %f1, %f11;", np.zeros(x.size, np.float32), x)
+        np.testing.assert_array_equal(found.view(np.uint32), np.array(wanted, np.float32).view(np.uint32))
+
+
+@pytest.mark.parametrize("code", ["mad24.hi.sat.s32 %r1, %r11, %r12, %r13", "add.relu.s32 %r1, %r11, %r12"])
+def test_modifiers_that_the_machine_lacks_are_refused(code):
+    with pytest.raises(PtxError, match="this machine does not know the instruction"):
+        each(code + ";", np.zeros(200, np.uint32), A, B, C)
 
 
 @pytest.mark.parametrize("name", ["add", "sub"])
