@@ -221,7 +221,7 @@ def _halves(op: str, m: Sequence[str], kind: str) -> tuple[str, list[str], Calla
         if found is None:
             if op not in ("neg", "abs"):
                 return None
-            found = one, [one], BITS[op][2]
+            found = one, [one], with_modifiers(BITS[op][2], m)
         count, function = len(found[1]), found[2]
     if kind == one:
         return "b16", ["b16"] * count, function

@@ -137,6 +137,9 @@ def test_signs_are_changed_of_flushed_numbers():
     for name, wanted in (("abs", [0, 0, 0, 0, 2, 2, np.inf]), ("neg", [-0.0, 0, -0.0, 0, -2, 2, -np.inf])):
         found = each(f"{name}.ftz.f32 %f1, %f11;", np.zeros(x.size, np.float32), x)
         np.testing.assert_array_equal(found.view(np.uint32), np.array(wanted, np.float32).view(np.uint32))
+        pairs = np.array([1e-7, -1e-7, 2, -2], np.float16).view(np.uint32)
+        flushed = np.array([wanted[0], wanted[1], *wanted[4:6]], np.float16).view(np.uint32)
+        np.testing.assert_array_equal(each(f"{name}.ftz.f16x2 %r1, %r11;", np.zeros(2, np.uint32), pairs), flushed)
 
 
 @pytest.mark.parametrize("code", ["mad24.hi.sat.s32 %r1, %r11, %r12, %r13", "add.relu.s32 %r1, %r11, %r12"])
