@@ -152,7 +152,7 @@ IN_ORDER = {"add": np.add, "min": np.minimum, "max": np.maximum, **LOGIC}
 def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
     """Return the function of an atomic instruction; threads change one address one after the other, by their numbers."""
     name = next((m for m in i.modifiers if m in CHANGES), None)
-    if name is None:
+    if name is None or any(isinstance(operand, tuple) for operand in i.operands):  # also of vectors (sm_90)
         raise PtxError("this machine does not know this atomic operation")
     change, kind, space = CHANGES[name], types(i)[-1], space_of(i)
     if kind in ("f16x2", "bf16", "bf16x2"):

@@ -142,6 +142,14 @@ def test_signs_are_changed_of_flushed_numbers():
         np.testing.assert_array_equal(each(f"{name}.ftz.f16x2 %r1, %r11;", np.zeros(2, np.uint32), pairs), flushed)
 
 
+@pytest.mark.parametrize(
+    "code", ["atom.global.add.v2.f32 {%f1, %f2}, [%rd1], {%f3, %f4}", "red.global.add.v2.f32 [%rd1], {%f3, %f4}"]
+)
+def test_atomic_operations_of_vectors_are_refused(code):
+    with pytest.raises(PtxError, match="this machine does not know this atomic operation"):
+        each(code + ";", np.zeros(200, np.uint32), A)
+
+
 @pytest.mark.parametrize("code", ["mad24.hi.sat.s32 %r1, %r11, %r12, %r13", "add.relu.s32 %r1, %r11, %r12"])
 def test_modifiers_that_the_machine_lacks_are_refused(code):
     with pytest.raises(PtxError, match="this machine does not know the instruction"):
