@@ -151,8 +151,8 @@ def test_processes_that_sigterm_ended_go_on_to_the_same_bits(tmp_path):
     assert status == 128 + signal.SIGTERM and "Traceback" not in errors, (status, errors)
     state = Net.resume(stopped / "run", callbacks=[], parallel="mpi")
     assert state._unfinished.state["optimizer"]["steps"] >= 20
-    for folder in (stopped, whole):
-        status, out, errors = ended(started(program, 2, folder, len(state.history_) + 2))
+    both = [started(program, 2, folder, len(state.history_) + 2) for folder in (stopped, whole)]  # at the same time
+    for status, _, errors in map(ended, both):
         assert status == 0, errors
     for rank in range(2):
         found, expected = (np.load(folder / f"{rank}.npz") for folder in (stopped, whole))
