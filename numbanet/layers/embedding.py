@@ -15,6 +15,8 @@ from .flow import DENSE, ActivationSpec, Columns, Cost, Symbols, Tags
 
 def sequence_lengths(ids: np.ndarray, padding: int) -> np.ndarray:
     """Return the lengths (N,) of the symbol sequences ids (N, T) without the padding at their ends; they are at least 1."""
+    if not ids.shape[1]:
+        return np.ones(len(ids), np.intp)
     real = ids != padding
     return np.where(real.any(axis=1), ids.shape[1] - np.argmax(real[:, ::-1], axis=1), 1)
 

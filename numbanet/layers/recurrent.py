@@ -157,7 +157,7 @@ class Recurrent(Layer, abc.ABC):
         flow = self._time_major(flow)
         steps, n, _ = flow.x.shape
         cells, shape = sum(self._layers(), ()), (self.num_layers * (1 + self.bidirectional), n, self.hidden_size)
-        given = () if state is None else tuple(state) if self.states > 1 else (state,)
+        given = () if state is None else tuple(state) if self.states > 1 and hasattr(state, "__len__") else (state,)
         found = [tuple(part.shape) if hasattr(part, "shape") else type_name(part) for part in given]
         if given and found != [shape] * self.states:
             name, count = type(self).__name__, self.states

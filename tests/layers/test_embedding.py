@@ -5,7 +5,22 @@ import pickle
 import numpy as np
 import pytest
 
-from numbanet import SGD, Context, Embedding, Flatten, Linear, Net, ReLU, RowDropout, Sequential, Tensor, WindowPlan, ops
+from numbanet import (
+    LSTM,
+    SGD,
+    Context,
+    Embedding,
+    Flatten,
+    Linear,
+    Net,
+    ReLU,
+    RowDropout,
+    Sequential,
+    Tensor,
+    WindowPlan,
+    device,
+    ops,
+)
 from numbanet.gradients import Packed
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
@@ -44,6 +59,13 @@ def test_embedding_equals_pytorchs(dev, rng):
 def test_ids_are_checked(dev, ids, error, message):
     with pytest.raises(error, match=message):
         ops.embedding(Embedding(9, 4, device=dev).weight, ids=ids)
+
+
+def test_sequences_without_time_steps_have_vectors_of_none_and_recurrent_layers_refuse_them():
+    ids = Tensor.wrap(np.zeros((4, 0), np.int32), device("cpu"))
+    assert Embedding(9, 3, padding_idx=0)(ids).shape == (4, 0, 3)
+    with pytest.raises(ValueError, match=r"LSTM: x \(4, 0, 3\) has no time steps"):
+        Sequential([Embedding(9, 3, padding_idx=0), LSTM(3, 2, batch_first=True)])(ids)
 
 
 @pytest.mark.parametrize("sizes, name", [((3.0, 2), "num_embeddings"), ((3, 0), "embedding_dim")])

@@ -344,6 +344,7 @@ def test_directions_are_two():
             ValueError,
             "LSTM: states .* 2 of them",
         ),
+        (lambda: LSTM(2, 3)(Tensor(np.ones((2, 2, 2))), 5), ValueError, r"LSTM: states .* \(1, 2, 3\), 2 of them, got int"),
         (
             lambda: LSTM(2, 3, bidirectional=True)(Tensor(np.ones((2, 2, 2))), [Tensor(np.ones((1, 2, 3)))] * 2),
             ValueError,
