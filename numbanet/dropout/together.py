@@ -84,7 +84,21 @@ class Together(Dropout):
         return self.of(site).caution(site)
 
     def cautions(self, model):
-        return [message for policy in self.policies for message in policy.cautions(model)]
+        """Return the warnings of the policies, and one if windows of recurrent inputs cannot be those of the outputs."""
+        messages = [message for policy in self.policies for message in policy.cautions(model)]
+        outputs = next((policy for policy in self.policies if policy.kind == "output"), None)
+        windows, rate = isinstance(outputs, WindowDropout), getattr(outputs, "rate", 0.0)
+        for policy in self._following():
+            if policy.rate and (not windows or (rate and rate != policy.rate and not isinstance(rate, tuple))):
+                messages.append(
+                    f"window: recurrent inputs keep windows of their own at a rate of {policy.rate}, because outputs have no "
+                    "windows of this rate; recurrent_sampling='outputs' needs dropout='window' and equal rates"
+                )
+        return messages
+
+    def _following(self) -> list[WindowDropout]:
+        """Return the policies of recurrent inputs whose windows are those of the outputs."""
+        return [policy for policy in self.policies if isinstance(policy, WindowDropout) and policy.as_outputs]
 
     def variance_factors(self, layers):
         return self.policies[0].variance_factors(layers)
@@ -94,7 +108,7 @@ class Together(Dropout):
 
     def plans(self, model, rng):
         drawn = super().plans(model, rng)
-        following = [policy for policy in self.policies if isinstance(policy, WindowDropout) and policy.as_outputs]
+        following = self._following()
         rates = {site.path: self.rate_of(site) for site in self.sites(model)} if following else {}
         for site in (site for policy in following for site in policy.sites(model)):
             (layer, dot, name), (units, rows) = site.path.rpartition("."), site.shape

@@ -1,5 +1,7 @@
 """Windows of units in recurrent layers: the values and gradients of an IndexPlan with the same units, and less work."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -117,6 +119,16 @@ def test_other_policies_keep_their_own_units(other):
     both = Tree(Sequential([LSTM(10, 10, bidirectional=True, rng=1), Linear(20, 9, rng=2)]))
     policy = Together(WindowDropout(0.5), recurrent(WindowDropout(0.5), as_outputs=True))
     assert not any(isinstance(plan, UnitWindow) for plan in policy.plans(both, rng).values())
+
+
+@pytest.mark.parametrize("dropout, rate, said", [("none", 0.25, 1), ("window", 0.5, 1), ("rdp", 0.25, 1), ("window", 0.25, 0)])
+def test_windows_that_do_not_follow_the_outputs_are_named(dropout, rate, said):
+    """`recurrent_dropout_rate` is 0.25 by default, and `dropout_rate` is 0.5."""
+    options = {"dropout": dropout, "dropout_rate": rate, "recurrent_dropout": "window", "recurrent_sampling": "outputs"}
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        LanguageModel((16,), epochs=1, batch_size=4, steps=7, random_state=0, **options).fit("a b c d".split() * 20)
+    assert sum("windows of their own" in str(w.message) for w in seen) == said
 
 
 class HoldsRecurrent(Layer):
