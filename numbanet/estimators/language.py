@@ -29,7 +29,7 @@ from ..training.data import Data
 from ..training.loop import train
 from ..training.run import Run
 from ..training.stepper import Stepper
-from ..training.task import LanguageModelling
+from ..training.task import LanguageModelling, perplexity
 from ..training.validation import Validation
 from ..user_warnings import warn
 from .base import Estimator
@@ -165,11 +165,11 @@ class LanguageModel(Estimator):
     @deferred
     def perplexity(self, tokens: Iterable[Any]) -> float:
         """Return exp(mean cross-entropy) of a text. It is 1 for perfect predictions, and n for a model that gives n words the
-        same probability.
+        same probability. It is at most exp(700), as in `history_`.
 
         The text is read as in training, in `batch_size` segments (fewer if it is short), each from states of zero.
         """
-        return math.exp(-self.score(tokens))
+        return perplexity(-self.score(tokens))
 
     @deferred
     def score(self, tokens: Iterable[Any]) -> float:
@@ -303,7 +303,7 @@ class LanguageModel(Estimator):
         try:
             return self.vocabulary_.encode(checked_tokens(tokens, least))
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{name}: {error}") from error
+            raise type(error)(f"{name}: {str(error).removeprefix('text: ')}") from error
 
     def _symbols(self, tokens: Iterable[Any], new: bool) -> np.ndarray:
         """Return the symbols of a training text; if `new`, make the vocabulary from this text."""

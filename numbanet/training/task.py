@@ -363,5 +363,10 @@ class LanguageModelling(Task):
 
     def figures(self, record, samples):
         losses = {"perplexity": record["loss"], "validation_perplexity": record.get("validation_loss", math.nan)}
-        figures = {name: math.exp(min(loss, 700.0)) for name, loss in losses.items() if not math.isnan(loss)}
+        figures = {name: perplexity(loss) for name, loss in losses.items() if not math.isnan(loss)}
         return {**figures, "tokens_per_second": samples / max(record["seconds"], 1e-9)}
+
+
+def perplexity(loss: float) -> float:
+    """Return exp(loss), for a loss above 700 exp(700), because the exponential of larger numbers is no float64."""
+    return math.exp(min(loss, 700.0))

@@ -108,6 +108,13 @@ def test_memory_is_carried_from_word_to_word():
     assert model.perplexity(TEXT) == before
 
 
+def test_perplexities_too_large_for_a_number_are_those_of_the_history():
+    model = fitted(epochs=1)
+    model.model_.layers[-1].bias.assign(np.where(np.arange(len(model.vocabulary_)) == 0, 2000.0, 0.0).astype(np.float32))
+    text = [word for word in TEXT if word != model.vocabulary_.words[0]]
+    assert model.score(text) < -1000 and model.perplexity(text) == math.exp(700)
+
+
 @pytest.mark.parametrize("recurrent_dropout", ["none", NoDropout()])
 def test_a_sampling_that_draws_nothing_is_named(recurrent_dropout):
     options = {"recurrent_dropout": recurrent_dropout, "recurrent_sampling": "step"}
@@ -213,9 +220,9 @@ def test_what_cannot_be_learned_is_refused(options, tokens, error, message):
 @pytest.mark.parametrize(
     "call, error, message",
     [
-        (lambda m: m.perplexity(["cat"]), ValueError, "at least 2"),
+        (lambda m: m.perplexity(["cat"]), ValueError, "^text: at least 2"),
         (lambda m: m.perplexity([1, 2]), TypeError, "words"),
-        (lambda m: m.generate([], 3), ValueError, "prompt"),
+        (lambda m: m.generate([], 3), ValueError, "^prompt: at least 1"),
         (lambda m: m.generate(["cat"], 0), ValueError, "n must be"),
         (lambda m: m.generate(["cat"], 2, temperature=-1), ValueError, "temperature"),
         (lambda m: m.predict_next(["cat"], 99), ValueError, "at most"),
