@@ -51,10 +51,8 @@ def check_grad(
         If no input requires a gradient.
     """
     rng, worst = np.random.default_rng(seed), 0.0
-    if isinstance(inputs, Tensor):
+    if isinstance(inputs, Tensor) or not all(isinstance(x, Tensor) for x in inputs):
         raise TypeError("check_grad: inputs must be a list of tensors; for one tensor x write [x]")
-    if not all(isinstance(x, Tensor) for x in inputs):
-        raise TypeError("check_grad: the inputs must be tensors")
     checked = [i for i, x in enumerate(inputs) if x.requires_grad]
     if not checked:
         raise ValueError("check_grad: none of the inputs requires a gradient")
