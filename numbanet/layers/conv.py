@@ -30,7 +30,9 @@ def positions_of(layer: Layer, spec: ActivationSpec, window: Window, channels: i
         what = f"{layer!r}: it takes images ({channels}, H, W), and its input is of shape {spec.shape[1:]} a sample"
         gray = "; for images of one channel give X[:, None], or set the estimator's image_shape"
         flat = f"; flat samples become images by the estimator's image_shape=({channels}, H, W)"
-        raise ValueError(what + gray * (len(spec.shape) == 3 and channels == 1) + flat * (len(spec.shape) == 2))
+        given = len(spec.shape) == 4 and not spec.differentiable  # images as the user gave them
+        last = "; channels come first: X.transpose(0, 3, 1, 2)" * (given and spec.shape[3] == channels)
+        raise ValueError(what + gray * (len(spec.shape) == 3 and channels == 1) + flat * (len(spec.shape) == 2) + last)
     positions = window.positions(*(n or 0 for n in spec.shape[2:]))
     if not min(positions):
         raise ValueError(f"{layer!r}: its window is larger than the images {spec.shape[2:]} with their padding")

@@ -196,6 +196,7 @@ def convolution(*arguments, **options):
         (convolution(1, 4, 13), {}, (1, 12, 12), r"Conv2d\(1, 4, 13\): its window is larger than the images \(12, 12\)"),
         (convolution(3, 4, 3), {}, (1, 12, 12), r"Conv2d\(3, 4, 3\): it takes images \(3, H, W\).*\(1, 12, 12\) a sample"),
         (convolution(1, 4, 3), {}, (144,), r"Conv2d\(1, 4, 3\): it takes images .*image_shape=\(1, H, W\)$"),
+        (convolution(3, 4, 3), {}, (12, 12, 3), r"Conv2d\(3, 4, 3\): .*; channels come first: X.transpose\(0, 3, 1, 2\)$"),
         (convolution(1, 4, 3), {}, (1, 12, 12), r"Linear\(4, 4\): it takes 4 features, and its input has \(400,\)"),
         ([Conv2d(1, 4, 12), MaxPool2d(2), Flatten(), Linear(4, 4)], {}, (1, 12, 12), r"MaxPool2d.*1 x 1 pixels"),
         (
