@@ -222,7 +222,6 @@ def _text_epochs(chosen: dict[str, Any], variant: dict[str, Any], seed: int, dat
     from numbanet import LanguageModel
 
     words, held = data
-    variant = {"output_bias": None, **variant}
     model = LanguageModel(
         tuple(chosen["lstm"]),
         vocabulary_size=chosen["vocabulary"],

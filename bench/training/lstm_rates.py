@@ -1,8 +1,7 @@
 """Learning rate and clipping of language models: perplexity after one epoch, when large steps oscillate, and after the last.
 
 The texts are the first 50,000 and 200,000 words of WikiText-2, with a vocabulary of 2000 words. Two layers of 128 units, no
-dropout, no schedule, three seeds: the defaults of `LanguageModel`, except for its size and, where it is not named, for
-output_bias: None.
+dropout, no schedule, three seeds: the defaults of `LanguageModel`, except for its size.
 """
 
 from __future__ import annotations
@@ -40,11 +39,6 @@ def experiments(options: Options) -> list[Experiment]:
                 functools.partial(dict, dropout="none"),
             )
             for rate, clip in STEPS
-        ]
-        name, variant = 'with output_bias="prior"', functools.partial(dict, dropout="none", output_bias="prior")
-        every += [
-            Experiment({**chosen, "learning_rate": rate, "clip_norm": clip}, f"{rate:g}, clipped to {clip:g}, {name}", variant)
-            for rate, clip in STEPS[2:3]
         ]
     return every
 

@@ -33,7 +33,6 @@ from ..training.task import LanguageModelling, perplexity
 from ..training.validation import Validation
 from ..user_warnings import warn
 from .base import Estimator
-from .classes import check_output_bias, prior
 from .joint import text_of_all
 from .language_parameters import PARAMETERS
 from .parameters import documented, storing
@@ -134,7 +133,7 @@ class LanguageModel(Estimator):
         if going is not None:
             self._start_again(settings, (self.steps, self.batch_size), None, arguments)
         else:
-            self._start(symbols, settings, self.model_ if trained else None)
+            self._start(settings, self.model_ if trained else None)
         run, data = self._prepare(symbols, settings, settings.epochs, trained, validation)
         if saver:
             saver.join(run, data)
@@ -157,7 +156,7 @@ class LanguageModel(Estimator):
         if trained:
             self._warn_of_sparsity()
         else:
-            self._start(symbols, settings)
+            self._start(settings)
         train(*self._prepare(symbols, settings, 1, trained))
         return self
 
@@ -252,7 +251,6 @@ class LanguageModel(Estimator):
 
     # --- checking -----------------------------------------------------------------------------------------------------
     def _settings(self, dropout, dropout_rate):
-        check_output_bias(self.output_bias)
         for name in ("hidden", "embedding", "steps", "vocabulary_size"):
             value = getattr(self, name)
             for size in value if isinstance(value, Sequence) and name == "hidden" and len(value) else (value,):
@@ -326,10 +324,10 @@ class LanguageModel(Estimator):
         return (1,)  # one word
 
     # --- building -----------------------------------------------------------------------------------------------------
-    def _start(self, symbols: np.ndarray, settings: FitSettings, model: Sequential | None = None) -> None:
+    def _start(self, settings: FitSettings, model: Sequential | None = None) -> None:
         """Start with `model`; if it is None, with a new model."""
         fresh, self._streams = model is None, self._new_streams()
-        self._adopt(self._layers(symbols) if model is None else model, settings, (self.steps, self.batch_size), fresh)
+        self._adopt(self._layers() if model is None else model, settings, (self.steps, self.batch_size), fresh)
         if self.recurrent_sampling != "sequence" and policy(self.recurrent_dropout).name == "none":
             warn(f"recurrent_sampling={self.recurrent_sampling!r} has no effect if recurrent_dropout is 'none': choose 'rdp'")
 
@@ -359,7 +357,7 @@ class LanguageModel(Estimator):
         scorer = settings.scorer
         return Validation(Data(symbols, symbols), None if scorer is None else lambda: scorer(self, tokens))
 
-    def _layers(self, symbols: np.ndarray) -> Sequential:
+    def _layers(self) -> Sequential:
         """Return new layers with small, uniformly distributed weights, as in Zaremba et al."""
         hidden, rng, words = self._hidden(), self._streams.weights, len(self.vocabulary_)
         width = hidden[-1] if self.tied else self.embedding or hidden[0]
@@ -367,8 +365,6 @@ class LanguageModel(Estimator):
         first.weight.assign(rng.uniform(-0.1, 0.1, (words, width)).astype(np.float32))
         if self.tied:
             last.weight = first.weight
-        if self.output_bias is not None and last.bias is not None:
-            last.bias.assign(prior(symbols, None, words))
         alike = len(set(hidden)) == 1
         cells = (
             [LSTM(width, hidden[0], len(hidden), rng=rng)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..dropout import POLICIES
-from .classes import OUTPUT_BIAS
 from .parameters import SHARED, Parameter, by_name, choices
 
 DROPOUTS = {
@@ -56,12 +55,6 @@ OWN = by_name(
         """
         If True, the last layer shares its weight with the embedding (Press & Wolf 2017); `embedding` must then be the last
         layer's width.""",
-    ),
-    OUTPUT_BIAS._replace(
-        text="""
-        Initial biases of the last layer. "prior": the logarithms of how often the words of the text occur, which a model
-        otherwise learns first; it predicts better after as many epochs (`python -m bench lstm-rates`). None: uniformly
-        distributed."""
     ),
     Parameter(
         "recurrent_dropout",

@@ -217,11 +217,10 @@ def test_rates_are_compared_after_the_first_and_the_last_epoch(tmp_path, monkeyp
         return original("sequential")
 
     found = lstm_rates.experiments(Options())
-    assert len({experiment.key for experiment in found}) == len(found) == 10
+    assert len({experiment.key for experiment in found}) == len(found) == 8
     assert {experiment.settings["epochs"] for experiment in found} >= {LanguageModel().epochs}
     rate, norm = LanguageModel.rates["sgd"], LanguageModel().clip_norm
-    name, way = f"{rate:g}, clipped to {norm:g}", f'with output_bias="{LanguageModel().output_bias}"'
-    assert {name, f"{name}, {way}"} <= {experiment.name for experiment in found}
+    assert f"{rate:g}, clipped to {norm:g}" in {experiment.name for experiment in found}
     monkeypatch.setattr(joblib, "parallel_config", here)
     monkeypatch.setattr(training, "train", train)
     monkeypatch.setattr(lstm_rates, "TEXTS", {500: 3})

@@ -70,22 +70,6 @@ def test_perplexity_is_that_of_the_formula():
     assert model.perplexity(TEXT) == pytest.approx(math.exp(np.mean(losses)), rel=1e-5)
 
 
-def test_an_untrained_model_predicts_how_often_words_occur():
-    counts = {"a": 60, "b": 30, "c": 9}
-    text, options = [word for word, n in counts.items() for _ in range(n)], {**FAST, "learning_rate": 1e-12, "epochs": 1}
-    model, without = (LanguageModel((4,), **options, **more).fit(text) for more in ({}, {"output_bias": None}))
-    expected = np.array([61, 31, 10, 1]) / 103  # each once more than it occurs, the unknown word among them
-    assert model.vocabulary_.words == ("a", "b", "c", "<unk>")
-    logits = np.float64(model.model_[-1].bias.numpy())
-    assert np.exp(logits) / np.exp(logits).sum() == pytest.approx(expected, rel=1e-5) and logits.mean() == pytest.approx(
-        0, abs=1e-6
-    )
-    assert model.predict_proba(["a"]) == pytest.approx(expected, abs=0.05)
-    assert np.abs(without.model_[-1].bias.numpy()).max() < 1 and np.ptp(without.predict_proba(["a"])) < 0.4
-    with pytest.raises(ValueError, match="output_bias must be 'prior' or None"):
-        LanguageModel((4,), output_bias=True).fit(text)
-
-
 def test_words_that_follow():
     model = LanguageModel((16,), **{**FAST, "epochs": 15}).fit(TEXT)
     assert model.predict_next(["sat"]) == ["on"]

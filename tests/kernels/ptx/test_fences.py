@@ -62,6 +62,21 @@ def test_accesses_that_are_fences_themselves(set_it, right):
             run(body, np.zeros(3, np.uint32), threads=1, blocks=2)
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_an_atomic_instruction_has_read_is_read_again(waits):
+    """In a kernel with a fence elsewhere, which notes who has read which location; without it, no order is looked for."""
+    body = HAND_OVER.format(fence="", set="red.global.add.u32 [%rd0], 1;", get="atom.global.add.u32 %r2, [%rd0], 0;")
+    body = body.replace("st.global.u32 [%rd0+4], 7;", "").replace("[%rd0+4]", "[%rd0]").replace("DONE:", "DONE: membar.gl;")
+    memory = np.zeros(3, np.uint32)
+    if waits:
+        run(body, memory, threads=1, blocks=2)
+        np.testing.assert_array_equal(memory, [1, 0, 1])
+    else:  # block 1 reads a location that it has not seen changed
+        body = body.replace("atom.global.add.u32 %r2, [%rd0], 0;", "mov.u32 %r2, 1;")
+        with pytest.raises(ptx.PtxError, match="race: read here, and changed"):
+            run(body, memory, threads=1, blocks=2)
+
+
 def at(block, stamp, epoch=0, lane=0, warp_epoch=0):
     return Moment(block << 12 | lane, stamp, epoch, warp_epoch)
 
