@@ -21,7 +21,10 @@ from . import BATCH, TOLERANCE, mlp_model
 from .mpi_ranks import RankTask, numbanet_ranks, torch_ranks
 
 SUITE = "mpi"
-RECORDED = ("--against torch --json bench/results/mpi.json", "--only apart --json bench/results/mpi-apart.json")
+RECORDED = (
+    "--against torch --json bench/results/mpi.json",
+    "--only '2 ranks apart|efficiency of 2' --json bench/results/mpi-apart.json",
+)
 HIDDEN, RATE, RANKS = 4096, 0.7, (2, 4)
 QUICK_HIDDEN = 64
 FEWER_STEPS = 4  # n steps of a turn; one of DDP takes more than a second
