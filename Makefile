@@ -26,7 +26,7 @@ test: LONG = and not long
 test: ROTATE = --rotate 4
 test test-all: .venv/ready-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ROTATE) -m "not alone $(LONG)"
-	$(BIN)/python -m pytest $(ROTATE) -m "alone $(LONG)" $$(grep -rl --include='*.py' 'mark\.alone' tests)
+	$(BIN)/python -m pytest $(ROTATE) -m "alone $(LONG)" $$(grep -rl --include='test_*.py' 'mark\.alone' tests | sort)
 
 # do tests notice wrong lines? WORDS="conv lstm" chooses files
 mutants: .venv/ready-test

@@ -66,7 +66,7 @@ class Dropout(abc.ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if not hasattr(cls, "name"):
+        if getattr(cls, "name", None) in (None, *(base.__name__ for base in cls.__mro__[1:])):  # nobody has named it
             cls.name = cls.__name__
         if "makes" not in vars(cls) and {"plan", "choose", "choose_from_flow"} & vars(cls).keys():
             cls.makes = None

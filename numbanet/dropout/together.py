@@ -89,10 +89,10 @@ class Together(Dropout):
         outputs = next((policy for policy in self.policies if policy.kind == "output"), None)
         windows, rate = isinstance(outputs, WindowDropout), getattr(outputs, "rate", 0.0)
         for policy in self._following():
-            if policy.rate and (not windows or (rate and rate != policy.rate and not isinstance(rate, tuple))):
+            if policy.rate and (not windows or {*_each(rate)} != {*_each(policy.rate)}):
                 messages.append(
-                    f"window: recurrent inputs keep windows of their own at a rate of {policy.rate}, because outputs have no "
-                    "windows of this rate; recurrent_sampling='outputs' needs dropout='window' and equal rates"
+                    "window: recurrent inputs keep windows of their own, because outputs have no windows of their rate; "
+                    "recurrent_sampling='outputs' needs dropout='window' and equal rates"
                 )
         return messages
 
@@ -195,3 +195,8 @@ def recurrent(policy: Dropout, steps: int | None = None, as_outputs: bool = Fals
     if as_outputs:
         changes["as_outputs"] = True
     return policy.changed(kind="recurrent", **changes)
+
+
+def _each(rate: Any) -> tuple[Any, ...]:
+    """Return one rate for each layer, or the one of all."""
+    return rate if isinstance(rate, tuple) else (rate,)

@@ -11,7 +11,7 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from ..device import Device
-from ..dropout import POLICIES, Dropout, NoDropout, SkewNormalSchedule, Together
+from ..dropout import Dropout, NoDropout, SkewNormalSchedule, Together
 from ..layers import Sequential, to
 from ..parallel import current
 from ..parallel.checks import agreed
@@ -315,11 +315,6 @@ class Estimator(Settings):
         if type(chosen) is NoDropout and chosen.rate not in (0, SHARED["dropout_rate"].default):
             said = f"dropout_rate={chosen.rate!r} drops nothing if dropout is 'none': choose 'window', 'rdp' or 'bernoulli'"
             warn(said, in_searches=False)
-        elif type(self.dropout) is type(chosen) and self.dropout_rate not in [SHARED["dropout_rate"].default]:
-            name = f"dropout={chosen.name!r}" if chosen.name in POLICIES else "the rate to the policy"
-            warn(
-                f"dropout_rate={self.dropout_rate!r} is not used: a {type(chosen).__name__} has a rate of its own; give {name}"
-            )
         policies = {tuple(part.rate for part in _parts(policy)): policy for policy in map(chosen.at, epochs)}.values()
         dropping = [part.rate for part in _parts(chosen) if type(part) is not NoDropout]
         rates = [rate for given in dropping for rate in (given if isinstance(given, tuple) else (given,))]

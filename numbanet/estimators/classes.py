@@ -37,10 +37,11 @@ def shares(y: np.ndarray, weights: np.ndarray | None, classes: int) -> np.ndarra
     y : (n,) int array
         Class indices.
     weights : (n,) array or None
-        Weights of the samples; only their ratios count.
+        Weights of the samples; only their ratios count, and samples of weight 0 do not.
     classes : int
     """
-    counts, n = total(np.bincount(y, weights, minlength=classes)), count(len(y))
+    counts = total(np.bincount(y, weights, minlength=classes))
+    n = count(len(y) if weights is None else np.count_nonzero(weights))
     return (counts * (n / counts.sum()) + 1) / (n + classes)
 
 

@@ -80,19 +80,20 @@ SHARED = by_name(
         '{"he", "glorot", "fan_in"}',
         """
         Distribution of initial weights, if `layers` are widths (`Linear`). With "glorot", as in scikit-learn, and "fan_in", as
-        in PyTorch, biases are uniform. With "he", biases are 0; layers before ReLU and GELU have He's distribution, and the
-        others have Glorot's. On tables of few features, networks with "he" predicted worse (`python -m bench tables`).""",
+        in PyTorch, biases are uniform. With "he", biases are 0 (a classifier's last ones: `output_bias`); layers before ReLU
+        and GELU have He's distribution, and the others have Glorot's. On tables of few features, networks with "he" predicted
+        worse (`python -m bench tables`).""",
     ),
     Parameter(
         "output_init",
         None,
         '{"small"} or None',
         """
-        Initial weights of the last layer, if `layers` are widths. None: as `init` says. With "small" they have
-        a hundredth of the standard deviation (after sigmoids a tenth), and biases are 0, so that an untrained network predicts
-        about the mean of y, or how often the classes occur (`output_bias`); with a loss that does not standardise y, about 0.
-        On tables, regressors learned more with it, and classifiers less (`python -m bench tables`). Under SGD a `GroupLasso`
-        removes more with it: hidden layers learn little before the last one has grown.""",
+        Initial weights of the last layer, if `layers` are widths. None: as `init` says. With "small" they have a hundredth of
+        the standard deviation (after sigmoids a tenth), and biases of regressors are 0, so that an untrained network predicts
+        about the mean of y, and a classifier how often the classes occur (`output_bias`); with a loss that does not standardise
+        y, about 0. On tables, regressors learned more with it, and classifiers less (`python -m bench tables`). Under SGD a
+        `GroupLasso` removes more with it: hidden layers learn little before the last one has grown.""",
     ),
     Parameter(
         "dropout",

@@ -113,7 +113,7 @@ def _told(net: Any, missing: list[str] | None, way: str = WAY) -> dict[str, Any]
             if missing is not None:
                 missing.append(name)
                 continue
-            if name == "loss" and way is WAY and net._loss().linked:
+            if name == "loss" and way is WAY and net._loss().linked and net._loss() == net._criterion():
                 way = WAY_LINKED
             raise TypeError(f"save: {name}={error}. {way.format(name)}") from None
     metadata["fitted"] = _fitted(net, missing is not None)

@@ -74,7 +74,7 @@ class Streaming:
                 f"batches: targets of samples have different shapes, {', '.join(map(str, sorted(shapes)))}: give each "
                 "sample the same number; labels for each time step are not supported, so call partial_fit for each batch"
             )
-        self._target(first, np.concatenate(targets), every, reset)
+        known = self._target(first, np.concatenate(targets), every, reset)
         if self._by_step:
             raise ValueError("batches: labels for each time step are not supported; call partial_fit for each batch")
 
@@ -94,7 +94,7 @@ class Streaming:
         X, y, own = (parts[0] if len(parts) == 1 or parts[0] is None else np.concatenate(parts) for parts in zip(*alike))
         examples = X, *self._check_target(X, y, own, False)
         digest = hashlib.sha256(b"".join(digests)).hexdigest()
-        return Streamed(prepared, examples, int(count[-1]), max(map(len, targets)), digest, repeats)
+        return Streamed(prepared, examples, known, max(map(len, targets)), digest, repeats)
 
     def _target(self, X: Any, y: Any, weights: Any, reset: bool, **options: Any) -> tuple[Any, Any]:
         """Return the result of `_check_target`; raise ValueError if every sample has weight 0."""

@@ -268,7 +268,7 @@ class Supervised(Fitting):
             self.activation,
             self.init,
             self.output_init,
-            self._output_bias(data.y, data.weights),
+            self._output_bias(*data.targets()),
             settings.at_mean_rate,
             self._streams.weights,
             settings.device,

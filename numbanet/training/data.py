@@ -25,6 +25,10 @@ class Data:
     def __len__(self) -> int:
         return len(self.y if self.rows is None else self.rows)
 
+    def targets(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the targets of all samples, and their weights."""
+        return self.y, self.weights
+
     def on(self, dev: Device) -> Data:
         """Return the data with X in the form for training on the device."""
         return dataclasses.replace(self, X=on_device(self.X, dev))

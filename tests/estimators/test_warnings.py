@@ -12,7 +12,7 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from numbanet import Flatten, LanguageModel, Linear, Net, NetRegressor, NoDropout, ReLU, RowDropout, SparseLinear, TileDropout
+from numbanet import Flatten, LanguageModel, Linear, Net, NetRegressor, NoDropout, ReLU, SparseLinear, TileDropout
 from numbanet.datasets import load_digits
 from numbanet.dropout import policy
 from numbanet.training.baseline_check import unfinished
@@ -203,16 +203,6 @@ def test_a_fit_that_overfits_is_told_to_stop_early():
 def test_a_rate_without_dropout_is_said_to_do_nothing(options, fit):
     ((text, file),) = said(lambda: Net((64,), **FAST, **options).fit(X, Y, **fit))
     assert text.startswith("dropout_rate=") and "drops nothing if dropout is 'none'" in text and file == __file__
-
-
-def test_a_rate_beside_a_policy_object_is_said_to_do_nothing():
-    def fit(rate, **given):
-        return said(lambda: Net((64,), **FAST, dropout=RowDropout(0.3), dropout_rate=rate).fit(X, Y, **given))
-
-    for rate in (0.7, (0.7,), [0.5]):
-        ((text, file),) = fit(rate)
-        assert file == __file__ and text.endswith("is not used: a RowDropout has a rate of its own; give dropout='rdp'")
-    assert fit(0.5) == fit(np.float64(0.5)) == fit(0.7, dropout="batchwise") == []
 
 
 UNDROPPED = {  # fits whose dropout finds nothing to drop

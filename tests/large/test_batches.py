@@ -93,6 +93,16 @@ def test_targets_of_a_regressor_are_standardised_by_all_batches():
     np.testing.assert_allclose(net.target_scale_, y.std(), rtol=1e-6)
 
 
+def test_initial_biases_are_those_of_all_batches():
+    """Of batches that are sorted by class; also if the first ones, which are examples, have weight 0."""
+    X, y = np.ones((3000, 4), np.float32), np.repeat([0, 1], [1800, 1200])
+    options = {"epochs": 1, "learning_rate": 1e-12, "random_state": 0}
+    for weights, shares in ((None, [1801, 1201]), (np.float32(y), [1, 1201])):
+        net = Net((8,), **options).fit(batches=cut(*(part for part in (X, y, weights) if part is not None)))
+        bias = np.float64(net.model_[-1].bias.numpy())
+        np.testing.assert_allclose(np.exp(bias) / np.exp(bias).sum(), np.divide(shares, sum(shares)), rtol=1e-5)
+
+
 def test_a_function_of_the_epoch_is_called_for_each():
     asked = []
 

@@ -32,7 +32,10 @@ def started(folder, seed, epochs):
     Path(f"{folder}.steps").unlink(missing_ok=True)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([killed.__name__, "numbanet_kernels.cpu"])
-    process, until = context.Process(target=killed.main, args=(str(folder), seed, epochs)), time.monotonic() + PATIENCE
+    process, until = (
+        context.Process(target=killed.main, args=(str(folder), seed, epochs), daemon=True),
+        time.monotonic() + PATIENCE,
+    )
     process.start()
     while not steps(folder) and process.is_alive() and time.monotonic() < until:
         time.sleep(0.005)

@@ -23,8 +23,8 @@ class Streamed(Data):
         passes(epoch) -> iterable of (X, y, weights): the batches of an epoch.
     first : tuple
         The samples of the first batches, examples for what needs samples.
-    count : int
-        Number of samples of an epoch.
+    every : tuple
+        The targets and the weights of all samples of an epoch.
     largest : int
         Number of samples of the largest batch.
     digest : str
@@ -34,14 +34,23 @@ class Streamed(Data):
     """
 
     def __init__(
-        self, passes: Callable[[int], Iterable[Part]], first: Part, count: int, largest: int, digest: str, repeats: bool
+        self,
+        passes: Callable[[int], Iterable[Part]],
+        first: Part,
+        every: tuple[np.ndarray, np.ndarray | None],
+        largest: int,
+        digest: str,
+        repeats: bool,
     ) -> None:
         super().__init__(*first)
-        self.passes, self.first, self.count, self.largest, self.epoch = passes, first, count, largest, 0
+        self.passes, self.first, self.every, self.largest, self.epoch = passes, first, every, largest, 0
         self.digest, self.repeats = digest, repeats
 
     def __len__(self) -> int:
-        return self.count
+        return len(self.every[0])
+
+    def targets(self):
+        return self.every
 
     def on(self, dev: Device) -> Data:
         return self
