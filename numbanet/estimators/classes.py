@@ -41,7 +41,7 @@ def shares(y: np.ndarray, weights: np.ndarray | None, classes: int) -> np.ndarra
     classes : int
     """
     counts = total(np.bincount(y, weights, minlength=classes))
-    n = count(len(y) if weights is None else np.count_nonzero(weights))
+    n = count(len(y) if weights is None else int(np.count_nonzero(weights)))
     return (counts * (n / counts.sum()) + 1) / (n + classes)
 
 
