@@ -248,6 +248,9 @@ class OwnChoice(BatchwiseDropout):
 
     name, data_dependent = "own", True
 
+    def choose(self, site, x, w, rng):
+        return self.plan(site, rng)
+
 
 def test_ranks_that_go_on_with_other_weights_take_those_of_the_first():
     def started(rank):
