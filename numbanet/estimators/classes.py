@@ -29,38 +29,36 @@ def check_output_bias(value: Any) -> None:
 
 
 def shares(y: np.ndarray, weights: np.ndarray | None, classes: int) -> np.ndarray:
-    """Return the share of each class among the samples of all ranks, as if each occurred once more than it does, so that none
-    is 0.
+    """Return the share (C,) of each class among the samples of all ranks, as if each occurred once more than it does, so that
+    none is 0; of labels, an array (2, C): the shares of samples without and with each label.
 
     Parameters
     ----------
-    y : (n,) int array
-        Class indices.
+    y : (n,) int array, or (n, C) array
+        Class indices; or 1 for each label that a sample has, else 0.
     weights : (n,) array or None
         Weights of the samples; only their ratios count, and samples of weight 0 do not.
     classes : int
     """
-    counts = total(np.bincount(y, weights, minlength=classes))
-    n = count(len(y) if weights is None else int(np.count_nonzero(weights)))
-    return (counts * (n / counts.sum()) + 1) / (n + classes)
+    each = np.ones(len(y)) if weights is None else np.asarray(weights, np.float64)
+    counts = total(np.bincount(y, each, minlength=classes) if y.ndim == 1 else np.stack([each @ (1 - y), each @ y]))
+    n = count(int(np.count_nonzero(each)))
+    return (counts * (n / counts.sum(axis=0)) + 1) / (n + len(counts))
 
 
 def prior(y: np.ndarray, weights: np.ndarray | None, classes: int, smoothing: float = 0.0) -> np.ndarray:
     """Return biases (C,), float32, with which a network whose last weights are 0 has the least cross-entropy: log(share) + c,
-    where c makes their mean 0, as softmax does not depend on it.
+    where c makes their mean 0, as softmax does not depend on it; of labels, log(share / (1 - share)).
 
     Parameters
     ----------
     y, weights, classes
-        As for `shares`. Of targets (n, C), which are 1 for the labels that a sample has, biases are log(share / (1 - share)).
+        As for `shares`.
     smoothing : float
         `label_smoothing` of the loss.
     """
-    if y.ndim > 1:
-        every = np.array([shares(column.astype(np.int64), weights, 2) for column in y.T])
-        return np.log(every[:, 1] / every[:, 0]).astype(np.float32)
     logs = np.log((1 - smoothing) * shares(y, weights, classes) + smoothing / classes)
-    return (logs - logs.mean()).astype(np.float32)
+    return (logs[1] - logs[0] if y.ndim > 1 else logs - logs.mean()).astype(np.float32)
 
 
 def class_factors(class_weight: Any, classes: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:

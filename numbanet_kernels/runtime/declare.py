@@ -103,8 +103,7 @@ class Kernel:
     @functools.cached_property
     def dispatcher(self) -> Any:
         """The dispatcher of Numba that compiles and launches; its machine code is cached on disk."""
-        signature = self.signature if self.kinds else "void()"  # `kinds` names what is wrong with it
-        return _cached(cuda.jit, signature, self.function, self.options, self._named())
+        return _cached(cuda.jit, self.kinds, self.function, self.options, self._named())
 
     def _named(self) -> str | None:
         """Return what determines the machine code, apart from sources, signature and architecture; None if it is not known."""
@@ -152,7 +151,7 @@ def _compilers() -> tuple[Any, ...]:
 
 @deferred  # signals wait, because a time-out in a signal handler may be raised as OSError
 def _cached(
-    jit: Callable[..., Any], signature: str, function: Callable[..., None], options: dict[str, Any], named: str | None = None
+    jit: Callable[..., Any], signature: Any, function: Callable[..., None], options: dict[str, Any], named: str | None = None
 ) -> Any:
     """Return jit(signature)(function), cached on disk by Numba, or compiled in this process if the cache cannot be used.
 
