@@ -282,11 +282,12 @@ class Dropout(abc.ABC):
 
     def plans(self, model: Sequential | Tree, rng: np.random.Generator) -> dict[str, Plan]:
         """Return a dict that maps the path of a site to its plan for a step, except where everything is computed."""
-        drawn = {site.path: self.plan(site, rng) for site in self.sites(model) if self.fits(site)}
+        sites = filter(self.fits, self.sites(model))
+        drawn = {site.path: plan for site in sites if (plan := self.plan(site, rng)) is not None}
         for path, plan in drawn.items():
-            if not isinstance(plan, (Plan, type(None))):
+            if not isinstance(plan, Plan):
                 checked_plan(plan, (model if isinstance(model, Tree) else Tree(model)).owners[path])
-        return {path: plan for path, plan in drawn.items() if plan is not None}
+        return drawn
 
     def choose(self, site: Site, x: Tensor, w: Tensor, rng: np.random.Generator) -> Plan | None:
         """Choose the plan of a site during the pass, from the input x of the layer (images have channels last) and its weight
