@@ -117,22 +117,32 @@ def _sigmoid_at(typing_context, x, out, at, count):
     return void(x, out, int64, int64), generate
 
 
-@host_kernel("void(i4, f4[:, ::1], f4[:, ::1], f4, f4[:, ::1], i8, i8)")
-def _maps(formula, dense_a, dense_b, scale, dense_out, start, stop):
-    """Compute the columns start … stop - 1 of a map that NumPy lacks or computes more slowly: a gradient, where a is dy, or
-    relu or sigmoid, which do not read b. Loops run over slices of rows, so that LLVM vectorises them.
+@host_kernel("void(b1, f4[:, ::1], f4[:, ::1], f4, f4[:, ::1], i8, i8)")
+def _relus(gradient, dense_a, dense_b, scale, dense_out, start, stop):
+    """Compute the columns start … stop - 1 of relu(a), which does not read b, or of its gradient, where a is dy. It is a loop
+    apart from `_maps`, because most networks need only this one, and wait for its compilation.
     """
-    zero, one = float32(0), float32(1)
+    zero = float32(0)
     for n in range(dense_out.shape[0]):
         a, b, out = dense_a[n, start:stop], dense_b[n, start:stop], dense_out[n, start:stop]
-        if formula == RELU_GRAD:
+        if gradient:
             for i in range(out.size):
                 v = scale * a[i]  # multiplied before the selection, so that no branch depends on the sign, which is random
                 out[i] = v if b[i] > zero else zero
-        elif formula == RELU_MAP:
+        else:
             for i in range(out.size):
                 out[i] = zero if a[i] <= zero else a[i]  # with this order of the comparison, NaN stays NaN
-        elif formula == TANH_GRAD:
+
+
+@host_kernel("void(i4, f4[:, ::1], f4[:, ::1], f4[:, ::1], i8, i8)")
+def _maps(formula, dense_a, dense_b, dense_out, start, stop):
+    """Compute the columns start … stop - 1 of a map that NumPy lacks or computes more slowly: a gradient, where a is dy, or
+    sigmoid, which does not read b. Loops run over slices of rows, so that LLVM vectorises them.
+    """
+    one = float32(1)
+    for n in range(dense_out.shape[0]):
+        a, b, out = dense_a[n, start:stop], dense_b[n, start:stop], dense_out[n, start:stop]
+        if formula == TANH_GRAD:
             for i in range(out.size):
                 out[i] = a[i] * (one - b[i] * b[i])
         elif formula == SIGMOID_GRAD:
@@ -154,8 +164,10 @@ def _share_maps(formula, a, b, scale, out):
         span = part.of(columns)
         if formula in (GELU_MAP, GELU_GRAD):
             gelus(formula == GELU_GRAD, a, b, y, span.start, span.stop)
+        elif formula in (RELU_MAP, RELU_GRAD):
+            _relus(formula == RELU_GRAD, a, b, scale, y, span.start, span.stop)
         else:
-            _maps(formula, a, b, scale, y, span.start, span.stop)
+            _maps(formula, a, b, y, span.start, span.stop)
 
     threads.share(work, out.size)
     return out

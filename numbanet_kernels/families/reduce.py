@@ -110,12 +110,11 @@ def _sum_lines(x, size, wide, scale, y, start, stop):
             quads = first + (last - first) // 4 * 4
             for k in range(first, quads, 4):
                 at = o * size + k * wide + start
-                a, b = x[at : at + width], x[at + wide :][:width]
-                c, d = x[at + 2 * wide :][:width], x[at + 3 * wide :][:width]
+                a, b, c, d = x[at:], x[at + wide :], x[at + 2 * wide :], x[at + 3 * wide :]
                 for i in range(width):
                     few[i] += (a[i] + b[i]) + (c[i] + d[i])
             for k in range(quads, last):
-                a = x[o * size + k * wide + start :][:width]
+                a = x[o * size + k * wide + start :]
                 for i in range(width):
                     few[i] += a[i]
             for i in range(width):
