@@ -21,12 +21,15 @@ SMALL, LARGE, TURNS = 4, 1 << 23, 20  # bytes of the all-reduces from which late
 
 
 class Rank(NamedTuple):
-    """One rank: its number, its task, its `Exchange` if it has one, and a function that sums an array over the ranks."""
+    """One rank: its number, its task, its `Exchange` if it has one, a function that sums an array over the ranks, and one that
+    returns an array of n zeros to sum.
+    """
 
     number: int
     task: Task
     exchange: Any
     sum: Callable[[np.ndarray], Any]
+    zeros: Callable[[int], np.ndarray]
 
 
 def numbanet_rank(ranks: int, hidden: int, dropout: str, rate: float, batch: int) -> Rank:
@@ -61,8 +64,13 @@ def numbanet_rank(ranks: int, hidden: int, dropout: str, rate: float, batch: int
 
     task = steps.trainer_steps(dev, data.X, fed, make, mlp_model.described(batch))
     if team is None:
-        return Rank(0, task, None, lambda array: None)
-    return Rank(team.rank, task, exchanges[0], team.sum)
+        return Rank(0, task, None, lambda array: None, lambda n: np.zeros(n, np.float32))
+
+    def zeros(n: int) -> np.ndarray:
+        with team.lending():
+            return dev.full(n, 0.0)
+
+    return Rank(team.rank, task, exchanges[0], team.sum, zeros)
 
 
 def torch_rank(number: int, ranks: int, hidden: int, rate: float | None, batch: int, meeting: str) -> Rank:
@@ -105,14 +113,17 @@ def torch_rank(number: int, ranks: int, hidden: int, rate: float | None, batch: 
         weights = [p.detach().numpy() for p in inner.parameters()]
         return {"weights": weights, "factors": [drawn or [(1.0, 1.0)] * 2 for drawn in factors]}
 
-    return Rank(number, Task(step, outputs), None, lambda array: distributed.all_reduce(torch.from_numpy(array)))
+    def sums(array: np.ndarray) -> None:
+        distributed.all_reduce(torch.from_numpy(array))
+
+    return Rank(number, Task(step, outputs), None, sums, lambda n: np.zeros(n, np.float32))
 
 
 def link_of(rank: Rank, ranks: int) -> tuple[float, float]:
     """(latency, bandwidth) for which a ring all-reduce takes as long as those of a small and of a large array took."""
     times = []
     for size in (SMALL, LARGE):
-        array, found = np.zeros(size // 4, np.float32), []
+        array, found = rank.zeros(size // 4), []
         for _ in range(TURNS):
             began = time.perf_counter()
             rank.sum(array)

@@ -103,6 +103,7 @@ class Joint(Hook):
 
     def fit_end(self, run):
         run.optimizer.reduce_by(None)
+        run.stepper.ranks.release()
 
     def checkpoint(self, run):
         return self.exchange.counted()

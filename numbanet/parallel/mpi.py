@@ -9,11 +9,15 @@ import pickle
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from numbanet_kernels.runtime.pool import SMALL
+
 from .ranks import RankFailure, Ranks
+from .shared import SharedSums
 from .watch import Watch
 
 try:
@@ -52,6 +56,7 @@ class MPIRanks(Ranks):
         self.flying = 0  # bytes of sums that have been started, equal on all ranks
         self.watch = Watch(self.rank, self.size)
         self._connect()
+        self.shared = self._sharing()
         atexit.register(self._end)
 
     def _connect(self) -> None:
@@ -72,9 +77,31 @@ class MPIRanks(Ranks):
             if self.first:
                 warnings.warn(f"ranks that end are not noticed, because ranks cannot connect: {problems[0]}", stacklevel=2)
 
+    def _sharing(self) -> SharedSums | None:
+        """Return what sums large arrays if all ranks are processes of this machine, and can share memory; else None."""
+        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        try:
+            return SharedSums(self) if 1 < node.size == self.size else None
+        except OSError:
+            return None
+        finally:
+            node.Free()
+
     def start(self, array):
         if not array.flags.c_contiguous:
             raise ValueError("only contiguous arrays are summed, in place")
+        if self.shared is None or array.nbytes < SMALL:
+            return self._start(array)
+
+        def finish() -> None:
+            self._checked()
+            if not self.shared.sum(array):
+                self._start(array)()
+
+        return finish
+
+    def _start(self, array: np.ndarray) -> Callable[[], None]:
+        """Start `sum` over MPI."""
         comm, flat = self._checked(), array.reshape(-1)
         width = FLYING // array.itemsize
         pieces = [flat[start : start + width] for start in range(0, flat.size, width)]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from numbanet_kernels.runtime.context import Scoped
+from numbanet_kernels.runtime.pool import host_lender
 
 current = Scoped("ranks", None)  # the `Ranks` of the fit that runs in this thread, or None
 
@@ -26,10 +28,13 @@ class Ranks(abc.ABC):
     ----------
     rank, size : int
         The number of this rank, from 0, and the number of ranks.
+    shared : SharedSums or None
+        Sums large arrays, if all ranks are processes of one machine.
     """
 
     rank: int
     size: int
+    shared: Any = None
     _card_sums: Any = None
 
     @property
@@ -57,6 +62,15 @@ class Ranks(abc.ABC):
     @abc.abstractmethod
     def wait(self, done: Callable[[], bool]) -> None:
         """Wait until done() returns True; `RankFailure` if another rank fails meanwhile."""
+
+    def lending(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which new arrays of this thread are where they are summed fastest."""
+        return contextlib.nullcontext() if self.shared is None else host_lender.within(self.shared.pool)
+
+    def release(self) -> None:
+        """Release what the ranks keep of each other's memory; the next sum takes it again."""
+        if self.shared is not None:
+            self.shared.forget()
 
     @abc.abstractmethod
     def fail(self, reason: str) -> None:
@@ -87,6 +101,7 @@ class Team(Ranks):
 
     def __init__(self, ranks: Ranks, sharded: bool) -> None:
         self.ranks, self.rank, self.size, self.sharded = ranks, ranks.rank, ranks.size, sharded
+        self.shared = ranks.shared
 
     def start(self, array):
         return self.ranks.start(array)

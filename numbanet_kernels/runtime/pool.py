@@ -185,6 +185,7 @@ def pages(size: int) -> np.ndarray:
 
 
 host_pool = Pool(pages, chunk=1 << 26, keep=1 << 29, step=PAGE)
+host_lender = Scoped("host lender", None)  # a pool that lends instead of it
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=host_pool.renew)
 
@@ -198,8 +199,8 @@ class Loan:
 
 
 def lend_host(size: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return a NumPy array in a piece of `size` bytes of the host pool."""
-    return np.asarray(Loan(host_pool.take(size), shape, dtype))
+    """Return a NumPy array in a piece of `size` bytes of the host pool, or of this thread's `host_lender`."""
+    return np.asarray(Loan((host_lender.get() or host_pool).take(size), shape, dtype))
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from . import callees, replay
 from .callees import Callee, callee_of
 from .declare import tape
 from .launch import NotRecorded
-from .pool import Arena, Loan, Pool, pages
+from .pool import Arena, Loan, Pool, host_lender, host_pool, pages
 
 # The operations that call only compiled loops on the CPU, or do not read or write elements of arrays. A test records an example
 # of each.
@@ -365,7 +365,7 @@ def record_cpu(work, beside=None, most=1 << 30, refused=None, known=()):
     not have run before; the form of the tape must be one of them.
     """
     try:
-        return Tape(work, Arena(most, pages) if beside is None else beside.arena, known)
+        return Tape(work, Arena(most, (host_lender.get() or host_pool).allocate) if beside is None else beside.arena, known)
     except NotRecorded as reason:
         if refused is not None:
             refused.append(str(reason))

@@ -50,7 +50,7 @@ class Fails(Hook):
             FAILURE
         return batch
 
-Net((32,), epochs=100000, callbacks=[Fails()], **SETTINGS).fit(X, y)
+Net((300, 300), epochs=100000, callbacks=[Fails()], **SETTINGS).fit(X, y)  # ranks share the memory of large gradients
 """
 
 

@@ -1,0 +1,119 @@
+"""Sums of ranks that share memory: the ranks are threads here, and processes in `test_mpi`."""
+
+import gc
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from numbanet.parallel import run_ranks, shared
+from numbanet.parallel.ranks import RankFailure
+from numbanet.parallel.shared import SharedSums
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
+
+
+def placed(sums, values):
+    """A copy of an array in a file of this rank."""
+    array = np.frombuffer(sums.allocate(max(values.nbytes, 1)), values.dtype, values.size).reshape(values.shape)
+    array[...] = values
+    return array
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_sums_are_those_of_all_ranks_in_the_same_bits(size, monkeypatch):
+    """Of sizes that parts and blocks divide and do not divide, smaller than a part as well, one after the other."""
+    monkeypatch.setattr(shared, "ALIGNED", 4)
+    monkeypatch.setattr(shared, "BLOCK", 10)
+    shapes = (0,), (1,), (3,), (4 * size,), (7, 19), (200,)
+    values = [
+        [np.random.default_rng([rank, n]).standard_normal(s, np.float32) for n, s in enumerate(shapes)] for rank in range(size)
+    ]
+
+    def work(ranks):
+        sums = SharedSums(ranks)
+        arrays = [placed(sums, own) for own in values[ranks.rank]]
+        assert all(sums.sum(array) for array in arrays)
+        return [array.copy() for array in arrays]
+
+    found = run_ranks(size, work)
+    for n, shape in enumerate(shapes):
+        assert all(np.array_equal(found[0][n], other[n]) for other in found)
+        assert found[0][n].shape == shape
+        np.testing.assert_allclose(found[0][n], sum(own[n].astype(float) for own in values), atol=1e-6)
+
+
+def test_an_array_may_begin_anywhere_in_a_file_of_the_pool():
+    def work(ranks):
+        sums = SharedSums(ranks)
+        room = placed(sums, np.zeros(5000 + ranks.rank, np.float64))
+        own = room[100 + 7 * ranks.rank :][:4000]
+        own[:] = np.arange(4000) * (ranks.rank + 1)
+        assert sums.sum(own)
+        return own.copy(), room.sum() - own.sum()
+
+    for own, rest in run_ranks(3, work):
+        assert np.array_equal(own, 6 * np.arange(4000)) and rest == 0
+
+
+def test_nothing_is_summed_if_the_array_of_one_rank_is_in_no_file():
+    def work(ranks):
+        sums = SharedSums(ranks)
+        inside = placed(sums, np.ones(20, np.float32))
+        array = np.ones(20, np.float32) if ranks.rank == 1 else inside
+        first = sums.sum(array)
+        return first, array.sum(), sums.sum(inside), inside.sum()
+
+    assert run_ranks(3, work) == [(False, 20, True, 60)] * 3
+
+
+def test_files_that_are_deleted_are_closed_and_new_ones_are_mapped(monkeypatch):
+    monkeypatch.setattr(shared, "MAPPED", 2)
+
+    def work(ranks):
+        sums, open_files = SharedSums(ranks), []
+        for turn in range(5):
+            array = placed(sums, np.full(20, turn + ranks.rank, np.float32))
+            assert sums.sum(array) and (array == 2 * turn + 1).all()
+            del array
+            gc.collect()
+            open_files.append(len(sums.files))
+        kept = len(sums.mapped)
+        sums.forget()
+        return open_files, kept, len(sums.mapped)
+
+    assert run_ranks(2, work) == [([0] * 5, 2, 0)] * 2
+
+
+def test_a_rank_that_fails_ends_the_waiting_of_the_others():
+    def work(ranks):
+        sums = SharedSums(ranks)
+        array = placed(sums, np.ones(20, np.float32))
+        if ranks.rank == 1:
+            raise ValueError("no more")
+        with pytest.raises(RankFailure, match="rank 1 of 2 failed: ValueError: no more"):
+            sums.sum(array)
+
+    with pytest.raises(ValueError, match="no more"):
+        run_ranks(2, work)
+
+
+@pytest.mark.parametrize("fails", ["memfd_create", "open"])
+def test_all_ranks_are_told_if_one_cannot_share(fails, monkeypatch):
+    def work(ranks):
+        if ranks.rank == 1:
+            local.rank = 1
+        with pytest.raises(OSError, match="not here"):
+            SharedSums(ranks)
+        return True
+
+    local, real = threading.local(), getattr(os, fails)
+
+    def failing(*args, **options):
+        if getattr(local, "rank", 0):
+            raise OSError("not here")
+        return real(*args, **options)
+
+    monkeypatch.setattr(os, fails, failing)
+    assert run_ranks(2, work) == [True, True]
