@@ -26,8 +26,9 @@ from .gradients import Dense, Gradient, One, Pending
 from .tensor import Tensor
 
 _recording = Scoped("recording", True)
-# a function that `backward` calls with each leaf whose gradient is complete, while it computes the others; or None
-completed = Scoped("completed", None)
+# an object with two methods, or None: `backward` computes the gradients of leaves in the context `lending()`, and calls
+# `complete(leaf)` with each leaf whose gradient is complete, while it computes the others
+of_leaves = Scoped("leaves", None)
 
 
 class Node:
@@ -156,8 +157,8 @@ def backward(root: Tensor, dy: Any = None) -> None:
         raise ValueError(f"backward: a tensor of shape {root.shape} needs dy, the gradient of the loss with respect to it")
     order = _topological(root)
     accumulate(root, One(root.shape) if dy is None else Dense(_given(root, dy)), "backward")
-    tell = completed.get()
-    missing = Counter() if tell is None else Counter(x for tensor in order for x in _leaves(tensor))
+    leaves = of_leaves.get()
+    missing = Counter() if leaves is None else Counter(x for tensor in order for x in _leaves(tensor))
     for tensor in reversed(order):
         node, gradient = tensor.release(FREED)
         if not node.fuses:
@@ -169,11 +170,15 @@ def backward(root: Tensor, dy: Any = None) -> None:
             if x is not None and x.requires_grad:
                 arrays = () if node.fuses else (gradient,)
                 with profile.timed(f"{node.op}.backward", arrays, node.static) if profile.ENABLED else profile.NOTHING:
-                    accumulate(x, vjp(gradient), node.op, used)
-                    if tell is not None and x in missing:
-                        missing[x] -= 1
-                        if not missing[x]:
-                            tell(x)
+                    if leaves is None or x.node is not None:
+                        accumulate(x, vjp(gradient), node.op, used)
+                        continue
+                    with leaves.lending():
+                        dx = vjp(gradient)
+                    accumulate(x, dx, node.op, used)
+                    missing[x] -= 1
+                    if not missing[x]:
+                        leaves.complete(x)
 
 
 def _leaves(tensor: Tensor) -> list[Tensor]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..autograd import completed
+from ..autograd import of_leaves
 from ..device import Device
 from ..gradients import LookedUp, Packed
 from ..tensor import Tensor
@@ -47,7 +47,7 @@ class Exchange:
 
     On the host, large arrays are summed in place, each as a bucket of its own. Small ones, such as those of biases, are copied
     to one bucket, which also has the loss of the rank. Large packed gradients start to travel when they are complete, while the
-    backward pass computes the others (`early`), as far as the ranks sum as many bytes at a time; the rest starts after it.
+    backward pass computes the others (`complete`), as far as the ranks sum as many bytes at a time; the rest starts after it.
 
     Parameters
     ----------
@@ -85,7 +85,11 @@ class Exchange:
         """Return (sent, dense, seconds, step), counted since the epoch began."""
         return self.sent, self.dense, self.seconds, self.step
 
-    def early(self, parameter: Tensor) -> None:
+    def lending(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which gradients are allocated where the ranks sum them fastest."""
+        return self.ranks.lending()
+
+    def complete(self, parameter: Tensor) -> None:
         """Start to sum the gradient of a parameter, which is complete, if its array is large and nothing else reads it: dense
         gradients may be those of other tensors as well.
         """
@@ -100,7 +104,7 @@ class Exchange:
     @contextlib.contextmanager
     def passes(self) -> Iterator[None]:
         """A context for both passes of a step, in which large gradients start to travel."""
-        with completed.within(self.early), self._aborting():
+        with of_leaves.within(self), self._aborting():
             yield
 
     @contextlib.contextmanager

@@ -64,7 +64,7 @@ class Ranks(abc.ABC):
         """Wait until done() returns True; `RankFailure` if another rank fails meanwhile."""
 
     def lending(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which new arrays of this thread are where they are summed fastest."""
+        """Return a context in which new host arrays of this thread are where they are summed fastest."""
         return contextlib.nullcontext() if self.shared is None else host_lender.within(self.shared.pool)
 
     def release(self) -> None:

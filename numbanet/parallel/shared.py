@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import secrets
 import weakref
 
 import numpy as np
@@ -21,8 +22,8 @@ from .ranks import Ranks
 ALIGNED = 1 << 10  # elements; parts of an array begin at multiples
 BLOCK = 1 << 20  # elements that are added up at a time: so that they stay in the cache until those of all ranks are added
 MAPPED = 64  # files of other ranks that stay mapped
-LINE = 8  # numbers of the line of a rank, which fills a cache line; the first four are
-COUNTER, FILE, DESCRIPTOR, START = range(4)  # its meetings, and where its array is: a file, and the first byte in it
+LINE = 8  # numbers of the line of a rank, which fills a cache line
+COUNTER, FILE, DESCRIPTOR, START = range(4)  # of them: its meetings, and where its array is: a file, and the first byte in it
 NOWHERE = -1  # stands for the number of the file if an array is in none
 
 
@@ -50,23 +51,34 @@ class SharedSums:
         self.files: dict[int, tuple[int, int, int]] = {}  # by number, (address, size, descriptor) of the files of this rank
         self.mapped: dict[tuple[int, int], np.ndarray] = {}  # by rank and number, files of other ranks
         self.pool = Pool(self.allocate, chunk=1 << 26, keep=1 << 29, step=PAGE)
-        size, problem, descriptor = 8 * LINE * ranks.size, "", NOWHERE
+        mark, problem, descriptor = secrets.token_bytes(LINE), "", NOWHERE
         try:
-            descriptor = _file(size)
+            descriptor = _file(8 * LINE * ranks.size + LINE)
+            os.pwrite(descriptor, mark, 8 * LINE * ranks.size)
         except OSError as error:
             problem = str(error)
-        everyone = ranks.gather((os.getpid(), descriptor, problem))
+        everyone = ranks.gather((os.getpid(), descriptor, mark, problem))
         self.processes = [process for process, *_ in everyone]
         try:
             if not any(text for *_, text in everyone):
-                self.lines = np.frombuffer(self._map(0, everyone[0][1], writes=True), np.int64).reshape(ranks.size, LINE)
+                self.lines = self._marked([(descriptor, mark) for _, descriptor, mark, _ in everyone])
         except OSError as error:
             problem = str(error)
-        problems = [text for text in ranks.gather(problem) if text]  # all have mapped it
+        problems = [text for text in ranks.gather(problem) if text]  # all have mapped the lines
         if descriptor != NOWHERE:
             os.close(descriptor)
         if problems:
             raise OSError(problems[0])
+
+    def _marked(self, files: list[tuple[int, bytes]]) -> np.ndarray:
+        """Return the lines of all ranks, which are in the first file; each file must end with the mark of its rank. In another
+        namespace, the same number may be that of another process.
+        """
+        maps = [self._map(rank, descriptor, writes=True) for rank, (descriptor, _) in enumerate(files)]
+        for rank, (own, (_, mark)) in enumerate(zip(maps, files)):
+            if own[-LINE:] != mark:
+                raise OSError(f"rank {rank} is not in this namespace of processes")
+        return np.frombuffer(maps[0], np.int64, LINE * len(files)).reshape(len(files), LINE)
 
     def allocate(self, size: int) -> np.ndarray:
         """Return an array of `size` bytes in a new file, which is closed when the array is deleted."""

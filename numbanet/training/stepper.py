@@ -181,7 +181,7 @@ class Stepper:
         waits : bool, default False
             True if the step may be computed later, at the latest in `finish`; until then the result's values are undefined.
         """
-        with self.dev.session(**self.session_options), self._lending():
+        with self.dev.session(**self.session_options):
             plans, self.upcoming = self.draw() if self.upcoming is None else self.upcoming, None
             self._begin_choice(plans)
             if whole or change is not None:  # hooks may change anything
@@ -209,10 +209,6 @@ class Stepper:
             self.optimizer.advance()
             self.upcoming, self.packed = upcoming, packed_next if upcoming else {}
             return self._done(loss, answer, tuple(batch.inputs.shape), plans)
-
-    def _lending(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which arrays of a step are allocated where the ranks sum them fastest."""
-        return contextlib.nullcontext() if self.ranks is None else self.ranks.lending()
 
     def _reads(self, plans: Plans | None, batch: Batch | None) -> dict[Tensor, Any] | None:
         """Return the parts of weights that a step with these plans and this batch reads; None if it may read everything, or if

@@ -14,7 +14,7 @@ import numpy as np
 from numbanet_kernels.runtime.interrupt import deferred
 
 from .. import ops
-from ..autograd import completed, no_grad
+from ..autograd import no_grad, of_leaves
 from ..device import Device, device
 from ..layers import Context, Flow, Sequential, Symbols
 from ..losses import OF_CLASSES, OF_NUMBERS, Loss, loss_named
@@ -311,7 +311,7 @@ class LanguageModelling(Task):
         for chunk, words in self._pieces(flow.x, most):
             output, n = last(flow._replace(x=chunk)).dense(), words.stop - words.start
             loss = self.loss(output, dev.part(batch.targets, words.start, words.stop), dev.full((n,), 1 / batch.total))
-            with completed.within(None):  # later chunks add to the gradient of the last weight
+            with of_leaves.within(None):  # later chunks add to the gradient of the last weight
                 loss.backward()
             dev.copy(self.answer(dev, output.data), out=dev.part(answers, words.start, words.stop))
             computed.append((dev.reshape(loss.data, (1,)), chunk.gradient.dense(dev)))

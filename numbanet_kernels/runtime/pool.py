@@ -222,6 +222,11 @@ class Arena:
         self.allocate = allocate or (lambda size: arrays.device_array(size, np.uint8))
         self.chunks: list[Any] = []  # allocations, as arrays of bytes
 
+    @functools.cached_property
+    def elsewhere(self) -> Arena:
+        """An arena as large, whose memory is that of the `host_lender` when it is needed."""
+        return Arena(self.most, lambda size: host_lender.get().allocate(size))
+
     @property
     def nbytes(self) -> int:
         """The number of bytes that the arena has allocated, used or not."""

@@ -30,7 +30,7 @@ from . import callees, replay
 from .callees import Callee, callee_of
 from .declare import tape
 from .launch import NotRecorded
-from .pool import Arena, Loan, Pool, host_lender, host_pool, pages
+from .pool import Arena, Loan, Piece, Pool, host_lender, pages
 
 # The operations that call only compiled loops on the CPU, or do not read or write elements of arrays. A test records an example
 # of each.
@@ -57,8 +57,8 @@ STEP = 8  # offset between the random bytes of two arrays: they differ, so that 
 class _Writer:
     """The calls that are recorded, and the pool in which the recorded function allocates its arrays."""
 
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
+    def __init__(self, pool: Pool, elsewhere: Pool | None = None) -> None:
+        self.pool, self.elsewhere = pool, elsewhere or pool
         self.calls: list[tuple[int, int, Callee, np.ndarray]] = []  # (section, thread, loop, packed arguments) of each call
         self.section, self.thread, self.threads = 0, 0, 1
         # together(work) runs work(part) for every part; there are as many parts as threads
@@ -72,7 +72,11 @@ class _Writer:
 
     def lend(self, size: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Return an array of `size` bytes from the pool."""
-        return np.asarray(_Lent(self, self.pool.take(max(size, 1)), shape, dtype))
+        return np.asarray(_Lent(self, self.take(size), shape, dtype))
+
+    def take(self, size: int) -> Piece:
+        """Lend `size` bytes of the pool; if there is a `host_lender`, of the pool `elsewhere`."""
+        return (self.pool if host_lender.get() is None else self.elsewhere).take(max(size, 1))
 
     def refuse(self, what: str) -> None:
         raise NotRecorded(f"{what} cannot be recorded: it is not a compiled loop")
@@ -119,12 +123,14 @@ class _Writer:
         recorded, no memory is reused.
         """
         self.section, self.threads, self.together, self.pool.patient = self.section + 1, len(parts), together, True
+        self.elsewhere.patient = True
         try:
             for self.thread, part in enumerate(parts):
                 self.facts.append(part)
                 work(part)
         finally:
             self.section, self.thread, self.pool.patient = self.section + 1, 0, False
+            self.elsewhere.patient = False
 
     def aside(self, work: Callable[[], None]) -> None:
         """Record that each replay calls work() at this point, with the interpreter."""
@@ -198,13 +204,13 @@ class _Once(_Writer):
     until its memory is used again: it is checked when it is deleted, or after the run.
     """
 
-    def __init__(self, pool: Pool) -> None:
-        super().__init__(pool)
+    def __init__(self, pool: Pool, elsewhere: Pool) -> None:
+        super().__init__(pool, elsewhere)
         self.count, self.changed = 0, False
         self.lent: weakref.WeakSet[_Marked] = weakref.WeakSet()
 
     def lend(self, size, shape, dtype):
-        piece, self.count = self.pool.take(max(size, 1)), self.count + 1
+        piece, self.count = self.take(size), self.count + 1
         whole = piece.chunk.memory[piece.start : piece.start + size]
         first = STEP * self.count % (2 * BYTES)
         marks = [(end, _random()[first : first + end.size]) for end in _ends(whole)]
@@ -271,7 +277,8 @@ class Tape:
         if trial is not None:
             with tape.within(trial):
                 first = list(_arrays(work()))
-        with arena.lending() as pool, tape.within(_Once(pool) if known else _Writer(pool)) as writer:
+        writer_of = _Once if known else _Writer
+        with arena.elsewhere.lending() as other, arena.lending() as pool, tape.within(writer_of(pool, other)) as writer:
             self.result = work()
         places = writer.places(_arrays(self.result))
         self.form = (*writer.form, *map(bool, places))
@@ -365,7 +372,7 @@ def record_cpu(work, beside=None, most=1 << 30, refused=None, known=()):
     not have run before; the form of the tape must be one of them.
     """
     try:
-        return Tape(work, Arena(most, (host_lender.get() or host_pool).allocate) if beside is None else beside.arena, known)
+        return Tape(work, Arena(most, pages) if beside is None else beside.arena, known)
     except NotRecorded as reason:
         if refused is not None:
             refused.append(str(reason))

@@ -127,7 +127,7 @@ def test_gradients_are_summed(dev):
         exchange = Exchange(ranks, dev)
         exchange.SMALL = small
         SGD(parameters, 1.0)
-        exchange._start(parameters[1].gradient.values)  # as `early` does with packed gradients
+        exchange._start(parameters[1].gradient.values)  # as `complete` does with packed gradients
         assert bool(exchange.started) == (dev.name == "cpu")  # elsewhere a copy is summed, later
         exchange(parameters, dev.upload(np.float32([1.0])))
         return [p.grad.numpy() for p in parameters], exchange

@@ -216,7 +216,7 @@ def test_gradients_stay_where_they_are(early, nccl):
         exchange = Exchange(ranks, dev, sums(ranks, summed))
         SGD(parameters, 1.0)
         if early:
-            exchange._start(parameters[0].gradient.values)  # as `early` does with packed gradients
+            exchange._start(parameters[0].gradient.values)  # as `complete` does with packed gradients
         loss = dev.upload(np.float32([5.0]))
         exchange(parameters, loss)
         assert dev.download(loss)[0] == 5 and exchange.sent == exchange.dense == 4 * 203

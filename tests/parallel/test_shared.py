@@ -7,11 +7,17 @@ import threading
 import numpy as np
 import pytest
 
+from numbanet import Net
 from numbanet.parallel import run_ranks, shared
 from numbanet.parallel.ranks import RankFailure
 from numbanet.parallel.shared import SharedSums
+from numbanet_kernels.runtime.pool import SMALL
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
+
+
+X = np.random.default_rng(0).standard_normal((100, 150), np.float32)
+Y = X[:, :3].argmax(1)
 
 
 def placed(sums, values):
@@ -97,6 +103,42 @@ def test_a_rank_that_fails_ends_the_waiting_of_the_others():
 
     with pytest.raises(ValueError, match="no more"):
         run_ranks(2, work)
+
+
+@pytest.mark.parametrize("dropout", ["none", "rdp"])
+def test_large_gradients_of_a_fit_are_in_files_and_their_sums_those_of_one_process(dropout):
+    """In steps that are recorded and in those that are not; small gradients are joined, and summed otherwise."""
+    settings = {"dropout": dropout, "epochs": 4, "batch_size": 20, "random_state": 0, "device": "cpu", "optimizer": "sgd"}
+
+    def fit(ranks):
+        ranks.shared, others, found = SharedSums(ranks), ranks.start, []
+
+        def start(array):
+            return others(array) if array.ndim < 2 or array.nbytes < SMALL else lambda: found.append(ranks.shared.sum(array))
+
+        ranks.start = start
+        net = Net((300, 200), parallel=ranks, **settings).fit(X, Y)
+        return net, found, len(ranks.shared.mapped)
+
+    for net, found, mapped in run_ranks(2, fit):
+        assert len(found) >= 4 * 5 and all(found) and not mapped
+        alone = Net((300, 200), **settings).fit(X, Y)
+        for ours, theirs in zip(net.model_.parameters(), alone.model_.parameters()):
+            np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-5)
+
+
+def test_processes_of_another_namespace_are_noticed(monkeypatch):
+    """The number of the process is that of another one there, which may have a file of the same size."""
+
+    def work(ranks):
+        tokens.rank = ranks.rank
+        with pytest.raises(OSError, match="rank 1 is not in this namespace"):
+            SharedSums(ranks)
+        return True
+
+    tokens, real = threading.local(), os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, mark, at: real(file, mark[::-1] if tokens.rank else mark, at))
+    assert run_ranks(2, work) == [True, True]
 
 
 @pytest.mark.parametrize("fails", ["memfd_create", "open"])

@@ -245,6 +245,33 @@ def test_nothing_is_done_while_recording_and_memory_is_used_again():
     assert not x.any() and (recorded.result == 3).all()
 
 
+def test_arrays_for_a_lender_are_in_its_memory_and_all_others_are_not(rng):
+    """Also if the tape is recorded again with arrays of other sizes, in one run."""
+    chunks = []
+
+    def allocate(size):
+        chunks.append(pool.pages(size))
+        return chunks[-1]
+
+    def lent(array):
+        return any(np.shares_memory(array, chunk) for chunk in chunks)
+
+    def work(x):
+        y = cpu.relu(x)
+        with pool.host_lender.within(pool.Pool(allocate, chunk=1 << 16, keep=0, step=8)):
+            z = cpu.relu(x)
+        return y, z, cpu.add(y, z)
+
+    arena, known = pool.Arena(1 << 24, pool.pages), ()
+    for rows in (100, 50):
+        x = rng.standard_normal((rows, 200), np.float32)
+        recorded = tape.Tape(lambda: work(x), arena, known)
+        recorded.replay()
+        assert [lent(array) for array in recorded.result] == [False, True, False]
+        equal(recorded.result, work(x))
+        known = {recorded.form}
+
+
 def test_threads_that_share_work_do_it_again_to_the_last_bit(rng):
     x, w = rng.standard_normal((3, 200, 300), np.float32), rng.standard_normal((300, 300), np.float32) / np.float32(20)
 
