@@ -121,7 +121,7 @@ def test_large_gradients_of_a_fit_are_in_files_and_their_sums_those_of_one_proce
         return net, found, len(ranks.shared.mapped)
 
     for net, found, mapped in run_ranks(2, fit):
-        assert len(found) >= 4 * 5 and all(found) and not mapped
+        assert len(found) > 2 * 5 and all(found) and not mapped
         alone = Net((300, 200), **settings).fit(X, Y)
         for ours, theirs in zip(net.model_.parameters(), alone.model_.parameters()):
             np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-5)
