@@ -14,6 +14,7 @@ from numbanet_kernels.layouts.windows import Window
 from .. import ops
 from ..arguments import check_counts
 from ..device import Device
+from ..initial import uniform
 from ..ops.border import BORDERS
 from ..plans import AxisPlan, BernoulliPlan, BlockPlan, DeviceAxis, DeviceBlocks, Site
 from ..tensor import Tensor
@@ -141,7 +142,7 @@ class Conv2d(Layer):
         self.bias = Tensor(np.zeros(out_channels), device, requires_grad=True) if bias else None
 
     def initial(self, rng):
-        return {"weight": rng.uniform(-self._bound, self._bound, self._shape)}
+        return {"weight": uniform(rng, self._bound, self._shape)}
 
     @property
     def out_channels(self) -> int:

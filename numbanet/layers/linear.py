@@ -10,6 +10,7 @@ import numpy as np
 from .. import ops
 from ..arguments import check_counts
 from ..device import Device
+from ..initial import uniform
 from ..plans import AxisPlan, BernoulliPlan, DeviceAxis, DeviceSamples, DeviceTiles, SamplePlan, Site, TilePlan
 from ..tensor import Tensor
 from .activation import ReLU
@@ -87,9 +88,9 @@ class Linear(Layer):
         self.bias = Tensor(values.get("bias", np.zeros(out_features)), device, requires_grad=True) if bias else None
 
     def initial(self, rng):
-        values = {"weight": rng.uniform(-self._bound, self._bound, self._shape)}
+        values = {"weight": uniform(rng, self._bound, self._shape)}
         if self._bias_bound:
-            values["bias"] = rng.uniform(-self._bias_bound, self._bias_bound, self._shape[0])
+            values["bias"] = uniform(rng, self._bias_bound, self._shape[0])
         return values
 
     @property

@@ -11,6 +11,7 @@ import numpy as np
 from .. import ops
 from ..arguments import check_counts, type_name
 from ..device import Device
+from ..initial import uniform
 from ..plans import AxisPlan, BernoulliPlan, Plan, Plans, Site, TilePlan, TimePlan, UnitWindow
 from ..plans.on_device import DeviceAxis, DeviceUnits
 from ..tensor import Tensor
@@ -68,9 +69,7 @@ class Recurrent(Layer, abc.ABC):
     def initial(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Return a dict that maps the name of each parameter to initial values."""
         bound, sizes = 1 / math.sqrt(self.hidden_size), (self.input_size, self.hidden_size, self.num_layers)
-        return {
-            name: rng.uniform(-bound, bound, shape) for name, shape in self._shapes(*sizes, self.bidirectional, self.has_bias)
-        }
+        return {name: uniform(rng, bound, shape) for name, shape in self._shapes(*sizes, self.bidirectional, self.has_bias)}
 
     @classmethod
     def _shapes(

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from numbanet_kernels.runtime.pool import SMALL
+from numbanet_kernels.runtime.shared_sums import LEAST, SharedSums
 
 from .ranks import RankFailure, Ranks
-from .shared import SharedSums
 from .watch import Watch
 
 try:
@@ -90,7 +89,7 @@ class MPIRanks(Ranks):
     def start(self, array):
         if not array.flags.c_contiguous:
             raise ValueError("only contiguous arrays are summed, in place")
-        if self.shared is None or array.nbytes < SMALL:
+        if self.shared is None or array.nbytes < LEAST:
             return self._start(array)
 
         def finish() -> None:

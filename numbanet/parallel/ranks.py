@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from numbanet_kernels.runtime.context import Scoped
-from numbanet_kernels.runtime.pool import host_lender
 
 current = Scoped("ranks", None)  # the `Ranks` of the fit that runs in this thread, or None
 
@@ -65,7 +64,7 @@ class Ranks(abc.ABC):
 
     def lending(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which new host arrays of this thread are where they are summed fastest."""
-        return contextlib.nullcontext() if self.shared is None else host_lender.within(self.shared.pool)
+        return contextlib.nullcontext() if self.shared is None else self.shared.lending()
 
     def release(self) -> None:
         """Release what the ranks keep of each other's memory; the next sum takes it again."""

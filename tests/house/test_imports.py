@@ -40,6 +40,7 @@ ARROWS = {  # folder: those whose files it may import besides its own
 LEVELS = [
     "profile",
     "arguments",
+    "initial",
     "html_page",
     "user_warnings",
     "datasets",
@@ -67,7 +68,9 @@ LEVELS = [
     "__init__",
     "__main__",
 ]
-NO_KERNELS = tuple(f"numbanet_kernels.{name}." for name in ("layouts", "runtime.interrupt", "runtime.context"))
+NO_KERNELS = tuple(
+    f"numbanet_kernels.{name}." for name in ("layouts", "runtime.interrupt", "runtime.context", "runtime.shared_sums")
+)
 BACK = {("tensor", "autograd"), ("tensor", "ops")}  # Tensor's methods are the operations, which need Tensor
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from numbanet import Net
-from numbanet.parallel import run_ranks, shared
+from numbanet.parallel import run_ranks
 from numbanet.parallel.ranks import RankFailure
-from numbanet.parallel.shared import SharedSums
-from numbanet_kernels.runtime.pool import SMALL
+from numbanet_kernels.runtime import shared_sums
+from numbanet_kernels.runtime.shared_sums import LEAST, SharedSums
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
 
@@ -30,8 +30,8 @@ def placed(sums, values):
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_sums_are_those_of_all_ranks_in_the_same_bits(size, monkeypatch):
     """Of sizes that parts and blocks divide and do not divide, smaller than a part as well, one after the other."""
-    monkeypatch.setattr(shared, "ALIGNED", 4)
-    monkeypatch.setattr(shared, "BLOCK", 10)
+    monkeypatch.setattr(shared_sums, "ALIGNED", 4)
+    monkeypatch.setattr(shared_sums, "BLOCK", 10)
     shapes = (0,), (1,), (3,), (4 * size,), (7, 19), (200,)
     values = [
         [np.random.default_rng([rank, n]).standard_normal(s, np.float32) for n, s in enumerate(shapes)] for rank in range(size)
@@ -75,7 +75,7 @@ def test_nothing_is_summed_if_the_array_of_one_rank_is_in_no_file():
 
 
 def test_files_that_are_deleted_are_closed_and_new_ones_are_mapped(monkeypatch):
-    monkeypatch.setattr(shared, "MAPPED", 2)
+    monkeypatch.setattr(shared_sums, "MAPPED", 2)
 
     def work(ranks):
         sums, open_files = SharedSums(ranks), []
@@ -114,7 +114,7 @@ def test_large_gradients_of_a_fit_are_in_files_and_their_sums_those_of_one_proce
         ranks.shared, others, found = SharedSums(ranks), ranks.start, []
 
         def start(array):
-            return others(array) if array.ndim < 2 or array.nbytes < SMALL else lambda: found.append(ranks.shared.sum(array))
+            return others(array) if array.ndim < 2 or array.nbytes < LEAST else lambda: found.append(ranks.shared.sum(array))
 
         ranks.start = start
         net = Net((300, 200), parallel=ranks, **settings).fit(X, Y)

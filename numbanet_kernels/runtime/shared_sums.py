@@ -1,23 +1,24 @@
-"""`SharedSums`: sums over ranks on one machine, which read each other's arrays where they are.
+"""`SharedSums`: sums over ranks, which are processes of one machine, that read each other's arrays where they are.
 
-The memory of a step is allocated in files without names, which the other ranks map. To sum an array, each rank adds up one part
+The arrays are allocated in files without names, which the other ranks map. To sum an array, each rank adds up one part
 of it from the arrays of all ranks, in place, and then copies the other parts from the ranks that have added them up. MPI copies
 the arrays to memory between the ranks and back as well, and takes twice as long.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import secrets
 import weakref
+from typing import Any
 
 import numpy as np
 
-from numbanet_kernels.host.meeting import met
-from numbanet_kernels.runtime.pool import PAGE, Pool
-
-from .ranks import Ranks
+from . import atomic
+from .declare import host_kernel
+from .pool import PAGE, SMALL, Pool, host_lender
 
 ALIGNED = 1 << 10  # elements; parts of an array begin at multiples
 BLOCK = 1 << 20  # elements that are added up at a time: so that they stay in the cache until those of all ranks are added
@@ -25,6 +26,23 @@ MAPPED = 64  # files of other ranks that stay mapped
 LINE = 8  # numbers of the line of a rank, which fills a cache line
 COUNTER, FILE, DESCRIPTOR, START = range(4)  # of them: its meetings, and where its array is: a file, and the first byte in it
 NOWHERE = -1  # stands for the number of the file if an array is in none
+LEAST = SMALL  # bytes of the smallest arrays in files
+LOOKS = 2_000  # reads of a counter before `_met` returns, about 10 us
+
+
+@host_kernel("void(i8[:, ::1], i8, i8, i8, b1[::1])")
+def _met(lines, rank, more, least, found):
+    """Add `more` to the counter of this rank; found[0] = whether those of all ranks are at least `least`, after some looks."""
+    counters, width = lines.reshape(lines.size), lines.shape[1]
+    if more:
+        atomic.add(counters, rank * width, more)
+    for q in range(lines.shape[0]):
+        look = 0
+        while atomic.load(counters, q * width) < least:
+            look += 1
+            if look > LOOKS:
+                return
+    found[0] = True
 
 
 class SharedSums:
@@ -33,7 +51,7 @@ class SharedSums:
     Parameters
     ----------
     ranks : Ranks
-        Processes of one machine.
+        It has `rank`, `size`, `gather` and `wait` (see `numbanet.parallel`).
 
     Attributes
     ----------
@@ -46,7 +64,7 @@ class SharedSums:
         On all ranks, if one of them cannot make such files (Linux can), or cannot map those of another.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Any) -> None:
         self.ranks, self.meetings, self.made = ranks, 0, 0
         self.files: dict[int, tuple[int, int, int]] = {}  # by number, (address, size, descriptor) of the files of this rank
         self.mapped: dict[tuple[int, int], np.ndarray] = {}  # by rank and number, files of other ranks
@@ -87,7 +105,7 @@ class SharedSums:
         memory = np.frombuffer(room, np.uint8)
         self.made += 1
         self.files[self.made] = memory.ctypes.data, size, descriptor
-        weakref.finalize(room, _close, self.files, self.made, os.getpid()).atexit = False
+        weakref.finalize(room, _close, self.files, self.made)
         return memory
 
     def sum(self, array: np.ndarray) -> bool:
@@ -114,6 +132,10 @@ class SharedSums:
         self._meet()  # before an array is written again
         return True
 
+    def lending(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which new arrays of this thread are in files of this rank."""
+        return host_lender.within(self.pool)
+
     def forget(self) -> None:
         """Release the files of other ranks."""
         self.mapped.clear()
@@ -125,7 +147,7 @@ class SharedSums:
 
         def done() -> bool:
             nonlocal more
-            met(self.lines, self.ranks.rank, more, self.meetings, found)
+            _met(self.lines, self.ranks.rank, more, self.meetings, found)
             more = 0
             return bool(found[0])
 
@@ -166,7 +188,6 @@ def _file(size: int) -> int:
     return descriptor
 
 
-def _close(files: dict[int, tuple[int, int, int]], number: int, process: int) -> None:
+def _close(files: dict[int, tuple[int, int, int]], number: int) -> None:
     """Close a file. Its memory is free as soon as no rank maps it."""
-    if os.getpid() == process:  # not in a copy of the process
-        os.close(files.pop(number)[2])
+    os.close(files.pop(number)[2])
