@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from numbanet_kernels.runtime.shared_sums import LEAST, SharedSums
+from numbanet_kernels.host.shared_sums import LEAST, SharedSums
 
 from .ranks import RankFailure, Ranks
 from .watch import Watch

@@ -69,7 +69,7 @@ LEVELS = [
     "__main__",
 ]
 NO_KERNELS = tuple(
-    f"numbanet_kernels.{name}." for name in ("layouts", "runtime.interrupt", "runtime.context", "runtime.shared_sums")
+    f"numbanet_kernels.{name}." for name in ("layouts", "runtime.interrupt", "runtime.context", "host.shared_sums")
 )
 BACK = {("tensor", "autograd"), ("tensor", "ops")}  # Tensor's methods are the operations, which need Tensor
 

@@ -10,8 +10,8 @@ import pytest
 from numbanet import Net
 from numbanet.parallel import run_ranks
 from numbanet.parallel.ranks import RankFailure
-from numbanet_kernels.runtime import shared_sums
-from numbanet_kernels.runtime.shared_sums import LEAST, SharedSums
+from numbanet_kernels.host import shared_sums
+from numbanet_kernels.host.shared_sums import LEAST, SharedSums
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
 

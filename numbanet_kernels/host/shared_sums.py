@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from . import atomic
-from .declare import host_kernel
-from .pool import PAGE, SMALL, Pool, host_lender
+from ..runtime import atomic
+from ..runtime.declare import host_kernel
+from ..runtime.pool import PAGE, SMALL, Pool, host_lender
 
 ALIGNED = 1 << 10  # elements; parts of an array begin at multiples
 BLOCK = 1 << 20  # elements that are added up at a time: so that they stay in the cache until those of all ranks are added
