@@ -48,6 +48,7 @@ class Exchange:
     On the host, large arrays are summed in place, each as a bucket of its own. Small ones, such as those of biases, are copied
     to one bucket, which also has the loss of the rank. Large packed gradients start to travel when they are complete, while the
     backward pass computes the others (`complete`), as far as the ranks sum as many bytes at a time; the rest starts after it.
+    In memory that ranks share (`Ranks.shared`), all are summed after it.
 
     Parameters
     ----------
