@@ -148,3 +148,16 @@ def device(name: str | Device = "auto") -> Device:
     if missing:
         raise RuntimeError(f"device {name!r} is not available here: {missing}. device='auto' or 'cpu' runs without it")
     return _made(name)
+
+
+def shared_sums(ranks: Any) -> Any:
+    """Return the `SharedSums` of ranks that are processes of this machine; all of them call this.
+
+    Raises
+    ------
+    OSError
+        On all ranks, if one of them cannot share memory.
+    """
+    from numbanet_kernels.host.shared_sums import SharedSums  # imports Numba's compiler
+
+    return SharedSums(ranks)

@@ -29,7 +29,7 @@ class Rank(NamedTuple):
     task: Task
     exchange: Any
     sum: Callable[[np.ndarray], Any]
-    zeros: Callable[[int], np.ndarray]
+    zeros: Callable[[int], np.ndarray] = lambda n: np.zeros(n, np.float32)
 
 
 def numbanet_rank(ranks: int, hidden: int, dropout: str, rate: float, batch: int) -> Rank:
@@ -64,7 +64,7 @@ def numbanet_rank(ranks: int, hidden: int, dropout: str, rate: float, batch: int
 
     task = steps.trainer_steps(dev, data.X, fed, make, mlp_model.described(batch))
     if team is None:
-        return Rank(0, task, None, lambda array: None, lambda n: np.zeros(n, np.float32))
+        return Rank(0, task, None, lambda array: None)
 
     def zeros(n: int) -> np.ndarray:
         with team.lending():
@@ -113,10 +113,7 @@ def torch_rank(number: int, ranks: int, hidden: int, rate: float | None, batch: 
         weights = [p.detach().numpy() for p in inner.parameters()]
         return {"weights": weights, "factors": [drawn or [(1.0, 1.0)] * 2 for drawn in factors]}
 
-    def sums(array: np.ndarray) -> None:
-        distributed.all_reduce(torch.from_numpy(array))
-
-    return Rank(number, Task(step, outputs), None, sums, lambda n: np.zeros(n, np.float32))
+    return Rank(number, Task(step, outputs), None, lambda array: distributed.all_reduce(torch.from_numpy(array)))
 
 
 def link_of(rank: Rank, ranks: int) -> tuple[float, float]:

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from numbanet_kernels.host.shared_sums import LEAST, SharedSums
-
+from ..device import shared_sums
 from .ranks import RankFailure, Ranks
 from .watch import Watch
 
@@ -76,11 +75,11 @@ class MPIRanks(Ranks):
             if self.first:
                 warnings.warn(f"ranks that end are not noticed, because ranks cannot connect: {problems[0]}", stacklevel=2)
 
-    def _sharing(self) -> SharedSums | None:
-        """Return what sums large arrays if all ranks are processes of this machine, and can share memory; else None."""
+    def _sharing(self) -> Any:
+        """Return `SharedSums` if all ranks are processes of this machine, and can share memory; else None."""
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         try:
-            return SharedSums(self) if 1 < node.size == self.size else None
+            return shared_sums(self) if 1 < node.size == self.size else None
         except OSError:
             return None
         finally:
@@ -89,7 +88,7 @@ class MPIRanks(Ranks):
     def start(self, array):
         if not array.flags.c_contiguous:
             raise ValueError("only contiguous arrays are summed, in place")
-        if self.shared is None or array.nbytes < LEAST:
+        if self.shared is None or array.nbytes < self.shared.least:
             return self._start(array)
 
         def finish() -> None:

@@ -26,7 +26,6 @@ MAPPED = 64  # files of other ranks that stay mapped
 LINE = 8  # numbers of the line of a rank, which fills a cache line
 COUNTER, FILE, DESCRIPTOR, START = range(4)  # of them: its meetings, and where its array is: a file, and the first byte in it
 NOWHERE = -1  # stands for the number of the file if an array is in none
-LEAST = SMALL  # bytes of the smallest arrays in files
 LOOKS = 2_000  # reads of a counter before `_met` returns, about 10 us
 
 
@@ -57,12 +56,16 @@ class SharedSums:
     ----------
     pool : Pool
         Lends memory in files of this rank.
+    least : int
+        Bytes of the smallest arrays that are there.
 
     Raises
     ------
     OSError
         On all ranks, if one of them cannot make such files (Linux can), or cannot map those of another.
     """
+
+    least = SMALL
 
     def __init__(self, ranks: Any) -> None:
         self.ranks, self.meetings, self.made = ranks, 0, 0

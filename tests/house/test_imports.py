@@ -68,9 +68,7 @@ LEVELS = [
     "__init__",
     "__main__",
 ]
-NO_KERNELS = tuple(
-    f"numbanet_kernels.{name}." for name in ("layouts", "runtime.interrupt", "runtime.context", "host.shared_sums")
-)
+NO_KERNELS = tuple(f"numbanet_kernels.{name}." for name in ("layouts", "runtime.interrupt", "runtime.context"))
 BACK = {("tensor", "autograd"), ("tensor", "ops")}  # Tensor's methods are the operations, which need Tensor
 
 

@@ -11,7 +11,7 @@ from numbanet import Net
 from numbanet.parallel import run_ranks
 from numbanet.parallel.ranks import RankFailure
 from numbanet_kernels.host import shared_sums
-from numbanet_kernels.host.shared_sums import LEAST, SharedSums
+from numbanet_kernels.host.shared_sums import SharedSums
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
 
@@ -114,7 +114,11 @@ def test_large_gradients_of_a_fit_are_in_files_and_their_sums_those_of_one_proce
         ranks.shared, others, found = SharedSums(ranks), ranks.start, []
 
         def start(array):
-            return others(array) if array.ndim < 2 or array.nbytes < LEAST else lambda: found.append(ranks.shared.sum(array))
+            return (
+                others(array)
+                if array.ndim < 2 or array.nbytes < ranks.shared.least
+                else lambda: found.append(ranks.shared.sum(array))
+            )
 
         ranks.start = start
         net = Net((300, 200), parallel=ranks, **settings).fit(X, Y)
