@@ -1,6 +1,7 @@
-"""Accuracy of rdp and tdp by scale, largest period and search, on MNIST and Fashion-MNIST.
+"""Accuracy of rdp and tdp by scale, largest period and search, and of windows by alignment, on MNIST and Fashion-MNIST.
 
-784-1024-1024-10 at p = 0.5 and 0.7, ten epochs, at most three seeds. The smallest dp_max of each rate is the default.
+784-1024-1024-10 at p = 0.5 and 0.7, ten epochs, at most three seeds. The smallest dp_max of each rate is the default, and
+windows are aligned to multiples of 16 by default.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ SUITE = "mlp-settings"
 RECORDED = ("--json bench/results/mlp-settings.json",)
 SCALES, DATA, KINDS = ("pattern", "root", "rate"), ("mnist", "fashion-mnist"), ("rdp", "tdp")
 PERIODS = {0.5: (3, 4, 8, 16), 0.7: (4, 5, 8, 16)}
+ALIGNMENTS = (1, 16, 32)  # of windows
 HIDDEN, RATES, EPOCHS = 1024, (0.7, 0.5), 10
 
 
-def _pattern(kind: str, rate: float, **settings: Any) -> dict[str, Any]:
-    from numbanet import RowDropout, TileDropout
+def _policy(kind: str, rate: float, **settings: Any) -> dict[str, Any]:
+    from numbanet.dropout import POLICIES
 
-    return {"dropout": {"rdp": RowDropout, "tdp": TileDropout}[kind](rate, **settings)}
+    return {"dropout": POLICIES[kind](rate, **settings)}
 
 
 def variants(rate: float) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
@@ -35,8 +37,10 @@ def variants(rate: float) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     for kind in KINDS:
         for scale in SCALES:
             for dp_max in PERIODS[rate]:
-                yield f"{kind} {scale} dp_max={dp_max}", functools.partial(_pattern, kind, rate, scale=scale, dp_max=dp_max)
-        yield f"{kind} root dp_max=8 search=sgd", functools.partial(_pattern, kind, rate, scale="root", dp_max=8, search="sgd")
+                yield f"{kind} {scale} dp_max={dp_max}", functools.partial(_policy, kind, rate, scale=scale, dp_max=dp_max)
+        yield f"{kind} root dp_max=8 search=sgd", functools.partial(_policy, kind, rate, scale="root", dp_max=8, search="sgd")
+    for align in ALIGNMENTS:
+        yield f"window align={align}", functools.partial(_policy, "window", rate, align=align)
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -56,7 +60,7 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
 
 
 def points(rows: Sequence[dict[str, Any]], experiments: Sequence[Experiment]) -> list[dict[str, Any]]:
-    """One row for each data set and combination of settings: percentage points against bernoulli, by kind of pattern and
+    """One row for each data set and combination of settings: percentage points against bernoulli, by kind of dropout and
     rate."""
     by_name = {(row["case"], row["implementation"]): row for row in rows}
     table: dict[str, dict[str, Any]] = {}
@@ -66,7 +70,7 @@ def points(rows: Sequence[dict[str, Any]], experiments: Sequence[Experiment]) ->
             kind, setting = experiment.name.split(" ", 1)
             line = table.setdefault(f"{experiment.settings['data']}, {setting}", {})
             line[f"{kind} p={experiment.settings['dropout_rate']}"] = row
-    columns = [f"{kind} p={rate}" for kind in KINDS for rate in RATES]
+    columns = [f"{kind} p={rate}" for kind in (*KINDS, "window") for rate in RATES]
     return [
         {
             "suite": f"{SUITE}-points",
@@ -79,10 +83,10 @@ def points(rows: Sequence[dict[str, Any]], experiments: Sequence[Experiment]) ->
 
 
 def _order(case: str) -> tuple:
-    """A sorting key: data set, default search first, scale, period."""
+    """A sorting key: data set, patterns before windows, default search first, scale, period; of windows the alignment."""
     data, setting = case.split(", ")
-    scale, period, *search = setting.split(" ")
-    return DATA.index(data), len(search), SCALES.index(scale), int(period.removeprefix("dp_max="))
+    *scale, number = setting.removesuffix(" search=sgd").split(" ")
+    return DATA.index(data), not scale, "search" in setting, [SCALES.index(name) for name in scale], int(number.split("=")[1])
 
 
 def _points(row: dict[str, Any] | None) -> float | str | None:

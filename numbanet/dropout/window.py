@@ -3,12 +3,12 @@ end of the layer.
 
 K of n neurons are kept: start, start + 1, …, start + K - 1 modulo n. Every start has the same probability, so each neuron is
 dropped with probability 1 - K / n exactly. K is (1 - p) n rounded down or up at random, where p is the dropout rate, so that
-its mean is (1 - p) n and the mean share of dropped neurons is exactly p. Kept neurons are scaled by n / K. If `align` is given
-and divides n, start and K are multiples of it; the probabilities stay the same.
+its mean is (1 - p) n and the mean share of dropped neurons is exactly p. Kept neurons are scaled by n / K. In wide layers,
+start and K are multiples of a number that divides n (`align`); the probabilities stay the same.
 
 The kept part of a weight is a slice, or two if the window wraps around, so products read it without a copy. Before training,
-the order of a layer's neurons is arbitrary, so adjacent neurons are as suitable as any others. But there are only n windows,
-and adjacent neurons are nearly always kept together, so they adapt to each other.
+the order of a layer's neurons is arbitrary, so adjacent neurons are as suitable as any others. But there are at most n
+windows of a size, and adjacent neurons are nearly always kept together, so they adapt to each other.
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ from .schedule import Rate
 _plan = functools.lru_cache(maxsize=4096)(WindowPlan)
 
 
+ALIGNMENTS, LEAST_WINDOWS = (32, 16, 8), 64  # by default the first of these numbers that leaves so many windows of a layer
+
+
 @functools.lru_cache(maxsize=256)
-def _step(n: int, rate: float, align: int) -> int:
+def _step(n: int, rate: float, align: int | None) -> int:
+    if align is None:
+        align = next((each for each in ALIGNMENTS if n % each == 0 and n >= each * LEAST_WINDOWS), 1)
     return align if n % align == 0 and (1 - rate) * n > align * (1 - 1e-9) else 1
 
 
@@ -49,9 +54,11 @@ class WindowDropout(Dropout):
     shuffle : int, optional
         As for `RowDropout`: after every n epochs, other neurons become adjacent.
     align : int, optional
-        A number, such as 32, of which start and K are multiples. It is used only in layers whose width is a multiple of it and
-        which keep more than this number of neurons on average; in other layers rates would not be exact. By default start and K
-        are any numbers, so that there are more windows; products take the same time.
+        A number of which start and K are multiples, so that windows begin and end where the vectors and cache lines of a
+        processor do. It is used only in layers whose width is a multiple of it and which keep more than this number of neurons
+        on average; in other layers rates would not be exact. By default 32, 16 or 8 in layers of at least 2048, 1024 or 512
+        neurons, which leaves 64 windows or more, else 1. On an Intel processor with AVX-512, steps are 1.04 to 1.15 times as
+        fast with it as with 1; accuracy is the same (`python -m bench mlp-settings`).
 
     Raises
     ------
@@ -77,7 +84,7 @@ class WindowDropout(Dropout):
 
     def step(self, site: Site) -> int:
         """Return the number of which start and K are multiples."""
-        return _step(site.shape[0], self.rate_of(site), self.align or 1)
+        return _step(site.shape[0], self.rate_of(site), self.align)
 
     def counts(self, site: Site) -> tuple[tuple[int, float], tuple[int, float]]:
         """Return (K, its probability) for the two multiples K of `step` next to (1 - p) n; K is at least 1."""
@@ -87,7 +94,7 @@ class WindowDropout(Dropout):
         n, rate = site.shape[0], self.rate_of(site)
         if not rate:
             return None
-        step = _step(n, rate, self.align or 1)
+        step = _step(n, rate, self.align)
         (count, probability), (more, _) = _counts(n, rate, step)
         count = count if rng.random() < probability else more
         return _plan(n, int(n // step * rng.random()) * step, count, n / count)
