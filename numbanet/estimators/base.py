@@ -315,6 +315,11 @@ class Estimator(Settings):
         if type(chosen) is NoDropout and chosen.rate not in (0, SHARED["dropout_rate"].default):
             said = f"dropout_rate={chosen.rate!r} drops nothing if dropout is 'none': choose 'window', 'rdp' or 'bernoulli'"
             warn(said, in_searches=False)
+        given = self.dropout_rate
+        own = [part for part in _parts(chosen) if type(part) is type(self.dropout) is not NoDropout]
+        if own and not any(np.array_equal(given, rate) for rate in (own[0].rate, SHARED["dropout_rate"].default)):
+            name = type(own[0]).__name__
+            warn(f"dropout_rate={given!r} has no effect if dropout is a policy object: give the rate to {name}")
         policies = {tuple(part.rate for part in _parts(policy)): policy for policy in map(chosen.at, epochs)}.values()
         dropping = [part.rate for part in _parts(chosen) if type(part) is not NoDropout]
         rates = [rate for given in dropping for rate in (given if isinstance(given, tuple) else (given,))]

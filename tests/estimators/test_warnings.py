@@ -12,7 +12,7 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from numbanet import Flatten, LanguageModel, Linear, Net, NetRegressor, NoDropout, ReLU, SparseLinear, TileDropout
+from numbanet import Flatten, LanguageModel, Linear, Net, NetRegressor, NoDropout, ReLU, RowDropout, SparseLinear, TileDropout
 from numbanet.datasets import load_digits
 from numbanet.dropout import policy
 from numbanet.training.baseline_check import unfinished
@@ -203,6 +203,18 @@ def test_a_fit_that_overfits_is_told_to_stop_early():
 def test_a_rate_without_dropout_is_said_to_do_nothing(options, fit):
     ((text, file),) = said(lambda: Net((64,), **FAST, **options).fit(X, Y, **fit))
     assert text.startswith("dropout_rate=") and "drops nothing if dropout is 'none'" in text and file == __file__
+
+
+def test_a_rate_beside_a_policy_object_is_said_to_do_nothing():
+    ((text, file),) = said(lambda: Net((64,), **FAST, dropout=RowDropout(0.5), dropout_rate=0.7).fit(X, Y))
+    assert (
+        text == "dropout_rate=0.7 has no effect if dropout is a policy object: give the rate to RowDropout" and file == __file__
+    )
+    assert not said(lambda: Net((64,), **FAST, dropout=RowDropout(0.5)).fit(X, Y))
+    assert not said(lambda: Net((64,), **FAST, dropout=RowDropout(0.5), dropout_rate=0.7).fit(X, Y, dropout="rdp"))
+    words = ["a", "b", "c", "d"] * 40
+    model = LanguageModel((8,), dropout=RowDropout(0.5), dropout_rate=0.2, epochs=1, steps=4, batch_size=2, random_state=0)
+    assert any("give the rate to RowDropout" in text for text, _ in said(lambda: model.fit(words)))
 
 
 UNDROPPED = {  # fits whose dropout finds nothing to drop
