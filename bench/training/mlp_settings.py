@@ -1,4 +1,5 @@
-"""Accuracy of rdp and tdp by scale, largest period and search, and of windows by alignment, on MNIST and Fashion-MNIST.
+"""Accuracy of rdp and tdp by scale, largest period and search, of windows by alignment, and of rdp and windows whose neurons
+are reordered after each epoch beside batchwise, on MNIST and Fashion-MNIST.
 
 784-1024-1024-10 at p = 0.5 and 0.7, ten epochs, at most three seeds. The smallest dp_max of each rate is the default, and
 windows are aligned to multiples of 8 by default.
@@ -7,6 +8,7 @@ windows are aligned to multiples of 8 by default.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,8 @@ SUITE = "mlp-settings"
 RECORDED = ("--json bench/results/mlp-settings.json",)
 SCALES, DATA, KINDS = ("pattern", "root", "rate"), ("mnist", "fashion-mnist"), ("rdp", "tdp")
 PERIODS = {0.5: (3, 4, 8, 16), 0.7: (4, 5, 8, 16)}
-ALIGNMENTS = (1, 8, 16, 32)  # of windows
+ALIGNMENTS, REORDERED = (1, 8, 16, 32), ("rdp", "window")  # alignments of windows
+SETTINGS = "dp_max", "align", "shuffle", "default"
 HIDDEN, RATES, EPOCHS = 1024, (0.7, 0.5), 10
 
 
@@ -41,6 +44,9 @@ def variants(rate: float) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
         yield f"{kind} root dp_max=8 search=sgd", functools.partial(_policy, kind, rate, scale="root", dp_max=8, search="sgd")
     for align in ALIGNMENTS:
         yield f"window align={align}", functools.partial(_policy, "window", rate, align=align)
+    for kind in REORDERED:
+        yield f"{kind} shuffle=1", functools.partial(_policy, kind, rate, shuffle=1)
+    yield "batchwise default", functools.partial(_policy, "batchwise", rate)
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -70,7 +76,7 @@ def points(rows: Sequence[dict[str, Any]], experiments: Sequence[Experiment]) ->
             kind, setting = experiment.name.split(" ", 1)
             line = table.setdefault(f"{experiment.settings['data']}, {setting}", {})
             line[f"{kind} p={experiment.settings['dropout_rate']}"] = row
-    columns = [f"{kind} p={rate}" for kind in (*KINDS, "window") for rate in RATES]
+    columns = [f"{kind} p={rate}" for kind in (*KINDS, "window", "batchwise") for rate in RATES]
     return [
         {
             "suite": f"{SUITE}-points",
@@ -83,10 +89,11 @@ def points(rows: Sequence[dict[str, Any]], experiments: Sequence[Experiment]) ->
 
 
 def _order(case: str) -> tuple:
-    """A sorting key: data set, patterns before windows, default search first, scale, period; of windows the alignment."""
+    """A sorting key: data set, what is set, default search first, scale, number."""
     data, setting = case.split(", ")
-    *scale, number = setting.removesuffix(" search=sgd").split(" ")
-    return DATA.index(data), not scale, "search" in setting, [SCALES.index(name) for name in scale], int(number.split("=")[1])
+    what = next(index for index, name in enumerate(SETTINGS) if name in setting)
+    scale = [index for index, name in enumerate(SCALES) if name in setting]
+    return DATA.index(data), what, "search" in setting, scale, [int(number) for number in re.findall(r"\d+", setting)]
 
 
 def _points(row: dict[str, Any] | None) -> float | str | None:

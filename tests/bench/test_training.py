@@ -42,12 +42,12 @@ def test_settings_suite_names_every_variant_rate_and_data_set(tmp_path, monkeypa
     assert {row["implementation"] for row in diverged} == {"rdp pattern dp_max=16"} and len(diverged) == 2 * 2
     assert "1 of 1 diverged" in markdown(rows)
     assert {round(row["points"], 6) for row in rows if row not in diverged and row["implementation"] != "bernoulli"} == {1.0}
-    # five periods, a search and four alignments
-    assert len(points) == 2 * (3 * 5 + 1 + 4) and points == results.rows[len(rows) :]
+    # five periods, a search, four alignments, reordering and batchwise
+    assert len(points) == 2 * (3 * 5 + 1 + 4 + 1 + 1) and points == results.rows[len(rows) :]
     lines = markdown(points).splitlines()
-    assert "| mnist, pattern dp_max=16 | 1 | diverged | diverged | +1.00 | +1.00 |  |  |" in lines
-    assert "| mnist, pattern dp_max=5 | 1 | +1.00 |  | +1.00 |  |  |  |" in lines
-    assert "| mnist, align=16 | 1 |  |  |  |  | +1.00 | +1.00 |" in lines
+    assert "| mnist, pattern dp_max=16 | 1 | diverged | diverged | +1.00 | +1.00 |  |  |  |  |" in lines
+    assert "| mnist, pattern dp_max=5 | 1 | +1.00 |  | +1.00 |  |  |  |  |  |" in lines
+    assert "| mnist, shuffle=1 | 1 | +1.00 | +1.00 |  |  | +1.00 | +1.00 |  |  |" in lines
 
 
 @pytest.mark.slow
