@@ -102,7 +102,8 @@ SETTINGS = dict(random_state=0, device="cpu")
 
 def models(**ranks):
     shard = dict(ranks, shard=lambda rank, size: slice(rank * 4200, (rank + 1) * 4200)) if ranks else {}
-    yield "images", Net("lenet5", dropout="rdp", epochs=3, batch_size=40, **ranks, **SETTINGS).fit(images, labels)
+    low = dict(learning_rate=0.002)  # at the default, the loss of these images grows, and differences of rounding with it
+    yield "images", Net("lenet5", dropout="rdp", epochs=3, batch_size=40, **low, **ranks, **SETTINGS).fit(images, labels)
     yield "text", LanguageModel((32,), dropout="batchwise", epochs=2, batch_size=12, steps=8, **ranks, **SETTINGS).fit(words)
     yield "file", Net((32,), dropout="rdp", epochs=2, batch_size=8400, **shard, **SETTINGS).fit(X, X[:, :3].argmax(1))
 
