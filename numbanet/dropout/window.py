@@ -22,8 +22,6 @@ from .base import Dropout, Style
 from .schedule import Rate
 
 _plan = functools.lru_cache(maxsize=4096)(WindowPlan)
-
-
 ALIGNMENTS, LEAST_WINDOWS = (32, 16, 8), 128  # by default the first of these numbers that leaves so many windows of a layer
 
 
@@ -57,8 +55,8 @@ class WindowDropout(Dropout):
         A number of which start and K are multiples, so that windows begin and end where the vectors and cache lines of a
         processor do. It is used only in layers whose width is a multiple of it and which keep more than this number of neurons
         on average; in other layers rates would not be exact. By default 32, 16 or 8 in layers of at least 4096, 2048 or 1024
-        neurons, which leaves 128 windows or more, else 1. Steps are then 1.03 to 1.09 times as fast as with 1 on an Intel
-        processor with AVX-512. With fewer windows, 64 or 32 of 1024 neurons, accuracy was 0.1 to 0.2 points lower in the mean
+        neurons, which leaves 128 windows or more, else 1. Steps then take some percent less time than with 1 on a processor
+        with AVX-512. With fewer windows, 64 or 32 of 1024 neurons, accuracy was 0.1 to 0.2 points lower in the mean
         (`python -m bench mlp-settings`).
 
     Raises
