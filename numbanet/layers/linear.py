@@ -174,7 +174,7 @@ class Linear(Layer):
         return isinstance(plan, SamplePlan)
 
     def reads(self, plans, symbols=None):
-        return plans.region(self, self.weight, "tiles") or plans.region(self, self.weight)
+        return plans.region(self, self.weight, "tiles" if plans.of(self, "tiles") else "output")
 
     def config(self):
         return {"in_features": self.in_features, "out_features": self.out_features, "bias": self.bias is not None}

@@ -35,6 +35,20 @@ def test_what_a_product_reads_are_blocks_of_rows(rows, cols):
             assert region.wanted[r, b] == mask[r, 64 * b : 64 * (b + 1)].any()
 
 
+def test_a_chain_of_layers_reads_only_the_windows_of_both_axes():
+    """Of the weight of a layer, the rows of its own window and the columns of the window before it."""
+    tree = Tree(
+        Sequential([Linear(3, 256, rng=0), ReLU(), second := Linear(256, 128, rng=1), ReLU(), last := Linear(128, 2, rng=2)])
+    )
+    plans = {"0.output": WindowPlan(256, 200, 100), "2.output": WindowPlan(128, 10, 32)}
+    read = tree.reads(Plans("cpu", tree.sites, plans, feeds=tree.feeds))
+    masks = {weight: part.plan.mask() for weight, part in read.items()}
+    assert masks[second.weight].sum() == 32 * 100 and masks[last.weight].sum() == 2 * 32
+    assert (
+        read[second.weight].plan.region(second.weight.shape).wanted.sum() == 32 * 2
+    )  # blocks of 64 columns: 0 … 63, 192 … 255
+
+
 def test_the_pixels_of_channels_are_adjacent_inputs():
     layer, inner = Linear(6 * 50, 2, rng=0), Conv2d(1, 6, 3, rng=0)
     tree = Tree(Sequential([inner, ReLU(), Flatten(), layer]))

@@ -33,6 +33,25 @@ def _spread(spread, spread_class, g, cols, row_index, row_class):
     return row_class
 
 
+@host_function
+def _step(row, velocity, gradient, lr, momentum, nesterov, decay):
+    """Make an SGD step for a part of a row."""
+    for c in range(row.size):
+        slope = gradient[c] + decay * row[c]
+        velocity[c] = momentum * velocity[c] + slope
+        row[c] -= lr * (slope + momentum * velocity[c] if nesterov else velocity[c])
+
+
+@host_function
+def _skipped(row, velocity, power):
+    """Make all skipped steps for a part of a row. `power` holds the elements of M^k."""
+    ww, wv, vw, vv = power[0], power[1], power[2], power[3]
+    for c in range(row.size):
+        before = row[c]
+        row[c] = ww * before + wv * velocity[c]
+        velocity[c] = vw * before + vv * velocity[c]
+
+
 @host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4[::1], f4, b1, f4, i8, i8)")
 def _sgd(w, v, g, packed, row_pos, row_class, cols, rates, momentum, nesterov, decay, first, stop):
     """Make an SGD step for the rows first … stop - 1, without lazy blocks."""
@@ -43,28 +62,51 @@ def _sgd(w, v, g, packed, row_pos, row_class, cols, rates, momentum, nesterov, d
         if packed:
             spread_class = _spread(spread, spread_class, g, cols, row_pos[r], row_class[r])
         gradient = spread if packed else g[r]
-        for c in range(row.size):
-            slope = gradient[c] + decay * row[c]
-            velocity[c] = momentum * velocity[c] + slope
-            row[c] -= lr * (slope + momentum * velocity[c] if nesterov else velocity[c])
+        _step(row, velocity, gradient, lr, momentum, nesterov, decay)
 
 
 @host_function
 def _due(lag, after, current, wanted, due):
-    """Write the blocks to update, of a row of blocks, to `due`, and return their number; other blocks skip a step more."""
+    """Write runs of adjacent blocks to update, of a row of blocks, to `due`, and return their number. Run k has the blocks
+    due[k, 0] … due[k, 1] - 1, which all make the same step. Other blocks skip a step more.
+    """
     count = 0
     for b in range(lag.size):
         after[b] = lag[b] + 1
         if current[b] or wanted[b]:
-            after[b], due[count] = 0, b
-            count += 1
+            after[b] = 0
+            alike = count > 0 and due[count - 1, 1] == b and current[b] == current[b - 1] and wanted[b] == wanted[b - 1]
+            if alike and (current[b] or lag[b] == lag[b - 1]):
+                due[count - 1, 1] = b + 1
+            else:
+                due[count, 0], due[count, 1] = b, b + 1
+                count += 1
     return count
 
 
-# If the kept columns of a block are contiguous in the packed gradient, the gradient is read in place, without the buffer.
+@host_function
+def _kept(columns, begin, end, size):
+    """Return (first, one after the last, position of the first) of the kept columns among `begin` … end - 1. The position is -1
+    if they are not contiguous in the packed row of `size` elements.
+    """
+    while begin < end and columns[begin] < 0:
+        begin += 1
+    while begin < end and columns[end - 1] < 0:
+        end -= 1
+    if begin == end:
+        return begin, end, np.int64(0)
+    position, last = np.int64(columns[begin]), np.int64(columns[end - 1])
+    return begin, end, position if last < size and last - position == end - 1 - begin else np.int64(-1)
+
+
+AT_ONCE = 64  # threads take turns of so many rows: a window is often in one half of a weight, a pattern in every second row
+
+
+# If the kept columns of a run are contiguous in the packed gradient, the gradient is read in place, without the buffer. The
+# loops are functions of slices for the same reason as those above.
 @host_kernel(
     "void(f4[:, ::1], f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], i4[:, ::1], f4[::1], f4, b1, f4,"
-    " i4[:, ::1], i4[:, ::1], b1[:, ::1], b1[:, ::1], f4[:, ::1], i8, i8, f4[:, ::1], i8[::1])"
+    " i4[:, ::1], i4[:, ::1], b1[:, ::1], b1[:, ::1], f4[:, ::1], i8, i8, f4[:, ::1], i8[::1], i8, i8)"
 )
 def _sgd_blocks(
     w,
@@ -87,45 +129,46 @@ def _sgd_blocks(
     width,
     into,
     into_rows,
+    thread,
+    threads,
 ):
-    """Make an SGD step for current blocks, with the gradient, and all skipped steps for blocks that are only wanted."""
-    lr, packed = rates[0], row_pos.size > 0
+    """Make an SGD step for current blocks, with the gradient, and all skipped steps for blocks that are only wanted; this
+    thread updates its share of the rows.
+    """
+    lr, packed, together = rates[0], row_pos.size > 0, max(AT_ONCE // height, 1)
     nothing, spread = np.zeros(w.shape[1], np.float32), np.zeros(w.shape[1] + 1, np.float32)
-    spread_class, due = np.int64(-1), np.empty(lag.shape[1], np.int64)
-    for r in range(w.shape[0]):
-        u, is_spread = r // height, False
-        if r % height == 0:
-            count = _due(lag[u], after[u], current[u], wanted[u], due)
-        row, velocity, packed_row, columns, written = w[r], v[r], nothing, cols[0], 0
-        has_gradient = packed and 0 <= row_pos[r] < g.shape[0] and 0 <= row_class[r] < cols.shape[0]
-        if has_gradient:
-            packed_row, columns = g[row_pos[r]], col_pos[row_class[r]]
-        for b in due[:count]:
-            c0, c1 = np.uint64(b * width), np.uint64(min((b + 1) * width, w.shape[1]))
-            if current[u, b]:
-                gradient, offset = nothing if packed else g[r], np.uint64(0)
-                if has_gradient:
-                    first, last = columns[c0], columns[c1 - np.uint64(1)]
-                    if first >= 0 and last < packed_row.size and np.uint64(last - first) == c1 - c0 - np.uint64(1):
-                        gradient, offset = packed_row, c0 - np.uint64(first)
-                    else:
-                        if not is_spread:
-                            spread_class, is_spread = _spread(spread, spread_class, g, cols, row_pos[r], row_class[r]), True
-                        gradient = spread
-                for c in range(c0, c1):
-                    slope = gradient[c - offset] + decay * row[c]
-                    velocity[c] = momentum * velocity[c] + slope
-                    row[c] -= lr * (slope + momentum * velocity[c] if nesterov else velocity[c])
-            else:
-                steps = max(min(lag[u, b] + 1, powers.shape[0] - 1), 0)
-                ww, wv, vw, vv = powers[steps, 0], powers[steps, 1], powers[steps, 2], powers[steps, 3]
-                for c in range(c0, c1):
-                    row[c], velocity[c] = ww * row[c] + wv * velocity[c], vw * row[c] + vv * velocity[c]
-            if wanted[u, b] and written + width <= into.shape[1] and 0 <= into_rows[r] < into.shape[0]:
-                out = into[into_rows[r], written : written + width]
-                for c in range(c0, c1):
-                    out[c - c0] = row[c]
-                written += width
+    spread_class, due = np.int64(-1), np.empty((lag.shape[1], 2), np.int64)
+    for u in range(lag.shape[0]):
+        count = 0 if u // together % threads != thread else _due(lag[u], after[u], current[u], wanted[u], due)
+        for r in range(u * height, min((u + 1) * height, w.shape[0]) if count else 0):
+            row, velocity, packed_row, columns = w[r], v[r], nothing, cols[0]
+            is_spread, written = False, 0
+            has_gradient = packed and 0 <= row_pos[r] < g.shape[0] and 0 <= row_class[r] < cols.shape[0]
+            if has_gradient:
+                packed_row, columns = g[row_pos[r]], col_pos[row_class[r]]
+            for k in range(count):
+                b, c0, c1 = due[k, 0], due[k, 0] * width, min(due[k, 1] * width, w.shape[1])
+                if current[u, b]:
+                    first, last, gradient = c0, c0 if packed else c1, nothing if packed else g[r, c0:c1]
+                    if has_gradient:
+                        first, last, position = _kept(columns, c0, c1, packed_row.size)
+                        if position >= 0:
+                            gradient = packed_row[position : position + last - first]
+                        else:
+                            if not is_spread:
+                                spread_class = _spread(spread, spread_class, g, cols, row_pos[r], row_class[r])
+                                is_spread = True
+                            gradient = spread[first:last]
+                    _step(row[c0:first], velocity[c0:first], nothing, lr, momentum, nesterov, decay)
+                    _step(row[first:last], velocity[first:last], gradient, lr, momentum, nesterov, decay)
+                    _step(row[last:c1], velocity[last:c1], nothing, lr, momentum, nesterov, decay)
+                else:
+                    steps = max(min(lag[u, b] + 1, powers.shape[0] - 1), 0)
+                    _skipped(row[c0:c1], velocity[c0:c1], powers[steps])
+                size = (due[k, 1] - b) * width
+                if wanted[u, b] and written + size <= into.shape[1] and 0 <= into_rows[r] < into.shape[0]:
+                    into[into_rows[r], written : written + c1 - c0] = row[c0:c1]
+                    written += size
 
 
 _NO_INTO = Into(np.zeros((0, 0), np.float32), np.zeros(0, np.int64))
@@ -169,23 +212,7 @@ def _sgd_one(w, v, g, packing, lazy, into, numbers):
     packed, into_rows = into or _NO_INTO
 
     def work(part):
-        units = part.of(lazy.lag.shape[0])
-        rows = slice(units.start * block[0], units.stop * block[0])
-        _sgd_blocks(
-            w[rows],
-            v[rows],
-            g[rows] if packing is None else g,
-            row_pos[rows],
-            row_class[rows],
-            cols,
-            col_pos,
-            *numbers,
-            *(state[units] for state in states),
-            powers,
-            *block,
-            packed,
-            into_rows[rows],
-        )
+        _sgd_blocks(w, v, g, row_pos, row_class, cols, col_pos, *numbers, *states, powers, *block, packed, into_rows, *part)
 
     threads.share(work, w.size)
 

@@ -210,6 +210,43 @@ def test_lazy_blocks_take_no_step_or_all_they_missed(suffix, put, get, rng, shap
         np.testing.assert_allclose(get(found), expected, rtol=1e-5, atol=1e-6)
 
 
+WINDOWS = {
+    "inside": (20, 40),
+    "around the end": (120, 50),
+    "one of two runs": (0, 23),
+    "everything": (0, 150),
+    "nothing": (7, 0),
+}
+
+
+@pytest.mark.parametrize("cols", WINDOWS.values(), ids=WINDOWS)
+@pytest.mark.parametrize("height, width", [(1, 16), (4, 64), (200, 150)])
+def test_windows_on_any_number_of_threads(rng, cols, height, width):
+    """Windows begin and end within blocks, and adjacent blocks are updated in one run; no thread has the whole window."""
+    shape, numbers = (200, 150), NUMBERS["nesterov, decay"]
+    inner, outer = (np.sort((start + np.arange(count)) % n) for n, (start, count) in zip(shape, ((170, 90), cols), strict=True))
+    read = np.zeros((2, *shape), bool)
+    read[0][np.ix_(inner, outer)] = read[1][30:110, 60:100] = True
+    starts = range(0, 200, height), range(0, 150, width)
+    current, wanted = (np.logical_or.reduceat(np.logical_or.reduceat(part, starts[0]), starts[1], axis=1) for part in read)
+    lag = np.where(current, 0, rng.integers(3, size=(current.shape[0], 1))).astype(np.int32)
+    lazy = LazyBlocks(lag, lag.copy(), current, wanted, cpu.sgd_powers(8, *numbers), (height, width))
+    places = [np.full(n, -1, np.int32) for n in shape]
+    for place, kept in zip(places, (inner, outer), strict=True):
+        place[kept] = np.arange(kept.size)
+    kept = Packing(places[0], np.zeros(200, np.int32), outer.astype(np.int32)[None], places[1][None])
+    w, v, g = (rng.standard_normal(size).astype(np.float32) for size in (shape, shape, (inner.size, outer.size)))
+    expected, results = update.sgd_lazy_reference(w, v, g, *numbers, kept, lazy), set()
+    for size in (1, 2, 3):
+        with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(3, user_api="blas"), cpu.session(size):
+            arrays = w.copy(), v.copy()
+            cpu.sgd([SGDUpdate(*arrays, g, kept, lazy)], *numbers)
+        for found, right in zip((*arrays, lazy.after), expected, strict=True):
+            np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-6)
+        results.add(b"".join(x.tobytes() for x in arrays))
+    assert len(results) == 1
+
+
 @pytest.mark.parametrize("shape, dp", [((70, 50), 3), ((9, 11), 2), ((64, 64), 4)])
 def test_an_update_packs_the_tiles_that_the_next_step_reads(rng, shape, dp):
     tile, numbers = 8, NUMBERS["nesterov, decay"]
