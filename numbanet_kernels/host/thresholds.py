@@ -5,8 +5,7 @@
     lazy_elements      the update of a weight of fewer elements is faster if it is not lazy (`families.update.lazy_sgd`)
 
 There is no threshold below which a plan is applied as a mask: a product with a masked weight was slower than the product with
-the kept part at every size, even for one tile. The defaults were measured on two cores of an AMD EPYC, lazy updates of windows
-and rows also on two of an Intel Xeon: 1.6 million elements gained up to 5 percent of a step, a million lost.
+the kept part at every size, even for one tile. The defaults were measured on two cores of an AMD EPYC.
 `numbanet devices --calibrate` measures this machine once, while it is idle, and writes the results to `path()`, where later
 processes read them. The environment variable NUMBANET_COSTS names another file.
 """
@@ -29,7 +28,7 @@ class Thresholds(NamedTuple):
 
     shared_elements: int = 1 << 17
     shared_flops: int = 1 << 23
-    lazy_elements: int = 3 << 19
+    lazy_elements: int = 1 << 21
 
 
 def path() -> Path:

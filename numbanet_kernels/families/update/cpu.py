@@ -52,6 +52,12 @@ def _skipped(row, velocity, power):
         velocity[c] = vw * before + vv * velocity[c]
 
 
+@host_function
+def _copy(row, out):
+    for c in range(row.size):
+        out[c] = row[c]
+
+
 @host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4[::1], f4, b1, f4, i8, i8)")
 def _sgd(w, v, g, packed, row_pos, row_class, cols, rates, momentum, nesterov, decay, first, stop):
     """Make an SGD step for the rows first … stop - 1, without lazy blocks."""
@@ -99,11 +105,68 @@ def _kept(columns, begin, end, size):
     return begin, end, position if last < size and last - position == end - 1 - begin else np.int64(-1)
 
 
+# If the kept columns of a run are contiguous in the packed gradient, the gradient is read in place, without the buffer. All
+# this is in a function, because the loop of `_sgd_blocks` would count references, which takes longer than a short run.
+@host_function
+def _sgd_row(
+    r,
+    w,
+    v,
+    g,
+    row_pos,
+    row_class,
+    cols,
+    col_pos,
+    numbers,
+    due,
+    lag,
+    current,
+    wanted,
+    powers,
+    width,
+    into,
+    into_rows,
+    nothing,
+    spread,
+    spread_class,
+):
+    """Update the runs `due` of blocks in row r, and copy the wanted ones `into`. Return the class of the row in `spread`."""
+    lr, momentum, nesterov, decay = numbers
+    row, velocity, packed, written = w[r], v[r], row_pos.size > 0, 0
+    has_gradient = packed and 0 <= row_pos[r] < g.shape[0] and 0 <= row_class[r] < cols.shape[0]
+    is_spread = False
+    for k in range(due.shape[0]):
+        b, c0, c1 = due[k, 0], due[k, 0] * width, min(due[k, 1] * width, w.shape[1])
+        if current[b]:
+            gradient, first, last = nothing, c1, c1
+            if not packed:
+                gradient, first = g[r, c0:c1], c0
+            elif has_gradient:
+                first, last, position = _kept(col_pos[row_class[r]], c0, c1, g.shape[1])
+                if position >= 0:
+                    gradient = g[row_pos[r], position : position + last - first]
+                else:
+                    if not is_spread:
+                        spread_class = _spread(spread, spread_class, g, cols, row_pos[r], row_class[r])
+                        is_spread = True
+                    gradient = spread[first:last]
+            if c0 < first:
+                _step(row[c0:first], velocity[c0:first], nothing, lr, momentum, nesterov, decay)
+            _step(row[first:last], velocity[first:last], gradient, lr, momentum, nesterov, decay)
+            if last < c1:
+                _step(row[last:c1], velocity[last:c1], nothing, lr, momentum, nesterov, decay)
+        else:
+            _skipped(row[c0:c1], velocity[c0:c1], powers[max(min(lag[b] + 1, powers.shape[0] - 1), 0)])
+        size = (due[k, 1] - b) * width
+        if wanted[b] and written + size <= into.shape[1] and 0 <= into_rows[r] < into.shape[0]:
+            _copy(row[c0:c1], into[into_rows[r], written : written + c1 - c0])
+            written += size
+    return spread_class
+
+
 AT_ONCE = 64  # threads take turns of so many rows: a window is often in one half of a weight, a pattern in every second row
 
 
-# If the kept columns of a run are contiguous in the packed gradient, the gradient is read in place, without the buffer. The
-# loops are functions of slices for the same reason as those above.
 @host_kernel(
     "void(f4[:, ::1], f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], i4[:, ::1], f4[::1], f4, b1, f4,"
     " i4[:, ::1], i4[:, ::1], b1[:, ::1], b1[:, ::1], f4[:, ::1], i8, i8, f4[:, ::1], i8[::1], i8, i8)"
@@ -135,40 +198,34 @@ def _sgd_blocks(
     """Make an SGD step for current blocks, with the gradient, and all skipped steps for blocks that are only wanted; this
     thread updates its share of the rows.
     """
-    lr, packed, together = rates[0], row_pos.size > 0, max(AT_ONCE // height, 1)
+    together = max(AT_ONCE // height, 1)
     nothing, spread = np.zeros(w.shape[1], np.float32), np.zeros(w.shape[1] + 1, np.float32)
     spread_class, due = np.int64(-1), np.empty((lag.shape[1], 2), np.int64)
     for u in range(lag.shape[0]):
         count = 0 if u // together % threads != thread else _due(lag[u], after[u], current[u], wanted[u], due)
         for r in range(u * height, min((u + 1) * height, w.shape[0]) if count else 0):
-            row, velocity, packed_row, columns = w[r], v[r], nothing, cols[0]
-            is_spread, written = False, 0
-            has_gradient = packed and 0 <= row_pos[r] < g.shape[0] and 0 <= row_class[r] < cols.shape[0]
-            if has_gradient:
-                packed_row, columns = g[row_pos[r]], col_pos[row_class[r]]
-            for k in range(count):
-                b, c0, c1 = due[k, 0], due[k, 0] * width, min(due[k, 1] * width, w.shape[1])
-                if current[u, b]:
-                    first, last, gradient = c0, c0 if packed else c1, nothing if packed else g[r, c0:c1]
-                    if has_gradient:
-                        first, last, position = _kept(columns, c0, c1, packed_row.size)
-                        if position >= 0:
-                            gradient = packed_row[position : position + last - first]
-                        else:
-                            if not is_spread:
-                                spread_class = _spread(spread, spread_class, g, cols, row_pos[r], row_class[r])
-                                is_spread = True
-                            gradient = spread[first:last]
-                    _step(row[c0:first], velocity[c0:first], nothing, lr, momentum, nesterov, decay)
-                    _step(row[first:last], velocity[first:last], gradient, lr, momentum, nesterov, decay)
-                    _step(row[last:c1], velocity[last:c1], nothing, lr, momentum, nesterov, decay)
-                else:
-                    steps = max(min(lag[u, b] + 1, powers.shape[0] - 1), 0)
-                    _skipped(row[c0:c1], velocity[c0:c1], powers[steps])
-                size = (due[k, 1] - b) * width
-                if wanted[u, b] and written + size <= into.shape[1] and 0 <= into_rows[r] < into.shape[0]:
-                    into[into_rows[r], written : written + c1 - c0] = row[c0:c1]
-                    written += size
+            spread_class = _sgd_row(
+                r,
+                w,
+                v,
+                g,
+                row_pos,
+                row_class,
+                cols,
+                col_pos,
+                (rates[0], momentum, nesterov, decay),
+                due[:count],
+                lag[u],
+                current[u],
+                wanted[u],
+                powers,
+                width,
+                into,
+                into_rows,
+                nothing,
+                spread,
+                spread_class,
+            )
 
 
 _NO_INTO = Into(np.zeros((0, 0), np.float32), np.zeros(0, np.int64))

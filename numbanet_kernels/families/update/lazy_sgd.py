@@ -107,7 +107,7 @@ def _settling():
     return settle
 
 
-TIMES = 22  # as many elements as on a CPU: a GPU updates 2^25 of them in 0.1 ms, and a step that is not lazy can be queued
+TIMES = 16  # as many elements as on a CPU: a GPU updates 2^25 of them in 0.1 ms, and a step that is not lazy can be queued
 
 
 def lazy_pays_cuda(elements):
