@@ -44,9 +44,8 @@ def test_a_chain_of_layers_reads_only_the_windows_of_both_axes():
     read = tree.reads(Plans("cpu", tree.sites, plans, feeds=tree.feeds))
     masks = {weight: part.plan.mask() for weight, part in read.items()}
     assert masks[second.weight].sum() == 32 * 100 and masks[last.weight].sum() == 2 * 32
-    assert (
-        read[second.weight].plan.region(second.weight.shape).wanted.sum() == 32 * 2
-    )  # blocks of 64 columns: 0 … 63, 192 … 255
+    region = read[second.weight].plan.region(second.weight.shape)
+    assert region.wanted.sum() == 32 * 2  # in each row two blocks of 64 columns: 0 … 63 and 192 … 255
 
 
 def test_the_pixels_of_channels_are_adjacent_inputs():

@@ -12,6 +12,7 @@ from ...runtime.declare import host_function, host_kernel
 from ...runtime.expect import expect
 from ...runtime.memory import full_cpu
 from .family import NUMBERS
+from .lazy_sgd import make_skipped
 from .packed import check_update
 
 
@@ -40,16 +41,6 @@ def _step(row, velocity, gradient, lr, momentum, nesterov, decay):
         slope = gradient[c] + decay * row[c]
         velocity[c] = momentum * velocity[c] + slope
         row[c] -= lr * (slope + momentum * velocity[c] if nesterov else velocity[c])
-
-
-@host_function
-def _skipped(row, velocity, power):
-    """Make all skipped steps for a part of a row. `power` holds the elements of M^k."""
-    ww, wv, vw, vv = power[0], power[1], power[2], power[3]
-    for c in range(row.size):
-        before = row[c]
-        row[c] = ww * before + wv * velocity[c]
-        velocity[c] = vw * before + vv * velocity[c]
 
 
 @host_function
@@ -156,7 +147,7 @@ def _sgd_row(
             if last < c1:
                 _step(row[last:c1], velocity[last:c1], nothing, lr, momentum, nesterov, decay)
         else:
-            _skipped(row[c0:c1], velocity[c0:c1], powers[max(min(lag[b] + 1, powers.shape[0] - 1), 0)])
+            make_skipped(row[c0:c1], velocity[c0:c1], powers[max(min(lag[b] + 1, powers.shape[0] - 1), 0)])
         size = (due[k, 1] - b) * width
         if wanted[b] and written + size <= into.shape[1] and 0 <= into_rows[r] < into.shape[0]:
             _copy(row[c0:c1], into[into_rows[r], written : written + c1 - c0])

@@ -22,7 +22,7 @@ import numpy as np
 from ...host import threads, thresholds
 from ...layouts.packed import LazyBlocks, SGDUpdate
 from ...runtime.arrays import to_device
-from ...runtime.declare import cuda, host_kernel, kernel, kernels
+from ...runtime.declare import cuda, host_function, host_kernel, kernel, kernels
 from ...runtime.launch import ceil_div, launch
 from ...runtime.memory import THREADS, blocks_for
 from .packed import check_update
@@ -63,18 +63,23 @@ def sgd_powers_cpu(count, lr, momentum=0.0, nesterov=False, decay=0.0):
     return sgd_powers_reference(count, lr, momentum, nesterov, decay).astype(np.float32)
 
 
+@host_function
+def make_skipped(row, velocity, power):
+    """(w, v) -> M^k (w, v) for a part of a row, in place; `power` holds the elements of M^k"""
+    ww, wv, vw, vv = power[0], power[1], power[2], power[3]
+    for c in range(row.size):
+        before = row[c]
+        row[c] = ww * before + wv * velocity[c]
+        velocity[c] = vw * before + vv * velocity[c]
+
+
 @host_kernel("void(f4[:, ::1], f4[:, ::1], i4[:, ::1], f4[:, ::1], i8, i8)")
 def _settle(w, v, lag, powers, height, width):
     for r in range(w.shape[0]):
         for b in range(lag.shape[1]):
             steps = min(lag[r // height, b], powers.shape[0] - 1)
             if steps > 0:
-                row, velocity = w[r, b * width : (b + 1) * width], v[r, b * width : (b + 1) * width]
-                ww, wv, vw, vv = powers[steps, 0], powers[steps, 1], powers[steps, 2], powers[steps, 3]
-                for c in range(row.size):
-                    before = row[c]
-                    row[c] = ww * before + wv * velocity[c]
-                    velocity[c] = vw * before + vv * velocity[c]
+                make_skipped(w[r, b * width : (b + 1) * width], v[r, b * width : (b + 1) * width], powers[steps])
 
 
 def sgd_settle_cpu(w, v, lazy):
