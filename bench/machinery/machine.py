@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from numbanet_kernels.host.blas import numpys
+from numbanet_kernels.host.blas import library, numpys
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -94,7 +94,11 @@ def cpu_of(text: str) -> str:
 
 
 def _blas() -> str:
-    """NumPy's BLAS with its version and the processor whose kernels it has chosen, which OPENBLAS_CORETYPE may prescribe."""
+    """The library of matrix products with its version: MKL if it is chosen, else NumPy's BLAS, with the processor whose kernels
+    this has chosen, which OPENBLAS_CORETYPE may prescribe.
+    """
+    if library() == "mkl":
+        return f"MKL {_version('mkl')}"
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     kernels = [name for pool in numpys() if (name := pool.info().get("architecture"))]
     return " ".join([blas["name"], blas["version"], *(f"for {name}" for name in kernels[:1])])

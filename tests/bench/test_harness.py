@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from bench.machinery import harness
+from bench.machinery import harness, machine
 from bench.machinery.harness import Case, Implementation, Schedule, measure, quantiles, relative_error
 from bench.machinery.machine import cpu_of
 from bench.machinery.results import Results
@@ -172,3 +172,11 @@ def test_files_that_hold_no_results_are_refused(tmp_path):
 )
 def test_processors_without_a_number_are_told_by_family_and_model(text, expected):
     assert cpu_of(text) == expected
+
+
+@pytest.mark.parametrize(
+    "chosen, expected", [("mkl", "MKL"), ("openblas", np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"])]
+)
+def test_results_name_the_library_of_products_that_computed_them(monkeypatch, chosen, expected):
+    monkeypatch.setattr(machine, "library", lambda: chosen)
+    assert machine.machine()["blas"].split()[0] == expected
