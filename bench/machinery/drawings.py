@@ -12,6 +12,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from .results import by_library
+
 SHADES = {"bernoulli": "#c9d2dc", "tdp": "#e08e3c", "batchwise": "#4f8a5b", "window": "#7b3f8c", "rdp": "#1d4e79"}
 INK = {"bernoulli": "black", "tdp": "black", "batchwise": "white", "window": "white", "rdp": "white"}
 PALE, DARK, GREY = "#e8edf2", "#1d4e79", "#4b5563"
@@ -52,11 +54,11 @@ def _svg(width: int, height: int, title: str, parts: Iterable[str]) -> str:
 
 # --- from the files of results ----------------------------------------------------------------------------------------
 def charts(records: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """{file name: SVG}; empty if there are no results."""
+    """{file name: SVG}, of results with NumPy's library; empty if there are none."""
     drawn = {"accuracy.svg": (_by_case, _dots), "speed.svg": (_steps, _speed), "width.svg": (_by_width, _lines)}
     found = {}
     for name, (select, draw) in drawn.items():
-        if pairs := [(record, rows) for record in records if (rows := select(record))]:
+        if pairs := [(record, rows) for record in by_library(records) if (rows := select(record))]:
             found[name] = draw(*max(pairs, key=lambda pair: (len(pair[1]), pair[0]["date"])))
     return found
 

@@ -4,7 +4,8 @@ the documentation, and the charts.
     <!-- bench:SUITE PATTERN ### HEADING -->    the tables of a suite, with the rows whose "CASE" or "CASE: IMPLEMENTATION"
                                                 matches the pattern
     <!-- ratios:NAME PATTERN -->                ratios of all suites in one table, a column for each processor, with the rows
-                                                whose "SUITE CASE: IMPLEMENTATION" matches the pattern
+                                                whose "SUITE CASE: IMPLEMENTATION" matches the pattern; with the name `mkl`
+                                                those with MKL's products, with other names those with NumPy's library
     <!-- parameters:NAME OTHER -->              the parameters of the estimator of that name, from its docstring; with the
                                                 name OTHER of another estimator, only what differs from its parameters
     <!-- policies:NAME -->                      the kinds of dropout: what each drops and what it saves
@@ -13,8 +14,8 @@ the documentation, and the charts.
     <!-- suites:NAME -->                        the suites: what each measures, and the command that recorded it
     <!-- sections:NAME -->                      the tables of all suites with results that have no mark of their own on the
                                                 page, each under a heading
-    <!-- value:FIELD SUITE PATTERN -->          within a line: one figure of the newest row of a suite; its pattern matches
-                                                "CASE: IMPLEMENTATION"
+    <!-- value:FIELD SUITE PATTERN -->          within a line: one figure of the newest row of a suite, not with MKL's products;
+                                                its pattern matches "CASE: IMPLEMENTATION"
 
 Tables and charts come from the files in bench/results. Pattern and heading are optional. If the mark contains a heading and
 there are no results, the section is empty.
@@ -31,7 +32,7 @@ from typing import Any
 
 from . import drawings, suites
 from .machine import ROOT
-from .results import load
+from .results import by_library, load
 from .table import markdown, markdown_of
 
 MARKED = re.compile(
@@ -103,9 +104,9 @@ def tables(suite: str, pattern: str, records: Records) -> str:
 
 def ratios(name: str, pattern: str, records: Records) -> str:
     """A line for each ratio and a column for each processor, with the dates of its measurements. If one processor measured a
-    ratio several times, the newest one is shown."""
+    ratio several times, the newest one is shown. The name "mkl" stands for the records with MKL's products."""
     by_ratio: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
-    for record in sorted(records, key=lambda record: record["date"]):
+    for record in sorted(by_library(records, name == "mkl"), key=lambda record: record["date"]):
         for row in record["rows"]:
             if row.get("ratio") is not None and re.search(pattern, f"{row['suite']} {row['case']}: {row['implementation']}"):
                 by_ratio.setdefault((row["case"], row["implementation"], row["peer"]), {})[processor(record)] = {
@@ -207,7 +208,7 @@ def sections(marked: Collection[str], records: Records) -> str:
 
 def value(field: str, suite: str, pattern: str, records: Records) -> str:
     """One figure of the newest row of a suite whose "CASE: IMPLEMENTATION" matches; ValueError if there are none or several."""
-    for record in sorted(records, key=lambda record: record["date"], reverse=True):
+    for record in sorted(by_library(records), key=lambda record: record["date"], reverse=True):
         rows = [
             row
             for row in record["rows"]

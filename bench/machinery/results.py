@@ -75,3 +75,8 @@ def load(path: Path) -> dict[str, Any]:
     if not isinstance(record, dict) or not isinstance(record.get("rows"), list) or "machine" not in record:
         raise ValueError(f"{path} is not a file of benchmark results")
     return record
+
+
+def by_library(records: Sequence[dict[str, Any]], mkl: bool = False) -> list[dict[str, Any]]:
+    """The records whose products MKL computed, or all others: NumPy's library is the default."""
+    return [record for record in records if str(record["machine"].get("blas")).startswith("MKL") == mkl]

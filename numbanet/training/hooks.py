@@ -98,7 +98,9 @@ class Hook:
         """
 
     def epoch_end(self, run: Run, record: dict[str, Any]) -> dict[str, Any] | None:
-        """Called after an epoch's last update; returns entries for its record. If shapes change, call `run.reshaped()`."""
+        """Called after an epoch's last update; returns entries for its record, which replace those of equal names, such as
+        "seconds". If shapes change, call `run.reshaped()`.
+        """
 
     def epoch_recorded(self, run: Run, record: dict[str, Any]) -> None:
         """Called when the record of an epoch is complete; `run.stop()` ends training."""

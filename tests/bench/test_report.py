@@ -109,6 +109,15 @@ def test_ratios_of_all_suites_stand_in_one_table(results):
     assert report.ratios("any", "no such case", records) == ""
 
 
+def test_results_with_mkl_have_a_table_of_their_own(results):
+    """They are no figure, and in no chart, of those who have NumPy's library."""
+    by_mkl = {**results.facts, "date": "2", "machine": {"cpu": "new", "blas": "MKL 2026"}, "rows": [{**ROW, "ratio": 9.0}]}
+    records = [{**by_mkl, "date": "1", "machine": {"cpu": "new", "blas": "openblas"}, "rows": [ROW]}, by_mkl]
+    assert "| on new, 1 |" in report.ratios("steps", "gemm", records) and "9.00" not in report.ratios("steps", "gemm", records)
+    assert "| on new, 2 |" in report.ratios("mkl", "gemm", records) and "1.50" not in report.ratios("mkl", "gemm", records)
+    assert report.value("ratio", "gemm", "numbanet", records) == "1.5"
+
+
 def test_the_chart_has_a_bar_for_each_kind_width_and_rate(results):
     rows = [
         {**ROW, "suite": "mlp", "case": f"784-{width}-{width}-10 p={rate}", "implementation": kind, "ratio": 1.25}
