@@ -12,7 +12,7 @@ from ...runtime.declare import host_function, host_kernel
 from ...runtime.expect import expect
 from ...runtime.memory import full_cpu
 from .family import NUMBERS
-from .lazy_sgd import make_skipped
+from .lazy_sgd import flushed, make_skipped
 from .packed import check_update
 
 
@@ -39,7 +39,7 @@ def _step(row, velocity, gradient, lr, momentum, nesterov, decay):
     """Make an SGD step for a part of a row."""
     for c in range(row.size):
         slope = gradient[c] + decay * row[c]
-        velocity[c] = momentum * velocity[c] + slope
+        velocity[c] = flushed(momentum * velocity[c] + slope)
         row[c] -= lr * (slope + momentum * velocity[c] if nesterov else velocity[c])
 
 
@@ -278,8 +278,8 @@ def _adam(w, m, s, g, packed, row_pos, row_class, cols, numbers, first, stop):
         gradient = spread if packed else g[r]
         for c in range(w.shape[1]):
             d = gradient[c] + decay * w[r, c]
-            m[r, c] = beta1 * m[r, c] + new1 * d
-            s[r, c] = beta2 * s[r, c] + new2 * d * d
+            m[r, c] = flushed(beta1 * m[r, c] + new1 * d)
+            s[r, c] = flushed(beta2 * s[r, c] + new2 * d * d)
             w[r, c] = left * w[r, c] - lr * (m[r, c] * correct1) / (math.sqrt(s[r, c] * correct2) + eps)
 
 

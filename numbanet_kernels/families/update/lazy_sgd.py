@@ -63,6 +63,17 @@ def sgd_powers_cpu(count, lr, momentum=0.0, nesterov=False, decay=0.0):
     return sgd_powers_reference(count, lr, momentum, nesterov, decay).astype(np.float32)
 
 
+TINY = np.finfo(np.float32).tiny  # the smallest normal number
+
+
+@host_function
+def flushed(number):
+    """Return the number, or 0 if it is subnormal. If an element has no gradient any more, its velocity falls below the smallest
+    normal number after some hundred steps, and stays at a subnormal one: arithmetic with these takes ten times as long.
+    """
+    return np.float32(0) if abs(number) < TINY else number
+
+
 @host_function
 def make_skipped(row, velocity, power):
     """(w, v) -> M^k (w, v) for a part of a row, in place; `power` holds the elements of M^k"""
@@ -70,7 +81,7 @@ def make_skipped(row, velocity, power):
     for c in range(row.size):
         before = row[c]
         row[c] = ww * before + wv * velocity[c]
-        velocity[c] = vw * before + vv * velocity[c]
+        velocity[c] = flushed(vw * before + vv * velocity[c])
 
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1], i4[:, ::1], f4[:, ::1], i8, i8)")

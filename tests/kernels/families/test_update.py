@@ -47,6 +47,25 @@ def test_sgd_equals_reference(suffix, put, get, problem, momentum, nesterov, dec
         np.testing.assert_allclose(get(found), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("width", [3, 40])  # elements one by one, and in vectors
+def test_states_without_gradients_become_0_and_not_subnormal(width):
+    """Arithmetic with subnormal numbers is slow on a CPU, and a product with 0.9 does not make the smallest of them smaller."""
+    tiny, zero = np.finfo(np.float32).tiny, np.zeros((2, width), np.float32)
+    w, v, m, s = (np.full_like(zero, value) for value in (1.0, 1.05 * tiny, 1.05 * tiny, 1.0005 * tiny))
+    lazy = LazyBlocks(*np.ones((2, 1, 1), np.int32), *np.zeros((2, 1, 1), bool), cpu.sgd_powers(3, 0.1, 0.9), (2, width))
+    settled = v.copy()
+    update.sgd_cpu([SGDUpdate(w, v, zero)], 0.1, 0.9)
+    update.sgd_settle_cpu(w, settled, lazy)
+    update.adam_cpu([AdamUpdate(w, m, s, zero)], np.float32(adam_numbers(0.1, 0.9, 0.999, 1e-8, 7)))
+    assert not any(state.any() for state in (v, settled, m, s))
+    v[0, 0] = m[0, 0] = np.nan
+    v[1] = -2 * tiny
+    update.sgd_cpu([SGDUpdate(w, v, zero)], 0.1, 0.9)
+    update.adam_cpu([AdamUpdate(w, m, s, zero)], np.float32(adam_numbers(0.1, 0.9, 0.999, 1e-8, 7)))
+    assert np.isnan([v[0, 0], m[0, 0]]).all()
+    np.testing.assert_array_equal(v[1], np.float32(0.9) * np.float32(-2 * tiny))
+
+
 def test_a_rate_in_memory_of_the_device(on_cuda, put, get, rng):
     arrays, rate = [put(rng.standard_normal((3, 5))) for _ in range(3)], put(np.array([0.1]))
     for lr in (0.1, 0.3):
