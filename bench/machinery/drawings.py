@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .results import by_library
+from .results import by_library, processors
 
 SHADES = {"bernoulli": "#c9d2dc", "tdp": "#e08e3c", "batchwise": "#4f8a5b", "window": "#7b3f8c", "rdp": "#1d4e79"}
 INK = {"bernoulli": "black", "tdp": "black", "batchwise": "white", "window": "white", "rdp": "white"}
@@ -144,19 +144,14 @@ def _dots(record: dict[str, Any], cases: dict[str, dict[str, dict[str, Any]]]) -
     end = max(1, math.ceil(2 * most) / 2)
     unit *= 2 / end
     floor = top + gap * len(cases)
+    hardware = f"{record['machine']['cpu']}, {record['machine']['threads']} threads"
+    if len(several := processors(record)) > 1:
+        hardware = f"{len(several)} processors, each case on one"
     parts = [
         _text(
             40, 28, "Time to the accuracy that training without dropout ends with, minus 0.2 points", "start", 16, DARK, "bold"
         ),
-        _text(
-            40,
-            48,
-            f"as a share of the time of all its epochs; p = 0.5; {record['machine']['cpu']}, "
-            f"{record['machine']['threads']} threads; "
-            f"{record['date'][:10]}",
-            "start",
-            12,
-        ),
+        _text(40, 48, f"as a share of the time of all its epochs; p = 0.5; {hardware}; {record['date'][:10]}", "start", 12),
     ]
     for i, (kind, shade) in enumerate(DOTS.items()):
         parts += [f'<circle cx="{46 + 100 * i}" cy="72" r="5" fill="{shade}"/>', _text(57 + 100 * i, 77, kind, "start")]

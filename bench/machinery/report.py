@@ -32,7 +32,7 @@ from typing import Any
 
 from . import drawings, suites
 from .machine import ROOT
-from .results import by_library, load
+from .results import by_library, load, processors
 from .table import markdown, markdown_of
 
 MARKED = re.compile(
@@ -75,10 +75,12 @@ def processor(record: dict[str, Any]) -> str:
 
 
 def caption(record: dict[str, Any]) -> str:
-    """Device, processor, versions, commit and date of one file, as one paragraph."""
-    machine = record["machine"]
+    """Device, processors, versions, commit and date of one file, as one paragraph."""
+    machine, several = record["machine"], processors(record)
     on_gpu = record.get("device") == "cuda" and machine.get("gpus")
     hardware = processor(record) + ("" if on_gpu else f", {machine['cores']} cores, {machine['threads']} threads")
+    if len(several) > 1:
+        hardware = "runs on " + "; on ".join(several)
     versions = ", ".join(
         f"{name} {machine[key]}"
         for name, key in (("Python", "python"), ("NumPy", "numpy"), ("BLAS", "blas"), ("Numba", "numba"), ("PyTorch", "torch"))

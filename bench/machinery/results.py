@@ -80,3 +80,8 @@ def load(path: Path) -> dict[str, Any]:
 def by_library(records: Sequence[dict[str, Any]], mkl: bool = False) -> list[dict[str, Any]]:
     """The records whose products MKL computed, or all others: NumPy's library is the default."""
     return [record for record in records if str(record["machine"].get("blas")).startswith("MKL") == mkl]
+
+
+def processors(record: dict[str, Any]) -> list[str]:
+    """The processors of the training runs of a file, sorted: runs of earlier commands may have been made on others."""
+    return sorted({run["processor"] for run in record.get("runs", ()) if run.get("processor")})

@@ -109,6 +109,12 @@ def test_ratios_of_all_suites_stand_in_one_table(results):
     assert report.ratios("any", "no such case", records) == ""
 
 
+def test_all_processors_of_the_runs_of_a_file_are_named(results):
+    runs = [{"processor": name} for name in ("new, 2 threads", "old, 4 threads", "new, 2 threads")]
+    assert report.caption({**results.facts, "runs": runs}).startswith("_cpu: runs on new, 2 threads; on old, 4 threads; ")
+    assert "runs on" not in report.caption({**results.facts, "runs": runs[:1]})
+
+
 def test_results_with_mkl_have_a_table_of_their_own(results):
     """They are no figure, and in no chart, of those who have NumPy's library."""
     by_mkl = {**results.facts, "date": "2", "machine": {"cpu": "new", "blas": "MKL 2026"}, "rows": [{**ROW, "ratio": 9.0}]}
