@@ -32,7 +32,7 @@ from typing import Any
 
 from . import drawings, suites
 from .machine import ROOT
-from .results import by_library, load, processors
+from .results import by_library, load, others
 from .table import markdown, markdown_of
 
 MARKED = re.compile(
@@ -75,12 +75,14 @@ def processor(record: dict[str, Any]) -> str:
 
 
 def caption(record: dict[str, Any]) -> str:
-    """Device, processors, versions, commit and date of one file, as one paragraph."""
-    machine, several = record["machine"], processors(record)
+    """Device, processors, versions, commit and date of one file, as one paragraph. If processors differ, the rest is that of
+    the last command.
+    """
+    machine, ran_on = record["machine"], others(record)
     on_gpu = record.get("device") == "cuda" and machine.get("gpus")
     hardware = processor(record) + ("" if on_gpu else f", {machine['cores']} cores, {machine['threads']} threads")
-    if len(several) > 1:
-        hardware = "runs on " + "; on ".join(several)
+    if ran_on:
+        hardware = f"runs of the file on {'; on '.join(ran_on)}; last command"
     versions = ", ".join(
         f"{name} {machine[key]}"
         for name, key in (("Python", "python"), ("NumPy", "numpy"), ("BLAS", "blas"), ("Numba", "numba"), ("PyTorch", "torch"))
@@ -116,9 +118,9 @@ def ratios(name: str, pattern: str, records: Records) -> str:
                     "day": record["date"][:10],
                 }
     days_of: dict[str, set[str]] = {}
-    for name, row in (pair for rows in by_ratio.values() for pair in rows.items()):
-        days_of.setdefault(name, set()).add(row["day"])
-    heads = (f"on {name}, {' to '.join(dict.fromkeys((min(days), max(days))))}" for name, days in days_of.items())
+    for cpu, row in (pair for rows in by_ratio.values() for pair in rows.items()):
+        days_of.setdefault(cpu, set()).add(row["day"])
+    heads = (f"on {cpu}, {' to '.join(dict.fromkeys((min(days), max(days))))}" for cpu, days in days_of.items())
     lines = [["training step", "dropout", "speed-up over", *heads, "FLOPs ratio"]]
     cases = list(dict.fromkeys(case for case, _, _ in by_ratio))
     for (case, implementation, peer), rows in sorted(by_ratio.items(), key=lambda pair: cases.index(pair[0][0])):

@@ -78,10 +78,18 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def by_library(records: Sequence[dict[str, Any]], mkl: bool = False) -> list[dict[str, Any]]:
-    """The records whose products MKL computed, or all others: NumPy's library is the default."""
-    return [record for record in records if str(record["machine"].get("blas")).startswith("MKL") == mkl]
+    """The records of CPUs whose products MKL computed, or all others: NumPy's library is the default."""
+    return [
+        record
+        for record in records
+        if (record.get("device") != "cuda" and str(record["machine"].get("blas")).startswith("MKL")) == mkl
+    ]
 
 
-def processors(record: dict[str, Any]) -> list[str]:
-    """The processors of the training runs of a file, sorted: runs of earlier commands may have been made on others."""
-    return sorted({run["processor"] for run in record.get("runs", ()) if run.get("processor")})
+def others(record: dict[str, Any]) -> list[str]:
+    """The processors of a file's training runs, sorted, if one is not that of the last command; else []. Runs that only choose
+    a learning rate, by samples that are held out, do not count.
+    """
+    runs = (run for run in record.get("runs", ()) if "held" not in run.get("settings", {}))
+    found = sorted({run["processor"] for run in runs if run.get("processor")})
+    return found if any(not name.startswith(record["machine"]["cpu"] + ",") for name in found) else []

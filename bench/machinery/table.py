@@ -107,7 +107,7 @@ def _runs(row: Row) -> dict[str, Callable[[Row], str]]:
         "dropout": _text("implementation"),
         "seeds": _number("seeds", "d"),
         **ended,
-        "s per epoch": _number("seconds_per_epoch", ".2f"),
+        "s per epoch, median": _number("seconds_per_epoch", ".2f"),
         "FLOPs done": _number("flops_share", ".0%"),
         "peer": _text("peer"),
         f"s to {'an' if to == 'accuracy' else 'a'} {to} (speed-up over the peer)": _times,
@@ -138,7 +138,7 @@ TO_ACCURACY = {
     "target": _number("target", ".4f"),
     "s to the target / none's s": _reached,
     "accuracy after none's s": _number("in_time", ".4f"),
-    "s per epoch": _number("seconds_per_epoch", ".2f"),
+    "s per epoch, median": _number("seconds_per_epoch", ".2f"),
     "FLOPs done": _number("flops_share", ".0%"),
 }
 FITS = {

@@ -110,18 +110,44 @@ def test_ratios_of_all_suites_stand_in_one_table(results):
 
 
 def test_all_processors_of_the_runs_of_a_file_are_named(results):
-    runs = [{"processor": name} for name in ("new, 2 threads", "old, 4 threads", "new, 2 threads")]
-    assert report.caption({**results.facts, "runs": runs}).startswith("_cpu: runs on new, 2 threads; on old, 4 threads; ")
-    assert "runs on" not in report.caption({**results.facts, "runs": runs[:1]})
+    """Those of runs that only chose a learning rate are not."""
+    own = f"{results.facts['machine']['cpu']}, 2 threads"
+    runs = [{"processor": name, "settings": {}} for name in (own, "old, 4 threads", own)]
+    runs.append({"processor": "other", "settings": {"held": 0.1}})
+    record = {**results.facts, "runs": runs}
+    both = "; on ".join(sorted([own, "old, 4 threads"]))
+    assert " ".join(report.caption(record).split()).startswith(f"_cpu: runs of the file on {both}; last command; Python")
+    for few in (runs[:1], runs[2:]):
+        assert "runs of" not in report.caption({**record, "runs": few})
+    row = {
+        **ROW,
+        "suite": "time-to-accuracy",
+        "case": "a, 784-8-8-10, 2 epochs",
+        "timed": 3,
+        "accuracy": 0.75,
+        "to_target": 1.0,
+    }
+    record["rows"] = [{**row, "implementation": kind} for kind in ("none", "window")]
+    assert "; 2 processors, each case on one; " in drawings.charts([record])["accuracy.svg"]
 
 
 def test_results_with_mkl_have_a_table_of_their_own(results):
     """They are no figure, and in no chart, of those who have NumPy's library."""
-    by_mkl = {**results.facts, "date": "2", "machine": {"cpu": "new", "blas": "MKL 2026"}, "rows": [{**ROW, "ratio": 9.0}]}
-    records = [{**by_mkl, "date": "1", "machine": {"cpu": "new", "blas": "openblas"}, "rows": [ROW]}, by_mkl]
+    by_mkl = {
+        **results.facts,
+        "date": "2",
+        "machine": {"cpu": "new", "threads": 2, "blas": "MKL 2026"},
+        "rows": [{**ROW, "ratio": 9.0}],
+    }
+    records = [{**by_mkl, "date": "1", "machine": {"cpu": "new", "threads": 2, "blas": "openblas"}, "rows": [ROW]}, by_mkl]
     assert "| on new, 1 |" in report.ratios("steps", "gemm", records) and "9.00" not in report.ratios("steps", "gemm", records)
     assert "| on new, 2 |" in report.ratios("mkl", "gemm", records) and "1.50" not in report.ratios("mkl", "gemm", records)
     assert report.value("ratio", "gemm", "numbanet", records) == "1.5"
+    for record in records:
+        case = {"suite": "mlp", "case": "784-8-8-10 p=0.5", "implementation": "rdp"}
+        record["rows"] = [{**row, **case} for row in record["rows"]]
+    assert ">9.0<" not in drawings.charts(records)["speed.svg"]
+    assert report.by_library([{**by_mkl, "device": "cuda"}])
 
 
 def test_the_chart_has_a_bar_for_each_kind_width_and_rate(results):

@@ -7,7 +7,7 @@ of the step, from 1 on:
            decoupled: no decay in g; w *= 1 - lr decay before the step (AdamW; Loshchilov & Hutter 2019, algorithm 2)
 
 These are the updates of PyTorch. w, v, m and s are (R, C). The gradient is dense (R, C), or packed (`packed`). On the CPU, v, m
-and s are set to 0 if they are subnormal (`lazy_sgd.flushed`).
+and s are set to 0 if they are subnormal (`lazy_sgd.flushed`), s if |g| is below 3e-18: eps should be above 0.
 
 If an update has `lazy`, a `layouts.packed.LazyBlocks`, some blocks of w skip the step, and others make the steps that they
 skipped (`lazy_sgd`). If an update has `into`, the CPU also writes the wanted blocks of row r, in order, to

@@ -50,6 +50,9 @@ def sgd_settle_reference(w, v, lazy):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
+TINY = np.finfo(np.float32).tiny  # the smallest normal number
+
+
 def lazy_pays_cpu(elements):
     """Return True if updating a weight of this many elements by blocks is faster than updating it as a whole."""
     return elements >= thresholds.current.lazy_elements
@@ -60,16 +63,16 @@ def sgd_powers_cpu(count, lr, momentum=0.0, nesterov=False, decay=0.0):
 
     The 2 x 2 matrix M is defined by a step of sgd with gradient 0: (w, v) -> M (w, v).
     """
-    return sgd_powers_reference(count, lr, momentum, nesterov, decay).astype(np.float32)
-
-
-TINY = np.finfo(np.float32).tiny  # the smallest normal number
+    powers = sgd_powers_reference(count, lr, momentum, nesterov, decay).astype(np.float32)
+    powers[np.abs(powers) < TINY] = 0  # see `flushed`
+    return powers
 
 
 @host_function
 def flushed(number):
-    """Return the number, or 0 if it is subnormal. If an element has no gradient any more, its velocity falls below the smallest
-    normal number after some hundred steps, and stays at a subnormal one: arithmetic with these takes ten times as long.
+    """Return the number, or 0 if it is subnormal. Velocities and moments of elements without a gradient become subnormal, with
+    a momentum of 0.9 after some 800 steps. They would stay so, because a product with 0.9 rounds the smallest numbers to
+    themselves, and arithmetic with subnormal numbers takes many times as long.
     """
     return np.float32(0) if abs(number) < TINY else number
 
