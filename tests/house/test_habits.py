@@ -75,7 +75,7 @@ def test_the_constraints_are_the_versions_of_the_records():
     assert len(machines) >= 20
     for machine in machines:
         for key, name in (("numpy", "numpy"), ("numba", "numba"), ("numba_cuda", "numba-cuda"), ("torch", "torch")):
-            if key in machine:
+            if key in machine and (machine[key], key) != (None, "numba_cuda"):  # not installed: the CPU alone was measured
                 assert machine[key].partition("+")[0] == known[name], name
 
 
