@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .results import by_library, others
+from .results import by_library, mixed_processors
 
 SHADES = {"bernoulli": "#c9d2dc", "tdp": "#e08e3c", "batchwise": "#4f8a5b", "window": "#7b3f8c", "rdp": "#1d4e79"}
 INK = {"bernoulli": "black", "tdp": "black", "batchwise": "white", "window": "white", "rdp": "white"}
@@ -145,7 +145,7 @@ def _dots(record: dict[str, Any], cases: dict[str, dict[str, dict[str, Any]]]) -
     unit *= 2 / end
     floor = top + gap * len(cases)
     hardware = f"{record['machine']['cpu']}, {record['machine']['threads']} threads"
-    if len(ran_on := others(record)) > 1:
+    if len(ran_on := mixed_processors(record)) > 1:
         hardware = f"{len(ran_on)} processors, each case on one"
     parts = [
         _text(

@@ -32,7 +32,7 @@ from typing import Any
 
 from . import drawings, suites
 from .machine import ROOT
-from .results import by_library, load, others
+from .results import by_library, load, mixed_processors
 from .table import markdown, markdown_of
 
 MARKED = re.compile(
@@ -78,7 +78,7 @@ def caption(record: dict[str, Any]) -> str:
     """Device, processors, versions, commit and date of one file, as one paragraph. If processors differ, the rest is that of
     the last command.
     """
-    machine, ran_on = record["machine"], others(record)
+    machine, ran_on = record["machine"], mixed_processors(record)
     on_gpu = record.get("device") == "cuda" and machine.get("gpus")
     hardware = processor(record) + ("" if on_gpu else f", {machine['cores']} cores, {machine['threads']} threads")
     if ran_on:

@@ -86,7 +86,7 @@ def by_library(records: Sequence[dict[str, Any]], mkl: bool = False) -> list[dic
     ]
 
 
-def others(record: dict[str, Any]) -> list[str]:
+def mixed_processors(record: dict[str, Any]) -> list[str]:
     """The processors of a file's training runs, sorted, if one is not that of the last command; else []. Runs that only choose
     a learning rate, by samples that are held out, do not count.
     """
