@@ -167,9 +167,9 @@ def _dots(record: dict[str, Any], cases: dict[str, dict[str, dict[str, Any]]]) -
         parts += [_line(across, top - 8, across, floor - 8, PALE), _text(across, floor + 10, f"{half / 2:g}", size=12)]
     for i, (case, rows) in enumerate(cases.items()):
         y = top + gap * i + 14
-        name, _, shape = f", {case}".rpartition(", 784-")
-        parts += [_text(left - 16, y, name.strip(", ") or "mnist", "end", weight="bold")]
-        parts.append(_text(left - 16, y + 16, f"784-{shape}", "end", 11))
+        data, network = _named(case)
+        parts.append(_text(left - 16, y, data, "end", weight="bold"))
+        parts.append(_text(left - 16, y + 16, network, "end", 11))
         for lane, (kind, shade) in enumerate(DOTS.items()):
             both = [rows[name] for name in (kind, f"{kind} early") if name in rows]
             if both:
@@ -179,6 +179,12 @@ def _dots(record: dict[str, Any], cases: dict[str, dict[str, dict[str, Any]]]) -
                     _text(left + unit * end + 20 + 58 * lane, y + 8, f"{100 * best:.1f} %", "start", 12, shade, "bold")
                 )
     return _svg(880, floor + 28, "Time to the accuracy that training without dropout ends with", parts)
+
+
+def _named(case: str) -> tuple[str, str]:
+    """(data set, network and epochs) of a case; the data set of an MLP without a name is MNIST."""
+    *data, network, epochs = case.split(", ")
+    return ", ".join(data) or "mnist", f"{network}, {epochs}"
 
 
 def _lane(rows: Sequence[dict[str, Any]], shade: str, left: float, unit: float, y: float, end: float) -> list[str]:

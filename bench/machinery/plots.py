@@ -206,8 +206,9 @@ def plot_papers(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:
 
 
 def plot_seconds(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:
-    """Plot the test accuracy by seconds of training, a panel for each case: the mean over seeds, and the band between minimum
-    and maximum; dashed, `early` dropout; dotted, the target. The first epochs, in which all kinds learn fast, are cut off."""
+    """Plot test accuracy or validation perplexity by seconds of training, a panel for each case: the mean over seeds, and the
+    band between minimum and maximum; dashed, `early` dropout; dotted, the target. The first epochs, in which all kinds learn
+    fast, are cut off."""
     cases = list(dict.fromkeys(row["case"] for row in rows))
     if not cases:
         raise ValueError("--plot: there are no training runs to draw")
@@ -224,9 +225,10 @@ def plot_seconds(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:
         for row in named:
             _draw_curve(axes, [run for run in shown if run["dropout"] == row["implementation"]], row["implementation"], True)
         handles |= {line.get_label(): line for line in axes.lines}
-        reached = [epoch["accuracy"] for run in shown for epoch in run["epochs"]]
+        reached = [epoch[measure(run["settings"])] for run in shown for epoch in run["epochs"]]
         if reached and min(reached) < max(reached):
-            low, high = np.quantile(reached, 0.2), max(reached)
+            worse = "perplexity" in named[0]
+            low, high = (min(reached), np.quantile(reached, 0.8)) if worse else (np.quantile(reached, 0.2), max(reached))
             axes.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
         for target in {row["target"] for row in named} - {None}:
             handles["target"] = axes.axhline(target, color="black", linestyle=":", linewidth=0.8)
@@ -234,7 +236,7 @@ def plot_seconds(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:
         axes.set_xlabel("seconds of training")
         axes.grid(alpha=0.3)
     for axes in panels[:, 0]:
-        axes.set_ylabel("test accuracy")
+        axes.set_ylabel("validation perplexity" if "perplexity" in rows[0] else "test accuracy")
     figure.legend(handles.values(), handles, loc="outside right upper", fontsize=9)
     figure.savefig(path, dpi=110)
 

@@ -128,19 +128,30 @@ SPARSE = {
     "divided by pruning's": _number("gain_of_pruning", ".2f"),
     "s to an accuracy (speed-up over none)": _times,
 }
-TO_ACCURACY = {
-    "case": _text("case"),
-    "dropout": _text("implementation"),
-    "seeds": _number("seeds", "d"),
-    "learning rate": _number("learning_rate", "g"),
-    "test accuracy, median (min – max)": _measured("accuracy", ".4f"),
-    "points against none": _number("points", "+.2f"),
-    "target": _number("target", ".4f"),
-    "s to the target / none's s": _reached,
-    "accuracy after none's s": _number("in_time", ".4f"),
-    "s per epoch, median": _number("seconds_per_epoch", ".2f"),
-    "FLOPs done": _number("flops_share", ".0%"),
-}
+
+
+def _over_seconds(row: Row) -> dict[str, Callable[[Row], str]]:
+    """Columns for training runs that are compared with `none` by seconds."""
+    if "perplexity" in row:
+        what, form = "perplexity", ".1f"
+        ended = {"validation perplexity, median (min – max)": _measured(what, form), "ratio": _number("of_baseline", ".3f")}
+    else:
+        what, form = "accuracy", ".4f"
+        ended = {"test accuracy, median (min – max)": _measured(what, form), "points against none": _number("points", "+.2f")}
+    return {
+        "case": _text("case"),
+        "dropout": _text("implementation"),
+        "seeds": _number("seeds", "d"),
+        "learning rate": _number("learning_rate", "g"),
+        **ended,
+        "target": _number("target", form),
+        "s to the target / none's s": _reached,
+        f"{what} after none's s": _number("in_time", form),
+        "s per epoch, median": _number("seconds_per_epoch", ".2f"),
+        "FLOPs done": _number("flops_share", ".0%"),
+    }
+
+
 FITS = {
     "case": _text("case"),
     "implementation": _text("implementation"),
@@ -226,7 +237,7 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
     first = rows[0] if rows else {}
     kinds = {
         "weights_kept": SPARSE,
-        "to_target": TO_ACCURACY,
+        "to_target": _over_seconds(first),
         **dict.fromkeys(("accuracy", "perplexity"), _runs(first)),
         "slope": FITS,
         "peak_mib": MEMORY,

@@ -221,7 +221,11 @@ def _prediction(net: Any, X: Any, y: Any, X_test: Any, turns: int) -> dict[str, 
 def _text_epochs(chosen: dict[str, Any], variant: dict[str, Any], seed: int, data: Data) -> list[dict[str, float]]:
     from numbanet import LanguageModel
 
-    words, held = data
+    words, validation = data
+    if share := chosen.get("held"):
+        end = len(words) - round(share * len(words))
+        words, held = words[:end], words[end:]
+        variant = {**variant, "callbacks": [lambda model, record: record.update(held=model.score(held))]}
     model = LanguageModel(
         tuple(chosen["lstm"]),
         vocabulary_size=chosen["vocabulary"],
@@ -237,7 +241,7 @@ def _text_epochs(chosen: dict[str, Any], variant: dict[str, Any], seed: int, dat
     )
     with warnings.catch_warnings(), contextlib.suppress(FloatingPointError):
         warnings.filterwarnings("ignore", "the loss was not finite")
-        model.fit(words, validation=held)
+        model.fit(words, validation=validation)
     return _records("perplexity", "validation_perplexity", model)
 
 

@@ -1,21 +1,17 @@
 """Test accuracy over seconds of training: each kind of dropout, in all epochs or in the first three quarters, against none.
 
-MLPs with two hidden layers on MNIST, Fashion-MNIST and a generated table, SGD with momentum 0.9, p = 0.5, three seeds. Each
-kind of dropout has its own learning rate: the one of a grid with the highest mean accuracy in the last ten epochs, on a tenth
-of the training samples that is held out in these runs; they have one seed, or three if there are few samples. Runs that choose
-learning rates are parallel, on one thread each; the others have the machine to themselves.
+MLPs with two hidden layers on MNIST, Fashion-MNIST and a generated table, and AlexNet with batch norm on CIFAR-10; SGD with
+momentum 0.9, p = 0.5, three seeds. Each kind of dropout has its own learning rate: the one of a grid with the highest mean
+accuracy in the last ten epochs, on a tenth of the training samples that is held out in these runs; they have one seed, or three
+if there are few samples. `over_seconds` trains and compares the runs.
 
-Accuracies and times are medians over seeds. The target of a case is the accuracy with which training without dropout ends,
-minus 0.2 percentage points; times are divided by the seconds of this whole training with the same seed. Kinds are compared only
-if `none` is trained as well: --only "784-512.*: (none|window)".
+Kinds are compared only if `none` is trained as well: --only "784-512.*: (none|window)".
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,27 +19,21 @@ import numpy as np
 
 from .. import training
 from ..machinery.harness import Options
-from ..machinery.machine import processor
 from ..machinery.results import Results
-from ..machinery.runs import Run, case_of, elapsed, seconds_to, timed, whole
 from ..steps import BATCH
-from . import SEEDS, Data, Experiment
-from .rows import summary
+from . import IMAGES, Data, over_seconds
+from .over_seconds import Pair, kinds, pair
 
 SUITE = "time-to-accuracy"
 RECORDED = (
     "--json bench/results/time-to-accuracy.json --plot time-to-accuracy.png",
     '--device cuda --only "784-4096.*: (none|(rdp|batchwise|window) early)$" --json bench/results/time-to-accuracy-h200.json',
 )
-DROPOUTS = ("bernoulli", "rdp", "tdp", "batchwise", "window")
-RATE, UNTIL = 0.5, 0.75
-HELD = 0.1  # share of the samples that choose a learning rate
+RATE = 0.5
 CHOOSING_SEEDS = 1, 3  # number of seeds of the runs that choose a learning rate; the second, of at most FEW_SAMPLES samples
 FEW_SAMPLES = 5000
-LAST = 10  # epochs of which the mean chooses a learning rate: with a high one, single epochs swing by some points
-BELOW = 0.002  # the target is below the accuracy of `none` by this
 TABLE, FEATURES, CLASSES = "generated table", 54, 7
-WARM_UP_EPOCHS, QUICK_SAMPLES = 4, 300  # EarlyDropout changes the rate after the third of four epochs
+QUICK_SAMPLES = 300
 
 
 class Problem(NamedTuple):
@@ -51,6 +41,8 @@ class Problem(NamedTuple):
 
     Attributes
     ----------
+    hidden : int, optional
+        By default the network is AlexNet with batch norm.
     samples : int, optional
         Only the first n training samples.
     wrong : float
@@ -58,7 +50,7 @@ class Problem(NamedTuple):
     """
 
     data: str
-    hidden: int
+    hidden: int | None
     epochs: int
     samples: int | None = None
     wrong: float = 0.0
@@ -80,6 +72,7 @@ PROBLEMS = (
     Problem("mnist", 512, 20, wrong=0.2),
     Problem("fashion-mnist", 512, 20, wrong=0.2),
     Problem(TABLE, 512, 40),
+    Problem("cifar10", None, 12),
 )
 
 
@@ -114,7 +107,10 @@ def load(chosen: dict[str, Any], seed: int) -> Data:
 # --- experiments ------------------------------------------------------------------------------------------------------
 def settings(options: Options, problem: Problem) -> dict[str, Any]:
     """Settings of a problem; "learning_rate" is the grid, and each run has its own."""
-    chosen = training.settings(options, problem.hidden, 0.0, problem.epochs, problem.data)
+    if problem.hidden is None:
+        chosen = training.network_settings(options, "alexnet with batch norm", problem.data, problem.epochs, ())
+    else:
+        chosen = training.settings(options, problem.hidden, 0.0, problem.epochs, problem.data)
     return {
         **chosen,
         "samples": QUICK_SAMPLES if options.quick else problem.samples,
@@ -126,135 +122,31 @@ def settings(options: Options, problem: Problem) -> dict[str, Any]:
     }
 
 
-def kinds() -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, parameters of a Net)"""
-    from numbanet import EarlyDropout
+def alexnet(data: str, seed: int) -> list[Any]:
+    """The layers of AlexNet with batch norm, for the images of a data set."""
+    from numbanet.estimators.zoo import MODELS
 
-    yield "none", {"dropout": "none"}
-    for dropout in DROPOUTS:
-        yield dropout, {"dropout": dropout, "dropout_rate": RATE}
-        yield f"{dropout} early", {"dropout": dropout, "dropout_rate": EarlyDropout(RATE, until=UNTIL)}
+    return MODELS["alexnet"](IMAGES[data], batch_norm=True, rng=seed)
 
 
-def experiments(options: Options) -> Iterator[tuple[Experiment, list[Experiment]]]:
+def _network(problem: Problem) -> dict[str, Any]:
+    """Parameters of a Net: its network and initial weights. AlexNet's layers bring He's, as its batch norm expects."""
+    if problem.hidden is not None:
+        return {"init": "glorot"}
+    return {"layers": functools.partial(alexnet, problem.data), "image_shape": IMAGES[problem.data]}
+
+
+def experiments(options: Options) -> Iterator[Pair]:
     """For each problem and kind of dropout the experiment without its learning rate, and those that choose it."""
     for problem in PROBLEMS[:1] if options.quick else PROBLEMS:
-        chosen = settings(options, problem)
-        for name, parameters in kinds():
-            variant: Callable[[], dict[str, Any]] = functools.partial(dict, init="glorot", **parameters)
-            measured = Experiment(chosen, name, variant, SEEDS, "none", load=load, warm_up=WARM_UP_EPOCHS)
-            yield (
-                measured,
-                [
-                    dataclasses.replace(
-                        measured,
-                        settings={**chosen, "learning_rate": rate, "held": HELD},
-                        name=f"{name}, learning rate {rate:g}",
-                        seeds=chosen["choosing_seeds"],
-                        warm_up=1,
-                    )
-                    for rate in problem.learning_rates
-                ],
-            )
+        chosen, network = settings(options, problem), _network(problem)
+        for name, parameters in kinds(RATE):
+            yield pair(chosen, name, functools.partial(dict, **network, **parameters), load)
 
 
-def best_rate(searches: Sequence[Experiment], runs: Sequence[Run]) -> float:
-    """The learning rate with the highest mean accuracy on held-out samples in the last epochs. A rate with which a run diverged
-    is not chosen; the lowest is, if this is so for all."""
-
-    def held(experiment: Experiment) -> float:
-        mine = [one for one in runs if (one["dropout"], one["settings"]) == (experiment.name, experiment.settings)]
-        if not mine or not all(map(whole, mine)):
-            return -math.inf
-        return float(np.mean([epoch["held"] for one in mine for epoch in one["epochs"][-LAST:]]))
-
-    return max(searches, key=held).settings["learning_rate"]
-
-
-# --- runs -------------------------------------------------------------------------------------------------------------
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Train missing runs, for each case first those that choose learning rates; return the rows."""
-    pairs = list(experiments(options))
-    others = [dataclasses.replace(one, seeds=0) for measured, searches in pairs for one in (measured, *searches)]
-    results.resume([one.settings for one in others])  # before `finally` writes the file
-    key = lambda one: (one.name, repr(one.settings))  # noqa: E731
-
-    def train(experiments: Sequence[Experiment], alone: int) -> None:
-        """Train these; the file may hold runs of the others."""
-        these = {key(one) for one in experiments}
-        listed = [*experiments, *(one for one in others if key(one) not in these)]
-        training.run(dataclasses.replace(options, only=""), results, say, SUITE, listed, (), alone)
-
-    try:
-        for case in dict.fromkeys(case_of(measured.settings) for measured, _ in pairs):
-            chosen = [
-                (measured, searches)
-                for measured, searches in pairs
-                if case_of(measured.settings) == case and options.wants(f"{case}: {measured.name}")
-            ]
-            if not chosen:
-                continue
-            train([search for _, searches in chosen for search in searches], alone=0)
-            best = [dataclasses.replace(one, learning_rate=best_rate(searches, results.runs)) for one, searches in chosen]
-            for one in best:  # runs with another rate that was chosen before, or on another processor, are made again
-                results.runs[:] = [run for run in results.runs if not _replaced(run, one)]
-            train(best, alone=SEEDS)
-    finally:  # if the command is interrupted, finished runs are reported
-        results.rows = rows([measured for measured, _ in pairs], results.runs)
-        results.save()
-    return results.rows
-
-
-def _replaced(run: Run, by: Experiment) -> bool:
-    """Whether a run is to be made again: times of a case are compared on one processor."""
-    if (run["dropout"], run["settings"]) != (by.name, by.settings):
-        return False
-    return run["learning_rate"] != by.learning_rate or run["processor"] != processor()
-
-
-def rows(every: Sequence[Experiment], runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """One row for each experiment that has runs: medians over seeds of accuracies, and of times relative to `none`."""
-    found = summary(runs, every, SUITE, ())
-    chosen = {case_of(experiment.settings): experiment.settings for experiment in every}
-    for row in found:
-        row.update(_compared(row, [run for run in runs if run["settings"] == chosen[row["case"]]]))
-    return found
-
-
-def _compared(row: dict[str, Any], runs: Sequence[Run]) -> dict[str, Any]:
-    """Entries of a row: learning rate, median accuracy, and the comparison with `none` by seconds, between runs of a seed."""
-
-    def of(name: str, among: Sequence[Run]) -> list[Run]:
-        return [run for run in among if run["dropout"] == name and whole(run)]
-
-    name = row["implementation"]
-    usual = [run["epochs"][-1]["accuracy"] for run in of("none", runs)]
-    entries: dict[str, Any] = {
-        "learning_rate": next(run["learning_rate"] for run in runs if run["dropout"] == name),
-        "target": None,
-        "to_target": None,
-    }
-    if row["accuracy"] is not None:
-        entries["accuracy"] = float(np.median([run["epochs"][-1]["accuracy"] for run in of(name, runs)]))
-    if not usual or row["accuracy"] is None:
-        return entries
-    target = float(np.median(usual)) - BELOW
-    entries |= {"target": target, "points": 100 * (entries["accuracy"] - float(np.median(usual)))}
-    comparable = timed(filter(whole, runs))
-    ends = {run["seed"]: elapsed(run)[-1] for run in of("none", comparable)}
-    mine = [run for run in of(name, comparable) if run["seed"] in ends]
-    if not mine:
-        return entries
-    times = [seconds_to(target, run) for run in mine]
-    ratio = np.median([math.inf if time is None else time / ends[run["seed"]] for time, run in zip(times, mine, strict=True)])
-    accuracies = [np.interp(ends[run["seed"]], elapsed(run), [epoch["accuracy"] for epoch in run["epochs"]]) for run in mine]
-    return {
-        **entries,
-        "timed": len(mine),
-        "reached": sum(time is not None for time in times),
-        "to_target": float(ratio) if math.isfinite(ratio) else None,
-        "in_time": float(np.median(accuracies)),
-    }
+    return over_seconds.run(options, results, say, SUITE, experiments(options))
 
 
 def plot(results: Results, path: Path) -> None:

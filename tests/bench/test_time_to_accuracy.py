@@ -1,4 +1,4 @@
-"""The suite of accuracy over seconds chooses learning rates without the test set, resumes, and compares runs of a seed."""
+"""Suites of results over seconds choose learning rates without the test set, resume, and compare runs of the same seed."""
 
 import dataclasses
 
@@ -10,10 +10,10 @@ from bench.machinery.harness import Options
 from bench.machinery.results import Results, load
 from bench.machinery.runs import case_of
 from bench.machinery.table import markdown
-from bench.training import time_to_accuracy
-from numbanet import Net
+from bench.training import over_seconds, time_to_accuracy, time_to_perplexity
+from numbanet import LanguageModel, Net
 
-NAMES = ["none", *(f"{kind}{way}" for kind in time_to_accuracy.DROPOUTS for way in ("", " early"))]
+NAMES = ["none", *(f"{kind}{way}" for kind in over_seconds.DROPOUTS for way in ("", " early"))]
 HELD = {0.01: 0.5, 0.03: 0.7, 0.1: 0.6}  # the test accuracy of searches rises with the learning rate
 
 
@@ -33,6 +33,10 @@ def _trained(experiment, seed, accuracies, seconds=1.0, held=0.5):
     }
 
 
+def _rows(every, runs, suite=time_to_accuracy.SUITE):
+    return over_seconds.rows(every, runs, suite)
+
+
 def _quick(*names):
     """The experiments of these names with learning rate 0.03, and all searches, of the quick case."""
     pairs = list(time_to_accuracy.experiments(Options(quick=True)))
@@ -43,9 +47,15 @@ def _quick(*names):
 def test_every_problem_has_all_kinds_and_can_be_trained():
     found = {}
     for measured, searches in time_to_accuracy.experiments(Options()):
-        chosen = measured.settings
-        Net((chosen["hidden"],) * 2, epochs=chosen["epochs"], **measured.variant()).check()
-        assert measured.variant()["init"] == "glorot" and measured.seeds == 3
+        chosen, variant = measured.settings, measured.variant()
+        if "network" in chosen:
+            layers = variant.pop("layers")(0)
+            assert [type(layer).__name__ for layer in layers].count("BatchNorm2d") == 5
+        else:
+            layers = (chosen["hidden"],) * 2
+            assert variant["init"] == "glorot"
+        Net(layers, epochs=chosen["epochs"], **variant).check()
+        assert measured.seeds == 3
         assert [search.settings["learning_rate"] for search in searches] == chosen["learning_rate"]
         seeds = 3 if chosen["samples"] in (1000, 5000) else 1
         assert {(search.seeds, search.settings["held"]) for search in searches} == {(seeds, 0.1)}
@@ -60,6 +70,7 @@ def test_every_problem_has_all_kinds_and_can_be_trained():
     ]
     mnist = [f"mnist, {case}" if "images" in case or "labels" in case else case for case in images]
     expected = {*mnist, *(f"fashion-mnist, {case}" for case in images), "generated table, 54-512-512-7, 40 epochs"}
+    expected |= {"cifar10, alexnet with batch norm, 12 epochs"}
     assert set(found) == expected and all(names == NAMES for names in found.values())
 
 
@@ -76,7 +87,7 @@ def test_the_suite_resumes_and_draws(tmp_path, monkeypatch):
         return _trained(experiment, seed, [0.8, 0.9 + 0.01 * early])
 
     monkeypatch.setattr(training, "train", train)
-    monkeypatch.setattr(time_to_accuracy, "processor", lambda: "one")
+    monkeypatch.setattr(over_seconds, "processor", lambda: "one")
     monkeypatch.setattr(time_to_accuracy, "_parts", lambda data: (np.zeros((3, 784)), np.arange(3)) * 2)
     options, path = Options(quick=True), tmp_path / "a.json"
     for finished in (2, 38):
@@ -110,7 +121,7 @@ def test_runs_with_another_rate_or_on_another_processor_are_made_again(tmp_path,
         return _trained(experiment, seed, [0.8, 0.9])
 
     monkeypatch.setattr(training, "train", train)
-    monkeypatch.setattr(time_to_accuracy, "processor", lambda: "one")
+    monkeypatch.setattr(over_seconds, "processor", lambda: "one")
     monkeypatch.setattr(time_to_accuracy, "_parts", lambda data: (np.zeros((3, 784)), np.arange(3)) * 2)
     options, path = Options(quick=True, only="784-64-64-10.*: (none|window)$"), tmp_path / "a.json"
     time_to_accuracy.run(options, Results(path), lambda text: None)
@@ -134,7 +145,7 @@ def test_a_search_of_a_part_trains_no_other_kinds(tmp_path, monkeypatch):
         return _trained(experiment, seed, [0.8, 0.9])
 
     monkeypatch.setattr(training, "train", train)
-    monkeypatch.setattr(time_to_accuracy, "processor", lambda: "one")
+    monkeypatch.setattr(over_seconds, "processor", lambda: "one")
     monkeypatch.setattr(time_to_accuracy, "_parts", lambda data: (np.zeros((3, 784)), np.arange(3)) * 2)
     options = Options(quick=True, only="784-64-64-10.*: (none|window)$")
     rows = time_to_accuracy.run(options, Results(tmp_path / "a.json"), lambda text: None)
@@ -151,11 +162,11 @@ def test_the_learning_rate_is_that_of_held_out_samples_in_the_same_case():
         _trained(high, 0, [0.9], held=0.8),  # diverged
         _trained(elsewhere, 0, [0.9, 0.9], held=0.9),
     ]
-    assert time_to_accuracy.best_rate(searches[:3], runs) == 0.03
-    assert time_to_accuracy.best_rate(searches[:3], runs[2:]) == 0.01
+    assert over_seconds.best_rate(searches[:3], runs) == 0.03
+    assert over_seconds.best_rate(searches[:3], runs[2:]) == 0.01
     lucky = [_trained(low, 1, [0.9, 0.9], held=0.9), _trained(middle, 1, [0.9, 0.8], held=0.7)]
-    assert time_to_accuracy.best_rate(searches[:3], [*runs, *lucky]) == 0.01  # by the mean over seeds
-    assert time_to_accuracy.best_rate(searches[:3], [*runs[:2], _trained(high, 0, [0.1, 0.1], held=0.8)]) == 0.1
+    assert over_seconds.best_rate(searches[:3], [*runs, *lucky]) == 0.01  # by the mean over seeds
+    assert over_seconds.best_rate(searches[:3], [*runs[:2], _trained(high, 0, [0.1, 0.1], held=0.8)]) == 0.1
 
 
 def test_times_are_divided_by_those_of_none_with_the_same_seed():
@@ -168,7 +179,7 @@ def test_times_are_divided_by_those_of_none_with_the_same_seed():
         *(_trained(rdp, seed, [0.908, 0.95], seconds) for seed, seconds in ((0, 2.0), (1, 8.0), (2, 3.0))),
         *(_trained(tdp, seed, [0.8, end], 7.5) for seed, end in ((0, 0.91), (1, 0.9), (2, 0.9))),
     ]
-    first, second, third = time_to_accuracy.rows([none, rdp, tdp], runs)
+    first, second, third = _rows([none, rdp, tdp], runs)
     assert first["target"] == pytest.approx(0.908) and first["accuracy"] == pytest.approx(0.91)
     assert (first["reached"], first["to_target"], first["in_time"]) == (2, 1.0, pytest.approx(0.91))
     assert (second["reached"], second["to_target"]) == (3, pytest.approx(0.3))  # 2 / 10, 8 / 20, 3 / 10
@@ -182,12 +193,12 @@ def test_times_are_divided_by_those_of_none_with_the_same_seed():
 
 def test_without_none_and_without_timed_runs_nothing_is_compared():
     (none, rdp), _ = _quick("none", "rdp")
-    (row,) = time_to_accuracy.rows([rdp], [_trained(rdp, 0, [0.8, 0.9])])
+    (row,) = _rows([rdp], [_trained(rdp, 0, [0.8, 0.9])])
     assert row["accuracy"] == pytest.approx(0.9) and row["target"] is None and row["to_target"] is None
     parallel = [{**_trained(one, 0, [0.8, 0.9]), "alone": False} for one in (none, rdp)]
-    row = time_to_accuracy.rows([none, rdp], parallel)[1]
+    row = _rows([none, rdp], parallel)[1]
     assert row["points"] == pytest.approx(0.0) and row["to_target"] is None and "in_time" not in row
-    diverged, whole = time_to_accuracy.rows([none, rdp], [_trained(none, 0, [0.8]), _trained(rdp, 0, [0.8, 0.9])])
+    diverged, whole = _rows([none, rdp], [_trained(none, 0, [0.8]), _trained(rdp, 0, [0.8, 0.9])])
     assert diverged["diverged"] == 1 and whole["target"] is None and "1 of 1 diverged" in markdown([diverged, whole])
 
 
@@ -224,3 +235,65 @@ def test_an_experiment_trains_from_its_own_initial_weights(rng):
     data = (rng.random((60, 8), np.float32), np.arange(60) % 2) * 2
     found = training.train(dataclasses.replace(measured, learning_rate=0.01), 0, data)
     assert training.whole(found) and "held" in training.train(searches[0], 0, data)["epochs"][-1]
+
+
+# --- language models --------------------------------------------------------------------------------------------------
+def test_every_text_has_all_kinds_and_can_be_trained():
+    found = {}
+    for measured, searches in time_to_perplexity.experiments(Options()):
+        chosen = measured.settings
+        LanguageModel(tuple(chosen["lstm"]), epochs=chosen["epochs"], **measured.variant()).check()
+        assert [search.settings["learning_rate"] for search in searches] == chosen["learning_rate"]
+        assert measured.seeds == 3 and {search.seeds for search in searches} == {1}
+        found.setdefault(case_of(chosen), []).append(measured.name)
+    assert list(found) == [
+        "wikitext2, 50000 words, LSTM 256-256 p=0.3, 20 epochs",
+        "wikitext2, 200000 words, LSTM 650-650 p=0.5, 12 epochs",
+    ]
+    assert all(names == NAMES for names in found.values())
+
+
+def _read(experiment, seed, perplexities, seconds=1.0):
+    """As if a language model had been trained."""
+    epochs = [{"perplexity": value, "loss": 1.0, "seconds": seconds, "flops_share": 0.5, "held": 0.0} for value in perplexities]
+    return {**_trained(experiment, seed, ()), "epochs": epochs}
+
+
+def test_perplexities_are_compared_by_their_ratio_and_the_target_is_above():
+    pairs = time_to_perplexity.experiments(Options(quick=True))
+    none, rdp = (dataclasses.replace(one, learning_rate=5.0) for one, _ in pairs if one.name in ("none", "rdp"))
+    runs = [
+        *(_read(none, seed, [300.0, end], 5.0) for seed, end in enumerate((190.0, 200.0, 210.0))),
+        *(_read(rdp, seed, ends, 2.0) for seed, ends in enumerate(([202.0, 180.0], [203.0, 220.0], [150.0, 220.0]))),
+    ]
+    first, second = _rows([none, rdp], runs, time_to_perplexity.SUITE)
+    assert first["target"] == pytest.approx(202.0) and first["of_baseline"] == 1.0 and "points" not in first
+    assert (first["perplexity"], first["reached"], first["to_target"]) == (200.0, 2, 1.0)
+    assert second["of_baseline"] == pytest.approx(1.1) and second["in_time"] == pytest.approx(220.0)
+    assert second["reached"] == 2 and second["to_target"] == pytest.approx(0.2)  # seed 1 is never below 203
+    text = markdown([first, second])
+    assert "| ratio | target | s to the target / none's s | perplexity after none's s |" in text
+    assert "| rdp | 3 | 5 | 220.0 (180.0 – 220.0) | 1.100 | 202.0 | 0.20 | 220.0 | 2.00 | 50% |" in text
+
+
+def test_words_that_choose_a_learning_rate_are_held_out_and_curves_are_drawn(rng, tmp_path, monkeypatch):
+    words = np.array([f"word {n}" for n in rng.integers(30, size=1500)])
+    read = []
+    fit, score = LanguageModel.fit, LanguageModel.score
+    monkeypatch.setattr(LanguageModel, "fit", lambda self, text, **o: (read.append(len(text)), fit(self, text, **o))[1])
+    monkeypatch.setattr(LanguageModel, "score", lambda self, text: (read.append(list(text)), score(self, text))[1])
+    monkeypatch.setattr(training, "_loaded", lambda chosen, seed: (words, words[:300]))
+    monkeypatch.setattr(over_seconds, "processor", lambda: "one")
+    options = Options(quick=True, only=": (none|window early)$")
+    results = Results(tmp_path / "a.json")
+    monkeypatch.setattr(time_to_perplexity, "TEXTS", (time_to_perplexity.TEXTS[0]._replace(learning_rates=(5.0,)),))
+    none, early = time_to_perplexity.run(options, results, lambda text: None)
+    assert none["implementation"] == "none" and early["seeds"] == 1 and 1 < early["perplexity"] < 200
+    assert early["flops_share"] < 1 and early["to_target"] is not None or early["reached"] == 0
+    searches = [run for run in results.runs if "held" in run["settings"]]
+    assert len(searches) == 2 and all(-6 < epoch["held"] < 0 for run in searches for epoch in run["epochs"])
+    assert {len(text) for text in read if isinstance(text, list)} == {150}
+    assert all(text == list(words[1350:]) for text in read if isinstance(text, list))
+    assert sorted(set(filter(lambda n: isinstance(n, int), read))) == [1350, 1500]
+    time_to_perplexity.plot(results, tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 1000
