@@ -1,8 +1,8 @@
 """Dynamic sparse graphs on the CPU, including selection and projection: forward of 2048-2048, steps of 784-2048-2048-10.
 
-Forward products of a batch of 128 at rates of .5, .8 and .9 are compared with numbanet's dense product; training steps at .8,
-with SGD and momentum, with PyTorch's dense step, or with numbanet's without --against torch. `oracle` selects neurons by their
-true outputs, `random` selects them at random. Their selection has other costs, which shows how much of the time is selection.
+Forward products of a batch of 128 at rates of .5, .8 and .9 are compared with numbanet's dense product. Training steps (rate
+.8, SGD with momentum) are compared with PyTorch's dense step or, without --against torch, with numbanet's. `oracle` selects
+neurons by their true outputs, `random` selects them at random: their times show how much of the time of dsg is selection.
 Weights are projected again every 50 steps.
 """
 

@@ -6,8 +6,8 @@ the same rate in all epochs, with rates that rise and fall (`skew`), and with ra
 (`scaled`), rows or blocks drawn for each image separately (`each`), and blocks in all convolutions except the first, whose sums
 have few terms (`inner`). In the other networks, whose convolutions are 3 x 3, also tiles of positions and blocks of channels
 (`tiles`, `channels`). LeNet-5 has three seeds at the rate that the paper discusses most, 0.6 on MNIST and 0.4 on CIFAR-10, and
-one seed at the others. AlexNet, whose runs take minutes on two cores, has one seed and one rate. VGG19 is trained only on a
-GPU.
+one seed at the others. AlexNet has one seed and one rate on the CPU, where its runs take minutes on two cores; on a GPU it has
+all rates, like VGG19, which is trained only there.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def load(chosen: dict[str, Any], seed: int) -> Data:
 
 # --- experiments ------------------------------------------------------------------------------------------------------
 def settings(options: Options, problem: Problem) -> dict[str, Any]:
-    """Settings of a problem; "learning_rate" is the grid, and each run has its own."""
+    """Settings of a problem; "learning_rate" is the list of those to try; a run records the one it has."""
     if problem.hidden is None:
         chosen = training.network_settings(options, "alexnet with batch norm", problem.data, problem.epochs, ())
     else:

@@ -47,7 +47,7 @@ TEXTS = (Text(50_000, (256, 256), 0.3, 20, 10), Text(200_000, (650, 650), 0.5, 1
 
 
 def settings(options: Options, text: Text) -> dict[str, Any]:
-    """Settings of a text; "learning_rate" is the grid, and each run has its own."""
+    """Settings of a text; "learning_rate" is the list of those to try; a run records the one it has."""
     chosen = training.text_settings(options, text.hidden, text.words, text.epochs, text.rate, (), text.halved_after)
     return {**chosen, "learning_rate": list(text.learning_rates), "choosing_seeds": 1}
 

@@ -48,8 +48,10 @@ WINDOWS = 4  # projected windows per image
 class DynamicSparseGraph(Dropout):
     """dsg: computes the neurons of each layer whose outputs a random projection predicts to be largest.
 
-        r = the K = round((1 - p) O) largest f(x) · f(w[o]);  y = relu(x w[r, c]ᵀ + b[r]);  dx = g w[r, c];  dW[r, c] = gᵀ x;
-        s = 1
+        r = the K = round((1 - p) O) largest f(x) · f(w[o]) + b[o];  y = relu(x w[r, c]ᵀ + b[r]);  dx = g w[r, c];
+        dW[r, c] = gᵀ x;  s = 1
+
+    Unless `share="sample"`, r holds the neurons with the largest sums over samples of the ReLU of f(x) · f(w[o]) + b[o].
 
     Parameters
     ----------

@@ -60,8 +60,8 @@ def _validated(net: Any, X: Any, y: tuple[Any, ...], y_options: dict[str, Any], 
 
 
 def check_symbols(X: Any, first: Any, symbols: int) -> None:
-    """Raise ValueError unless X holds integers from 0 to `symbols` - 1, which the layer `first` takes, such as an `Embedding`.
-    The message says what X holds, and the way out.
+    """Raise ValueError unless X holds integers from 0 to `symbols` - 1: the layer `first`, such as an `Embedding`, reads these.
+    Sparse and empty X are not checked. The message says what X holds, and the way out.
     """
     if (wrong := _not_symbols(X, symbols)) is not None:
         found, way = wrong

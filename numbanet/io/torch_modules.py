@@ -135,7 +135,8 @@ class Units(nn.Module):
 
 
 class Language(Chain):
-    """A language model: (words (T, N), states) -> (logits (T, N, V), states); states are a list, one entry for each LSTM."""
+    """A language model: (words (T, N), states) -> (logits (T, N, V), states). States are a list with an entry for each LSTM or
+    GRU; None if all are zero."""
 
     def forward(self, x: torch.Tensor, states: list[Any] | None = None) -> tuple[torch.Tensor, list[Any]]:  # type: ignore[override]
         ends: list[Any] = []

@@ -138,7 +138,9 @@ class Flow(NamedTuple):
         return Flow(x, self.layout, (), self.tags) if self.pending else self
 
     def before(self, commutes: Callable[[Plan], bool]) -> Flow:
-        """Return the flow for a layer: if it does not commute with the plan of a pending factor, all factors are applied."""
+        """Return the flow in a form that a layer reads. If the layer does not commute with the plan of a pending factor, all
+        factors are applied; if not with the plan of the layout, the activation becomes dense.
+        """
         plans = [plan.plan if isinstance(plan, DeviceBits) else plan for plan in self.pending]
         flow = self if all(map(commutes, plans)) else self.applied()
         return flow if flow.layout.plan is None or commutes(flow.layout.plan) else flow.with_(flow.dense())
@@ -154,7 +156,9 @@ class Flow(NamedTuple):
         return flow.with_(flow.dense()) if isinstance(flow.layout, ChannelsLast) else flow
 
     def images(self) -> Flow:
-        """Return the flow with the layout `ChannelsLast`, in which image layers take it; its pending factors stay pending."""
+        """Return the flow with the layout `ChannelsLast`, which image layers read. A flow of this layout is returned as it is,
+        with its pending factors; another one becomes dense, with its factors applied.
+        """
         return self if isinstance(self.layout, ChannelsLast) else self.with_(self.dense().transpose(0, 2, 3, 1), CHANNELS_LAST)
 
     def on(self, dev: Device) -> Flow:

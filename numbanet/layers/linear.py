@@ -111,10 +111,11 @@ class Linear(Layer):
         )
 
     def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
-        """Return act(x wᵀ + b), where act is ReLU if `relu`, else the identity; only the part that the plan keeps is computed.
+        """Return act(x wᵀ + b), where act is ReLU if `relu`, else the identity. A plan that drops rows or tiles, or outputs of
+        each sample, has only the kept part computed.
 
-        If `relu`, the scale of a `RowPlan` is applied in the product's epilogue; otherwise it stays pending. Under a `TilePlan`
-        the input is first expanded, with zeros for dropped entries.
+        If `relu`, the scale of an `AxisPlan` is applied in the product's epilogue; otherwise it stays pending. Under a
+        `TilePlan` the input is first expanded, with zeros for dropped entries.
         """
         flow = flow.features()
         width = self.in_features if flow.indices is None else flow.indices.plan.count

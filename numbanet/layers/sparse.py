@@ -51,9 +51,10 @@ class SparseLinear(Layer):
     bias : bool, default=True
         Whether to add b.
     init : {"he", "glorot"}, default="he"
-        The variance of the initial values if `weight` is None. It is that of `Linear`, but only the inputs of a neuron that
-        have entries count (He et al. 2015, eq. 10, which is derived for the number of connections). Evci et al. 2022, "Gradient
-        flow in sparse neural networks and how lottery tickets win", find that sparse networks need this.
+        The variance of the initial values if `weight` is None. It is that of `Linear`, but the number of inputs is that of the
+        entries of a neuron, and for "glorot" the number of outputs is the mean number of entries of an input (He et al. 2015,
+        eq. 10, which is derived for the number of connections). Evci et al. 2022, "Gradient flow in sparse neural networks and
+        how lottery tickets win", find that sparse networks need this.
     variance_factor : float, default=1.0
         As for `Linear`.
     rng, device
@@ -70,7 +71,7 @@ class SparseLinear(Layer):
     Warns
     -----
     UserWarning
-        If the density is so high that a dense `Linear` is faster.
+        If the weight is a CSR or an ELL so dense that a dense `Linear` is faster on a CPU.
     """
 
     recordable = True

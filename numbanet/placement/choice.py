@@ -70,11 +70,11 @@ def choose(
     start : str, optional
         The device on which the batch is, so that moving it counts; by default it is where the first stage is.
     alone : Profile, optional
-        The figures for placements on one device, where steps are recorded, if `profile` has those of layers that run op by op
-        (`recorded=False`); by default `profile`.
+        Figures for placements on one device; by default `profile`. Give them if `profile` was measured op by op
+        (`recorded=False`), because steps on one device are recorded.
     measure : callable, optional
         (list of Placement) -> milliseconds of a whole step of each, inf if it cannot be made, as `placement.steps(model, X, y)`
-        gives it. Only by time of training. The result has it as `step_ms`, and all that were measured as `tried`.
+        gives it. Only for the time of training. The result has the time in `step_ms`, and all measured placements in `tried`.
     most : int, default=4
         How many placements on several devices are measured: the best ones by prediction, of which no two are nearly equal.
 
@@ -117,7 +117,7 @@ def enumerate_all(
     what_if: bool = False,
     start: str | None = None,
 ) -> Iterator[Placement]:
-    """Yield every placement among which `choose` chooses, for short chains: there are n devices to the power of n stages."""
+    """Yield every placement among which `choose` chooses, for short chains: of s stages on d devices there are up to d ** s."""
     problem = _Problem(profile, objective, memory, prediction, what_if, start)
     for devices in itertools.product(*problem.candidates):
         chosen = {(stage.group, device) for stage, device in zip(profile.stages, devices) if stage.group}
@@ -146,7 +146,8 @@ def pareto(
 
 
 class _Front:
-    """The costs (n, k) that no other one dominates, and for each (number of the state, row) of the stage before."""
+    """`costs` (n, k) that are not dominated (`front`), and for each of them its `origin`: the state of the stage before, and
+    the row of that state's costs."""
 
     def __init__(self, costs: np.ndarray, origin: np.ndarray) -> None:
         self.costs, self.origin = costs, origin
@@ -331,8 +332,8 @@ class _Problem:
 
 
 def front(costs: np.ndarray, keep: int = 1) -> np.ndarray:
-    """Return the rows of `costs` (n, k) that fewer than `keep` other rows dominate, of equal rows at most `keep`; sorted by the
-    first column. The best `keep` rows by any increasing function are among them."""
+    """Return the indices of the rows of `costs` (n, k) that fewer than `keep` other rows dominate, sorted by the first column;
+    of equal rows at most `keep`. The best `keep` rows by any increasing function are among them."""
     order = np.lexsort(costs.T[::-1])
     if costs.shape[1] == 1:
         return order[:keep]

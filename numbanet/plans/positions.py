@@ -16,9 +16,10 @@ class PositionPlan(DrawnPlan):
     """Keep some rows of a convolution's im2col matrix; each row is an output position of an image. Each group of `together`
     consecutive images keeps the same positions.
 
-    Plans with an equal `kind` may keep different numbers of rows. So the list of kept rows is padded to length n with the
-    numbers n, n + 1, …. `share` is about the share of the rows that such plans keep on average, for which the device chooses
-    the fastest way; by default, that of this plan. It is rounded, so that few kinds of plans differ by it.
+    Plans with an equal `kind` may keep different numbers of rows. So the list of kept rows is padded to length n: if there are
+    k of them, with the numbers n + k, …, 2n - 1, which are out of range. `share` is the approximate mean share of rows that
+    plans of this kind keep, by which the device chooses its algorithm; by default, that of this plan. It is rounded, so that
+    few kinds of plans differ by it.
     """
 
     STEPS = 16  # of `share`, from 0 to 1

@@ -221,8 +221,8 @@ class Optimizer(abc.ABC):
         return self.constants, places, self.proximal, self.clip_norm is None
 
     def reduce(self, loss: Any = None) -> None:
-        """Called after the passes: if several processes train one model, sum their gradients. `loss` is the loss of the step, a
-        device array.
+        """After the passes, sum the gradients if several processes train one model, and delete those of resting parameters.
+        `loss` is the loss of the step, a device array.
         """
         if self.reducer is not None:
             self.reducer(self.parameters, loss)

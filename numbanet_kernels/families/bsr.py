@@ -7,10 +7,10 @@ of w, and an entry is a tile: values[k] is the tile at block column ids[k] of th
     bsr_dx    dx[n, i] = sum_o dy[n, o] w[o, i]                dy (N, O) -> dx (N, I)
     bsr_dw    dw[k]    = the tile k of dy.T x                  dy (N, O), x (N, I) -> (tiles, T, T)
 
-act is ReLU if `relu`, else the identity. Each product takes 2 N T^2 FLOPs per tile. Elements of tiles beyond the edges of w are
-never read, and their dw is 0. On the CPU each tile is one BLAS product, which reads columns of x in place and adds to columns
-of y. On CUDA a block of threads computes a tile of the result, in a loop over the tiles of one block row (bsr) or block column
-(bsr_dx), or over the samples (bsr_dw).
+act is ReLU if `relu`, else the identity. Each product takes 2 N T^2 FLOPs per tile. Elements of tiles beyond the edges of w
+have no effect, and their dw is 0. On the CPU each tile is one BLAS product, which reads columns of x in place and adds to
+columns of y. On CUDA a block of threads computes a tile of the result, in a loop over the tiles of one block row (bsr) or block
+column (bsr_dx), or over the samples (bsr_dw).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _width(op, **array):
 # --- CPU --------------------------------------------------------------------------------------------------------------
 @host_kernel("void(i8, f4[:, ::1], f4[:, :, ::1], i4[::1], i4[::1], i4[::1], i4[::1], b1, f4[::1], b1, b1, i8, i8, f4[:, ::1])")
 def _product(entry, x, values, starts, stops, ids, order, back, bias, biased, relu, first, stop, y):
-    """Compute the block columns first … stop - 1 of y = x w.T + bias or, if `back`, of y = x w."""
+    """Compute the block columns first … stop - 1 of y = act(x w.T + bias) or, if `back`, of y = act(x w)."""
     tile, blocks = values.shape[1], -(-x.shape[1] // values.shape[1])
     # for small matrices, BLAS is faster on a transposed copy than with its flag for the transpose
     transposed = np.empty((tile, tile), np.float32)
@@ -187,7 +187,7 @@ def bsr_dw_cpu(dy, x, at, tile):
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
-# Indices are clamped to their axis, as on the CPU.
+# Indices that are out of range are clamped to their axis, as on the CPU.
 
 
 @kernels("bsr")

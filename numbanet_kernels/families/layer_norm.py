@@ -8,8 +8,8 @@
                       dx[n, c] = inverse[n] (g[n, c] - 1/C sum_c g[n, c] - h[n, c] 1/C sum_c g[n, c] h[n, c]),
                       where g[n, c] = gamma[c] dy[n, c]
 
-On the CPU threads divide the rows, and each row stays in cache for its two passes; sums over rows are float64. On CUDA a block
-of threads computes a row of y or dx, or dgamma and dbeta of 32 columns (ACROSS).
+On the CPU threads divide the rows. A row is read three times for y, and twice for dx, and stays in cache meanwhile; all sums
+are float64. On CUDA a block of threads computes a row of y or dx, or dgamma and dbeta of 32 columns (ACROSS).
 """
 
 from __future__ import annotations

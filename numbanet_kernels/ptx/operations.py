@@ -133,7 +133,8 @@ KNOWN = {
 
 
 def arithmetic(i: Instruction) -> tuple[str, list[str], Callable] | None:
-    """Return (type of the result, types of the sources, function) of a per-thread instruction; None for others."""
+    """Return (type of the result, types of the sources, function) of an arithmetic instruction of a thread; None if it is
+    another kind of instruction, or has modifiers that this machine does not know."""
     op, m, kind = i.opcode, i.modifiers, (types(i) or [""])[-1]
     if op == "cvt":
         return conversion(m, types(i), len(i.operands) - 1) if set(m) - KNOWN <= set(types(i)) else None

@@ -307,8 +307,8 @@ def sectors(address: np.ndarray, width: int, threads: np.ndarray) -> tuple[int, 
 
 @_by_pattern
 def transactions(address: np.ndarray, width: int, lanes: np.ndarray) -> tuple[int, int]:
-    """Return (cycles in which the banks serve warps, cycles without bank conflicts). A bank gives one word in a cycle: if
-    several words of a bank are requested at once, the warp waits.
+    """Return (cycles in which the banks serve warps, cycles that would do without bank conflicts). A bank gives one word in a
+    cycle: if several words of a bank are requested at once, the warp waits.
 
     If each thread requests 8 bytes, half a warp is served at a time; if it requests 16, a quarter. Threads that request the
     same word share it. `lanes` holds the number of the thread of each access; a warp has 32 threads.

@@ -143,7 +143,7 @@ STAGED = 1 << 16  # bytes; what is smaller is copied to memory of the driver bef
 
 def copy(x: Any, y: Any) -> None:
     """Copy the bytes of x, an array of the host or of the device, to the device array y of as many bytes, in the order of the
-    default stream; both are contiguous. What is copied from the host may be changed when this returns.
+    default stream; both are contiguous. If x is an array of the host, the caller may write to it as soon as this returns.
     """
     to = words(y)
     size = to[2] * to[3]

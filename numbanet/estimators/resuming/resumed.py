@@ -64,14 +64,15 @@ class Unfinished:
         self.state.update(self.own["state"])
 
     def saver(self, folder: Any, every: Any, keep: Any, arguments: dict[str, Any]) -> Saver:
-        """Return the hook that saves the fit that goes on; by default into the same folder, as before."""
+        """Return the hook that saves the resumed fit; by default into the folder of the stopped one, as often, and keeping as
+        many checkpoints."""
         folder = self.where if folder is None else folder
         every = self.about["every"] if every is None else every
         return Saver(folder, every, self.about["keep"] if keep is None else keep, self.arguments(arguments))
 
     def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of `fit` that replace parameters, which are those of the stopped fit; raise ValueError if others
-        are given.
+        """Return the arguments with which the stopped `fit` was called, such as `dropout`; raise ValueError if `given` holds
+        another value for one of them.
         """
         saved = made({"dict": list(self.about["arguments"].items())})
         for name, value in given.items():

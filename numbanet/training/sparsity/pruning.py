@@ -1,7 +1,8 @@
 """`MagnitudePruning` sets the smallest weights to zero, gradually during training (Zhu & Gupta 2017, "To prune, or not to
 prune: exploring the efficacy of pruning for model compression", section 3).
 
-The products of a pruned network use lists of entries. Pruning is the baseline for structured sparsity (`lasso`).
+After the last pruning the products of `Linear` layers use lists of entries; convolutions and LSTMs stay dense, with a mask.
+Structured sparsity (`lasso`) is compared with pruning.
 """
 
 from __future__ import annotations

@@ -72,8 +72,9 @@ def _alike(row, other):
 
 
 def _times(matrix, values):
-    """matrix @ values. Two columns that differ in signs alone are applied to the sum and to the difference of their
-    values; two such rows are the sum and the difference of two parts.
+    """matrix @ values with fewer multiplications. If two adjacent columns differ in signs alone, they multiply the sum and the
+    difference of their values. If the first two rows do, they are a + b and a - b: a is the sum over the coefficients that
+    are equal in both, b that over the others.
     """
     columns, terms, found = [list(column) for column in zip(*matrix)], list(values), []
     for j in range(len(columns) - 1):
