@@ -159,10 +159,9 @@ def forward(
     first,
     stop,
 ):
-    """y (N, P O) = max(A w + bias, low) for images x (N, H W C), 0 at dropped positions. If `pool` has numbers, y is pooled,
-    and `marks`, if they have tiles, get the places of its maxima. If `back`, x holds gradients of pooled outputs. This computes
-    tiles first … stop - 1. If threads cannot share them equally, each is cut into `bands` of positions, or of lines after
-    pooling, and first … stop - 1 are bands; no positions are listed then.
+    """y (N, P O) = max(A w + bias, low) for images x (N, H W C), 0 at dropped positions; pooled if `pool` has numbers, with
+    the places of maxima in `marks`, if they have tiles. If `back`, x holds gradients of pooled outputs. If threads cannot share
+    tiles equally, each is cut into `bands` of positions, or of lines after pooling, and first … stop - 1 are bands, not tiles.
     """
     outs, last, pools = w.shape[1], y.shape[1], pool.size > 0 and not back
     own = np.empty(offsets.size, np.int64) if block[0] > 0 else offsets
