@@ -4,10 +4,11 @@ refused as a number, because it is more likely an argument in the wrong position
 
 from __future__ import annotations
 
+import inspect
 import numbers
 import os
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -45,6 +46,20 @@ def check_returned(owner: Any, method: str, value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
         raise TypeError(f"{type(owner).__name__}.{method} must return a {kind.__name__}, got {reprlib.repr(value)}")
     return value
+
+
+def check_takes(name: str, function: Callable[..., Any], wanted: str, *arguments: Any) -> None:
+    """Raise TypeError, beginning with `name`, if a user's function is a class, or does not take `arguments`; `wanted` says in
+    words what it must take.
+    """
+    if isinstance(function, type):
+        raise TypeError(f"{name}: {function.__name__} is a class; give an object of it, {function.__name__}(...)")
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise TypeError(f"{name}: {function!r} must take {wanted} ({error})") from None
+    except ValueError:  # a callable whose signature Python does not know
+        pass
 
 
 def unpacked(given: tuple) -> Any:

@@ -8,6 +8,7 @@ every vjp at once, at any size. The Python package autograd has the same test.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -46,7 +47,7 @@ def check_grad(
     AssertionError
         If an error exceeds the tolerance; the message names the input.
     TypeError
-        If an input is not a tensor.
+        If an input, or what the function returns, is not a tensor.
     ValueError
         If no input requires a gradient.
     """
@@ -58,7 +59,7 @@ def check_grad(
         raise ValueError("check_grad: none of the inputs requires a gradient")
     for x in inputs:
         x.zero_grad()
-    y = function(*inputs)
+    y = _value(function, inputs)
     v = rng.standard_normal(y.shape)
     y.backward(v)
     for i in checked:
@@ -76,6 +77,14 @@ def check_grad(
                 f"{expected:.6g} (relative error {error:.2g} > {tolerance:g})"
             )
     return worst
+
+
+def _value(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Tensor:
+    """Return `function(*inputs)`; raise TypeError unless it is a tensor."""
+    y = function(*inputs)
+    if not isinstance(y, Tensor):
+        raise TypeError(f"check_grad: function must return a Tensor, got {reprlib.repr(y)}")
+    return y
 
 
 def _along(function: Callable[..., Tensor], inputs: Sequence[Tensor], i: int, u: np.ndarray, step: float) -> np.ndarray:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import csv
+import itertools
+import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 KINDS = (".csv", ".npy")
-# what NumPy says of a cell that is no number
-NO_NUMBER = r"convert string ['\"](.*?)['\"]? to float32 at row (\d+), column (\d+)"
+NO_NUMBER = r".*to float32 at row (\d+), column (\d+)"  # what NumPy says of a cell that is no number
+LARGEST = float(np.finfo(np.float32).max)
+RANGE = "must be between -3.4e38 and 3.4e38, the range of float32"
+LENGTH = 40  # characters of a cell in a message
 SIGNS = {";": "semicolons", "\t": "tabs"}  # that other programs write between cells
 
 
@@ -42,7 +47,8 @@ def read(name: str, target: str | None, known: Sequence[str] = ()) -> Table:
     Raises
     ------
     ValueError
-        If the file is no such table, or lacks a column; the message names the file and the column.
+        If the file is no such table, lacks a column, has two of one name, or has a cell that cannot be used; the message names
+        the file, the column, and the line of the cell.
     FileNotFoundError
         If there is no such file.
     """
@@ -67,9 +73,27 @@ def _npy(name: str, target: str | None) -> Table:
         raise ValueError("the file has no rows")
     names = [str(i) for i in range(values.shape[-1])]
     if target is None:
+        _check_range(values, names)
         return Table(values, None, names)
     at, others = _apart(target, names)
-    return Table(np.delete(values, at, 1).astype(np.float32), _typed(values[:, at]), [names[i] for i in others])
+    X, features = np.delete(values, at, 1), [names[i] for i in others]
+    _check_range(X, features)
+    return Table(X.astype(np.float32), _typed(values[:, at], names[at]), features)
+
+
+def _check_range(X: np.ndarray, names: list[str]) -> None:
+    """Raise ValueError if a number of an array (rows, columns) is missing or beyond float32; it names row and column."""
+    if X.dtype.kind != "f" or X.ndim != 2:
+        return  # of arrays with more axes, the network names what it cannot take
+    with np.errstate(over="ignore"):
+        wrong = ~np.isfinite(X.astype(np.float32, copy=False))
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
+        raise ValueError(f"{_counted(row)}: column {names[column]!r} has {_problem(str(X[row, column]))}")
+
+
+def _counted(row: int) -> str:
+    return f"row {row} (counted from 0)"
 
 
 def _csv(name: str, target: str | None, known: Sequence[str]) -> Table:
@@ -89,8 +113,11 @@ def _csv(name: str, target: str | None, known: Sequence[str]) -> Table:
         raise ValueError(
             f"the first row is text and has an empty cell: {shown(names)}; name each column, or fill missing cells"
         )
+    if repeated := [column for column, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"the first row names more than one column {shown(repeated)}: name each column differently")
     if header and len(first) == 1:
         raise ValueError("the file has no rows")
+    _check_lengths(name, len(names))
     options: dict[str, Any] = {
         "delimiter": ",",
         "ndmin": 2,
@@ -101,41 +128,79 @@ def _csv(name: str, target: str | None, known: Sequence[str]) -> Table:
     }
     at, others = (None, [*range(len(names))]) if target is None else _apart(target, names)
     used = _used(names, others, known)
-    some = {} if used == [*range(len(names))] else {"usecols": used}  # without it NumPy refuses rows with more cells
-    X = _numbers(name, names, {**options, **some})
+    X = _numbers(name, names, header, known, {**options, "usecols": used})
     features, unused = [names[i] for i in used], [names[i] for i in others if i not in used]
     if at is None:
         return Table(X, None, features, unused)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Input line .* contained no data")  # NumPy reads texts in parts of so many rows
         y = np.loadtxt(name, str, usecols=[at], **options)[:, 0]
-    return Table(X, _typed(y, lambda row: _line(name, row + header)), features, unused)
+    return Table(X, _typed(y, names[at], lambda row: f"line {_row(name, row + header)[0]}"), features, unused)
 
 
-def _numbers(name: str, names: list[str], options: dict[str, Any]) -> np.ndarray:
-    """Return columns of numbers; an error names the line and the column."""
+def _check_lengths(name: str, width: int) -> None:
+    """Raise ValueError if a row has not as many cells as there are columns; it names the line."""
+    for line, row in _rows(name):
+        if len(row) != width:
+            cells = "1 cell" if len(row) == 1 else f"{len(row)} cells"
+            raise ValueError(
+                f"line {line} has {cells}, and the first row has {width}: write a cell for each column, and quote cells with "
+                "commas"
+            )
+
+
+def _numbers(name: str, names: list[str], header: bool, known: Sequence[str], options: dict[str, Any]) -> np.ndarray:
+    """Return columns of numbers; an error names the line, the column and the cell, and a missing header if there may be one."""
     try:
-        return np.loadtxt(name, np.float32, **options)
+        X = np.loadtxt(name, np.float32, **options)
     except ValueError as error:
         if not (found := re.search(NO_NUMBER, str(error), re.DOTALL)):
             raise
-        line, column = _line(name, int(found[2]) + (options["skiprows"] > 0)), names[int(found[3]) - 1]
-        if found[1].strip():
-            problem = f"the text {found[1]!r}: features must be numbers"
-        else:
-            problem = "an empty cell: fill missing cells, by the median of the column for example, or leave the line out"
-        raise ValueError(f"line {line}: column {column!r} has {problem}") from None
+        number, column = int(found[1]), int(found[2]) - 1
+    else:
+        wrong = ~np.isfinite(X)
+        if not wrong.any():
+            return X
+        number, column = np.argwhere(wrong)[0]
+        column = options["usecols"][column]
+    line, row = _row(name, number + header)
+    problem = f"line {line}: column {names[column]!r} has {_problem(row[column])}"
+    if not header and not number and _has_names(known):
+        problem += f"; or the file lacks a first line with the names of columns: the network was trained on {shown(known)}"
+    raise ValueError(problem)
 
 
-def _line(name: str, number: int) -> int:
-    """Return the line on which a row begins. Rows are counted from 0, without empty lines, and may have several lines."""
+def _problem(cell: str) -> str:
+    """Return what is wrong with a cell of a feature, and the way out."""
+    fill = "fill missing cells, by the median of the column for example, or leave the line out"
+    if not (cell := cell.strip()):
+        return f"an empty cell: {fill}"
+    said = _shortened(cell)
+    value = float(cell) if _is_number(cell) else 0.0
+    if math.isnan(value):
+        return f"{said}: {fill}"
+    if abs(value) > LARGEST:
+        return f"{said}: features {RANGE}"
+    return f"the text {said}: features must be numbers"
+
+
+def _shortened(cell: str) -> str:
+    return repr(cell if len(cell) <= LENGTH else f"{cell[:LENGTH]}…")
+
+
+def _rows(name: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line on which it begins, cells) of each row; empty lines are no rows, and a row may have several lines."""
     with open(name, newline="", encoding="utf-8-sig") as file:
         before, reader = 0, csv.reader(file)
         for row in reader:
-            if row and not number:
-                break
-            number, before = number - bool(row), reader.line_num
-    return before + 1
+            if row:
+                yield before + 1, row
+            before = reader.line_num
+
+
+def _row(name: str, number: int) -> tuple[int, list[str]]:
+    """Return (line, cells) of a row. Rows are counted from 0."""
+    return next(itertools.islice(_rows(name), number, None))
 
 
 def _is_header(first: list[str], second: list[str] | None = None) -> bool:
@@ -162,7 +227,7 @@ def _apart(target: str, names: list[str]) -> tuple[int, list[int]]:
 def _used(names: list[str], others: list[int], known: Sequence[str]) -> list[int]:
     """Return the numbers of the columns that are features: those that are `known`, if both have names, or else all `others`."""
     own = [names[i] for i in others]
-    if not len(known) or not all(any(not cell.isdecimal() for cell in cells) for cells in (known, own)):
+    if not (_has_names(known) and _has_names(own)):
         return others
     for column in known:
         if column not in own:
@@ -170,10 +235,13 @@ def _used(names: list[str], others: list[int], known: Sequence[str]) -> list[int
     return [others[own.index(column)] for column in known]
 
 
+def _has_names(columns: Sequence[str]) -> bool:
+    """Return True if the columns are not just numbered."""
+    return any(not column.isdecimal() for column in columns)
+
+
 def _column(target: str, names: list[str]) -> int:
     """Return the number of the target column."""
-    if names.count(target) > 1:
-        raise ValueError(f"{names.count(target)} columns are named {target!r}: give the number of one")
     if target in names:
         return names.index(target)
     if target.lstrip("-").isdecimal() and -len(names) <= int(target) < len(names):
@@ -181,25 +249,30 @@ def _column(target: str, names: list[str]) -> int:
     raise ValueError(f"there is no column {target!r}; --target is one of {shown(names)}, or a number, -1 for the last column")
 
 
-def _typed(y: np.ndarray, line: Callable[[int], int] = lambda row: row + 1) -> np.ndarray:
+def _typed(y: np.ndarray, name: str, place: Callable[[int], str] = _counted) -> np.ndarray:
     """Return a target as int64 if all values are integers, as float64 if all are numbers, else as text; raise ValueError if
-    some are missing, which is what few texts among numbers are taken for. line(row) is the line of the file that has a row.
+    some are missing, which is what few texts among numbers are taken for, or beyond float32. The message has the name of the
+    column and place(row).
     """
     if y.dtype.kind in "iub":
         return y.astype(np.int64)
+    wrong = np.zeros(len(y), bool)
     if y.dtype.kind == "U":
         y = np.char.strip(y)
-        wrong = np.flatnonzero(np.char.str_len(y) == 0)
-        if not wrong.size and 0 < (text := np.array([not _is_number(cell) for cell in y])).sum() <= len(y) // 2:
-            wrong = np.flatnonzero(text)
-        if wrong.size:
-            where, what = line(int(wrong[0])), str(y[wrong[0]])
-            raise ValueError(f"line {where}: the target column has {what!r}: fill such cells, or leave the lines out")
-    try:
-        values = y.astype(np.float64)
-    except ValueError:
-        return y
-    if not np.isfinite(values).all():
-        raise ValueError("the target column has missing or infinite values")
+        wrong = np.char.str_len(y) == 0
+        if not wrong.any() and (text := np.array([not _is_number(cell) for cell in y])).sum() <= len(y) // 2:
+            wrong = text
+    way = "fill such cells, or leave the lines out"
+    if not wrong.any():
+        try:
+            values = y.astype(np.float64)
+        except ValueError:
+            return y
+        wrong = ~(np.abs(values) <= LARGEST)
+        if not np.isnan(values[wrong][:1]).any():
+            way = f"values {RANGE}"
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueError(f"{place(row)}: the target column {name!r} has {_shortened(str(y[row]))}: {way}")
     whole = np.array_equal(values, np.floor(values)) and np.abs(values).max(initial=0) < 2**53
     return values.astype(np.int64) if whole else values

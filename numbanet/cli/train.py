@@ -189,8 +189,6 @@ def _splits(options: argparse.Namespace) -> Splits:
             what, way = "texts", f"values must be numbers, not {str(y[0])!r}, and classes have more rows"
         column = f"the column {options.target!r} of {options.data}"
         raise ValueError(f"{column} has {found} different {what} in {len(y)} rows: {way}")
-    if not np.isfinite(X).all():
-        raise ValueError(f"{options.data}: a feature is missing or infinite")
     rest, test = _split(X, y, options.test, options.seed, regression)
     mean, deviation = (np.asarray(of(rest[0], axis=0, dtype=np.float64), np.float32) for of in (np.mean, np.std))
     deviation[deviation == 0] = 1

@@ -14,9 +14,9 @@ CALLS = (  # what only Python has, and what stands for it here
         "pass the same X, y, .* without resume",
         "give the same --data, --target, --test, --validation and --seed, or another --checkpoint",
     ),
-    ("; use `usecols` to select a subset and avoid this error", ""),  # of NumPy
     (r",? or (give a class|a policy object such as \w+\([\d.]+\)|a function that returns one for an epoch,)", ""),
 )
+VALUE = r"('[^']*'|[(\[][^()\[\]=]*[)\]]|-?\w+(?:\.\w+)*)"  # a text, a tuple or list of numbers, a number or a word
 
 
 def in_options(text: str, options: Mapping[str, argparse.Action]) -> str:
@@ -30,7 +30,7 @@ def in_options(text: str, options: Mapping[str, argparse.Action]) -> str:
     for pattern, instead in CALLS:
         text = re.sub(pattern, instead, text)
     text = re.sub(r"\bonly (\w+(?:, \w+)*) may\b", lambda found: _list(found[1], known), text)
-    text = re.sub(rf"(?<![\w/.'\"-])({names})=('[^']*'|-?\w+(?:\.\w+)*)", lambda found: _given(known[found[1]], found[2]), text)
+    text = re.sub(rf"(?<![\w/.'\"-])({names})={VALUE}", lambda found: _given(known[found[1]], found[2]), text)
     text = re.sub(rf"(?<![\w/.'\"-])({joined})(?![\w/.'\"=-])", lambda found: _typed(known[found[1]]), text)
     return re.sub(rf"(^|: )({names})(?= (must|has|was) )", lambda found: f"{found[1]}{_typed(known[found[2]])}", text)
 
@@ -40,7 +40,14 @@ def _typed(option: argparse.Action) -> str:
 
 
 def _given(option: argparse.Action, value: str) -> str:
-    return _typed(option) if option.nargs == 0 else f"{_typed(option)} {value.strip(chr(39))}"
+    """Return an option and its value, as they are typed."""
+    if value == "None" or (value == "False" and len(option.option_strings) == 1):
+        return f"no {_typed(option)}"
+    if option.nargs == 0:
+        return option.option_strings[-1] if value == "False" else _typed(option)
+    if value[0] in "([":
+        value = ",".join(part.strip() for part in value[1:-1].split(",") if part.strip())
+    return f"{_typed(option)} {value.strip(chr(39))}"
 
 
 def _list(names: str, known: Mapping[str, argparse.Action]) -> str:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from ..arguments import is_real
 from .base import Dropout, NoDropout
 from .batchwise import BatchwiseDropout
-from .schedule import EarlyDropout, Rate
+from .schedule import EarlyDropout, Rate, checked_rates
 from .window import WindowDropout
 
 FEATURES, WIDTH, SAMPLES = 256, 512, 2500
@@ -48,6 +48,7 @@ def automatic(widths: Sequence[int] | None, rate: Rate = 0.5, samples: int | Non
     Dropout
         Its attribute `reason` says in words what was chosen and why.
     """
+    rate = checked_rates("dropout_rate", rate)
     if widths is None:
         return _none("there is no rule for layers that are not given by their widths, and for partial_fit")
     features, *hidden, _ = widths

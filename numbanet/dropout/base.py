@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from ..layers import Flow, Sequential, Tree
 from ..plans import BernoulliPlan, Plan, Site
 from ..plans.assigned import checked_plan
 from ..tensor import Tensor
-from .schedule import Rate, is_rate, mean, rate_at
+from .schedule import Rate, checked_rates, mean, rate_at
 
 Policy = TypeVar("Policy", bound="Dropout")
 CHOOSE = ("choose", "choose_from_flow", "choosing")  # the methods of which one chooses the plans of a data-dependent policy
@@ -42,6 +42,8 @@ class Dropout(abc.ABC):
     ------
     ValueError
         If a rate is not a number in [0, 1).
+    TypeError
+        If a rate is a function that does not take an epoch, or a class.
     """
 
     name: ClassVar[str]
@@ -80,19 +82,7 @@ class Dropout(abc.ABC):
         kind = type(self)
         if kind.data_dependent and all(getattr(kind, name) is getattr(Dropout, name) for name in CHOOSE):
             raise TypeError(f"{kind.__name__} is data_dependent, and has no method choose: define choose(site, x, w, rng)")
-        several = isinstance(rate, (Sequence, np.ndarray)) and not isinstance(rate, str)
-        given: Any = rate
-        rates = tuple(given) if several else (given,)
-        for r in rates:
-            if not (callable(r) or is_rate(r)):
-                raise ValueError(
-                    "dropout_rate must be a number in [0, 1) or a function that returns one for an epoch, or one of "
-                    f"these for each hidden layer; got {rate!r}"
-                )
-        if not len(rates):
-            raise ValueError("dropout_rate is an empty sequence: give one rate, or one for each hidden layer")
-        rates = tuple(r if callable(r) else float(r) for r in rates)
-        self.rate = rates if several else rates[0]
+        self.rate = checked_rates(f"{kind.__name__}: rate", rate)
 
     def _reordered(self, shuffle: int | None) -> int | None:
         """Return the parameter `shuffle`; raise ValueError unless it is None or a positive integer."""

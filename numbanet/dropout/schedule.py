@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from ..arguments import is_integer, is_real
+from ..arguments import check_takes, is_integer, is_real
 
 Part = TypeVar("Part", bound="_PartOfFit")
 Schedule = Callable[[int], float]
@@ -28,6 +28,32 @@ def is_rate(value: Any) -> bool:
 
 def _is_finite(value: Any) -> bool:
     return is_real(value) and math.isfinite(value)
+
+
+def checked_rates(name: str, rate: Any) -> Any:
+    """Return a rate or function of the epoch, or a tuple of them for a sequence.
+
+    Raises
+    ------
+    ValueError
+        If a rate is not a number in [0, 1); the message begins with `name`.
+    TypeError
+        If a function does not take an epoch, or is a class; the message begins with `name`.
+    """
+    several = isinstance(rate, np.ndarray) and rate.ndim > 0 or (isinstance(rate, Sequence) and not isinstance(rate, str))
+    rates = tuple(rate) if several else (rate,)
+    for each in rates:
+        if callable(each):
+            check_takes(name, each, "one argument, the epoch, counted from 0", 0)
+        elif not is_rate(each):
+            raise ValueError(
+                f"{name} must be a number in [0, 1) or a function that returns one for an epoch, or one of these for each "
+                f"layer; got {rate!r}"
+            )
+    if not rates:
+        raise ValueError(f"{name} is an empty sequence: give one rate, or one for each layer")
+    rates = tuple(each if callable(each) else float(each) for each in rates)
+    return rates if several else rates[0]
 
 
 def rate_at(rate: float | Schedule, epoch: int) -> float:

@@ -182,11 +182,15 @@ def recurrent(policy: Dropout, steps: int | None = None, as_outputs: bool = Fals
     Raises
     ------
     ValueError
-        If samples drop different units, if steps is given and the policy is not `RowDropout`, if steps is not positive, or if
-        `as_outputs` is given and the policy is not `WindowDropout`.
+        If samples drop different units, or units are chosen from data; if steps is given and the policy is not `RowDropout`; if
+        steps is not positive; or if `as_outputs` is given and the policy is not `WindowDropout`.
     """
     if policy.kind != "output" or policy.by_sample:
         raise ValueError(f"recurrent_dropout must drop units of a whole batch, such as 'rdp', not {policy.name!r}")
+    if policy.data_dependent:
+        raise ValueError(
+            f"recurrent_dropout must draw units before a step, such as 'rdp', not {policy.name!r}, which chooses them"
+        )
     if steps is not None and not isinstance(policy, RowDropout):
         raise ValueError(f"recurrent: different units at each time step are possible with 'rdp' only, not {policy.name!r}")
     if as_outputs and not isinstance(policy, WindowDropout):

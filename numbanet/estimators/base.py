@@ -33,7 +33,7 @@ from .build import some
 from .joint import Joint
 from .parameters import SHARED
 from .resuming.saver import Saver
-from .settings import FitSettings, Settings
+from .settings import OF_OPTIMIZERS, FitSettings, Settings
 
 
 class Estimator(Settings):
@@ -67,16 +67,21 @@ class Estimator(Settings):
         ------
         TypeError
             If a setting or a layer is an object of a user's class, or a function. The message says what to do instead.
+        ValueError
+            If the card would have the name of the file.
         FileNotFoundError, IsADirectoryError, PermissionError
             If the file cannot be written.
         sklearn.exceptions.NotFittedError
             If the estimator is not fitted.
         """
+        beside = Path(path).with_suffix(".md")
+        if card and Path(path) == beside:
+            raise ValueError(f"save: the card would replace the network in {str(path)!r}: give it another ending than .md")
         saving.save(self, path)
         if card:
             from ..io import model_card
 
-            Path(path).with_suffix(".md").write_text(model_card(self), encoding="utf-8")
+            beside.write_text(model_card(self), encoding="utf-8")
 
     def export(self, path: str | os.PathLike) -> None:
         """Write the predictions of the trained estimator as an ONNX file; `numbanet.io.export` describes it, and its errors."""
@@ -247,6 +252,8 @@ class Estimator(Settings):
         parameters = list(model.parameters())
         given = [tensor for tensor in parameters if tensor.requires_grad]
         optimizer = self._make_optimizer(given)
+        if type(optimizer).step is not Optimizer.step:
+            raise TypeError(f"optimizer: {type(optimizer).__name__} overrides step, which fits do not call: override update")
         resting = frozenset(given) - set(optimizer.parameters)
         if resting and self.sparsity is not None:
             raise ValueError(
@@ -255,7 +262,20 @@ class Estimator(Settings):
             )
         optimizer.rest(resting)
         optimizer.parameters[:] = parameters
+        self._optimizer_of = self._of_optimizer()
         return optimizer
+
+    def _of_optimizer(self) -> dict[str, Any]:
+        """Return the parameters that determine the optimiser."""
+        return {name: getattr(self, name) for name in ("optimizer", "learning_rate", *OF_OPTIMIZERS) if hasattr(self, name)}
+
+    def _renew_optimizer(self) -> None:
+        """If parameters of the optimiser have changed, make a new one, with the state of the old one if both are alike."""
+        if self._of_optimizer() == getattr(self, "_optimizer_of", None):
+            return
+        old, self.optimizer_ = self.optimizer_, self._new_optimizer(self.model_)
+        if type(old) is type(self.optimizer_) and [*map(id, old.parameters)] == [*map(id, self.optimizer_.parameters)]:
+            self.optimizer_.restore({**old.snapshot(), "learning_rate": self.optimizer_.learning_rate})
 
     def _warn_of_sparsity(self) -> None:
         """Warn if `sparsity` has changed since the network was started: `partial_fit` continues with the earlier value."""

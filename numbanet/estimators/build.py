@@ -122,6 +122,13 @@ def as_images(X: np.ndarray, shape: Sequence[int] | None) -> np.ndarray:
     return X.reshape(len(X), *lengths)
 
 
+def check_image_shape(shape: Any, sample: tuple[int, ...]) -> None:
+    """Raise ValueError unless the parameter `image_shape` is None or the shape of images as which flat samples of the shape
+    `sample` can be read, though widths of layers do not need it.
+    """
+    as_images(np.empty((0, *sample), np.float32), shape)
+
+
 def some(data: Data, dev: Device, policy: Dropout) -> Tensor | None:
     """Return evenly spaced samples of the data on the device if the policy is data-dependent; else None."""
     if not policy.data_dependent or on_host(data.X):

@@ -28,6 +28,17 @@ def check_output_bias(value: Any) -> None:
         raise ValueError(f"output_bias must be 'prior' or None, got {value!r}")
 
 
+def check_classes(classes: Any) -> Any:
+    """Return the argument `classes` of `partial_fit`; raise ValueError unless it is None or a list of labels."""
+    try:
+        fits = classes is None or np.ndim(classes) == 1
+    except ValueError:  # lists of different lengths
+        fits = False
+    if not fits:
+        raise ValueError(f"partial_fit: classes must be a list of labels, such as np.unique(y), got {classes!r}")
+    return classes
+
+
 def shares(y: np.ndarray, weights: np.ndarray | None, classes: int) -> np.ndarray:
     """Return the share (C,) of each class among the samples of all ranks, as if each occurred once more than it does, so that
     none is 0; of labels, an array (2, C): the shares of samples without and with each label.

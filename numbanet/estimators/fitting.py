@@ -7,13 +7,14 @@ import functools
 
 import numpy as np
 
-from ..training.augment import Augmentation
+from ..training.augment import Augmentation, FlipsAndCrops
 from ..training.data import Data, on_device
 from ..training.large.streamed import Streamed
 from ..training.run import Run
 from ..training.validation import Validation
 from ..user_warnings import warn
 from .base import Estimator
+from .build import are_layers, check_image_shape
 from .held_out import HeldOut
 from .joint import count
 from .placing import Placing
@@ -34,6 +35,7 @@ class Fitting(Placing, HeldOut, Streaming, Estimator):
             data = Data(*self._check_data(X, y, sample_weight, reset=not trained))
         else:
             data = self._streamed(batches, X, y, sample_weight, validation, reset=not trained)
+        self._check_images()
         if trained and batches is None:
             self._check_same(data.y)
         settings = self._settings(dropout, dropout_rate, count(len(data)))
@@ -56,10 +58,12 @@ class Fitting(Placing, HeldOut, Streaming, Estimator):
         settings = dataclasses.replace(self._settings(dropout, dropout_rate), patience=None)
         trained = self._goes_on("partial_fit")
         data = Data(*self._check_data(X, y, sample_weight, reset=not trained, **target_options))
+        self._check_images()
         if self.batch_size is None:
             settings = dataclasses.replace(settings, batch_size=self._batch(count(len(data))))
         if trained:
             self._warn_of_sparsity()
+            self._take_changes()
         else:
             if hasattr(self, "target_scale_") and self._criterion().standardised and (np.abs(data.y).max(axis=0) < 0.5).any():
                 warn(
@@ -68,6 +72,26 @@ class Fitting(Placing, HeldOut, Streaming, Estimator):
                 )
             self._start(data, settings)
         return self._prepare(data, settings, 1, trained)
+
+    def _take_changes(self) -> None:
+        """Go on with the loss and the optimiser that the parameters describe now; raise ValueError if the loss does not fit."""
+        before, loss = self._loss(), self._criterion()
+        if loss.standardised != before.standardised:
+            raise ValueError(
+                f"partial_fit: the network was trained with {before!r}, for which targets have another scale than for "
+                f"loss={self.loss!r}: set loss back, or fit anew"
+            )
+        if loss != before:
+            self.loss_ = loss
+            self._check_layers(self.model_)
+        self._renew_optimizer()
+
+    def _check_images(self) -> None:
+        """Raise ValueError if `image_shape` or `augment` does not fit the samples, although training could do with them."""
+        if not (isinstance(self.layers, str) or are_layers(self.layers)):  # others have used it to make images
+            check_image_shape(self.image_shape, self.input_shape_)
+        if isinstance(self.augment, FlipsAndCrops):
+            self.augment.check(self.input_shape_)
 
     def _prepare(
         self, given: Data, settings: FitSettings, epochs: int, trained: bool, validation: tuple | None = None

@@ -18,7 +18,12 @@ def validated(net: Any, X: Any, y: tuple[Any, ...], y_options: dict[str, Any], *
     it becomes a `Mapped`, which is read once here, in chunks, to find numbers that are not finite. Raise ValueError, too, if y
     holds None.
     """
+    numeric = bool(y and y_options.get("y_numeric"))
+    if numeric and issparse(y[0]):
+        raise TypeError(f"y is a sparse {type(y[0]).__name__}, and NetRegressor takes dense targets: give y.toarray()")
     checked = _validated(net, X, y, y_options, **options)
+    if numeric and checked[1].dtype.kind in "US":
+        _refuse_texts(checked[1].tolist())
     if y and isinstance(target := checked[1], np.ndarray) and target.dtype.kind in "Of":
         flat = target.reshape(-1)  # among floats None has become NaN
         missing = np.isnan(flat) if flat.dtype.kind == "f" else np.array([label is None for label in flat], bool)
@@ -41,8 +46,8 @@ def _validated(net: Any, X: Any, y: tuple[Any, ...], y_options: dict[str, Any], 
         except ValueError as error:
             if "could not convert string" not in str(error):
                 raise
-            if y and y_options.get("y_numeric") and not _are_numbers(y[0]):
-                raise ValueError(f"y holds texts ({error}): NetRegressor learns numbers, and Net classes") from error
+            if y and y_options.get("y_numeric"):
+                _refuse_texts(y[0])
             raise ValueError(
                 f"X holds texts ({error}): a network takes numbers; encode columns of texts first, for example by "
                 "make_column_transformer((OneHotEncoder(), columns), remainder=StandardScaler()) of scikit-learn in a pipeline"
@@ -98,13 +103,12 @@ def _not_symbols(X: Any, symbols: int) -> tuple[str, str] | None:
     return f"{X.dtype} from {low} to {high}", "convert whole numbers by X.astype(int)"
 
 
-def _are_numbers(y: Any) -> bool:
-    """Return True if an array of objects can be converted to numbers."""
+def _refuse_texts(y: Any) -> None:
+    """Raise ValueError if targets cannot be converted to numbers."""
     try:
         np.asarray(y, float)
-    except (TypeError, ValueError):
-        return False
-    return True
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"y holds texts ({error}): NetRegressor learns numbers, and Net classes") from error
 
 
 def indicators(y: np.ndarray) -> np.ndarray:
@@ -117,3 +121,17 @@ def indicators(y: np.ndarray) -> np.ndarray:
             "1, or of False and True; for one class each, give one label per sample"
         )
     return y.astype(np.float32)
+
+
+def check_targets(y: np.ndarray) -> None:
+    """Raise ValueError if targets (n, outputs), float64, are too large or too near each other for predictions in float32."""
+    kind = np.finfo(np.float32)
+    if (largest := np.abs(y).max(initial=0)) > kind.max:
+        raise ValueError(
+            f"y: {largest:g} is beyond float32, in which networks compute: scale y, as TransformedTargetRegressor does"
+        )
+    spread = np.ptp(y, axis=0) if len(y) else np.zeros(1)
+    if (small := spread[(0 < spread) & (spread < kind.tiny)]).size:
+        raise ValueError(
+            f"y: values differ by {small[0]:g}, which float32 cannot hold: scale y, as TransformedTargetRegressor does"
+        )

@@ -34,7 +34,7 @@ from ..training.validation import Validation
 from ..user_warnings import warn
 from .base import Estimator
 from .joint import text_of_all
-from .language_parameters import PARAMETERS
+from .language_parameters import DROPOUTS, PARAMETERS, recurrent_policy, widths_of
 from .parameters import documented, storing
 from .settings import FitSettings
 from .vocabulary import Vocabulary, checked_tokens
@@ -82,6 +82,7 @@ class LanguageModel(Estimator):
 
     flags = (*Estimator.flags, "tied")
     rates = MappingProxyType({"sgd": 5.0, "adam": 0.003})
+    kinds = tuple(DROPOUTS)
     __init__ = storing(PARAMETERS)
 
     # --- training -----------------------------------------------------------------------------------------------------
@@ -145,7 +146,8 @@ class LanguageModel(Estimator):
         self, tokens: Iterable[Any], *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None
     ) -> LanguageModel:
         """Train for one epoch on a text, from the current weights, the current state of the optimiser, and LSTM states of zero.
-        Parameters and errors are those of `fit`.
+        Parameters and errors are those of `fit`. If parameters of the optimiser have changed, they hold from now on; its state
+        is kept if the optimiser is of the same class.
 
         The first call makes the vocabulary from its text. Words of later texts that are not in the vocabulary become the
         unknown word.
@@ -155,6 +157,7 @@ class LanguageModel(Estimator):
         symbols = self._symbols(tokens, new=not trained)
         if trained:
             self._warn_of_sparsity()
+            self._renew_optimizer()
         else:
             self._start(settings)
         train(*self._prepare(symbols, settings, 1, trained))
@@ -251,11 +254,10 @@ class LanguageModel(Estimator):
 
     # --- checking -----------------------------------------------------------------------------------------------------
     def _settings(self, dropout, dropout_rate):
-        for name in ("hidden", "embedding", "steps", "vocabulary_size"):
-            value = getattr(self, name)
-            for size in value if isinstance(value, Sequence) and name == "hidden" and len(value) else (value,):
-                if not (size is None and name in ("embedding", "vocabulary_size")):
-                    check_count(name, size)
+        self._hidden()
+        for name in ("embedding", "steps", "vocabulary_size"):
+            if not ((size := getattr(self, name)) is None and name in ("embedding", "vocabulary_size")):
+                check_count(name, size)
         if self.recurrent_sampling not in ("sequence", "step", "outputs"):
             raise ValueError(f"recurrent_sampling must be 'sequence', 'step' or 'outputs', got {self.recurrent_sampling!r}")
         if self.tied and self.embedding not in (None, self._hidden()[-1]):
@@ -264,7 +266,7 @@ class LanguageModel(Estimator):
         policies = [settings.policy]
         if not isinstance(gates, GateSparsity):
             gates = GateSparsity(gates, self.gate_mode, self.gate_schedule)
-        back = policy(self.recurrent_dropout, self.recurrent_dropout_rate)
+        back = recurrent_policy(self.recurrent_dropout, self.recurrent_dropout_rate, len(self._hidden()), settings.epochs)
         if back.name != "none":
             sampling = self.recurrent_sampling
             policies.append(recurrent(back, self.steps if sampling == "step" else None, sampling == "outputs"))
@@ -290,7 +292,7 @@ class LanguageModel(Estimator):
         return self.scoring
 
     def _hidden(self) -> tuple[int, ...]:
-        return (int(self.hidden),) if isinstance(self.hidden, (int, np.integer)) else tuple(self.hidden)
+        return widths_of(self.hidden)
 
     def _site_count(self, chosen):
         # no layer here lets a policy choose its plan from data

@@ -1,8 +1,14 @@
-"""The parameters of `LanguageModel`, with their documentation."""
+"""The parameters of `LanguageModel`, with their documentation, and checks of them."""
 
 from __future__ import annotations
 
-from ..dropout import POLICIES
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..arguments import check_count, is_integer
+from ..dropout import POLICIES, Dropout, policy
 from .parameters import SHARED, Parameter, by_name, choices
 
 DROPOUTS = {
@@ -66,9 +72,10 @@ OWN = by_name(
     Parameter(
         "recurrent_dropout_rate",
         0.25,
-        "float",
+        "float, callable, or sequence of these",
         """
-        Rate of recurrent_dropout, unless that is a policy object.""",
+        Rate of recurrent_dropout, unless that is a policy object: one rate, or one for each LSTM layer; or a function of the
+        epoch.""",
     ),
     Parameter(
         "recurrent_sampling",
@@ -219,3 +226,26 @@ PARAMETERS = {
         )
     ),
 }
+
+
+def widths_of(hidden: Any) -> tuple[int, ...]:
+    """Return the parameter `hidden` as the widths of the LSTM layers; raise ValueError if it is invalid."""
+    widths = (hidden,) if is_integer(hidden) else hidden
+    if isinstance(widths, str) or not isinstance(widths, (Sequence, np.ndarray)) or np.ndim(widths) != 1 or not len(widths):
+        raise ValueError(f"hidden must be an integer or a tuple of integers, the widths of the LSTM layers; got {hidden!r}")
+    return tuple(check_count("hidden", width) for width in widths)
+
+
+def recurrent_policy(dropout: Any, rate: Any, layers: int, epochs: int) -> Dropout:
+    """Return the policy of `recurrent_dropout` for a fit of LSTM layers; raise ValueError if its rates are invalid in an epoch,
+    or are not one for each layer.
+    """
+    chosen = policy(dropout, rate, "recurrent_dropout", RECURRENT)
+    if isinstance(chosen.rate, tuple) and len(chosen.rate) != layers and chosen.name != "none":
+        name = "recurrent_dropout" if isinstance(dropout, Dropout) else "recurrent_dropout_rate"
+        raise ValueError(f"{name} has {len(chosen.rate)} rates for {layers} LSTM layers: give one rate, or one for each layer")
+    try:
+        chosen.over(epochs).at_mean_rate(epochs)
+    except ValueError as error:
+        raise ValueError(str(error).replace("dropout_rate", "recurrent_dropout_rate")) from error
+    return chosen

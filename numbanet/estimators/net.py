@@ -23,8 +23,8 @@ from ..training.loop import train
 from ..training.task import Classification, Labelling, Regression, StepClassification
 from ..user_warnings import warn
 from . import steps
-from .classes import OUTPUT_BIAS, check_output_bias, class_factors, prior
-from .inputs import indicators
+from .classes import OUTPUT_BIAS, check_classes, check_output_bias, class_factors, prior
+from .inputs import check_targets, indicators
 from .joint import mean, union
 from .parameters import SHARED, Parameter, by_name, changed, documented, storing
 from .supervised import Supervised
@@ -138,7 +138,7 @@ class Net(ClassifierMixin, Supervised):
         ValueError
             As for `fit`; if y has a label that is not among the classes, or `class_weight` is "balanced".
         """
-        train(*self._continued(X, y, sample_weight, dropout, dropout_rate, classes=classes))
+        train(*self._continued(X, y, sample_weight, dropout, dropout_rate, classes=check_classes(classes)))
         return self
 
     def score(self, X, y, sample_weight=None) -> float:
@@ -373,6 +373,7 @@ class NetRegressor(RegressorMixin, Supervised):
     def _check_target(self, X, y, weights, reset):
         """Return the standardised targets (n, outputs), float32, and the weights of the samples."""
         flat, y = y.ndim == 1, np.asarray(y, np.float64).reshape(len(y), -1)
+        check_targets(y)
         if reset:
             self._flat_target, self.n_outputs_ = flat, y.shape[1]
             self.target_mean_, self.target_scale_ = np.zeros(y.shape[1]), np.ones(y.shape[1])

@@ -213,6 +213,8 @@ def read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]
     from safetensors import SafetensorError, safe_open
 
     name = os.fspath(path)
+    if os.path.isdir(name):
+        raise IsADirectoryError(f"cannot load {name!r}: it is a folder; give the name of a file in it")
     try:
         with safe_open(name, "numpy") as file:
             text = (file.metadata() or {}).get(ENTRY)

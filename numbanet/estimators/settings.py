@@ -14,7 +14,7 @@ from joblib import effective_n_jobs
 from sklearn.base import BaseEstimator
 from sklearn.metrics import check_scoring
 
-from ..arguments import is_integer, is_real
+from ..arguments import check_takes, is_integer, is_real
 from ..device import Device, device
 from ..dropout import Dropout, policy
 from ..tensor import Tensor
@@ -76,6 +76,7 @@ class Settings(BaseEstimator):
 
     rates: ClassVar[Mapping[str, float]]
     by_samples: ClassVar[tuple[str, ...]] = ()  # parameters that may be None: the default then depends on the number of samples
+    kinds: ClassVar[tuple[str, ...] | None] = None  # the names of policies that messages offer; None: all
     flags: ClassVar[tuple[str, ...]] = ("nesterov", "early_stopping", "warm_start")
 
     def set_params(self, **parameters):
@@ -99,6 +100,8 @@ class Settings(BaseEstimator):
         for callback in given:
             if isinstance(callback, type) and issubclass(callback, Hook):
                 raise ValueError(f"callbacks: {callback.__name__} is a class; give an object of it, {callback.__name__}(...)")
+            if not isinstance(callback, Hook):
+                check_takes("callbacks", callback, "two arguments, the estimator and the record of an epoch", self, {})
 
     def _settings(self, dropout, dropout_rate, samples: int | None = None) -> FitSettings:
         """Return the checked parameters of one fit on `samples` samples; it does not change the estimator."""
@@ -109,7 +112,7 @@ class Settings(BaseEstimator):
         for name in self.flags:
             if not isinstance(getattr(self, name), (bool, np.bool_)):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        if not isinstance(self.verbose, (numbers.Integral, np.bool_)):
+        if not isinstance(self.verbose, (numbers.Integral, np.bool_)) or self.verbose < 0:
             raise ValueError(f"verbose must be 0 or 1, got {self.verbose!r}")
         if not (is_real(self.validation_fraction) and 0 < self.validation_fraction < 1):
             raise ValueError(f"validation_fraction must be a number in (0, 1), got {self.validation_fraction!r}")
@@ -119,7 +122,8 @@ class Settings(BaseEstimator):
         if callable(self.optimizer):
             self._refuse_for_own_optimizers()
         if callable(self.optimizer) and not inspect.isclass(self.optimizer):
-            self._check_maker()  # not called here: it may choose among the parameters
+            # not called here: it may choose among the parameters
+            check_takes("optimizer", self.optimizer, "parameters and a learning rate", [], 0.1)
         else:
             self._make_optimizer([])
         epochs = self._epochs(samples)
@@ -159,7 +163,7 @@ class Settings(BaseEstimator):
         dropout = self.dropout if dropout is None else dropout
         if dropout_rate is not None and isinstance(dropout, Dropout):
             raise ValueError("dropout_rate cannot change a policy object; give its rate to the policy")
-        return policy(dropout, self.dropout_rate if dropout_rate is None else dropout_rate)
+        return policy(dropout, self.dropout_rate if dropout_rate is None else dropout_rate, kinds=self.kinds)
 
     def _scorer(self) -> Callable[..., float] | None:
         """Return the function scorer(estimator, X, y) of the parameter `scoring`; None stands for the method `score`."""
@@ -208,15 +212,6 @@ class Settings(BaseEstimator):
         lower = chosen.lower() if isinstance(chosen, str) else None
         meant = f"did you mean {lower!r}? Choose" if lower in ("sgd", "adam", "adamw") else "choose"
         raise ValueError(f"there is no optimizer {chosen!r}; {meant} 'sgd', 'adam' or 'adamw', or give a class")
-
-    def _check_maker(self) -> None:
-        """Raise TypeError if a function that makes the optimiser does not take parameters and a learning rate."""
-        try:
-            inspect.signature(self.optimizer).bind([], 0.1)
-        except TypeError as error:
-            raise TypeError(f"optimizer: {self.optimizer!r} must take parameters and a learning rate ({error})") from None
-        except ValueError:  # a callable whose signature Python does not know
-            pass
 
     def _refuse_for_own_optimizers(self) -> None:
         """Raise ValueError if a parameter is set that a function or a class does not get when it makes the optimiser."""

@@ -45,6 +45,8 @@ def to_torch(model: Any) -> nn.Module:
     ------
     TypeError
         If a layer is not one of the library's; the message has its path.
+    ValueError
+        If the dropout of an estimator selects what predictions compute (`DynamicSparseGraph`).
     sklearn.exceptions.NotFittedError
         If an estimator is not fitted.
     ImportError

@@ -1,4 +1,5 @@
-"""What must be known of a network if its outputs are to be computed elsewhere: the classes of its layers, and no link."""
+"""What must be known of a network if its outputs are to be computed elsewhere: the classes of its layers, no link, and no
+selection of neurons."""
 
 from __future__ import annotations
 
@@ -22,3 +23,12 @@ def check_no_link(name: str, net: Any) -> None:
     loss = net.loss_
     if loss.linked:
         raise TypeError(f"{name}: the inverse link of {loss!r} is code for numbanet's tensors; convert net.model_ by to_torch")
+
+
+def check_no_selection(name: str, net: Any) -> None:
+    """Raise ValueError, beginning with `name`, if the dropout of an estimator selects the neurons that predictions compute."""
+    if (policy := net.policy_.inference_policy(net.n_iter_ - 1)) is not None:
+        raise ValueError(
+            f"{name}: {type(policy).__name__} selects the neurons that predictions compute, which only numbanet does: train "
+            "with select_in_prediction=False, or convert net.model_ by to_torch, which computes all neurons"
+        )

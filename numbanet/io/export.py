@@ -15,7 +15,7 @@ from ..arguments import GRAPHS, check_target
 from ..layers import ActivationSpec, Layer
 from ..plans import Plans
 from .card import check_fitted, facts
-from .classes import check_no_link
+from .classes import check_no_link, check_no_selection
 from .onnx_graph import Graph
 from .onnx_writer import Value, write
 
@@ -45,7 +45,7 @@ def export(net: Any, path: str | os.PathLike) -> None:
     TypeError
         If a layer is not one of the library's, or the loss has an inverse link, which is a function.
     ValueError
-        If the file name does not end in .onnx.
+        If the file name does not end in .onnx, or if dropout selects what predictions compute (`DynamicSparseGraph`).
     FileNotFoundError, IsADirectoryError, PermissionError
         If the file cannot be written.
     sklearn.exceptions.NotFittedError
@@ -56,6 +56,7 @@ def export(net: Any, path: str | os.PathLike) -> None:
     if not isinstance(net, BaseEstimator):
         raise TypeError(f"export takes a fitted estimator, not {type(net).__name__}")
     check_fitted("export", net)
+    check_no_selection("export", net)
     target = check_target(path, GRAPHS)
     try:
         import onnx  # noqa: F401

@@ -13,7 +13,7 @@ from torch import nn
 from ..layers import Layer
 from . import torch_modules as modules
 from .card import check_fitted
-from .classes import check_no_link, class_of
+from .classes import check_no_link, check_no_selection, class_of
 
 Shared = dict[int, Any]  # the module of each layer and the parameter of each tensor, by id, so that tied weights stay tied
 
@@ -93,6 +93,7 @@ def written(model: Any) -> nn.Module:
     if not isinstance(model, BaseEstimator):
         raise TypeError(f"to_torch takes a fitted estimator or a layer, not {type(model).__name__}")
     check_fitted("to_torch", model)
+    check_no_selection("to_torch", model)
     if hasattr(model, "target_scale_"):
         check_no_link("to_torch", model)
     parts, kind = _modules(model.model_, "", {}), modules.Language if hasattr(model, "vocabulary_") else modules.Chain

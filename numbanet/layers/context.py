@@ -135,7 +135,8 @@ def entering(layer: Any, x: Tensor, context: Context | Mapping[Any, Plan] | None
         If x is not a tensor.
     """
     if not isinstance(x, Tensor):
-        raise TypeError(f"{type(layer).__name__}: x must be a Tensor, got {type(x).__name__}; write Tensor(x)")
+        way = "Tensor(x)" if getattr(layer, "symbols", None) is None else 'Tensor.wrap(x, device("cpu")), as x holds integers'
+        raise TypeError(f"{type(layer).__name__}: x must be a Tensor, got {type(x).__name__}; write {way}")
     if context is not None:
         return Flow(x), context if isinstance(context, Context) else Context(x.device, context, model=layer)
     outer = around.get()

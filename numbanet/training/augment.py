@@ -31,7 +31,8 @@ class FlipsAndCrops:
     Raises
     ------
     ValueError
-        If the padding is not an integer or below 0; when called, if samples are not of shape (C, H, W).
+        If the padding is not an integer or below 0; when called, if samples are not of shape (C, H, W), or not larger than the
+        padding, by which they could be shifted away.
     """
 
     padding: int = 4
@@ -46,10 +47,16 @@ class FlipsAndCrops:
         moves = rng.integers(-self.padding, self.padding, (count, 2), np.int32, endpoint=True)
         return np.hstack([moves, rng.integers(2 if self.flip else 1, size=(count, 1), dtype=np.int32)])
 
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raise ValueError if samples of the shape (C, H, W) can be shifted out of the image."""
+        if len(shape) == 3 and self.padding >= min(shape[1:]):
+            raise ValueError(f"{self!r}: padding must be smaller than the images, of shape (C, H, W) = {tuple(shape)}")
+
     def __call__(self, x: Any, rng: np.random.Generator, dev: Device) -> Any:
         """Return the images x (n, C, H, W), a device array, randomly shifted and mirrored."""
         if len(x.shape) != 4:
             raise ValueError(f"{self!r}: samples of shape (C, H, W) expected, got {tuple(x.shape[1:])}")
+        self.check(x.shape[1:])
         return dev.crop_flip(x, dev.upload(self.draw(x.shape[0], rng)))
 
 

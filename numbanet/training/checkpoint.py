@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 
+from ..arguments import check_target
 from .hooks import Hook, monitored
 
 
@@ -30,8 +31,8 @@ class ModelCheckpoint(Hook):
     ValueError
         If `save_best_only` is not a bool; in training, if the record does not contain the figure or a field of the path.
     TypeError, OSError
-        If the path is not a str or path; before the first epoch, if a file cannot hold a parameter or a layer of the estimator;
-        in training, as raised by the estimator's `save`.
+        If the path is not a str or path; before the first epoch, if there is no such folder, or a file cannot hold a parameter
+        or a layer of the estimator; in training, as raised by the estimator's `save`.
 
     Notes
     -----
@@ -48,6 +49,8 @@ class ModelCheckpoint(Hook):
     def fit_start(self, run):
         if run.epoch == 0:
             self.best = -math.inf
+        if run.speaks and not {*"{}"} & {*os.path.dirname(self.path)}:  # fields of the record are known after an epoch
+            check_target(self.path)
 
     def epoch_recorded(self, run, record):
         if self.save_best_only:

@@ -8,7 +8,7 @@ import numbers
 from collections.abc import Callable
 from typing import Any
 
-from ..arguments import check_count
+from ..arguments import check_count, check_takes
 from ..tensor import Tensor
 from .hooks import Hook, monitored
 
@@ -20,7 +20,9 @@ def named(schedule: Any, epochs: int) -> Callable[[int], float] | None:
     Raises
     ------
     ValueError
-        If the name is unknown.
+        If the name is unknown, or a function gives an invalid factor for an epoch.
+    TypeError
+        If a function does not take an epoch, or is a class.
     """
 
     def progress(epoch: int) -> float:
@@ -30,18 +32,37 @@ def named(schedule: Any, epochs: int) -> Callable[[int], float] | None:
         "cosine": lambda epoch: 0.5 * (1 + math.cos(math.pi * progress(epoch))),
         "linear": lambda epoch: 1 - progress(epoch),
     }
+    if callable(schedule):
+        check_takes("learning_rate_schedule", schedule, "one argument, the epoch, counted from 0", 0)
+        _check_factors(schedule, epochs)
     if schedule is None or callable(schedule):
         return schedule
-    if schedule not in known:
+    if not isinstance(schedule, str) or schedule not in known:
         raise ValueError(
             f"learning_rate_schedule must be None, 'cosine', 'linear' or a function of the epoch, got {schedule!r}"
         )
     return known[schedule]
 
 
+def _check_factors(schedule: Callable[[int], float], epochs: int) -> None:
+    """Raise ValueError if the schedule gives an invalid factor for an epoch. If it raises an exception, it may read what
+    training makes; the epochs from there on are checked when they begin.
+    """
+    for epoch in range(epochs):
+        try:
+            factor = schedule(epoch)
+        except Exception:
+            return
+        _checked(factor, epoch)
+
+
 def factor_of(schedule: Callable[[int], float] | None, epoch: int) -> float:
     """Return the factor of the learning rate, 1 without a schedule; raise ValueError if the schedule returns an invalid one."""
-    factor = schedule(epoch) if schedule else 1.0
+    return _checked(schedule(epoch) if schedule else 1.0, epoch)
+
+
+def _checked(factor: float, epoch: int) -> float:
+    """Return the factor of an epoch; raise ValueError if it is invalid."""
     if not (isinstance(factor, numbers.Real) and 0 <= factor < math.inf):
         raise ValueError(
             f"learning_rate_schedule gave the factor {factor!r} for epoch {epoch}; it must be a number, finite and not negative"

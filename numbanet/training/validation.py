@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import numbers
 from collections.abc import Callable
 from typing import Any
@@ -135,7 +136,7 @@ class Validation(Hook):
 
 class EarlyStopping(Hook):
     """The hook that stops training if validation_score has not improved for `patience` epochs, and restores the weights of the
-    best epoch.
+    best epoch. Scores of NaN and -inf are no improvement; if there are no others, the last weights stay, and the hook warns.
 
     The optimiser then starts with a new state, because its state is not saved with these weights.
 
@@ -158,7 +159,7 @@ class EarlyStopping(Hook):
         if not run.final:
             return
         score = monitored("early_stopping", record, "validation_score")
-        if self.best is None or score > self.best[0] + TOLERANCE:
+        if score > (-math.inf if self.best is None else self.best[0] + TOLERANCE):
             self.best, self.waited = (score, record["epoch"], run.snapshot(weights_only=True)), 0
         else:
             self.waited += 1
@@ -168,6 +169,8 @@ class EarlyStopping(Hook):
     def fit_end(self, run):
         if self.best is not None:
             run.restore(self.best[2])
+        elif self.waited:
+            warn("early_stopping: validation_score was never a number, so the weights of the last epoch stay; look at scoring")
         elif run.epoch == run.epochs.stop:
             warn(
                 "early_stopping: no epoch could be the result, because the network was still becoming sparse; train for "

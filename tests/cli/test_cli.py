@@ -230,6 +230,9 @@ def test_bad_input_is_one_line_and_status_2(capsys, arguments, named):
         ("a is a checkpoint: Net.resume of its folder", "a is a checkpoint: numbanet train --checkpoint FOLDER --resume"),
         ("resume: dropout_rate was 0; only epochs, callbacks, n_jobs may", "resume: --rate was 0; only --epochs, --n-jobs may"),
         ("resume: epochs=1, but random_state=3", "resume: --epochs 1, but --seed 3"),
+        ("with layers=(8,), dropout_rate=(0.3, 0.2)", "with --layers 8, --rate 0.3,0.2"),
+        ("layers=[8, 16]: learning_rate=None, parallel=None", "--layers 8,16: no --learning-rate, no --mpi"),
+        ("made with early_stopping=False, and optimizer='adam'", "made with --no-early-stopping, and --optimizer adam"),
         ("early_stopping=True; larger learning_rate, more epochs", "--early-stopping; larger --learning-rate, more epochs"),
         ("parallel='mpi' needs mpi4py; device='auto' runs", "--mpi needs mpi4py; --device auto runs"),
         *[

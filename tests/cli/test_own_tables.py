@@ -103,7 +103,10 @@ def test_the_test_set_is_no_validation_set(table, capsys, monkeypatch):
         (["--data", "none.csv", "--target", "0"], "there is no file none.csv"),
         (["--data", "empty.csv", "--target", "0"], "empty.csv: the file is empty"),
         (["--data", "holes.csv", "--target", "a"], "holes.csv: line 3: column 'b' has an empty cell"),
-        (["--data", "nan.npy", "--target", "0"], "nan.npy: a feature is missing or infinite"),
+        (["--data", "nan.npy", "--target", "0"], "nan.npy: row 0 (counted from 0): column '1' has 'nan': fill missing"),
+        (["--data", "twice.csv", "--target", "y"], "twice.csv: the first row names more than one column 'a', 'b': name"),
+        (["--data", "huge.npy", "--target", "0"], "huge.npy: row 7 (counted from 0): column '1' has '1e+300': features must"),
+        (["--data", "huge.npy", "--target", "1"], "row 7 (counted from 0): the target column '1' has '1e+300': values must be"),
         (["--data", "line.npy", "--target", "0"], r"line.npy: a table of numbers (rows, columns) expected, got float64 (3,)"),
         (["--data", "one.csv", "--target", "b"], "one.csv: training, validation, test need a row each, and the file has 1"),
         (["--data", "one.csv", "--target", "b", "--validation", "0"], "one.csv: training, test need a row each"),
@@ -120,6 +123,9 @@ def test_what_is_no_table_is_one_line(table, capsys, arguments, message):
         file.write("batch_size,epochs,score\n1,2,3\n4,5,6\n")
     with open("one.csv", "w") as file:
         file.write("a,b\n1,2\n")
+    with open("twice.csv", "w") as file:
+        file.write("a,b,a,b ,y\n" + "1,2,3,4,0\n2,3,4,5,1\n" * 9)
+    np.save("huge.npy", np.array([[1.5, 2.5]] * 7 + [[2.5, 1e300]] * 2))
     np.save("nan.npy", np.array([[1.0, np.nan], [2.0, 3.0]] * 9))
     np.save("line.npy", np.ones(3))
     status, out, err = run(capsys, *TRAIN, *arguments)
@@ -192,6 +198,25 @@ def test_columns_are_found_by_their_names(table, capsys):
     assert said[0] == 2 and "the column '3' is text, and the network in net predicts values" in said[2]
 
 
+def test_a_file_for_prediction_is_refused_by_its_header_and_cells(table, capsys):
+    assert run(capsys, *TRAIN, "--data", "flowers.csv", "--target", "kind", "--epochs", "1", "--save", "net")[0] == 0
+    header, first = "width,height,weight\n", "1,500,7\n"
+    for text, message in (
+        ("yes,2,3\nno,3,4\n", "line 1: column '0' has the text 'yes': features must be numbers; or the file lacks a first"),
+        (first + first + "no,3,4\n", "line 3: column '0' has the text 'no': features must be numbers\n"),
+        (header + first + "1,inf,7\n", "line 3: column 'height' has 'inf': features must be"),
+        ("width,height,height,weight\n1,2,3,4\n", "the first row names more than one column 'height'"),
+    ):
+        Path("new.csv").write_text(text)
+        status, out, err = run(capsys, "predict", "net", "new.csv")
+        assert (status, out) == (2, "") and f"new.csv: {message}" in err and err.count("\n") == 1
+    np.save("new.npy", np.array([[1.0, 500, 7], [1, np.nan, 7]]))
+    assert "new.npy: row 1 (counted from 0): column '1' has 'nan'" in run(capsys, "predict", "net", "new.npy")[2]
+    run(capsys, *TRAIN, "--data", "prices.csv", "--target", "3", "--epochs", "1", "--save", "values")
+    Path("new.csv").write_text("yes,2,3\nno,3,4\n")
+    assert run(capsys, "predict", "values", "new.csv")[2].endswith("features must be numbers\n")  # nor had the other a header
+
+
 def test_names_with_commas_are_quoted(table, capsys):
     run(capsys, *TRAIN, "--data", "flowers.csv", "--target", "kind", "--save", "net")
     _, out, _ = run(capsys, "predict", "net", "flowers.csv", "--target", "kind", "--probabilities")
@@ -215,17 +240,25 @@ def test_texts_of_values_are_refused_as_classes(table, capsys):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("a,b\n1,2\n2,\n3,4\n", "line 3: the target column has ''"),
-        ("a,b\n1,2\n2,NA\n3,4\n", "line 3: the target column has 'NA'"),
+        ("a,b\n1,2\n2,\n3,4\n", "line 3: the target column 'b' has '': fill such cells"),
+        ("a,b\n1,2\n2,NA\n3,4\n", "line 3: the target column 'b' has 'NA'"),
         ("a,b\n1,2\n\n\nNA,4\n", "line 5: column 'a' has the text 'NA'"),
-        ("a,b\n1,2\n3,4\n\n5,x\n", "line 5: the target column has 'x'"),
+        ("a,b\n1,2\n3,4\n\n5,x\n", "line 5: the target column 'b' has 'x'"),
+        ("a,b\n1,2\n\n3,nan\n", "line 4: the target column 'b' has 'nan': fill such cells, or leave"),
+        ("a,b\n1,2\n3,-inf\n", "line 3: the target column 'b' has '-inf': values must be between -3.4e38 and 3.4e38"),
+        ("b,c,a\n1,2,3\n\n1,2,NaN\n", "line 4: column 'a' has 'NaN': fill missing cells, by the median"),
+        ("b,c,a\n1,2,3\n1, inf,3\n", "line 3: column 'c' has 'inf': features must be between -3.4e38"),
+        ("a,b\n1,2\n1e300,3\n", "line 3: column 'a' has '1e300': features must be between .*, the range of float32"),
+        ("a,b,c\n1,2,3\n\n4,5\n", "line 4 has 2 cells, and the first row has 3: write a cell for each column"),
+        ("a,b\n1,2\n3,4\n5,6,7\n", "line 4 has 3 cells, and the first row has 2: .* quote cells with commas"),
+        ("a,b\n1,2\n3,4\n5\n", "line 4 has 1 cell, and the first row has 2"),
         ('"a\nb",b\n1,2\nit\'s,4\n', r"""line 4: column 'a\\nb' has the text "it's": features"""),
         ("a,b\n1,2\n" + 300 * "x" + ",4\n", "line 3: column 'a' has the text 'xxx"),
         ("a;b\n1;2\n2;3\n", "the first line has no comma, but semicolons: separate cells with commas"),
         ("a\tb\n1\t2\n", "the first line has no comma, but tabs"),
         ("a,b\nr1,1,2\nr2,3,4\n", "the first rows have 2 and 3 cells"),
         ("1,,0\n1,2,0\n", "has an empty cell"),
-        ("b,b\n1,2\n3,4\n", "2 columns are named 'b'"),
+        ("b,b\n1,2\n3,4\n", "x.csv: the first row names more than one column 'b': name each column differently"),
         ("a,b\n", "x.csv: the file has no rows"),
         ("a,b\n\n", "x.csv: the file has no rows"),
         ("\n\n", "x.csv: the file is empty"),
@@ -266,9 +299,9 @@ def test_empty_lines_are_no_rows(text, tmp_path):
 
 
 def test_large_numbers_stay_apart():
-    assert own_data._typed(np.array(["1e20", "2e20"])).tolist() == [1e20, 2e20]
+    assert own_data._typed(np.array(["1e20", "2e20"]), "y").tolist() == [1e20, 2e20]
     large = np.array([2**53 + 1, 2**53])
-    assert own_data._typed(large).tolist() == large.tolist()
+    assert own_data._typed(large, "y").tolist() == large.tolist()
 
 
 def test_features_far_from_zero_are_standardised(table, capsys, monkeypatch):

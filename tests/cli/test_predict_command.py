@@ -57,6 +57,7 @@ def test_what_cannot_be_predicted_is_one_line_and_status_2(tmp_path, capsys):
         ((saved, tmp_path / "c.csv"), "c.csv"),
         ((saved, tmp_path / "d.csv"), "2 features"),
         ((saved, "letters"), "letters"),
+        ((tmp_path, "digits"), f"cannot load '{tmp_path}': it is a folder; give the name of a file in it"),
         ((saved, tmp_path / "no.npy"), "no.npy"),
         ((tmp_path / "text", "digits"), "a LanguageModel, not a Net or NetRegressor"),
     ):

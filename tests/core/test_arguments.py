@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numbanet import CrossEntropy, Linear, Tensor, device, ops
+from numbanet import CrossEntropy, Linear, Tensor, check_grad, device, ops
 from numbanet.arguments import host_array
 from numbanet_kernels.runtime import arrays
 
@@ -137,3 +137,8 @@ def test_the_array_of_another_device_is_refused():
     with pytest.raises(TypeError, match="must be an array of the host, not EmulatedArray"):
         here.data = there.data
     assert here.device is device("cpu")
+
+
+def test_check_grad_says_what_a_function_must_return():
+    with pytest.raises(TypeError, match=r"^check_grad: function must return a Tensor, got 3\.0$"):
+        check_grad(lambda x: 3.0, [Tensor([1.0], requires_grad=True)])

@@ -293,8 +293,8 @@ def test_names_rates_by_layer_and_schedules():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"rate": 1.0}, "dropout_rate"),
-        ({"rate": -0.1}, "dropout_rate"),
+        ({"rate": 1.0}, "DynamicSparseGraph: rate must be"),
+        ({"rate": -0.1}, "DynamicSparseGraph: rate must be"),
         ({"epsilon": 0}, "epsilon must be a number between 0 and 1"),
         ({"epsilon": 1.0}, "epsilon must be"),
         ({"epsilon": "half"}, "epsilon must be"),

@@ -23,7 +23,7 @@ from numbanet import (
     TileDropout,
     WindowDropout,
 )
-from numbanet.dropout import POLICIES, EarlyDropout, policy, recurrent
+from numbanet.dropout import POLICIES, EarlyDropout, SkewNormalSchedule, automatic, policy, recurrent
 from numbanet.dropout.search import pattern_distribution
 
 STEPS = 20_000
@@ -211,6 +211,9 @@ def test_rates_by_layer():
         (lambda: policy("rdp", float("nan")), "dropout_rate"),
         (lambda: policy("rdp", "half"), "dropout_rate"),
         (lambda: policy("bernoulli", ()), "empty"),
+        (lambda: policy("rdp", np.array(0.5)), "dropout_rate"),
+        (lambda: RowDropout(1.0), r"^RowDropout: rate must be a number in \[0, 1\).*got 1.0"),
+        (lambda: automatic(None, 1.0), r"^dropout_rate must be a number in \[0, 1\).*got 1.0"),
         (lambda: policy("rdp", (0.5, -0.1)), "dropout_rate"),
         (lambda: RowDropout(0.9, dp_max=4), "dp_max"),
         (lambda: RowDropout(0.5, scale="none"), "scale"),
@@ -262,11 +265,30 @@ def test_a_fit_says_its_concerns_once_at_the_users_line():
         (0.5, r"it is a rate: dropout='window', dropout_rate=0\.5"),
         (EarlyDropout(0.5), "it is a rate: .*dropout_rate=EarlyDropout"),
         ([], "choose one of 'none'"),
+        (True, "no dropout True; choose"),
+        (1.5, "no dropout 1.5; choose"),
+        (EarlyDropout, "EarlyDropout'>; choose"),
     ],
 )
 def test_what_is_no_kind_says_what_was_meant(given, message):
     with pytest.raises(ValueError, match=message):
         policy(given)
+
+
+@pytest.mark.parametrize(
+    "rate, message",
+    [
+        (EarlyDropout, r"^dropout_rate: EarlyDropout is a class; give an object of it"),
+        ([0.1, SkewNormalSchedule], r"^dropout_rate: SkewNormalSchedule is a class; give an object of it"),
+        (lambda: 0.5, r"^dropout_rate: <function .* must take one argument, the epoch, counted from 0 \("),
+    ],
+    ids=["class", "class of a sequence", "no argument"],
+)
+def test_a_function_that_gives_no_rate_of_an_epoch_is_refused(rate, message):
+    with pytest.raises(TypeError, match=message):
+        policy("rdp", rate)
+    with pytest.raises(TypeError, match=message.replace("dropout_rate", "RowDropout: rate")):
+        RowDropout(rate)
 
 
 # --- layers that do not support the plans of a kind -------------------------------------------------------------------

@@ -365,7 +365,7 @@ def test_a_network_without_convolutions_is_refused(kind, layers):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"rate": 1.0}, "dropout_rate"),
+        ({"rate": 1.0}, "SensitiveDropout: rate must be"),
         ({"sample": 1.1}, "sample must be a number from 0 to 1, got 1.1"),
         ({"votes": -0.1}, "votes must be"),
         ({"sensitive": "many"}, "sensitive must be a number from 0 to 1, got 'many'"),

@@ -162,3 +162,58 @@ def test_a_last_sample_joins_the_batch_before():
     weights = np.where(np.arange(65) % 2, 1.0, 2.0)
     assert net.fit(X[:65], Y[:65], sample_weight=weights).optimizer_.steps == 4
     assert net.fit(X[:66], Y[:66]).optimizer_.steps == 6
+
+
+# --- changed parameters -----------------------------------------------------------------------------------------------
+class Lion(Adam):
+    """An optimiser of one's own."""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"learning_rate": 0.001},
+        {"momentum": 0.0},
+        {"weight_decay": 0.1},
+        {"clip_norm": 1e-3},
+        {"optimizer": "adam"},
+        {"optimizer": Lion},
+        {"loss": lambda outputs, targets: (outputs * outputs).mean()},
+    ],
+    ids=str,
+)
+def test_partial_fit_goes_on_with_changed_parameters(change):
+    same, changed = (Net(**SMALL).fit(X, Y) for _ in range(2))
+    same.partial_fit(X, Y)
+    changed.set_params(**change).partial_fit(X, Y)
+    assert changed.optimizer_.steps == same.optimizer_.steps or "optimizer" in change
+    assert not np.array_equal(changed.predict_proba(X), same.predict_proba(X))
+
+
+def test_a_new_learning_rate_keeps_the_state_of_the_optimiser():
+    net = Net(**SMALL).fit(X, Y)
+    steps, state = net.optimizer_.steps, [[array.copy() for array in own] for own in net.optimizer_.state]
+    net.set_params(learning_rate=0.0).partial_fit(X[:8], Y[:8])
+    assert net.optimizer_.steps == steps + 1 and rates(net)[-1] == 0
+    for own, before in zip(net.optimizer_.state, state, strict=True):  # v <- m v + g, so that v - g = m v is of its size
+        assert np.abs(own[0]).max() > 0.5 * np.abs(before[0]).max()
+
+
+def test_a_loaded_network_trains_on_with_its_own_optimiser(tmp_path):
+    net = Net(**SMALL, optimizer=Lion).fit(X, Y).set_params(optimizer="sgd")
+    net.save(tmp_path / "net.safetensors")
+    loaded = Net.load(tmp_path / "net.safetensors").set_params(optimizer=Lion)
+    assert type(loaded.partial_fit(X, Y).optimizer_) is Lion
+
+
+def test_a_loss_with_other_targets_needs_a_new_fit():
+    net = NetRegressor((8,), epochs=1, random_state=0).fit(X, 1e3 + X[:, 20])
+    before = net.predict(X)
+    with pytest.raises(ValueError, match="partial_fit: the network was trained with .* set loss back, or fit anew"):
+        net.set_params(loss=lambda outputs, targets: (outputs.exp() - targets * outputs).sum(axis=1)).partial_fit(X, X[:, 20])
+    np.testing.assert_array_equal(net.predict(X), before)
+
+
+def test_an_optimiser_whose_step_would_not_be_called_is_refused():
+    with pytest.raises(TypeError, match="optimizer: Own overrides step, which fits do not call: override update"):
+        Net(**SMALL, optimizer=type("Own", (SGD,), {"step": lambda self, wanted=None: {}})).fit(X, Y)

@@ -17,6 +17,13 @@ TEXT = "the cat sat on the mat and the dog sat on the rug .".split() * 40
 FAST = {"epochs": 4, "batch_size": 4, "steps": 7, "learning_rate": 2.0, "random_state": 0, "device": "cpu"}
 
 
+KINDS = "choose one of 'none', 'rdp', 'batchwise', 'window', or a policy object"  # for recurrent inputs
+
+
+def recurrent(rate):
+    return {"recurrent_dropout": "rdp", "recurrent_dropout_rate": rate}
+
+
 def fitted(**options):
     return LanguageModel((16, 16), **{**FAST, **options}).fit(TEXT)
 
@@ -167,6 +174,13 @@ def test_validation_text_and_callbacks():
     assert len(seen) == 4 and seen[-1] < seen[0] < 20
 
 
+def test_widths_may_be_an_array_and_each_layer_may_have_a_recurrent_rate():
+    model = LanguageModel(np.array([8, 12]), **{**FAST, **recurrent([0.0, 0.5]), "epochs": 1}).fit(TEXT)
+    assert model.policy_.policies[1].rate == (0.0, 0.5)
+    plain = LanguageModel((8, 12), **{**FAST, **recurrent([0.0, 0.5]), "epochs": 1}).fit(TEXT)
+    assert model.perplexity(TEXT) == plain.perplexity(TEXT)
+
+
 # --- errors -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "options, tokens, error, message",
@@ -177,16 +191,29 @@ def test_validation_text_and_callbacks():
         ({}, [1.5, 2.0] * 9, TypeError, "float"),
         ({}, [0, 1, -1] * 9, ValueError, "token 2 is -1"),
         ({"vocabulary_size": 3}, [0, 5] * 9, ValueError, "outside 0 to 2"),
-        ({"hidden": ()}, TEXT, ValueError, "hidden"),
+        ({"hidden": ()}, TEXT, ValueError, "hidden must be an integer or a tuple of integers.*got \\(\\)"),
+        ({"hidden": "8"}, TEXT, ValueError, "hidden must be an integer or a tuple of integers.*got '8'"),
         ({"hidden": (8, 0)}, TEXT, ValueError, "hidden"),
         ({"steps": 0}, TEXT, ValueError, "steps"),
         ({"embedding": -1}, TEXT, ValueError, "embedding"),
         ({"tied": True, "embedding": 9}, TEXT, ValueError, "tied"),
         ({"dropout": "rsdp"}, TEXT, ValueError, "convolutions"),
-        ({"dropout": "half"}, TEXT, ValueError, "no dropout"),
+        ({"dropout": "half"}, TEXT, ValueError, "no dropout 'half'; choose .* 'batchwise', 'window', or a policy"),
+        ({"dropout": "auto"}, TEXT, ValueError, "'auto' is chosen by Net.*'batchwise', 'window'$"),
         ({"dropout": "rdp", "dropout_rate": [0.5]}, TEXT, ValueError, "entries"),
         ({"recurrent_dropout": "bernoulli"}, TEXT, ValueError, "recurrent_dropout"),
         ({"recurrent_dropout": "tdp"}, TEXT, ValueError, "recurrent_dropout"),
+        ({"recurrent_dropout": 0.5}, TEXT, ValueError, "recurrent_dropout 0.5, but .*recurrent_dropout_rate=0.5; " + KINDS),
+        ({"recurrent_dropout": "x"}, TEXT, ValueError, "no recurrent_dropout 'x'; " + KINDS),
+        ({"recurrent_dropout": "auto"}, TEXT, ValueError, "no recurrent_dropout 'auto'; " + KINDS),
+        ({"recurrent_dropout": RowDropout}, TEXT, TypeError, "^recurrent_dropout: RowDropout is a class"),
+        ({"recurrent_dropout": "dsg"}, TEXT, ValueError, "recurrent_dropout must draw units before a step.*not 'dsg'"),
+        (recurrent(1.0), TEXT, ValueError, r"^recurrent_dropout_rate must be a number in \[0, 1\)"),
+        (recurrent(lambda: 0.5), TEXT, TypeError, "^recurrent_dropout_rate: .* must take one argument, the epoch"),
+        (recurrent(lambda epoch: epoch / 3), TEXT, ValueError, "^recurrent_dropout_rate gave 1.0 for epoch 3"),
+        ({"hidden": (8, 8), **recurrent([0.1])}, TEXT, ValueError, "recurrent_dropout_rate has 1 rates for 2 LSTM layers"),
+        (recurrent([0.1, 0.2]), TEXT, ValueError, "recurrent_dropout_rate has 2 rates for 1 LSTM layers: give one"),
+        ({"recurrent_dropout": RowDropout((0.1, 0.2))}, TEXT, ValueError, "recurrent_dropout has 2 rates for 1 LSTM layers"),
         ({"recurrent_sampling": "word"}, TEXT, ValueError, "recurrent_sampling"),
         ({"gate_sparsity": 1.0}, TEXT, ValueError, "gate_sparsity"),
         ({"gate_mode": "rows"}, TEXT, ValueError, "gate_mode"),

@@ -4,8 +4,9 @@ import pickle
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
-from numbanet import Adam, Flatten, LanguageModel, Linear, Net, NetRegressor, ReLU, RowDropout, TileDropout
+from numbanet import Adam, EarlyDropout, Flatten, LanguageModel, Linear, Net, NetRegressor, ReLU, RowDropout, TileDropout
 from numbanet.device import problem
 from tests.estimators.test_net import SMALL, X_TEST, Y_TEST, X, Y, same, weights
 
@@ -26,6 +27,8 @@ BAD_FITS = {
     "width": (lambda net: net.partial_fit(X[:, :-1], Y), "63 features"),
     "label": (lambda net: net.partial_fit(X, Y + 1), r"labels.*\[10\]"),
     "classes": (lambda net: net.partial_fit(X, Y, classes=[0, 1]), "differ"),
+    "number of classes": (lambda net: net.partial_fit(X, Y, classes=10), "classes must be a list of labels, .* got 10"),
+    "ragged classes": (lambda net: net.partial_fit(X, Y, classes=[[0], [1, 2]]), "classes must be a list of labels"),
     "sample_weight": (lambda net: net.fit(X, Y, sample_weight=-np.ones(len(Y))), "[Nn]egative"),
     "sample_weight 0": (lambda net: net.fit(X, Y, sample_weight=np.zeros(len(Y))), "zero for every sample|non-zero"),
     "validation": (lambda net: net.fit(X, Y, validation=3), "pair"),
@@ -50,6 +53,13 @@ BAD_FITS = {
             ("validation_fraction", 1.0, "validation_fraction"),
             ("callbacks", [1], "callbacks"),
             ("callbacks", print, "callbacks"),
+            ("verbose", -1, "verbose must be 0 or 1, got -1"),
+            ("image_shape", "nonsense", r"image_shape must be \(C, H, W\) with 64 values, as X has, got 'nonsense'"),
+            ("image_shape", 5, "image_shape must be .* got 5"),
+            ("image_shape", (1, 28, 28), r"image_shape must be \(C, H, W\) with 64 values, as X has, got \(1, 28, 28\)"),
+            ("learning_rate_schedule", [1, 0.5], r"learning_rate_schedule must be .* function of the epoch, got \[1, 0.5\]"),
+            ("learning_rate_schedule", {0: 1}, r"learning_rate_schedule must be .* function of the epoch, got \{0: 1\}"),
+            ("learning_rate_schedule", np.ones(2), r"learning_rate_schedule must be .* function of the epoch, got array"),
             ("activation", ["relu"], "activation"),
             ("dropout", ["rdp"], "no dropout"),
             ("class_weight", {77: 5.0}, r"\[77\]"),
@@ -96,6 +106,22 @@ def test_n_jobs_must_be_a_number_of_threads(n_jobs):
 def test_a_schedule_that_gives_nonsense_is_named():
     with pytest.raises(ValueError, match="learning_rate_schedule gave the factor -1"):
         Net(**SMALL, learning_rate_schedule=lambda epoch: -1).fit(X, Y)
+
+
+def test_a_schedule_and_callbacks_are_checked_before_training():
+    seen = []
+    options = {**SMALL, "epochs": 4, "callbacks": [lambda net, record: seen.append(record)]}
+    with pytest.raises(ValueError, match="learning_rate_schedule gave the factor -1 for epoch 3"):
+        Net(**options, learning_rate_schedule=lambda epoch: -1 if epoch == 3 else 0.5).fit(X, Y)
+    with pytest.raises(TypeError, match="^callbacks: <function .* must take two arguments, the estimator and the record"):
+        Net(**{**options, "callbacks": [*options["callbacks"], lambda net: None]}).fit(X, Y)
+    with pytest.raises(TypeError, match="^learning_rate_schedule: <function .* must take one argument, the epoch"):
+        Net(**options, learning_rate_schedule=lambda: 0.5).fit(X, Y)
+    with pytest.raises(TypeError, match="^learning_rate_schedule: EarlyDropout is a class; give an object of it"):
+        Net(**options, learning_rate_schedule=EarlyDropout).fit(X, Y)
+    assert seen == []
+    Net(**options, learning_rate_schedule=lambda epoch: 1 / len(seen) if epoch else 1.0).fit(X, Y)  # it reads the training
+    assert [record["learning_rate"] / seen[0]["learning_rate"] for record in seen] == pytest.approx([1, 1, 1 / 2, 1 / 3])
 
 
 def test_a_regressor_needs_two_samples_to_score():
@@ -158,6 +184,11 @@ def test_rates_are_counted_where_they_are_used():
 def test_names_of_classes_are_no_numbers_and_auto_is_no_kind():
     with pytest.raises(ValueError, match="y holds texts"):
         NetRegressor(epochs=1).fit(X, np.array(["a", "b"] * (len(X) // 2) + ["a"] * (len(X) % 2), object))
+    for texts in (["a"] * len(X), np.array(["a"] * len(X)), [["a", "b"]] * len(X)):
+        with pytest.raises(ValueError, match=r"y holds texts \(could not convert.*'a'\): NetRegressor learns numbers, and Net"):
+            NetRegressor(epochs=1).fit(X, texts)
+    with pytest.raises(TypeError, match=r"y is a sparse csr_array, and NetRegressor takes dense targets: give y.toarray\(\)"):
+        NetRegressor(epochs=1).fit(X, csr_array(np.ones((len(X), 1))))
     with pytest.raises(ValueError, match="y holds None, first for sample 2"):
         NetRegressor(epochs=1).fit(X[:4], [[0, 1], [1, 2], [1, None], [1, 1]])
     with pytest.raises(ValueError, match="X holds texts"):
@@ -181,3 +212,18 @@ def test_what_an_own_optimizer_does_not_get_is_refused(given, ways):
         with pytest.raises(ValueError, match=f"has no effect if optimizer is a function or a class.*optimizer={ways}"):
             Net(**{**SMALL, **given}, optimizer=optimizer).check()
     assert Net(**SMALL, optimizer=Adam).fit(X, Y).n_iter_ == 3
+
+
+@pytest.mark.parametrize(
+    "factor, problem", [(1e39, "is beyond float32"), (1e300, "is beyond float32"), (1e-150, "values differ by")]
+)
+def test_targets_that_float32_cannot_hold_are_refused(factor, problem):
+    with pytest.raises(ValueError, match=f"y: .*{problem}.* scale y, as TransformedTargetRegressor does"):
+        NetRegressor((4,), epochs=1, random_state=0).fit(X, X.astype(float).sum(axis=1) * factor)
+
+
+@pytest.mark.parametrize("factor", [1e-36, 1e30])
+def test_small_and_large_targets_are_learnt_as_others(factor):
+    net, other = (NetRegressor((8,), epochs=2, random_state=0) for _ in range(2))
+    y = X.astype(float).sum(axis=1)
+    np.testing.assert_allclose(net.fit(X, factor * y).predict(X) / factor, other.fit(X, y).predict(X), rtol=1e-4, atol=1e-5)

@@ -138,3 +138,10 @@ def test_a_file_is_written_whole_or_not_at_all(error, place, tmp_path, monkeypat
     with pytest.raises(type(error)):
         net.partial_fit(X, Y).save(tmp_path / "a")
     assert (tmp_path / "a").read_bytes() == before and os.listdir(tmp_path) == ["a"]
+
+
+def test_a_card_does_not_replace_the_network(tmp_path):
+    net = Net((4,), epochs=1, random_state=0).fit(X, Y)
+    with pytest.raises(ValueError, match=r"save: the card would replace the network in '.*net\.md': give it another ending"):
+        net.save(tmp_path / "net.md", card=True)
+    assert not list(tmp_path.iterdir())

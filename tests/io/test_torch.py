@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numbanet import LanguageModel, Layer, Net, NetRegressor, Tensor, device, layers as L
+from numbanet import DynamicSparseGraph, LanguageModel, Layer, Net, NetRegressor, Tensor, device, layers as L
 from numbanet.io import from_torch, to_torch
 from numbanet.layers import registry
 
@@ -253,3 +253,16 @@ def test_paddings_of_convolutions(padding, rng):
     module = nn.Sequential(nn.Conv2d(2, 3, (3, 5), padding=padding, dilation=(1, 2)))
     x = rng.standard_normal((2, 2, 12, 12)).astype(np.float32)
     np.testing.assert_allclose(outputs(from_torch(module), x), _computed(module, x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_selection_of_neurons_is_refused(rng, tmp_path):
+    X, y = rng.standard_normal((60, 8)).astype(np.float32), np.arange(60) % 2
+    policy = DynamicSparseGraph(0.5, share="sample", epsilon=0.9)
+    net = Net((16, 16), dropout=policy, epochs=1, random_state=0).fit(X, y)
+    for convert in (to_torch, lambda net: net.export(tmp_path / "net.onnx")):
+        with pytest.raises(ValueError, match="DynamicSparseGraph selects the neurons .* select_in_prediction=False"):
+            convert(net)
+    assert not (tmp_path / "net.onnx").exists()
+    whole = Net((16, 16), dropout=policy.changed(select_in_prediction=False), epochs=1, random_state=0).fit(X, y)
+    np.testing.assert_allclose(to_torch(whole)(torch.tensor(X)).softmax(-1).detach(), whole.predict_proba(X), atol=1e-6)
+    assert len(to_torch(net.model_)) == 5

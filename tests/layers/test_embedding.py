@@ -61,6 +61,14 @@ def test_ids_are_checked(dev, ids, error, message):
         ops.embedding(Embedding(9, 4, device=dev).weight, ids=ids)
 
 
+@pytest.mark.parametrize("layers", [(), (Flatten(),)], ids=["alone", "first"])
+def test_integers_that_are_no_tensor_are_to_be_wrapped(layers):
+    model, ids = Sequential([Embedding(9, 4, rng=0), *layers]) if layers else Embedding(9, 4, rng=0), np.array([[1, 2]])
+    with pytest.raises(TypeError, match=r'write Tensor.wrap\(x, device\("cpu"\)\), as x holds integers'):
+        model(ids)
+    assert model(Tensor.wrap(ids, device("cpu"))).size == 8
+
+
 def test_sequences_without_time_steps_have_vectors_of_none_and_recurrent_layers_refuse_them():
     ids = Tensor.wrap(np.zeros((4, 0), np.int32), device("cpu"))
     assert Embedding(9, 3, padding_idx=0)(ids).shape == (4, 0, 3)

@@ -153,9 +153,9 @@ def test_other_data_are_refused(run):
 
 
 def test_other_parameters_are_refused(run):
-    with pytest.raises(ValueError, match=r"resume: learning_rate was None .* must not change"):
+    with pytest.raises(ValueError, match=r"resume: .* was written with learning_rate=None, which must not change"):
         Net.resume(run, learning_rate=0.5)
-    with pytest.raises(ValueError, match=r"made with learning_rate_schedule=None, and the estimator has .a function"):
+    with pytest.raises(ValueError, match=r"made with learning_rate_schedule=None, and the estimator has a function"):
         Net.resume(run).set_params(learning_rate_schedule=lambda epoch: 1.0).fit(X, Y)
     with pytest.raises(ValueError, match="resume: fit was called with dropout="):
         Net.resume(run).fit(X, Y, dropout="window")
@@ -163,6 +163,26 @@ def test_other_parameters_are_refused(run):
         Net.resume(run).set_params(momentum=0.5).fit(X, Y)
     with pytest.raises(ValueError, match="Net"):
         NetRegressor.resume(run)
+
+
+def test_parameters_are_named_as_they_are_written(run):
+    with pytest.raises(ValueError, match=r"written with layers=\(32, 32\), which must not change"):
+        Net.resume(run, layers=(16,))
+    with pytest.raises(ValueError, match=r"made with layers=\(32, 32\), and the estimator has \(16,\): set"):
+        Net.resume(run).set_params(layers=(16,)).fit(X, Y)
+    with pytest.raises(ValueError, match=r"dropout_rate=0.5, and the estimator has EarlyDropout\("):
+        Net.resume(run).set_params(dropout_rate=EarlyDropout(0.5)).fit(X, Y)
+
+
+def test_a_file_is_no_folder_of_checkpoints_and_a_folder_no_file(run, tmp_path):
+    with pytest.raises(NotADirectoryError, match=f"is one checkpoint; give its folder, '{run}'$"):
+        Net.resume(run / names(run)[-1])
+    with pytest.raises(NotADirectoryError, match="checkpoint: .* is one checkpoint; give its folder"):
+        mlp().fit(X, Y, checkpoint=run / names(run)[-1])
+    with pytest.raises(NotADirectoryError, match=r"resume: '.*' is a file; give a folder$"):
+        Net.resume(__file__)
+    with pytest.raises(IsADirectoryError, match=f"cannot load '{tmp_path}': it is a folder; give the name of a file in it"):
+        Net.load(tmp_path)
 
 
 def test_another_version_is_refused(run, monkeypatch):
@@ -361,5 +381,6 @@ def test_the_command_goes_on(tmp_path, capsys):
     assert main([*command, "--resume", "--every", "20"]) == 0  # starts, as there is no checkpoint
     assert main(command) == 2 and "go on with it by the same command with --resume, or give" in capsys.readouterr().err
     assert main([*command, "--resume", "--epochs", "3"]) == 0 and " 3 " in capsys.readouterr().out
-    assert main([*command, "--resume", "--rate", "0.2"]) == 2 and "resume: --rate was 0.5" in capsys.readouterr().err
+    assert main([*command, "--resume", "--rate", "0.2"]) == 2 and "with --rate 0.5, which must" in capsys.readouterr().err
+    assert main([*command, "--resume", "--layers", "8"]) == 2 and "with --layers 16, which must" in capsys.readouterr().err
     assert main(["train", "--resume"]) == 2 and "--checkpoint" in capsys.readouterr().err

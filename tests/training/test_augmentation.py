@@ -103,7 +103,7 @@ def test_plans_are_those_without(monkeypatch):
             net(augment, epochs=4).fit(*images())
         return drawn
 
-    assert len({str(step) for step in plans(None)}) > 1 and plans(None) == plans(FlipsAndCrops())
+    assert len({str(step) for step in plans(None)}) > 1 and plans(None) == plans(FlipsAndCrops(2))
 
 
 @pytest.mark.parametrize("kind", [Net, NetRegressor])
@@ -178,6 +178,16 @@ def test_samples_that_are_no_images_are_refused():
         Net([Embedding(9, 4, rng=0), Flatten(), Linear(8, 2, rng=0)], augment=FlipsAndCrops(), device="cpu", batch_size=4).fit(
             np.arange(18).reshape(9, 2) % 9, np.arange(9) % 2
         )
+
+
+@pytest.mark.parametrize("padding", [6, 100])
+def test_images_are_not_shifted_away(padding, rng):
+    x, message = rng.standard_normal((8, 1, 6, 9)).astype(np.float32), r"must be smaller than the images, .* = \(1, 6, 9\)"
+    shifts = FlipsAndCrops(padding)
+    with pytest.raises(ValueError, match=rf"FlipsAndCrops\(padding={padding}, flip=True\): padding {message}"):
+        Net([Flatten(), Linear(54, 2, rng=0)], augment=shifts, device="cpu").fit(x, np.arange(8) % 2)
+    with pytest.raises(ValueError, match=message):
+        shifts(x, rng, device("cpu"))
 
 
 def test_the_op_of_the_device_is_the_one_used(rng):

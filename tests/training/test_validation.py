@@ -328,7 +328,19 @@ def test_a_path_that_cannot_be_is_named(tmp_path, path, error):
         ModelCheckpoint("a", save_best_only="yes")
 
 
-@pytest.mark.parametrize("scores, best, epochs", [((0.5, 0.9, math.nan, 0.3, 0.35), 2, 5), ((math.nan,) * 9, 1, 4)])
+def test_a_folder_that_is_missing_is_named_before_training(tmp_path):
+    seen, saves = [], ModelCheckpoint(tmp_path / "no" / "{epoch}")
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        Net(**SMALL, callbacks=[lambda net, record: seen.append(record), saves]).fit(X, Y)
+    assert seen == []
+    make = lambda net, record: (tmp_path / str(record["epoch"])).mkdir()  # noqa: E731  callbacks are functions
+    Net(**SMALL, callbacks=[make, ModelCheckpoint(tmp_path / "{epoch}" / "best", save_best_only=False)]).fit(X, Y)
+    assert len(list(tmp_path.glob("*/best"))) == 3
+
+
+@pytest.mark.parametrize(
+    "scores, best, epochs", [((0.5, 0.9, math.nan, 0.3, 0.35), 2, 5), ((math.nan, 0.5, 0.4, 0.3, 0.2), 2, 5)]
+)
 def test_a_score_that_is_nan_is_no_improvement(scores, best, epochs):
     given = iter(scores)
     net = Net(**{**SMALL, "epochs": 9}, early_stopping=True, patience=3, scoring=lambda *_: next(given)).fit(X, Y)
@@ -347,3 +359,10 @@ def test_predictions_select_at_the_rate_of_the_epoch_whose_weights_are_kept(tmp_
         assert other._predictor().policy.rate == 0.8
         np.testing.assert_array_equal(other.predict_proba(X_TEST), net.predict_proba(X_TEST))
     assert net.partial_fit(X, Y)._predictor().policy.rate == 0.0
+
+
+def test_scores_that_are_never_numbers_stop_with_the_last_weights():
+    net = Net(**{**SMALL, "epochs": 9}, early_stopping=True, patience=2, scoring=lambda *_: math.nan)
+    with pytest.warns(UserWarning, match="early_stopping: validation_score was never a number"):
+        net.fit(X, Y)
+    assert (net.n_iter_, net.best_epoch_) == (2, None)

@@ -38,6 +38,14 @@ class Folder:
         """Return the path of a checkpoint."""
         return self.path / f"checkpoint-{number:06d}.safetensors"
 
+    def check(self, asker: str) -> None:
+        """Raise NotADirectoryError if the path is a file; the message begins with `asker`."""
+        if self.path.exists() and not self.path.is_dir():
+            what, way = "a file", "a folder"
+            if NAME.fullmatch(self.path.name):
+                what, way = "one checkpoint", f"its folder, {str(self.path.parent)!r}"
+            raise NotADirectoryError(f"{asker}: {str(self.path)!r} is {what}; give {way}")
+
     def make(self) -> None:
         """Make the folder, and delete what an earlier process was writing when it was killed.
 
@@ -46,8 +54,7 @@ class Folder:
         NotADirectoryError, PermissionError
             If the path is a file, or cannot be written to.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise NotADirectoryError(f"checkpoint: {str(self.path)!r} is a file; give a folder")
+        self.check("checkpoint")
         self.path.mkdir(parents=True, exist_ok=True)
         if not os.access(self.path, os.W_OK):
             raise PermissionError(f"checkpoint: the folder {str(self.path)!r} cannot be written to")

@@ -16,6 +16,7 @@ from ...dropout import GateSparsity, Together
 from ...training.data import Data
 from ...training.large.rows import Rows
 from ...training.large.streamed import Streamed
+from ..serialization import made
 from ..settings import FitSettings
 
 MOST = 1 << 28  # bytes of samples that are read; of more, evenly spaced samples are read
@@ -43,10 +44,10 @@ def digest(data: Data, others: Iterable[Data], dev: Device) -> str:
 def check_parameters(saved: dict[str, Any], now: dict[str, Any], where: str) -> None:
     """Raise ValueError if a parameter differs that must not change. Both arguments map names to JSON."""
     for name, value in saved.items():
-        other = now.get(name, "a function, or an object of a user's class")
-        if name not in FREE and other != value:
+        if name not in FREE and (name not in now or now[name] != value):
+            other = repr(made(now[name])) if name in now else "a function, or an object of a user's class"
             raise ValueError(
-                f"resume: the checkpoint in {where} was made with {name}={value!r}, and the estimator has {other!r}: set "
+                f"resume: the checkpoint in {where} was made with {name}={made(value)!r}, and the estimator has {other}: set "
                 f"it back; only {', '.join(FREE)} may change"
             )
 

@@ -102,6 +102,7 @@ class Unfinished:
 def resumed(kind: type, folder: str | os.PathLike, parameters: dict[str, Any]) -> Any:
     """Return the estimator of the newest checkpoint in a folder (`Estimator.resume`)."""
     files, where = Folder(folder), os.fspath(folder)
+    files.check("resume")
     if not (numbers := files.numbers()):
         raise FileNotFoundError(f"resume: there is no checkpoint in {where!r}; start with fit(..., checkpoint={where!r})")
     for left, number in zip(range(len(numbers) - 1, -1, -1), numbers):
@@ -149,7 +150,7 @@ def _check_given(name: str, missing: list[str], saved: dict[str, Any], given: di
     for parameter, value in given.items():
         if parameter in saved and parameter not in FREE and described(value) != saved[parameter]:
             raise ValueError(
-                f"resume: {parameter} was {saved[parameter]!r} when {name} was written, and must not change; only "
+                f"resume: {name} was written with {parameter}={made(saved[parameter])!r}, which must not change; only "
                 f"{', '.join(FREE)} may"
             )
     for parameter in missing:
