@@ -18,7 +18,6 @@ from ..parallel.checks import agreed
 from ..training.checkpoint import ModelCheckpoint
 from ..training.data import Data
 from ..training.hooks import Callback, Hook
-from ..training.optim import Optimizer
 from ..training.progress import Progress
 from ..training.run import Run
 from ..training.schedule import DropoutRates, LearningRate
@@ -33,7 +32,7 @@ from .build import some
 from .joint import Joint
 from .parameters import SHARED
 from .resuming.saver import Saver
-from .settings import OF_OPTIMIZERS, FitSettings, Settings
+from .settings import FitSettings, Settings
 
 
 class Estimator(Settings):
@@ -74,14 +73,13 @@ class Estimator(Settings):
         sklearn.exceptions.NotFittedError
             If the estimator is not fitted.
         """
-        beside = Path(path).with_suffix(".md")
-        if card and Path(path) == beside:
+        if card and Path(path).suffix == ".md":
             raise ValueError(f"save: the card would replace the network in {str(path)!r}: give it another ending than .md")
         saving.save(self, path)
         if card:
             from ..io import model_card
 
-            beside.write_text(model_card(self), encoding="utf-8")
+            Path(path).with_suffix(".md").write_text(model_card(self), encoding="utf-8")
 
     def export(self, path: str | os.PathLike) -> None:
         """Write the predictions of the trained estimator as an ONNX file; `numbanet.io.export` describes it, and its errors."""
@@ -111,8 +109,8 @@ class Estimator(Settings):
         ------
         ValueError
             If the file is truncated, damaged, of a newer version, or was not written by `save`; the message names it.
-        FileNotFoundError
-            If the file does not exist.
+        FileNotFoundError, IsADirectoryError
+            If the file does not exist, or is a folder.
         RuntimeError
             If the device is not available.
         """
@@ -245,38 +243,6 @@ class Estimator(Settings):
         seed, team = check_random_state(self.random_state).randint(2**31), current.get()
         return Streams.from_seed(seed) if team is None else Streams.of_rank(team.broadcast(seed), team.rank, team.sharded)
 
-    def _new_optimizer(self, model: Sequential) -> Optimizer:
-        """Return an optimiser of all parameters, including frozen ones, so that they can be unfrozen later. Those that a
-        function left out, which made the optimiser, rest.
-        """
-        parameters = list(model.parameters())
-        given = [tensor for tensor in parameters if tensor.requires_grad]
-        optimizer = self._make_optimizer(given)
-        if type(optimizer).step is not Optimizer.step:
-            raise TypeError(f"optimizer: {type(optimizer).__name__} overrides step, which fits do not call: override update")
-        resting = frozenset(given) - set(optimizer.parameters)
-        if resting and self.sparsity is not None:
-            raise ValueError(
-                "sparsity changes all weights that are trained, also those that the function in optimizer leaves out: freeze "
-                "them by requires_grad_(False) instead"
-            )
-        optimizer.rest(resting)
-        optimizer.parameters[:] = parameters
-        self._optimizer_of = self._of_optimizer()
-        return optimizer
-
-    def _of_optimizer(self) -> dict[str, Any]:
-        """Return the parameters that determine the optimiser."""
-        return {name: getattr(self, name) for name in ("optimizer", "learning_rate", *OF_OPTIMIZERS) if hasattr(self, name)}
-
-    def _renew_optimizer(self) -> None:
-        """If parameters of the optimiser have changed, make a new one, with the state of the old one if both are alike."""
-        if self._of_optimizer() == getattr(self, "_optimizer_of", None):
-            return
-        old, self.optimizer_ = self.optimizer_, self._new_optimizer(self.model_)
-        if type(old) is type(self.optimizer_) and [*map(id, old.parameters)] == [*map(id, self.optimizer_.parameters)]:
-            self.optimizer_.restore({**old.snapshot(), "learning_rate": self.optimizer_.learning_rate})
-
     def _warn_of_sparsity(self) -> None:
         """Warn if `sparsity` has changed since the network was started: `partial_fit` continues with the earlier value."""
         if self.sparsity != self._sparsity:
@@ -381,6 +347,8 @@ class Fitted(Hook):
             for hook in run.hooks:
                 if isinstance(hook, ModelCheckpoint):
                     saving.check(run.estimator, type(hook).__name__)
+                    if run.speaks:
+                        hook.check()
             self.checked = True
 
     def epoch_recorded(self, run, record):

@@ -123,8 +123,8 @@ def as_images(X: np.ndarray, shape: Sequence[int] | None) -> np.ndarray:
 
 
 def check_image_shape(shape: Any, sample: tuple[int, ...]) -> None:
-    """Raise ValueError unless the parameter `image_shape` is None or the shape of images as which flat samples of the shape
-    `sample` can be read, though widths of layers do not need it.
+    """Raise ValueError unless the parameter `image_shape` is None or a shape of images that samples of the shape `sample` can
+    have.
     """
     as_images(np.empty((0, *sample), np.float32), shape)
 

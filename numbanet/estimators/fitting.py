@@ -35,7 +35,7 @@ class Fitting(Placing, HeldOut, Streaming, Estimator):
             data = Data(*self._check_data(X, y, sample_weight, reset=not trained))
         else:
             data = self._streamed(batches, X, y, sample_weight, validation, reset=not trained)
-        self._check_images()
+        self._check_images(data)
         if trained and batches is None:
             self._check_same(data.y)
         settings = self._settings(dropout, dropout_rate, count(len(data)))
@@ -58,7 +58,7 @@ class Fitting(Placing, HeldOut, Streaming, Estimator):
         settings = dataclasses.replace(self._settings(dropout, dropout_rate), patience=None)
         trained = self._goes_on("partial_fit")
         data = Data(*self._check_data(X, y, sample_weight, reset=not trained, **target_options))
-        self._check_images()
+        self._check_images(data)
         if self.batch_size is None:
             settings = dataclasses.replace(settings, batch_size=self._batch(count(len(data))))
         if trained:
@@ -84,14 +84,14 @@ class Fitting(Placing, HeldOut, Streaming, Estimator):
         if loss != before:
             self.loss_ = loss
             self._check_layers(self.model_)
-        self._renew_optimizer()
+        self.optimizer_ = self._renewed(self.optimizer_, self.model_)
 
-    def _check_images(self) -> None:
-        """Raise ValueError if `image_shape` or `augment` does not fit the samples, although training could do with them."""
+    def _check_images(self, data: Data) -> None:
+        """Raise ValueError if `image_shape`, which widths of layers would ignore, or `augment` does not fit the samples."""
         if not (isinstance(self.layers, str) or are_layers(self.layers)):  # others have used it to make images
             check_image_shape(self.image_shape, self.input_shape_)
         if isinstance(self.augment, FlipsAndCrops):
-            self.augment.check(self.input_shape_)
+            self.augment.check(data.X.shape[1:])
 
     def _prepare(
         self, given: Data, settings: FitSettings, epochs: int, trained: bool, validation: tuple | None = None

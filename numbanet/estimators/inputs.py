@@ -123,15 +123,17 @@ def indicators(y: np.ndarray) -> np.ndarray:
     return y.astype(np.float32)
 
 
-def check_targets(y: np.ndarray) -> None:
-    """Raise ValueError if targets (n, outputs), float64, are too large or too near each other for predictions in float32."""
+def check_targets(y: np.ndarray, spread: bool) -> None:
+    """Raise ValueError if targets (n, outputs), float64, are too large for predictions in float32 or, if `spread`, which these
+    will be divided by, too near each other.
+    """
     kind = np.finfo(np.float32)
     if (largest := np.abs(y).max(initial=0)) > kind.max:
         raise ValueError(
             f"y: {largest:g} is beyond float32, in which networks compute: scale y, as TransformedTargetRegressor does"
         )
-    spread = np.ptp(y, axis=0) if len(y) else np.zeros(1)
-    if (small := spread[(0 < spread) & (spread < kind.tiny)]).size:
+    range_ = np.ptp(y, axis=0) if spread and len(y) else np.zeros(1)
+    if (small := range_[(0 < range_) & (range_ < kind.tiny)]).size:
         raise ValueError(
             f"y: values differ by {small[0]:g}, which float32 cannot hold: scale y, as TransformedTargetRegressor does"
         )

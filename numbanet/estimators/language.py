@@ -34,7 +34,7 @@ from ..training.validation import Validation
 from ..user_warnings import warn
 from .base import Estimator
 from .joint import text_of_all
-from .language_parameters import DROPOUTS, PARAMETERS, recurrent_policy, widths_of
+from .language_parameters import DROPOUTS, PARAMETERS, lstm_widths, recurrent_policy
 from .parameters import documented, storing
 from .settings import FitSettings
 from .vocabulary import Vocabulary, checked_tokens
@@ -146,8 +146,8 @@ class LanguageModel(Estimator):
         self, tokens: Iterable[Any], *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None
     ) -> LanguageModel:
         """Train for one epoch on a text, from the current weights, the current state of the optimiser, and LSTM states of zero.
-        Parameters and errors are those of `fit`. If parameters of the optimiser have changed, they hold from now on; its state
-        is kept if the optimiser is of the same class.
+        Parameters and errors are those of `fit`. If parameters of the optimiser have changed, they hold from now on; its
+        state is kept if its class has not changed.
 
         The first call makes the vocabulary from its text. Words of later texts that are not in the vocabulary become the
         unknown word.
@@ -157,7 +157,7 @@ class LanguageModel(Estimator):
         symbols = self._symbols(tokens, new=not trained)
         if trained:
             self._warn_of_sparsity()
-            self._renew_optimizer()
+            self.optimizer_ = self._renewed(self.optimizer_, self.model_)
         else:
             self._start(settings)
         train(*self._prepare(symbols, settings, 1, trained))
@@ -292,7 +292,7 @@ class LanguageModel(Estimator):
         return self.scoring
 
     def _hidden(self) -> tuple[int, ...]:
-        return widths_of(self.hidden)
+        return lstm_widths(self.hidden)
 
     def _site_count(self, chosen):
         # no layer here lets a policy choose its plan from data

@@ -228,10 +228,11 @@ PARAMETERS = {
 }
 
 
-def widths_of(hidden: Any) -> tuple[int, ...]:
+def lstm_widths(hidden: Any) -> tuple[int, ...]:
     """Return the parameter `hidden` as the widths of the LSTM layers; raise ValueError if it is invalid."""
     widths = (hidden,) if is_integer(hidden) else hidden
-    if isinstance(widths, str) or not isinstance(widths, (Sequence, np.ndarray)) or np.ndim(widths) != 1 or not len(widths):
+    several = isinstance(widths, Sequence) or (isinstance(widths, np.ndarray) and widths.ndim == 1)
+    if isinstance(widths, str) or not several or not len(widths):
         raise ValueError(f"hidden must be an integer or a tuple of integers, the widths of the LSTM layers; got {hidden!r}")
     return tuple(check_count("hidden", width) for width in widths)
 
@@ -247,5 +248,6 @@ def recurrent_policy(dropout: Any, rate: Any, layers: int, epochs: int) -> Dropo
     try:
         chosen.over(epochs).at_mean_rate(epochs)
     except ValueError as error:
-        raise ValueError(str(error).replace("dropout_rate", "recurrent_dropout_rate")) from error
+        given = "recurrent_dropout" if isinstance(dropout, Dropout) else "recurrent_dropout_rate"
+        raise ValueError(str(error).replace("dropout_rate", given)) from error
     return chosen

@@ -124,7 +124,8 @@ class Net(ClassifierMixin, Supervised):
     def partial_fit(
         self, X, y, classes=None, sample_weight=None, *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None
     ):
-        """Train for one epoch, from the current weights and the current state of the optimiser.
+        """Train for one epoch, from the current weights and the current state of the optimiser. Changed parameters of the
+        optimiser, and a changed loss, hold from now on, as in `NetRegressor.partial_fit`.
 
         Parameters
         ----------
@@ -373,7 +374,7 @@ class NetRegressor(RegressorMixin, Supervised):
     def _check_target(self, X, y, weights, reset):
         """Return the standardised targets (n, outputs), float32, and the weights of the samples."""
         flat, y = y.ndim == 1, np.asarray(y, np.float64).reshape(len(y), -1)
-        check_targets(y)
+        check_targets(y, spread=reset and self._criterion().standardised)
         if reset:
             self._flat_target, self.n_outputs_ = flat, y.shape[1]
             self.target_mean_, self.target_scale_ = np.zeros(y.shape[1]), np.ones(y.shape[1])

@@ -17,6 +17,7 @@ from sklearn.metrics import check_scoring
 from ..arguments import check_takes, is_integer, is_real
 from ..device import Device, device
 from ..dropout import Dropout, policy
+from ..layers import Sequential
 from ..tensor import Tensor
 from ..training import schedule
 from ..training.adam import Adam, AdamW
@@ -91,15 +92,13 @@ class Settings(BaseEstimator):
         self._settings(None, None)
 
     def _check_callbacks(self) -> None:
-        """Raise ValueError unless `callbacks` is None or a list of functions and hooks."""
+        """Raise ValueError unless `callbacks` is None or a list, and TypeError unless it holds functions and hooks."""
         given = () if self.callbacks is None else self.callbacks
         if not (isinstance(given, Sequence) and all(isinstance(callback, Hook) or callable(callback) for callback in given)):
             raise ValueError(
                 f"callbacks must be a list of functions callback(estimator, record) and of Hook objects, got {self.callbacks!r}"
             )
         for callback in given:
-            if isinstance(callback, type) and issubclass(callback, Hook):
-                raise ValueError(f"callbacks: {callback.__name__} is a class; give an object of it, {callback.__name__}(...)")
             if not isinstance(callback, Hook):
                 check_takes("callbacks", callback, "two arguments, the estimator and the record of an epoch", self, {})
 
@@ -189,6 +188,46 @@ class Settings(BaseEstimator):
             raise ValueError(f"n_jobs must be None or an integer other than 0, got {self.n_jobs!r}")
         return {"limit": effective_n_jobs(int(self.n_jobs)), "precision": self.precision}
 
+    def _new_optimizer(self, model: Sequential) -> Optimizer:
+        """Return an optimiser of all parameters, including frozen ones, so that they can be unfrozen later. Those that a
+        function left out, which made the optimiser, rest.
+        """
+        parameters = list(model.parameters())
+        given = [tensor for tensor in parameters if tensor.requires_grad]
+        optimizer = self._make_optimizer(given)
+        resting = frozenset(given) - set(optimizer.parameters)
+        if resting and self.sparsity is not None:
+            raise ValueError(
+                "sparsity changes all weights that are trained, also those that the function in optimizer leaves out: freeze "
+                "them by requires_grad_(False) instead"
+            )
+        optimizer.rest(resting)
+        optimizer.parameters[:] = parameters
+        self._optimizer_of = self._of_optimizer()
+        return optimizer
+
+    def _of_optimizer(self) -> dict[str, Any]:
+        """Return the parameters that determine the optimiser."""
+        return {name: getattr(self, name) for name in ("optimizer", "learning_rate", *OF_OPTIMIZERS) if hasattr(self, name)}
+
+    def _renewed(self, old: Optimizer, model: Sequential) -> Optimizer:
+        """Return the optimiser that the parameters describe: `old`, unless they have changed since it was made. A new one of
+        the same class continues with its state, and with its learning rate, which callbacks may have changed, unless the
+        parameter has changed.
+        """
+        now = self._of_optimizer()
+        before = getattr(self, "_optimizer_of", now)  # estimators of older pickles lack it
+        if now == before:
+            return old
+        new = self._new_optimizer(model)
+        if type(old) is type(new) and [*map(id, old.parameters)] == [*map(id, new.parameters)]:
+            rate, resting = new.learning_rate, new.resting
+            new.restore(old.snapshot())
+            new.rest(resting)
+            if any(now[name] != before[name] for name in ("optimizer", "learning_rate")):
+                new.adjust(rate)
+        return new
+
     def _make_optimizer(self, parameters) -> Optimizer:
         parameters = list(parameters) or [Tensor(0.0, requires_grad=True)]  # in a check of settings, or if all are frozen
         chosen, rate = self.optimizer, self.learning_rate
@@ -208,7 +247,14 @@ class Settings(BaseEstimator):
             kind = Adam if chosen == "adam" else AdamW
             return kind(parameters, rate, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
         if callable(chosen):
-            return chosen(parameters, rate)
+            made = chosen(parameters, rate)
+            if not isinstance(made, Optimizer):
+                raise TypeError(
+                    f"optimizer: {chosen!r} must make an Optimizer, such as SGD(parameters, rate), and made {made!r}"
+                )
+            if type(made).step is not Optimizer.step:
+                raise TypeError(f"optimizer: {type(made).__name__} overrides step, which fits do not call: override update")
+            return made
         lower = chosen.lower() if isinstance(chosen, str) else None
         meant = f"did you mean {lower!r}? Choose" if lower in ("sgd", "adam", "adamw") else "choose"
         raise ValueError(f"there is no optimizer {chosen!r}; {meant} 'sgd', 'adam' or 'adamw', or give a class")

@@ -112,8 +112,8 @@ class Supervised(Fitting):
     @whole
     def partial_fit(self, X, y, sample_weight=None, *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None):
         """Train for one epoch, from the current weights and the current state of the optimiser; parameters are as for `fit`.
-        If parameters of the optimiser or the loss have changed, they hold from now on; the state of the optimiser is kept if it
-        is of the same class.
+        If parameters of the optimiser or the loss have changed, they hold from now on; the state of the optimiser is kept if
+        its class has not changed.
 
         Between calls the device keeps a second copy of the weights and of the optimiser's state; a failing call restores it.
         """

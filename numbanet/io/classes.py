@@ -6,7 +6,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+import numpy as np
+
 from ..layers import Layer, registry
+from .card import kept_epoch
 
 
 def class_of(layer: Layer, path: str, known: Collection[str]) -> str:
@@ -27,8 +30,10 @@ def check_no_link(name: str, net: Any) -> None:
 
 def check_no_selection(name: str, net: Any) -> None:
     """Raise ValueError, beginning with `name`, if the dropout of an estimator selects the neurons that predictions compute."""
-    if (policy := net.policy_.inference_policy(net.n_iter_ - 1)) is not None:
+    policy = net.policy_.inference_policy(kept_epoch(net)["epoch"] - 1)
+    parts = () if policy is None else getattr(policy, "policies", (policy,))
+    if selecting := [part.name for part in parts if np.any(part.rate)]:
         raise ValueError(
-            f"{name}: {type(policy).__name__} selects the neurons that predictions compute, which only numbanet does: train "
+            f"{name}: dropout {selecting[0]!r} selects the neurons that predictions compute, which only numbanet does: train "
             "with select_in_prediction=False, or convert net.model_ by to_torch, which computes all neurons"
         )

@@ -49,7 +49,10 @@ class ModelCheckpoint(Hook):
     def fit_start(self, run):
         if run.epoch == 0:
             self.best = -math.inf
-        if run.speaks and not {*"{}"} & {*os.path.dirname(self.path)}:  # fields of the record are known after an epoch
+
+    def check(self) -> None:
+        """Raise an OSError if the folder is missing. A folder that has fields of the record is known only after an epoch."""
+        if not {*"{}"} & {*os.path.dirname(self.path)}:
             check_target(self.path)
 
     def epoch_recorded(self, run, record):

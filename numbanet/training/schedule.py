@@ -20,7 +20,7 @@ def named(schedule: Any, epochs: int) -> Callable[[int], float] | None:
     Raises
     ------
     ValueError
-        If the name is unknown, or a function gives an invalid factor for an epoch.
+        If the name is unknown.
     TypeError
         If a function does not take an epoch, or is a class.
     """
@@ -34,7 +34,6 @@ def named(schedule: Any, epochs: int) -> Callable[[int], float] | None:
     }
     if callable(schedule):
         check_takes("learning_rate_schedule", schedule, "one argument, the epoch, counted from 0", 0)
-        _check_factors(schedule, epochs)
     if schedule is None or callable(schedule):
         return schedule
     if not isinstance(schedule, str) or schedule not in known:
@@ -44,25 +43,9 @@ def named(schedule: Any, epochs: int) -> Callable[[int], float] | None:
     return known[schedule]
 
 
-def _check_factors(schedule: Callable[[int], float], epochs: int) -> None:
-    """Raise ValueError if the schedule gives an invalid factor for an epoch. If it raises an exception, it may read what
-    training makes; the epochs from there on are checked when they begin.
-    """
-    for epoch in range(epochs):
-        try:
-            factor = schedule(epoch)
-        except Exception:
-            return
-        _checked(factor, epoch)
-
-
 def factor_of(schedule: Callable[[int], float] | None, epoch: int) -> float:
     """Return the factor of the learning rate, 1 without a schedule; raise ValueError if the schedule returns an invalid one."""
-    return _checked(schedule(epoch) if schedule else 1.0, epoch)
-
-
-def _checked(factor: float, epoch: int) -> float:
-    """Return the factor of an epoch; raise ValueError if it is invalid."""
+    factor = schedule(epoch) if schedule else 1.0
     if not (isinstance(factor, numbers.Real) and 0 <= factor < math.inf):
         raise ValueError(
             f"learning_rate_schedule gave the factor {factor!r} for epoch {epoch}; it must be a number, finite and not negative"

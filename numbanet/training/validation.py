@@ -170,7 +170,7 @@ class EarlyStopping(Hook):
         if self.best is not None:
             run.restore(self.best[2])
         elif self.waited:
-            warn("early_stopping: validation_score was never a number, so the weights of the last epoch stay; look at scoring")
+            warn("early_stopping: validation_score was NaN or -inf in all epochs; the last weights stay: see scoring")
         elif run.epoch == run.epochs.stop:
             warn(
                 "early_stopping: no epoch could be the result, because the network was still becoming sparse; train for "

@@ -289,7 +289,8 @@ def test_words_that_choose_a_learning_rate_are_held_out_and_curves_are_drawn(rng
     monkeypatch.setattr(time_to_perplexity, "TEXTS", (time_to_perplexity.TEXTS[0]._replace(learning_rates=(5.0,)),))
     none, early = time_to_perplexity.run(options, results, lambda text: None)
     assert none["implementation"] == "none" and early["seeds"] == 1 and 1 < early["perplexity"] < 200
-    assert early["flops_share"] < 1 and early["to_target"] is not None or early["reached"] == 0
+    assert early["flops_share"] < 1 == none["flops_share"]
+    assert (early["to_target"] is None) == (early["reached"] == 0)
     searches = [run for run in results.runs if "held" in run["settings"]]
     assert len(searches) == 2 and all(-6 < epoch["held"] < 0 for run in searches for epoch in run["epochs"])
     assert {len(text) for text in read if isinstance(text, list)} == {150}

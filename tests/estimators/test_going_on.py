@@ -199,6 +199,41 @@ def test_a_new_learning_rate_keeps_the_state_of_the_optimiser():
         assert np.abs(own[0]).max() > 0.5 * np.abs(before[0]).max()
 
 
+def test_a_rate_that_a_callback_has_reduced_stays_unless_it_is_changed():
+    net = Net(**SMALL, callbacks=[ReduceLROnPlateau(monitor="loss", factor=0.5, patience=1, threshold=9.0)]).fit(X, Y)
+    reduced = net.optimizer_.learning_rate
+    assert reduced < 0.02
+    net.set_params(callbacks=None, clip_norm=1.0).partial_fit(X, Y)
+    assert rates(net)[-1] == reduced and net.optimizer_.clip_norm == 1.0
+    vars(net).pop("_optimizer_of")  # as in pickles of older versions
+    assert rates(net.partial_fit(X, Y))[-1] == reduced
+    assert rates(net.set_params(learning_rate=0.01).partial_fit(X, Y))[-1] == 0.01
+
+
+def test_what_a_function_leaves_out_rests_from_now_on_and_moves_again():
+    def moved(net):
+        before = [values.copy() for values in net.model_.state_dict().values()]
+        after = net.partial_fit(X, Y).model_.state_dict().values()
+        return [not np.array_equal(*pair) for pair in zip(before, after, strict=True)]
+
+    net = Net(**SMALL, optimizer=lambda parameters, rate: SGD(parameters, rate)).fit(X, Y)
+    assert moved(net.set_params(optimizer=lambda parameters, rate: SGD(parameters[:2], rate))) == [True] * 2 + [False] * 4
+    assert moved(net.set_params(optimizer=lambda parameters, rate: SGD(parameters, rate))) == [True] * 6
+
+
+def test_a_call_that_fails_leaves_the_optimiser_and_the_loss_as_they_were():
+    def fail(net, record):
+        raise OSError("full")
+
+    net = Net(**SMALL).fit(X, Y)
+    optimizer, loss, before = net.optimizer_, net.loss_, net.predict_proba(X)
+    net.set_params(optimizer="adam", loss=lambda outputs, targets: (outputs * outputs).mean(), callbacks=[fail])
+    with pytest.raises(OSError, match="full"):
+        net.partial_fit(X, Y)
+    np.testing.assert_array_equal(net.predict_proba(X), before)
+    assert type(net.optimizer_) is type(optimizer) and net.optimizer_.steps == optimizer.steps and net.loss_ == loss
+
+
 def test_a_loaded_network_trains_on_with_its_own_optimiser(tmp_path):
     net = Net(**SMALL, optimizer=Lion).fit(X, Y).set_params(optimizer="sgd")
     net.save(tmp_path / "net.safetensors")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numbanet import DynamicSparseGraph, LanguageModel, Layer, Net, NetRegressor, Tensor, device, layers as L
+from numbanet import DynamicSparseGraph, EarlyDropout, LanguageModel, Layer, Net, NetRegressor, Tensor, device, layers as L
 from numbanet.io import from_torch, to_torch
 from numbanet.layers import registry
 
@@ -260,9 +260,12 @@ def test_a_selection_of_neurons_is_refused(rng, tmp_path):
     policy = DynamicSparseGraph(0.5, share="sample", epsilon=0.9)
     net = Net((16, 16), dropout=policy, epochs=1, random_state=0).fit(X, y)
     for convert in (to_torch, lambda net: net.export(tmp_path / "net.onnx")):
-        with pytest.raises(ValueError, match="DynamicSparseGraph selects the neurons .* select_in_prediction=False"):
+        with pytest.raises(ValueError, match="dropout 'dsg' selects the neurons .* select_in_prediction=False"):
             convert(net)
     assert not (tmp_path / "net.onnx").exists()
     whole = Net((16, 16), dropout=policy.changed(select_in_prediction=False), epochs=1, random_state=0).fit(X, y)
     np.testing.assert_allclose(to_torch(whole)(torch.tensor(X)).softmax(-1).detach(), whole.predict_proba(X), atol=1e-6)
     assert len(to_torch(net.model_)) == 5
+    last = DynamicSparseGraph(EarlyDropout(0.5, until=0.5), share="sample", epsilon=0.9)  # selects nothing in the end
+    dense = Net((16, 16), dropout=last, epochs=2, random_state=0).fit(X, y)
+    np.testing.assert_allclose(to_torch(dense)(torch.tensor(X)).softmax(-1).detach(), dense.predict_proba(X), atol=1e-6)

@@ -175,7 +175,7 @@ class Counts(Hook):
     [
         (Forgets(), TypeError, "Forgets.before_step must return a Batch, got None"),
         (Counts(), TypeError, "Counts.epoch_end must return a dict, got 3"),
-        (Told, ValueError, r"callbacks: Told is a class; give an object of it, Told\(...\)"),
+        (Told, TypeError, r"callbacks: Told is a class; give an object of it, Told\(...\)"),
     ],
 )
 def test_what_a_hook_must_return_and_a_class_in_place_of_an_object_are_named(given, error, message):

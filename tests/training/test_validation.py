@@ -363,6 +363,6 @@ def test_predictions_select_at_the_rate_of_the_epoch_whose_weights_are_kept(tmp_
 
 def test_scores_that_are_never_numbers_stop_with_the_last_weights():
     net = Net(**{**SMALL, "epochs": 9}, early_stopping=True, patience=2, scoring=lambda *_: math.nan)
-    with pytest.warns(UserWarning, match="early_stopping: validation_score was never a number"):
+    with pytest.warns(UserWarning, match="early_stopping: validation_score was NaN or -inf in all epochs"):
         net.fit(X, Y)
     assert (net.n_iter_, net.best_epoch_) == (2, None)
