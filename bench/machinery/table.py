@@ -134,7 +134,10 @@ def _over_seconds(row: Row) -> dict[str, Callable[[Row], str]]:
     """Columns for training runs that are compared with `none` by seconds."""
     if "perplexity" in row:
         what, form = "perplexity", ".1f"
-        ended = {"validation perplexity, median (min – max)": _measured(what, form), "ratio": _number("of_baseline", ".3f")}
+        ended = {
+            "validation perplexity, median (min – max)": _measured(what, form),
+            "divided by none's": _number("of_baseline", ".3f"),
+        }
     else:
         what, form = "accuracy", ".4f"
         ended = {"test accuracy, median (min – max)": _measured(what, form), "points against none": _number("points", "+.2f")}

@@ -22,6 +22,10 @@ from . import over_seconds
 from .over_seconds import Pair, kinds, pair
 
 SUITE = "time-to-perplexity"
+RECORDED = (
+    '--only "LSTM 256-256.*: (none|bernoulli|window|window early)$" --json bench/results/time-to-perplexity.json '
+    "--plot time-to-perplexity.png",
+)
 
 
 class Text(NamedTuple):

@@ -272,7 +272,7 @@ def test_perplexities_are_compared_by_their_ratio_and_the_target_is_above():
     assert second["of_baseline"] == pytest.approx(1.1) and second["in_time"] == pytest.approx(220.0)
     assert second["reached"] == 2 and second["to_target"] == pytest.approx(0.2)  # seed 1 is never below 203
     text = markdown([first, second])
-    assert "| ratio | target | s to the target / none's s | perplexity after none's s |" in text
+    assert "| divided by none's | target | s to the target / none's s | perplexity after none's s |" in text
     assert "| rdp | 3 | 5 | 220.0 (180.0 – 220.0) | 1.100 | 202.0 | 0.20 | 220.0 | 2.00 | 50% |" in text
 
 
