@@ -180,7 +180,7 @@ class Lion(Adam):
         {"optimizer": Lion},
         {"loss": lambda outputs, targets: (outputs * outputs).mean()},
     ],
-    ids=str,
+    ids=lambda change: "-".join(change),
 )
 def test_partial_fit_goes_on_with_changed_parameters(change):
     same, changed = (Net(**SMALL).fit(X, Y) for _ in range(2))
