@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -176,3 +177,10 @@ def _compared(row: dict[str, Any], runs: Sequence[Run], what: str) -> dict[str, 
         "to_target": float(ratio) if math.isfinite(ratio) else None,
         "in_time": float(np.median(reached)),
     }
+
+
+def plot(results: Results, path: Path) -> None:
+    """Plot test accuracy or validation perplexity by seconds of training, a panel for each case."""
+    from ..machinery.plots import plot_seconds
+
+    plot_seconds(results.rows, [run for run in results.runs if "held" not in run["settings"]], path)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -149,8 +148,4 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
     return over_seconds.run(options, results, say, SUITE, experiments(options))
 
 
-def plot(results: Results, path: Path) -> None:
-    """Plot the test accuracy by seconds of training, a panel for each case."""
-    from ..machinery.plots import plot_seconds
-
-    plot_seconds(results.rows, [run for run in results.runs if "held" not in run["settings"]], path)
+plot = over_seconds.plot

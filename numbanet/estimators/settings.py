@@ -216,8 +216,9 @@ class Settings(BaseEstimator):
         parameter has changed.
         """
         now = self._of_optimizer()
-        before = getattr(self, "_optimizer_of", now)  # estimators of older pickles lack it
-        if now == before:
+        if not hasattr(self, "_optimizer_of"):  # an estimator of an older pickle
+            self._optimizer_of = now
+        if now == (before := self._optimizer_of):
             return old
         new = self._new_optimizer(model)
         if type(old) is type(new) and [*map(id, old.parameters)] == [*map(id, new.parameters)]:

@@ -207,7 +207,7 @@ def test_a_rate_that_a_callback_has_reduced_stays_unless_it_is_changed():
     assert rates(net)[-1] == reduced and net.optimizer_.clip_norm == 1.0
     vars(net).pop("_optimizer_of")  # as in pickles of older versions
     assert rates(net.partial_fit(X, Y))[-1] == reduced
-    assert rates(net.set_params(learning_rate=0.01).partial_fit(X, Y))[-1] == 0.01
+    assert rates(net.set_params(learning_rate=0.003).partial_fit(X, Y))[-1] == 0.003
 
 
 def test_what_a_function_leaves_out_rests_from_now_on_and_moves_again():
