@@ -1,26 +1,26 @@
 """Convolutions on the CPU from wide kept blocks of the im2col matrix A: the loops.
 
 A thread computes one block row of A after the other. It multiplies each kept block by its rows of the packed weight, where
-these lie: no rows of the weight are copied. The block is gathered, unless y is computed and lines are long.
+these lie: no rows of the weight are copied. A block has columns of one tap, and pixels are read where they lie; nothing is
+multiplied by the zeros around images.
 
-    v    the kept blocks of a block row, one after the other: a row for each position, a column for each column of the block
+    rows, places    for each tap, the rows of A (from the first of the block row) that are inside the image there, and the first
+                    float of their pixels
     u    the packed weight, or its gradient (`cpu_position_loops`): for each panel of PANEL results a row for each term
+    v    the pixels of a block
     z    dz of a block row
-    s    a row for each position of a block row, a column for each of PANEL results
+    s    a row for each position, a column for each of PANEL results; for dw, the panels of dz, one after the other
 """
 
 from __future__ import annotations
 
 from numba import float32, int64
 
-from ...host.simd import copy_vectors
+from ...host.simd import LINE
 from ...runtime.declare import host_function, host_kernel
 from .cpu_im2col_loops import unpacked
+from .cpu_panel_products import PANEL, add_scattered, copy_row, multiply_columns
 from .cpu_position_loops import _finish, _put
-from .winograd.cpu_winograd_loops import _even, _multiply
-from .winograd.cpu_winograd_transforms import PANEL, ROWS
-
-LONG = 6  # least number of positions on a line for which pixels are multiplied where they lie, and not gathered
 
 
 @host_function
@@ -51,82 +51,60 @@ def _line(g, row, last, channels, segment):
 
 
 @host_function
-def _gather(pixels, channels, g, table, starts, kept, width, first, count, v):
-    """v of `count` rows of A from `first` on."""
-    step, at = g[3] * channels, int64(0)
-    for column in kept:
-        segment, row = table[starts[column]], first
+def _list_rows(g, channels, table, starts, width, first, count, rows, places, counts):
+    """List the rows and places of each tap for `count` rows of A from `first` on."""
+    step = g[3] * channels
+    for tap in range(counts.size):
+        segment, row, n = table[starts[tap * channels // width]], first, int64(0)
         while row < first + count:
             end, begin, stop, base = _line(g, row, first + count, channels, segment)
-            for r in range(row, end):
-                if begin <= r < stop:
-                    copy_vectors(pixels, base + r * step, v, at, width)
-                else:
-                    v[at : at + width] = 0
-                at += width
+            for r in range(begin, stop):
+                rows[tap, n], places[tap, n] = r - first, base + r * step
+                n += 1
             row = end
-
-
-@host_function
-def _add(s, scale, dx, channels, g, segment, first, count):
-    """Add scale s, `count` rows of dA from `first` on of PANEL columns, to the pixels of its segment."""
-    row, step = first, g[3] * channels
-    while row < first + count:
-        end, begin, stop, base = _line(g, row, first + count, channels, segment)
-        for r in range(begin, stop):
-            values, sums = s[(r - first) * PANEL : (r - first + 1) * PANEL], dx[base + r * step : base + r * step + PANEL]
-            for i in range(PANEL):
-                sums[i] += scale * values[i]
-        row = end
-
-
-@host_function
-def _add_gathered(v, kept, width, u, at, s, count):
-    """s = v times the panel of u that begins at `at`."""
-    r = 0
-    while r < count:
-        rows = _even(count - r, ROWS)
-        for j in range(kept.size):
-            own = at + kept[j] * width * PANEL
-            _multiply(v, (j * count + r) * width, width, 1, u, own, width, rows, s, r * PANEL, j > 0)
-        r += rows
-
-
-@host_function
-def _add_lines(pixels, channels, g, table, starts, kept, width, u, at, s, first, count):
-    """s = the kept blocks of A, read where the pixels lie, times the panel of u that begins at `at`, a line after the other."""
-    row, step = first, g[3] * channels
-    while row < first + count:
-        end = min(row // g[7] * g[7] + g[7], first + count)
-        for i in range((row - first) * PANEL, (end - first) * PANEL):
-            s[i] = float32(0)
-        for j in range(kept.size):
-            _, begin, stop, base = _line(g, row, first + count, channels, table[starts[kept[j]]])
-            own = at + kept[j] * width * PANEL
-            _multiply(pixels, base + begin * step, step, 1, u, own, width, stop - begin, s, (begin - first) * PANEL, True)
-        row = end
+        counts[tap] = n
 
 
 @host_kernel(
-    "void(f4[::1], i8, i8[::1], i8[:, ::1], i8[::1], i4[:, ::1], i8, i8, f4[::1], f4, f4[::1], f4, f4[::1], f4[::1], f4[::1],"
-    " i8, i8, i8)"
+    "void(f4[::1], i8, i8[::1], i8[:, ::1], i8[::1], i4[:, ::1], i8, i8, i8[:, ::1], i8[:, ::1], i8[::1], f4[::1], f4, f4[::1],"
+    " f4, f4[::1], f4[::1], i8, i8, i8)"
 )
-def forward(pixels, channels, geometry, table, starts, kept, height, width, u, scale, bias, low, v, s, y, total, first, stop):
+def forward(
+    pixels,
+    channels,
+    geometry,
+    table,
+    starts,
+    kept,
+    height,
+    width,
+    rows,
+    places,
+    counts,
+    u,
+    scale,
+    bias,
+    low,
+    s,
+    y,
+    total,
+    first,
+    stop,
+):
     """y = max(scale the sums + bias, low) of the block rows first … stop - 1; y has `total` rows."""
     numbers, outs, depth = unpacked(geometry), bias.size, (starts.size - 1) * width
     for b in range(first, stop):
         r0 = b * height
         count = min(height, total - r0)
         own = kept[b, : _count(kept[b], starts.size - 1)]
-        if numbers[7] < LONG:
-            _gather(pixels, channels, numbers, table, starts, own, width, r0, count, v)
+        _list_rows(numbers, channels, table, starts, width, r0, count, rows, places, counts)
         for o0 in range(0, outs, PANEL):
-            if numbers[7] >= LONG:
-                _add_lines(pixels, channels, numbers, table, starts, own, width, u, o0 * depth, s, r0, count)
-            else:
-                _add_gathered(v, own, width, u, o0 * depth, s, count)
+            s[0 : count * PANEL] = 0
+            for column in own:
+                tap, c0, at = column * width // channels, column * width % channels, o0 * depth + column * width * PANEL
+                add_scattered(pixels, c0, places[tap], 1, u, at, width, counts[tap], s, 0, rows[tap], PANEL)
             for i in range(count):
-                _put(s, i * PANEL, own.size > 0, scale, bias, low, o0, y, r0 + i)
+                _put(s, i * PANEL, True, scale, bias, low, o0, y, r0 + i)
 
 
 # --- backward ---------------------------------------------------------------------------------------------------------
@@ -149,59 +127,62 @@ def _slopes(dy, where, gated, first, count, o0, o1, dz, row):
 
 
 @host_kernel(
-    "void(i8, i8[::1], i8[::1], i4[:, ::1], i8, i8, i8, f4[:, ::1], f4[:, ::1], b1, f4[::1], f4, f4[::1], f4[::1],"
-    " i8[:, ::1], f4[::1], i8, i8, i8, i8)"
+    "void(i8, i8[::1], i8[:, ::1], i8[::1], i4[:, ::1], i8, i8, i8[:, ::1], i8[:, ::1], i8[::1], f4[:, ::1], f4[:, ::1], b1,"
+    " f4[::1], f4, f4[::1], f4[::1], i8, i8, i8, i8)"
 )
 def backward(
     channels,
     geometry,
+    table,
     starts,
     kept,
     height,
     width,
-    taps,
+    rows,
+    places,
+    counts,
     dy,
     where,
     gated,
     u,
     scale,
     z,
-    s,
-    panels,
     dx,
     dx_first,
     dx_stop,
     first,
     stop,
 ):
-    """dx of the block rows first … stop - 1, whose images are its floats dx_first … dx_stop - 1. `panels` is the table of the
-    segments of A that are PANEL columns wide.
-    """
-    numbers, (total, outs) = unpacked(geometry), dy.shape
+    """dx of the block rows first … stop - 1, whose images are its floats dx_first … dx_stop - 1."""
+    numbers, (total, outs), taps = unpacked(geometry), dy.shape, counts.size
+    row = outs + LINE  # rows do not displace each other in the cache
     dx[dx_first:dx_stop] = 0
     for b in range(first, stop):
         r0 = b * height
         count = min(height, total - r0)
-        _slopes(dy, where, gated, r0, count, int64(0), outs, z, outs)
+        _slopes(dy, where, gated, r0, count, int64(0), outs, z, row)
+        for i in range(count * row):
+            z[i] *= scale
+        _list_rows(numbers, channels, table, starts, width, r0, count, rows, places, counts)
         for column in kept[b, : _count(kept[b], starts.size - 1)]:
-            for k in range(column * width, (column + 1) * width, PANEL):
-                at = (k % channels // PANEL * taps + k // channels) * outs * PANEL
-                _multiply(z, 0, outs, 1, u, at, outs, count, s, 0, False)
-                _add(s, scale, dx, channels, numbers, panels[k // PANEL], r0, count)
+            tap, c0 = column * width // channels, column * width % channels
+            for c in range(c0, c0 + width, PANEL):
+                at = (c // PANEL * taps + tap) * outs * PANEL
+                add_scattered(z, 0, rows[tap], row, u, at, outs, counts[tap], dx, c, places[tap], 1)
 
 
 @host_function
-def _add_up(s, count, sums):
-    """Add the `count` rows of s to sums."""
+def _add_up(s, at, count, sums):
+    """Add `count` rows of s, from s[at] on, to sums."""
     for i in range(count):
-        values = s[i * PANEL : i * PANEL + sums.size]
+        values = s[at + i * PANEL : at + i * PANEL + sums.size]
         for o in range(sums.size):
             sums[o] += values[o]
 
 
 @host_kernel(
-    "void(f4[::1], i8, i8[::1], i8[:, ::1], i8[::1], i4[:, ::1], i8, i8, f4[:, ::1], f4[:, ::1], b1, f4[::1], f4[::1],"
-    " f4[::1], f8[::1], i8, i8, i8, i8)"
+    "void(f4[::1], i8, i8[::1], i8[:, ::1], i8[::1], i4[:, ::1], i8, i8, i8[:, ::1], i8[:, ::1], i8[::1], i8, f4[:, ::1],"
+    " f4[:, ::1], b1, f4[::1], f4[::1], f4[::1], f8[::1], i8, i8, i8, i8)"
 )
 def gradient(
     pixels,
@@ -212,6 +193,10 @@ def gradient(
     kept,
     height,
     width,
+    rows,
+    places,
+    counts,
+    wide,
     dy,
     where,
     gated,
@@ -225,7 +210,7 @@ def gradient(
     panel_stop,
 ):
     """`terms` = the sums of dw, and `sums` = those of db, over the block rows first … stop - 1, for the panels panel_first …
-    panel_stop - 1.
+    panel_stop - 1; `wide` columns of a block at a time.
     """
     numbers, (total, outs), size = unpacked(geometry), dy.shape, (starts.size - 1) * width * PANEL
     terms[panel_first * size : panel_stop * size] = 0
@@ -233,16 +218,24 @@ def gradient(
     for b in range(first, stop if panel_first < panel_stop else first):
         r0 = b * height
         count = min(height, total - r0)
-        own = kept[b, : _count(kept[b], starts.size - 1)]
-        _gather(pixels, channels, numbers, table, starts, own, width, r0, count, v)
         for panel in range(panel_first, panel_stop):
-            o0 = panel * PANEL
+            o0, at = panel * PANEL, (panel - panel_first) * count * PANEL
             o1 = min(o0 + PANEL, outs)
-            _slopes(dy, where, gated, r0, count, o0, o1, s, PANEL)
-            _add_up(s, count, sums[o0:o1])
-            for j in range(own.size):
-                at = panel * size + own[j] * width * PANEL
-                _multiply(v, j * count * width, 1, width, s, 0, count, width, terms, at, True)
+            _slopes(dy, where, gated, r0, count, o0, o1, s[at : at + count * PANEL], PANEL)
+            _add_up(s, at, count, sums[o0:o1])
+        _list_rows(numbers, channels, table, starts, width, r0, count, rows, places, counts)
+        for column in kept[b, : _count(kept[b], starts.size - 1)]:
+            tap, c0 = column * width // channels, column * width % channels
+            length = counts[tap] * wide + LINE
+            for i in range(counts[tap]):
+                for c in range(0, width, wide):
+                    copy_row(pixels, places[tap, i] + c0 + c, v, c // wide * length + i * wide, min(wide, width - c))
+            for panel in range(panel_first, panel_stop):
+                at, goal = (panel - panel_first) * count * PANEL, panel * size + column * width * PANEL
+                slopes = s[at : at + count * PANEL]
+                for c in range(0, width, wide):
+                    own, place = min(wide, width - c), c // wide * length
+                    multiply_columns(v, place, wide, slopes, rows[tap], counts[tap], own, terms, goal + c * PANEL, True)
 
 
 @host_kernel("void(f4[:, ::1], i8, i8, f4, f4[:, ::1], f4[:, ::1], i8, i8)")
@@ -255,4 +248,4 @@ def finish(terms, taps, channels, scale, room, dw, first, stop):
             term = terms[t]
             for i in range(panel * size, (panel + 1) * size):
                 total[i] += term[i]
-        _finish(total, panel * size, panel, taps, channels, room, scale, dw)
+        _finish(total, panel * size, panel, taps, channels, 0, channels, room, scale, dw)

@@ -15,21 +15,21 @@ from ...host.simd import LINE, aligned
 from ...layouts.windows import Window
 from ...runtime.memory import empty_cpu, full_cpu
 from . import cpu_position_loops as loops
-from .cpu_position_loops import BLOCK, IMAGES
-from .winograd.cpu_winograd_transforms import PANEL
+from .cpu_panel_products import PANEL, columns
+from .cpu_position_loops import BLOCK
 
 LEAST = 32  # least number of images, because products have a row for each image that keeps a position
-WIDE = 12  # least ratio of products to channels plus outputs: those are multiplied, these are copied
-INSIDE = 0.75  # largest share of taps inside the image: in larger images, pixels of a position are far from each other
-NEAR, ALL = 1 << 18, 1 << 22  # floats of a thread's v: of a stretch, and of all pieces if they fit
+INSIDE = 0.75  # largest share of taps inside of images that count as small: otherwise zeros around them would be multiplied
+WIDE = 12, 32  # least ratio of products to channels plus outputs, of small images and of others: these are read and written
+# least number of images of a block, because policies let as many keep the same positions; floats of the images of larger blocks
+IMAGES, NEAR = 16, 1 << 18
 
 
 def suits(window: Window, images: tuple[int, ...], outs: int) -> bool:
     """True if convolving listed positions of images (N, H, W, C) so is faster than from gathered patches."""
     count, *size, channels = images
-    if count < LEAST or channels * outs < WIDE * (channels + outs):
-        return False
-    return inside(window, *size) <= INSIDE * math.prod(window.positions(*size)) * math.prod(window.kernel)
+    small = inside(window, *size) <= INSIDE * math.prod(window.positions(*size)) * math.prod(window.kernel)
+    return count >= LEAST and channels * outs >= WIDE[not small] * (channels + outs)
 
 
 @functools.lru_cache(maxsize=256)
@@ -53,39 +53,36 @@ def _geometry(*sizes: int) -> np.ndarray:
 class _Work(NamedTuple):
     """Sizes and lists of a convolution.
 
-    pieces, members : the lists of `loops.cut`
-    rows, tapped : largest number of kept rows, and of their taps inside the image
+    geometry : array, as `cpu_position_loops` defines it
+    taps, places : n taps, n positions of an image
+    block : n images of a block
+    starts, members : the lists of `loops.cut`
     flops : an upper bound, because replays have other lists
     """
 
     geometry: np.ndarray
     taps: int
-    pieces: Any
+    places: int
+    block: int
+    starts: Any
     members: Any
-    rows: int
-    tapped: int
     flops: int
 
-    def room(self, depth: int, tapped: bool) -> tuple[int, bool]:
-        """(floats of v, whether they are enough for all pieces); rows have `depth` values, of each tap if `tapped`."""
-        every = (self.tapped if tapped else self.rows) * depth + self.rows * LINE
-        one = IMAGES * ((self.taps if tapped else 1) * depth + LINE)
-        return (every, True) if every <= ALL else (max(NEAR, one), False)
+    def shared(self, panels: int, parts: int) -> tuple[int, int]:
+        """(n parts of the panels of each block, n units in all): so many that all threads have equally many, if possible"""
+        ways = min(math.lcm(len(self.starts), parts) // len(self.starts), panels)
+        return ways, ways * len(self.starts)
 
 
 def _work(x, shape, window, positions, rows) -> _Work:
-    places, taps = math.prod(positions), math.prod(window.kernel)
+    places, count = math.prod(positions), len(x)
+    block = min(IMAGES, count)
+    while block < count and 2 * block * math.prod(x.shape[1:]) <= NEAR:
+        block *= 2
     geometry = _geometry(*x.shape[1:], *positions, shape[0], *(n for pair in window for n in pair))
-    starts, members = empty_cpu((places + 1,), np.int64), empty_cpu((max(len(x) * places, 1),), np.int32)
-    pieces = empty_cpu((-(-len(x) // IMAGES) * places + 1, 5), np.int64)
-    loops.cut(geometry, rows, len(x), starts, members, pieces)
-    tapped = len(x) * inside(window, *x.shape[1:3])
-    return _Work(geometry, taps, pieces, members, len(x) * places, tapped, 2 * len(x) * places * math.prod(shape))
-
-
-def _rooms(work, size, parts):
-    """(taps, v, s) of each thread."""
-    return [(empty_cpu((work.taps * BLOCK, PANEL)), aligned(size), aligned(IMAGES * PANEL)) for _ in range(parts)]
+    starts, members = empty_cpu((-(-count // block), places + 1), np.int64), empty_cpu((max(count * places, 1),), np.int32)
+    loops.cut(geometry, rows, count, block, starts, members)
+    return _Work(geometry, math.prod(window.kernel), places, block, starts, members, 2 * count * places * math.prod(shape))
 
 
 def packed_weight(w, turned, rooms):
@@ -101,41 +98,46 @@ def packed_weight(w, turned, rooms):
     return u
 
 
-def _packed(w, turned, rooms, whole, parts):
-    """u of each thread: all panels of the weight, packed; or if v holds all pieces (`whole`), a buffer for one panel."""
-    if whole:
-        return [aligned(math.prod(w.shape[2:]) * w.shape[0 if turned else 1] * PANEL) for _ in range(parts)]
-    return [packed_weight(w, turned, [room for room, *_ in rooms])] * parts
+def _rooms(work, parts, width):
+    """(room for taps, s with `width` rows) of each thread."""
+    return [(empty_cpu((work.taps * BLOCK, PANEL)), aligned(width * PANEL)) for _ in range(parts)]
+
+
+def _packed(work, w, turned, rooms):
+    """u of each thread: all panels of the weight, packed; or if there is one block, a buffer for one panel."""
+    if len(work.starts) == 1:
+        return [aligned(math.prod(w.shape[2:]) * w.shape[0 if turned else 1] * PANEL) for _ in rooms]
+    return [packed_weight(w, turned, [room for room, _ in rooms])] * len(rooms)
 
 
 def convolved(x, w, window: Window, positions, rows, bias, relu, scale):
     """y of conv2d at the listed positions."""
-    outs, channels = w.shape[:2]
-    work, panels = _work(x, w.shape, window, positions, rows), -(-outs // PANEL)
+    outs, work = len(w), _work(x, w.shape, window, positions, rows)
     y, bias = empty_cpu((len(x), *positions, outs)), full_cpu(outs, 0.0) if bias is None else bias
-    (size, whole), parts = work.room(channels, True), threads.parts(w.size, work.flops)
-    rooms = _rooms(work, size, parts)
-    u = _packed(w, False, rooms, whole, parts)
+    parts, low = threads.parts(w.size, work.flops), 0.0 if relu else -np.inf
+    (ways, units), rooms = work.shared(-(-outs // PANEL), parts), _rooms(work, parts, work.block)
+    u, ready = _packed(work, w, False, rooms), len(work.starts) > 1
 
     def run(part):
-        (room, v, s), own = rooms[part.number], part.of(panels)
+        (room, s), own = rooms[part.number], part.of(units)
         loops.forward(
             work.geometry,
             x.reshape(-1),
             w.reshape(outs, -1),
             scale,
             bias,
-            0.0 if relu else -np.inf,
+            low,
             rows,
             len(x),
-            work.pieces,
+            work.block,
+            work.starts,
             work.members,
             room,
-            v,
             u[part.number],
-            not whole,
+            ready,
             s,
             y.reshape(-1),
+            ways,
             own.start,
             own.stop,
         )
@@ -149,35 +151,37 @@ def gradients(dy, where, x, w, window: Window, rows, scale, wants_dx):
     work = _work(x, w.shape, window, dy.shape[1:3], rows)
     slopes = dy.reshape(-1)
     gates = slopes if where is None else where.reshape(-1), where is not None
-    dx = _pixel_gradient(work, slopes, gates, x, w, scale) if wants_dx else None
+    dx = _pixel_gradient(work, slopes, gates, x.shape, w, scale) if wants_dx else None
     return dx, *_weight_gradient(work, slopes, gates, x, w.shape, scale)
 
 
-def _pixel_gradient(work, slopes, gates, x, w, scale):
-    """dx of conv2d."""
-    outs, channels = w.shape[:2]
-    dx, panels = empty_cpu(x.shape), -(-channels // PANEL)
-    (size, whole), parts = work.room(outs, False), threads.parts(w.size, work.flops)
-    rooms = _rooms(work, size, parts)
-    u = _packed(w, True, rooms, whole, parts)
+def _pixel_gradient(work, slopes, gates, shape, w, scale):
+    """dx of conv2d for images of this shape."""
+    (outs, channels), dx = w.shape[:2], empty_cpu(shape)
+    parts = threads.parts(w.size, work.flops)
+    (ways, units), rooms = work.shared(-(-channels // PANEL), parts), _rooms(work, parts, work.block)
+    u, ready = _packed(work, w, True, rooms), len(work.starts) > 1
+    v = [aligned(work.block * work.places * (outs + LINE)) for _ in rooms]
 
     def run(part):
-        (room, v, s), own = rooms[part.number], part.of(panels)
+        (room, s), own = rooms[part.number], part.of(units)
         loops.backward(
             work.geometry,
             slopes,
             *gates,
             w.reshape(outs, -1),
             scale,
-            len(x),
-            work.pieces,
+            len(dx),
+            work.block,
+            work.starts,
             work.members,
             room,
-            v,
+            v[part.number],
             u[part.number],
-            not whole,
+            ready,
             s,
             dx.reshape(-1),
+            ways,
             own.start,
             own.stop,
         )
@@ -187,33 +191,38 @@ def _pixel_gradient(work, slopes, gates, x, w, scale):
 
 
 def _weight_gradient(work, slopes, gates, x, shape, scale):
-    """(dw, db) of conv2d for a weight of this shape."""
-    outs, channels = shape[:2]
-    dw, db, sums = empty_cpu(shape), empty_cpu(outs), empty_cpu(outs, np.float64)
-    panels, (size, whole), parts = -(-outs // PANEL), work.room(channels, True), threads.parts(flops=work.flops)
-    rooms, floats = _rooms(work, size, parts), work.taps * channels * PANEL
-    u = [aligned(floats) for _ in range(parts)] if whole else [aligned(panels * floats)] * parts
+    """(dw, db) of conv2d for a weight of this shape. Threads share the channels."""
+    (outs, channels), dw = shape[:2], empty_cpu(shape)
+    db, sums = empty_cpu(outs), empty_cpu(outs, np.float64)
+    panels, parts, wide = -(-outs // PANEL), threads.parts(flops=work.flops), columns(channels)
+    chunks, rows = -(-channels // wide), work.block * work.places
+    rooms = [empty_cpu((work.taps * BLOCK, PANEL)) for _ in range(parts)]
+    s = [aligned(panels * PANEL * rows) for _ in range(parts)]
+    v = [aligned(-(-chunks // parts) * (rows * wide + LINE)) for _ in range(parts)]
+    listed = [empty_cpu((rows,), np.int64) for _ in range(parts)]
+    u = aligned(panels * PANEL * work.taps * channels)
 
     def run(part):
-        (room, v, s), own = rooms[part.number], part.of(panels)
+        number, own = part.number, part.of(chunks)
         loops.gradient(
             work.geometry,
             x.reshape(-1),
             slopes,
             *gates,
             scale,
-            work.pieces,
+            wide,
+            work.starts,
             work.members,
-            room,
-            v,
-            u[part.number],
-            not whole,
-            s,
+            rooms[number],
+            listed[number],
+            v[number],
+            u,
+            s[number],
             dw.reshape(outs, -1),
             sums,
             db,
-            own.start,
-            own.stop,
+            own.start * wide,
+            min(own.stop * wide, channels),
         )
 
     threads.share(run, flops=work.flops)

@@ -1,14 +1,16 @@
 """Convolutions on the CPU of listed positions, all images of a position at once: the loops.
 
-The images that keep a position are the rows of a product with the taps that are inside the image there: of a 3 x 3 window,
-these are 4 in a corner. Nothing is multiplied by the zeros around images. A piece is a position and some images that keep it.
+The images of a block that keep a position are the rows of a product with the taps that are inside the image there: of a 3 x 3
+window, these are 4 in a corner. Nothing is multiplied by the zeros around images. A block of images stays in a core's cache
+while all results of its positions are computed, a panel of PANEL after the other.
 
-    v    a row for each image of a piece: the pixels of its taps, one after the other; or dz, a value for each output
-    u    for each tap, a row for each term of the sums and a column for each of PANEL results: the weight, or its gradient
-    s    a row for each image of a piece, a column for each of PANEL results
+    starts, members    the images of block b that keep position q are members[starts[b, q]:starts[b, q + 1]]
+    u    for each tap, a row for each term of the sums and a column for each result of a panel: the weight, or its gradient
+    v    dz of a block, a row for each kept position of each image; for dw, pixels of a block (`_gather`)
+    s    a row for each image that keeps a position, a column for each result of a panel; for dw, the panels of dz of a block
 
-A stretch is as many pieces as v holds. The geometry g holds the height, width and channels of the images; the numbers of
-positions along both; the number of outputs; and the kernel, stride, padding and dilation along the height and the width.
+The geometry g holds the height, width and channels of the images; the numbers of positions along both; the number of outputs;
+and the kernel, stride, padding and dilation along the height and the width.
 """
 
 from __future__ import annotations
@@ -19,12 +21,10 @@ from ...host.simd import LINE
 from ...host.transpose import transpose_block
 from ...runtime.declare import host_function, host_kernel
 from .cpu_im2col_loops import clear
-from .winograd.cpu_winograd_loops import _even, _multiply, blank
-from .winograd.cpu_winograd_transforms import PANEL
+from .cpu_panel_products import PANEL, copy_row, multiply, multiply_columns, multiply_listed
+from .winograd.cpu_winograd_loops import blank
 
-IMAGES = 48  # of a piece, at most
 BLOCK = 32  # rows of a weight, or channels, whose taps are transposed at a time
-POSITION, FIRST, END, ROWS, TAPS = range(5)  # of a piece; rows before it, and rows times taps
 
 
 # --- lists ------------------------------------------------------------------------------------------------------------
@@ -36,97 +36,48 @@ def _pixel(g, q, tap):
     return row * g[1] + column if 0 <= row < g[0] and 0 <= column < g[1] else int64(-1)
 
 
-@host_function
-def _set(pieces, i, position, first, end, taps):
-    piece = pieces[i]
-    piece[POSITION], piece[FIRST], piece[END], piece[ROWS], piece[TAPS] = position, first, end, first, taps
-
-
-@host_kernel("void(i8[::1], i4[::1], i8, i8[::1], i4[::1], i8[:, ::1])")
-def cut(g, rows, images, starts, members, pieces):
-    """List the images that keep each position, `members`, and cut them into pieces; the last and unused ones are empty."""
-    positions, count, taps = g[3] * g[4], int64(0), int64(0)
+@host_kernel("void(i8[::1], i4[::1], i8, i8, i8[:, ::1], i4[::1])")
+def cut(g, rows, images, block, starts, members):
+    """List the images that keep each position, for each block of `block` images."""
+    positions = g[3] * g[4]
     starts[:] = 0
-    for r in rows:
-        if r < images * positions:
-            starts[r % positions + 1] += 1
-    for q in range(positions):
-        inside = int64(0)
-        for tap in range(g[6] * g[7]):
-            inside += _pixel(g, q, tap) >= 0
-        first, stop = starts[q], starts[q] + starts[q + 1]
-        starts[q + 1] = stop
-        while first < stop:
-            size = _even(stop - first, IMAGES)
-            _set(pieces, count, q, first, first + size, taps)
-            first, taps, count = first + size, taps + size * inside, count + 1
-    for i in range(count, pieces.shape[0]):
-        _set(pieces, i, int64(0), starts[positions], starts[positions], taps)
-    for r in rows:
-        if r < images * positions:
-            q = r % positions
-            members[starts[q]] = r // positions
-            starts[q] += 1
+    for fills in range(2):  # count, then list
+        image, first = int64(0), int64(0)
+        for r in rows:
+            while r >= first + positions:
+                image, first = image + 1, first + positions
+            if image >= images:
+                break
+            own = starts[image // block]
+            if fills:
+                members[own[r - first + 1]] = image
+            own[r - first + 1] += 1
+        place = int64(0)
+        for b in range(0 if fills else starts.shape[0]):
+            starts[b, 0] = place
+            for q in range(positions):
+                count = starts[b, q + 1]
+                starts[b, q + 1] = place
+                place += count
 
 
 @host_function
-def _place(pieces, piece, depth, tapped):
-    """The first float of a piece if v begins with the first piece of all; between rows there are LINE more floats, so that they
-    do not displace each other in the cache.
-    """
-    return pieces[piece, TAPS if tapped else ROWS] * depth + pieces[piece, ROWS] * LINE
+def _share(number, of, ways):
+    """(first, end) of one of `ways` equal parts of `of` panels."""
+    return number * of // ways, (number + 1) * of // ways
 
 
 @host_function
-def _end(pieces, begin, depth, tapped, size):
-    """The end of the stretch that begins with a piece: the next ones as long as v, of this size, holds them."""
-    end, first = begin, _place(pieces, begin, depth, tapped)
-    while end + 1 < pieces.shape[0] and pieces[end, FIRST] < pieces[end, END]:
-        if _place(pieces, end + 1, depth, tapped) - first > size:
-            break
-        end += 1
-    return end
-
-
-@host_function
-def _row(pieces, piece, depth, tapped):
-    """Floats from one row of a piece to the next."""
-    count = max(pieces[piece, END] - pieces[piece, FIRST], 1)
-    return (pieces[piece + 1, TAPS] - pieces[piece, TAPS]) // count * depth + LINE if tapped else depth + LINE
-
-
-@host_function
-def _copy(source, first, out, at, length):
-    for i in range(length):
-        out[at + i] = source[first + i]
-
-
-@host_function
-def _read(g, x, pieces, piece, members, v, at):
-    """v of a piece from x."""
-    q, channels, end, row = pieces[piece, POSITION], g[2], at, _row(pieces, piece, g[2], True)
-    for tap in range(g[6] * g[7]):
-        pixel = _pixel(g, q, tap)
-        if pixel >= 0:
-            for i in range(pieces[piece, FIRST], pieces[piece, END]):
-                first = (int64(members[i]) * g[0] * g[1] + pixel) * channels
-                _copy(x, first, v, end + (i - pieces[piece, FIRST]) * row, channels)
-            end += channels
-
-
-@host_function
-def _slopes(g, dy, where, gated, pieces, piece, members, o0, o1, v, at, row):
-    """dz of the outputs o0 … o1 - 1 of a piece: dy, but 0 unless where > 0 if `gated`."""
-    outs = g[5]
-    for i in range(pieces[piece, FIRST], pieces[piece, END]):
-        first = (int64(members[i]) * g[3] * g[4] + pieces[piece, POSITION]) * outs
-        place = at + (i - pieces[piece, FIRST]) * row - o0
-        if gated:
-            for o in range(o0, o1):
-                v[place + o] = dy[first + o] if where[first + o] > 0 else float32(0)
-        else:
-            for o in range(o0, o1):
-                v[place + o] = dy[first + o]
+def _slopes(g, dy, where, gated, q, image, o0, o1, v, at):
+    """v[at:] = dz of the outputs o0 … o1 - 1 of a position of an image: dy, but 0 unless where > 0 if `gated`."""
+    first = (int64(image) * g[3] * g[4] + q) * g[5]
+    slopes, gate, out = dy[first + o0 : first + o1], where[first + o0 : first + o1], v[at : at + o1 - o0]
+    if gated:
+        for o in range(out.size):
+            out[o] = slopes[o] if gate[o] > 0 else float32(0)
+    else:
+        for o in range(out.size):
+            out[o] = slopes[o]
 
 
 # --- the weight -------------------------------------------------------------------------------------------------------
@@ -163,36 +114,35 @@ def pack(w, taps, channels, turned, room, u, first, stop):
 
 # --- forward ----------------------------------------------------------------------------------------------------------
 @host_kernel(
-    "void(i8[::1], f4[::1], f4[:, ::1], f4, f4[::1], f4, i4[::1], i8, i8[:, ::1], i4[::1], f4[:, ::1], f4[::1], f4[::1], b1,"
-    " f4[::1], f4[::1], i8, i8)"
+    "void(i8[::1], f4[::1], f4[:, ::1], f4, f4[::1], f4, i4[::1], i8, i8, i8[:, ::1], i4[::1], f4[:, ::1], f4[::1], b1,"
+    " f4[::1], f4[::1], i8, i8, i8)"
 )
-def forward(g, x, w, scale, bias, low, rows, images, pieces, members, room, v, u, ready, s, y, p0, p1):
-    """y = max(scale the convolution + bias, low) at the listed positions, and 0 elsewhere, for the panels p0 … p1 - 1. If u is
-    `ready`, it holds all panels; if not, v holds all pieces, and each panel is packed when its turn comes.
+def forward(g, x, w, scale, bias, low, rows, images, block, starts, members, room, u, ready, s, y, ways, first, stop):
+    """y = max(scale the convolution + bias, low) at the listed positions, and 0 elsewhere. A unit is one of `ways` parts of the
+    panels of a block; those from `first` to stop - 1 are computed. If u is `ready`, it holds all panels; if not, each panel is
+    packed when its turn comes.
     """
-    channels, outs, taps = g[2], g[5], g[6] * g[7]
-    size = taps * channels * PANEL
-    if p0 < p1:
-        blank(rows, int64(0), images * g[3] * g[4], outs, p0 * PANEL, min(p1 * PANEL, outs), y)
-    begin, end = int64(0), _end(pieces, int64(0), channels, True, v.size)
-    while end > begin and p0 < p1:
-        start = _place(pieces, begin, channels, True)
-        for piece in range(begin, end):
-            _read(g, x, pieces, piece, members, v, _place(pieces, piece, channels, True) - start)
+    positions, channels, outs, taps = g[3] * g[4], g[2], g[5], g[6] * g[7]
+    size, image = taps * channels * PANEL, g[0] * g[1] * channels
+    for unit in range(first, stop):
+        b = unit // ways
+        p0, p1 = _share(unit % ways, -(-outs // PANEL), ways)
+        end = min((b + 1) * block, images)
+        blank(rows, b * block * positions, end * positions, outs, p0 * PANEL, min(p1 * PANEL, outs), y)
         for panel in range(p0, p1):
-            b = panel * size if ready else 0
+            at = panel * size if ready else 0
             if not ready:
                 _pack(w, taps, channels, False, panel, room, u, 0)
-            for piece in range(begin, end):
-                at, row = _place(pieces, piece, channels, True) - start, _row(pieces, piece, channels, True)
-                q, first, add = pieces[piece, POSITION], pieces[piece, FIRST], False
-                for tap in range(taps):
-                    if _pixel(g, q, tap) >= 0:
-                        _multiply(v, at, row, 1, u, b + tap * channels * PANEL, channels, pieces[piece, END] - first, s, 0, add)
-                        at, add = at + channels, True
-                for i in range(first, pieces[piece, END]):
-                    _put(s, (i - first) * PANEL, add, scale, bias, low, panel * PANEL, y, members[i] * g[3] * g[4] + q)
-        begin, end = end, _end(pieces, end, channels, True, v.size)
+            for q in range(positions):
+                i0, i1, add = starts[b, q], starts[b, q + 1], False
+                for tap in range(taps if i0 < i1 else 0):
+                    pixel = _pixel(g, q, tap)
+                    if pixel >= 0:
+                        right = at + tap * channels * PANEL
+                        multiply_listed(x, pixel * channels, image, members, i0, u, right, channels, i1 - i0, s, 0, add)
+                        add = True
+                for i in range(i0, i1):
+                    _put(s, (i - i0) * PANEL, add, scale, bias, low, panel * PANEL, y, members[i] * positions + q)
 
 
 @host_function
@@ -210,34 +160,36 @@ def _put(s, at, added, scale, bias, low, o0, y, r):
 
 # --- backward ---------------------------------------------------------------------------------------------------------
 @host_kernel(
-    "void(i8[::1], f4[::1], f4[::1], b1, f4[:, ::1], f4, i8, i8[:, ::1], i4[::1], f4[:, ::1], f4[::1], f4[::1], b1, f4[::1],"
-    " f4[::1], i8, i8)"
+    "void(i8[::1], f4[::1], f4[::1], b1, f4[:, ::1], f4, i8, i8, i8[:, ::1], i4[::1], f4[:, ::1], f4[::1], f4[::1], b1,"
+    " f4[::1], f4[::1], i8, i8, i8)"
 )
-def backward(g, dy, where, gated, w, scale, images, pieces, members, room, v, u, ready, s, dx, p0, p1):
-    """dx for the panels of channels p0 … p1 - 1."""
-    pixels, channels, outs, taps = g[0] * g[1], g[2], g[5], g[6] * g[7]
-    for pixel in range(images * pixels if p0 < p1 else 0):
-        for i in range(pixel * channels + p0 * PANEL, pixel * channels + min(p1 * PANEL, channels)):
-            dx[i] = float32(0)
-    begin, end, row = int64(0), _end(pieces, int64(0), outs, False, v.size), outs + LINE
-    while end > begin and p0 < p1:
-        start = _place(pieces, begin, outs, False)
-        for piece in range(begin, end):
-            _slopes(g, dy, where, gated, pieces, piece, members, 0, outs, v, _place(pieces, piece, outs, False) - start, row)
+def backward(g, dy, where, gated, w, scale, images, block, starts, members, room, v, u, ready, s, dx, ways, first, stop):
+    """dx; units are those of `forward`, with panels of channels."""
+    positions, pixels, channels, outs, taps = g[3] * g[4], g[0] * g[1], g[2], g[5], g[6] * g[7]
+    row = outs + LINE  # rows do not displace each other in the cache
+    for unit in range(first, stop):
+        b = unit // ways
+        p0, p1 = _share(unit % ways, -(-channels // PANEL), ways)
+        for pixel in range(b * block * pixels, min((b + 1) * block, images) * pixels):
+            dx[pixel * channels + p0 * PANEL : pixel * channels + min(p1 * PANEL, channels)] = 0
+        begin = starts[b, 0]
+        for q in range(positions):
+            for i in range(starts[b, q], starts[b, q + 1]):
+                _slopes(g, dy, where, gated, q, members[i], int64(0), outs, v, (i - begin) * row)
         for panel in range(p0, p1):
-            b = panel * taps * outs * PANEL if ready else 0
+            at = panel * taps * outs * PANEL if ready else 0
             if not ready:
                 _pack(w, taps, channels, True, panel, room, u, 0)
-            for piece in range(begin, end):
-                at, first = _place(pieces, piece, outs, False) - start, pieces[piece, FIRST]
-                for tap in range(taps):
-                    pixel = _pixel(g, pieces[piece, POSITION], tap)
+            for q in range(positions):
+                i0, i1 = starts[b, q], starts[b, q + 1]
+                for tap in range(taps if i0 < i1 else 0):
+                    pixel = _pixel(g, q, tap)
                     if pixel < 0:
                         continue
-                    _multiply(v, at, row, 1, u, b + tap * outs * PANEL, outs, pieces[piece, END] - first, s, 0, False)
-                    for i in range(first, pieces[piece, END]):
-                        _add(s, (i - first) * PANEL, scale, panel * PANEL, channels, dx, members[i] * pixels + pixel)
-        begin, end = end, _end(pieces, end, outs, False, v.size)
+                    right = at + tap * outs * PANEL
+                    multiply(v, (i0 - begin) * row, row, 1, u, right, outs, i1 - i0, s, 0, False)
+                    for i in range(i0, i1):
+                        _add(s, (i - i0) * PANEL, scale, panel * PANEL, channels, dx, members[i] * pixels + pixel)
 
 
 @host_function
@@ -248,57 +200,70 @@ def _add(s, at, scale, c0, channels, dx, pixel):
         sums[c] += terms[c] * scale
 
 
+@host_function
+def _gather(g, x, b, starts, members, tap, c0, c1, wide, v, size, listed):
+    """v of the channels c0 … c1 - 1 of the pixels that the kept positions of a block read with a tap, if these are inside the
+    image: `wide` channels of all pixels, then the next ones, each `size` floats long. Also list the rows of s that belong to
+    the pixels; return how many there are.
+    """
+    positions, image, count = g[3] * g[4], g[0] * g[1] * g[2], int64(0)
+    for q in range(positions):
+        pixel = _pixel(g, q, tap)
+        for i in range(starts[b, q], starts[b, q + 1] if pixel >= 0 else starts[b, q]):
+            at, first = count * wide, members[i] * image + pixel * g[2]
+            for c in range(c0, c1, wide):
+                copy_row(x, first + c, v, at, min(wide, c1 - c))
+                at += size
+            listed[count] = i - starts[b, 0]
+            count += 1
+    return count
+
+
 @host_kernel(
-    "void(i8[::1], f4[::1], f4[::1], f4[::1], b1, f4, i8[:, ::1], i4[::1], f4[:, ::1], f4[::1], f4[::1], b1, f4[::1],"
+    "void(i8[::1], f4[::1], f4[::1], f4[::1], b1, f4, i8, i8[:, ::1], i4[::1], f4[:, ::1], i8[::1], f4[::1], f4[::1], f4[::1],"
     " f4[:, ::1], f8[::1], f4[::1], i8, i8)"
 )
-def gradient(g, x, dy, where, gated, scale, pieces, members, room, v, u, held, s, dw, sums, db, p0, p1):
-    """dw (O, C taps) and db for the panels p0 … p1 - 1. If u is not `held`, it holds one panel, and v all pieces."""
-    channels, outs, taps = g[2], g[5], g[6] * g[7]
-    size = taps * channels * PANEL
-    for i in range(p0 * size, p1 * size if held else p0 * size):
-        u[i] = float32(0)
-    for o in range(p0 * PANEL, min(p1 * PANEL, outs)):
-        sums[o] = 0
-    begin, end = int64(0), _end(pieces, int64(0), channels, True, v.size)
-    while p0 < p1 and (end > begin or (begin == 0 and not held)):
-        start = _place(pieces, begin, channels, True)
-        for piece in range(begin, end):
-            _read(g, x, pieces, piece, members, v, _place(pieces, piece, channels, True) - start)
-        for panel in range(p0, p1):
-            o0, o1, b = panel * PANEL, min((panel + 1) * PANEL, outs), panel * size if held else 0
-            for i in range(b, b if held else size):
-                u[i] = float32(0)
-            for piece in range(begin, end):
-                count, at = pieces[piece, END] - pieces[piece, FIRST], _place(pieces, piece, channels, True) - start
-                _slopes(g, dy, where, gated, pieces, piece, members, o0, o1, s, 0, PANEL)
-                for i in range(count):
-                    for o in range(o0, o1):
-                        sums[o] += s[i * PANEL + o - o0]
-                row = _row(pieces, piece, channels, True)
-                for tap in range(taps):
-                    if _pixel(g, pieces[piece, POSITION], tap) >= 0:
-                        _multiply(v, at, 1, row, s, 0, count, channels, u, b + tap * channels * PANEL, True)
-                        at += channels
-            if not held:
-                _finish(u, 0, panel, taps, channels, room, scale, dw)
-        begin, end = max(end, 1), _end(pieces, end, channels, True, v.size)
-    for panel in range(p0, p1 if held else p0):
-        _finish(u, panel * size, panel, taps, channels, room, scale, dw)
-    for o in range(p0 * PANEL, min(p1 * PANEL, outs)):
-        db[o] = sums[o]
+def gradient(g, x, dy, where, gated, scale, wide, starts, members, room, listed, v, u, s, dw, sums, db, c0, c1):
+    """dw (O, C taps) of the channels c0 … c1 - 1, `wide` at a time; and db, if c0 is 0. u holds all panels."""
+    positions, channels, outs, taps = g[3] * g[4], g[2], g[5], g[6] * g[7]
+    size, rows = taps * channels * PANEL, s.size // (-(-outs // PANEL) * PANEL)
+    if c0 == 0:
+        sums[:] = 0
+    for b in range(starts.shape[0] if c0 < c1 else 0):
+        for q in range(positions):
+            for i in range(starts[b, q], starts[b, q + 1]):
+                for o0 in range(0, outs, PANEL):
+                    o1, at = min(o0 + PANEL, outs), o0 * rows + (i - starts[b, 0]) * PANEL
+                    _slopes(g, dy, where, gated, q, members[i], o0, o1, s, at)
+                    if c0 == 0:
+                        total, values = sums[o0:o1], s[at : at + o1 - o0]
+                        for o in range(total.size):
+                            total[o] += values[o]
+        for tap in range(taps):
+            length = listed.size * wide + LINE
+            count = _gather(g, x, b, starts, members, tap, c0, c1, wide, v, length, listed)
+            for o0 in range(0, outs, PANEL):
+                slopes, at = s[o0 * rows : (o0 + PANEL) * rows], o0 // PANEL * size + tap * channels * PANEL
+                for c in range(c0, c1, wide):
+                    own, place = min(wide, c1 - c), (c - c0) // wide * length
+                    multiply_columns(v, place, wide, slopes, listed, count, own, u, at + c * PANEL, b > 0)
+    for panel in range(-(-outs // PANEL) if c0 < c1 else 0):
+        _finish(u, panel * size, panel, taps, channels, c0, c1, room, scale, dw)
+    if c0 == 0 and c0 < c1:
+        for o in range(outs):
+            db[o] = sums[o]
 
 
 @host_function
-def _finish(u, at, panel, taps, channels, room, scale, dw):
-    """dw (O, C taps) of a panel from its sums."""
+def _finish(u, at, panel, taps, channels, first, stop, room, scale, dw):
+    """dw (O, C taps) of a panel and of the channels first … stop - 1 from its sums."""
     o0 = panel * PANEL
     count = min(PANEL, dw.shape[0] - o0)
-    for c0 in range(0, channels, BLOCK):
-        c1 = min(c0 + BLOCK, channels)
+    for c0 in range(first, stop, BLOCK):
+        c1 = min(c0 + BLOCK, stop)
         for c in range(c0, c1):
             for tap in range(taps):
-                values, first = room[(c - c0) * taps + tap], at + (tap * channels + c) * PANEL
+                values, begin = room[(c - c0) * taps + tap], at + (tap * channels + c) * PANEL
                 for o in range(PANEL):
-                    values[o] = u[first + o] * scale
+                    values[o] = u[begin + o] * scale
         transpose_block(room, 0, (c1 - c0) * taps, 0, count, dw, o0, c0 * taps, False)

@@ -17,8 +17,8 @@ from ....host.transpose import NO_INDICES
 from ....layouts.windows import tile_of
 from ....runtime.memory import empty_cpu, full_cpu
 from ..cpu_im2col_loops import add_up
+from ..cpu_panel_products import PANEL, ROWS
 from . import cpu_winograd_loops as loops
-from .cpu_winograd_transforms import PANEL
 
 NEAR = 80_000  # floats of a thread's v: they stay in the L2 cache
 FAR = 1 << 22  # floats of u from which a thread transforms a panel when it is needed, and of v that it may hold then
@@ -72,7 +72,7 @@ class Tiling(NamedTuple):
         if self.far:
             return self.tiles
         row = loops.row_of(self.channels)
-        most = max(NEAR // (self.elements * row), loops.ROWS)
+        most = max(NEAR // (self.elements * row), ROWS)
         count = -(-self.tiles // most)
         return -(-self.tiles // (-(-count // parts) * parts))
 

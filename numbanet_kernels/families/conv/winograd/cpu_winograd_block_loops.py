@@ -12,8 +12,9 @@ import numpy as np
 from numba import float32, int64
 
 from ....runtime.declare import host_function, host_kernel
-from .cpu_winograd_loops import _finish, _multiply, _place, _plane_of, _row_of, _weigh
-from .cpu_winograd_transforms import PANEL, gather_input, gather_slopes, scatter_output
+from ..cpu_panel_products import PANEL, multiply
+from .cpu_winograd_loops import _finish, _place, _plane_of, _row_of, _weigh
+from .cpu_winograd_transforms import gather_input, gather_slopes, scatter_output
 
 LOW = -np.inf  # nothing is less
 
@@ -91,7 +92,7 @@ def _sum(kept, width, v, at, row, u, b, channels, count, s, place):
     for i in range(kept.size):
         c0 = int64(kept[i]) * width
         if c0 < channels:
-            _multiply(v, at + c0, row, 1, u, b + c0 * PANEL, min(width, channels - c0), count, s, place, added)
+            multiply(v, at + c0, row, 1, u, b + c0 * PANEL, min(width, channels - c0), count, s, place, added)
             added = True
     if not added:
         for i in range(place, place + count * PANEL):
@@ -128,7 +129,7 @@ def backward(
                     _weigh(m, w, channels, True, True, panel, room, u, at)
                     weighed = True
                 for i in range(elements):
-                    _multiply(v, i * plane_v + t * row, row, 1, u, at + i * plane_u, depth, count, s, i * plane_s, False)
+                    multiply(v, i * plane_v + t * row, row, 1, u, at + i * plane_u, depth, count, s, i * plane_s, False)
                 for c in range(c0, c1, min(width, PANEL)):
                     end = min(c + width, c1) if _holds(kept[b], c // width) else c
                     for n in range(count):
@@ -175,6 +176,6 @@ def gradient(g, x, dz, scale, kept, width, size, total, places, goals, zeros, ro
                         c0 = int64(own[j]) * width
                         if c0 < channels:
                             place, depth = at + i * plane_u + c0 * PANEL, min(width, channels - c0)
-                            _multiply(v, i * plane_v + t * row + c0, 1, row, s, i * plane_s, count, depth, u, place, True)
+                            multiply(v, i * plane_v + t * row + c0, 1, row, s, i * plane_s, count, depth, u, place, True)
             if not held:
                 _finish(m, u, 1, panel, 0, room, scale, dw, channels)

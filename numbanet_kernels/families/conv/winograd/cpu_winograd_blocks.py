@@ -13,10 +13,10 @@ from ....host.simd import WIDTH, aligned
 from ....layouts import filtering
 from ....layouts.windows import Blocks, Window
 from ....runtime.memory import empty_cpu, full_cpu
+from ..cpu_panel_products import PANEL
 from . import cpu_winograd_block_loops as loops
 from .cpu_winograd import FAR, SLICES, Panels, Tiling, add_slices, gated, tiling, weighed
 from .cpu_winograd_loops import BLOCK, TAPS, plane_of, row_of
-from .cpu_winograd_transforms import PANEL
 
 FEW = 4  # groups of images: if there are fewer, threads do not share them
 

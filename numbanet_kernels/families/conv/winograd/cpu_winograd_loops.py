@@ -20,18 +20,9 @@ from ....host.search import before
 from ....host.transpose import transpose_block
 from ....runtime.declare import host_function, host_kernel
 from ..cpu_im2col_loops import clear
-from .cpu_winograd_transforms import (
-    PANEL,
-    ROWS,
-    gather_input,
-    gather_slopes,
-    multiply_rows,
-    scatter_output,
-    transform_back,
-    transform_taps,
-)
+from ..cpu_panel_products import PANEL, multiply
+from .cpu_winograd_transforms import gather_input, gather_slopes, scatter_output, transform_back, transform_taps
 
-PIECE = 128  # terms per partial sum, because errors grow with the number of terms
 TAPS, BLOCK = 9, 32  # of a window; channels whose taps are transposed at a time: they stay in the L1 cache
 
 
@@ -49,12 +40,6 @@ def row_of(channels):
 
 
 _plane_of, _row_of = host_function(plane_of), host_function(row_of)
-
-
-@host_function
-def _even(left, most):
-    """The size of the next piece, if what is left is cut into as few and as equal pieces as possible."""
-    return -(-left // -(-left // most))
 
 
 @host_function
@@ -94,29 +79,6 @@ def _read(g, x, t0, count, places, goals, zeros, v, plane):
     for t in range(count):
         _place(t0 + t, g, places, goals[t])
         gather_input(g[0], x, places, zeros, 0, g[3], v, t * row, plane)
-
-
-@host_function
-def _multiply(a, at, row, step, b, b_at, depth, rows, c, c_at, add):
-    """c[c_at + r PANEL + o] = sum_k a[at + r row + k step] b[b_at + k PANEL + o] for r < rows; added to c if `add`."""
-    r = int64(0)
-    while r < rows:
-        count = _even(rows - r, ROWS)
-        for k in range(0, depth, PIECE):
-            multiply_rows(
-                a,
-                at + r * row + k * step,
-                row,
-                step,
-                b,
-                b_at + k * PANEL,
-                min(PIECE, depth - k),
-                count,
-                c,
-                c_at + r * PANEL,
-                add or k > 0,
-            )
-        r += count
 
 
 # --- the weight -------------------------------------------------------------------------------------------------------
@@ -171,7 +133,7 @@ def forward(
             if not ready:
                 _weigh(m, w, outs if turned else channels, turned, turned, panel, room, u, at)
             for i in range(elements):
-                _multiply(v, i * plane_v, row, 1, u, at + i * plane_u, channels, count, s, i * plane_s, False)
+                multiply(v, i * plane_v, row, 1, u, at + i * plane_u, channels, count, s, i * plane_s, False)
             o0 = panel * PANEL
             for t in range(count):
                 scatter_output(m, s, t * PANEL, plane_s, scale, bias, low, goals[t], o0, min(PANEL, outs - o0), y)
@@ -268,7 +230,7 @@ def gradient(g, x, dz, scale, places, goals, zeros, room, v, u, s, kept, dw, fir
             for t in range(count):
                 gather_slopes(m, dz, goals[t], zeros, o0, min(PANEL, outs - o0), s, t * PANEL, plane_s)
             for i in range(elements):
-                _multiply(v, i * plane_v, 1, row, s, i * plane_s, count, channels, u, at + i * plane_u, t0 > first)
+                multiply(v, i * plane_v, 1, row, s, i * plane_s, count, channels, u, at + i * plane_u, t0 > first)
             if not kept:
                 _finish(m, u, 1, panel, 0, room, scale, dw, channels)
 

@@ -12,8 +12,9 @@ from numba import float32, int64
 
 from ....host.search import before
 from ....runtime.declare import host_function, host_kernel
-from .cpu_winograd_loops import _even, _finish, _multiply, _place, _plane_of, _row_of, _weigh
-from .cpu_winograd_transforms import PANEL, gather_input, gather_slopes, scatter_output, scatter_pixels
+from ..cpu_panel_products import PANEL, even, multiply
+from .cpu_winograd_loops import _finish, _place, _plane_of, _row_of, _weigh
+from .cpu_winograd_transforms import gather_input, gather_slopes, scatter_output, scatter_pixels
 
 
 # --- lists ------------------------------------------------------------------------------------------------------------
@@ -65,7 +66,7 @@ def forward(g, x, w, scale, bias, low, kept, images, places, goals, zeros, room,
         _blank(g, kept, first, stop, places, goals[0], p0 * PANEL, min(p1 * PANEL, outs), y)
     i0, stop = before(kept, first), before(kept, stop)
     while i0 < stop and p0 < p1:
-        count = _even(stop - i0, most)
+        count = even(stop - i0, most)
         for t in range(count):
             _place(int64(kept[i0 + t]), g, places, goals[t])
             gather_input(m, x, places, zeros, 0, channels, v, t * row, plane_v)
@@ -74,7 +75,7 @@ def forward(g, x, w, scale, bias, low, kept, images, places, goals, zeros, room,
             if not ready:
                 _weigh(m, w, channels, False, False, panel, room, u, at)
             for i in range(elements):
-                _multiply(v, i * plane_v, row, 1, u, at + i * plane_u, channels, count, s, i * plane_s, False)
+                multiply(v, i * plane_v, row, 1, u, at + i * plane_u, channels, count, s, i * plane_s, False)
             for t in range(count):
                 scatter_output(m, s, t * PANEL, plane_s, scale, bias, low, goals[t], o0, min(PANEL, outs - o0), y)
         i0 += count
@@ -133,7 +134,7 @@ def backward(g, dz, w, scale, kept, images, places, goals, zeros, room, v, u, re
     begin, end = p0 * PANEL, min(p1 * PANEL, channels)
     i0, stop = before(kept, cleared * tiles), before(kept, last * tiles)
     while i0 < stop and p0 < p1:
-        count = _even(stop - i0, most)
+        count = even(stop - i0, most)
         reached = kept[i0 + count - 1] // tiles + 1
         _clear(g, cleared, reached, begin, end, dx)
         cleared = max(cleared, reached)
@@ -145,7 +146,7 @@ def backward(g, dz, w, scale, kept, images, places, goals, zeros, room, v, u, re
             if not ready:
                 _weigh(m, w, channels, True, False, panel, room, u, at)
             for i in range(elements):
-                _multiply(v, i * plane_v, row, 1, u, at + i * plane_u, outs, count, s, i * plane_s, False)
+                multiply(v, i * plane_v, row, 1, u, at + i * plane_u, outs, count, s, i * plane_s, False)
             for t in range(count):
                 scatter_pixels(m, s, t * PANEL, plane_s, scale, places[t], c0, min(PANEL, channels - c0), dx)
         i0 += count
@@ -170,7 +171,7 @@ def gradient(g, x, dz, scale, kept, images, places, goals, zeros, room, v, u, s,
             u[(p0 * elements * plane_u if held else 0) + i] = float32(0)
     i0 = first
     while p0 < p1 and (i0 < stop or (i0 == first and not held)):
-        count = _even(stop - i0, most) if i0 < stop else int64(0)
+        count = even(stop - i0, most) if i0 < stop else int64(0)
         for t in range(count):
             _place(int64(kept[i0 + t]), g, places, goals[t])
             gather_input(m, x, places, zeros, 0, channels, v, t * row, plane_v)
@@ -179,7 +180,7 @@ def gradient(g, x, dz, scale, kept, images, places, goals, zeros, room, v, u, s,
             for t in range(count):
                 gather_slopes(m, dz, goals[t], zeros, o0, min(PANEL, outs - o0), s, t * PANEL, plane_s)
             for i in range(elements if count else 0):
-                _multiply(v, i * plane_v, 1, row, s, i * plane_s, count, channels, u, at + i * plane_u, i0 > first)
+                multiply(v, i * plane_v, 1, row, s, i * plane_s, count, channels, u, at + i * plane_u, i0 > first)
             if not held:
                 _finish(m, u, 1, panel, 0, room, scale, dw, channels)
         i0 += max(count, 1)

@@ -14,10 +14,10 @@ from ....host.simd import aligned
 from ....layouts.windows import Window
 from ....runtime.memory import empty_cpu, full_cpu
 from ..cpu_im2col_loops import add_up
+from ..cpu_panel_products import PANEL, ROWS
 from . import cpu_winograd_tile_loops as loops
 from .cpu_winograd import FAR, LENGTH, NEAR, SLICES, Panels, Tiling, add_slices, tiling, weighed
-from .cpu_winograd_loops import BLOCK, ROWS, TAPS, plane_of, row_of
-from .cpu_winograd_transforms import PANEL
+from .cpu_winograd_loops import BLOCK, TAPS, plane_of, row_of
 
 
 class _Rooms(NamedTuple):

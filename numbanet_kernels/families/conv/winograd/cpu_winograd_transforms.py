@@ -1,4 +1,4 @@
-"""Winograd's filtering on the CPU (`matrices` has the formula): transforms, of vectors of channels, and products."""
+"""Winograd's filtering on the CPU (`matrices` has the formula): transforms of vectors of channels."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import numba
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ....host.simd import FLOATS, NUMBER, REAL, WIDTH, Lanes, data_of, for_lanes, load, multiply_add, spread, store
+from ....host.simd import NUMBER, WIDTH, Lanes, data_of, for_lanes, load, spread, store
+from ..cpu_panel_products import PANEL
 from .matrices import AT, BT, GT, A, B, G, sandwich
-
-PANEL = 2 * WIDTH  # outputs of a product's panel: two vectors
-ROWS = 12 if WIDTH == 16 else 6  # rows of a product in registers, two sums each
 
 
 # --- transforms, of WIDTH channels at a time -------------------------------------------------------------------------
@@ -174,49 +172,3 @@ def _transforming(matrices):
 
 transform_taps = _transforming(G)  # G g G^T
 transform_back = _transforming(GT)  # G^T S G
-
-
-# --- products ---------------------------------------------------------------------------------------------------------
-@intrinsic
-def multiply_rows(typing_context, a, at, row, step, b, b_at, depth, rows, c, c_at, add):
-    """c[c_at + r PANEL + v] = sum_k a[at + r row + k step] b[b_at + k PANEL + v] for v < PANEL and r < rows <= ROWS; added to c
-    if `add`. Sums are in registers, and the order of their terms is that of k for any number of rows. BLAS packs both factors
-    in each product: on one core of an AMD EPYC it computed such products at 175 to 200 GFLOP/s, this loop at 265.
-    """
-
-    def generate(context, builder, signature, arguments):
-        a, at, row, step, b, b_at, depth, rows, c, c_at, add = data_of(context, builder, signature, arguments)
-        left, right, out = builder.gep(a, [at]), builder.gep(b, [b_at]), builder.gep(c, [c_at])
-
-        def products(n):
-            begins = [builder.gep(left, [builder.mul(row, NUMBER(r))]) for r in range(n)]
-            sums = [[cgutils.alloca_once_value(builder, FLOATS([REAL(0.0)] * WIDTH)) for _ in range(2)] for _ in range(n)]
-            for own in (total for pair in sums for total in pair):
-                builder.store(FLOATS([REAL(0.0)] * WIDTH), own)
-            with cgutils.for_range(builder, depth) as loop:
-                k = loop.index
-                vectors = [
-                    load(builder, right, builder.add(builder.mul(k, NUMBER(PANEL)), NUMBER(v * WIDTH))) for v in range(2)
-                ]
-                place = builder.mul(k, step)
-                for begin, pair in zip(begins, sums):
-                    factor = spread(builder, builder.load(builder.gep(begin, [place])))
-                    for vector, own in zip(vectors, pair):
-                        builder.store(multiply_add(builder, vector.value, factor.value, builder.load(own)), own)
-            for r, pair in enumerate(sums):
-                for v, own in enumerate(pair):
-                    where = NUMBER(r * PANEL + v * WIDTH)
-                    value = Lanes(builder, builder.load(own))
-                    with builder.if_else(add) as (adding, setting):
-                        with adding:
-                            store(builder, load(builder, out, where) + value, out, where)
-                        with setting:
-                            store(builder, value, out, where)
-
-        for n in range(1, ROWS + 1):
-            with builder.if_then(builder.icmp_signed("==", rows, NUMBER(n))):
-                products(n)
-        return context.get_dummy_value()
-
-    number = numba.int64
-    return numba.void(a, number, number, number, b, number, number, number, c, number, numba.boolean), generate

@@ -238,7 +238,7 @@ def main():
                     guards.check()
     made = cpu_winograd.tiling
     cpu_winograd.tiling = lambda *given: made(*given)._replace(far=True)  # as for weights that are too large for a test
-    cpu_winograd_tiles._far, cpu_position.ALL = lambda weight, pixels: True, 1
+    cpu_winograd_tiles._far, cpu_position.IMAGES = lambda weight, pixels: True, 1
     for case, plan in itertools.product(WINOGRAD, ("all", "rows", "tiles of 2", "tiles of 4")):
         check(case, plan, "everything", conv.conv2d_cpu, conv.conv2d_grad_cpu, guards.guarded, np.array)
         guards.check()

@@ -92,8 +92,9 @@ def test_gradients_of_dropped_positions_may_be_anything(rng):
     [
         ((64, 32, 32, 64), 64, 0.375, True),
         ((64, 32, 32, 64), 64, 0.25, False),
-        ((128, 7, 7, 384), 256, 0.375, True),
-        ((64, 4, 4, 512), 512, 0.375, True),
+        ((128, 7, 7, 384), 256, 0.625, True),
+        ((128, 7, 7, 384), 256, 0.375, False),
+        ((64, 4, 4, 512), 512, 0.625, True),
         ((64, 2, 2, 512), 512, 0.5, False),  # most taps are outside the images
         ((64, 8, 8, 3), 64, 1.0, False),  # too few channels
     ],

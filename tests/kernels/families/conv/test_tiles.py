@@ -81,7 +81,9 @@ def test_the_gradient_of_the_pixels_is_the_transpose(rng, m):
         ((1, 8, 8, 64), 64, {"side": 4}, (False, False)),  # too few tiles
         ((64, 2, 2, 512), 512, {}, (False, True)),
         ((64, 4, 4, 512), 512, {}, (False, True)),
-        ((64, 8, 8, 512), 512, {}, (False, False)),  # most positions have all taps inside
+        ((64, 8, 8, 512), 512, {}, (False, True)),
+        ((64, 4, 4, 32), 32, {}, (False, True)),
+        ((64, 8, 8, 32), 32, {}, (False, False)),  # too few channels for images of this size
         ((16, 2, 2, 512), 512, {}, (False, False)),  # too few images
         ((64, 2, 2, 4), 512, {}, (False, False)),
     ],
@@ -107,12 +109,12 @@ def cut(monkeypatch, way):
     if way == "small":
         monkeypatch.setattr(cpu_winograd_tiles, "NEAR", 1)
         monkeypatch.setattr(cpu_winograd_tiles, "LENGTH", 1)
+        monkeypatch.setattr(cpu_position, "IMAGES", 1)
         monkeypatch.setattr(cpu_position, "NEAR", 1)
-        monkeypatch.setattr(cpu_position, "ALL", 1)
     elif way == "other":
         monkeypatch.setattr(cpu_winograd_tiles, "_far", lambda weight, pixels: True)
         monkeypatch.setattr(cpu_winograd_tiles, "LENGTH", 1 << 40)
-        monkeypatch.setattr(cpu_position, "ALL", 1)
+        monkeypatch.setattr(cpu_position, "IMAGES", 1 << 20)
 
 
 @pytest.mark.parametrize("case, plan", EVERY, ids=str)
@@ -187,7 +189,7 @@ def convolutions(draw):
 @contextlib.contextmanager
 def without_conditions():
     """Also what would take longer so is computed so."""
-    positions = mock.patch.multiple(cpu_position, WIDE=0, LEAST=0, INSIDE=1)
+    positions = mock.patch.multiple(cpu_position, WIDE=(0, 0), LEAST=0)
     with mock.patch.multiple(filtering, WIDE=0, SAVED=-(1 << 60)), positions:
         yield
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from numbanet_kernels.families import conv
 from numbanet_kernels.families.conv import cpu, cpu_block_loops, cpu_blocks
-from numbanet_kernels.families.conv.winograd.cpu_winograd_transforms import PANEL
+from numbanet_kernels.families.conv.cpu_panel_products import PANEL
 from numbanet_kernels.host import thresholds
 from numbanet_kernels.layouts.windows import Blocks, Window
 from numbanet_kernels.runtime.pool import Arena, pages
