@@ -21,15 +21,17 @@ from .cpu_position_loops import BLOCK
 LEAST = 32  # least number of images, because products have a row for each image that keeps a position
 INSIDE = 0.75  # largest share of taps inside of images that count as small: otherwise zeros around them would be multiplied
 WIDE = 12, 32  # least ratio of products to channels plus outputs, of small images and of others: these are read and written
-# least number of images of a block, because policies let as many keep the same positions; floats of the images of larger blocks
-IMAGES, NEAR = 16, 1 << 18
+IMAGES = 16  # usual number of images of a block, because policies let as many keep the same positions
+NEAR, FAR = 1 << 18, 1 << 20  # floats of the images of larger blocks; of a usual block's values, from which it leaves the cache
 
 
 def suits(window: Window, images: tuple[int, ...], outs: int) -> bool:
     """True if convolving listed positions of images (N, H, W, C) so is faster than from gathered patches."""
     count, *size, channels = images
-    small = inside(window, *size) <= INSIDE * math.prod(window.positions(*size)) * math.prod(window.kernel)
-    return count >= LEAST and channels * outs >= WIDE[not small] * (channels + outs)
+    places = math.prod(window.positions(*size))
+    small = inside(window, *size) <= INSIDE * places * math.prod(window.kernel)
+    near = small or IMAGES * places * max(channels, outs) < FAR
+    return count >= LEAST and near and channels * outs >= WIDE[not small] * (channels + outs)
 
 
 @functools.lru_cache(maxsize=256)

@@ -84,6 +84,7 @@ def test_the_gradient_of_the_pixels_is_the_transpose(rng, m):
         ((64, 8, 8, 512), 512, {}, (False, True)),
         ((64, 4, 4, 32), 32, {}, (False, True)),
         ((64, 8, 8, 32), 32, {}, (False, False)),  # too few channels for images of this size
+        ((64, 32, 32, 64), 64, {}, (False, False)),  # too large images
         ((16, 2, 2, 512), 512, {}, (False, False)),  # too few images
         ((64, 2, 2, 4), 512, {}, (False, False)),
     ],
@@ -189,7 +190,7 @@ def convolutions(draw):
 @contextlib.contextmanager
 def without_conditions():
     """Also what would take longer so is computed so."""
-    positions = mock.patch.multiple(cpu_position, WIDE=(0, 0), LEAST=0)
+    positions = mock.patch.multiple(cpu_position, WIDE=(0, 0), LEAST=0, FAR=1 << 60)
     with mock.patch.multiple(filtering, WIDE=0, SAVED=-(1 << 60)), positions:
         yield
 
