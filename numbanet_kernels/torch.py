@@ -47,7 +47,7 @@ def gemm(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=None,
     _torch.mm(_view(a).T if ta else _view(a), _view(b).T if tb else _view(b), out=c)
     _finish(c, bias, relu, scale)
     if where is not None:
-        c.mul_(_view(where) > 0)
+        c.copy_(_torch.where(_view(where) > 0, c, 0))  # not a product, because infinity times 0 is NaN
     return out
 
 
@@ -102,7 +102,7 @@ def conv2d_grad(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None, bl
         return _cpu.conv2d_grad(dy, x, w, window, groups, where, scale, rows, blocks, wants_dx)
     _check("conv2d_grad (torch)", x, w, window, groups, None, dy, where)
     _ready()
-    dz = _images(dy) if where is None else _images(dy) * (_images(where) > 0)
+    dz = _images(dy) if where is None else _torch.where(_images(where) > 0, _images(dy), 0)
     dx, dw, _ = _torch.ops.aten.convolution_backward(
         dz,
         _images(x),

@@ -35,31 +35,48 @@ def free_memory() -> int:
 
 class _Uploaded:
     """The layers of a network on a device. An element is (arrays of a layer, groups of its rows). As many layers as fit into
-    `room` bytes stay on the device; the other layers are uploaded in each pass.
+    `room` bytes stay on the device, one at least; the other layers are uploaded in each pass.
     """
 
     def __init__(self, dev: Device, network: Sequence[EllLayer], room: int) -> None:
         self.dev, self.network = dev, network
-        self.shared: dict[int, tuple[Any, Any]] = {}  # arrays that all layers of a generated network share
-        each = network[0].indices.nbytes
-        self.resident = [self._made(layer) for layer in range(min(len(network), max(room // each, 1)))]
+        # (host array, device array) by the id of the host array, which is held, so that no other array gets its id: the values
+        # and biases of the layers that stay, and those of the last other layer, because layers may share them
+        self.kept: dict[int, tuple[Any, Any]] = {}
+        self.last: dict[int, tuple[Any, Any]] = {}
+        self.resident: list[tuple[Any, Grouped]] = []
+        for number, layer in enumerate(network, 1):
+            room -= self._bytes(layer)
+            if room < 0 and self.resident:
+                break
+            self.resident.append(self._made(number, layer, self.kept))
 
-    def _once(self, host):
-        """Return the array `host` on the device: for the same host array always the same device array. The key of the cache is
-        the id of `host`, so the cache also holds `host`, to keep it alive.
-        """
-        if id(host) not in self.shared:
-            self.shared[id(host)] = host, self.dev.upload(host)
-        return self.shared[id(host)][1]
+    def _bytes(self, layer):
+        """Return the number of bytes that a layer takes on the device besides what is there."""
+        indices, *others = layer
+        order = 4 * len(indices)
+        return indices.nbytes + order + sum(array.nbytes for array in others if id(array) not in self.kept)
 
-    def _made(self, layer):
-        indices, values, bias = self.network[layer]
-        _within(f"indices of layer {layer + 1}", indices, len(self.network[0].indices))
+    def _once(self, host, found):
+        """Return the array `host` on the device: the one that is there, or else a new one, which is added to `found`."""
+        known = self.kept.get(id(host)) or self.last.get(id(host)) or (host, self.dev.upload(host))
+        found[id(host)] = known
+        return known[1]
+
+    def _made(self, number, layer, found):
+        indices, values, bias = layer
+        _within(f"indices of layer {number}", indices, len(self.network[0].indices))
         order, count = grouped(indices)
-        return (self.dev.upload(indices), self._once(values), self._once(bias)), Grouped(self.dev.upload(order), count)
+        arrays = self.dev.upload(indices), self._once(values, found), self._once(bias, found)
+        return arrays, Grouped(self.dev.upload(order), count)
 
     def __getitem__(self, layer: int) -> tuple[tuple[Any, Any, Any], Grouped]:
-        return self.resident[layer] if layer < len(self.resident) else self._made(layer)
+        if layer < len(self.resident):
+            return self.resident[layer]
+        found: dict[int, tuple[Any, Any]] = {}
+        made = self._made(layer + 1, self.network[layer], found)
+        self.last = found
+        return made
 
 
 def _within(name, numbers, limit):

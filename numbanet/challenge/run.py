@@ -160,6 +160,8 @@ def _layer(number, layer):
             f"challenge: indices, values and bias {name} must be (O, K), (O, K) and (O,), not {indices.shape}, {values.shape} "
             f"and {bias.shape}"
         )
+    if not indices.size:
+        raise ValueError(f"challenge: indices {name} {indices.shape} must have at least one neuron, and one input of each")
     if not (bias <= 0).all():
         raise ValueError(
             f"challenge: the bias {name} must not be above 0, got {bias.max():g}: inputs whose activations are all 0 are left "
@@ -219,7 +221,9 @@ def _plan(data, memory, say):
     if piece < LANES:
         raise MemoryError(f"challenge: {LANES} inputs need {LANES * each:,} bytes for activations, and may use {room:,}")
     pieces = -(-count // piece)
-    weights = len(data.network) * layer.indices.nbytes
+    last = data.network[-1]  # which tells what all layers share
+    own = sum(part.nbytes for part, other in zip(layer, last) if part is not other)
+    weights = sum(part.nbytes for part in layer) + (len(data.network) - 1) * own
     say(
         f"{count} inputs need {count * each / 1e9:.2f} GB for activations, {len(data.network)} layers {weights / 1e9:.2f} GB; "
         f"{pieces} piece{'s' * (pieces > 1)} of {piece} inputs"

@@ -19,7 +19,7 @@ from numbanet_kernels.runtime.interrupt import deferred
 
 PIECE = 1 << 23  # number of bytes that are parsed at once
 DIGITS, LETTERS = 9, 40  # maximal lengths of a number and of a value
-TAB, END = 9, 10
+TAB, END, RETURN = 9, 10, 13
 DECIMAL = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\r?")  # the text of a value
 
 
@@ -62,7 +62,8 @@ def read_numbers(file: BinaryIO, source: object, limit: int) -> np.ndarray:
     parts, line = [np.zeros(0, np.int64)], 1
     for piece in pieces(file, source):
         ends = np.flatnonzero(piece == END)
-        numbers = _numbers(piece, np.concatenate([[0], ends[:-1] + 1]), ends, source, line, limit, "number")
+        before = ends - (piece[ends - 1] == RETURN)  # where lines end in CR LF
+        numbers = _numbers(piece, np.concatenate([[0], ends[:-1] + 1]), before, source, line, limit, "number")
         parts.append(numbers)
         line += len(numbers)
     numbers = np.concatenate(parts)

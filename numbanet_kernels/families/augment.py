@@ -16,7 +16,7 @@ from ..host import threads
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.expect import INT32
 from ..runtime.launch import launch
-from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, output
+from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, output, overlap_cpu, overlap_cuda
 
 IMAGES = ("N", "C", "H", "W")
 
@@ -34,10 +34,11 @@ def crop_flip_reference(x, moves):
     return y
 
 
-def _output(op, empty, x, moves, out):
-    if out is not None and out is x:
-        raise ValueError(f"{op}: out must not be x: later elements still read x")
-    return output(op, empty, out, IMAGES, x=(x, IMAGES), moves=(moves, ("N", 3), INT32))
+def _output(op, empty, overlap, x, moves, out):
+    y = output(op, empty, out, IMAGES, x=(x, IMAGES), moves=(moves, ("N", 3), INT32))
+    if out is not None and overlap(x, out):
+        raise ValueError(f"{op}: out must not be x, or overlap it: later elements still read x")
+    return y
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
@@ -67,7 +68,7 @@ def _crop_flip(x, moves, y, start, stop):
 def crop_flip_cpu(x, moves, out=None):
     """y[n, c, h, w] = x[n, c, h + down, w' + right], 0 outside x, for (down, right, flipped) = moves[n]; w' as in the module's
     docstring"""
-    y = _output("crop_flip (cpu)", empty_cpu, x, moves, out)
+    y = _output("crop_flip (cpu)", empty_cpu, overlap_cpu, x, moves, out)
 
     def work(part):
         span = part.of(len(x))
@@ -97,7 +98,7 @@ def _moving():
 
 
 def crop_flip_cuda(x, moves, out=None):
-    y = _output("crop_flip (cuda)", empty_cuda, x, moves, out)
+    y = _output("crop_flip (cuda)", empty_cuda, overlap_cuda, x, moves, out)
     launch(_moving(), blocks_for(y.size), THREADS, flat(x), moves, flat(y), *x.shape[1:])
     return y
 

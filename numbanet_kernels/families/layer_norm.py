@@ -3,6 +3,8 @@
     mean[n] = 1/C sum_c x[n, c]           inverse[n] = 1 / sqrt(1/C sum_c (x[n, c] - mean[n])² + eps)
     h[n, c] = (x[n, c] - mean[n]) inverse[n]
 
+The mean and the variance of no columns are 0.
+
     layer_norm        returns (y, mean, inverse), where y[n, c] = gamma[c] h[n, c] + beta[c]
     layer_norm_grad   dgamma[c] = sum_n dy[n, c] h[n, c],   dbeta[c] = sum_n dy[n, c]
                       dx[n, c] = inverse[n] (g[n, c] - 1/C sum_c g[n, c] - h[n, c] 1/C sum_c g[n, c] h[n, c]),
@@ -24,7 +26,7 @@ from ..host import threads
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.expect import expect
 from ..runtime.launch import ceil_div, launch
-from ..runtime.memory import empty_cpu, empty_cuda
+from ..runtime.memory import empty_cpu, empty_cuda, full_cuda
 from .softmax import row_sums
 
 LANES = 128  # number of threads per row
@@ -36,7 +38,8 @@ ROWS, ROW, COLUMN = ("N", "C"), ("C",), ("N",)
 def layer_norm_reference(x, gamma, beta, eps):
     """Return (y, mean, inverse) of layer_norm, in float64."""
     x = np.float64(x)
-    mean, inverse = x.mean(1), 1 / np.sqrt(x.var(1) + eps)
+    given = x if x.shape[1] else np.zeros((len(x), 1))
+    mean, inverse = given.mean(1), 1 / np.sqrt(given.var(1) + eps)
     return gamma * (x - mean[:, None]) * inverse[:, None] + beta, mean, inverse
 
 
@@ -196,8 +199,10 @@ def _layer_norm_kernels():
 
 
 def layer_norm_cuda(x, gamma, beta, eps):
-    n, _ = expect("layer_norm (cuda)", x=(x, ROWS), gamma=(gamma, ROW), beta=(beta, ROW)).values()
+    n, columns = expect("layer_norm (cuda)", x=(x, ROWS), gamma=(gamma, ROW), beta=(beta, ROW)).values()
     y, mean, inverse = empty_cuda(x.shape), empty_cuda((n,)), empty_cuda((n,))
+    if not columns:
+        return y, full_cuda((n,), 0.0, out=mean), full_cuda((n,), 1 / math.sqrt(eps), out=inverse)
     launch(_layer_norm_kernels()[0], n, LANES, x, gamma, beta, eps, y, mean, inverse)
     return y, mean, inverse
 

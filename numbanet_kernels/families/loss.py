@@ -95,7 +95,7 @@ def huber_error_reference(prediction, target, weights=None, delta=1.0):
 
 def quantile_error_reference(prediction, target, weights=None, level=0.5):
     d = np.asarray(prediction, np.float64) - target
-    slopes = np.where(d > 0, 1 - level, -level) * (d != 0)
+    slopes = np.where(np.isnan(d), d, np.where(d > 0, 1 - level, -level) * (d != 0))
     return _weighted(slopes * d, slopes, weights)
 
 

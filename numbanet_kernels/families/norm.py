@@ -3,7 +3,7 @@
     mean[c] = 1/N sum_n x[n, c]           variance[c] = 1/N sum_n (x[n, c] - mean[c])²
     h[n, c] = (x[n, c] - mean[c]) / sqrt(variance[c] + eps)
 
-    batch_norm        returns (y, mean, variance), where y[n, c] = gamma[c] h[n, c] + beta[c]
+    batch_norm        returns (y, mean, variance), where y[n, c] = gamma[c] h[n, c] + beta[c]; both are 0 of no samples
     batch_norm_apply  y[n, c] = gamma[c] h[n, c] + beta[c], where mean and variance in h are arguments
     batch_norm_grad   dbeta[c] = sum_n dy[n, c],  dgamma[c] = sum_n dy[n, c] h[n, c],
                       dx[n, c] = gamma[c] / sqrt(variance[c] + eps) (dy[n, c] - dbeta[c] / N - h[n, c] dgamma[c] / N)
@@ -26,7 +26,7 @@ from ..host import threads
 from ..runtime.declare import cuda, host_function, host_kernel, inlined, kernel, kernels
 from ..runtime.expect import expect
 from ..runtime.launch import ceil_div, launch
-from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, part_cuda
+from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, full_cpu, part_cuda
 from .reduce import sum_rows_cuda
 
 ACROSS, DOWN = 32, 8  # threads of a block along the channels and along the samples
@@ -45,7 +45,8 @@ def batch_norm_apply_reference(x, gamma, beta, mean, variance, eps):
 
 def batch_norm_reference(x, gamma, beta, eps):
     """Return (y, mean, variance) of batch_norm, in float64."""
-    mean, variance = np.float64(x).mean(0), np.float64(x).var(0)
+    given = np.float64(x) if len(x) else np.zeros((1, x.shape[1]))
+    mean, variance = given.mean(0), given.var(0)
     return batch_norm_apply_reference(x, gamma, beta, mean, variance, eps), mean, variance
 
 
@@ -195,7 +196,7 @@ def batch_norm_cpu(x, gamma, beta, eps):
     expect("batch_norm (cpu)", x=(x, ("N", "C")), gamma=(gamma, CHANNELS), beta=(beta, CHANNELS))
     mean, variance = empty_cpu(gamma.shape), empty_cpu(gamma.shape)
     if gamma.size:
-        shift = x[0] if len(x) else beta
+        shift = x[0] if len(x) else full_cpu(gamma.shape, 0.0)
         _mean_and_variance(_sums(_moments, [x], shift), shift, max(len(x), 1), mean, variance)
     return batch_norm_apply_cpu(x, gamma, beta, mean, variance, eps), mean, variance
 

@@ -8,8 +8,8 @@
                -1 if it is not set; k bits must be set      bits (1, words) -> inverse (n,), indices (k,) int32
 
 Scores are the outputs after ReLU, summed over samples. The CPU never stores the product (N, O); CUDA stores it until it is
-summed. The k-th largest value is found by bisection on integers: if all bits but the sign bit of negative floats are inverted,
-the bits of floats, read as integers, sort like the floats.
+summed. The k-th largest value is found by bisection on integers: the bits of floats, read as integers, sort like the floats if
+those of a negative float are replaced by minus the bits of its absolute value.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def scores_cpu(x, w, bias=None, packed=None):
 
 @host_function
 def _order(v):
-    """Return integers that sort like the floats whose bits are v."""
-    return v ^ ((v >> int32(31)) & int32(0x7FFFFFFF))
+    """Return integers that sort like the floats whose bits are v; -0 is 0."""
+    return int32(-2147483648) - v if v < 0 else v
 
 
 @host_kernel("void(i4[:, ::1], i8, i4[:, ::1], i8, i8)")
@@ -242,7 +242,7 @@ def _summing():
 def _choosing():
     @inlined
     def order_of(v):
-        return v ^ ((v >> int32(31)) & int32(0x7FFFFFFF))
+        return int32(int32(-2147483648) - v) if v < int32(0) else v
 
     @kernel("void(i4[::1], i4[::1], i4, i4)")
     def top_k(v, bits, outputs, k):

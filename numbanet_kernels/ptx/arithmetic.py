@@ -139,10 +139,12 @@ def saturated(x: np.ndarray) -> np.ndarray:
 
 def tf32(x: np.ndarray, rounding: str = "rz") -> np.ndarray:
     """Return float32 numbers with 10 bits of mantissa. The default mode truncates them, as mma does with its operands; "rna"
-    rounds to nearest, ties away from 0 (cvt.rna).
+    and "rn" round to nearest: of ties, "rna" takes the one away from 0, and "rn" the even one.
     """
     bits = x.view(np.uint32)
-    bits = np.where(np.isfinite(x), bits + np.uint32(0x1000), bits) if rounding == "rna" else bits
+    if rounding != "rz":
+        half = np.uint32(0x1000) if rounding == "rna" else np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))
+        bits = np.where(np.isfinite(x), bits + half, bits)
     return (bits & np.uint32(0xFFFFE000)).view(np.float32)
 
 
@@ -229,21 +231,21 @@ def permuted(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
     """prmt: return four of the eight bytes of b and a. Each byte is chosen by four bits of the selector: three are its number;
     if the fourth is set, the sign of the byte is repeated instead.
     """
-    both, result = np.uint64(b) << np.uint64(32) | np.uint64(a), np.zeros(np.shape(a), np.uint32)
+    both, result = np.uint64(b) << np.uint64(32) | np.uint64(a), np.uint32(0)
     for i in range(4):
         nibble = np.uint64(selector) >> np.uint64(4 * i) & np.uint64(15)
         byte = both >> (nibble & np.uint64(7)) * np.uint64(8) & np.uint64(255)
         byte = np.where(nibble & np.uint64(8), np.where(byte & np.uint64(128), np.uint64(255), np.uint64(0)), byte)
-        result |= (byte << np.uint64(8 * i)).astype(np.uint32)
+        result = result | (byte << np.uint64(8 * i)).astype(np.uint32)
     return result
 
 
 def looked_up(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: int) -> np.ndarray:
     """lop3: return a function of the bits of a, b and c; its truth table has eight bits."""
-    result = np.zeros_like(a)
+    result = a.dtype.type(0)
     for i in range(8):
         if table >> i & 1:
-            result |= (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c)
+            result = result | (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c)
     return result
 
 

@@ -43,7 +43,7 @@ def conversion(m: Sequence[str], kinds: Sequence[str], sources: int) -> tuple[st
     if len(kinds) != 2 or source in halves.PAIRS or to in halves.PAIRS:
         raise PtxError(f"cvt.{'.'.join(m)} is not in this machine")
     if to == "tf32":
-        return "b32", ["f32"], lambda x: A.tf32(x, "rna" if "rna" in m else "rz").view(np.uint32)
+        return "b32", ["f32"], _to_tf32(m, source)
     return _held(to), [_held(source)], _converted(to, source, m)
 
 
@@ -51,12 +51,38 @@ def _held(kind: str) -> str:
     return "b16" if kind == "bf16" else kind
 
 
+def _to_tf32(m: Sequence[str], source: str) -> Callable:
+    """Return the function of cvt from float32 to the bits of TF32; raise PtxError if PTX has no such instruction."""
+    words = tuple(word for word in m if word not in ("tf32", source))
+    if source != "f32" or words not in (("rna",), ("rn",), ("rz",), ("rn", "relu"), ("rz", "relu")):
+        raise PtxError(f"cvt.{'.'.join(m)} is not in this machine")
+
+    def run(x: np.ndarray) -> np.ndarray:
+        x = np.asarray(x)
+        bits = np.where(np.isnan(x), np.uint32(0x7FFFFFFF), A.tf32(x, words[0]).view(np.uint32))
+        return np.where(x <= 0, np.uint32(0), bits) if "relu" in words else bits
+
+    return run
+
+
 def _converted(to: str, source: str, m: Sequence[str]) -> Callable:
+    if "ftz" in m:
+        return _flushing(_converted(to, source, [word for word in m if word != "ftz"]), source, to)
     if source == "bf16":
         function = _converted(to, "f32", m)
         return lambda x: function(A.bf16_to_f32(np.asarray(x)))
     function = functools.partial(_to_bf16, m=m) if to == "bf16" else _between(to, source, m)
     return halves.relu(function, to) if "relu" in m else function
+
+
+def _flushing(function: Callable, source: str, to: str) -> Callable:
+    """Return the function with the modifier .ftz, which flushes subnormal float32, and no numbers of other types."""
+
+    def run(x: np.ndarray) -> np.ndarray:
+        result = function(A.flushed(np.asarray(x)) if source == "f32" else x)
+        return A.flushed(np.asarray(result)) if to == "f32" else result
+
+    return run
 
 
 def _to_bf16(x: np.ndarray, m: Sequence[str]) -> np.ndarray:

@@ -45,7 +45,8 @@ CLASSES = {
     for opcode in opcodes.split()
 }
 FLOPS = {"fma": 2, "mad": 2, "add": 1, "sub": 1, "mul": 1, "div": 1, "sqrt": 1, "rcp": 1, "rsqrt": 1, "ex2": 1, "lg2": 1}
-FLOATS = {"f16", "bf16", "f32", "f64"}
+PAIRS = {"f16x2", "bf16x2"}
+FLOATS = {"f16", "bf16", "f32", "f64", *PAIRS}
 
 
 def class_of(instruction: Instruction) -> str:
@@ -69,7 +70,9 @@ def flops_of(instruction: Instruction) -> float:
             .split()
         )
         return 2 * m * n * k / WARP
-    return FLOPS.get(instruction.opcode, 0) if FLOATS & set(instruction.modifiers) else 0
+    if not FLOATS & set(instruction.modifiers):
+        return 0
+    return FLOPS.get(instruction.opcode, 0) * (2 if PAIRS & set(instruction.modifiers) else 1)
 
 
 def is_branch(instruction: Instruction) -> bool:

@@ -23,7 +23,7 @@ from typing import Any
 
 from .program import CALLED, MOST_CALLS, SIZES, Address, Function, Instruction, Number, Program, PtxError, Variable, size_of
 
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+_COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"', re.S)  # or a text, in which none begins
 _PIECE = re.compile(
     r"""\s*(?:
     (?P<brace>[{}])
@@ -93,7 +93,7 @@ def parse(
         If there is no kernel or more than one, or if a statement is not supported; the message names the line.
     """
     program, position, line, python = Program(text=text, arguments=tuple(arguments), lines=lines), 0, 1, ""
-    text = _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found.group()), text)
+    text = _COMMENT.sub(lambda found: found[0] if found[0][0] == '"' else re.sub(r"[^\n]", " ", found[0]), text)
     # maps names of registers and variables to their new names, one dict for each enclosing brace
     scopes: list[dict[str, str]] = []
     name, own, problem = "", {}, "there is no .entry in this PTX"

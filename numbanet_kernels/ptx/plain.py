@@ -152,7 +152,7 @@ def _carried(program: Program, i: Instruction) -> Callable[[Wave], None]:
         *factors, last = (np.asarray(r(wave), held) for r in read)
         if operation == "mad":
             a, b = (np.broadcast_to(f, wave.count) for f in factors)
-            factors = [A.high(a, b) if "hi" in i.modifiers else a * b]
+            factors = [A.high(a.view(TYPES[kind]), b.view(TYPES[kind])).view(held) if "hi" in i.modifiers else a * b]
         carry = wave.carry.astype(held) if i.opcode.endswith("c") else held.type(0)
         if operation == "sub":
             part = factors[0] - last

@@ -27,6 +27,7 @@ WINDOW = 1 << 59
 DEPTH_BITS = 32  # local addresses of calls of recursive functions: the depth of the call above this many bits of an offset
 SHIFTS = {1 << k: k for k in range(5)}  # from bytes to units of 1, 2, 4, 8 or 16 bytes: shifts take less time than divisions
 WORD, WARP, SECTOR, BANKS = 4, 32, 32, 32
+PAGE = 1 << 12  # bytes: a multiple of all accesses, of a sector and of all banks
 ALIGNMENT, GAP = 256, 1 << 30  # alignment of arrays, as a GPU allocates them, and the gap between two arrays
 
 
@@ -285,7 +286,8 @@ def check_alignment(address: np.ndarray, width: int) -> None:
 # --- cost of accesses -------------------------------------------------------------------------------------------------
 def _by_pattern(count: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate count(address, width, threads) with a cache. Its key is the pattern of the addresses, because a shift of all
-    addresses by whole sectors does not change the result.
+    addresses by whole sectors does not change the result. Neither does a shift of whole pages, which brings addresses together
+    that are too far apart for a key.
     """
 
     @functools.lru_cache(256)
@@ -293,7 +295,13 @@ def _by_pattern(count: Callable[..., Any]) -> Callable[..., Any]:
         packed = np.frombuffer(pattern, np.int64)
         return count(packed >> 20, width, packed & (1 << 20) - 1)
 
-    return lambda address, width, threads: known((address - (address.min() & -SECTOR) << 20 | threads).tobytes(), width)
+    def counted(address: np.ndarray, width: int, threads: np.ndarray) -> Any:
+        shifted = address - (address.min() & -SECTOR)
+        if shifted.max() >> 43:
+            shifted = np.unique(shifted // PAGE, return_inverse=True)[1] * PAGE + shifted % PAGE
+        return known((shifted << 20 | threads).tobytes(), width)
+
+    return counted
 
 
 @_by_pattern

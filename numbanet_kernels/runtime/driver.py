@@ -43,6 +43,8 @@ def start(kernel: Kernel, grid: tuple[int, ...], block: tuple[int, ...], args: S
     TypeError
         If the arguments are not those of the kernel's signature; an array must be a device array with as many axes. Its dtype
         and its order are not looked at, as Numba does not.
+    OverflowError
+        If an integer does not fit the type of its argument.
     """
     found, passing = load(kernel)
     if passing is None:
@@ -54,6 +56,8 @@ def start(kernel: Kernel, grid: tuple[int, ...], block: tuple[int, ...], args: S
             put(given, value)
     except (AttributeError, TypeError, ValueError) as error:
         raise TypeError(f"{kernel.__name__}: the arguments are not those of {kernel.signature}: {error}") from error
+    except OverflowError as error:
+        raise OverflowError(f"{kernel.__name__}: {error}") from None
     from numba.cuda import dispatcher
 
     if stream is None:
@@ -113,16 +117,28 @@ def _passing(kind: Any) -> Callable[[list[Any], Any], None]:
                 put(given, value)
 
         return put_parts
+    if isinstance(kind, types.Integer):
+        return _passing_integers(kind)
     make = _NUMBERS[kind]
     return lambda given, value: given.append(make(value))
 
 
-_NUMBERS = {
-    types.float32: ctypes.c_float,
-    types.float64: ctypes.c_double,
-    types.boolean: bool,
-    **{kind: operator.index for kind in types.integer_domain},  # the driver reads as many bytes as the parameter has
-}
+def _passing_integers(kind: Any) -> Callable[[list[Any], Any], None]:
+    """Return the function of `_passing` for a type of integers. The driver reads as many bytes as the type has, so a number
+    that does not fit is refused. A type without a sign takes -1 for its largest value, as in C.
+    """
+    index, least, most = operator.index, min(kind.minval, -(1 << kind.bitwidth - 1)), kind.maxval
+
+    def put_integer(given: list[Any], value: Any) -> None:
+        number = index(value)
+        if not least <= number <= most:
+            raise OverflowError(f"an argument is {number}, which {kind} cannot hold: give it fewer elements at once")
+        given.append(number)
+
+    return put_integer
+
+
+_NUMBERS = {types.float32: ctypes.c_float, types.float64: ctypes.c_double, types.boolean: bool}
 
 
 @functools.lru_cache(maxsize=1 << 12)

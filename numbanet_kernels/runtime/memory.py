@@ -183,9 +183,9 @@ def empty_cuda(shape, dtype=np.float32):
 
 
 def full_cuda(shape, value, dtype=np.float32, out=None):
-    if np.dtype(dtype) != np.float32:
-        return upload_cuda(np.full(shape, value, dtype))
-    out = output("full (cuda)", empty_cuda, out, (shape,) if isinstance(shape, int) else tuple(shape))
+    out = output("full (cuda)", empty_cuda, out, (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype))
+    if out.dtype != FLOAT32:
+        return copy_cuda(np.full(out.shape, value, dtype), out)
     launch(_filling(), blocks_for(out.size), THREADS, flat(out), value)
     return out
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from numbanet.challenge import RadixNet, load_challenge
-from numbanet.challenge.tsv import read_entries
+from numbanet.challenge.tsv import read_entries, read_numbers
 
 NEURONS, LAYERS, COUNT = 64, 5, 40
 NETWORK = RadixNet(NEURONS, LAYERS)
@@ -259,3 +259,17 @@ def test_any_entries_are_read_in_pieces_of_any_size(places, values, size, end):
         patch.setattr("numbanet.challenge.tsv.PIECE", max(size, max(map(len, content.splitlines(True)))))
         rows, columns, found = read_entries(io.BytesIO(content), "x", (9, 7))
     assert list(zip(rows + 1, columns + 1)) == places and np.array_equal(found, np.float32(values))
+
+
+@given(st.lists(st.integers(1, 99), unique=True), st.integers(3, 40), st.sampled_from(["\n", "\r\n"]))
+def test_any_numbers_are_read_in_pieces_of_any_size(numbers, size, end):
+    content = "".join(f"{number}{end}" for number in sorted(numbers)).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("numbanet.challenge.tsv.PIECE", max(size, 4))
+        assert (read_numbers(io.BytesIO(content), "x", 99) + 1).tolist() == sorted(numbers)
+
+
+@pytest.mark.parametrize("content, line", [(b"1\r\n\r\n", 2), (b"\r\n", 1), (b"1\r\r\n", 1), (b"1\r\n2\rx\n", 2)])
+def test_other_returns_than_of_line_ends_are_refused(content, line):
+    with pytest.raises(ValueError, match=f"x, line {line}: a number from 1 to 9 expected"):
+        read_numbers(io.BytesIO(content), "x", 9)

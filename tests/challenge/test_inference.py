@@ -8,8 +8,9 @@ import threadpoolctl
 
 from numbanet import cli
 from numbanet.challenge import WAYS, ChallengeData, EllLayer, RadixNet, challenge
+from numbanet.challenge.inference import _Uploaded
 from numbanet.challenge.run import first_inputs
-from numbanet.device import problem
+from numbanet.device import device as named, problem
 
 DATA = os.environ.get("NUMBANET_DATA")
 OFFICIAL = pytest.mark.skipif(
@@ -144,6 +145,16 @@ def test_inputs_that_all_die(count):
         ({"data": data()._replace(network=[*RadixNet(64, 1), *RadixNet(32, 1)])}, ValueError, "layer 2 must have 64 neurons"),
         ({"data": data(layers=1)._replace(network=[5])}, TypeError, "layer 1 must be an EllLayer, not int"),
         ({"data": data(layers=1)._replace(network=[([[0]], [[1]], [0, 0])])}, ValueError, "bias of layer 1 must be .* and .2,"),
+        (
+            {"data": data(layers=1)._replace(network=[EllLayer(np.zeros((4, 0), int), np.zeros((4, 0)), np.zeros(4))])},
+            ValueError,
+            r"indices of layer 1 \(4, 0\) must have at least one neuron, and one input of each",
+        ),
+        (
+            {"data": data(layers=1)._replace(network=[EllLayer(np.zeros((0, 4), int), np.zeros((0, 4)), np.zeros(0))])},
+            ValueError,
+            r"indices of layer 1 \(0, 4\) must have",
+        ),
         ({"inputs": 0, "data": "generated"}, ValueError, "inputs must be a positive integer, got 0"),
         ({"neurons": 1024}, ValueError, "the data have 64 neurons and 1 layers; neurons 1024 and layers None must match"),
         ({"layers": 120}, ValueError, "the data have 64 neurons and 1 layers"),
@@ -159,6 +170,61 @@ def test_inputs_that_all_die(count):
 def test_what_may_not_be_is_refused(options, error, message):
     with pytest.raises(error, match=message):
         challenge(**{"data": data(layers=1), **options})
+
+
+BYTES = 4 * (2 * 64 * 32 + 2 * 64)  # of a layer on a device: indices, values, bias and the order of the rows
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("layers", [0, 1, 3, 12, 99])
+def test_as_many_layers_stay_as_all_their_arrays_leave_room_for(device, shared, layers):
+    """What layers share counts once. Of the layers that do not stay, the arrays of the last one alone are held."""
+    network = [layer if shared else EllLayer(*(part + 0 * part for part in layer)) for layer in RadixNet(64, 12)]
+    each = BYTES - 4 * (64 * 32 + 64) * shared
+    uploaded = _Uploaded(named(device), network, layers * each + (BYTES - each) * (layers > 0))
+    stay = min(max(layers, 1), 12)
+    assert len(uploaded.resident) == stay
+    for _ in range(2):
+        for number, layer in enumerate(network):
+            arrays, rows = uploaded[number]
+            for found, given in zip(arrays, layer, strict=True):
+                np.testing.assert_array_equal(uploaded.dev.download(found), given)
+            assert len(rows.order) == 64 and len(uploaded.last) <= 2
+            assert len({id(array) for array in arrays[1:]} & {id(array) for array in uploaded[0][0][1:]}) == 2 * (
+                shared or number == 0
+            )
+        assert len(uploaded.kept) == (2 if shared else 2 * stay)
+
+
+def test_what_layers_that_do_not_stay_share_is_uploaded_once_in_a_row():
+    first, *others = RadixNet(64, 4)
+    network = [EllLayer(first.indices, first.values + 0, first.bias + 0), *others]
+    uploads = []
+
+    class Counted:
+        def upload(self, host):
+            uploads.append(host)
+            return host
+
+    uploaded = _Uploaded(Counted(), network, 0)
+    for number in range(4):
+        uploaded[number]
+    values = [host for host in uploads if host.dtype == np.float32]
+    assert len(uploads) == 8 + 4 and [host.shape for host in values] == 2 * [(64, 32), (64,)]
+
+
+def test_the_memory_that_is_said_counts_values_and_biases_and_what_is_shared_once():
+    said, given = [], data(layers=3, count=65)
+    wide = [layer._replace(indices=layer.indices.repeat(400, axis=1)) for layer in given.network]
+    values = wide[0].values.repeat(400, axis=1)
+    for copies in ([values] * 3, [values + 0 for _ in wide]):
+        network = [layer._replace(values=own) for layer, own in zip(wide, copies, strict=True)]
+        challenge(data=given._replace(network=network, truth=None), say=said.append)
+    indices, biases = 3 * values.nbytes, 4 * 64
+    for line, size in zip(said, (indices + values.nbytes + biases, indices + 3 * values.nbytes + biases), strict=True):
+        assert f"3 layers {size / 1e9:.2f} GB" in line
+    assert said[0] != said[1]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -103,6 +103,32 @@ def test_flops_of_tensor_cores_in_those_of_tf32():
         assert (total.flops, total.mma_flops) == (flops, mma)
 
 
+@pytest.mark.parametrize("kind", ["f16x2", "bf16x2"])
+def test_flops_of_pairs_are_those_of_both_numbers(kind):
+    from tests.kernels.ptx.handwritten import run
+
+    for line, flops in (
+        (f"add.{kind} %r1, %r2, %r3;", 2),
+        (f"fma.rn.{kind} %r1, %r2, %r3, %r4;", 4),
+        (f"neg.{kind} %r1, %r2;", 0),
+    ):
+        found = run(line, np.zeros(1, F), threads=64)
+        assert found.total().flops == found.summary()["flops"] == 64 * flops
+        assert found.summary()["issued fma" if "fma" in line else "issued float"] == 2
+
+
+@pytest.mark.parametrize("width", [4, 16])
+def test_addresses_that_are_far_apart_cost_as_much_as_others(rng, width):
+    """More than 2 ** 43 bytes, which are too many for the cache's key."""
+    lanes = np.arange(64)
+    near = rng.integers(0, 400, lanes.size) * width + 256
+    page = rng.integers(0, 5, lanes.size)
+    for count in (spaces.sectors, spaces.transactions):
+        expected = count(near + page * 4096, width, lanes)
+        for far in (1 << 42, 1 << 43, 1 << 47, 1 << 58):
+            assert count(near + page * far, width, lanes) == expected
+
+
 @pytest.mark.parametrize("width", [1, 2, 4, 8, 16])
 def test_sectors_and_banks_of_random_accesses(rng, width):
     """Against a count of each access by itself: half a warp is served at a time if each thread asks for 8 bytes."""

@@ -59,6 +59,18 @@ def test_epilogues_and_windows_are_those_of_the_cpu(rng):
         close(call(device("cpu")), call(device("torch")), name)
 
 
+def test_what_is_closed_is_zero_even_if_it_is_infinite():
+    a, where = np.array([[np.inf, 1.0], [np.nan, 2.0]], np.float32), np.array([[0, 1], [-1, np.nan]], np.float32)
+    images, filters = np.ones((1, 2, 2, 1), np.float32), np.ones((1, 1, 1, 1), np.float32)
+    for name, call in {
+        "gemm": lambda dev: dev.gemm(a, np.eye(2, dtype=np.float32), where=where),
+        "conv2d_grad": lambda dev: dev.conv2d_grad(
+            a.reshape(1, 2, 2, 1), images, filters, Window((1, 1)), where=where.reshape(1, 2, 2, 1)
+        ),
+    }.items():
+        close(call(device("cpu")), call(device("torch")), name)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_ops_and_gradients(rng, name):
     """The cases of every op on every device; of the emulated one and CUDA see `tests.core.test_ops`."""

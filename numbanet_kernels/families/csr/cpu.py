@@ -43,7 +43,7 @@ def csr_dw_cpu(dy, x, at, rows=None, cols=None, dy_transposed=None, x_transposed
     """dw[k] = sum_n dy[n, o] x[n, ids[k]] at the entries k of row o, 0 in padding"""
     sizes = check("csr_dw (cpu)", at, rows, cols, dy=(dy, ("N", "K")), x=(x, ("N", "J")))
     dys, xs = _panels("csr_dw (cpu)", dy, dy_transposed), _panels("csr_dw (cpu)", x, x_transposed)
-    all_written = rows is None and sizes["V"] == sizes["B"] and sizes["N"]
+    all_written = rows is None and sizes["V"] == sizes["B"] and sizes["N"] and sizes["J"]
     dw = empty_cpu((sizes["V"],)) if all_written else full_cpu((sizes["V"],), 0.0)
     cpu_loops.entries(dys, xs, at.starts, at.stops, at.ids, dw, lists_of(rows)[0], lists_of(cols)[1])
     return dw

@@ -150,7 +150,8 @@ def csr_dx_cuda(dy, values, at, rows=None, cols=None, transposed=None):
 def csr_dw_cuda(dy, x, at, rows=None, cols=None, dy_transposed=None, x_transposed=None):
     sizes = check("csr_dw (cuda)", at, rows, cols, dy=(dy, ("N", "K")), x=(x, ("N", "J")))
     dys, xs = _columns("csr_dw (cuda)", dy, dy_transposed), _columns("csr_dw (cuda)", x, x_transposed)
-    dw = empty_cuda((sizes["V"],)) if rows is None and sizes["V"] == sizes["B"] else full_cuda((sizes["V"],), 0.0)
+    all_written = rows is None and sizes["V"] == sizes["B"] and sizes["J"]
+    dw = empty_cuda((sizes["V"],)) if all_written else full_cuda((sizes["V"],), 0.0)
     launch(
         _dots(),
         ceil_div(sizes["K"], WARPS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 
 import numpy as np
 from numba import int32
@@ -131,41 +132,42 @@ def broadcast_to_cuda(x, shape):
 
 @arrays.device_cache(maxsize=64)
 def _positions(shape, key):
-    """Return the flat positions that x[key] reads; they are computed once for each shape and key."""
-    unpacked = tuple(
-        slice(*k[1:])
-        if isinstance(k, tuple) and k[:1] == ("slice",)
-        else np.frombuffer(k[1], np.int64).reshape(k[2])
-        if isinstance(k, tuple)
-        else k
-        for k in key
-    )
-    positions = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)[unpacked]
+    """Return the flat positions that x[key] reads; they are computed once for each shape and key, as `_hashable` returns it."""
+    positions = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)[tuple(map(_unpacked, key))]
     return arrays.to_device(np.ascontiguousarray(positions).reshape(-1)), positions.shape
 
 
-def _hashable(key, shape):
-    """Return the key of x[key] as a hashable value for the cache; boolean masks become positions."""
+def _unpacked(part):
+    if not isinstance(part, tuple):
+        return part
+    kind, *numbers = part
+    return slice(*numbers) if kind == "slice" else np.frombuffer(numbers[1], kind).reshape(numbers[0])
+
+
+def _hashable(op, key):
+    """Return the key of x[key] as a hashable value for the cache. Numbers and lists are named with their dtype, because True, 1
+    and 1.0 are equal, but are different keys.
+    """
     parts = []
     for k in key if isinstance(key, tuple) else (key,):
         if isinstance(k, slice):
-            parts.append(("slice", k.start, k.stop, k.step))
-        elif isinstance(k, (list, np.ndarray)):
-            k = np.asarray(k)
-            if k.dtype == bool:
-                # raises IndexError if a mask does not have the shape of the axes that it masks
-                np.broadcast_to(False, shape)[key]
-            arrays = np.nonzero(k) if k.dtype == bool else (k.astype(np.int64),)
-            parts.extend(("array", a.tobytes(), a.shape) for a in arrays)
-        else:
+            parts.append(("slice", *(n if n is None else operator.index(n) for n in (k.start, k.stop, k.step))))
+        elif k is None or k is ...:
             parts.append(k)
+        else:
+            array = np.asarray(k)
+            if not array.size and not isinstance(k, np.ndarray):  # an empty list has no dtype
+                array = array.astype(np.int64)
+            if array.dtype.kind not in "biu":
+                raise IndexError(f"{op}: integers, slices, bools and lists of these are indices, not {array.dtype}")
+            parts.append((array.dtype.str, array.shape, array.tobytes()))
     return tuple(parts)
 
 
 def getitem_cuda(x, key):
     """y = x[key], copied so that it is contiguous; x of float32 or int32."""
     expect("getitem (cuda)", x=(x, None, INT32 if x.dtype == INT32 else np.float32))
-    positions, shape = _positions(x.shape, _hashable(key, x.shape))
+    positions, shape = _positions(x.shape, _hashable("getitem (cuda)", key))
     y = empty_cuda(shape, x.dtype)
     bits = [flat(array).view(np.float32) for array in (x, y)]
     launch(_copies()[1], blocks_for(y.size), THREADS, bits[0], positions, bits[1])
@@ -173,7 +175,7 @@ def getitem_cuda(x, key):
 
 
 def putitem_cuda(dy, key, shape):
-    positions, of_dy = _positions(tuple(shape), _hashable(key, shape))
+    positions, of_dy = _positions(tuple(shape), _hashable("putitem (cuda)", key))
     expect("putitem (cuda)", dy=(dy, of_dy))
     dx = full_cuda(shape, 0.0)
     launch(_copies()[2], blocks_for(dy.size), THREADS, flat(dy), positions, flat(dx))

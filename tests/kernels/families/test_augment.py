@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from numbanet_kernels.families import augment
+from numbanet_kernels.runtime import memory
 
 SHAPES = [(5, 3, 8, 8), (7, 1, 5, 11), (3, 2, 1, 1), (2, 4, 9, 3), (0, 3, 4, 4), (2, 0, 4, 4), (2, 3, 0, 4)]
 
@@ -55,3 +56,13 @@ def test_in_place_is_refused(suffix, put):
     x = put(np.ones((2, 3, 4, 4)))
     with pytest.raises(ValueError, match="out must not be x"):
         getattr(augment, f"crop_flip_{suffix}")(x, put(np.zeros((2, 3), np.int32)), out=x)
+
+
+def test_a_result_that_overlaps_the_images_is_refused(suffix, put):
+    """Another view of their memory, or of a part of it; images beside them are taken."""
+    part, moves = getattr(memory, f"part_{suffix}"), put(np.zeros((2, 3), np.int32))
+    crop_flip, whole = getattr(augment, f"crop_flip_{suffix}"), put(np.ones((4, 3, 4, 4)))
+    for start in (0, 1):
+        with pytest.raises(ValueError, match=rf"crop_flip \({suffix}\): out must not be x, or overlap it"):
+            crop_flip(part(whole, 0, 2), moves, out=part(whole, start, start + 2))
+    crop_flip(part(whole, 0, 2), moves, out=part(whole, 2, 4))

@@ -97,6 +97,21 @@ def test_kept_neurons_and_inputs_alone(suffix, put, get, rng, rows, cols):
     products(suffix, put, get, rng, at, at.ids.shape, 9, rows and kept(O, rows), cols and kept(I, cols))
 
 
+@pytest.mark.parametrize("n", [0, 3])
+@pytest.mark.parametrize("side, others", [(I, 0), (0, I)], ids=["no inputs", "no neurons"])
+def test_gradients_of_dropped_entries_are_zero_in_memory_that_was_used(suffix, put, get, n, side, others):
+    """What is let go is filled with 7, and is lent again."""
+    at = CSR.from_dense(np.ones((O, I))).entries()
+    none = lambda length: RowLists(np.full(length, -1, np.int32), np.zeros(length, np.int32), np.zeros(0, np.int32))  # noqa: E731
+    rows, cols = (None, none(I)) if side else (none(O), None)
+    dy, x = put(np.ones((n, O if side else 0))), put(np.ones((n, I if others else 0)))
+    on, lists = Entries(*map(put, at)), {"rows": rows and RowLists(*map(put, rows)), "cols": cols and RowLists(*map(put, cols))}
+    for _ in range(3):
+        used = put(np.full(at.ids.size, 7.0))
+        del used
+        np.testing.assert_array_equal(get(getattr(csr, f"csr_dw_{suffix}")(dy, x, on, **lists)), np.zeros(at.ids.size))
+
+
 def test_nan_passes_a_relu(suffix, put, get):
     at = CSR.from_dense(np.eye(3)).entries()
     x = np.array([[np.nan, -1.0, 1.0]])

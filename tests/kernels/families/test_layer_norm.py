@@ -27,6 +27,15 @@ def test_layer_norm(suffix, put, get, rng, shape):
         np.testing.assert_allclose(get(ours), theirs, rtol=1e-4, atol=1e-4)
 
 
+def test_no_columns(suffix, put, get):
+    """Their mean and variance are 0."""
+    x, gamma = np.zeros((5, 0), np.float32), np.zeros(0, np.float32)
+    found = getattr(layer_norm, f"layer_norm_{suffix}")(*map(put, (x, gamma, gamma)), 0.25)
+    for ours, theirs in zip(found, layer_norm.layer_norm_reference(x, gamma, gamma, 0.25), strict=True):
+        np.testing.assert_array_equal(get(ours), theirs)
+    np.testing.assert_array_equal(get(found[2]), np.full(5, 2))
+
+
 def test_gradients_are_those_of_the_formula(rng):
     """Against differences of the forward pass in float64."""
     dy, x, gamma, beta = map(np.float64, operands(rng, 3, 4))

@@ -101,6 +101,15 @@ def test_nan_stays_in_its_row(op, suffix, put, get):
     assert np.isnan(get(gradient)[1, 2]) and not np.isnan(get(gradient)[[0, 2]]).any()
 
 
+@pytest.mark.parametrize("op", ERRORS)
+def test_nan_stays_in_the_reference(op):
+    x, target = np.array([[np.nan, 1], [2, 3], [0, np.nan]]), np.zeros((3, 2))
+    with np.errstate(invalid="ignore"):
+        losses, gradient = getattr(loss, f"{op}_reference")(x, target)
+    np.testing.assert_array_equal(np.isnan(losses), [True, False, True])
+    np.testing.assert_array_equal(np.isnan(gradient), np.isnan(x))
+
+
 def test_masked_logits_and_unknown_labels(suffix, put, get):
     logits, labels = np.float32([[0, -np.inf, 0], [1, 2, 3], [1, 2, 3]]), np.int32([0, 3, -1])
     losses, gradient = map(get, getattr(loss, f"softmax_cross_entropy_{suffix}")(put(logits), put(labels)))

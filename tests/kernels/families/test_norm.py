@@ -37,6 +37,15 @@ def test_batch_norm(suffix, put, get, rng, shape):
     )
 
 
+def test_no_samples(suffix, put, get):
+    """Their mean and variance are 0, and shares of nothing for ranks without samples."""
+    x, beta = np.zeros((0, 3), np.float32), np.full(3, 5, np.float32)
+    found = getattr(norm, f"batch_norm_{suffix}")(*map(put, (x, beta, beta)), 0.1)
+    for ours, theirs in zip(map(get, found), norm.batch_norm_reference(x, beta, beta, 0.1), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(get(found[1]), np.zeros(3))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("values", [[12.8], [12.8, 89.6], None], ids=str)
 def test_sums_over_many_samples_lose_nothing(suffix, put, get, rng, values):

@@ -135,6 +135,22 @@ def test_top_k(suffix, put, get, rng, n, o, k, values):
     np.testing.assert_array_equal(found, top_k.top_k_reference(v, k))
 
 
+def test_of_both_zeros_the_first_are_taken(suffix, put, get, rng):
+    v = np.where(rng.random((6, 70)) < 0.5, np.float32(0), np.float32(-0.0))
+    v[:, ::7], v[:, 3::7] = 1e-45, -1e-45
+    v[0, :5] = np.inf, -np.inf, -0.0, 0, -0.0
+    for k in (1, 3, 12, 30, 65):
+        found = get(getattr(top_k, f"top_k_{suffix}")(put(v), k))
+        np.testing.assert_array_equal(found, top_k.top_k_reference(v, k))
+
+
+def test_nan_is_the_largest_or_with_a_sign_the_smallest(suffix, put, get):
+    v = np.array([[1, np.nan, np.inf, 0], [-np.inf, -np.nan, -1, 0]], np.float32)
+    v[1, 1] = np.copysign(v[1, 1], -1)
+    for k, expected in ((1, [2, 8]), (3, [7, 13])):
+        assert get(getattr(top_k, f"top_k_{suffix}")(put(v), k)).ravel().tolist() == expected
+
+
 @pytest.mark.parametrize("n, k", [(1, 1), (1, 0), (40, 7), (300, 150), (64, 64), (33, 0), (95, 3), (600, 1)])
 def test_bit_lists(suffix, put, get, rng, n, k):
     bits = top_k.top_k_reference(rng.standard_normal((1, n)), k)

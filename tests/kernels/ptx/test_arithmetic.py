@@ -87,6 +87,12 @@ def signed(x):
     return x - 2**32 if x >= 2**31 else x
 
 
+def with_carry(a, b):
+    """The upper half of a b + b + (7 << 32), of signed numbers."""
+    product = signed(a) * signed(b)
+    return (product >> 32) + (product % 2**32 + b >> 32) + 7
+
+
 @pytest.mark.parametrize(
     "code, expected",
     [
@@ -119,6 +125,18 @@ def signed(x):
         (
             "lop3.b32 %r1, %r11, %r12, 0x0f0f, 0xE2;",
             lambda a, b: sum((0xE2 >> ((a >> k & 1) << 2 | (b >> k & 1) << 1 | (0x0F0F >> k & 1)) & 1) << k for k in range(32)),
+        ),
+        ("prmt.b32 %r1, 0x89ABCDEF, %r11, 0x5140;", lambda a, b: 0x00CD00EF | (a & 255) << 8 | (a >> 8 & 255) << 24),
+        ("lop3.b32 %r1, 15, %r11, %r12, 0x80;", lambda a, b: 15 & a & b),
+        ("mad.hi.cc.s32 %r1, %r11, %r12, %r12;", lambda a, b: (signed(a) * signed(b) >> 32) + b),
+        (
+            "mad.hi.cc.s32 %r2, %r11, %r12, %r11;\naddc.u32 %r1, 0, 0;",
+            lambda a, b: (signed(a) * signed(b) >> 32) % 2**32 + a >> 32,
+        ),
+        ("mad.lo.cc.s32 %r2, %r11, %r12, %r12;\nmadc.hi.s32 %r1, %r11, %r12, 7;", lambda a, b: with_carry(a, b)),
+        (
+            "cvt.s64.s32 %rd5, %r11;\ncvt.s64.s32 %rd6, %r12;\nmad.hi.cc.s64 %rd7, %rd5, %rd6, 3;\ncvt.u32.u64 %r1, %rd7;",
+            lambda a, b: (signed(a) * signed(b) >> 64) + 3,
         ),
         ("mul.wide.u32 %rd5, %r11, %r12;\nshr.u64 %rd5, %rd5, 7;\ncvt.u32.u64 %r1, %rd5;", lambda a, b: a * b >> 7),
         (

@@ -6,6 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from numbanet_kernels.ptx import PtxError
 from tests.kernels.ptx.handwritten import each
 from tests.kernels.ptx.rounding import DTYPES, MODES, expected, floats, rounded, some
 
@@ -101,3 +102,49 @@ def test_modifiers_of_conversions():
     np.testing.assert_array_equal(each("cvt.sat.s16.s32 %rs1, %r11;", np.zeros(4, np.int16), y), [-300, 300, 5, 32767])
     np.testing.assert_array_equal(each("cvt.sat.u8.s32 %r1, %r11;", np.zeros(4, np.uint32), y), [0, 255, 5, 255])
     np.testing.assert_array_equal(each("cvt.s8.s32 %r1, %r11;", np.zeros(4, np.int32), y), [-44, 44, 5, 112])
+
+
+def test_only_float32_is_flushed_in_conversions():
+    """PTX ISA, "cvt": .ftz is for inputs and results of that type."""
+    small = np.array([1e-40, -1e-40, 1e-6, 3e-5, 1], np.float32)
+    half = small.astype(np.float16)
+    assert (0 < np.abs(half[2])) and np.abs(half[2]) < np.finfo(np.float16).tiny
+    np.testing.assert_array_equal(converted("f16", "f32", small, "rn.ftz"), half)
+    np.testing.assert_array_equal(converted("f32", "f16", half, "ftz"), half.astype(np.float32))
+    np.testing.assert_array_equal(converted("f64", "f32", small, "ftz"), [0, -0.0, *np.float64(small[2:])])
+    np.testing.assert_array_equal(converted("f32", "f64", np.array([1e-40, 1e-310, 2]), "rn.ftz"), np.float32([0, 0, 2]))
+    np.testing.assert_array_equal(converted("s32", "f32", small, "rpi.ftz"), [0, 0, 1, 1, 1])
+    np.testing.assert_array_equal(converted("s32", "f32", small, "rpi"), [1, 0, 1, 1, 1])
+    np.testing.assert_array_equal(converted("s32", "f32", small, "rmi.ftz"), [0, 0, 0, 0, 1])
+    np.testing.assert_array_equal(converted("s32", "f16", half, "rpi"), [0, 0, 1, 1, 1])
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("mode", ["rn", "rz", "rna"])
+def test_float32_becomes_tf32(mode, relu):
+    if mode == "rna" and relu:
+        pytest.skip("PTX has no such instruction")
+    steps = np.array([0, 1, 0xFFF, 0x1000, 0x1001, 0x1FFF, 0x2000, 0x3000, 0x2FFF, 0x3001], np.uint32)
+    starts = np.array([0x3F800000, 0x00000000, 0x7F7FE000 - 0x4000, 0x00802000, 0x46000000], np.uint32)
+    x = np.concatenate([(starts[:, None] + steps).ravel().view(np.float32), some("f32", 600), np.float32([np.inf, 0])])
+    x = np.concatenate([x, -x, np.array([0x7F800001, 0xFF800001], np.uint32).view(np.float32)])
+    found = each(f"cvt.{mode}{'.relu' * relu}.tf32.f32 %r1, %f11;", np.zeros(x.size, np.uint32), x)
+    assert not (found[~np.isnan(x)] & 0x1FFF).any()  # NaN is the canonical one
+
+    def expected(v):
+        if not math.isfinite(v):
+            return max(v, 0.0) if relu else v
+        unit = 2.0 ** (max(math.frexp(v)[1], -125) - 11)
+        number, rest = divmod(abs(Fraction(v)) / Fraction(unit), 1)
+        up = rest > Fraction(1, 2) or rest == Fraction(1, 2) and (mode == "rna" or number % 2)
+        value = math.copysign(float((number + (up and mode != "rz")) * Fraction(unit)), v)
+        value = value if abs(value) < 2.0**128 else math.copysign(math.inf, v)
+        return max(value, 0.0) if relu else value
+
+    np.testing.assert_array_equal(found.view(np.float32), [expected(float(v)) for v in x])
+
+
+@pytest.mark.parametrize("modifiers", ["", "rna.relu.", "rm.", "rn.satfinite.", "rn.ftz.", "rni."])
+def test_conversions_to_tf32_that_ptx_does_not_have_are_refused(modifiers):
+    with pytest.raises(PtxError, match=r"line \d+.*cvt\."):
+        each(f"cvt.{modifiers}tf32.f32 %r1, %f11;", np.zeros(1, np.uint32), np.ones(1, np.float32))

@@ -96,6 +96,22 @@ def test_bytes_of_a_load_that_are_not_used(mask, problem):
             ptx.run(program, (1,), (1,), [])
 
 
+# --- comments ---------------------------------------------------------------------------------------------------------
+def test_comments_begin_outside_of_texts():
+    program = ptx.parse(f"""{HEAD}.file 1 "http://a//b /*c.py" // not "this
+        .file 2 "/a/d*/ \\"//e.py" /* nor "this
+        */ .visible .entry test(.param .u32 n) // .reg
+        {{
+            .reg .b32 %r<3>;
+            .loc 1 7 0
+            mov.u32 %r1, 1; // mov "
+            /* .loc 1 9 0 */ mov.u32 %r2, 2;
+            ret; // "
+        }}""")
+    assert set(program.python) == {"*c.py:7"}
+    assert set(program.files.values()) == {"http://a//b /*c.py", '/a/d*/ "//e.py'}
+
+
 # --- parameters -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "attribute", [".ptr", ".ptr .align 4", ".ptr .global", ".ptr .global .align 16", ".ptr .shared .align 4"]

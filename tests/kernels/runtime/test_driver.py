@@ -46,6 +46,23 @@ def test_what_does_not_fit_is_refused(card):
         driver.start(declared(), (1,), (8,), good[:-1])
 
 
+@pytest.mark.parametrize("kind, least, most", [("i4", -(2**31), 2**31 - 1), ("i8", -(2**63), 2**63 - 1), ("u1", -128, 255)])
+def test_numbers_that_do_not_fit_their_type_are_refused(card, kind, least, most):
+    """As the emulated device does; the driver reads as many bytes as the type has."""
+    noted = kernel(f"void(i8[::1], {kind})")(note)
+    y = cuda.to_device(np.zeros(1, np.int64))
+    for number in (least, most, np.int64(5)):
+        driver.start(noted, (1,), (1,), (y, number))
+        assert y.copy_to_host()[0] in (number, int(number) + most + 1)
+    for number in (least - 1, most + 1, 2**70):
+        with pytest.raises(OverflowError, match=f"note: an argument is {number}, which u?int[0-9]+ cannot hold"):
+            driver.start(noted, (1,), (1,), (y, number))
+
+
+def note(y, number):
+    y[0] = number
+
+
 def test_types_that_it_does_not_know_are_left_to_numba(card):
     x, y = cuda.to_device(np.full(3, 1 + 2j, np.complex64)), cuda.device_array(3, np.complex64)
 
