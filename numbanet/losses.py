@@ -299,10 +299,12 @@ class CrossEntropy(Loss):
         return ops.softmax_cross_entropy(output, labels=target, weights=weights, label_smoothing=self.label_smoothing)
 
     def best_constant(self, targets, weights):
-        """Return the best constant prediction for class indices, and its loss: the entropy of the distribution of classes."""
+        """Return the best constant prediction for class indices, and its loss: the entropy of the distribution of classes. All
+        classes up to the largest index count, because labels are spread over all of them.
+        """
         counts = np.bincount(targets, weights)
-        counts = counts[counts > 0]
         shares = (1 - self.label_smoothing) * counts / counts.sum() + self.label_smoothing / counts.size
+        shares = shares[shares > 0]
         return "the most frequent class", float(-(shares * np.log(shares)).sum())
 
 

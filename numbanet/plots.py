@@ -7,7 +7,7 @@ import io
 import math
 import os
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,12 @@ def check_target(path: str | os.PathLike) -> Path:
     return path
 
 
-def learning_curves(histories: Any, path: str | os.PathLike, title: str = "", held_out: str = "test accuracy") -> Path:
+def learning_curves(histories: Any, path: str | os.PathLike, title: str = "", held_out: str | None = None) -> Path:
     """Write a picture with three plots to `path`: the score by epoch, the score by seconds of training, and the training loss
     by epoch. `histories` maps a label to a fitted net or its `history_`, of which each is one line of a plot; or it is one of
-    these. The score is `validation_score` if the history has it, and `held_out` says what that is. Seconds are counted from the
-    end of the first epoch, because the first epoch may include compilation.
+    these. The score is `validation_score` if the history has it, and `held_out` says what that is; by default "test
+    accuracy", or "validation score" if a net is no classifier or has a `scoring`. Seconds are counted from the end of the
+    first epoch, because the first epoch may include compilation.
 
         learning_curves({"rdp": net, "none": other.history_}, "curves.png")
         learning_curves(net, "curve.png")
@@ -71,7 +72,7 @@ def learning_curves(histories: Any, path: str | os.PathLike, title: str = "", he
         shown += filter(math.isfinite, scores[len(scores) // 5 :])
         loss_axes.plot(epochs, [record["loss"] for record in history], **style)
     scored = all("validation_score" in record for history in histories.values() for record in history)
-    score = held_out if scored else "training score"
+    score = (held_out or _held_out(given.values())) if scored else "training score"
     by_epoch.set(xlabel="epoch", ylabel=score)
     by_seconds.set(xlabel="seconds of training after the first epoch", ylabel=score)
     by_seconds.set_title("large marks: the last epoch", loc="left", fontsize=9)
@@ -89,6 +90,13 @@ def learning_curves(histories: Any, path: str | os.PathLike, title: str = "", he
         figure.legend(lines, names, loc="outside lower center", ncols=min(len(names), 8), frameon=False, handlelength=3)
     figure.suptitle(textwrap.fill(title, 120), fontsize=11)
     return _save(figure, path)
+
+
+def _held_out(given: Iterable[Any]) -> str:
+    """Return what the validation scores of nets and histories are called."""
+    nets = [each for each in given if hasattr(each, "history_")]
+    others = [net for net in nets if not hasattr(net, "classes_") or getattr(net, "scoring", None) is not None]
+    return "validation score" if others else "test accuracy"
 
 
 def _style(name: str) -> Style:

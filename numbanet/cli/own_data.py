@@ -36,12 +36,13 @@ def is_file(name: str) -> bool:
     return Path(name).suffix.lower() in KINDS
 
 
-def read(name: str, target: str | None, known: Sequence[str] = ()) -> Table:
+def read(name: str, target: str | None, known: Sequence[str] = (), text: bool = False) -> Table:
     """Read a CSV or NPY file. `target` is the name or the number of the target column, counted from 0, or from the end if it is
     negative; None if there is none. `known` are the names of the features of a network: if the columns of the file have names,
     too, its features are those columns, in this order, and no others are read.
 
-    The target consists of integers, of other numbers, or of text; features are numbers. A first line of a CSV file is a header
+    The target consists of integers, of other numbers, or of text, as which it is read from a CSV file if `text` is True;
+    features are numbers. A first line of a CSV file is a header
     if a cell of it is text where the line after it has a number, or if all its cells are text.
 
     Raises
@@ -53,7 +54,7 @@ def read(name: str, target: str | None, known: Sequence[str] = ()) -> Table:
         If there is no such file.
     """
     try:
-        return _npy(name, target) if Path(name).suffix.lower() == ".npy" else _csv(name, target, known)
+        return _npy(name, target) if Path(name).suffix.lower() == ".npy" else _csv(name, target, known, text)
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {name}") from None
     except (ValueError, EOFError, csv.Error) as error:
@@ -67,6 +68,9 @@ def shown(names: Sequence[str]) -> str:
 
 def _npy(name: str, target: str | None) -> Table:
     values = np.load(name, allow_pickle=False)
+    if not isinstance(values, np.ndarray):
+        values.close()
+        raise ValueError("it is a .npz archive of arrays: save the table alone, by numpy.save")
     if values.dtype.kind not in "fiub" or values.ndim < 2 or (target is not None and values.ndim != 2):
         raise ValueError(f"a table of numbers (rows, columns) expected, got {values.dtype} {values.shape}")
     if not len(values):
@@ -96,7 +100,7 @@ def _counted(row: int) -> str:
     return f"row {row} (counted from 0)"
 
 
-def _csv(name: str, target: str | None, known: Sequence[str]) -> Table:
+def _csv(name: str, target: str | None, known: Sequence[str], text: bool) -> Table:
     with open(name, newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
         ends = [(row, reader.line_num) for row, _ in zip(filter(None, reader), range(2))]  # empty lines are no rows
@@ -135,7 +139,7 @@ def _csv(name: str, target: str | None, known: Sequence[str]) -> Table:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Input line .* contained no data")  # NumPy reads texts in parts of so many rows
         y = np.loadtxt(name, str, usecols=[at], **options)[:, 0]
-    return Table(X, _typed(y, names[at], lambda row: f"line {_row(name, row + header)[0]}"), features, unused)
+    return Table(X, _typed(y, names[at], lambda row: f"line {_row(name, row + header)[0]}", text), features, unused)
 
 
 def _check_lengths(name: str, width: int) -> None:
@@ -249,10 +253,10 @@ def _column(target: str, names: list[str]) -> int:
     raise ValueError(f"there is no column {target!r}; --target is one of {shown(names)}, or a number, -1 for the last column")
 
 
-def _typed(y: np.ndarray, name: str, place: Callable[[int], str] = _counted) -> np.ndarray:
-    """Return a target as int64 if all values are integers, as float64 if all are numbers, else as text; raise ValueError if
-    some are missing, which is what few texts among numbers are taken for, or beyond float32. The message has the name of the
-    column and place(row).
+def _typed(y: np.ndarray, name: str, place: Callable[[int], str] = _counted, as_text: bool = False) -> np.ndarray:
+    """Return a target as int64 if all values are integers, as float64 if all are numbers, else, or if `as_text`, as text; raise
+    ValueError if some are missing, which is what few texts among numbers are taken for, or beyond float32. The message has the
+    name of the column and place(row).
     """
     if y.dtype.kind in "iub":
         return y.astype(np.int64)
@@ -260,6 +264,8 @@ def _typed(y: np.ndarray, name: str, place: Callable[[int], str] = _counted) -> 
     if y.dtype.kind == "U":
         y = np.char.strip(y)
         wrong = np.char.str_len(y) == 0
+        if as_text and not wrong.any():
+            return y
         if not wrong.any() and (text := np.array([not _is_number(cell) for cell in y])).sum() <= len(y) // 2:
             wrong = text
     way = "fill such cells, or leave the lines out"

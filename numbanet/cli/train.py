@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import copy
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -152,7 +154,7 @@ class Splits(NamedTuple):
     validation: tuple[Any, Any] | None
     test: tuple[Any, Any]
     regression: bool = False
-    scaling: tuple[Any, Any] | None = None  # mean and deviation of the features, which `_write` puts into the saved network
+    scaling: tuple[Any, Any] | None = None  # mean and deviation of the features, which the saved network has
     names: Sequence[str] = ()  # of the features of a file
 
 
@@ -172,7 +174,7 @@ def _splits(options: argparse.Namespace) -> Splits:
             )
         X, y, X_test, y_test = datasets.load(options.data)
         X, X_test = (part.reshape(len(part), -1) for part in (X, X_test))
-        train, validation = _split(X, y, options.validation, options.seed, False)
+        train, validation = _split("--validation", X, y, options.validation, options.seed, False)
         return Splits(train, validation, (X_test, y_test))
     if options.target is None:
         raise ValueError(f"--target: give the name or the number of the column of {options.data} that is predicted")
@@ -189,24 +191,36 @@ def _splits(options: argparse.Namespace) -> Splits:
             what, way = "texts", f"values must be numbers, not {str(y[0])!r}, and classes have more rows"
         column = f"the column {options.target!r} of {options.data}"
         raise ValueError(f"{column} has {found} different {what} in {len(y)} rows: {way}")
-    rest, test = _split(X, y, options.test, options.seed, regression)
+    rest, test = _split("--test", X, y, options.test, options.seed, regression)
     mean, deviation = (np.asarray(of(rest[0], axis=0, dtype=np.float64), np.float32) for of in (np.mean, np.std))
     deviation[deviation == 0] = 1
-    train, validation = _split((rest[0] - mean) / deviation, rest[1], options.validation, options.seed, regression)
+    scaled = (rest[0] - mean) / deviation
+    train, validation = _split("--validation", scaled, rest[1], options.validation, options.seed, regression)
     return Splits(train, validation, ((test[0] - mean) / deviation, test[1]), regression, (mean, deviation), names)
 
 
-def _split(X: Any, y: Any, share: float, seed: int, regression: bool) -> tuple[tuple[Any, Any], Any]:
-    """Return (X, y) of the rest, and (X, y) of the held-out share, None if the share is 0; by class if each class suffices."""
+def _split(option: str, X: Any, y: Any, share: float, seed: int, regression: bool) -> tuple[tuple[Any, Any], Any]:
+    """Return (X, y) of the rest, and (X, y) of the held-out share, None if the share is 0; by class if each class suffices.
+    Classes that the rest would lack are in the rest alone. Of values, at least two are held out, as R² needs.
+    """
     if not share:
         return (X, y), None
     import numpy as np
     from sklearn.model_selection import train_test_split
 
+    way = "give more rows" if option == "--test" else f"give more rows, or {option} 0"
+    if regression and len(y) < 4:
+        raise ValueError(f"{option}: two of {len(y)} rows would be held out, which leaves too few: {way}")
     least = 0 if regression else np.unique(y, return_counts=True)[1].min()
     stratify = y if least * min(share, 1 - share) >= 1 else None
-    X, held_X, y, held_y = train_test_split(X, y, test_size=share, random_state=seed, stratify=stratify)
-    return (X, y), (held_X, held_y)
+    size = 2 if regression and math.ceil(share * len(y)) < 2 else share
+    rest, held = train_test_split(np.arange(len(y)), test_size=size, random_state=seed, stratify=stratify)
+    if not regression:
+        lost = ~np.isin(y[held], y[rest])
+        rest, held = np.concatenate([rest, held[lost]]), held[~lost]
+    if not len(held):
+        raise ValueError(f"{option}: each class has too few rows for a share of {share}: {way}")
+    return (X[rest], y[rest]), (X[held], y[held])
 
 
 def _estimator(options: argparse.Namespace, regression: bool) -> Net | NetRegressor:
@@ -255,11 +269,12 @@ def _best(net: Net | NetRegressor) -> str:
 
 
 def _write(net: Net | NetRegressor, options: argparse.Namespace, splits: Splits) -> None:
-    """Write the files that the options name."""
-    import numpy as np
+    """Write the files that the options name, the network first."""
+    from .. import plots
 
-    from .. import Normalize, plots
-
+    if options.save:
+        _packed(net, splits).save(options.save)
+        print(f"saved: {options.save}")
     if options.report:
         target = f", target column {options.target}" if options.target else ""
         net.report(options.report, *splits.test, f"{options.data}{target}, of which the given samples are the test set")
@@ -268,9 +283,18 @@ def _write(net: Net | NetRegressor, options: argparse.Namespace, splits: Splits)
         held_out = f"validation {'R²' if splits.regression else 'accuracy'}"
         plots.learning_curves({options.dropout: net.history_}, options.plot, held_out=held_out)
         print(f"learning curves: {options.plot}")
-    if options.save:
-        if splits.scaling:  # so that the saved network takes the features as they are in the file
-            net.__dict__["feature_names_in_"] = np.array(splits.names, object)  # what scikit-learn calls them
-            net.model_.layers.insert(0, Normalize(*splits.scaling, device=next(net.model_.parameters()).device))
-        net.save(options.save)
-        print(f"saved: {options.save}")
+
+
+def _packed(net: Net | NetRegressor, splits: Splits) -> Net | NetRegressor:
+    """Return the network that is saved: that of a file takes the features as they are there."""
+    import numpy as np
+
+    from .. import Normalize, Sequential
+
+    if not splits.scaling:
+        return net
+    packed = copy.copy(net)
+    first = Normalize(*splits.scaling, device=next(net.model_.parameters()).device)
+    names = np.array(splits.names, object)  # what scikit-learn calls them
+    packed.__dict__.update(feature_names_in_=names, model_=Sequential([first, *net.model_.layers]))
+    return packed

@@ -162,6 +162,11 @@ class Dropout(abc.ABC):
         if isinstance(self.rate, tuple) and len(self.rate) != layers:
             raise ValueError(f"dropout_rate has {len(self.rate)} entries for {layers} hidden layers")
 
+    def check_in(self, model: Sequential | Tree) -> None:
+        """Raise the errors of `check` for the sites of a model; if it has none, because it became sparse, raise none."""
+        if sites := len(self.sites(model)):
+            self.check(sites)
+
     def of(self, site: Site) -> Dropout:
         """Return the policy that makes the plans for a site: this policy, or a part of it if it combines several policies."""
         return self

@@ -75,10 +75,14 @@ class Together(Dropout):
         return [rate for policy in self.policies for rate in policy.rates(model)]
 
     def check(self, layers):
-        """Raise ValueError if a policy that needs sites has none; rates are checked when they are used."""
+        """Raise ValueError if a policy that needs sites has none; `check_in` counts those of each policy."""
         for policy in self.policies if not layers else ():
             if policy.data_dependent:
                 policy.check(layers)
+
+    def check_in(self, model):
+        for policy in self.policies:
+            policy.check_in(model)
 
     def caution(self, site):
         return self.of(site).caution(site)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ class Estimator(Settings):
 
         The state of the optimiser, the random streams and the progress of `sparsity` are not saved. So `partial_fit` of a
         loaded estimator starts with a new optimiser and new streams, does not preserve sparsity, and warns about that; `fit`
-        starts `sparsity` again. Layers that the user passed (`layers`) are saved with their trained weights, and frozen tensors
+        starts `sparsity` again. Layers that the user passed (`layers`) are saved with their trained weights, from which `fit`
+        of the loaded estimator starts; its clones, as in a cross-validation, start from new ones. Frozen tensors
         (`requires_grad`) stay frozen. Callbacks are not saved, because files hold no functions, except for hooks of numbanet
         that consist of numbers and names, such as `ReduceLROnPlateau`. A callback may save the estimator.
 
@@ -60,7 +62,8 @@ class Estimator(Settings):
         path : str or path
             The file; it is replaced atomically.
         card : bool, default=False
-            If True, also write `numbanet.io.model_card` to a file of the same name that ends in .md.
+            If True, also write `numbanet.io.model_card` to a file of the same name with the ending .md, instead of .safetensors
+            if the name has that.
 
         Raises
         ------
@@ -79,7 +82,8 @@ class Estimator(Settings):
         if card:
             from ..io import model_card
 
-            Path(path).with_suffix(".md").write_text(model_card(self), encoding="utf-8")
+            target = Path(path)
+            target.with_name(f"{target.name.removesuffix('.safetensors')}.md").write_text(model_card(self), encoding="utf-8")
 
     def export(self, path: str | os.PathLike) -> None:
         """Write the predictions of the trained estimator as an ONNX file; `numbanet.io.export` describes it, and its errors."""
@@ -195,7 +199,8 @@ class Estimator(Settings):
     def _resume(self, model: Sequential, settings: FitSettings) -> None:
         """Continue from a loaded model, without changing its sparsity, with a new optimiser."""
         to(model, settings.device)
-        self.model_, self.optimizer_, self._made_of = model, self._new_optimizer(model), self._architecture()
+        self.model_, self.optimizer_ = model, self._new_optimizer(model)
+        self._made_of = vars(self).get("_made_of", self._architecture())
         self.policy_ = getattr(self, "policy_", settings.policy)
         model.expect(self._sample(), self.policy_)
         self._streams, self._sparsity, self._thinning = self._new_streams(), None, None
@@ -334,7 +339,9 @@ class Estimator(Settings):
 
 
 class Fitted(Hook):
-    """Updates the estimator's fitted attributes during training. Before, it checks that files can hold what hooks will save."""
+    """Updates the estimator's fitted attributes during training. Before, it checks that files can hold what hooks will save,
+    and that a named scorer takes what an untrained network predicts.
+    """
 
     watches = False
 
@@ -349,6 +356,10 @@ class Fitted(Hook):
                     saving.check(run.estimator, type(hook).__name__)
                     if run.speaks:
                         hook.check()
+                elif isinstance(hook, Validation) and _is_tried(run.estimator.scoring):
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")
+                        hook.scored()
             self.checked = True
 
     def epoch_recorded(self, run, record):
@@ -356,6 +367,11 @@ class Fitted(Hook):
 
     def fit_end(self, run):
         run.estimator._learned(run, run.epoch, ended=True)
+
+
+def _is_tried(scoring: Any) -> bool:
+    """Return True if `scoring` is a name, and not of a scorer that refuses negative predictions, as before training."""
+    return isinstance(scoring, str) and not scoring.endswith(("_log_error", "_deviance"))
 
 
 def _named(chosen: Dropout) -> str:

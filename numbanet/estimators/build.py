@@ -157,8 +157,7 @@ def centre(X, weights):
 
 
 def merged(X, y, weights):
-    """Return the distinct samples in a fixed order, with weights that count how often each occurs; samples with weight 0 are
-    left out.
+    """Return the distinct samples in a fixed order, with weights that count how often each occurs.
 
     It is used if all samples fit into one batch: gradient descent then depends only on which samples occur and how often. As
     their order is fixed, the result is equal to the last bit for every order in which the user passes the samples.
@@ -167,11 +166,9 @@ def merged(X, y, weights):
     # np.unique cannot sort the rows of an object array, so its classes are first numbered
     known = y if y.dtype != object else np.unique(y, return_inverse=True)[1].reshape(y.shape)
     codes = np.unique(known, axis=0, return_inverse=True)[1].reshape(-1, 1)
-    counted = np.flatnonzero(weights)
-    samples = np.hstack([X.reshape(len(X), -1), codes])[counted]
-    _, first, inverse = np.unique(samples, axis=0, return_index=True, return_inverse=True)
-    rows = counted[first]
-    return X[rows], y[rows], np.bincount(inverse.reshape(-1), weights[counted]).astype(np.float32)
+    samples = np.hstack([X.reshape(len(X), -1), codes])
+    _, rows, inverse = np.unique(samples, axis=0, return_index=True, return_inverse=True)
+    return X[rows], y[rows], np.bincount(inverse.reshape(-1), weights).astype(np.float32)
 
 
 def are_layers(layers: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from typing import Any
 
@@ -26,6 +27,18 @@ def check_output_bias(value: Any) -> None:
     """Raise ValueError if the parameter `output_bias` is invalid."""
     if value is not None and not (isinstance(value, str) and value == "prior"):
         raise ValueError(f"output_bias must be 'prior' or None, got {value!r}")
+
+
+def check_class_weight(value: Any) -> None:
+    """Raise ValueError if the parameter `class_weight` is invalid."""
+    if value is None or (isinstance(value, str) and value == "balanced"):
+        return
+    if not isinstance(value, dict):
+        raise ValueError(f"class_weight must be a dict, 'balanced' or None, got {value!r}")
+    if not all(isinstance(factor, numbers.Real) for factor in value.values()):
+        raise ValueError(f"class_weight must hold numbers, got {value!r}")
+    if not all(math.isfinite(factor) and factor >= 0 for factor in value.values()):
+        raise ValueError(f"class_weight must be finite and not negative, got {value!r}")
 
 
 def check_classes(classes: Any) -> Any:
@@ -90,18 +103,11 @@ def class_factors(class_weight: Any, classes: np.ndarray, y: np.ndarray, weights
     ValueError
         If `class_weight` is invalid.
     """
-    if isinstance(class_weight, str) and class_weight == "balanced":
+    check_class_weight(class_weight)
+    if class_weight == "balanced":
         totals = total(np.bincount(y, weights, minlength=len(classes)))
         return np.divide(totals.sum(), np.count_nonzero(totals) * totals, out=np.ones_like(totals), where=totals > 0)
-    if not isinstance(class_weight, dict):
-        raise ValueError(f"class_weight must be a dict, 'balanced' or None, got {class_weight!r}")
     labels, unknown = classes.tolist(), [label for label in class_weight if label not in classes]
     if unknown and not set(labels) <= set(class_weight):
         raise ValueError(f"class_weight names {unknown}, which are not among the classes {labels}")
-    factors = np.array([class_weight.get(label, 1.0) for label in labels], object)
-    if not all(isinstance(factor, numbers.Real) for factor in factors):
-        raise ValueError(f"class_weight must hold numbers, got {class_weight!r}")
-    factors = factors.astype(np.float64)
-    if not (np.isfinite(factors).all() and (factors >= 0).all()):
-        raise ValueError(f"class_weight must be finite and not negative, got {class_weight!r}")
-    return factors
+    return np.array([class_weight.get(label, 1.0) for label in labels], np.float64)

@@ -32,12 +32,10 @@ class Fitting(Placing, HeldOut, Streaming, Estimator):
         self._settings(dropout, dropout_rate)  # called only for its errors, which come before the data are checked
         trained = self._unfinished is not None or (bool(self.warm_start) and self._goes_on("warm_start"))
         if batches is None and X is not None:
-            data = Data(*self._check_data(X, y, sample_weight, reset=not trained))
+            data = Data(*self._check_data(X, y, sample_weight, reset=not trained, again=trained))
         else:
             data = self._streamed(batches, X, y, sample_weight, validation, reset=not trained)
         self._check_images(data)
-        if trained and batches is None:
-            self._check_same(data.y)
         settings = self._settings(dropout, dropout_rate, count(len(data)))
         if isinstance(data, Streamed):
             settings = dataclasses.replace(settings, batch_size=data.largest)
@@ -97,9 +95,9 @@ class Fitting(Placing, HeldOut, Streaming, Estimator):
         self, given: Data, settings: FitSettings, epochs: int, trained: bool, validation: tuple | None = None
     ) -> tuple[Run, Data]:
         """Return the arguments of `train`."""
-        sites = len(settings.policy.sites(self.model_))
-        if sites or not trained:  # training may have made all layers sparse that the policy knows
-            settings.policy.check(sites)
+        if not trained:  # training may have made all layers sparse that the policy knows
+            settings.policy.check(len(settings.policy.sites(self.model_)))
+        settings.policy.check_in(self.model_)
         settings, watching = self._placed(settings, given, trained)
         run, scorer, watched = self._run(settings, epochs, trained), settings.scorer, None
         X, y, data = given.X, given.y, given.on(run.dev)
@@ -107,7 +105,7 @@ class Fitting(Placing, HeldOut, Streaming, Estimator):
             X_val, *targets = self._check_validation(validation)
             watched = Validation(Data(on_device(X_val, run.dev), *targets), scorer and (lambda: scorer(self, *validation)))
         elif settings.patience:
-            rows, held = self._split(y)
+            rows, held = self._split(y, given.weights)
             data, rest = dataclasses.replace(data, rows=rows), dataclasses.replace(data, rows=held)
             watched = Validation(rest, scorer and functools.partial(self._scored, scorer, X[held], y[held]))
         self._hook(run, settings, data, watched, *([Augmentation(self.augment)] if self.augment else []), *watching)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -32,22 +33,29 @@ class HeldOut:
             raise ValueError("validation must be a pair (X, y)") from None
         try:
             X, y = self._checked(X, y, ensure_min_samples=self.least_to_score)
-            return X, *self._check_target(X, y, None, reset=False)
+            alike = copy.copy(self)
+            vars(alike)["class_weight"] = None  # all of these samples count alike
+            return X, *alike._check_target(X, y, None, reset=False)
         except ValueError as error:
             raise ValueError(f"validation: {error}") from error
 
-    def _split(self, y):
-        """Return the indices of the training samples, and those of the held-out validation samples."""
-        seed = int(self._streams.rows.integers(2**31))
+    def _split(self, y, weights):
+        """Return the indices of the training samples, and those of the held-out validation samples, which have weights above 0
+        if any have.
+        """
+        seed, each = int(self._streams.rows.integers(2**31)), np.arange(len(y))
+        counted = each if weights is None or not weights.any() else np.flatnonzero(weights.reshape(len(y), -1).any(1))
         try:
             rows, held = train_test_split(
-                np.arange(len(y)), test_size=self.validation_fraction, random_state=seed, stratify=self._strata(y)
+                counted, test_size=self.validation_fraction, random_state=seed, stratify=self._strata(y[counted])
             )
             if len(held) < self.least_to_score:
                 raise ValueError(f"the score needs {self.least_to_score} held-out samples, not {len(held)}")
         except ValueError as error:
+            which = f"{len(y)} samples"
+            if len(counted) < len(y):
+                which = f"{len(counted)} of {len(y)} samples have a weight above 0 (sample_weight, class_weight), and"
             raise ValueError(
-                f"early_stopping: {len(y)} samples cannot be split with validation_fraction="
-                f"{self.validation_fraction} ({error})"
+                f"early_stopping: {which} cannot be split with validation_fraction={self.validation_fraction} ({error})"
             ) from error
-        return rows, held
+        return np.concatenate([rows, np.setdiff1d(each, counted)]), held

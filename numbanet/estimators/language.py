@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from numbanet_kernels.runtime.interrupt import deferred
 
-from ..arguments import check_count, is_real
+from ..arguments import check_count, check_takes, is_real
 from ..autograd import no_grad
 from ..device import device
 from ..dropout import Dropout, GateSparsity, Rate, RowDropout, TileDropout, Together, policy, recurrent
@@ -175,7 +175,9 @@ class LanguageModel(Estimator):
 
     @deferred
     def score(self, tokens: Iterable[Any]) -> float:
-        """Return the negative mean cross-entropy of a text, which is -log(perplexity). Larger is better, and 0 is best."""
+        """Return the negative mean cross-entropy of a text, which is -log(perplexity). Larger is better, and 0 is best. The
+        segments are of equal length (`perplexity`), so up to `batch_size` - 1 words at the end of the text do not count.
+        """
         check_is_fitted(self, "model_")
         symbols = self._encoded("text", tokens)
         stepper = Stepper(
@@ -243,7 +245,8 @@ class LanguageModel(Estimator):
             if self.vocabulary_.unknown is not None and logits.size > 1:
                 logits[self.vocabulary_.encode([self.vocabulary_.unknown])] = -np.inf
             if temperature:
-                shares = np.exp((logits - logits.max()).astype(np.float64) / temperature)
+                with np.errstate(over="ignore"):  # the quotient of a tiny temperature is -inf, and its share 0
+                    shares = np.exp((logits - logits.max()).astype(np.float64) / temperature)
                 chosen = rng.choice(logits.size, p=shares / shares.sum())
             else:
                 chosen = np.argmax(logits)
@@ -262,6 +265,8 @@ class LanguageModel(Estimator):
             raise ValueError(f"recurrent_sampling must be 'sequence', 'step' or 'outputs', got {self.recurrent_sampling!r}")
         if self.tied and self.embedding not in (None, self._hidden()[-1]):
             raise ValueError(f"tied: embedding must be the width of the last layer, {self._hidden()[-1]}, got {self.embedding}")
+        if not isinstance(self.unknown, str):
+            raise TypeError(f"unknown must be a word, got {self.unknown!r}")
         settings, gates = super()._settings(dropout, dropout_rate), self.gate_sparsity
         policies = [settings.policy]
         if not isinstance(gates, GateSparsity):
@@ -289,6 +294,8 @@ class LanguageModel(Estimator):
     def _scorer(self):
         if self.scoring is not None and not callable(self.scoring):
             raise ValueError(f"scoring must be None or a function scoring(model, tokens), got {self.scoring!r}")
+        if callable(self.scoring):
+            check_takes("scoring", self.scoring, "two arguments, the model and the tokens", self, ())
         return self.scoring
 
     def _hidden(self) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from ..training.loop import train
 from ..training.task import Classification, Labelling, Regression, StepClassification
 from ..user_warnings import warn
 from . import steps
-from .classes import OUTPUT_BIAS, check_classes, check_output_bias, class_factors, prior
+from .classes import OUTPUT_BIAS, check_class_weight, check_classes, check_output_bias, class_factors, prior
 from .inputs import check_targets, indicators
 from .joint import mean, union
 from .parameters import SHARED, Parameter, by_name, changed, documented, storing
@@ -179,6 +179,7 @@ class Net(ClassifierMixin, Supervised):
     # --- for the base class -------------------------------------------------------------------------------------------
     def _settings(self, dropout, dropout_rate, samples=None):
         check_output_bias(self.output_bias)
+        check_class_weight(self.class_weight)
         return super()._settings(dropout, dropout_rate, samples)
 
     def _check_target(self, X, y, weights, reset, classes=None):

@@ -244,7 +244,8 @@ SHARED = by_name(
         The score that is recorded as validation_score and that early stopping maximises: the name of a scikit-learn scorer, or
         a function scorer(estimator, X, y). None: the score of the task, accuracy or for numbers R² (with another loss than the
         squared one: the share of the loss of a constant that is gone), in which held-out samples have their sample and class
-        weights; with `scoring`, and with the samples of `fit(validation=...)`, all count alike.""",
+        weights; with `scoring`, and with the samples of `fit(validation=...)`, all count alike. A scorer that is named is tried
+        before training.""",
     ),
     Parameter(
         "callbacks",

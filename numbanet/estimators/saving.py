@@ -14,6 +14,7 @@ import contextlib
 import copy
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +26,9 @@ from numbanet_kernels.runtime.interrupt import deferred
 
 from ..arguments import check_target
 from ..device import Device
-from ..layers import Sequential, Tree
+from ..layers import Layer, Sequential, Tree
+from ..layers.sparse import sparse_layers
+from .build import are_layers
 from .serialization import OwnLayerError, described, described_layer, made, made_layer
 
 ENTRY, VERSION = "numbanet", 3
@@ -63,17 +66,22 @@ def packed(net: Any, missing: list[str] | None = None) -> tuple[dict[str, Any], 
     """Return (metadata, arrays) of an estimator. If `missing` is a list, names of parameters that JSON cannot hold are appended
     to it; otherwise a TypeError is raised.
     """
+    arrays, shared, frozen = _tensors(net.model_)
+    about = {"version": VERSION, "class": type(net).__name__, "shared": shared, "frozen": frozen}
+    return {**about, **_told(net, missing)}, arrays
+
+
+def _tensors(model: Sequential) -> tuple[dict[str, np.ndarray], dict[str, str], list[str]]:
+    """Return the distinct arrays of a model by name, a dict from other names of an array to its name, and the frozen names."""
     arrays: dict[str, np.ndarray] = {}
     names: dict[Any, str] = {}
     shared: dict[str, str] = {}
-    for name, tensor, _ in net.model_.named():
+    for name, tensor, _ in model.named():
         if tensor in names:
             shared[name] = names[tensor]
         else:
             names[tensor], arrays[name] = name, np.array(tensor.numpy(), order="C")
-    frozen = [names[tensor] for tensor in net.model_.parameters() if not tensor.requires_grad]
-    about = {"version": VERSION, "class": type(net).__name__, "shared": shared, "frozen": frozen}
-    return {**about, **_told(net, missing)}, arrays
+    return arrays, shared, [names[tensor] for tensor in model.parameters() if not tensor.requires_grad]
 
 
 def serialised(metadata: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
@@ -117,6 +125,9 @@ def _told(net: Any, missing: list[str] | None, way: str = WAY) -> dict[str, Any]
                 way = WAY_LINKED
             raise TypeError(f"save: {name}={error}. {way.format(name)}") from None
     metadata["fitted"] = _fitted(net, missing is not None)
+    if net._made_of != net._architecture():  # a parameter that determines the network has changed since
+        whole = {name: None if are_layers(value) else value for name, value in net._made_of.items()}  # None: the saved layers
+        metadata["made_of"] = described(whole)
     return metadata
 
 
@@ -185,12 +196,9 @@ def unpacked(
         raise ValueError(f"{name} holds a {saved}, not a {' or '.join(kind.__name__ for kind in kinds)}: use {saved}.load")
     try:
         arrays |= {other: arrays[first] for other, first in metadata["shared"].items()}
-        model = Sequential([made_layer(layer, arrays, f"{i}.") for i, layer in enumerate(metadata["layers"])])
-        tree = Tree(model)
-        for other, first in metadata["shared"].items():
-            tree.share(other, first)
+        model = _fresh(metadata["layers"], arrays, metadata["shared"])
         model.load_state_dict(arrays)
-        tree.freeze(metadata.get("frozen", ()))
+        Tree(model).freeze(metadata.get("frozen", ()))
         own = {setting: made(value) for setting, value in metadata["parameters"].items()}
         if metadata["given"]:
             own["layers"] = copy.deepcopy(model.layers)
@@ -199,6 +207,12 @@ def unpacked(
             if not _is_learned(learned):
                 raise ValueError(f"the file sets {learned!r}, which is not a fitted attribute")
             setattr(net, learned, made(value))
+        layers = tuple(net.layers if metadata["given"] else model.layers)
+        if metadata["given"]:
+            vars(net).update(_trained_layers=layers)
+        if "made_of" in metadata:
+            whole = made(metadata["made_of"])
+            vars(net).update(_made_of={**whole, "layers": layers} if whole.get("layers", 0) is None else whole)
     except OwnLayerError as error:
         raise ValueError(f"{name}: {error}") from None
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
@@ -206,6 +220,32 @@ def unpacked(
         raise ValueError(f"{name} cannot be read by this version of numbanet: {why}") from error
     net.set_params(**parameters)
     return net, model
+
+
+def _fresh(described: Sequence[Any], arrays: Mapping[str, np.ndarray], shared: Mapping[str, str]) -> Sequential:
+    """Return the layers of a file with new weights, which some of them share; `arrays` are known by all names."""
+    model = Sequential([made_layer(layer, arrays, f"{i}.") for i, layer in enumerate(described)])
+    tree = Tree(model)
+    for other, first in shared.items():
+        tree.share(other, first)
+    return model
+
+
+def untrained(layers: Sequence[Layer]) -> list[Layer]:
+    """Return copies of loaded layers with new weights; frozen ones, and the places of the entries of sparse ones, are kept."""
+    arrays, shared, frozen = _tensors(Sequential(layers))
+    every = arrays | {other: arrays[first] for other, first in shared.items()}
+    model = _fresh(list(map(described_layer, layers)), every, shared)
+    rng = np.random.default_rng(0)
+    for layer in sparse_layers(model):  # others are made with new values
+        values = layer.values
+        spread = math.sqrt(2 * layer.out_features / max(math.prod(values.shape), 1))
+        values.assign((spread * rng.standard_normal(values.shape)).astype(np.float32))
+    for name, tensor, _ in model.named():
+        if name in frozen:
+            tensor.assign(arrays[name])
+    Tree(model).freeze(frozen)
+    return model.layers
 
 
 def read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from numbanet_kernels.layouts.sparse import BSR, CSR
 
-from ..dropout import POLICIES, ConstantSchedule, Dropout, EarlyDropout, GateSparsity, LateDropout, SkewNormalSchedule
+from ..dropout import POLICIES, ConstantSchedule, Dropout, EarlyDropout, GateSparsity, LateDropout, SkewNormalSchedule, Together
 from ..layers import Conv2d, Layer, Linear, Sequential, SparseLinear, Tree, registry
 from ..losses import OF_CLASSES, OF_NUMBERS
 from ..training.augment import FlipsAndCrops
@@ -60,6 +60,8 @@ def described(value: Any) -> Any:
         return {"dict": [[described(key), described(part)] for key, part in value.items()]}
     if isinstance(value, np.ndarray):
         return {"array": described(value.tolist()), "dtype": str(value.dtype)}
+    if type(value) is Together:
+        return {"setting": "Together", "with": {"policies": [described(part) for part in value.policies]}}
     if SETTINGS.get(type(value).__name__) is type(value):
         arguments = inspect.signature(type(value)).parameters
         given = {name: (getattr(value, name), parameter.default) for name, parameter in arguments.items()}
@@ -96,6 +98,8 @@ def made(value: Any) -> Any:
         return {made(key): made(part) for key, part in value["dict"]}
     if "array" in value:
         return np.array(made(value["array"]), value["dtype"])
+    if value["setting"] == "Together":
+        return Together(*made(value["with"]["policies"]))
     setting = SETTINGS[value["setting"]](**{name: made(part) for name, part in value["with"].items()})
     for name, part in value.get("set", {}).items():
         if name not in getattr(setting, "set_on_copies", ()):

@@ -13,11 +13,13 @@ import numpy as np
 from joblib import effective_n_jobs
 from sklearn.base import BaseEstimator
 from sklearn.metrics import check_scoring
+from sklearn.utils import check_random_state
 
 from ..arguments import check_takes, is_integer, is_real
 from ..device import Device, device
-from ..dropout import Dropout, policy
+from ..dropout import Dropout, Together, policy
 from ..layers import Sequential
+from ..parallel.joining import check_joining
 from ..tensor import Tensor
 from ..training import schedule
 from ..training.adam import Adam, AdamW
@@ -116,6 +118,13 @@ class Settings(BaseEstimator):
         if not (is_real(self.validation_fraction) and 0 < self.validation_fraction < 1):
             raise ValueError(f"validation_fraction must be a number in (0, 1), got {self.validation_fraction!r}")
         self._check_callbacks()
+        check_joining(self.parallel, self.shard)
+        try:
+            check_random_state(self.random_state)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"random_state must be None, a seed or a RandomState, got {self.random_state!r} ({error})"
+            ) from None
         if self.sparsity is not None and not isinstance(self.sparsity, Sparsity):
             raise ValueError(f"sparsity must be None or a Sparsity, such as GroupLasso(1e-4), got {self.sparsity!r}")
         if callable(self.optimizer):
@@ -129,6 +138,9 @@ class Settings(BaseEstimator):
         chosen = self._policy(dropout, dropout_rate, samples).over(epochs)
         if (sites := self._site_count(chosen)) is not None:
             chosen.check(sites)
+        for part in chosen.policies if isinstance(chosen, Together) else ():
+            if part.kind in ("output", "tiles") and (sites := self._site_count(part)):
+                part.check(sites)
         return FitSettings(
             chosen,
             chosen.at_mean_rate(epochs),
@@ -168,6 +180,8 @@ class Settings(BaseEstimator):
         """Return the function scorer(estimator, X, y) of the parameter `scoring`; None stands for the method `score`."""
         if self.scoring is None:
             return None
+        if callable(self.scoring):
+            check_takes("scoring", self.scoring, "three arguments, the estimator, X and y", self, None, None)
         try:
             if not (isinstance(self.scoring, str) or callable(self.scoring)):
                 raise TypeError(f"it is a {type(self.scoring).__name__}")

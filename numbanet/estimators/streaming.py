@@ -139,7 +139,12 @@ def _digest(X: np.ndarray, y: np.ndarray, weights: np.ndarray | None) -> bytes:
     """Return the SHA-256 of the first sample of a batch, and of its targets and weights."""
     found = hashlib.sha256()
     for array in (X[:1], y, weights):
-        found.update(b"None" if array is None else f"{array.shape}".encode() + np.ascontiguousarray(array).data)
+        if array is None:
+            found.update(b"None")
+            continue
+        # the memory of an array of objects, such as text, holds addresses
+        content = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+        found.update(f"{array.shape}".encode() + content)
     return found.digest()
 
 

@@ -16,8 +16,9 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
 from numbanet_kernels.runtime.interrupt import deferred
 
+from ..arguments import check_takes
 from ..dropout import Dropout, Rate, automatic
-from ..layers import ActivationSpec, Sequential
+from ..layers import ActivationSpec, Layer, Sequential
 from ..layers.sparse import sparse_layers
 from ..losses import Loss, loss_named
 from ..plans import Plans
@@ -28,6 +29,7 @@ from ..training.large.rows import Rows, SparseRows, is_large
 from ..training.loop import train
 from ..training.run import Run
 from ..user_warnings import warn
+from . import saving
 from .build import are_layers, as_images, as_rows, build, check_build, check_samples_first, merged, widths_of
 from .fitting import Fitting
 from .inputs import check_symbols, validated
@@ -46,6 +48,7 @@ class Supervised(Fitting):
 
     by_samples = ("epochs", "batch_size")
     _by_step = False  # True if each time step has a target
+    _trained_layers: tuple[Layer, ...] | None = None  # the layers of a file, which stand for the given ones
     losses: ClassVar[Mapping[str, type[Loss]]]  # the losses by name
 
     # --- public -------------------------------------------------------------------------------------------------------
@@ -120,18 +123,33 @@ class Supervised(Fitting):
         train(*self._continued(X, y, sample_weight, dropout, dropout_rate))
         return self
 
+    def __sklearn_clone__(self):
+        """Copy the estimator without what it has learned, as `sklearn.base.clone` does; layers are copied together, so that
+        they share what they shared. Loaded layers are copied with new weights.
+        """
+        other = super().__sklearn_clone__()
+        if not self._given_layers():
+            return other
+        loaded = self._trained_layers == tuple(self.layers)
+        return other.set_params(layers=saving.untrained(self.layers) if loaded else copy.deepcopy(self.layers))
+
     # --- checking -----------------------------------------------------------------------------------------------------
-    def _check_data(self, X, y, sample_weight, reset, **target_options):
+    def _check_data(self, X, y, sample_weight, reset, again=False, **target_options):
+        """Return X, the targets and the weights, checked and in the form for training; `again`: as `warm_start` needs them."""
         X, y = self._checked(X, y, reset=reset)
         weights = None
         if sample_weight is not None:
             weights = _check_sample_weight(sample_weight, y, dtype=np.float32, ensure_non_negative=True)
             if not weights.sum() > 0:
                 raise ValueError("sample_weight must not be zero for every sample")
-        whole = len(y) <= self._batch(len(y)) and not isinstance(X, Rows)
+        whole, kept = len(y) <= self._batch(len(y)) and not isinstance(X, Rows), None
         if whole and self._criterion().weighs and not sharded():
             X, y, weights = merged(X, y, weights)
-        return X, *self._target(X, y, weights, reset, **target_options)
+            kept = weights > 0
+        y, weights = self._target(X, y, weights, reset, **target_options)  # finds all classes, also those of weight 0
+        if again:
+            self._check_same(y)
+        return (X, y, weights) if kept is None or kept.all() else (X[kept], y[kept], weights[kept])
 
     def _check_same(self, y) -> None:
         """Raise ValueError if `warm_start` cannot continue with the targets y. `Net` needs all classes."""
@@ -209,6 +227,8 @@ class Supervised(Fitting):
         check_build(self.activation, self.init, self.output_init)
         if self.augment is not None and not callable(self.augment):
             raise ValueError(f"augment must be a function augment(x, rng, dev), such as FlipsAndCrops(), got {self.augment!r}")
+        if self.augment is not None:
+            check_takes("augment", self.augment, "three arguments, x, rng and dev", None, None, None)
         self._criterion()
         check_objective(self.objective, self.device)
         return super()._settings(dropout, dropout_rate, samples)

@@ -31,7 +31,8 @@ def facts(net: Any) -> dict[str, Any]:
         },
     }
     if hasattr(net, "classes_"):
-        told["classes"] = np.asarray(net.classes_).tolist()
+        labels = np.asarray(net.classes_).tolist()
+        told["classes"] = [label if isinstance(label, (str, int, float)) else str(label) for label in labels]
     if hasattr(net, "vocabulary_"):
         told["vocabulary"] = [str(word) for word in net.vocabulary_.words]
     if getattr(net, "image_shape", None) is not None:
@@ -41,7 +42,7 @@ def facts(net: Any) -> dict[str, Any]:
 
 def kept_epoch(net: Any) -> dict[str, Any]:
     """Return the record of the epoch whose weights the estimator has: the best one after early stopping, else the last."""
-    best = net.best_epoch_ if getattr(net, "early_stopping", False) else None
+    best = net.best_epoch_ if net._kept_epoch else None  # noqa: SLF001  parameters may have changed since
     return next((record for record in net.history_ if record["epoch"] == best), net.history_[-1])
 
 

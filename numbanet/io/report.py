@@ -24,6 +24,7 @@ from ..html_page import document
 from ..layers import ActivationSpec
 from ..layers.summary import lines, shape_text, short
 from ..layers.tree import Tree
+from ..losses import SquaredError
 from ..plans import Plans
 from . import drawings
 from .card import check_fitted, facts, kept_epoch, shape_of, some, title
@@ -190,7 +191,8 @@ def _value(value: Any) -> str:
 
 def _dropped(net: Any) -> Iterable[str]:
     """What a step computed of each layer, and what that saved."""
-    policy, model, history = net.policy_, net.model_, net.history_
+    model, history = net.model_, net.history_
+    policy = net.policy_.at(history[-1]["epoch"] - 1)
     spec, tree = ActivationSpec((1, *net._sample())), Tree(model)  # noqa: SLF001  the shape that print(model) uses
     dense = list(lines(model, spec))
     rates: dict[Any, list[str]] = {}
@@ -214,6 +216,8 @@ def _dropped(net: Any) -> Iterable[str]:
         ],
         texts=4,
     )
+    if len({record["dropout_rate"] for record in history}) > 1:
+        yield f"<p>Rates differ between epochs; these are those of the last one, {history[-1]['epoch']}.</p>"
     share = math.fsum(record["flops_share"] for record in history) / len(history)
     total = math.fsum(row.flops or 0 for row in dense if not row.inner)
     yield (
@@ -250,8 +254,10 @@ def _text_tested(model: Any, text: Any) -> list[str]:
 
 def _tested(net: Any, X: Any, y: Any) -> list[str]:
     """The score of samples, what was taken for what, and the seconds of a step."""
-    score = net.score(X, y)
-    targets, found = y.toarray() if issparse(y) else np.asarray(y), net.predict(X)
+    score, found = net.score(X, y), net.predict(X)
+    targets = y.toarray() if issparse(y) else np.asarray(y)
+    if not hasattr(net, "classes_") and net.loss_ != SquaredError():
+        score = _loss_score(net, targets, found)
     y = targets.reshape(-1) if targets.ndim == 2 and targets.shape[1] == 1 else targets
     parts = [
         "<h2>On the given samples</h2>",
@@ -263,6 +269,13 @@ def _tested(net: Any, X: Any, y: Any) -> list[str]:
     elif y.ndim == 1:
         parts += _confusion(net.classes_, y, found)
     return parts + _seconds(net, X, y)
+
+
+def _loss_score(net: Any, y: np.ndarray, found: np.ndarray) -> float:
+    """The score of predictions by the loss of the training, in which the best constant has 0, as in `history_`."""
+    y, found = (np.asarray(values, np.float64).reshape(len(y), -1) for values in (y, found))
+    scaled = ((values - net.target_mean_) / net.target_scale_ for values in (y, found))
+    return net.loss_.score(*scaled, None)
 
 
 def _baseline(net: Any, y: np.ndarray) -> str:

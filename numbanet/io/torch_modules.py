@@ -16,7 +16,7 @@ Lengths = Any  # (N,) int64 tensor; None if all sequences have all steps
 class Chain(nn.Sequential):
     """Applies modules one after the other, and passes the lengths of sequences from an embedding to the modules after it.
 
-    `sample_shape` is the shape of an image, (C, H, W), if samples may be flat; else None.
+    `sample_shape` is the shape of an image, (C, H, W), if samples may be flat, or of one channel without its axis; else None.
     """
 
     sample_shape: tuple[int, ...] | None = None
@@ -27,8 +27,9 @@ class Chain(nn.Sequential):
         return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.sample_shape is not None and x.ndim == 2:
-            x = x.reshape(-1, *self.sample_shape)
+        shape = self.sample_shape
+        if shape is not None and (x.ndim == 2 or (x.ndim == 3 and shape[0] == 1)):
+            x = x.reshape(len(x), *shape)
         return self.run(x, None)[0]
 
     def run(self, x: torch.Tensor, lengths: Lengths) -> tuple[torch.Tensor, Lengths]:

@@ -99,4 +99,5 @@ def written(model: Any) -> nn.Module:
     parts, kind = _modules(model.model_, "", {}), modules.Language if hasattr(model, "vocabulary_") else modules.Chain
     if hasattr(model, "target_scale_"):
         parts.append(modules.Units(model.target_mean_, model.target_scale_))
-    return kind(*parts).takes(getattr(model, "image_shape", None)).eval().cpu()
+    images = getattr(model, "image_shape", None) is not None and len(model.input_shape_) == 3  # widths take flat samples
+    return kind(*parts).takes(model.image_shape if images else None).eval().cpu()

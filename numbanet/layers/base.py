@@ -36,7 +36,7 @@ from ..plans import DevicePlan, Plan, Plans, Site
 from ..tensor import Tensor
 from .context import Around, Context, around, entering
 from .flow import NO_TAGS, ActivationSpec, Cost, Flow
-from .tree import walk
+from .tree import among, set_trained, walk
 
 NOT_SAVED = ("rng", "device")  # arguments of constructors that are not saved: the source of the initial weights, and the device
 
@@ -134,6 +134,10 @@ class Layer:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), **dict.fromkeys(self.transient)}
 
+    def __sklearn_clone__(self) -> Layer:
+        """Return the layer itself: scikit-learn clones the layers of a list one by one, which would part what they share."""
+        return self
+
     @property
     def records(self) -> bool:
         """True if steps whose plans have equal `kind` always issue the same launches, so that they may be recorded. Each class
@@ -190,12 +194,12 @@ class Layer:
     def children(self) -> Iterator[tuple[str, Layer]]:
         """Yield (name, layer) for each child; children are attributes that are layers, or lists, tuples or dicts of layers."""
         for name, value in vars(self).items():
-            yield from _among(Layer, name, value)
+            yield from among(Layer, name, value)
 
     def named(self) -> Iterator[tuple[str, Tensor, bool]]:
         """Yield (name, tensor, whether it is trained) for each parameter and buffer of this layer, then of its children."""
         for attribute, value in vars(self).items():
-            for name, tensor in _among(Tensor, attribute, value):
+            for name, tensor in among(Tensor, attribute, value):
                 yield name, tensor, attribute not in self.buffers
         for path, child in self.children():
             for name, tensor, trained in child.named():
@@ -239,18 +243,13 @@ class Layer:
         return ()
 
     def requires_grad_(self, requires_grad: bool = True) -> Layer:
-        """Train all parameters of the layer, or freeze them, as in PyTorch. No gradient, weight decay or momentum changes a
-        frozen parameter. Freezing also deletes a parameter's gradient.
+        """Train all parameters of the layer, or freeze them, as in PyTorch, and return the layer. No gradient, weight decay or
+        momentum changes a frozen parameter. Freezing also deletes a parameter's gradient.
 
         Saving and loading preserve the setting. Buffers, such as the running means of `BatchNorm1d`, still change.
-
-        Returns
-        -------
-        Layer
-            This layer.
         """
         for parameter in self.parameters():
-            parameter.requires_grad = bool(requires_grad)
+            set_trained(parameter, bool(requires_grad))
             if not requires_grad:
                 parameter.zero_grad()
         return self
@@ -299,18 +298,6 @@ class Layer:
         return f"{type(self).__name__}()"
 
 
-def _among(kind: type, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, object) for each object of class `kind`: `value`, or elements of a list, tuple or dict, by index or key."""
-    if isinstance(value, kind):
-        yield name, value
-    elif isinstance(value, (list, tuple)):
-        for i, part in enumerate(value):
-            yield from _among(kind, f"{name}.{i}", part)
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            yield from _among(kind, f"{name}.{key}", part)
-
-
 def only(layer: str, out: str, **given: tuple[Any, Any]) -> None:
     """Raise ValueError if an argument of PyTorch has an unsupported value. Arguments are given as name=(value, supported
     value); the message ends with `out`, which says what to do instead.
@@ -343,20 +330,24 @@ def _takes_flow(forward: Any) -> bool:
 def trial(layer: Layer, shape: tuple[int | None, ...]) -> tuple[list[tuple[Layer, tuple[int, ...]]], tuple[int, ...]]:
     """Pass a batch of zeros of shape `shape` through a layer. Return (calls, output shape); `calls` lists (called layer, shape
     of its input) for each layer that this layer calls. Raise ValueError if the layer raises an exception. The result is cached
-    for the input shape and the shapes of the layer's tensors.
+    for the input shape and the shapes of the layer's tensors, as long as the called layers exist: they may be the layer itself,
+    which the cache must not keep alive.
     """
     tensors = [tensor for _, tensor, _ in layer.named()]
     key, known = (shape, tuple(tensor.shape for tensor in tensors)), _trials.setdefault(layer, {})
-    if key not in known:
+    found, out = known.get(key, ((), None))
+    calls = [(called, given) for ref, given in found if (called := ref()) is not None]
+    if out is None or len(calls) < len(found):
         dev, calls = tensors[0].device if tensors else device("cpu"), list[tuple[Layer, tuple[int, ...]]]()
         x = np.zeros([n or 1 for n in shape], np.int32 if layer.symbols else np.float32)
         try:
             with no_grad(), dev.session():
-                known[key] = calls, _run(layer, Tensor.wrap(dev.upload(x), dev), calls)
+                out = _run(layer, Tensor.wrap(dev.upload(x), dev), calls)
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise ValueError(f"{layer!r}: it cannot take a batch of shape {x.shape}: {what}") from error
-    return known[key]
+        known[key] = [(weakref.ref(called), given) for called, given in calls], out
+    return calls, out
 
 
 def _tensor_of(layer: Layer, y: Any) -> Tensor:

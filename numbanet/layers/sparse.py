@@ -185,7 +185,7 @@ class SparseLinear(Layer):
         -------
         ndarray of int
             For each entry its previous index, or -1 if the entry is new. The state of the optimiser for the values must be
-            reordered in the same way.
+            reordered in the same way. If the values or the gradient are not finite, no entry is moved.
 
         Raises
         ------
@@ -198,11 +198,14 @@ class SparseLinear(Layer):
             raise TypeError("SparseLinear.rewire: only single entries can be rewired, and this weight consists of tiles")
         if not self.trace:
             raise ValueError("SparseLinear.rewire: no gradient is stored; call keep_trace(True) before a backward pass")
-        dev, weight, (dz, x) = self.values.device, self.weight, self.trace
-        assert isinstance(weight, CSR)
+        dev, (dz, x) = self.values.device, self.trace
         gradient = dev.gemm(dz, x, ta=True)
-        gradient = gradient if total is None else total(dev, gradient)
-        crow, col, previous = rewired(weight, np.array(dev.download(gradient)), count)
+        gradient = np.array(dev.download(gradient if total is None else total(dev, gradient)))
+        if not (np.isfinite(self.values.numpy()).all() and np.isfinite(gradient).all()):
+            return np.arange(self.values.size)
+        weight = self.weight
+        assert isinstance(weight, CSR)
+        crow, col, previous = rewired(weight, gradient, count)
         before = np.append(self.values.numpy(), np.float32(0))  # index -1 stands for a new entry, whose value is 0
         for tensor, array in ((self.crow_indices, crow), (self.col_indices, col), (self.values, before[previous])):
             tensor.assign(dev.upload(array))

@@ -27,6 +27,23 @@ def walk(root: Any, path: str = "", above: tuple[Any, ...] = ()) -> Iterator[tup
         yield from walk(child, f"{path}.{name}" if path else name, (*above, root))
 
 
+def among(kind: type, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (name, object) for each object of class `kind`: `value`, or elements of a list, tuple or dict, by index or key."""
+    if isinstance(value, kind):
+        yield name, value
+    elif isinstance(value, (list, tuple)):
+        for i, part in enumerate(value):
+            yield from among(kind, f"{name}.{i}", part)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from among(kind, f"{name}.{key}", part)
+
+
+def set_trained(tensor: Tensor, trained: bool) -> None:
+    """Train a tensor, or freeze it."""
+    tensor.requires_grad = trained
+
+
 class Tree:
     """The layers and sites that a model has when the tree is made. If `current` becomes False, make a new tree.
 
@@ -73,7 +90,7 @@ class Tree:
         """Freeze the parameters with these names; raise KeyError if a name is unknown."""
         tensors = {name: tensor for name, tensor, _ in self.root.named()}
         for name in names:
-            tensors[name].requires_grad = False
+            set_trained(tensors[name], False)
 
     @functools.cached_property
     def owners(self) -> dict[str, Any]:

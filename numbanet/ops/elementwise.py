@@ -6,12 +6,16 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from ..autograd import as_floats, common_device, op
 from ..device import Device
 from ..plans import BernoulliPlan
 from ..plans.on_device import DeviceBits
 from ..tensor import Tensor
 from .shape import broadcast_shape, broadcast_to
+
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def _binary(equal_shapes: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:
@@ -81,7 +85,8 @@ def mul(a: Any, b: Any) -> Tensor:
 
 def div(a: Any, b: Any) -> Tensor:
     """y = a / b, with broadcasting."""
-    return affine(a, mul=1.0 / b) if _number(b) and b else _div(a, b)
+    # the inverse of a number below about 3e-39 is no float32
+    return affine(a, mul=1.0 / b) if _number(b) and b and -LARGEST <= 1.0 / b <= LARGEST else _div(a, b)
 
 
 def pow(a: Any, b: Any) -> Tensor:

@@ -54,7 +54,8 @@ def batch_norm(
     channels. `seen` is a function that the op calls as seen(mean, variance) with the statistics of the batch; the variance is
     the sum of squares divided by N (Ioffe & Szegedy 2015, algorithm 1).
 
-    If `ranks` is given, n counts the rows of all ranks, and the variance that `seen` gets is divided by N - 1.
+    If `ranks` is given, n counts the rows of all ranks, without those of ranks whose samples have weight 0 (`Ranks.counts`),
+    and the variance that `seen` gets is divided by N - 1.
     """
     if ranks is not None:
         chosen = _selected("batch_norm", dev, x, channels, (gamma, beta))
@@ -76,7 +77,7 @@ def _batch_norm_of_all(dev: Device, x, gamma, beta, eps: float, channels: Device
     dx = gamma r (dy - (sum dy + z sum dy z) / N)        where r = 1 / sqrt(variance + eps) and z = (x - mean) r
     """
     _, mean, variance = dev.batch_norm(x, gamma, beta, eps)
-    unbiased, rows = dev.empty(mean.shape), float(x.shape[0])
+    unbiased, rows = dev.empty(mean.shape), float(x.shape[0] if ranks.counts else 0)
     count: list[float] = []
 
     def join() -> None:
@@ -102,8 +103,10 @@ def _batch_norm_of_all(dev: Device, x, gamma, beta, eps: float, channels: Device
             _put(dev, *((array, g * sums / np.sqrt(v + eps)) for array, sums in zip((factor, shift), of_all)))
 
         dev.aside(join_slopes)
-        common = dev.batch_norm_apply(x, factor, shift, mean, variance, eps)
-        return dev.sub(dev.batch_norm_apply(dy, gamma, nothing, nothing, variance, eps), common), dgamma, dbeta
+        dx = dev.batch_norm_apply(dy, gamma, nothing, nothing, variance, eps)
+        if ranks.counts:  # the statistics depend on x
+            dx = dev.sub(dx, dev.batch_norm_apply(x, factor, shift, mean, variance, eps))
+        return dx, dgamma, dbeta
 
     gradients = memoize(slopes)
 

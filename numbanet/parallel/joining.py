@@ -16,6 +16,14 @@ class LeftTogether(SystemExit):
     """Ends the program; all ranks raise it after the same step, so none of them has failed."""
 
 
+def check_joining(parallel: Any, shard: Any) -> None:
+    """Raise ValueError if `parallel` is unknown, or `shard` is neither a bool nor a function."""
+    if not (isinstance(shard, (bool, np.bool_)) or callable(shard)):
+        raise ValueError(f"shard must be True, False or a function shard(rank, size), got {shard!r}")
+    if not (parallel is None or isinstance(parallel, Ranks) or (isinstance(parallel, str) and parallel == "mpi")):
+        raise ValueError(f"parallel must be None, 'mpi' or a Ranks, got {parallel!r}")
+
+
 def opened(parallel: Any) -> Ranks:
     """Return the ranks that the parameter `parallel` of an estimator stands for: "mpi", or a `Ranks`.
 
@@ -26,10 +34,9 @@ def opened(parallel: Any) -> Ranks:
     ImportError
         If it is "mpi", and mpi4py or an MPI library is missing; the message says what to install.
     """
+    check_joining(parallel, False)
     if isinstance(parallel, Ranks):
         return parallel
-    if parallel != "mpi" or not isinstance(parallel, str):
-        raise ValueError(f"parallel must be None, 'mpi' or a Ranks, got {parallel!r}")
     from .mpi import world  # not before it is needed: MPI starts when it is imported
 
     return world()
@@ -45,8 +52,7 @@ def joined(parallel: Any, shard: Any, agree: Callable[[Ranks], None]) -> Iterato
     ValueError
         If `parallel` is unknown, or `shard` is neither a bool nor a function.
     """
-    if not (isinstance(shard, (bool, np.bool_)) or callable(shard)):
-        raise ValueError(f"shard must be True, False or a function shard(rank, size), got {shard!r}")
+    check_joining(parallel, shard)
     if parallel is None:
         with current.within(None):  # an estimator that a callback fits on one rank is that rank's own
             yield None

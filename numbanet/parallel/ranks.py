@@ -29,11 +29,14 @@ class Ranks(abc.ABC):
         The number of this rank, from 0, and the number of ranks.
     shared : SharedSums or None
         Sums large arrays, if all ranks are processes of one machine.
+    counts : bool
+        False if the samples of this rank have weight 0, and are in no statistics of a batch (`Team.counting`).
     """
 
     rank: int
     size: int
     shared: Any = None
+    counts: bool = True
     _card_sums: Any = None
 
     @property
@@ -98,9 +101,13 @@ class Team(Ranks):
         True if each rank was given its own samples; False if each rank was given all samples, of which it takes its share.
     """
 
-    def __init__(self, ranks: Ranks, sharded: bool) -> None:
+    def __init__(self, ranks: Ranks, sharded: bool, counts: bool = True) -> None:
         self.ranks, self.rank, self.size, self.sharded = ranks, ranks.rank, ranks.size, sharded
-        self.shared = ranks.shared
+        self.shared, self.counts = ranks.shared, counts
+
+    def counting(self, counts: bool) -> Team:
+        """Return these ranks for a batch whose samples on this rank count in statistics, or do not."""
+        return self if counts == self.counts else Team(self.ranks, self.sharded, counts)
 
     def start(self, array):
         return self.ranks.start(array)
@@ -117,6 +124,12 @@ class Team(Ranks):
     def count(self, n: int) -> int:
         """Return the number of samples of all ranks, of which this rank was given n."""
         return sum(self.gather(n)) if self.sharded else n
+
+    def weights(self, own: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | None:
+        """Return the weights of the samples of this rank: those that it has, or weights of 1, of the given shape, if only other
+        ranks have some, which is so if only their sequences are padded.
+        """
+        return np.ones(shape, np.float32) if self.sharded and any(self.gather(own is not None)) and own is None else own
 
     def joint(self, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
         """Return, for each array of values of samples, the values of all ranks, in the order of the ranks. None stands for

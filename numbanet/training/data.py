@@ -25,6 +25,10 @@ class Data:
     def __len__(self) -> int:
         return len(self.y if self.rows is None else self.rows)
 
+    def weigh(self, weights: np.ndarray | None) -> None:
+        """Set the weights of the samples."""
+        self.weights = weights
+
     def targets(self) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the targets of all samples, and their weights."""
         return self.y, self.weights

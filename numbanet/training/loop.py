@@ -52,6 +52,8 @@ def train(run: Run, data: Data) -> None:
     with contextlib.ExitStack() as ends:
         ends.callback(run.settle)
         try:
+            if (ranks := run.stepper.ranks) is not None:
+                data.weigh(ranks.weights(data.weights, data.y.shape[: run.stepper.task.weight_axes]))
             for hook in run.hooks:
                 ends.callback(hook.fit_end, run)
                 hook.fit_start(run)

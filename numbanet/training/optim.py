@@ -218,7 +218,7 @@ class Optimizer(abc.ABC):
 
     def issues(self, places: tuple[int, ...]) -> Hashable:
         """Return all that decides which launches an update issues, apart from arrays and gradients."""
-        return self.constants, places, self.proximal, self.clip_norm is None
+        return self.constants, places, self.proximal, self.clip_norm is None, self.resting
 
     def reduce(self, loss: Any = None) -> None:
         """After the passes, sum the gradients if several processes train one model, and delete those of resting parameters.
@@ -363,12 +363,16 @@ class Optimizer(abc.ABC):
             self.settle()
         copied = copied or on_host
         return {
-            "learning_rate": self.learning_rate,
             "steps": self.steps,
             "counts": list(self.counts),
             "state": [[copied(p.device, s) for s in state] for p, state in zip(self.parameters, self.state)],
-            "resting": [i for i, p in enumerate(self.parameters) if p in self.resting],
+            **self.settings(),
         }
+
+    def settings(self) -> dict[str, Any]:
+        """Return the entries of `snapshot` that hooks may set between steps: the learning rate, and which parameters rest."""
+        resting = [i for i, p in enumerate(self.parameters) if p in self.resting]
+        return {"learning_rate": self.learning_rate, "resting": resting}
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Restore a snapshot, on the devices where the parameters are now."""

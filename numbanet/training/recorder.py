@@ -136,8 +136,9 @@ class Recorder:
 
     # --- steps --------------------------------------------------------------------------------------------------------
     def forget(self) -> None:
-        """Forget the steps that are ready, because the model has changed; their recordings are found again by their key."""
-        self._ready.clear()
+        """Forget all recorded steps, because the model has changed: a key does not hold all attributes of the layers."""
+        for kept in (self._ready, self._met, self._chosen, self._unlike, self._forms, self._recorded):
+            kept.clear()
 
     def ready(
         self, X: Any, plans: Plans, batch: Batch, states: Sequence[Any], optimizer: Optimizer
@@ -161,7 +162,7 @@ class Recorder:
     def _quick_key(plans: Plans, batch: Batch) -> Hashable:
         drawn = ((path, plan.kind) for path, plan in plans.assigned.items() if path not in plans.chosen)
         shape = None if batch.ids is None else (batch.ids.shape, batch.ids.dtype)
-        return (len(batch.rows), shape, batch.weights is None, plans.decides, *drawn)
+        return (len(batch.rows), shape, batch.weights is None, batch.counted, plans.decides, *drawn)
 
     def again(self, ready: Ready, numbers: Any, batch: Batch, plans: Plans) -> list[Any]:
         """Add a step that is ready to the queue; return the arrays that hold its results after `finish`."""
@@ -307,7 +308,7 @@ class Recorder:
         if not all(self._holds(*given) for given in inputs) or any(kind is None for _, kind in kinds):
             return None
         layers = tuple((layer, *settings(layer)) for _, layer in walk(self.model))  # a hook may replace or change layers
-        return kinds, layers, batch.inputs.shape, batch.weights is None, plans.decides
+        return kinds, layers, batch.inputs.shape, batch.weights is None, batch.counted, plans.decides
 
     def __call__(
         self, key: tuple | None, work: Callable[[], Sequence[Any]], arrays: Sequence[Any], plans: Plans
@@ -387,8 +388,5 @@ class Recorder:
         except Exception as error:  # any error of a driver, or too little memory: training continues op by op
             warnings.warn(f"passes are not replayed: {type(error).__name__}: {error}", stacklevel=2)
             self.possible = False
-            self._met.clear()
-            self._ready.clear()
-            self._forms.clear()
-            self._recorded.clear()
+            self.forget()
             return None

@@ -62,9 +62,9 @@ class Recovery:
             self._copy(1)
 
     def recorded(self) -> None:
-        """Add the states of the hooks to the copy; they changed when the epoch was recorded."""
+        """Renew what hooks may have changed when the epoch was recorded, such as the learning rate, in the copy."""
         if self.good is not None and self.good.epoch == self.run.epoch:
-            self.good = dataclasses.replace(self.good, hooks=self.run.states())
+            self.good = self.run.renewed(self.good)
 
     def _copy(self, more: int = 0) -> None:
         copied = self.run.snapshot(weights_only=self.watched, into=self.good)

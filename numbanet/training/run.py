@@ -17,6 +17,7 @@ from numbanet_kernels.runtime.interrupt import deferred
 from ..arguments import check_returned
 from ..device import Device
 from ..layers import Layer, Sequential, to, walk
+from ..layers.tree import set_trained
 from ..tensor import Tensor
 from .data import Batch
 from .optim import Optimizer
@@ -39,6 +40,8 @@ class Snapshot:
         Each `Sequential` of the model, and its layers.
     tensors : list of (Tensor, Device, array)
         Each parameter and buffer, its device, and the copy of its values.
+    trained : list of bool
+        For each of `tensors`, its `requires_grad`.
     parameters : list of Tensor
         The parameters of the optimiser.
     state : dict or None
@@ -58,6 +61,7 @@ class Snapshot:
     history: list[dict]
     layers: list[tuple[Sequential, list[Layer]]]
     tensors: list[tuple[Tensor, Device, Any]]
+    trained: list[bool]
     parameters: list[Tensor]
     state: dict[str, Any] | None
     random: list[Any]
@@ -87,6 +91,8 @@ class Snapshot:
         self.optimizer.reset()
         self.optimizer.zero_grad()
         if self.state is not None:
+            for (tensor, *_), trained in zip(self.tensors, self.trained):
+                set_trained(tensor, trained)
             self.optimizer.restore(self.state)
             self.streams.restore(self.random)
             del self.history[self.epoch :]
@@ -362,6 +368,7 @@ class Run:
             self.history,
             [(chain, list(chain.layers)) for _, chain in walk(model) if isinstance(chain, Sequential)],
             tensors,
+            [tensor.requires_grad for tensor, *_ in tensors],
             list(optimizer.parameters),
             None if weights_only else optimizer.snapshot(copied),
             self.streams.state(),
@@ -373,6 +380,12 @@ class Run:
     def states(self) -> list[tuple[Any, Any]]:
         """Return a list of (hook, its state)."""
         return [(hook, hook.state()) for hook in self.hooks]
+
+    def renewed(self, saved: Snapshot) -> Snapshot:
+        """Return a snapshot with what hooks may have set since: their states, the learning rate, and what is trained."""
+        state = None if saved.state is None else {**saved.state, **self.optimizer.settings()}
+        trained = [tensor.requires_grad for tensor, *_ in saved.tensors]
+        return dataclasses.replace(saved, trained=trained, state=state, hooks=self.states())
 
     def restore(self, saved: Snapshot) -> None:
         """Restore a snapshot of this run (`Snapshot.restore`)."""

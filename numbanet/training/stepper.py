@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ..device import Device
 from ..dropout import Dropout
 from ..dropout.schedule import mean
-from ..layers import DENSE, ActivationSpec, Context, Flow, Sequential, Symbols, Tree
+from ..layers import DENSE, ActivationSpec, Context, Flow, Recurrent, Sequential, Symbols, Tree, walk
 from ..parallel.parts import parts
 from ..parallel.ranks import Team
 from ..plans import Plan, Plans
@@ -55,7 +56,7 @@ class Stepper:
         self.before: Any = None
         self._ahead: tuple[int, Dropout] = (-1, self.policy)  # epoch and policy for which plans were drawn in advance
         self.recorder = Recorder(self.dev, self.model)
-        self.state: dict[Any, Any] | None = {} if self.task.stateful else None  # of recurrent layers
+        self.state = self._new_state()  # of recurrent layers
         self.packed: dict[Tensor, Any] = {}  # by weight, the blocks that the last update packed for the next step
         self._counted: dict[tuple, float] = {}  # FLOPs by kind of step
         self._chosen_flops: dict[tuple, float] = {}  # FLOPs of the choice of plans, by what decides their kinds
@@ -106,9 +107,27 @@ class Stepper:
         self.tree = Tree(self.model)
         self._prepare_choice()
         self.upcoming, self.packed, self.recorder = None, {}, Recorder(self.dev, self.model)
-        self.state = {} if self.task.stateful else None
+        self.state = self._new_state()
         self._counted.clear()
         self._chosen_flops.clear()
+
+    def _new_state(self) -> dict[Any, Any] | None:
+        """Return the dict for the states that recurrent layers carry over to the next step; None if they carry over none.
+
+        Raises
+        ------
+        ValueError
+            If a recurrent layer is used twice, because both uses would share its state.
+        """
+        if not self.task.stateful:
+            return None
+        for layer, count in Counter(layer for _, layer in walk(self.model) if isinstance(layer, Recurrent)).items():
+            if count > 1:
+                raise ValueError(
+                    f"{layer!r} is used {count} times in a model whose states are carried over from step to step, and has one "
+                    "state: make a layer for each use, which may share its tensors"
+                )
+        return {}
 
     def rate(self) -> float:
         """The dropout rate of the current epoch, the mean over all sites; 0 if there are none."""
@@ -196,7 +215,8 @@ class Stepper:
             self.optimizer.prepare(None if whole else self._reads(upcoming, following))
             flow = Flow(Tensor.wrap(batch.inputs, self.dev), DENSE if batch.ids is None else Symbols(batch.ids))
             packed, self.packed = self.packed, {}
-            context = Context(self.dev, plans, training=True, state=self.state, packed=packed, ranks=self.ranks)
+            ranks = self.ranks and self.ranks.counting(batch.counted)
+            context = Context(self.dev, plans, training=True, state=self.state, packed=packed, ranks=ranks)
 
             def passes() -> tuple[Any, Any]:
                 results = self._learn(flow, context, batch)

@@ -306,7 +306,7 @@ class LanguageModelling(Task):
         if steps <= most:
             return super().learn(model, flow, context, batch)
         flow, last = model.before_last(flow, context)
-        flow, dev, computed = flow.applied(), context.device, []
+        flow, dev, losses, gradients = flow.applied(), context.device, [], []
         answers = dev.empty(batch.targets.shape, np.int32)
         for chunk, words in self._pieces(flow.x, most):
             output, n = last(flow._replace(x=chunk)).dense(), words.stop - words.start
@@ -314,10 +314,12 @@ class LanguageModelling(Task):
             with of_leaves.within(None):  # later chunks add to the gradient of the last weight
                 loss.backward()
             dev.copy(self.answer(dev, output.data), out=dev.part(answers, words.start, words.stop))
-            computed.append((dev.reshape(loss.data, (1,)), chunk.gradient.dense(dev)))
-        losses, gradients = (dev.concatenate(arrays, 0) for arrays in zip(*computed))
-        flow.x.backward(Tensor.wrap(gradients, dev))
-        return dev.sum(losses), answers
+            losses.append(dev.reshape(loss.data, (1,)))
+            if chunk.requires_grad:
+                gradients.append(chunk.gradient.dense(dev))
+        if gradients:  # none if the layers below the last one are frozen
+            flow.x.backward(Tensor.wrap(dev.concatenate(gradients, 0), dev))
+        return dev.sum(dev.concatenate(losses, 0)), answers
 
     def _most(self, model: Sequential, n: int) -> int:
         """Return the largest number of time steps of n segments that have at most `MOST_LOGITS` logits."""

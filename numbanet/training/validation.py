@@ -118,6 +118,8 @@ class Validation(Hook):
     ------
     TypeError
         In training, if the score is not a number.
+    TypeError, ValueError
+        If the function raises one of Python's usual errors; the message begins with "scoring".
     """
 
     def __init__(self, data: Data, score: Callable[[], float] | None = None) -> None:
@@ -128,10 +130,20 @@ class Validation(Hook):
         with np.errstate(over="ignore", invalid="ignore"):
             loss, score = run.stepper.task.validate(run.stepper, self.data)
         if self.score is not None:
-            score = self.score()
-            if not isinstance(score, numbers.Real):
-                raise TypeError(f"scoring must give a number, larger is better, and gave {score!r}")
+            score = self.scored()
         return {"validation_loss": loss, "validation_score": float(score)}
+
+    def scored(self) -> Any:
+        """Return the score that the function gives."""
+        assert self.score is not None
+        try:
+            score = self.score()
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"scoring: {type(error).__name__}: {error}") from error
+        if not isinstance(score, numbers.Real):
+            raise TypeError(f"scoring must give a number, larger is better, and gave {score!r}")
+        return score
 
 
 class EarlyStopping(Hook):

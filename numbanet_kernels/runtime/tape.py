@@ -141,7 +141,7 @@ class _Writer:
     def known(self, array: Any, place: int) -> int:
         """Return the address of an array, which is kept alive; 0 if the array was allocated for this tape."""
         base = _owner(array).base
-        if place in self.moved or (isinstance(base, _Lent) and base.writer is self):
+        if place in self.moved or (isinstance(base, _Lent) and base.writer() is self):
             return 0
         self.held.setdefault(place, array)
         return place
@@ -171,11 +171,13 @@ def _owner(array: np.ndarray) -> np.ndarray:
 
 
 class _Lent(Loan):
-    """Keeps a piece alive for an array that the recorded function allocated, and names its writer."""
+    """Keeps a piece alive for an array that the recorded function allocated, and names its writer. The reference is weak: the
+    garbage collector does not see the base of an array, so it would never free a writer that holds the array.
+    """
 
     def __init__(self, writer: _Writer, piece: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
         super().__init__(piece, shape, dtype)
-        self.writer = writer
+        self.writer = weakref.ref(writer)
 
 
 class _Trial(_Writer):
@@ -237,8 +239,9 @@ class _Marked(_Lent):
         self.marks = marks
 
     def check(self) -> None:
-        """Note in the writer if the random ends have changed; they are not looked at again."""
-        self.writer.changed |= not all(np.array_equal(end, random) for end, random in self.marks)
+        """Note in the writer, if it exists, whether the random ends have changed; they are not looked at again."""
+        if (writer := self.writer()) is not None:
+            writer.changed |= not all(np.array_equal(end, random) for end, random in self.marks)
         self.marks = ()
 
     __del__ = check

@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from numbanet import AbsoluteError, CrossEntropy, FunctionLoss, Huber, Loss, Quantile, SquaredError, Tensor, check_grad, ops
+from numbanet import (
+    AbsoluteError,
+    CrossEntropy,
+    FunctionLoss,
+    Huber,
+    Loss,
+    Quantile,
+    SquaredError,
+    Tensor,
+    check_grad,
+    device,
+    ops,
+)
 from numbanet.losses import OF_CLASSES, OF_NUMBERS, loss_named
 from numbanet.training.task import Classification, Regression
 
@@ -184,7 +196,11 @@ def test_no_constant_is_better_than_the_best(rng, loss, weighted):
 def test_smoothed_labels_have_more_to_lose():
     labels = np.array([0, 0, 0, 2])
     assert CrossEntropy().best_constant(labels, None)[1] == pytest.approx(-0.75 * np.log(0.75) - 0.25 * np.log(0.25))
-    assert CrossEntropy(0.5).best_constant(labels, None)[1] == pytest.approx(-0.625 * np.log(0.625) - 0.375 * np.log(0.375))
+    shares = np.array([0.375, 0, 0.125]) + 0.5 / 3  # the class that does not occur has its share, too
+    loss = CrossEntropy(0.5)
+    least = loss(Tensor(np.tile(np.log(shares), (4, 1))), Tensor.wrap(labels.astype(np.int32), device("cpu"))).item()
+    assert loss.best_constant(labels, None)[1] == pytest.approx(least, rel=1e-6)
+    assert least == pytest.approx(-(shares * np.log(shares)).sum(), rel=1e-6)
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------

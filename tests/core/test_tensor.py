@@ -265,6 +265,15 @@ def test_one_value_is_a_number(dev):
             act(Tensor([1.0, 2.0], dev))
 
 
+def test_division_by_a_number_without_an_inverse(dev):
+    """1e39 is no float32, but the quotients are."""
+    x = Tensor([0.0, 1e-2, -3e-39], dev, requires_grad=True)
+    y = x / 1e-39
+    np.testing.assert_array_equal(y.numpy(), x.numpy() / np.float32(1e-39))
+    y.backward(Tensor([0.0, 0.0, 1e-3], dev))
+    np.testing.assert_array_equal(x.grad.numpy(), np.float32([0, 0, 1e-3]) / np.float32(1e-39))
+
+
 def test_powers_of_numbers_are_exact_and_know_infinity(dev):
     exponents = Tensor([100.0, -np.inf, np.inf, 0.0], dev)
     np.testing.assert_array_equal((1.0**exponents).numpy(), [1, 1, 1, 1])

@@ -1,5 +1,7 @@
 """GRU and LSTM in a Net: sequences of any length are classified, padded, saved."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from numbanet import (
     BernoulliDropout,
     Context,
     Embedding,
+    LanguageModel,
     LastStep,
     Linear,
     Net,
@@ -86,3 +89,17 @@ def test_time_steps_come_after_samples(rng, kind):
     for first, samples in (([], X), ([Embedding(7, 3, rng=0)], words)):
         with pytest.raises(ValueError, match="samples come first: give it batch_first=True"):
             Net([*first, kind(3, 4, rng=1), LastStep(), Linear(4, 2, rng=2)], epochs=1).fit(samples, y)
+
+
+def test_a_layer_that_is_used_twice_cannot_carry_over_its_state():
+    """Both uses would share it; two layers may share their tensors."""
+    words = "the cat sat on the mat and the dog sat on the rug".split() * 10
+    net = LanguageModel((8,), epochs=1, batch_size=2, steps=6, random_state=0).fit(words)
+    before, layers = net.model_.state_dict(), net.model_.layers
+    layers.insert(1, layers[1])
+    with pytest.raises(ValueError, match=r"LSTM\(8, 8\) is used 2 times .* make a layer for each use"):
+        net.partial_fit(words)
+    layers[1] = copy.copy(layers[2])
+    after = net.partial_fit(words).model_.state_dict()
+    assert np.array_equal(after["1.weight_hh_l0"], after["2.weight_hh_l0"])
+    assert not np.array_equal(after["1.weight_hh_l0"], before["1.weight_hh_l0"])

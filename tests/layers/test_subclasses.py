@@ -1,12 +1,14 @@
 """Subclasses of known layers, and layers that define `forward`: they do what they say, and cost what they do."""
 
+import gc
 import sys
+import weakref
 
 import numpy as np
 import pytest
 
 from numbanet import Context, Layer, Linear, Net, Plans, ReLU, Rewire, RowPlan, Sequential, SparseLinear, Tensor
-from numbanet.layers import ActivationSpec
+from numbanet.layers import ActivationSpec, base
 
 
 class Doubled(Linear):
@@ -215,3 +217,29 @@ def test_a_layer_that_returns_no_tensor_is_refused():
         Net([Linear(12, 12), Detached(), Linear(12, 2)], epochs=1).fit(*samples())
     with pytest.raises(TypeError, match=message):
         Sequential([Linear(12, 12), Detached()])(Tensor(np.ones((2, 12))))
+
+
+class Briefly(Layer):
+    """Calls a layer that it makes."""
+
+    def __init__(self):
+        self.weight = Tensor(np.ones((4, 4)), requires_grad=True)
+
+    def __call__(self, x):
+        return Linear(4, 4, rng=0)(x) @ self.weight
+
+
+@pytest.mark.parametrize("make", [lambda: Skipping([Linear(4, 4), ReLU()]), Briefly], ids=["itself", "another"])
+def test_what_is_known_of_a_layer_does_not_keep_it_alive(make):
+    layer, spec = make(), ActivationSpec((8, 4))
+    costs, plans = [], Plans("cpu")
+    for _ in range(2):
+        called = [type(called) for called, _ in base.trial(layer, (8, 4))[0]]
+        assert called == [Linear if make is Briefly else Skipping]
+        costs.append(layer.cost(spec, plans)[0].flops)
+    assert costs[0] == costs[1] > 0
+    gone = weakref.ref(layer)
+    del layer
+    Linear(4, 4)(Tensor(np.ones((1, 4))))  # the next call of a layer ends the pass before
+    gc.collect()
+    assert gone() is None

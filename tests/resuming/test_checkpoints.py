@@ -86,6 +86,13 @@ def test_more_epochs_are_refused_where_earlier_epochs_would_have_been_others(tmp
         Net.resume(tmp_path, epochs=4).fit(X, Y)
 
 
+def test_gates_are_named_where_their_share_depends_on_the_number_of_epochs(tmp_path):
+    words = "the cat sat on the mat".split() * 20
+    LanguageModel((8,), epochs=2, steps=5, batch_size=2, gate_sparsity=0.5, random_state=0).fit(words, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match=r"sparse gate gradients \(gate_schedule\) depends on the number of epochs"):
+        LanguageModel.resume(tmp_path, epochs=4).fit(words)
+
+
 def test_fewer_epochs_than_are_trained_are_refused(tmp_path):
     mlp().fit(X, Y, checkpoint=tmp_path)
     with pytest.raises(ValueError, match="epochs=2, but 4 epochs are trained"):

@@ -5,9 +5,11 @@ import zlib
 import numpy as np
 import pytest
 
+from numbanet import Net
+from numbanet.training.resuming import state
 from numbanet.training.sparsity import lasso
 
-from .stopped import FAMILIES, alone, assert_same, begun
+from .stopped import FAMILIES, Counts, X, Y, alone, assert_same, begun, mlp
 
 CALLBACKS = "validated"  # the family whose callbacks are objects of a user's class
 
@@ -57,3 +59,24 @@ def test_when_checkpoints_are_written_changes_no_bit(name, tmp_path):
         folder = alone(tmp_path / "epochs", number, tmp_path / "one")
         again = type(net).resume(folder, **options(net, name))
         assert_same(net, again.fit(*data, **{k: v for k, v in given.items() if not k.startswith("dropout")}))
+
+
+class Some(Counts):
+    """Has a state if it is asked to."""
+
+    def __init__(self, counts):
+        self.counts = counts
+
+    def state(self):
+        return self.steps if self.counts else None
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["now", "older"])
+def test_each_of_several_hooks_of_a_class_gets_its_own_state(old, tmp_path, monkeypatch):
+    """Checkpoints of the older form hold states without positions; then the first hooks of the class get them."""
+    if old:
+        monkeypatch.setattr(state, "_of_hooks", lambda run, new=state._of_hooks: [entry[:2] for entry in new(run)])
+    mlp(callbacks=[Some(False), Some(True)]).fit(X, Y, checkpoint=tmp_path)
+    hooks = [Some(old), Some(not old)]
+    other = Net.resume(tmp_path, epochs=5, callbacks=hooks).fit(X, Y)
+    assert [hook.steps for hook in hooks] == [other.optimizer_.steps if hook.counts else 8 for hook in hooks]

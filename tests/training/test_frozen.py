@@ -14,6 +14,7 @@ from numbanet import (
     BatchNorm1d,
     BernoulliDropout,
     GroupLasso,
+    LanguageModel,
     Linear,
     MagnitudePruning,
     Net,
@@ -26,6 +27,7 @@ from numbanet import (
     Tensor,
     ops,
 )
+from numbanet.training.task import LanguageModelling
 
 N = 40
 
@@ -225,3 +227,18 @@ def test_a_function_that_leaves_parameters_out_and_sparsity_are_refused(data):
         Net((16,), optimizer=lambda p, rate: Adam(p[2:], rate), sparsity=GroupLasso(0.1), epochs=1).fit(*data)
     with pytest.raises(TypeError, match="must take parameters and a learning rate"):
         Net((16,), optimizer=lambda p: Adam(p), epochs=1).check()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_language_model_with_frozen_lower_layers_is_trained_in_chunks_as_at_once(tied, monkeypatch):
+    words = "the cat sat on the mat and the dog sat on the rug".split() * 10
+
+    def trained(most):
+        monkeypatch.setattr(LanguageModelling, "MOST_LOGITS", most)
+        net = LanguageModel((8,), epochs=1, batch_size=2, steps=6, tied=tied, random_state=0).fit(words)
+        net.model_.requires_grad_(False)
+        net.model_.layers[-1].requires_grad_()
+        return values(net.partial_fit(words).model_)
+
+    for (name, one), other in zip(trained(1 << 20).items(), trained(64).values(), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6, err_msg=name)

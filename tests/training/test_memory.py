@@ -1,5 +1,6 @@
 """Memory of training: steps that allocate nothing after their first, and data sets larger than memory."""
 
+import copy
 import gc
 import subprocess
 import sys
@@ -10,13 +11,13 @@ import weakref
 import numpy as np
 import pytest
 
-from numbanet import SGD, Linear, ReLU, Sequential, device
+from numbanet import SGD, Conv2d, Flatten, Linear, Net, ReLU, Sequential, device
 from numbanet.dropout import BernoulliDropout, NoDropout, RowDropout, TileDropout
 from numbanet.training.data import Data, in_order
 from numbanet.training.stepper import Stepper
 from numbanet.training.streams import Streams
 from numbanet.training.task import Classification
-from numbanet_kernels.runtime import arrays
+from numbanet_kernels.runtime import arrays, tape
 
 # of patterns with few periods, all pairs are soon recorded
 KINDS = {
@@ -63,6 +64,31 @@ def test_a_step_allocates_no_array_after_the_first_ones(dropout):
     finally:
         tracemalloc.stop()
     assert peak - before < ARRAY and after - before < ARRAY // 2, f"{peak - before} bytes"
+
+
+@pytest.mark.parametrize(
+    "layers, dropout",
+    [((8,), "none"), ([Conv2d(1, 3, 3, rng=0), ReLU(), Flatten(), Linear(12, 3, rng=1)], "rsdp")],
+    ids=["mlp", "rsdp"],
+)
+@pytest.mark.slow
+def test_recorded_fits_leave_nothing_behind(layers, dropout):
+    """Models, and what recorded their steps, are freed with the estimator."""
+    rng, models = np.random.default_rng(0), []
+    x, y = rng.standard_normal((41, 16)), np.arange(41) % 3
+    x = x.reshape(41, 1, 4, 4) if dropout == "rsdp" else x
+    before = {id(found) for found in _writers()}
+    for _ in range(2):
+        net = Net(copy.deepcopy(layers), dropout=dropout, epochs=4, batch_size=13, random_state=0).fit(x, y)
+        models.append(weakref.ref(net.model_))
+        del net
+    gc.collect()
+    writers = [type(found).__name__ for found in _writers() if id(found) not in before]
+    assert not writers and all(model() is None for model in models)
+
+
+def _writers():
+    return [found for found in gc.get_objects() if issubclass(type(found), tape._Writer)]
 
 
 @pytest.mark.slow

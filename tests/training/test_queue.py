@@ -1,11 +1,28 @@
 """Recorded steps wait in a queue, and a replay computes several of them: with the results of steps that are computed one by
 one, also after an interrupt and with hooks that look at the weights after each update."""
 
+import copy
+
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from numbanet import LSTM, Embedding, Hook, LanguageModel, LastStep, LayerNorm, Linear, Net, ReLU, RowDropout, device
+from numbanet import (
+    LSTM,
+    Embedding,
+    Hook,
+    LanguageModel,
+    LastStep,
+    Layer,
+    LayerNorm,
+    Linear,
+    Net,
+    ReLU,
+    RowDropout,
+    Shuffle,
+    device,
+)
+from numbanet.ops import Order
 from numbanet.training.queue import Pages, Queue
 from numbanet.training.recorder import Recorder
 from numbanet.training.task import LanguageModelling
@@ -184,13 +201,18 @@ def _clips_no_more(run):
     run.optimizer.clip_norm = None
 
 
+def _rests(run):
+    run.optimizer.rest(run.optimizer.parameters[:1])
+
+
 def _other_state(run):
     for state in run.optimizer.state:
         state[:] = [run.dev.full(array.shape, 0.5) for array in state]
 
 
 @pytest.mark.parametrize(
-    "change, clip_norm", [(_other_eps, None), (_clips, None), (_clips, 0.3), (_clips_no_more, 1e-3), (_other_state, None)]
+    "change, clip_norm",
+    [(_other_eps, None), (_clips, None), (_clips, 0.3), (_clips_no_more, 1e-3), (_rests, None), (_other_state, None)],
 )
 def test_what_a_hook_changes_between_epochs_is_heeded(monkeypatch, together, change, clip_norm):
     def net():
@@ -203,6 +225,43 @@ def test_what_a_hook_changes_between_epochs_is_heeded(monkeypatch, together, cha
     monkeypatch.setattr(Recorder, "possible", property(lambda self: False, lambda self, value: None), raising=False)
     together.clear()
     assert same(ours, net()) and not together
+
+
+def _other_order(run):
+    run.model.layers[0].order = Order(np.arange(5)[::-1])
+
+
+def _other_numbers(run):
+    run.model.layers[0].numbers = (-1.0, 0.5)
+
+
+class Affine(Layer):
+    """y = a x + b, for two numbers."""
+
+    recordable = True
+
+    def __init__(self):
+        self.numbers = (2.0, 0.0)
+
+    def __call__(self, x):
+        a, b = self.numbers
+        return a * x + b
+
+
+@pytest.mark.parametrize(
+    "first, change", [(Shuffle(range(5)), _other_order), (Affine(), _other_numbers)], ids=["object", "tuple"]
+)
+def test_what_a_hook_changes_in_a_layer_is_heeded(monkeypatch, together, first, change):
+    """Also an attribute that is an object or a tuple."""
+
+    def net():
+        layers = [copy.deepcopy(first), Linear(5, 7, rng=0), ReLU(), Linear(7, 2, rng=1)]
+        return Net(layers, epochs=6, batch_size=10, random_state=0, optimizer="adam", callbacks=[Changes(change)]).fit(X, Y)
+
+    ours = net()
+    assert max(together) > 4
+    monkeypatch.setattr(Recorder, "possible", property(lambda self: False, lambda self, value: None), raising=False)
+    assert same(ours, net())
 
 
 def test_results_of_many_numbers_are_kept_in_small_pages():

@@ -9,7 +9,7 @@ import pytest
 from numbanet import GroupLasso, Hook, MagnitudePruning, Net, RowDropout
 from numbanet.datasets import load_digits
 from numbanet.device import problem
-from numbanet.training import optim
+from numbanet.training import optim, recovery
 
 X, Y, _, _ = load_digits()
 SMALL = {"layers": (32, 32), "epochs": 3, "random_state": 0, "device": "cpu"}
@@ -151,3 +151,45 @@ def test_a_hooks_state_goes_back_with_a_failed_call():
     with pytest.raises(OSError, match="full disk"):
         net.partial_fit(X, Y)
     assert hook.steps == steps > 0
+
+
+def test_what_a_failed_call_has_frozen_is_trained_again():
+    def fail(net, record):
+        net.model_.layers[0].requires_grad_(False)
+        raise OSError("full disk")
+
+    net = Net(**SMALL).fit(X, Y).set_params(callbacks=[fail])
+    with pytest.raises(OSError, match="full disk"):
+        net.partial_fit(X, Y)
+    assert all(p.requires_grad for p in net.model_.parameters())
+
+
+class Sets(Hook):
+    """Sets the learning rate, what rests and what is frozen when the second epoch is recorded; breaks the fourth one once."""
+
+    watches, broken = False, False
+
+    def __init__(self):
+        self.seen = []
+
+    def epoch_start(self, run, epoch):
+        last = run.optimizer.parameters[-1]
+        frozen = [p.requires_grad for p in run.model.parameters()].count(False)
+        self.seen.append((epoch, run.optimizer.learning_rate, last in run.optimizer.resting, frozen))
+        if epoch == 3 and not self.broken:
+            self.broken = True
+            last.assign(np.full(last.shape, np.nan, np.float32))
+
+    def epoch_recorded(self, run, record):
+        if run.epoch == 2:
+            run.optimizer.adjust(0.5)
+            run.optimizer.rest(run.optimizer.parameters[-1:])
+            run.model.layers[0].requires_grad_(False)
+
+
+def test_what_a_hook_sets_when_an_epoch_is_recorded_stays_if_training_goes_back(monkeypatch):
+    monkeypatch.setattr(recovery, "APART", 3)  # steps, of which an epoch has two
+    hook = Sets()
+    Net(**{**SMALL, "epochs": 4}, batch_size=50, learning_rate=0.1, callbacks=[hook]).fit(X[:100], Y[:100])
+    before, after = (0.1, False, 0), (0.5, True, 2)
+    assert hook.seen == [(0, *before), (1, *before), (2, *after), (3, *after), (2, *after), (3, *after)]

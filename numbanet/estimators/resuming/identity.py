@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...device import Device
-from ...dropout import GateSparsity, Together
+from ...dropout import Dropout, GateSparsity, Together
 from ...training.data import Data
 from ...training.large.rows import Rows
 from ...training.large.streamed import Streamed
@@ -69,6 +69,8 @@ def check_epochs(
         first = f"sparsity={net.sparsity!r}"
     elif isinstance(net.learning_rate_schedule, str):
         first = f"learning_rate_schedule={net.learning_rate_schedule!r}"
+    elif _shares(settings, trained) != _shares(other, trained):
+        first = "the share of steps with sparse gate gradients (gate_schedule)"
     elif _rates(settings, trained) != _rates(other, trained) or settings.at_mean_rate.rate != other.at_mean_rate.rate:
         first = "the dropout rate"
     if first:
@@ -80,9 +82,15 @@ def check_epochs(
 
 def _rates(settings: FitSettings, epochs: int) -> list[Any]:
     """Return the rates of each epoch up to the current one."""
-    found = []
-    for epoch in range(epochs + 1):
-        policy = settings.policy.at(epoch)
-        for part in policy.policies if isinstance(policy, Together) else (policy,):
-            found.append(part.share(epoch) if isinstance(part, GateSparsity) else (part.name, part.rate))
-    return found
+    parts = (part for epoch in range(epochs + 1) for part in _parts(settings.policy.at(epoch)))
+    return [(part.name, part.rate) for part in parts if not isinstance(part, GateSparsity)]
+
+
+def _shares(settings: FitSettings, epochs: int) -> list[float]:
+    """Return the shares of the steps of each epoch up to the current one whose gate gradients are sparse."""
+    pairs = ((epoch, part) for epoch in range(epochs + 1) for part in _parts(settings.policy.at(epoch)))
+    return [part.share(epoch) for epoch, part in pairs if isinstance(part, GateSparsity)]
+
+
+def _parts(policy: Dropout) -> tuple[Dropout, ...]:
+    return policy.policies if isinstance(policy, Together) else (policy,)

@@ -6,6 +6,7 @@ A run that goes on from this state makes the same steps as the run from which it
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ def captured(run: Run) -> dict[str, Any]:
         "stopping": run.stopping,
         "optimizer": run.optimizer.snapshot(settle=False),
         "streams": run.streams.state(),
-        "hooks": [[type(hook).__name__, saved] for hook in run.hooks if (saved := hook.checkpoint(run)) is not None],
+        "hooks": _of_hooks(run),
         "position": tuple(Position.of(run)) if within else None,
         "policy": stepper.current.progress(stepper.tree) if within else None,
         "drawn": stepper.before if within and stepper.upcoming is not None else None,
@@ -84,15 +85,27 @@ def _memory(run: Run) -> list[list[Any]]:
     return [[paths[layer], cell, n, [np.array(run.dev.download(a)) for a in arrays]] for (layer, cell, n), arrays in states]
 
 
+def _of_hooks(run: Run) -> list[list[Any]]:
+    """Return [name of its class, its part, its position among the hooks of this class] for each hook that has a part."""
+    found, counts = [], Counter[str]()
+    for hook in run.hooks:
+        name = type(hook).__name__
+        if (part := hook.checkpoint(run)) is not None:
+            found.append([name, part, counts[name]])
+        counts[name] += 1
+    return found
+
+
 def _restore_hooks(run: Run, saved: list[list[Any]]) -> None:
     """Give each hook its part; hooks of the same class are in the same order as before."""
-    left = list(run.hooks)
-    for name, part in saved:
-        hook = next((hook for hook in left if type(hook).__name__ == name), None)
-        if hook is None:
+    counts = Counter[str]()
+    for name, part, *place in saved:
+        alike = [hook for hook in run.hooks if type(hook).__name__ == name]
+        i = place[0] if place else counts[name]  # older checkpoints have no positions
+        if i >= len(alike):
             raise ValueError(
                 f"the checkpoint has the state of a hook {name}, which this fit lacks: give the same callbacks, by "
                 "set_params(callbacks=[...]) before fit"
             )
-        left.remove(hook)
-        hook.resume(run, part)
+        alike[i].resume(run, part)
+        counts[name] += 1

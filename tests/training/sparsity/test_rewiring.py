@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
-from numbanet import Linear, Net, ReLU, Rewire, SparseLinear
+from numbanet import Hook, Linear, Net, ReLU, Rewire, SparseLinear
 from numbanet.datasets import load_digits
 from numbanet.device import problem
 from numbanet.sparse import BSR
@@ -153,6 +153,34 @@ def test_an_interrupted_fit_leaves_no_activations(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         net.fit(X, Y)
     assert net.n_iter_ == 1 and [layer.trace for layer in net.model_.layers[:3:2]] == [None, None]
+
+
+class Breaks(Hook):
+    """Makes values, or the samples of a step, non-finite in the third epoch."""
+
+    watches = False
+
+    def __init__(self, what):
+        self.what = what
+
+    def epoch_start(self, run, epoch):
+        self.now = epoch == 2
+        if self.now and self.what == "values":
+            values = run.model.layers[2].values
+            values.assign(np.full(values.shape, np.nan, np.float32))
+
+    def before_step(self, run, batch):
+        if self.now and self.what == "samples":
+            return batch._replace(inputs=run.dev.affine(batch.inputs, mul=math.nan))
+        return batch
+
+
+@pytest.mark.parametrize("what", ["values", "samples"])
+def test_a_fit_that_diverges_keeps_its_epochs(what):
+    with pytest.warns(UserWarning, match="the fit ended with the weights of epoch 2"):
+        net = fitted(Rewire(every=1), callbacks=[Breaks(what)])
+    weights = [layer.weight for layer in net.model_.layers[:3:2]]
+    assert net.n_iter_ == 2 and all(np.isfinite(weight.values).all() for weight in weights)
 
 
 @pytest.mark.parametrize(
