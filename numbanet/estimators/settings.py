@@ -104,6 +104,23 @@ class Settings(BaseEstimator):
             if not isinstance(callback, Hook):
                 check_takes("callbacks", callback, "two arguments, the estimator and the record of an epoch", self, {})
 
+    def _check_seed(self) -> None:
+        """Raise ValueError if `random_state` is invalid."""
+        try:
+            check_random_state(self.random_state)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"random_state must be None, a seed or a RandomState, got {self.random_state!r} ({error})"
+            ) from None
+
+    def _check_rates(self, chosen: Dropout) -> None:
+        """Raise ValueError if a policy, or one that it combines, has more or fewer rates than sites, if these are known."""
+        if (sites := self._site_count(chosen)) is not None:
+            chosen.check(sites)
+        for part in chosen.policies if isinstance(chosen, Together) else ():
+            if part.kind in ("output", "tiles") and (sites := self._site_count(part)):
+                part.check(sites)
+
     def _settings(self, dropout, dropout_rate, samples: int | None = None) -> FitSettings:
         """Return the checked parameters of one fit on `samples` samples; it does not change the estimator."""
         for name, low in (("epochs", 1), ("batch_size", 1), ("patience", 1)):
@@ -119,12 +136,7 @@ class Settings(BaseEstimator):
             raise ValueError(f"validation_fraction must be a number in (0, 1), got {self.validation_fraction!r}")
         self._check_callbacks()
         check_joining(self.parallel, self.shard)
-        try:
-            check_random_state(self.random_state)
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"random_state must be None, a seed or a RandomState, got {self.random_state!r} ({error})"
-            ) from None
+        self._check_seed()
         if self.sparsity is not None and not isinstance(self.sparsity, Sparsity):
             raise ValueError(f"sparsity must be None or a Sparsity, such as GroupLasso(1e-4), got {self.sparsity!r}")
         if callable(self.optimizer):
@@ -136,11 +148,7 @@ class Settings(BaseEstimator):
             self._make_optimizer([])
         epochs = self._epochs(samples)
         chosen = self._policy(dropout, dropout_rate, samples).over(epochs)
-        if (sites := self._site_count(chosen)) is not None:
-            chosen.check(sites)
-        for part in chosen.policies if isinstance(chosen, Together) else ():
-            if part.kind in ("output", "tiles") and (sites := self._site_count(part)):
-                part.check(sites)
+        self._check_rates(chosen)
         return FitSettings(
             chosen,
             chosen.at_mean_rate(epochs),

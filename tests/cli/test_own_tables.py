@@ -313,3 +313,51 @@ def test_features_far_from_zero_are_standardised(table, capsys, monkeypatch):
 
     splits = _splits(options)
     assert abs(splits.train[0].mean(dtype=float)) < 0.02 and abs(splits.train[0].std(dtype=float) - 1) < 0.02
+
+
+def written(name, X, targets):
+    lines = [",".join([*(f"{value:.6g}" for value in row), str(target)]) for row, target in zip(X, targets)]
+    Path(name).write_text("\n".join(["a,b,c,y", *lines]) + "\n")
+
+
+def test_a_class_of_one_row_is_trained_on(table, capsys):
+    written("rare.csv", table[0], ["c" if i == 5 else "ab"[i % 2] for i in range(40)])
+    for seed in range(12):
+        status, _, err = run(
+            capsys, *TRAIN, "--data", "rare.csv", "--target", "y", "--epochs", 1, "--seed", seed, "--save", "net"
+        )
+        assert status == 0, err
+        assert Net.load("net").classes_.tolist() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("count", [4, 6, 10, 14])
+def test_two_values_are_held_out_at_least(table, capsys, count):
+    written("few.csv", table[0], table[2][:count])
+    for options in ((), ("--validation", 0)):
+        status, out, err = run(capsys, *TRAIN, "--data", "few.csv", "--target", "y", "--epochs", 1, *options)
+        if status:
+            assert count == 4 and not options and "--validation: two of 2 rows" in err and "or --validation 0" in err
+        else:
+            assert "nan" not in out and "error" not in err
+
+
+def test_classes_with_too_few_rows_for_a_part_are_refused_by_its_option(table, capsys):
+    written("few.csv", table[0], "abcd")
+    status, _, err = run(capsys, *TRAIN, "--data", "few.csv", "--target", "y", "--epochs", 1)
+    assert status == 2 and "--test: each class has too few rows for a share of 0.2: give more rows" in err
+
+
+@pytest.mark.filterwarnings("ignore:X does not have valid feature names")
+def test_the_network_is_saved_before_anything_else_is_written(table, capsys, monkeypatch):
+    def report(net, path, X, y, data):
+        seen.append(net.score(X, y))
+        raise ValueError("no report")
+
+    seen = []
+    monkeypatch.setattr(Net, "report", report)
+    status, out, err = run(
+        capsys, *TRAIN, "--data", "flowers.csv", "--target", "kind", "--epochs", 9, "--save", "net", "--report", "r.html"
+    )
+    assert status == 2 and "no report" in err and "saved: net" in out
+    assert seen[0] > 0.5  # of samples as they were in training
+    assert Net.load("net").score(table[0].astype(np.float32), np.array(FLOWERS)[table[1]]) > 0.5

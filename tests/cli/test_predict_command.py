@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from numbanet import Net, NetRegressor, cli
+from numbanet import LSTM, Embedding, Linear, Net, NetRegressor, cli
 from tests.estimators.saved_cases import CASES, FAST, WORDS, X_TEST, Y_TEST, X, Y, language
 
 pytestmark = pytest.mark.filterwarnings("ignore:fit. the network is no better")  # after so few epochs
@@ -66,3 +66,53 @@ def test_what_cannot_be_predicted_is_one_line_and_status_2(tmp_path, capsys):
     for target, named in ((tmp_path, "it is a folder"), (tmp_path / "no" / "net", "no folder")):
         status, out, err = run(capsys, "train", "--epochs", 1, "--save", target)
         assert status == 2 and out == "" and named in err
+
+
+@pytest.mark.parametrize(
+    "classes, cells",
+    [
+        (["01", "02", "x"], ["01", "02", "02"]),
+        (["1.0", "2.50", "x"], ["1.0", "2.50", "2.50"]),
+        ([False, True, True], ["False", "True", "True"]),
+        ([False, True, True], ["0", "1", "1"]),
+        ([0.0, 1.0, 2.0], ["0", "1", "2"]),
+    ],
+)
+def test_targets_are_read_in_the_form_of_the_classes(classes, cells, tmp_path, capsys):
+    which = np.argsort(np.argsort(X[:, 20])) * 3 // len(X)
+    net = Net((16,), **FAST).fit(X, np.array(classes)[which])
+    net.save(tmp_path / "net")
+    rows = [",".join([*map(str, row), cell]) for row, cell in zip(X, np.array(cells)[which])]
+    (tmp_path / "x.csv").write_text("\n".join(rows))
+    status, _, err = run(capsys, "predict", tmp_path / "net", tmp_path / "x.csv", "--target", "-1")
+    score = net.score(X, np.array(classes)[[0, 1, 1] if cells[1] == cells[2] else [0, 1, 2]][which])
+    assert status == 0 and f"score {score:.4f} on" in err and score > 0
+    (tmp_path / "x.csv").write_text("\n".join(",".join([*map(str, row), "7"]) for row in X))
+    status, out, err = run(capsys, "predict", tmp_path / "net", tmp_path / "x.csv", "--target", "-1")
+    assert (status, out) == (2, "") and "nothing in the column '-1', such as '7', is one of the classes of the network" in err
+
+
+def test_words_are_no_classes_of_a_network_with_numbers(tmp_path, capsys):
+    Net((8,), **FAST).fit(X, Y).save(tmp_path / "net")
+    (tmp_path / "x.csv").write_text("\n".join(",".join([*map(str, row), "one"]) for row in X))
+    status, out, err = run(capsys, "predict", tmp_path / "net", tmp_path / "x.csv", "--target", "-1")
+    assert (status, out) == (2, "") and "such as 'one', is one of the classes of the network, 0, 1" in err
+
+
+def test_probabilities_of_time_steps_are_refused(tmp_path, capsys):
+    words = np.random.default_rng(0).integers(0, 9, (20, 5))
+    Net([Embedding(9, 4), LSTM(4, 6, batch_first=True), Linear(6, 3)], **FAST).fit(words, words % 3).save(tmp_path / "net")
+    np.save(tmp_path / "x.npy", words)
+    status, out, _ = run(capsys, "predict", tmp_path / "net", tmp_path / "x.npy")
+    assert status == 0 and len(out.splitlines()) == 20
+    status, out, err = run(capsys, "predict", tmp_path / "net", tmp_path / "x.npy", "--probabilities")
+    assert (status, out) == (2, "") and "labels for each time step: leave it out" in err
+
+
+def test_an_archive_by_another_name_is_refused(tmp_path, capsys):
+    Net((8,), **FAST).fit(X, Y).save(tmp_path / "net")
+    np.savez(tmp_path / "x.npz", X)
+    (tmp_path / "x.npz").rename(tmp_path / "x.npy")
+    for command in (("predict", tmp_path / "net", tmp_path / "x.npy"), ("train", "--data", tmp_path / "x.npy", "--target", 0)):
+        status, _, err = run(capsys, *command)
+        assert status == 2 and "x.npy: it is a .npz archive of arrays: save the table alone" in err

@@ -34,7 +34,7 @@ from numbanet import (
     TileDropout,
 )
 from numbanet.datasets import load_digits
-from numbanet.dropout import recurrent
+from numbanet.dropout import Together, recurrent
 
 X, Y, X_TEST, Y_TEST = load_digits()
 X, Y = X[:400], Y[:400]
@@ -109,6 +109,10 @@ CASES = {  # what is saved, fitted, and what it is asked
     "shared": lambda: (Net([SQUARE, ReLU(), SQUARE, Sequential([Tanh(), Linear(64, 10, rng=1)])], **FAST).fit(X, Y), X_TEST),
     "shared sparse": lambda: (Net([SPARSE, ReLU(), SPARSE, Linear(64, 10, rng=1)], **FAST).fit(X, Y), X_TEST),
     "recurrent": lambda: (Net(sequences(), **FAST, dropout=recurrent(RowDropout(0.3), 12)).fit(SYMBOLS, Y), SYMBOLS),
+    "together": lambda: (
+        Net(sequences(), **FAST, dropout=Together(RowDropout(0.3), recurrent(RowDropout(0.2), 12))).fit(SYMBOLS, Y),
+        SYMBOLS,
+    ),
     "frozen": lambda: (frozen(Net((32, 16), **FAST).fit(X, Y)), X_TEST),
     "frozen and given": lambda: (frozen(Net([SQUARE, SQUARE, Linear(64, 10, rng=1)], **FAST).fit(X, Y)), X_TEST),
     "regressor": lambda: (NetRegressor((16,), **FAST).fit(X, Y), X_TEST),

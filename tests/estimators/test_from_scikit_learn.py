@@ -1,4 +1,8 @@
-"""What users of scikit-learn's MLPs expect: several labels per sample, sparse X, log-probabilities, warm starts, model_[0]."""
+"""What users of scikit-learn's MLPs expect: several labels per sample, sparse X, log-probabilities, warm starts, model_[0],
+and weights of samples.
+"""
+
+import warnings
 
 import numpy as np
 import pytest
@@ -10,7 +14,7 @@ from sklearn.multioutput import ClassifierChain
 from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import StandardScaler
 
-from numbanet import Linear, Net, NetRegressor, ReLU, Sequential
+from numbanet import LSTM, Embedding, Linear, Net, NetRegressor, ReLU, Sequential
 from numbanet.datasets import load_digits
 
 pytestmark = pytest.mark.filterwarnings("ignore:fit. the network is no better")  # after so few epochs
@@ -166,3 +170,69 @@ def test_several_labels_are_0_and_1(y):
 def test_errors_of_validation_samples_name_them():
     with pytest.raises(ValueError, match="validation: Found input variables with inconsistent numbers of samples"):
         Net((8,)).fit(TEXTS, LABELS[:, 0], validation=(TEXTS, LABELS[:5, 0]))
+
+
+# --- weights of samples and classes -----------------------------------------------------------------------------------
+SOME, KINDS = X[:400], Y[:400]
+
+
+def test_samples_of_a_validation_count_alike():
+    weight = {label: 1000.0 if label < 2 else 1.0 for label in range(10)}
+    net = Net((16,), **{**FAST, "epochs": 4}, class_weight=weight).fit(SOME, KINDS, validation=(SOME[:99], KINDS[:99]))
+    record, chosen = net.history_[-1], net.predict_proba(SOME[:99])[np.arange(99), KINDS[:99]]
+    assert record["validation_score"] == pytest.approx(net.score(SOME[:99], KINDS[:99]))
+    assert record["validation_loss"] == pytest.approx(-np.log(chosen).mean(), rel=1e-4)
+    held_out = Net((16,), **FAST, class_weight=weight, early_stopping=True).fit(SOME, KINDS)
+    assert held_out.history_[-1]["validation_score"] > 0.6 > held_out.score(SOME, KINDS)  # there class weights count
+
+
+def test_time_steps_of_a_validation_count_alike_but_padding_does_not():
+    words = np.random.default_rng(0).integers(1, 9, (60, 7))
+    words[::2, 4:] = 0
+    layers = [Embedding(9, 4, padding_idx=0, rng=0), LSTM(4, 6, batch_first=True, rng=1), Linear(6, 2, rng=2)]
+    labels = (words > 2).astype(int)
+    net = Net(layers, **FAST, class_weight={0: 50.0, 1: 1.0}).fit(words, labels, validation=(words[:20], labels[:20]))
+    assert net.history_[-1]["validation_score"] == pytest.approx(net.score(words[:20], labels[:20]))
+
+
+@pytest.mark.parametrize("count", [30, 300])  # which fit into one batch, or not
+def test_a_class_whose_samples_have_no_weight_stays_a_class(count):
+    x, y = SOME[:count], KINDS[:count] % 3
+    net = Net((8,), **FAST, warm_start=True).fit(x, y, sample_weight=y < 2)
+    assert net.classes_.tolist() == [0, 1, 2] and net.predict_proba(x).shape == (count, 3)
+    assert net.fit(x, y, sample_weight=y > 0).classes_.tolist() == [0, 1, 2]
+    assert Net((8,), **FAST).partial_fit(x, y, sample_weight=y < 2).classes_.tolist() == [0, 1, 2]
+    balanced = Net((8,), **FAST, class_weight="balanced").fit(x, y, sample_weight=y < 2)
+    assert balanced.classes_.tolist() == [0, 1, 2] and np.isfinite(balanced.history_[-1]["loss"])
+    assert Net((8,), **FAST).fit(x, y % 2, sample_weight=y % 2).classes_.tolist() == [0, 1]
+
+
+def test_samples_without_weight_change_no_bit_of_what_one_batch_learns():
+    x, y = SOME[:30], KINDS[:30] % 3
+    weights = np.arange(30) % 4 > 0
+    some = Net((8,), **FAST).fit(x[weights], y[weights])
+    np.testing.assert_array_equal(Net((8,), **FAST).fit(x, y, weights).predict_proba(SOME), some.predict_proba(SOME))
+
+
+@pytest.mark.parametrize("kind", [Net, NetRegressor])
+def test_samples_that_are_held_out_have_weight(kind):
+    weights = np.zeros(len(SOME))
+    weights[:40] = 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for seed in range(4):
+            net = kind((8,), **{**FAST, "random_state": seed}, early_stopping=True).fit(SOME, KINDS, sample_weight=weights)
+            assert np.isfinite([record["validation_score"] for record in net.history_]).all()
+    weights[1:] = 0
+    seen = []
+    net = kind((8,), **FAST, early_stopping=True, callbacks=[lambda net, record: seen.append(1)])
+    with pytest.raises(
+        ValueError, match="1 of 400 samples have a weight above 0 .sample_weight, class_weight., and cannot be split"
+    ):
+        net.fit(SOME, KINDS, sample_weight=weights)
+    assert not seen
+
+
+def test_all_classes_but_those_without_weight_are_held_out():
+    net = Net((8,), **FAST, early_stopping=True, class_weight={label: float(label < 2) for label in range(10)})
+    assert np.isfinite(net.fit(SOME, KINDS).history_[-1]["validation_score"])

@@ -3,7 +3,20 @@
 import numpy as np
 import pytest
 
-from numbanet import SGD, Adam, BatchNorm1d, Embedding, Flatten, Hook, Linear, Net, NetRegressor, ReduceLROnPlateau, ReLU
+from numbanet import (
+    SGD,
+    Adam,
+    BatchNorm1d,
+    Embedding,
+    Flatten,
+    Hook,
+    LanguageModel,
+    Linear,
+    Net,
+    NetRegressor,
+    ReduceLROnPlateau,
+    ReLU,
+)
 from numbanet.cli import main
 from numbanet.datasets import load_digits
 
@@ -153,6 +166,43 @@ def test_a_network_predicts_whatever_its_parameters_become():
     np.testing.assert_array_equal(flat.predict(X), Net((8,), epochs=1, random_state=0).fit(X, Y).predict(X))
     with pytest.raises(ValueError, match="flat samples"):
         flat.fit(images, Y)
+
+
+@pytest.mark.parametrize(
+    "made, change",
+    [
+        ({"layers": [Embedding(9, 4), Flatten(), Linear(20, 10)]}, {"layers": (8,)}),
+        ({"layers": (8,)}, {"layers": (16,)}),
+        ({"layers": (8,)}, {"activation": "tanh"}),
+        ({"layers": (8,)}, {"layers": [Linear(5, 10)]}),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:fit. the network is no better")
+def test_a_loaded_network_predicts_whatever_its_parameters_had_become(made, change, tmp_path):
+    words = np.random.default_rng(0).integers(0, 9, (40, 5))
+    net = Net(**made, epochs=1, random_state=0).fit(words, Y[:40])
+    before, (name, _) = net.predict_proba(words), next(iter(change.items()))
+    net.set_params(**change).save(tmp_path / "a")
+    again = Net.load(tmp_path / "a")
+    again.save(tmp_path / "b")
+    for one in (again, Net.load(tmp_path / "b")):
+        np.testing.assert_array_equal(one.predict_proba(words), before)
+        with pytest.raises(ValueError, match=f"partial_fit: the network was made with {name}="):
+            one.partial_fit(words, Y[:40])
+    if not isinstance(made["layers"], list):
+        assert again.set_params(**{"activation": "relu", **made}).partial_fit(words, Y[:40]).n_iter_ == 2
+
+
+def test_a_loaded_language_model_knows_what_it_was_made_of(tmp_path):
+    words = "the cat sat on the mat".split() * 20
+    model = LanguageModel((8,), epochs=1, steps=5, batch_size=2, random_state=0).fit(words)
+    model.set_params(hidden=(9,)).save(tmp_path / "a")
+    again = LanguageModel.load(tmp_path / "a")
+    assert again.score(words) == model.score(words)
+    with pytest.raises(ValueError, match=r"partial_fit: the network was made with hidden=\(8,\)"):
+        again.partial_fit(words)
+    assert again.set_params(hidden=8).partial_fit(words).n_iter_ == 2
 
 
 def test_a_last_sample_joins_the_batch_before():

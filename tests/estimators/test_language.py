@@ -84,6 +84,7 @@ def test_words_that_follow():
     assert len(text) == 12 and set(text) <= set(TEXT)
     assert text == model.generate(["the"], 12, random_state=1)
     assert model.generate(["the", "cat"], 3, temperature=0) == model.generate(["the", "cat"], 3, temperature=0, random_state=5)
+    assert model.generate(["the", "cat"], 3, temperature=1e-310) == model.generate(["the", "cat"], 3, temperature=0)
 
 
 def test_memory_is_carried_from_word_to_word():

@@ -8,6 +8,7 @@ from scipy.sparse import csr_array
 
 from numbanet import Adam, EarlyDropout, Flatten, LanguageModel, Linear, Net, NetRegressor, ReLU, RowDropout, TileDropout
 from numbanet.device import problem
+from numbanet.dropout import Together
 from tests.estimators.test_net import SMALL, X_TEST, Y_TEST, X, Y, same, weights
 
 BAD_FITS = {
@@ -230,3 +231,75 @@ def test_small_and_large_targets_are_learnt_as_others(factor):
     net, other = (NetRegressor((8,), epochs=2, random_state=0) for _ in range(2))
     y = X.astype(float).sum(axis=1)
     np.testing.assert_allclose(net.fit(X, factor * y).predict(X) / factor, other.fit(X, y).predict(X), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "rates, message", [((0.1,), "1 entries for 2"), ((0.1, 0.2, 0.3), "3 entries for 2"), ((0.1, 0.2), None)]
+)
+def test_rates_of_policies_that_are_combined_are_counted(rates, message):
+    net = Net(
+        (32, 16), **{name: value for name, value in SMALL.items() if name != "layers"}, dropout=Together(RowDropout(rates))
+    )
+    if message is None:
+        assert net.fit(X, Y).history_[0]["flops_share"] < 1
+        return
+    with pytest.raises(ValueError, match=f"dropout_rate has {message} hidden layers"):
+        net.fit(X, Y)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"class_weight": "foo"}, "class_weight must be a dict, 'balanced' or None, got 'foo'"),
+        ({"class_weight": {0: np.nan}}, "class_weight must be finite and not negative"),
+        ({"random_state": "abc"}, "random_state must be None, a seed or a RandomState, got 'abc'"),
+        ({"random_state": -1}, "random_state must be None, a seed or a RandomState, got -1"),
+        ({"parallel": "foo"}, "parallel must be None, 'mpi' or a Ranks, got 'foo'"),
+        ({"shard": "x"}, "shard must be True, False or a function"),
+        ({"augment": lambda x: x}, "augment: <function .* must take three arguments, x, rng and dev"),
+        ({"scoring": lambda net: 1.0}, "scoring: <function .* must take three arguments, the estimator, X and y"),
+    ],
+    ids=str,
+)
+def test_parameters_are_checked_without_data(given, message):
+    net = Net((8,), epochs=1, **given)
+    for call in (net.check, lambda: net.fit(X, Y, validation=(X, Y))):
+        with pytest.raises((TypeError, ValueError), match=message):
+            call()
+    assert not hasattr(net, "model_")
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"unknown": 5}, "unknown must be a word, got 5"),
+        ({"vocabulary_size": 0}, "vocabulary_size must be a positive integer, got 0"),
+        ({"scoring": lambda model: 1.0}, "scoring: <function .* must take two arguments, the model and the tokens"),
+        ({"random_state": "abc"}, "random_state must be"),
+        ({"parallel": "x"}, "parallel must be"),
+    ],
+    ids=str,
+)
+def test_parameters_of_a_language_model_are_checked_without_text(given, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        LanguageModel((8,), **given).check()
+
+
+def test_a_named_scorer_is_tried_before_training_and_its_errors_say_what_failed():
+    seen = []
+    options = {**SMALL, "callbacks": [lambda net, record: seen.append(1)]}
+    with pytest.raises(ValueError, match="^scoring: ValueError: multi_class must be in"):
+        Net(**options, scoring="roc_auc", early_stopping=True).fit(X, Y)
+    with pytest.raises(ValueError, match="^scoring: "):
+        NetRegressor((8,), epochs=2, callbacks=options["callbacks"], scoring="accuracy").fit(
+            X, Y + 0.5, validation=(X, Y + 0.5)
+        )
+    assert not seen
+    with pytest.raises(ValueError, match="^scoring: KeyError: 'no column'"):
+        Net(**options, scoring=lambda net, X, y: {}["no column"]).fit(X, Y, validation=(X_TEST, Y_TEST))
+    assert not seen
+    named, by_function = (
+        Net(**SMALL, dropout="rdp", scoring=scoring).fit(X, Y, validation=(X_TEST, Y_TEST))
+        for scoring in ("accuracy", lambda net, X, y: net.score(X, y))
+    )
+    assert same(weights(named), weights(by_function))

@@ -66,6 +66,20 @@ def test_fitted_nets_and_their_histories_are_drawn_alike(drawn):
         np.testing.assert_array_equal(line.get_ydata(), [0.5, 0.51, 0.52])
 
 
+@pytest.mark.parametrize(
+    "about, name",
+    [
+        ({}, "validation score"),
+        ({"classes_": [0, 1]}, "test accuracy"),
+        ({"classes_": [0, 1], "scoring": "f1"}, "validation score"),
+    ],
+)
+def test_the_score_of_a_net_has_its_name(drawn, about, name):
+    net = types.SimpleNamespace(history_=[{**record, "validation_score": 0.5} for record in _history(3, 0.1)], **about)
+    assert drawn(plots.learning_curves, net).axes[0].get_ylabel() == name
+    assert drawn(plots.learning_curves, net.history_).axes[0].get_ylabel() == "test accuracy"
+
+
 @pytest.mark.parametrize("epochs", [1, 2, 9])
 def test_any_history_is_drawn(drawn, epochs):
     figure = drawn(plots.learning_curves, {"mine": _history(epochs, 0.1, math.nan), "rdp": _history(epochs, 0.1, -3.0)})

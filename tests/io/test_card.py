@@ -1,5 +1,7 @@
 """Model cards: what a network is, in Markdown, beside its file."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -35,3 +37,31 @@ def test_a_card_of_a_language_model_and_of_nothing():
     assert f"- vocabulary: {len(model.vocabulary_)} words" in model_card(model)
     with pytest.raises(ValueError, match="not fitted"):
         model_card(Net())
+
+
+@pytest.mark.parametrize("name, card", [("net-p0.5", "net-p0.5.md"), ("a.b.safetensors", "a.b.md"), ("plain", "plain.md")])
+def test_a_card_has_the_whole_name_of_its_network(name, card, tmp_path):
+    net = Net((8,), epochs=1, random_state=0).fit(np.eye(4, dtype=np.float32).repeat(5, 0), np.arange(20) % 2)
+    net.save(tmp_path / name, card=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, card])
+
+
+def test_a_card_has_the_figures_of_the_weights_whatever_parameters_become(tmp_path):
+    X, y = np.random.default_rng(0).standard_normal((300, 6)).astype(np.float32), np.arange(300) % 2
+    net = Net((32,), early_stopping=True, patience=2, epochs=40, learning_rate=0.3, random_state=0).fit(X, y)
+    assert net.best_epoch_ < net.n_iter_
+    before = model_card(net).split("## Figures")[1]
+    assert f"- loss: {net.history_[net.best_epoch_ - 1]['loss']:.4g}" in before
+    assert model_card(net.set_params(early_stopping=False)).split("## Figures")[1] == before
+    net.partial_fit(X, y).set_params(early_stopping=True)  # whose weights are those of the last epoch
+    assert f"- loss: {net.history_[-1]['loss']:.4g}" in model_card(net)
+
+
+def test_dates_are_classes_of_a_card_and_of_an_exported_file(tmp_path):
+    onnx = pytest.importorskip("onnx", reason="the extra `onnx`")
+    days = np.array(["2020-01-01", "2021-02-03"], "datetime64[D]")
+    net = Net((8,), epochs=1, random_state=0).fit(np.eye(4, dtype=np.float32).repeat(5, 0), days[np.arange(20) % 2])
+    assert "- 2 classes: 2020-01-01, 2021-02-03" in model_card(net)
+    net.export(tmp_path / "a.onnx")
+    told = {entry.key: entry.value for entry in onnx.load(tmp_path / "a.onnx").metadata_props}
+    assert json.loads(told["classes"]) == ["2020-01-01", "2021-02-03"]

@@ -8,7 +8,20 @@ import numpy as np
 import pytest
 
 import numbanet
-from numbanet import LanguageModel, Net, NetRegressor, RowDropout, cli
+from numbanet import (
+    Conv2d,
+    EarlyDropout,
+    Flatten,
+    LanguageModel,
+    Linear,
+    Net,
+    NetRegressor,
+    Quantile,
+    ReLU,
+    RowDropout,
+    SkewNormalSchedule,
+    cli,
+)
 from numbanet.datasets import load_digits
 from numbanet.io import drawings, model_card, report as module_or_function
 from tests.browser import CONTRAST, browsed
@@ -167,6 +180,17 @@ def test_a_page_names_the_data_and_what_a_constant_prediction_reaches(net, tmp_p
     assert "always predicting" not in words(NetRegressor((8,), loss=abs_loss, epochs=1).fit(X[:90], Y[:90]), X_TEST, Y_TEST)
 
 
+@pytest.mark.filterwarnings("ignore:fit. the network")
+@pytest.mark.parametrize("loss", ["squared_error", "absolute_error", "huber", Quantile(0.9)], ids=str)
+def test_the_constant_of_a_loss_has_a_score_of_0(loss, tmp_path):
+    """The score of the samples is by the same loss as in `history_`."""
+    validation = X_TEST, np.exp(Y_TEST / 2.0)
+    net = NetRegressor((16,), loss=loss, epochs=3, random_state=0).fit(X[:200], np.exp(Y[:200] / 2.0), validation=validation)
+    net.report(tmp_path / "run.html", *validation)
+    said = re.search(r"(?:R²|score) (-?\d\.\d{4}) on 360 samples", " ".join("".join(read(tmp_path / "run.html").text).split()))
+    assert float(said[1]) == pytest.approx(net.history_[-1]["validation_score"], abs=1e-4)
+
+
 def abs_loss(output, target):
     return (output - target).abs().mean(axis=1)
 
@@ -200,6 +224,33 @@ def test_pages_of_all_kinds(tmp_path, rng):
     assert f"perplexity {model.perplexity(words):.4g}" in " ".join("".join(read(tmp_path / "text.html").text).split())
     for name in ("numbers", "labels"):
         read(tmp_path / f"{name}.html")
+
+
+@pytest.mark.filterwarnings("ignore:fit. the network")
+@pytest.mark.parametrize("rate", [EarlyDropout(0.5), SkewNormalSchedule(0.3, 3), lambda epoch: (0.5, 0.25, 0.125)[epoch]])
+@pytest.mark.parametrize("dropout", ["window", "rsdp"])
+def test_rates_that_depend_on_the_epoch_are_those_of_the_last_one(rate, dropout, tmp_path):
+    layers = (48, 32) if dropout == "window" else [Conv2d(1, 4, 3), ReLU(), Flatten(), Linear(144, 10)]
+    shape = (-1, 64) if dropout == "window" else (-1, 1, 8, 8)
+    net = Net(layers, dropout=dropout, dropout_rate=rate, epochs=3, random_state=0, device="cpu").fit(X.reshape(shape), Y)
+    net.report(tmp_path / "run.html", X_TEST.reshape(shape), Y_TEST)
+    page = read(tmp_path / "run.html")
+    last, expected = net.policy_.at(2).rate, page.tables[2][1][3]
+    assert expected == (f"{dropout} {last:.3g}" if last else "")
+    assert "Rates differ between epochs; these are those of the last one, 3." in " ".join("".join(page.text).split())
+    if not isinstance(rate, (EarlyDropout, SkewNormalSchedule)):
+        return
+    net.save(tmp_path / "net")
+    Net.load(tmp_path / "net").report(tmp_path / "again.html")
+    assert read(tmp_path / "again.html").tables[1] == page.tables[2]
+
+
+def test_rates_of_recurrent_inputs_may_depend_on_the_epoch(tmp_path):
+    words = "the cat sat on the mat and the dog sat on the rug".split() * 9
+    policies = {"dropout": "rdp", "dropout_rate": EarlyDropout(0.4), "recurrent_dropout": RowDropout(lambda epoch: 0.25)}
+    model = LanguageModel((8,), **policies, epochs=2, steps=5, batch_size=2, random_state=0).fit(words)
+    model.report(tmp_path / "text.html")
+    assert "rdp 0.25" in [row[3] for row in read(tmp_path / "text.html").tables[1]]
 
 
 def test_what_is_refused_leaves_the_file_alone(net, tmp_path):

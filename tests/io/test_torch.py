@@ -73,6 +73,17 @@ def test_flat_images_are_taken_as_predict_takes_them(rng):
     np.testing.assert_array_equal(_computed(module, X), _computed(module, X.reshape(20, 1, 12, 12)))
 
 
+def test_images_without_their_axis_of_one_channel_and_flat_samples_of_widths(rng):
+    X = rng.random((20, 12, 12), np.float32)
+    net = Net("lenet5", image_shape=(1, 12, 12), epochs=1).fit(X, np.arange(20) % 2)
+    logits = _computed(to_torch(net), X)
+    np.testing.assert_array_equal(logits, _computed(to_torch(net), X[:, None]))
+    np.testing.assert_array_equal(net.classes_[logits.argmax(1)], net.predict(X))
+    flat = Net((8,), image_shape=(1, 12, 12), epochs=1).fit(X.reshape(20, -1), np.arange(20) % 2)
+    logits = _computed(to_torch(flat), X.reshape(20, -1))
+    np.testing.assert_array_equal(flat.classes_[logits.argmax(1)], flat.predict(X.reshape(20, -1)))
+
+
 @pytest.mark.parametrize("options", [{"hidden": (8, 12)}, {"hidden": (8, 8), "tied": True}])
 def test_a_language_model_carries_states(options, rng):
     model = LanguageModel(epochs=1, steps=5, batch_size=2, **options).fit(WORDS)

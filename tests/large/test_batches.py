@@ -137,6 +137,18 @@ def test_a_fit_on_batches_goes_on_from_a_checkpoint(tmp_path):
         Net.resume(tmp_path, epochs=5).fit(batches=cut(X, Y))
 
 
+def test_texts_are_the_same_in_each_reading(tmp_path):
+    def batches(epoch):
+        return cut(X, np.array([f"class {label}" for label in Y], object))  # at other addresses
+
+    net = Net((16,), **BASE).fit(batches=batches, checkpoint=tmp_path, every=4, keep=9)
+    for path in sorted(tmp_path.iterdir())[2:]:
+        path.unlink()
+    same(net, Net.resume(tmp_path).fit(batches=batches))
+    with pytest.raises(ValueError, match="data are not those"):
+        Net.resume(tmp_path).fit(batches=lambda epoch: [(x, y[::-1]) for x, y in batches(epoch)])
+
+
 def test_only_some_batches_are_alive_at_a_time():
     alive, most = set(), []
 
