@@ -159,8 +159,9 @@ def centre(X, weights):
 def merged(X, y, weights):
     """Return the distinct samples in a fixed order, with weights that count how often each occurs.
 
-    It is used if all samples fit into one batch: gradient descent then depends only on which samples occur and how often. As
-    their order is fixed, the result is equal to the last bit for every order in which the user passes the samples.
+    It is used if all samples fit into one batch, no layer has statistics of a batch, and `early_stopping` is off, which holds
+    samples out: gradient descent then depends only on which samples occur and how often. As their order is fixed, the result
+    is equal to the last bit for every order in which the user passes the samples.
     """
     weights = np.ones(len(y), np.float32) if weights is None else weights
     # np.unique cannot sort the rows of an object array, so its classes are first numbered

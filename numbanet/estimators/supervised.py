@@ -18,7 +18,8 @@ from numbanet_kernels.runtime.interrupt import deferred
 
 from ..arguments import check_takes
 from ..dropout import Dropout, Rate, automatic
-from ..layers import ActivationSpec, Layer, Sequential
+from ..layers import ActivationSpec, Layer, Sequential, walk
+from ..layers.norm import BatchNorm
 from ..layers.sparse import sparse_layers
 from ..losses import Loss, loss_named
 from ..plans import Plans
@@ -143,13 +144,18 @@ class Supervised(Fitting):
             if not weights.sum() > 0:
                 raise ValueError("sample_weight must not be zero for every sample")
         whole, kept = len(y) <= self._batch(len(y)) and not isinstance(X, Rows), None
-        if whole and self._criterion().weighs and not sharded():
+        if whole and self._criterion().weighs and not sharded() and not self.early_stopping and not self._joins(reset):
             X, y, weights = merged(X, y, weights)
             kept = weights > 0
         y, weights = self._target(X, y, weights, reset, **target_options)  # finds all classes, also those of weight 0
         if again:
             self._check_same(y)
         return (X, y, weights) if kept is None or kept.all() else (X[kept], y[kept], weights[kept])
+
+    def _joins(self, reset: bool) -> bool:
+        """Return True if the network, or the one that will be made, has statistics of batches, which count equal samples."""
+        layers = self.layers if reset and self._given_layers() else () if reset else self.model_.layers
+        return any(isinstance(layer, BatchNorm) for _, layer in walk(Sequential(list(layers))))
 
     def _check_same(self, y) -> None:
         """Raise ValueError if `warm_start` cannot continue with the targets y. `Net` needs all classes."""

@@ -86,7 +86,7 @@ def mul(a: Any, b: Any) -> Tensor:
 def div(a: Any, b: Any) -> Tensor:
     """y = a / b, with broadcasting."""
     # the inverse of a number below about 3e-39 is no float32
-    return affine(a, mul=1.0 / b) if _number(b) and b and -LARGEST <= 1.0 / b <= LARGEST else _div(a, b)
+    return affine(a, mul=1.0 / float(b)) if _number(b) and b and -LARGEST <= 1.0 / float(b) <= LARGEST else _div(a, b)
 
 
 def pow(a: Any, b: Any) -> Tensor:

@@ -14,7 +14,7 @@ from sklearn.multioutput import ClassifierChain
 from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import StandardScaler
 
-from numbanet import LSTM, Embedding, Linear, Net, NetRegressor, ReLU, Sequential
+from numbanet import LSTM, BatchNorm1d, Embedding, Linear, Net, NetRegressor, ReLU, Sequential
 from numbanet.datasets import load_digits
 
 pytestmark = pytest.mark.filterwarnings("ignore:fit. the network is no better")  # after so few epochs
@@ -236,3 +236,19 @@ def test_samples_that_are_held_out_have_weight(kind):
 def test_all_classes_but_those_without_weight_are_held_out():
     net = Net((8,), **FAST, early_stopping=True, class_weight={label: float(label < 2) for label in range(10)})
     assert np.isfinite(net.fit(SOME, KINDS).history_[-1]["validation_score"])
+
+
+def test_equal_samples_count_in_the_statistics_of_a_batch():
+    x, y = np.repeat(np.float32([[0, 0], [1, 0], [0, 1]]), [80, 10, 10], axis=0), np.repeat([0, 1, 1], [80, 10, 10])
+    net = Net([BatchNorm1d(2, momentum=None), Linear(2, 2)], batch_size=100, epochs=1, device="cpu").fit(x, y)
+    for _ in range(2):
+        np.testing.assert_allclose(net.model_[0].running_mean.numpy(), x.mean(0), rtol=1e-5)
+        net.partial_fit(x, y)
+    layers = [Linear(2, 4), BatchNorm1d(4), Linear(4, 1)]
+    NetRegressor(layers, batch_size=100, epochs=1, device="cpu").fit(np.ones((100, 2)), np.ones(100))
+
+
+def test_equal_samples_are_held_out_one_by_one():
+    x, y = np.repeat(np.eye(4, dtype=np.float32), 30, axis=0), np.repeat(np.arange(4), 30)
+    net = Net((), early_stopping=True, batch_size=120, epochs=60, learning_rate=0.5, random_state=0, device="cpu").fit(x, y)
+    assert net.score(x, y) == 1.0

@@ -1,6 +1,6 @@
 """Convolutions on the CPU: `choose` decides whether results are computed by Winograd's filtering (`cpu_winograd`; of kept
-tiles, `cpu_winograd_tiles`, or of kept channels, `cpu_winograd_blocks`) or, at listed positions, for all images of a position
-at once (`cpu_position`), or from wide blocks (`cpu_blocks`). If not, it decides which are computed directly (`cpu_direct`); the
+tiles, `cpu_winograd_tiles`, or of kept channels, `cpu_winograd_blocks`) or, at listed positions, for the images of a block at
+once (`cpu_position`), or from wide blocks (`cpu_blocks`). If not, it decides which are computed directly (`cpu_direct`); the
 others are computed from gathered patches (`cpu_im2col`).
 """
 
@@ -43,7 +43,7 @@ class Choice(NamedTuple):
 
     winograd : True if all results are computed by Winograd's filtering. If rows are listed that are not whole tiles, all
         positions are computed, and those that are not listed are set to 0: that is faster if many are listed
-    by_position : True if all results are computed for all images of a position at once
+    by_position : True if all results are computed for the images of a block that keep a position at once
     by_block : True if all results are computed from wide blocks
     sight : geometry of the pixels that positions read; None if direct computation was ruled out before the lists were made
     lists : the positions that groups compute; None if the images of a group keep different positions, or if threads cannot
@@ -64,7 +64,8 @@ class Choice(NamedTuple):
     dw: bool = False
 
 
-# time of a multiplication at listed positions, divided by that of Winograd's filtering, measured on an Intel Xeon
+# time of a multiplication of Winograd's filtering divided by that of one at listed positions, by position or directly, measured
+# on an Intel Xeon from 64 channels on; transforms take little of it
 LISTED = 0.72
 
 

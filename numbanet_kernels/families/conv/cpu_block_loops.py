@@ -116,8 +116,7 @@ def _slopes(dy, where, gated, first, count, o0, o1, dz, row):
     for i in range(count):
         slopes, gate = dy[first + i, o0:o1], where[first + i, o0:o1]
         out = dz[i * row : (i + 1) * row]
-        if o1 - o0 < row:
-            out[:] = 0
+        out[o1 - o0 :] = 0
         if gated:
             for o in range(o1 - o0):
                 out[o] = slopes[o] if gate[o] > 0 else float32(0)
@@ -161,7 +160,7 @@ def backward(
         r0 = b * height
         count = min(height, total - r0)
         _slopes(dy, where, gated, r0, count, int64(0), outs, z, row)
-        for i in range(count * row):
+        for i in range(count * row if scale != 1 else 0):
             z[i] *= scale
         _list_rows(numbers, channels, table, starts, width, r0, count, rows, places, counts)
         for column in kept[b, : _count(kept[b], starts.size - 1)]:

@@ -32,7 +32,7 @@ def even(left, most):
 
 def columns(count):
     """The number of columns of a matrix of `count` columns that are rows of a product at a time (`copy_row`)."""
-    return -(-count // -(-count // min(ROWS, WIDTH)))
+    return -(-count // max(-(-count // min(ROWS, WIDTH)), 1))
 
 
 # --- sums in registers ------------------------------------------------------------------------------------------------

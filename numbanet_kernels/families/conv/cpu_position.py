@@ -1,5 +1,6 @@
-"""Convolutions on the CPU of listed positions, all images of a position at once: conditions, lists, buffers and threads for
-`cpu_position_loops`. Threads share the results of a product, so these are the same to the last bit for any number of threads.
+"""Convolutions on the CPU of listed positions, for each position of a block of images the images that keep it: conditions,
+lists, buffers and threads for `cpu_position_loops`. Threads share blocks and the results of a product, so these are the same to
+the last bit for any number of threads.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from . import cpu_position_loops as loops
 from .cpu_panel_products import PANEL, columns
 from .cpu_position_loops import BLOCK
 
-LEAST = 32  # least number of images, because products have a row for each image that keeps a position
+LEAST = 32  # least number of images, because the weight is packed for them
 INSIDE = 0.75  # largest share of taps inside of images that count as small: otherwise zeros around them would be multiplied
 WIDE = 12, 32  # least ratio of products to channels plus outputs, of small images and of others: these are read and written
 IMAGES = 16  # usual number of images of a block, because policies let as many keep the same positions
@@ -79,7 +80,7 @@ class _Work(NamedTuple):
 def _work(x, shape, window, positions, rows) -> _Work:
     places, count = math.prod(positions), len(x)
     block = min(IMAGES, count)
-    while block < count and 2 * block * math.prod(x.shape[1:]) <= NEAR:
+    while block < count and 2 * block * max(math.prod(x.shape[1:]), places * shape[0]) <= NEAR:
         block *= 2
     geometry = _geometry(*x.shape[1:], *positions, shape[0], *(n for pair in window for n in pair))
     starts, members = empty_cpu((-(-count // block), places + 1), np.int64), empty_cpu((max(count * places, 1),), np.int32)

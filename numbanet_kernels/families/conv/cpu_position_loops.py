@@ -166,16 +166,17 @@ def _put(s, at, added, scale, bias, low, o0, y, r):
 def backward(g, dy, where, gated, w, scale, images, block, starts, members, room, v, u, ready, s, dx, ways, first, stop):
     """dx; units are those of `forward`, with panels of channels."""
     positions, pixels, channels, outs, taps = g[3] * g[4], g[0] * g[1], g[2], g[5], g[6] * g[7]
-    row = outs + LINE  # rows do not displace each other in the cache
+    row, last = outs + LINE, int64(-1)  # rows do not displace each other in the cache
     for unit in range(first, stop):
         b = unit // ways
         p0, p1 = _share(unit % ways, -(-channels // PANEL), ways)
         for pixel in range(b * block * pixels, min((b + 1) * block, images) * pixels):
             dx[pixel * channels + p0 * PANEL : pixel * channels + min(p1 * PANEL, channels)] = 0
         begin = starts[b, 0]
-        for q in range(positions):
+        for q in range(positions if b != last else 0):
             for i in range(starts[b, q], starts[b, q + 1]):
                 _slopes(g, dy, where, gated, q, members[i], int64(0), outs, v, (i - begin) * row)
+        last = b
         for panel in range(p0, p1):
             at = panel * taps * outs * PANEL if ready else 0
             if not ready:
@@ -227,7 +228,7 @@ def gradient(g, x, dy, where, gated, scale, wide, starts, members, room, listed,
     """dw (O, C taps) of the channels c0 … c1 - 1, `wide` at a time; and db, if c0 is 0. u holds all panels."""
     positions, channels, outs, taps = g[3] * g[4], g[2], g[5], g[6] * g[7]
     size, rows = taps * channels * PANEL, s.size // (-(-outs // PANEL) * PANEL)
-    if c0 == 0:
+    if c0 == 0 and c0 < c1:
         sums[:] = 0
     for b in range(starts.shape[0] if c0 < c1 else 0):
         for q in range(positions):

@@ -18,12 +18,13 @@ images fits into 10 MB, and its images keep the same blocks: it then multiplies 
 a vector. A plan may keep part of A:
 
     rows     an increasing int32 list: only these rows of A are computed, and other rows of y are 0 (without bias); on the CPU
-             this is faster if the images of a tile keep the same rows, or if rows are those of whole tiles (`Positions`), for
-             which Winograd's filtering is then used. If so many rows are kept that their products take longer than filtering
-             all positions, all are computed, and the others are set to 0
+             this is faster if many images have wide channels: these are multiplied where they lie, for the images of a block
+             that keep a position at once (`cpu_position`); if the images of a tile keep the same rows; or if rows are those of
+             whole tiles (`Positions`), for which Winograd's filtering is then used. If so many rows are kept that their
+             products take longer than filtering all positions, all are computed, and the others are set to 0
     blocks   `Blocks`: each block row of A keeps some block columns; the number is the same for all block rows. If blocks have
              all taps of their channels, and whole images, the CPU uses Winograd's filtering for them. If not, wide blocks read
-             the packed weight where it lies (`cpu_blocks`)
+             pixels and the packed weight where they lie (`cpu_blocks`)
 """
 
 from __future__ import annotations

@@ -228,7 +228,7 @@ def test_a_bias_gradient_that_cancels_is_off_by_rounding_alone(suffix, put, get,
 # --- in a process of its own ------------------------------------------------------------------------------------------
 def main():
     from tests.kernels import guards
-    from tests.kernels.families.conv import test_blocks_of_channels
+    from tests.kernels.families.conv import test_blocks_of_channels, test_wide_blocks
 
     for threads, turn in ((1, 2), (2, 3)):
         with thresholds.using(thresholds.Thresholds(1, 1, 0)), threadpoolctl.threadpool_limits(threads, user_api="blas"):
@@ -238,10 +238,11 @@ def main():
                     guards.check()
     made = cpu_winograd.tiling
     cpu_winograd.tiling = lambda *given: made(*given)._replace(far=True)  # as for weights that are too large for a test
-    cpu_winograd_tiles._far, cpu_position.IMAGES = lambda weight, pixels: True, 1
+    cpu_winograd_tiles._far, cpu_position.IMAGES, cpu_position.NEAR = lambda weight, pixels: True, 1, 1  # blocks of one image
     for case, plan in itertools.product(WINOGRAD, ("all", "rows", "tiles of 2", "tiles of 4")):
         check(case, plan, "everything", conv.conv2d_cpu, conv.conv2d_grad_cpu, guards.guarded, np.array)
         guards.check()
+    test_wide_blocks.under_guards()
     for case in test_blocks_of_channels.CASES:
         for few in (0, 1 << 30):
             with test_blocks_of_channels.cut(few):

@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from numbanet_kernels.families import conv
 from numbanet_kernels.families.conv import cpu, cpu_position, cpu_position_loops
+from numbanet_kernels.families.conv.cpu_panel_products import PANEL
 from numbanet_kernels.families.conv.family import positions_of
 from numbanet_kernels.families.conv.winograd import (
     cpu_winograd_tile_loops,
@@ -60,6 +61,16 @@ def padded(rows, case):
 def equal(found, expected):
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.tobytes() == theirs.tobytes()
+
+
+def test_a_thread_without_channels_leaves_the_sums_of_others():
+    """It is given channels 0 … -1 if there are more threads than chunks of channels."""
+    sums, none = np.ones(3), np.zeros(1, np.float32)
+    geometry, nothing = np.array([4, 4, 5, 4, 4, 3, 3, 3, 1, 1, 1, 1, 1, 1]), np.zeros((1, 17), np.int64)
+    before = geometry, none, none, none, False, 1.0, 5, nothing, np.zeros(1, np.int32), np.zeros((1, PANEL), np.float32)
+    dw = np.zeros((3, 45), np.float32)
+    cpu_position_loops.gradient(*before, np.zeros(1, np.int64), none, none, np.zeros(PANEL, np.float32), dw, sums, none, 0, 0)
+    assert (sums == 1).all()
 
 
 @pytest.mark.parametrize("m", [2, 4])

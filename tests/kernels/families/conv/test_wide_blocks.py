@@ -2,6 +2,7 @@
 that are replayed with other lists.
 """
 
+import itertools
 from unittest import mock
 
 import numpy as np
@@ -16,6 +17,7 @@ from numbanet_kernels.host import thresholds
 from numbanet_kernels.layouts.windows import Blocks, Window
 from numbanet_kernels.runtime.pool import Arena, pages
 from numbanet_kernels.runtime.tape import Tape
+from tests.kernels import guards
 from tests.kernels.families.conv.cases import close
 
 SAME = Window((3, 3), (1, 1), (1, 1))
@@ -77,12 +79,23 @@ def compared(found, expected):
 @pytest.fixture(autouse=True)
 def narrow(request):
     """Few channels and filters are computed so, too."""
-    with mock.patch.object(cpu_blocks, "WIDE", 64 if "choice" in request.node.name else 0):
+    with mock.patch.object(cpu_blocks, "WIDE", cpu_blocks.WIDE if "choice" in request.node.name else 0):
         yield
 
 
 def threaded(threads):
     return thresholds.using(thresholds.Thresholds(1, 1)), threadpoolctl.threadpool_limits(threads, user_api="blas")
+
+
+def under_guards():
+    """Nothing is written beside arrays; called in a process of its own (`test_conv`)."""
+    rng = np.random.default_rng(0)
+    for case, threads in itertools.product(CASES, (1, 3)):
+        kept, (costs, limits) = blocks(rng, case, 0.5), threaded(threads)
+        with costs, limits, mock.patch.object(cpu_blocks, "WIDE", 0):
+            assert cpu.choose(case[2], (*case[0], case[1]), cpu.Plan(blocks=kept)).by_block
+            both(case, kept._replace(kept=guards.guarded(kept.kept)), [guards.guarded(array) for array in arrays(rng, case)])
+            guards.check()
 
 
 @pytest.mark.parametrize("share", [0, 0.4, 1])
@@ -165,6 +178,8 @@ def test_columns_that_are_dropped_everywhere_are_not_read(rng):
         (256, 256, 64, PANEL, True),
         (256, 256, 16, PANEL, False),  # few rows of a block
         (256, 20, 64, PANEL, False),  # few filters
+        (96, 96, 64, PANEL, True),
+        (64, 48, 64, PANEL, False),
         (256, 256, 64, PANEL // 2, False),  # not whole panels
         (256 + PANEL, 256, 64, 2 * PANEL, False),  # blocks of several taps
     ],
