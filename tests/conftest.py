@@ -64,7 +64,11 @@ def pytest_terminal_summary(terminalreporter, config):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """With --one-of-each, of what the marks leave, one case of each test function; with --rotate, a share of many cases."""
+    """With --one-of-each, of what the marks leave, one case of each test function; with --rotate, a share of many cases. Names
+    with an address are refused, because they differ between workers.
+    """
+    if found := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"tests are named by addresses, such as {found[0]}: give them other ids")
     n, _, text = (config.option.rotate or "1:").partition(":")
     share, least = (len(items), 1) if config.option.one_of_each else (int(n), MANY)
     slow = frozenset(item.nodeid for item in items if item.get_closest_marker("slow"))

@@ -259,7 +259,7 @@ def test_rates_of_policies_that_are_combined_are_counted(rates, message):
         ({"augment": lambda x: x}, "augment: <function .* must take three arguments, x, rng and dev"),
         ({"scoring": lambda net: 1.0}, "scoring: <function .* must take three arguments, the estimator, X and y"),
     ],
-    ids=str,
+    ids=lambda value: ", ".join(value) if isinstance(value, dict) else value,
 )
 def test_parameters_are_checked_without_data(given, message):
     net = Net((8,), epochs=1, **given)
@@ -278,7 +278,7 @@ def test_parameters_are_checked_without_data(given, message):
         ({"random_state": "abc"}, "random_state must be"),
         ({"parallel": "x"}, "parallel must be"),
     ],
-    ids=str,
+    ids=lambda value: ", ".join(value) if isinstance(value, dict) else value,
 )
 def test_parameters_of_a_language_model_are_checked_without_text(given, message):
     with pytest.raises((TypeError, ValueError), match=message):
