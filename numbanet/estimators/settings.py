@@ -188,17 +188,18 @@ class Settings(BaseEstimator):
         """Return the function scorer(estimator, X, y) of the parameter `scoring`; None stands for the method `score`."""
         if self.scoring is None:
             return None
-        if callable(self.scoring):
-            check_takes("scoring", self.scoring, "three arguments, the estimator, X and y", self, None, None)
         try:
             if not (isinstance(self.scoring, str) or callable(self.scoring)):
                 raise TypeError(f"it is a {type(self.scoring).__name__}")
-            return check_scoring(self, self.scoring)
+            scorer = check_scoring(self, self.scoring)
         except (TypeError, ValueError) as error:
             raise ValueError(
                 "scoring must be None, the name of a scikit-learn scorer or a function scorer(estimator, X, y), "
                 f"got {self.scoring!r}: {error}"
             ) from error
+        if callable(self.scoring):
+            check_takes("scoring", self.scoring, "three arguments, the estimator, X and y", self, None, None)
+        return scorer
 
     def _session_options(self) -> dict:
         """Return the options of the sessions of the device (`Stepper`); raise ValueError if they are invalid."""

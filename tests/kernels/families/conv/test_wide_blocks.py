@@ -17,7 +17,6 @@ from numbanet_kernels.host import thresholds
 from numbanet_kernels.layouts.windows import Blocks, Window
 from numbanet_kernels.runtime.pool import Arena, pages
 from numbanet_kernels.runtime.tape import Tape
-from tests.kernels import guards
 from tests.kernels.families.conv.cases import close
 
 SAME = Window((3, 3), (1, 1), (1, 1))
@@ -88,7 +87,9 @@ def threaded(threads):
 
 
 def under_guards():
-    """Nothing is written beside arrays; called in a process of its own (`test_conv`)."""
+    """Nothing is written beside arrays; called in a process of its own (`test_conv`), because `guards` makes all arrays."""
+    from tests.kernels import guards
+
     rng = np.random.default_rng(0)
     for case, threads in itertools.product(CASES, (1, 3)):
         kept, (costs, limits) = blocks(rng, case, 0.5), threaded(threads)
