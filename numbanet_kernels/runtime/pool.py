@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import functools
+import mmap
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -82,6 +85,23 @@ class _Chunk:
     @property
     def idle(self) -> bool:
         return self.free == [(0, self.size)]
+
+    def trim(self) -> None:
+        """Return the pages of free ranges of this chunk, a NumPy array, to the system; writing to them takes new ones."""
+        for start, stop in self.free:
+            first, end = -(-(self.address + start) // mmap.PAGESIZE), (self.address + stop) // mmap.PAGESIZE
+            if end > first and (advise := _madvise()) is not None:
+                advise(first * mmap.PAGESIZE, (end - first) * mmap.PAGESIZE, mmap.MADV_DONTNEED)
+
+
+@functools.cache
+def _madvise() -> Any:
+    """The system's function `madvise`, or None if free pages cannot be returned with it (only Linux discards them at once)."""
+    if not sys.platform.startswith("linux"):
+        return None
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    return advise
 
 
 class Pool:
@@ -155,6 +175,14 @@ class Pool:
         with self.lock:
             self._collect()
             self._give_up(keep)
+
+    def trim(self) -> None:
+        """Return the memory of unused chunks to the system, and on Linux that of free ranges of the others (host memory)."""
+        with self.lock:
+            self._collect()
+            self._give_up(0)
+            for chunk in self.chunks:
+                chunk.trim()
 
     def _collect(self) -> None:
         while self.returned and not self.patient:

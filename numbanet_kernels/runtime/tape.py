@@ -30,7 +30,7 @@ from . import callees, replay
 from .callees import Callee, callee_of
 from .declare import tape
 from .launch import NotRecorded
-from .pool import Arena, Loan, Piece, Pool, host_lender, pages
+from .pool import Arena, Loan, Piece, Pool, host_lender, host_pool, pages
 
 # The operations that call only compiled loops on the CPU, or do not read or write elements of arrays. A test records an example
 # of each.
@@ -374,6 +374,7 @@ def record_cpu(work, beside=None, most=1 << 30, refused=None, known=()):
     If `known` holds the attributes `form` of tapes of the same function, recorded with other sizes, it is run once, and need
     not have run before; the form of the tape must be one of them.
     """
+    host_pool.trim()  # else the memory of earlier runs, which a replay does not use, would be kept beside the arena's
     try:
         return Tape(work, Arena(most, pages) if beside is None else beside.arena, known)
     except NotRecorded as reason:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from numbanet_kernels.runtime.memory import empty_cpu
-from numbanet_kernels.runtime.pool import Pool
+from numbanet_kernels.runtime.pool import Pool, pages
 
 STEP, CHUNK = 16, 1024
 
@@ -55,6 +55,36 @@ def test_other_sizes_take_the_same_bytes():
         assert pieces[0].start == 0
         del pieces
     assert asked == [CHUNK] and pool.allocations == 1
+
+
+def resident():
+    """Bytes of this process's arrays that are in memory."""
+    with open("/proc/self/status", encoding="ascii") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux discards free pages at once")
+@pytest.mark.parametrize("shift", [0, 3 * STEP])
+def test_trimmed_pools_return_the_pages_of_free_ranges_and_no_others(shift):
+    """Also if ranges begin or end within a page."""
+    size, filled = 1 << 24, []
+    pool = Pool(pages, 4 * size, keep=1 << 30, step=STEP)
+    lent = [pool.take(size + shift) for _ in range(3)]
+    for number, piece in enumerate(lent):
+        filled.append(piece.chunk.memory[piece.start : piece.stop])
+        filled[-1][:] = number + 1
+    before = resident()
+    del lent[1]
+    pool.trim()
+    assert before - resident() > size / 2 and len(pool.chunks) == 1
+    assert (filled[0] == 1).all() and (filled[2] == 3).all()
+    again = pool.take(size + shift)  # the same bytes, which can be written to
+    filled[1][:] = 4
+    assert again.start == size + shift and (filled[0] == 1).all() and (filled[2] == 3).all()
+    lent.clear()
+    del again, piece
+    pool.trim()
+    assert not pool.chunks
 
 
 def test_no_more_idle_chunks_are_kept_than_was_said():
