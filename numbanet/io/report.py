@@ -254,10 +254,9 @@ def _text_tested(model: Any, text: Any) -> list[str]:
 
 def _tested(net: Any, X: Any, y: Any) -> list[str]:
     """The score of samples, what was taken for what, and the seconds of a step."""
-    score, found = net.score(X, y), net.predict(X)
-    targets = y.toarray() if issparse(y) else np.asarray(y)
-    if not hasattr(net, "classes_") and net.loss_ != SquaredError():
-        score = _loss_score(net, targets, found)
+    found, targets = net.predict(X), y.toarray() if issparse(y) else np.asarray(y)
+    by_loss = not hasattr(net, "classes_") and net.loss_ != SquaredError()
+    score = _loss_score(net, targets, found) if by_loss else net.score(X, y)
     y = targets.reshape(-1) if targets.ndim == 2 and targets.shape[1] == 1 else targets
     parts = [
         "<h2>On the given samples</h2>",

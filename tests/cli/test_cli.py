@@ -195,7 +195,7 @@ BAD = [
     (["train", "--data", "imagenet"], "one of digits, mnist, fashion-mnist, cifar10; got 'imagenet'"),
     (["train", "--data", "wikitext2"], "one of digits, mnist, fashion-mnist, cifar10; got 'wikitext2'"),
     (["train", "--dropout", "dropconnect"], "dropconnect"),
-    (["train", "--rate", "1.5"], "--rate must be a number in [0, 1) or one of these for each hidden layer; got 1.5\n"),
+    (["train", "--rate", "1.5"], "--rate must be a number in [0, 1) or one of these for each layer; got 1.5\n"),
     (["train", "--layers", "a,b"], "--layers"),
     (["train", "--layers", "8,0"], "--layers: must be widths such as 256,256, not 8,0"),
     (["train", "--epochs", "0"], "error: --epochs must be"),

@@ -24,15 +24,17 @@ ROWS = 12 if WIDTH == 16 else 6  # rows of a product in registers, two sums each
 PIECE = 128  # terms per partial sum, because errors grow with the number of terms
 
 
-@host_function
-def even(left, most):
+def _even(left, most):
     """The size of the next piece, if what is left is cut into as few and as equal pieces as possible."""
     return -(-left // -(-left // most))
 
 
+even = host_function(_even)
+
+
 def columns(count):
     """The number of columns of a matrix of `count` columns that are rows of a product at a time (`copy_row`)."""
-    return -(-count // max(-(-count // min(ROWS, WIDTH)), 1))
+    return _even(max(count, 1), min(ROWS, WIDTH))
 
 
 # --- sums in registers ------------------------------------------------------------------------------------------------

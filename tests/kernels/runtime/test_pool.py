@@ -1,5 +1,7 @@
 """The pool: pieces that are lent never overlap, and what came back is one again."""
 
+import ctypes
+import mmap
 import signal
 import subprocess
 import sys
@@ -8,10 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from numbanet_kernels import cpu
 from numbanet_kernels.runtime.memory import empty_cpu
 from numbanet_kernels.runtime.pool import Pool, pages
 
 STEP, CHUNK = 16, 1024
+on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux discards free pages at once")
 
 
 def small_pool(keep=1 << 20, most=1 << 30, family=None):
@@ -63,7 +67,7 @@ def resident():
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux discards free pages at once")
+@on_linux
 @pytest.mark.parametrize("shift", [0, 3 * STEP])
 def test_trimmed_pools_return_the_pages_of_free_ranges_and_no_others(shift):
     """Also if ranges begin or end within a page."""
@@ -85,6 +89,20 @@ def test_trimmed_pools_return_the_pages_of_free_ranges_and_no_others(shift):
     del again, piece
     pool.trim()
     assert not pool.chunks
+
+
+@on_linux
+def test_a_recording_returns_the_memory_of_the_run_before_it():
+    """Else a training step would take its memory twice: that of the step that was run, and that of the recorded one."""
+    x = cpu.full((1 << 22,), 1.0)
+    lasting = cpu.relu(x)  # lies in the same chunk
+    freed = cpu.relu(x)
+    place = freed.ctypes.data
+    del freed
+    recorded = cpu.record(lambda: cpu.relu(x))
+    assert not any((ctypes.c_float * x.size).from_address(place)[:: mmap.PAGESIZE])
+    recorded.replay()
+    assert (recorded.result == 1).all() and (lasting == 1).all()
 
 
 def test_no_more_idle_chunks_are_kept_than_was_said():

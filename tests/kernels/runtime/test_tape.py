@@ -2,9 +2,6 @@
 
 import contextlib
 import copy
-import ctypes
-import mmap
-import sys
 
 import numpy as np
 import pytest
@@ -246,20 +243,6 @@ def test_nothing_is_done_while_recording_and_memory_is_used_again():
     assert (x == -1).all() and len(set(found[10:])) == 2 and arena.nbytes == 1 << 20
     recorded.replay()
     assert not x.any() and (recorded.result == 3).all()
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux discards free pages at once")
-def test_a_recording_returns_the_memory_of_the_run_before_it():
-    """Else a training step would take its memory twice: that of the step that was run, and that of the recorded one."""
-    x = cpu.full((1 << 22,), 1.0)
-    lasting = cpu.relu(x)  # lies in the same chunk
-    freed = cpu.relu(x)
-    place = freed.ctypes.data
-    del freed
-    recorded = cpu.record(lambda: cpu.relu(x))
-    assert not any((ctypes.c_float * x.size).from_address(place)[:: mmap.PAGESIZE])
-    recorded.replay()
-    assert (recorded.result == 1).all() and (lasting == 1).all()
 
 
 def test_arrays_for_a_lender_are_in_its_memory_and_all_others_are_not(rng):
