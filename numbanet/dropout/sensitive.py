@@ -298,8 +298,8 @@ class RowSensitiveDropout(SensitiveDropout):
     Notes
     -----
     Winograd's filtering of all positions takes about a quarter of the multiplications. So the CPU computes all positions of
-    convolutions with 3 x 3 windows, stride 1 and many channels, and sets the dropped ones to 0, unless p is above about 0.65,
-    or 0.8 with 512 channels. What is said to be skipped are dropped positions, also where all are computed.
+    convolutions with 3 x 3 windows, stride 1 and many channels, and sets the dropped ones to 0, up to rates of about 0.45 for
+    images of 7 x 7 and 0.65 for large ones. What is said to be skipped are dropped positions, also where all are computed.
 
     Tiles change the method: what is dropped is correlated in space, as in DropBlock (Ghiasi, Lin and Le 2018), whose blocks may
     begin anywhere. A dropped position is then no longer seen through its
