@@ -71,7 +71,7 @@ def choose(
         The device on which the batch is, so that moving it counts; by default it is where the first stage is.
     alone : Profile, optional
         Figures for placements on one device; by default `profile`. Give them if `profile` was measured op by op
-        (`recorded=False`), because steps on one device are recorded.
+        (`recorded=False`), because steps on one device are recorded. They must be of the same stages and devices.
     measure : callable, optional
         (list of Placement) -> milliseconds of a whole step of each, inf if it cannot be made, as `placement.steps(model, X, y)`
         gives it. Only for the time of training. The result has the time in `step_ms`, and all measured placements in `tried`.
@@ -81,8 +81,8 @@ def choose(
     Raises
     ------
     ValueError
-        If the objective or a device is unknown, the figures that it needs are missing, nothing fits the memory, steps are
-        measured for another objective than time, or none can be made.
+        If the objective or a device is unknown, the figures that it needs are missing, nothing fits the memory, `alone` differs
+        in stages, devices or `training`, steps are measured for another objective than time, or none can be made.
     TypeError
         If an argument is of another kind.
     """
@@ -90,7 +90,7 @@ def choose(
     _check(problem, alone, measure)
     if measure is None and alone is None:
         return placement(profile, problem.solve(), objective, problem.training, start)
-    many = _Problem(profile, objective, memory, prediction, what_if, start, keep=MANY if measure else 1)
+    many = _Problem(profile, objective, memory, prediction, what_if, start, keep=MANY if measure else len(profile.names) + 1)
     singles, mixed = many.one_and_several(alone or profile)
     if measure is None:
         return min([*singles, *mixed], key=lambda each: each.cost)
@@ -103,9 +103,23 @@ def _check(problem: _Problem, alone: Any, measure: Any) -> None:
         if given is not None and not fits:
             wanted = {"alone": "a Profile", "measure": "a function, as placement.steps(model, X, y) returns"}[name]
             raise TypeError(f"choose: {name} must be {wanted}, got {given!r}")
+    if alone is not None:
+        what = _difference(alone, problem.profile)
+        if what is not None:
+            advice = "measure both with the same model, shape, devices and training"
+            raise ValueError(f"choose: alone must be of the same {what} as profile; {advice}")
     if measure is not None and (problem.objective != TIME or not problem.training):
         what = "the forward pass" if problem.objective == TIME else f"the objective {problem.objective!r}"
         raise ValueError(f"choose: measure gives times of training steps, not {what}; leave it out")
+
+
+def _difference(alone: Profile, profile: Profile) -> str | None:
+    """Return in what two profiles differ that must be alike; None if in nothing."""
+    if alone.training != profile.training:
+        return "training"
+    if alone.stages != profile.stages:
+        return "stages"
+    return "devices" if set(alone.names) != set(profile.names) else None
 
 
 def enumerate_all(
@@ -118,7 +132,7 @@ def enumerate_all(
     start: str | None = None,
 ) -> Iterator[Placement]:
     """Yield every placement among which `choose` chooses, for short chains: of s stages on d devices there are up to d ** s."""
-    problem = _Problem(profile, objective, memory, prediction, what_if, start)
+    problem = _Problem(profile, objective, memory, prediction, what_if, start, owner="enumerate_all")
     for devices in itertools.product(*problem.candidates):
         chosen = {(stage.group, device) for stage, device in zip(profile.stages, devices) if stage.group}
         if len(chosen) > len({group for group, _ in chosen}):
@@ -137,7 +151,7 @@ def pareto(
     profile: Profile, memory: Mapping[str, float] | None = None, *, prediction: bool | None = None, what_if: bool = False
 ) -> list[Placement]:
     """Return the placements that no other one beats in time and energy, the fastest first (the parameters of `choose`)."""
-    problem = _Problem(profile, EDP, memory, prediction, what_if, None)
+    problem = _Problem(profile, EDP, memory, prediction, what_if, None, owner="pareto")
     fronts = problem.fronts()
     ends = [(values[:2], state, label) for state, found in fronts[-1].items() for label, values in enumerate(found.costs)]
     kept = front(np.array([values for values, *_ in ends]))
@@ -165,16 +179,17 @@ class _Problem:
         what_if: bool,
         start: str | None,
         keep: int = 1,
+        owner: str = "choose",
     ) -> None:
         if not isinstance(profile, Profile):
-            raise TypeError(f"choose: profile must be a Profile, as numbanet.placement.profile returns, got {profile!r}")
+            raise TypeError(f"{owner}: profile must be a Profile, as numbanet.placement.profile returns, got {profile!r}")
         if objective not in OBJECTIVES:
             raise ValueError(f"objective must be one of {', '.join(map(repr, OBJECTIVES))}, got {objective!r}")
         if not profile.stages:
-            raise ValueError("choose: the profile has no layers")
+            raise ValueError(f"{owner}: the profile has no layers")
         if prediction is False and not profile.training:
-            raise ValueError("choose: the profile has only forward passes; measure it with training=True")
-        self.profile, self.objective, self.start, self.keep = profile, objective, start, keep
+            raise ValueError(f"{owner}: the profile has only forward passes; measure it with training=True")
+        self.profile, self.objective, self.start, self.keep, self.owner = profile, objective, start, keep, owner
         self.training = profile.training and not prediction
         if start is not None:
             profile.facts(start)
@@ -290,7 +305,8 @@ class _Problem:
         return [self.backwards(fronts, *end[1:]) for end in ends[: self.keep]]
 
     def one_and_several(self, alone: Profile) -> tuple[list[Placement], list[Placement]]:
-        """Return the placements on one device, with the figures of `alone`, and the best of those on several devices."""
+        """Return the placements on one device, with the figures of `alone`, and the best of those on several devices: one at
+        least, if there are any and more are kept than there are devices."""
         names, how = [name for name in self.profile.names if self.takes(name)], (self.objective, self.training, self.start)
         singles = [placement(alone, [name] * len(self.profile.stages), *how) for name in names]
         return singles, [placement(self.profile, each, *how) for each in self.ranked() if len(set(each)) > 1]
@@ -326,8 +342,9 @@ class _Problem:
     def _nowhere(self, stage: Stage) -> str:
         limits = ", ".join(f"{home}: {limit:g} MB" for home, limit in self.limits.items()) or "none"
         return (
-            f"choose: no device can take layer {stage.path} ({stage.layer}), which needs {stage.memory(self.training):.3g} MB: "
-            f"the memory limits are {limits}, and transfers without figures are not used. Raise the limits or measure transfers"
+            f"{self.owner}: no device can take layer {stage.path} ({stage.layer}), which needs "
+            f"{stage.memory(self.training):.3g} MB: the memory limits are {limits}, "
+            "and transfers without figures are not used. Raise the limits or measure transfers"
         )
 
 

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..arguments import is_real
 from . import facts
@@ -41,12 +41,15 @@ def nvml(index: int = 0) -> Meter | None:
 
 
 def rapl(root: Path = POWERCAP) -> Meter | None:
-    """Return the sum of the energy counters of all CPU packages; None if there are none, or they may not be read."""
+    """Return the sum of the energy counters of all CPU packages; None if there are none, or they may not be read. Other zones
+    are left out: the cores are counted in their package, and the packages in `psys`, the whole platform.
+    """
     counters = []
     for zone in sorted(root.glob("*-rapl:*")):
-        if zone.name.count(":") == 1:  # a package; its parts, such as the cores, are counted in it
+        if zone.name.count(":") == 1:  # not a part of a package
             try:
-                counters.append(_Zone(zone))
+                if (zone / "name").read_text().startswith("package"):
+                    counters.append(_Zone(zone))
             except (OSError, ValueError):
                 return None
     return Meter("RAPL", lambda: math.fsum(counter.joules() for counter in counters)) if counters else None
@@ -125,13 +128,32 @@ def stated(watts: float | None, ms: Figure) -> tuple[Figure, Figure]:
     return Figure(watts, ESTIMATED), Figure(watts * ms.value / 1e3, ESTIMATED)
 
 
-def check_by_device(what: str, given: Mapping[str, float], devices: list[str]) -> None:
-    """Raise ValueError if a device is unknown, or its value is not a number above 0, and TypeError if there is no mapping;
-    `what` is given, for messages."""
+def check_meters(given: Any, devices: list[str]) -> None:
+    """Raise TypeError unless meters are None, a function or functions by device, and ValueError if a device is unknown."""
+    wanted = "a function that returns the joules so far"
+    if given is None or callable(given):
+        return
+    if not isinstance(given, Mapping):
+        raise TypeError(f"meters must be {wanted}, or a dict of them, got {given!r}")
+    for name, value in given.items():
+        _check_name("meters", name, devices)
+        if not callable(value):
+            raise TypeError(f"meters: the value of {name!r} must be {wanted}, got {value!r}")
+
+
+def check_by_device(what: str, given: Mapping[str, float], devices: list[str]) -> dict[str, float]:
+    """Return the values as Python's numbers. Raise ValueError if a device is unknown, or its value is not a number above 0, and
+    TypeError if there is no mapping; `what` is given, for messages."""
     if not isinstance(given, Mapping):
         raise TypeError(f"{what} must be a dict of numbers by device, such as {{'cpu': 65}}, got {given!r}")
     for name, value in given.items():
-        if name not in devices:
-            raise ValueError(f"{what}: there is no device {name!r} among {', '.join(map(repr, devices))}")
+        _check_name(what, name, devices)
         if not is_real(value) or not 0 < value < math.inf:
             raise ValueError(f"{what}: the value of {name!r} must be a number above 0, got {value!r}")
+    return {name: float(value) for name, value in given.items()}
+
+
+def _check_name(what: str, name: Any, devices: list[str]) -> None:
+    """Raise ValueError if there is no such device."""
+    if name not in devices:
+        raise ValueError(f"{what}: there is no device {name!r} among {', '.join(map(repr, devices))}")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,9 +17,9 @@ from ..layers import Context, Cost, Layer
 from ..tensor import Tensor
 from ..training.optim import Optimizer
 from ..training.sgd import SGD
-from . import energy, facts, stages as staging
+from . import cache, energy, facts, stages as staging
 from .figures import ESTIMATED, NONE, ZERO, Figure, product, total
-from .table import BACKWARD, DIRECTIONS, FORWARD, UPDATE, DeviceFacts, LayerTimes, Profile, Stage, Transfer, folder
+from .table import BACKWARD, DIRECTIONS, FORWARD, UPDATE, DeviceFacts, LayerTimes, Profile, Stage, Transfer
 from .walk import Walk
 from .works import Lacking, Place, Work, available, measure, place, works
 
@@ -72,7 +70,9 @@ class Settings:
         The area of a device's die, for the performance density; by default known for some GPUs.
     cached : bool, default=True
         If True, a profile of the same model, shape, devices and settings is read from `folder()`, unless the machine or the
-        versions differ; and a new one is written there. With a meter that is given, nothing is read.
+        versions differ; and a new one is written there. With a meter that is given, nothing is read or written; nor with a
+        layer or an optimizer from outside numbanet whose source cannot be read, or that has other attributes than numbers,
+        texts, tensors, layers and lists of them.
     again : bool, default=False
         If True, nothing is read from the cache.
     """
@@ -89,22 +89,24 @@ class Settings:
     cached: bool = True
     again: bool = False
 
-    def check(self, names: list[str]) -> None:
-        """Raise ValueError if a number is out of range, or a device has no such name; TypeError for another kind of value."""
+    def check(self, names: list[str]) -> Settings:
+        """Return the settings with Python's numbers. Raise ValueError if a number is out of range, or a device has no such
+        name; TypeError for another kind of value.
+        """
         check_maker("profile", self.optimizer)
         if self.plans is not None and not isinstance(self.plans, Mapping):
             raise TypeError(f"plans must be a dict of plans by site or layer, got {self.plans!r}")
-        if self.meters is not None and not callable(self.meters) and not isinstance(self.meters, Mapping):
-            raise TypeError(f"meters must be a function that returns the joules so far, or a dict of them, got {self.meters!r}")
-        check_count("runs", self.runs)
+        runs = check_count("runs", self.runs)
         if not is_real(self.seconds) or not 0 < self.seconds < 60:
             raise ValueError(f"seconds must be a number in (0, 60), got {self.seconds!r}")
         if not is_real(self.quantile) or not 0 <= self.quantile <= 1:
             raise ValueError(f"quantile must be a number in [0, 1], got {self.quantile!r}")
         if len(set(names)) < len(names):
             raise ValueError(f"profile: a device is named twice in {', '.join(map(repr, names))}")
-        for what, given in (("watts", self.watts), ("mm2", self.mm2)):
-            energy.check_by_device(what, given, names)
+        energy.check_meters(self.meters, names)
+        watts, mm2 = (energy.check_by_device(what, getattr(self, what), names) for what in ("watts", "mm2"))
+        numbers: dict[str, Any] = {"runs": runs, "seconds": float(self.seconds), "quantile": float(self.quantile)}
+        return dataclasses.replace(self, recorded=bool(self.recorded), watts=watts, mm2=mm2, **numbers)
 
 
 def profile(
@@ -175,8 +177,8 @@ class _Measuring:
         self.net, self.batch, name = staging.network(model, shape)
         self.places = [place(device) for device in _names(devices) or available()]
         names = [each.name for each in self.places]
-        settings.check(names)
-        self.settings, self.training = settings, training
+        self.settings, self.training = settings.check(names), bool(training)
+        settings, training = self.settings, self.training
         plans = Context("cpu", settings.plans, training, model=self.net).plans if settings.plans else None
         self.table = staging.stages(self.net, self.batch, plans)
         self.said = {
@@ -196,21 +198,14 @@ class _Measuring:
             )
             for each in self.places
         )
-
-    @property
-    def path(self) -> Path:
-        """The file of the profile in the cache."""
-        layers = [(type(layer).__qualname__, repr(layer)) for layer in self.net.layers]
-        made = self.settings.plans, getattr(self.settings.optimizer, "__qualname__", self.settings.optimizer)
-        decides = repr((layers, self.table, made, self.batch, self.training, self.said, self.facts))
-        return folder() / f"{hashlib.sha256(decides.encode()).hexdigest()[:24]}.json"
+        self.path = None
+        if settings.cached and settings.meters is None:  # joules of a given meter must not be read without it
+            decides = self.table, settings.plans, self.batch, training, self.said, self.facts
+            self.path = cache.place_of(self.net, settings.optimizer if training else None, *decides)
 
     def cached(self) -> Profile | None:
-        """Return the profile in the cache. Return None if there is no valid one, or if the settings forbid reading it: `cached`
-        is False, `again` is True, or `meters` are given.
-        """
-        how = self.settings
-        return None if not how.cached or how.again or how.meters is not None else _read(self.path)
+        """Return the profile in the cache. Return None if there is no valid one, it has no place there, or `again` is True."""
+        return None if self.path is None or self.settings.again else cache.read(self.path)
 
     def prepare(self) -> None:
         """Make what is to be timed; warn of what cannot be computed."""
@@ -249,7 +244,7 @@ class _Measuring:
         moves, changes = tuple(self._transfers()), tuple(self._changes(entries))
         made = facts.machine(), facts.now(), facts.versions(), self.batch, self.training
         result = Profile(*made, self.facts, stages, entries, moves, self.said, changes)
-        return _written(result, self.path) if self.settings.cached else result
+        return result if self.path is None else cache.written(result, self.path)
 
     def _ms(self, stage: Stage, work: Work) -> float:
         """Return the milliseconds of a work, in whole steps or by itself; the first time only sets the n of repetitions."""
@@ -302,6 +297,8 @@ def _names(devices: Any) -> list[str]:
     if isinstance(devices, str) or not isinstance(devices, Iterable):
         raise TypeError(f"profile: devices must be a list of names, such as ['cpu:1', 'cpu'], got {devices!r}")
     names, cores = list(devices), os.cpu_count() or 1  # "cpu:2" is taken on one core, too
+    if not names:
+        raise ValueError("profile: devices must name one device at least; leave devices out for all those of this machine")
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"profile: a device must be a name, such as 'cpu:1', got {name!r}")
@@ -318,10 +315,10 @@ def _in_order(works: list[Work]) -> list[Work]:
 
 def amount(stage: Stage, cost: Cost, direction: str) -> tuple[float, float]:
     """Return (FLOPs, bytes moved) of a stage in one direction. For a pass they are those of its matrix products, but at least
-    the bytes of its inputs and outputs; for an update, 0 FLOPs and 20 bytes per parameter.
+    the bytes of its inputs and outputs; for an update, 0 FLOPs and 20 bytes per parameter that it changes.
     """
     if direction == UPDATE:
-        return 0.0, 20.0 * stage.parameters  # reads the weight, the gradient and the velocity, writes weight and velocity
+        return 0.0, 20.0 * stage.updated  # reads the weight, the gradient and the velocity, writes weight and velocity
     ends = 4.0 * (np.prod(stage.inputs) + np.prod(stage.outputs))
     flops, moved = {FORWARD: (cost.forward, cost.bytes_forward), BACKWARD: (cost.backward, cost.bytes_backward)}[direction]
     return float(flops), float(max(moved, ends))
@@ -346,7 +343,6 @@ def _timed(once: Callable[[], Any]) -> float:
     return 1e3 * (time.perf_counter() - start)
 
 
-# --- the cache --------------------------------------------------------------------------------------------------------
 def _threads(places: list[Place]) -> dict[str, int]:
     """Return the number of threads of each place."""
     counts = {}
@@ -354,23 +350,3 @@ def _threads(places: list[Place]) -> dict[str, int]:
         with each.session():
             counts[each.name] = int(each.dev.workers())
     return counts
-
-
-def _read(path: Path) -> Profile | None:
-    """Return the profile in the cache; None if there is none, it is unreadable, or machine or versions have changed."""
-    try:
-        found = Profile.load(path)
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        warnings.warn(f"profile: {error}; it is measured anew", stacklevel=5)
-        return None
-    return found if (found.machine, dict(found.versions)) == (facts.machine(), facts.versions()) else None
-
-
-def _written(result: Profile, path: Path) -> Profile:
-    try:
-        result.save(path)
-    except OSError as error:
-        warnings.warn(f"profile: it is not kept, as {path} cannot be written ({error})", stacklevel=5)
-    return result

@@ -111,12 +111,13 @@ class Predictor:
     def profile(
         self, model: str | Sequential | Sequence[Layer], shape: Sequence[int] | None = None, training: bool = True
     ) -> Profile:
-        """Return a profile of a model that was not measured: all its times are estimates. Transfers, devices and the power in
-        watts are those of the profiles."""
+        """Return a profile of a model that was not measured: all its times are estimates. Transfers, changes of device, devices
+        and the power in watts are those of the profiles."""
         net, batch, name = staging.network(model, shape)
         table = staging.stages(net, batch)
         devices = {each.name: each for found in self.profiles for each in found.devices}
         transfers = {(each.source, each.target): each for found in self.profiles for each in found.transfers}
+        changes = {(each.source, each.target): each for found in self.profiles for each in found.changes}
         entries, errors = [], []
         for (stage, cost), device in itertools.product(table, devices):
             for direction in stage.directions(training):
@@ -138,7 +139,8 @@ class Predictor:
         first, settings = self.profiles[0], {"model": name, "error": float(np.mean(errors)) if errors else None}
         made = first.machine, facts.now(), first.versions, batch, training
         stages = tuple(stage for stage, _ in table)
-        return Profile(*made, tuple(devices.values()), stages, tuple(entries), tuple(transfers.values()), settings)
+        moves, between = tuple(transfers.values()), tuple(changes.values())
+        return Profile(*made, tuple(devices.values()), stages, tuple(entries), moves, settings, between)
 
     def _watts(self, device: str, direction: str) -> float | None:
         """Return the mean power of a device in a direction; None if it is unavailable."""

@@ -163,7 +163,8 @@ def steps(
     task: Task | None = None,
     policy: Dropout | None = None,
     optimizer: Callable[[list[Tensor]], Optimizer] = usual_optimizer,
-    **turns: Any,
+    seconds: float = SECONDS,
+    late: float = LATE,
 ) -> Measure:
     """Return a function that measures whole training steps of placements in turns, for `choose(measure=...)`.
 
@@ -181,11 +182,10 @@ def steps(
         By default nothing is dropped.
     optimizer : callable, optional
         Parameters -> `Optimizer`; by default SGD with momentum.
-    **turns
-        seconds : float, default=0.6
-            Time after which no turn begins; three turns are made in any case, and at most 15.
-        late : float, default=1.25
-            From the third turn on, a placement whose step takes more than `late` times that of the fastest makes no more turns.
+    seconds : float, default=0.6
+        Time after which no turn begins; three turns are made in any case, and at most 15.
+    late : float, default=1.25
+        From the third turn on, a placement whose step takes more than `late` times that of the fastest makes no more turns.
 
     Returns
     -------
@@ -195,25 +195,38 @@ def steps(
     Raises
     ------
     ValueError
-        If there are no layers or samples, or X and y differ in length; TypeError if a value is of another kind.
+        If there are no layers or samples, X and y differ in length, or a number is out of range; TypeError if a value is of
+        another kind.
     """
     own = sequential("steps", model)
     data = _samples(own, X, y)
     size = len(data) if size is None else check_count("steps: size", size)
-    check_maker("steps", optimizer)
+    _check(task, policy, optimizer, seconds, late)
 
     def make(trial: Sequential, dev: Device, limit: int | None) -> Stepper:
-        options = {} if limit is None else {"limit": limit}
         trained = [p for p in trial.parameters() if p.requires_grad]
         parts = trial, optimizer(trained), policy or NoDropout(), task or Classification()
-        return Stepper(*parts, Streams.from_seed(0), dev, size, options)
+        return Stepper(*parts, Streams.from_seed(0), dev, size, {} if limit is None else {"limit": limit})
 
     def measure(placements: Sequence[Placement]) -> list[float]:
         with current.within(None):  # on one rank alone, if several train
             runs = [run(own, list(each.devices.values()), make, data, size) for each in placements]
-            return in_turns(runs, **turns)
+            return in_turns(runs, seconds, late)
 
     return measure
+
+
+def _check(task: Any, policy: Any, optimizer: Any, seconds: Any, late: Any) -> None:
+    """Raise an error unless these parameters of `steps` are what they must be."""
+    check_maker("steps", optimizer)
+    if task is not None and not isinstance(task, Task):
+        raise TypeError(f"steps: task must be a Task, such as Classification(), got {task!r}")
+    if policy is not None and not isinstance(policy, Dropout):
+        raise TypeError(f"steps: policy must be a Dropout, such as RowDropout(0.5), got {policy!r}")
+    if not is_real(seconds) or not seconds >= 0:
+        raise ValueError(f"steps: seconds must be a number of at least 0, got {seconds!r}")
+    if not is_real(late) or not late >= 1:
+        raise ValueError(f"steps: late must be a number of at least 1, got {late!r}")
 
 
 def _samples(model: Sequential, X: Any, y: Any) -> Data:

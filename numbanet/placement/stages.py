@@ -24,11 +24,23 @@ class Part(NamedTuple):
     first: int
     layers: tuple[Layer, ...]
     act: Callable[[Flow, Context], Flow]
+    before: frozenset[int] = frozenset()  # the ids of the tensors of earlier parts
 
     @property
     def trained(self) -> list[Tensor]:
         """The parameters of the layers that are not frozen, each of them once."""
         return list({id(p): p for layer in self.layers for p in layer.parameters() if p.requires_grad}.values())
+
+    @property
+    def updated(self) -> list[Tensor]:
+        """The trained parameters that no earlier part has: a parameter that several parts share is updated once in a step."""
+        return [p for p in self.trained if id(p) not in self.before]
+
+    @property
+    def frozen(self) -> list[Tensor]:
+        """The frozen parameters that no earlier part has, each of them once."""
+        found = {id(p): p for layer in self.layers for p in layer.parameters() if not p.requires_grad}
+        return [p for key, p in found.items() if key not in self.before]
 
     @property
     def tensors(self) -> set[int]:
@@ -42,8 +54,11 @@ class Part(NamedTuple):
 
 def parts(model: Sequential) -> Iterator[Part]:
     """Yield the parts of a model: layers that are fused are one part, because they must run on one device."""
+    before: frozenset[int] = frozenset()
     for first, end, act in model.stages():
-        yield Part(first, tuple(model.layers[first:end]), act)
+        part = Part(first, tuple(model.layers[first:end]), act, before)
+        before |= part.tensors
+        yield part
 
 
 def stages(model: Sequential, shape: Sequence[int], plans: Plans | None = None) -> list[tuple[Stage, Cost]]:
@@ -71,6 +86,8 @@ def stages(model: Sequential, shape: Sequence[int], plans: Plans | None = None) 
             sum(parameter.size for parameter in part.trained),
             given.differentiable,
             group,
+            frozen=sum(parameter.size for parameter in part.frozen),
+            shared=sum(parameter.size for parameter in part.trained if id(parameter) in part.before),
         )
         found.append((stage, cost))
     return found

@@ -60,6 +60,10 @@ class Stage:
         True if training computes a gradient with respect to its input.
     group : str, default=""
         The path of the first stage with which it shares parameters or buffers; "" if it shares none. A group is on one device.
+    frozen : int, default=0
+        Number of values of its frozen parameters, without those that an earlier stage has.
+    shared : int, default=0
+        How many of the trained values an earlier stage has: they are held and updated there.
     """
 
     path: str
@@ -71,6 +75,8 @@ class Stage:
     parameters: int
     differentiable: bool
     group: str = ""
+    frozen: int = 0
+    shared: int = 0
 
     @property
     def megabytes(self) -> float:
@@ -80,12 +86,17 @@ class Stage:
     def directions(self, training: bool) -> tuple[str, ...]:
         """Return the directions in which it computes anything."""
         backward = training and (self.parameters > 0 or self.differentiable)
-        return (FORWARD, *[BACKWARD] * backward, *[UPDATE] * (training and self.parameters > 0))
+        return (FORWARD, *[BACKWARD] * backward, *[UPDATE] * (training and self.updated > 0))
+
+    @property
+    def updated(self) -> int:
+        """The number of values that its update changes: the trained ones that no earlier stage has."""
+        return self.parameters - self.shared
 
     def memory(self, training: bool) -> float:
-        """Return the MB that it needs on its device: its output and parameters; in training also the gradient of its output,
-        and the gradient and the velocity of each parameter."""
-        values = math.prod(self.outputs) * (2 if training else 1) + self.parameters * (3 if training else 1)
+        """Return the MB that it needs on its device: its output, and the parameters that no earlier stage has; in training also
+        the gradient of its output, and the gradient and the velocity of each parameter that is not frozen."""
+        values = (math.prod(self.outputs) + self.updated) * (2 if training else 1) + self.updated * training + self.frozen
         return 4e-6 * values
 
 

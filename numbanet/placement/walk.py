@@ -156,6 +156,8 @@ class Walk:
                 optimizer.step()
                 self.copies[d].dev.synchronize()
                 self._put(k, d, UPDATE, began)
+            for p in self.copies[d].parts[k].trained:  # one that an earlier stage on another device would update
+                p.zero_grad()
 
     def _put(self, k: int, d: int, direction: str, began: float) -> None:
         """Keep the time of stage k on device d since `began`."""
@@ -181,6 +183,6 @@ def _copied(
     chosen = {} if plans is None else with_layers_of(own, plans, model)
     optimizers = []
     for part in parts(own):
-        trained = part.trained if training else []
+        trained = part.updated if training else []
         optimizers.append(optimizer(trained) if trained else None)
     return _Copy(dev, list(parts(own)), optimizers, Context(dev, chosen, training, model=own if chosen else None))

@@ -225,7 +225,7 @@ def _stage(
     if UPDATE in stage.directions(True):
         with where.session():
             passes()
-        updates = optimizer(parameters)
+        updates = optimizer(part.updated)
         found.append(Work(where, UPDATE, _update(where, updates), recorded and updates.records))
     for leaf in leaves:
         leaf.zero_grad()

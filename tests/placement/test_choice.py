@@ -299,6 +299,13 @@ def test_a_profile_of_forward_passes_does_not_choose_for_training():
         choose(table, prediction=False)
 
 
+def test_pareto_and_enumerate_all_name_themselves():
+    with pytest.raises(TypeError, match="pareto: profile must be a Profile, .* got 'x'"):
+        pareto("x")
+    with pytest.raises(TypeError, match="enumerate_all: profile must be a Profile"):
+        next(enumerate_all("x"))
+
+
 def test_transfers_without_figures_are_not_used():
     table = profile(chain([10, 10, 10]), {"a": [[(1, 1)] * 3, [(9, 1)] * 3], "b": [[(9, 1)] * 3, [(1, 1)] * 3]})
     assert len(set(choose(table).devices.values())) == 1

@@ -5,9 +5,10 @@ import pytest
 from numbanet.placement import NONE, Figure, energy
 
 
-def zone(root, name, joules, most=100):
+def zone(root, name, joules, most=100, what="package-0"):
     folder = root / name
     folder.mkdir(exist_ok=True)
+    (folder / "name").write_text(f"{what}\n")
     (folder / "energy_uj").write_text(f"{int(joules * 1e6)}\n")
     (folder / "max_energy_range_uj").write_text(f"{int(most * 1e6)}\n")
 
@@ -22,6 +23,12 @@ def test_rapl_adds_packages_and_counts_on_after_an_overflow(tmp_path):
     assert meter.joules() == pytest.approx(115)
     zone(tmp_path, "intel-rapl:0", 30)
     assert meter.joules() == pytest.approx(135)
+
+
+def test_the_whole_platform_is_not_added_to_its_packages(tmp_path):
+    zone(tmp_path, "intel-rapl:0", 90, what="package-0")
+    zone(tmp_path, "intel-rapl:1", 70, what="psys")
+    assert energy.rapl(tmp_path).joules() == pytest.approx(90)
 
 
 def test_nvml_counts_millijoules(monkeypatch):
@@ -86,6 +93,18 @@ def test_the_users_meter_comes_first():
 def test_stated_watts_are_an_estimate():
     assert energy.stated(50.0, Figure(20.0)) == (Figure(50.0, "estimated"), Figure(1.0, "estimated"))
     assert energy.stated(None, Figure(20.0)) == energy.stated(50.0, NONE) == (NONE, NONE)
+
+
+@pytest.mark.parametrize(
+    "meters, error, why",
+    [
+        ({"gpu": lambda: 1.0}, ValueError, "meters: there is no device 'gpu' among 'cpu'"),
+        ({"cpu": 65}, TypeError, "meters: the value of 'cpu' must be a function that returns the joules so far, got 65"),
+    ],
+)
+def test_bad_meters_are_refused(meters, error, why):
+    with pytest.raises(error, match=why):
+        energy.check_meters(meters, ["cpu"])
 
 
 @pytest.mark.parametrize("watts, why", [({"gpu": 3}, "no device 'gpu'"), ({"cpu": 0}, "above 0"), ({"cpu": "65"}, "above 0")])

@@ -1,15 +1,17 @@
 """Profiles of small models: what is measured, that it is what a model computes, and when it is measured anew."""
 
 import copy
+import importlib
 import json
+import sys
 
 import numpy as np
 import pytest
 
-from numbanet import BatchNorm1d, Context, Linear, ReLU, Sequential, Tanh, Tensor
+from numbanet import SGD, Adam, BatchNorm1d, Context, Linear, ReLU, Sequential, Tanh, Tensor
 from numbanet.device import problem
-from numbanet.layers import LSTM, Conv2d, Embedding, Flatten, Flow, MaxPool2d
-from numbanet.placement import NONE, Profile, choose, facts, measure, profile
+from numbanet.layers import LSTM, Conv2d, Cost, Embedding, Flatten, Flow, MaxPool2d
+from numbanet.placement import NONE, Profile, cache, choose, facts, folder, measure, profile
 from numbanet.placement.stages import parts, stages
 from numbanet.placement.works import Lacking, available, place, with_layers_of, works
 from numbanet.plans import IndexPlan
@@ -125,7 +127,73 @@ def test_a_meter_measures_energy(monkeypatch):
     assert choose(found, "energy").joules.tag == "measured"
 
 
+@pytest.mark.parametrize("training", [np.True_, np.False_])
+def test_numbers_of_numpy_are_written(training):
+    numbers = {"runs": np.int64(1), "seconds": np.float32(1e-4), "quantile": np.float32(0.5), "recorded": np.True_}
+    watts, mm2 = {"cpu": np.int64(65)}, {"cpu": np.float32(100)}
+    found = profile([Linear(5, 4, rng=0)], (6, 5), ["cpu"], training, watts=watts, mm2=mm2, **numbers)
+    assert (found.facts("cpu").watts, found.facts("cpu").mm2, found.settings["runs"]) == (65, 100, 1)
+    assert found.training is bool(training) and Profile.load(next(folder().iterdir())) == found
+
+
 # --- the cache --------------------------------------------------------------------------------------------------------
+def test_the_optimizer_that_a_function_makes_decides():
+    """All lambdas have one name."""
+
+    def measured(optimizer, training=True):
+        profile([Linear(5, 4, rng=0)], (6, 5), ["cpu"], training, optimizer=optimizer, **QUICK)
+        return len(list(folder().iterdir()))
+
+    makers = [lambda p: SGD(p, 0.0), lambda p: SGD(p, 0.0, 0.9), lambda p: Adam(p, 0.0), lambda p: Resting(p, 0.0)]
+    assert [measured(optimizer) for optimizer in makers] == [1, 2, 3, 4]
+    assert [measured(optimizer) for optimizer in (SGD, lambda p: SGD(p, 0.0), Resting)] == [5, 5, 6]  # the rate is 0.01
+    assert [measured(optimizer, training=False) for optimizer in (SGD, Adam)] == [7, 7]
+
+
+class Resting(SGD):
+    """An optimizer from outside numbanet."""
+
+
+def test_a_layer_from_outside_is_measured_anew_when_its_source_changes(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    source = "from numbanet import ReLU\n\n\nclass Mine(ReLU):\n    def __init__(self, n=1):\n        super().__init__()\n"
+    source += "        self.n = n\n\n    def __repr__(self):\n        return 'Mine()'\n"
+
+    def measured(text, *given):
+        (tmp_path / "its_layers.py").write_text(source + text)
+        sys.modules.pop("its_layers", None)
+        profile([Linear(5, 4, rng=0), importlib.import_module("its_layers").Mine(*given)], (6, 5), ["cpu"], **QUICK)
+        return len(list(folder().iterdir()))
+
+    edited = "\n    def forward(self, flow, context):\n        return super().forward(flow, context)\n"
+    try:
+        assert [measured(""), measured(""), measured(edited), measured(edited, 2)] == [1, 1, 2, 3]
+    finally:
+        sys.modules.pop("its_layers", None)
+
+
+def test_what_cannot_be_described_is_measured_each_time():
+    class Inner(Tanh):
+        """A class that may use variables of this function."""
+
+    with_function = Resting([Tensor(np.ones(2), requires_grad=True)], 0.0)
+    with_function.schedule = lambda step: 0.0
+    assert cache.place_of(Sequential([Linear(5, 4, rng=0), Inner()]), None) is None
+    assert cache.place_of(Sequential([Linear(5, 4, rng=0)]), lambda parameters: with_function) is None
+    assert cache.place_of(Sequential([Linear(5, 4, rng=0)]), Resting) is not None
+    profile([Linear(5, 4, rng=0), Inner()], (6, 5), ["cpu"], **QUICK)
+    assert not folder().exists()
+
+
+def test_the_joules_of_a_given_meter_are_not_read_without_it(monkeypatch):
+    joules = iter(range(10**9))
+    monkeypatch.setattr(measure.energy.measured, "__defaults__", (1e-3,))
+    monkeypatch.setattr(measure.energy, "rapl", lambda: None)
+    profile([Linear(5, 4, rng=0)], (6, 5), ["cpu"], meters=lambda: float(next(joules)), **QUICK)
+    assert all(entry.joules == NONE for entry in profile([Linear(5, 4, rng=0)], (6, 5), ["cpu"], **QUICK).entries)
+
+
 def test_a_profile_is_used_again_until_versions_change(monkeypatch):
     first = profile(LAYERS, (8, 20), ["cpu"], **QUICK)
     assert profile(LAYERS, (8, 20), ["cpu"], **QUICK) == first
@@ -193,9 +261,11 @@ def test_moves_between_memories_are_measured():
     "arguments, why",
     [
         ({"devices": ["tpu"]}, "there is no device 'tpu'.*'cpu:2' is the CPU with two threads"),
+        ({"devices": []}, "devices must name one device at least; leave devices out for all"),
         ({"devices": ["cpu:0"]}, "there is no device 'cpu:0'"),
         ({"devices": ["cpu", "cpu"]}, "named twice"),
         ({"devices": ["cpu"], "watts": {"gpu": 3}}, "no device 'gpu'"),
+        ({"meters": {"cpuu": lambda: 1.0}}, "meters: there is no device 'cpuu' among 'cpu'"),
         ({"runs": 0}, "runs must be"),
         ({"seconds": 0}, "seconds must be"),
         ({"shape": (8, 21)}, "Linear"),
@@ -246,6 +316,38 @@ def test_stages_that_share_tensors_are_a_group():
     model = Sequential([a, Tanh(), b, Tanh(), Sequential([c, a]), Tanh(), tied, c, Linear(6, 2, rng=4)])
     found = {stage.path: stage.group for stage, _ in stages(model, (4, 6))}
     assert {path: group for path, group in found.items() if group} == {"0": "0", "2": "2", "4": "0", "6": "2", "7": "0"}
+
+
+def test_frozen_parameters_need_memory_and_shared_ones_once():
+    frozen, tied = Linear(60, 60, rng=0).requires_grad_(False), Linear(60, 60, rng=1)
+    size, batch = 60 * 60 + 60, 2 * 60
+    for training in (True, False):
+        found = [stage for stage, _ in stages(Sequential([frozen, Tanh(), tied, Tanh(), tied, frozen]), (2, 60))]
+        held = [size, 0, size * (3 if training else 1), 0, 0, 0]
+        outputs = batch * (2 if training else 1)
+        assert [stage.memory(training) for stage in found] == pytest.approx([4e-6 * (outputs + each) for each in held])
+    assert [stage.parameters for stage in found] == [0, 0, size, 0, size, 0]
+    assert found[4].directions(True) == ("forward", "backward") and measure.amount(found[4], Cost(), "update")[1] == 0
+    with pytest.raises(ValueError, match="no device can take layer 0 "):
+        choose(profile([frozen], (2, 60), ["cpu"], training=False, **QUICK), memory={"cpu": 4e-6 * size})
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_shared_parameters_are_updated_once(recorded):
+    tied, half = Linear(6, 6, rng=1), Linear(6, 6, rng=2)
+    half.bias = tied.bias
+    updated = []
+
+    def optimizer(parameters):
+        updated.append([p.shape for p in parameters])
+        return SGD(parameters, 0.0)
+
+    found = profile([tied, Tanh(), tied, half], (4, 6), ["cpu"], optimizer=optimizer, recorded=recorded, cached=False, **QUICK)
+    assert updated == [[(6, 6), (6,)], [(6, 6)]] * (1 if recorded else 2)
+    assert [path for path in "0123" if found.of(path, "cpu", "update")] == ["0", "3"]
+    needed = sum(stage.memory(True) for stage in found.stages)
+    assert needed == pytest.approx(4e-6 * (2 * 4 * 4 * 6 + 3 * (2 * 36 + 6)))
+    assert choose(found, memory={"cpu": needed + 1e-9}).devices["2"] == "cpu"
 
 
 def test_the_devices_of_this_machine():

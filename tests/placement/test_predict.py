@@ -7,7 +7,7 @@ import pytest
 
 from numbanet import Linear, ReLU
 from numbanet.layers import Conv2d
-from numbanet.placement import ESTIMATED, MEASURED, DeviceFacts, Figure, LayerTimes, Predictor, Profile, choose
+from numbanet.placement import ESTIMATED, MEASURED, DeviceFacts, Figure, LayerTimes, Predictor, Profile, Transfer, choose
 from numbanet.placement.measure import amount
 from numbanet.placement.stages import network, stages
 
@@ -99,6 +99,12 @@ def test_watts_of_the_profiles_give_joules(rng):
     profiles[0] = dataclasses.replace(profiles[0], entries=entries)
     entry = Predictor(profiles).profile([Linear(64, 64, rng=0)], (32, 64)).entries[0]
     assert entry.joules.value == pytest.approx(entry.ms.value * 40 / 1e3) and entry.joules.tag == ESTIMATED
+
+
+def test_changes_of_device_are_those_of_the_profiles(rng):
+    changes = Transfer("cpu", "cpu:1", Figure(0.0), Figure(2.0)), Transfer("cpu:1", "cpu", Figure(0.0), Figure(0.5))
+    table = dataclasses.replace(made_up(*linear(rng), roofline), changes=changes)
+    assert Predictor([table]).profile([Linear(64, 64, rng=0)], (32, 64)).changes == changes
 
 
 def test_estimates_are_not_learned_from(rng):

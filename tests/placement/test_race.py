@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from numbanet import Linear, ReLU, RowDropout, Sequential
+from numbanet import SGD, Linear, ReLU, RowDropout, Sequential
 from numbanet.layers import LSTM, Conv2d, Embedding, Flatten, LastStep, MaxPool2d
 from numbanet.placement import Transfer, choose, enumerate_all, placement, profile, race, steps
 from numbanet.placement.choice import _Problem, front
@@ -124,6 +124,29 @@ def test_figures_of_recorded_steps_count_on_one_device():
     assert set(found.devices.values()) == {"a"} and found.ms.value == 6
 
 
+def test_several_devices_are_compared_with_figures_of_one_alone():
+    """The best placement by the figures of `profile` is on one device, which is slow by those of `alone`."""
+    moves = [Transfer(x, y, Figure(0.0), Figure(0.1)) for x, y in ("ab", "ba")]
+    rows = {"a": [[(1, 1)], [(1, 1)]], "b": [[(9, 1)], [(1.1, 1)]]}
+    slow = {"a": [[(10, 1)], [(10, 1)]], "b": [[(90, 1)], [(90, 1)]]}
+    ops, alone = (made_up(chain([10] * 3), each, moves, training=False) for each in (rows, slow))
+    found = choose(ops, alone=alone)
+    assert list(found.devices.values()) == ["a", "b"] and found.ms.value == pytest.approx(2.2)
+
+
+@pytest.mark.parametrize(
+    "alone, what",
+    [
+        (random_profile(3, 4, DEVICES, training=False), "training"),
+        (random_profile(3, 5, DEVICES), "stages"),
+        (random_profile(3, 4, "ab"), "devices"),
+    ],
+)
+def test_figures_of_another_model_are_refused(alone, what):
+    with pytest.raises(ValueError, match=f"choose: alone must be of the same {what} as profile; measure both with the same"):
+        choose(random_profile(3, 4, DEVICES), alone=alone)
+
+
 def test_memory_limits_hold_in_a_race():
     table, asked = random_profile(2, 4, DEVICES), []
     limit = 0.9 * sum(stage.memory(True) for stage in table.stages)
@@ -189,6 +212,11 @@ def test_a_layer_that_is_used_twice_trains_on_one_device():
         ({"X": np.zeros((0, 5)), "y": []}, ValueError, "one sample at least"),
         ({"size": 0}, ValueError, "steps: size must be a positive integer, got 0"),
         ({"optimizer": "sgd"}, TypeError, "steps: optimizer must be a function"),
+        ({"policy": "rdp"}, TypeError, "steps: policy must be a Dropout, such as .* got 'rdp'"),
+        ({"task": "x"}, TypeError, "steps: task must be a Task, such as .* got 'x'"),
+        ({"second": 1}, TypeError, "unexpected keyword argument 'second'"),
+        ({"seconds": -1}, ValueError, "steps: seconds must be a number of at least 0, got -1"),
+        ({"late": "x"}, ValueError, "steps: late must be a number of at least 1, got 'x'"),
         ({"model": []}, ValueError, "steps: the model has no layers"),
         ({"model": [Embedding(5, 3)]}, TypeError, "Embedding.* takes integers, X has float64"),
     ],
@@ -244,6 +272,15 @@ def test_a_walk_computes_the_gradients_of_the_model(layers, shape, plans):
             assert all(len(walk.alone[k, d, direction]) >= 2 for d in (0, 1))
     assert {(before, here) for before, here, _ in walk.changes(0.5)} == {("cpu", "cpu:1"), ("cpu:1", "cpu")}
     assert all(ms >= 0 for *_, ms in walk.changes(0.5))
+
+
+def test_a_step_leaves_no_gradient_of_a_shared_weight():
+    """Also if the stage that updates it is on another device."""
+    twice = Linear(20, 20, rng=0)
+    model = Sequential([twice, ReLU(), twice, ReLU()])
+    walk = Walk(model, [stage for stage, _ in stages(model, (8, 20))], [place("cpu"), place("cpu:1")], set(), True, None, SGD)
+    walk.step((0, 1))
+    assert all(p.gradient is None for each in walk.copies for part in each.parts for p in part.trained)
 
 
 def test_a_stage_that_a_device_lacks_is_made_by_another():
