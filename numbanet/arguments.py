@@ -106,14 +106,14 @@ def host_array(name: str, values: Any, dtype: Any = None) -> np.ndarray:
     Raises
     ------
     TypeError
-        If NumPy cannot read the values, for example of a PyTorch tensor that requires a gradient, or is on a GPU. The message
-        begins with `name`.
+        If NumPy cannot read the values, for example of a PyTorch tensor that requires a gradient, or is on a GPU, or if an
+        integer is too large for `dtype`. The message begins with `name`.
     """
     try:
         if hasattr(values, "__dlpack__") and not hasattr(values, "__array__"):
             values = np.from_dlpack(values)
         array = np.asarray(values, dtype)
-    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError, BufferError) as error:
         what = "numbers" if dtype is None else f"{np.dtype(dtype)} numbers"
         raise TypeError(f"{name}: cannot read {type_name(values)} as {what} ({error})") from error
     if array.dtype.kind not in "fiub":

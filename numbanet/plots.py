@@ -8,7 +8,7 @@ import math
 import os
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, cycle
 from pathlib import Path
 from typing import Any
 
@@ -36,43 +36,41 @@ def check_target(path: str | os.PathLike) -> Path:
 def learning_curves(histories: Any, path: str | os.PathLike, title: str = "", held_out: str | None = None) -> Path:
     """Write a picture with three plots to `path`: the score by epoch, the score by seconds of training, and the training loss
     by epoch. `histories` maps a label to a fitted net or its `history_`, of which each is one line of a plot; or it is one of
-    these. The score is `validation_score` if the history has it, and `held_out` says what that is; by default "test
-    accuracy", or "validation score" if a net is no classifier or has a `scoring`. Seconds are counted from the end of the
-    first epoch, because the first epoch may include compilation.
+    these. The score is `validation_score` if all histories have it, and `held_out` says what that is; by default "test
+    accuracy", or "validation score" if a net is no classifier or has a `scoring`. Otherwise it is that of training, of all.
+    Seconds are counted from the end of the first epoch, because the first epoch may include compilation.
 
         learning_curves({"rdp": net, "none": other.history_}, "curves.png")
         learning_curves(net, "curve.png")
+
+    Raises
+    ------
+    RuntimeError
+        If matplotlib is missing.
+    ValueError
+        If the path is not that of a picture, or a history has no epochs.
     """
     path = check_target(path)
     given = histories if isinstance(histories, Mapping) else {"net": histories}
-    histories = {name: getattr(each, "history_", each) for name, each in given.items()}
+    lines = [(str(label), _history(label, each)) for label, each in given.items()]
+    scored = all("validation_score" in record for _, history in lines for record in history)
+    score = (held_out or _held_out(given.values())) if scored else "training score"
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 4), layout="constrained")
     by_epoch, by_seconds, loss_axes = figure.subplots(1, 3)
     by_seconds.sharey(by_epoch)
     shown: list[float] = []
-    for name, history in histories.items():
+    for name, history in lines:
         epochs = [record["epoch"] for record in history]
-        scores = [record.get("validation_score", record["score"]) for record in history]
+        scores = [record["validation_score" if scored else "score"] for record in history]
         seconds = list(accumulate((record["seconds"] for record in history[1:]), initial=0.0))
-        colour, dashes, mark = _style(name)
-        style = {
-            "label": name,
-            "color": colour,
-            "linestyle": dashes,
-            "linewidth": 1.8,
-            "marker": mark,
-            "markersize": 4,
-            "markevery": max(1, len(epochs) // 6),
-        }
+        style = {"label": name, "markevery": max(1, len(epochs) // 6), **_line(name)}
         by_epoch.plot(epochs, scores, **style)
         (line,) = by_seconds.plot(seconds, scores, **style)
-        by_seconds.plot(seconds[-1], scores[-1], mark, color=line.get_color(), markersize=10)
+        by_seconds.plot(seconds[-1], scores[-1], style["marker"], color=line.get_color(), markersize=10)
         shown += filter(math.isfinite, scores[len(scores) // 5 :])
         loss_axes.plot(epochs, [record["loss"] for record in history], **style)
-    scored = all("validation_score" in record for history in histories.values() for record in history)
-    score = (held_out or _held_out(given.values())) if scored else "training score"
     by_epoch.set(xlabel="epoch", ylabel=score)
     by_seconds.set(xlabel="seconds of training after the first epoch", ylabel=score)
     by_seconds.set_title("large marks: the last epoch", loc="left", fontsize=9)
@@ -85,11 +83,19 @@ def learning_curves(histories: Any, path: str | os.PathLike, title: str = "", he
     if shown:  # scores of the first epochs may lie below the plotted range
         margin = 0.1 * (max(shown) - min(shown)) + 1e-3
         by_epoch.set_ylim(min(shown) - margin, max(shown) + margin)
-    lines, names = by_epoch.get_legend_handles_labels()
+    drawn, names = by_epoch.get_legend_handles_labels()
     if names:  # none if no history is given
-        figure.legend(lines, names, loc="outside lower center", ncols=min(len(names), 8), frameon=False, handlelength=3)
+        figure.legend(drawn, names, loc="outside lower center", ncols=min(len(names), 8), frameon=False, handlelength=3)
     figure.suptitle(textwrap.fill(title, 120), fontsize=11)
     return _save(figure, path)
+
+
+def _history(label: Any, net: Any) -> Sequence[Mapping[str, Any]]:
+    """Return the history of a net, or the given one; raise ValueError, naming the label, if it has no epochs."""
+    history = getattr(net, "history_", net)
+    if not isinstance(history, Sequence) or not history:
+        raise ValueError(f"histories: {label!r} has no epochs; fit it before it is drawn, or leave it out")
+    return history
 
 
 def _held_out(given: Iterable[Any]) -> str:
@@ -97,6 +103,12 @@ def _held_out(given: Iterable[Any]) -> str:
     nets = [each for each in given if hasattr(each, "history_")]
     others = [net for net in nets if not hasattr(net, "classes_") or getattr(net, "scoring", None) is not None]
     return "validation score" if others else "test accuracy"
+
+
+def _line(name: str) -> dict[str, Any]:
+    """Return the options with which matplotlib draws the line of a kind of dropout, or of another label."""
+    colour, dashes, mark = _style(name)
+    return {"color": colour, "linestyle": dashes, "linewidth": 1.8, "marker": mark, "markersize": 4}
 
 
 def _style(name: str) -> Style:
@@ -111,6 +123,9 @@ def _style(name: str) -> Style:
     return Style(to_hex((red / 2, green / 2, blue / 2)), "-", "*")
 
 
+COLOURS, DASHES = ("#7f7f7f", "#e07b39", "#134f82"), (":", "--", "-", "-.")  # of the lines of `scaling`: 12 pairs
+
+
 def scaling(ranks: Sequence[int], times: Mapping[str, Sequence[float]], path: str | os.PathLike) -> Path:
     """Write a picture to `path`: the predicted seconds of a step by the number of ranks, one line for each label of `times`,
     and the efficiency: the time on one rank divided by that on many, which have as many samples each.
@@ -120,7 +135,7 @@ def scaling(ranks: Sequence[int], times: Mapping[str, Sequence[float]], path: st
 
     figure = Figure(figsize=(9, 4), layout="constrained")
     left, right = figure.subplots(1, 2, sharex=True)
-    for (name, seconds), colour, dashes in zip(times.items(), ("#7f7f7f", "#e07b39", "#134f82"), (":", "--", "-")):
+    for (name, seconds), colour, dashes in zip(times.items(), cycle(COLOURS), cycle(DASHES)):
         style = {"label": name, "color": colour, "linestyle": dashes, "linewidth": 1.8}
         left.plot(ranks, [1e3 * t for t in seconds], **style)
         right.plot(ranks, [seconds[0] / t for t in seconds], **style)

@@ -73,6 +73,7 @@ def mixed_radix(radices: Sequence[int], width: int = 1) -> list[np.ndarray]:
     ValueError
         If there are no radices, or one is below 2, or width is below 1.
     """
+    radices = tuple(radices)
     if not radices or min(radices) < 2 or width < 1:
         raise ValueError(f"mixed_radix: radices must be at least 2 and the width at least 1, not {radices} and {width}")
     nodes, stride, layers = math.prod(radices), 1, []
@@ -125,6 +126,8 @@ class RadixNet(Sequence):
         return self.layers
 
     def __getitem__(self, layer: Any) -> Any:
+        if isinstance(layer, slice):
+            return [self[number] for number in range(*layer.indices(self.layers))]
         if not -self.layers <= layer < self.layers:
             raise IndexError(f"RadixNet: there are {self.layers} layers, and no layer {layer}")
         group, position = divmod(layer % self.layers, self.depth)

@@ -8,6 +8,7 @@ import os
 import runpy
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,17 +17,20 @@ from .arguments import Parser
 from .counting import add_listing, card_of, show
 
 MOST = 20  # findings that are printed
+SHOWN = warnings.showwarning  # as Python shows warnings, before `main` shows them in its own words
 SECONDS = 10  # CPU seconds in which no thread leaves a loop: half of the number elsewhere; recorded suites run without this
 
 
 def add(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser(
-        "check", help="run a Python file with numba.cuda kernels without a card, and look for races and wrong accesses"
+        "check",
+        help="run a Python file with numba.cuda kernels without a card, and look for races and wrong accesses",
+        usage="%(prog)s [-h] [--counters] [--html FILE] [--card NAME] file ...",
     )
     parser.add_argument(
         "program",
-        nargs=argparse.PARSER,  # the only form of which argparse leaves "--" to us
+        nargs=argparse.REMAINDER,  # the only form of which argparse of all Pythons leaves "--" to us
         metavar="file",
         help="a file that launches kernels when it is run, and its arguments; all that follow -- are its own",
     )
@@ -47,13 +51,16 @@ def _add_counting(parser: argparse.ArgumentParser) -> None:
 
 def _own_options(options: argparse.Namespace) -> argparse.Namespace:
     """Return the options with those about counters that stand after the file, the file, and its arguments without them."""
-    file, *given = options.program[options.program[0] == "--" :]
-    end = given.index("--") if "--" in given else len(given)
+    program = options.program
+    end = program.index("--") if "--" in program else len(program)
     parser = Parser(prog="numbanet check", add_help=False, allow_abbrev=False)
     _add_counting(parser)
-    after, own = parser.parse_known_args(given[:end])
+    after, own = parser.parse_known_args(program[1:end])
+    words = [*program[: min(end, 1)], *own, *program[end + 1 :]]
+    if not words:
+        parser.error("the following arguments are required: file")
     found = {name: value for name, value in vars(after).items() if value}
-    return argparse.Namespace(**{**vars(options), **found, "file": Path(file), "arguments": own + given[end + 1 :]})
+    return argparse.Namespace(**{**vars(options), **found, "file": Path(words[0]), "arguments": words[1:]})
 
 
 def run(options: argparse.Namespace) -> int:
@@ -114,7 +121,11 @@ def _soon() -> contextlib.AbstractContextManager[Any]:
 def _run(file: Path, arguments: list[str]) -> bool:
     """Run a file as Python does; print the traceback of an exception, and return True if there was one."""
     own = [str(file.resolve().parent), *sys.path]
-    with mock.patch.object(sys, "argv", [str(file), *arguments]), mock.patch.object(sys, "path", own):
+    with (
+        mock.patch.object(sys, "argv", [str(file), *arguments]),
+        mock.patch.object(sys, "path", own),
+        mock.patch.object(warnings, "showwarning", SHOWN),
+    ):
         try:
             runpy.run_path(str(file.absolute()), run_name="__main__")  # as Python names a file that it runs
         except SystemExit as end:

@@ -14,6 +14,9 @@ from .tables import print_table
 if TYPE_CHECKING:
     from ..placement import Profile
 
+BATCH = 64  # samples of a batch of a profile
+ALONE, OF_PROFILE = ("calibrate", "compile"), ("batch", "on", "watts", "objective", "prediction", "again")  # options
+
 
 def add(commands: Any) -> None:
     """Declare the command."""
@@ -34,16 +37,14 @@ def add(commands: Any) -> None:
         metavar="NETWORK",
         help="measure each layer of lenet5, alexnet, vgg19 or lstm on each device, and show which device is chosen for it",
     )
-    parser.add_argument("--batch", type=int, default=64, help="samples of a batch (default: %(default)s)")
+    parser.add_argument("--batch", type=int, help=f"samples of a batch (default: {BATCH})")
     parser.add_argument(
         "--on", type=list_of(str), metavar="DEVICE,…", help='devices to measure, such as "cpu:1,cpu" (default: all, and cpu:1)'
     )
     parser.add_argument(
-        "--watts", type=_watts, default={}, metavar="DEVICE=W,…", help="the power of devices without a meter, for an estimate"
+        "--watts", type=_watts, metavar="DEVICE=W,…", help="the power of devices without a meter, for an estimate"
     )
-    parser.add_argument(
-        "--objective", choices=("time", "energy", "edp"), default="time", help="what the choice minimises (default: time)"
-    )
+    parser.add_argument("--objective", choices=("time", "energy", "edp"), help="what the choice minimises (default: time)")
     parser.add_argument("--prediction", action="store_true", help="forward passes alone")
     parser.add_argument("--again", action="store_true", help="measure again, even if there is a profile of these versions")
     parser.set_defaults(run=run)
@@ -51,15 +52,24 @@ def add(commands: Any) -> None:
 
 def _watts(text: str) -> dict[str, float]:
     """Parse DEVICE=W,… of --watts."""
+    parts = [part.rpartition("=") for part in text.split(",")]
     try:
-        return {name: float(value) for name, _, value in (part.rpartition("=") for part in text.split(","))}
+        found = {name: float(value) for name, _, value in parts if name}
     except ValueError:
-        raise argparse.ArgumentTypeError(f"must be DEVICE=W,…, such as cpu=65, not {text}") from None
+        found = {}
+    if len(found) < len(parts):
+        raise argparse.ArgumentTypeError(f"must be DEVICE=W,…, each device once, such as cpu=65,cpu:1=20, not {text}")
+    return found
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the devices, or a profile; measure thresholds if asked to."""
-    if options.profile is not None:
+    """Print the devices, or a profile; measure thresholds if asked to. Raise ValueError if options do not go together."""
+    profiled = options.profile is not None
+    given = {f"--{name}": getattr(options, name) for name in (ALONE if profiled else OF_PROFILE)}
+    unused = ", ".join(name for name, value in given.items() if value is not None and value is not False)
+    if unused:
+        raise ValueError(f"{unused}: {'not with --profile; run both in turn' if profiled else 'only with --profile NETWORK'}")
+    if profiled:
         return _profile(options)
     from numbanet_kernels.runtime import availability
 
@@ -82,9 +92,9 @@ def _profile(options: argparse.Namespace) -> int:
     from ..placement import choose, profile
     from ..placement.stages import network
 
-    check_count("--batch", options.batch)
-    shape = (options.batch, *network(options.profile, None)[1][1:])
-    how = {"watts": options.watts, "again": options.again}
+    batch = check_count("--batch", BATCH if options.batch is None else options.batch)
+    shape = (batch, *network(options.profile, None)[1][1:])
+    how = {"watts": options.watts or {}, "again": options.again}
     found = profile(options.profile, shape, options.on, not options.prediction, **how)
     title = f"{options.profile}, a batch of {' x '.join(map(str, found.shape))}, on {found.machine}, {found.date}"
     columns = ["layer", "", "device", "ms", "GFLOP/s", "MB", "W", "mJ", "/W", "/mm2"]
@@ -92,7 +102,7 @@ def _profile(options: argparse.Namespace) -> int:
     known = [k for k in range(len(columns)) if k < 6 or any(row[k] != "-" for row in rows)]
     print_table(title, [columns[k] for k in known], [[row[k] for k in known] for row in rows], narrow=True)
     print("/W and /mm2: GFLOP/s per watt and per mm2 of the die; ~ is estimated, - is unavailable")
-    print(choose(found, options.objective))
+    print(choose(found, options.objective or "time"))
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,8 @@ def run(options: argparse.Namespace) -> int:
         value = getattr(options, name)
         if value is not None and not value >= low:  # NaN is not
             raise ValueError(f"--{name.replace('_', '-')} must be at least {low}, not {value}")
+        if value == math.inf and name != "bandwidth":
+            raise ValueError(f"--{name.replace('_', '-')} must be a finite number, not inf")
     if options.plot:
         plots.check_target(options.plot)
     kept = measured(options, options.dropout, options.compute)

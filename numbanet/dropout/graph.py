@@ -71,7 +71,8 @@ class DynamicSparseGraph(Dropout):
         projects all rows of every layer, so that an epoch depends only on the weights at its start. The default is the paper's.
     threshold : {"exact", "shared"}, default="exact"
         If "exact", each set has exactly its share of the neurons. If "shared", a set has all neurons whose score is above a
-        threshold, which is determined from the first few sets (the paper's inter-sample sharing).
+        threshold, which is determined from the first few sets (the paper's inter-sample sharing). Predictions for "sample" are
+        "exact", so that they do not depend on the samples beside a sample.
     group : int, default=64
         Number of samples of a group for "tile". Smaller groups choose better, but their products are smaller.
     samples : int, optional
@@ -178,7 +179,9 @@ class DynamicSparseGraph(Dropout):
     def inference_policy(self, epoch):
         if not self.select_in_prediction:
             return None
-        return self.at(epoch).changed(refresh=None, _guesses=Guesses(self.epsilon, None, self.seed))  # weights do not change
+        threshold = "exact" if self.share == "sample" else self.threshold  # a shared one depends on the samples beside a sample
+        guesses = Guesses(self.epsilon, None, self.seed)  # weights do not change
+        return self.at(epoch).changed(refresh=None, threshold=threshold, _guesses=guesses)
 
     def caution(self, site):
         outputs, inputs = site.shape[0], math.prod(site.shape[1:])

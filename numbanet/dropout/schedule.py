@@ -312,7 +312,8 @@ def _scaled(density: np.ndarray, mean: float, ceiling: float) -> np.ndarray | No
     count, falling = len(density), np.sort(density)[::-1]
     others = np.cumsum(falling[::-1])[::-1]
     reached = np.flatnonzero(others)  # the candidates for k
-    factors = (count * mean - reached * ceiling) / others[reached]
+    with np.errstate(over="ignore"):  # an infinite factor does not fit
+        factors = (count * mean - reached * ceiling) / others[reached]
     fits = factors * falling[reached] <= ceiling
     if len(reached) == count:
         fits[-1] = True  # k = n - 1 always fits, because mean <= ceiling, but rounding may hide it

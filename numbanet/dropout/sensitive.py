@@ -28,7 +28,7 @@ import numpy as np
 
 from numbanet_kernels.layouts.windows import Window, tile_of
 
-from ..arguments import check_count, is_real
+from ..arguments import check_count, is_integer, is_real
 from ..autograd import no_grad
 from ..device import Device
 from ..layers import Context, Conv2d, Tree
@@ -51,7 +51,8 @@ class SensitiveDropout(Dropout):
     rate : float, sequence of float, or function of the epoch, default=0.5
         Share of the im2col matrix that is dropped, in [0, 1): one number for all convolutions, or one for each.
     sample : float, default=0.3
-        Share of the values of a region that is sampled, in (0, 1] (k in the paper, whose example is 0.3).
+        Share of the values of a region that is sampled, in [0, 1], but at least one value (k in the paper, whose example is
+        0.3).
     most : int, default=16
         Largest number of sampled values per region. The paper has no such bound. But if a region has 4608 values, reading a
         share of them is no better than reading a few, and would cost more time than the product saves.
@@ -100,6 +101,9 @@ class SensitiveDropout(Dropout):
         ):
             if not is_real(value) or not low <= value <= high:
                 raise ValueError(f"{name} must be a number from 0 to 1, got {value!r}")
+        for number, threshold in (thresholds or {}).items():
+            if not is_integer(number) or number < 0 or not is_real(threshold) or not threshold >= 0:
+                raise ValueError(f"thresholds: {number!r}: {threshold!r} is no index of a convolution with a number from 0 on")
         check_count("most", most)
         if scale not in ("none", "rate"):
             raise ValueError(f"scale must be 'none' or 'rate', got {scale!r}")

@@ -78,12 +78,7 @@ class Estimator(Settings):
         """
         if card and Path(path).suffix == ".md":
             raise ValueError(f"save: the card would replace the network in {str(path)!r}: give it another ending than .md")
-        saving.save(self, path)
-        if card:
-            from ..io import model_card
-
-            target = Path(path)
-            target.with_name(f"{target.name.removesuffix('.safetensors')}.md").write_text(model_card(self), encoding="utf-8")
+        saving.save(self, path, card=card)
 
     def export(self, path: str | os.PathLike) -> None:
         """Write the predictions of the trained estimator as an ONNX file; `numbanet.io.export` describes it, and its errors."""

@@ -1,7 +1,8 @@
 """Comparisons, and selection by masks, with broadcasting.
 
 A comparison returns a mask: a float32 tensor that is 1 where the comparison holds, else 0. Masks have no gradient. As in IEEE
-arithmetic, a comparison with NaN does not hold, except !=. dy is the gradient of the result.
+arithmetic, a comparison with NaN does not hold, except !=. Integers are compared as float32, which is exact up to 2^24. dy is
+the gradient of the result.
 """
 
 from __future__ import annotations

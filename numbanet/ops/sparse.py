@@ -97,8 +97,9 @@ def linear_sparse(
     x (N, I), b (O,) or None -> y (N, O). act is ReLU if `relu`, else the identity.
 
     The gradient of w is computed only for its stored entries. If `rows` is given, y holds only the kept neurons; if `cols` is
-    given, x holds only the kept inputs. Entries of dropped neurons and inputs are skipped. The backward pass stores dz and x in
-    `trace`, so that the dense gradient dw = dz.T x can be computed later. A layout of tiles supports none of these.
+    given, x holds only the kept inputs. Entries of dropped neurons and inputs are skipped. The scale of a plan is not applied:
+    layers multiply by it later. The backward pass stores dz and x in `trace`, so that the dense gradient dw = dz.T x can be
+    computed later. A layout of tiles supports none of these.
 
     Raises
     ------
@@ -108,7 +109,7 @@ def linear_sparse(
         If a plan is not an AxisPlan, or is given with a layout of tiles.
     """
     dev = common_device("linear_sparse", (x, values, b))
-    x, values = (a if isinstance(a, Tensor) else Tensor(a, dev) for a in (x, values))
+    x, values, b = (a if a is None or isinstance(a, Tensor) else Tensor(a, dev) for a in (x, values, b))
     (outputs, inputs), tiles = layout.shape, len(layout.values) == 3
     if layout.device is not dev:
         raise ValueError(f"linear_sparse: the layout is on {layout.device.name}, the arrays on {dev.name}")

@@ -74,6 +74,15 @@ def test_a_layer_as_a_matrix(inputs):
             layer._replace(indices=np.array([wrong] * 4, np.int32)).to_ell(inputs)
 
 
+def test_slices_of_a_network_are_lists_of_its_layers():
+    network = RadixNet(32, 5)
+    for some in (slice(2), slice(-2, None), slice(None, None, 2), slice(4, 1)):
+        expected = [network[number] for number in range(5)[some]]
+        assert [layer.indices.tolist() for layer in network[some]] == [layer.indices.tolist() for layer in expected]
+    for array, plain in zip(mixed_radix(np.array([2, 3])), mixed_radix((2, 3)), strict=True):
+        np.testing.assert_array_equal(array, plain)
+
+
 def test_the_challenges_biases():
     assert [round(challenge_bias(1024 * 4**n), 10) for n in range(4)] == [-0.3, -0.35, -0.4, -0.45]
 
@@ -85,6 +94,7 @@ def test_the_challenges_biases():
         (lambda: RadixNet(16), "from 32 on"),
         (lambda: RadixNet(48), "not 48"),
         (lambda: RadixNet(64, 0), "layers must be at least 1"),
+        (lambda: mixed_radix(np.array([], np.int64)), "radices"),
         (lambda: mixed_radix(()), "radices"),
         (lambda: mixed_radix((2, 1)), "radices"),
         (lambda: mixed_radix((2,), 0), "width"),

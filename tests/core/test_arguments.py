@@ -91,6 +91,12 @@ def test_what_cannot_be_read_is_refused_by_name(dev):
             call()
 
 
+@pytest.mark.parametrize("value, dtype", [(300, np.int8), (-1, np.uint8), (2**70, np.int64)])
+def test_integers_too_large_for_the_dtype_are_refused_by_name(value, dtype):
+    with pytest.raises(TypeError, match=f"^X: cannot read list as {np.dtype(dtype)} numbers "):
+        host_array("X", [value], dtype)
+
+
 def test_read_only_arrays_are_taken(dev):
     labels, weights = np.array([2, 0], np.int32), np.float32([0.25, 0.75])
     expected = ops.softmax_cross_entropy(Tensor(LOGITS, dev), labels=labels, weights=weights).item()

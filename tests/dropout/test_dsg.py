@@ -175,8 +175,8 @@ def test_every_form_learns_and_may_select_in_prediction(options):
 def test_by_default_those_select_in_prediction_that_choose_for_each_sample_alone():
     """What others choose depends on who is predicted beside a sample."""
     X = samples(90, seed=1)[0]
-    for share in ("batch", "tile", "sample"):
-        chosen = DynamicSparseGraph(0.6, epsilon=0.9, share=share)
+    for share, threshold in (("batch", "exact"), ("tile", "exact"), ("sample", "exact"), ("sample", "shared")):
+        chosen = DynamicSparseGraph(0.6, epsilon=0.9, share=share, threshold=threshold)
         net, *_ = fitted(chosen, epochs=1)
         assert chosen.select_in_prediction == (share == "sample")
         np.testing.assert_allclose(net.predict_proba(X[:7]), net.predict_proba(X)[:7], rtol=1e-4, atol=1e-6)

@@ -96,6 +96,12 @@ def test_the_mean_is_the_rate_and_no_epoch_is_above_the_ceiling(rate, epochs, sk
     assert (np.diff(slopes[slopes != 0]) <= 0).all()  # it rises, then falls: one peak, or one plateau
 
 
+def test_a_narrow_peak_needs_no_warning():
+    with warnings.catch_warnings(action="error"):
+        found = SkewNormalSchedule(0.5, 100, spread=0.01).rates
+    assert np.mean(found) == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.5, 0.6, 0.7, 0.9])
 @pytest.mark.parametrize("epochs", [10, 20, 300])
 def test_rates_are_low_at_first_rise_more_slowly_than_they_fall_and_are_low_at_the_end(rate, epochs):

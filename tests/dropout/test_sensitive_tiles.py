@@ -108,3 +108,11 @@ def test_other_convolutions_have_blocks_of_taps(channels, images, size, expected
     (plan,) = channel_plans(channels, 1, images, size)
     assert isinstance(plan, ChannelBlockPlan) == (expected is not None)
     assert expected is None or len(plan.kept) == expected
+
+
+@pytest.mark.parametrize("kind", [RowSensitiveDropout, BlockSensitiveDropout])
+@pytest.mark.parametrize("number, threshold", [(0, -1.0), (0, float("nan")), ("0", 1.0), (-1, 1.0), (0, "1")])
+def test_thresholds_are_numbers_from_0_on_by_index(kind, number, threshold):
+    with pytest.raises(ValueError, match=f"thresholds: {number!r}: {threshold!r} is no index"):
+        kind(0.5, thresholds={number: threshold})
+    assert kind(0.5, thresholds={np.int64(1): 0}).thresholds == {1: 0}

@@ -80,6 +80,35 @@ def test_the_score_of_a_net_has_its_name(drawn, about, name):
     assert drawn(plots.learning_curves, net.history_).axes[0].get_ylabel() == "test accuracy"
 
 
+def test_numbers_are_labels(drawn):
+    (legend,) = drawn(plots.learning_curves, {0.1: _history(3, 0.1), 2: _history(3, 0.1), "2": _history(2, 0.1)}).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["0.1", "2", "2"]
+
+
+def test_all_lines_are_training_scores_if_one_history_has_no_others(drawn):
+    validated = [{**record, "validation_score": 0.1} for record in _history(3, 0.1)]
+    axes = drawn(plots.learning_curves, {"a": validated, "b": _history(3, 0.1, 0.6)}, "", "test accuracy").axes[0]
+    assert axes.get_ylabel() == "training score"
+    for line, first in zip(axes.lines, (0.5, 0.6)):
+        np.testing.assert_allclose(line.get_ydata(), first + np.arange(3) / 100)
+    axes = drawn(plots.learning_curves, {"a": validated}, "", "test accuracy").axes[0]
+    assert axes.get_ylabel() == "test accuracy" and set(axes.lines[0].get_ydata()) == {0.1}
+
+
+@pytest.mark.parametrize("given", [[], (), types.SimpleNamespace()], ids=["list", "tuple", "unfitted"])
+def test_a_history_without_epochs_is_refused_by_its_label(drawn, given):
+    with pytest.raises(ValueError, match="^histories: 'a' has no epochs; fit it before"):
+        drawn(plots.learning_curves, {"b": _history(3, 0.1), "a": given})
+
+
+@pytest.mark.parametrize("n", [1, 3, 4, 12])
+def test_all_lines_of_a_scaling_are_drawn_and_differ(drawn, n):
+    figure = drawn(lambda times, path: plots.scaling([1, 2], times, path), {f"way {i}": [1.0, 1.5] for i in range(n)})
+    for axes in figure.axes:
+        assert [line.get_label() for line in axes.lines] == [f"way {i}" for i in range(n)]
+        assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == n
+
+
 @pytest.mark.parametrize("epochs", [1, 2, 9])
 def test_any_history_is_drawn(drawn, epochs):
     figure = drawn(plots.learning_curves, {"mine": _history(epochs, 0.1, math.nan), "rdp": _history(epochs, 0.1, -3.0)})

@@ -46,6 +46,18 @@ def test_a_card_has_the_whole_name_of_its_network(name, card, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, card])
 
 
+def test_a_card_that_cannot_be_written_leaves_the_network_as_it_was(tmp_path):
+    net = Net((8,), epochs=1, random_state=0).fit(np.eye(4, dtype=np.float32).repeat(5, 0), np.arange(20) % 2)
+    (tmp_path / "a.md").mkdir()
+    with pytest.raises(IsADirectoryError):
+        net.save(tmp_path / "a", card=True)
+    assert not (tmp_path / "a").exists()
+    net.save(tmp_path / "b", card=True)
+    (tmp_path / "old.md").hardlink_to(tmp_path / "b.md")
+    net.partial_fit(np.eye(4, dtype=np.float32), [0, 1, 0, 1]).save(tmp_path / "b", card=True)
+    assert not (tmp_path / "b.md").samefile(tmp_path / "old.md")  # replaced as a whole
+
+
 def test_a_card_has_the_figures_of_the_weights_whatever_parameters_become(tmp_path):
     X, y = np.random.default_rng(0).standard_normal((300, 6)).astype(np.float32), np.arange(300) % 2
     net = Net((32,), early_stopping=True, patience=2, epochs=40, learning_rate=0.3, random_state=0).fit(X, y)

@@ -40,6 +40,12 @@ def weight(rng, kind="csr", shape=(13, 10), density=0.3):
     return found.to_ell() if kind == "ell" else found
 
 
+def test_lists_are_taken_for_every_array():
+    layout = ops.Layout(CSR.from_dense(np.float32([[2, 0, 1], [0, 0, 0]])), device("cpu"))
+    found = ops.linear_sparse([[1, 5, 3]], [2, 1], [0.5, -1], layout=layout)
+    np.testing.assert_array_equal(found.numpy(), [[5.5, -1]])
+
+
 KINDS = pytest.mark.parametrize("kind", ["csr", "ell", "bsr"])
 
 

@@ -60,6 +60,8 @@ def test_the_command_prints_and_draws(capsys, tmp_path):
         ("--bandwidth 0", "--bandwidth must be at least"),
         ("--ranks 0", "--ranks must be at least 1"),
         ("--latency nan", "--latency must be at least 0, not nan"),
+        ("--bandwidth inf --latency inf", "error: --latency must be a finite number, not inf"),
+        ("--compute inf", "error: --compute must be a finite number, not inf"),
         ("--compute nan", "--compute must be at least 1e-09, not nan"),
         ("--plot no.txt", "must end in .png"),
         ("--rate 50 --model 4-4-2", "numbanet: error: --rate must be a number"),

@@ -174,6 +174,23 @@ def test_after_two_dashes_options_are_the_files_too(tmp_path, capsys):
         assert status == 0 and f"end of {list(given[1:])}" in said and "sectors" not in said
 
 
+def test_two_dashes_before_the_file_leave_it_all_that_follows(tmp_path, capsys):
+    path = tmp_path / "my_kernels.py"
+    path.write_text(textwrap.dedent(RIGHT))
+    for before, own in (([], ["--counters", "a"]), ([], ["--card", "K80"]), (["--counters"], ["a", "--", "--html"])):
+        assert cli.main(["check", *before, "--", str(path), *own]) == 0
+        said = capsys.readouterr().out
+        assert f"end of {own}" in said and ("sectors" in said) == bool(before)
+
+
+def test_warnings_of_the_file_are_shown_as_python_shows_them(tmp_path, capsys):
+    text = "import warnings\nwarnings.warn('random_state=3 is mine', FutureWarning)" + textwrap.dedent(RIGHT)
+    with pytest.warns(FutureWarning, match="^random_state=3 is mine$") as seen:
+        status, said = run(tmp_path, capsys, text)
+    assert status == 0 and "is mine" not in said
+    assert [(warning.filename, warning.lineno) for warning in seen] == [(str(tmp_path / "my_kernels.py"), 2)]
+
+
 def test_a_folder_may_have_any_name(tmp_path, capsys):
     folder = tmp_path / 'josé "b"'
     folder.mkdir()
