@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..arguments import check_count
-from ..plans import Site, UnitWindow, WindowPlan
+from ..layers import Sequential
+from ..plans import UnitWindow, WindowPlan
 from .base import Dropout
 from .patterns import RowDropout
 from .window import WindowDropout
@@ -91,11 +92,10 @@ class Together(Dropout):
         """Return the warnings of the policies, and one if windows of recurrent inputs cannot be those of the outputs."""
         messages = [message for policy in self.policies for message in policy.cautions(model)]
         outputs = next((policy for policy in self.policies if policy.kind == "output"), None)
-        windows = isinstance(outputs, WindowDropout)
-        given = {site.path: _given(outputs, site) for site in outputs.sites(model)} if windows else {}
+        given = _rates_given(outputs, model) if isinstance(outputs, WindowDropout) else {}
         for policy in self._following():
-            rates = {_path_of_outputs(site): _given(policy, site) for site in policy.sites(model)}
-            if policy.rate and (not windows or any(rate != given.get(path, rate) for path, rate in rates.items())):
+            rates = {_path_of_outputs(path): rate for path, rate in _rates_given(policy, model).items()}
+            if any(rate and rate != given.get(path) for path, rate in rates.items()):
                 messages.append(
                     "window: recurrent inputs keep windows of their own, because outputs have no windows of their rate; "
                     "recurrent_sampling='outputs' needs dropout='window' and equal rates"
@@ -117,7 +117,7 @@ class Together(Dropout):
         following = self._following()
         rates = {site.path: self.rate_of(site) for site in self.sites(model)} if following else {}
         for site in (site for policy in following for site in policy.sites(model)):
-            path, (units, rows) = _path_of_outputs(site), site.shape
+            path, (units, rows) = _path_of_outputs(site.path), site.shape
             outputs = drawn.get(path)
             if (
                 site.path in drawn
@@ -206,12 +206,13 @@ def recurrent(policy: Dropout, steps: int | None = None, as_outputs: bool = Fals
     return policy.changed(kind="recurrent", **changes)
 
 
-def _given(policy: Dropout, site: Site) -> Any:
-    """Return the rate that was given for a site, a number or a function of the epoch."""
-    return policy.rate[site.number] if isinstance(policy.rate, tuple) else policy.rate
+def _rates_given(policy: Dropout, model: Sequential) -> dict[str, Any]:
+    """Return the rate, a number or a function of the epoch, that was given for each site, by path."""
+    rate, sites = policy.rate, policy.sites(model)
+    return {site.path: rate[site.number] if isinstance(rate, tuple) else rate for site in sites}
 
 
-def _path_of_outputs(site: Site) -> str:
-    """Return the path of the outputs that are the recurrent inputs of a site."""
-    layer, dot, name = site.path.rpartition(".")
+def _path_of_outputs(path: str) -> str:
+    """Return the path of the outputs that are the recurrent inputs of a site with this path."""
+    layer, dot, name = path.rpartition(".")
     return layer + dot + name.replace("recurrent_", "output_")

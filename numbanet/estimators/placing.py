@@ -93,13 +93,10 @@ def _chosen(estimator: Any, settings: FitSettings, data: Data, again: bool) -> P
 
 
 class _Resting:
-    """Makes optimisers of the kind of an estimator whose updates change nothing; equal kinds are shown alike."""
+    """Makes optimisers of the kind of an estimator whose updates change nothing."""
 
     def __init__(self, estimator: Any) -> None:
         self.estimator = copy.copy(estimator).set_params(learning_rate=0.0)
-
-    def __repr__(self) -> str:
-        return repr(self.estimator.optimizer)
 
     def __call__(self, parameters: list[Tensor]) -> Optimizer:
         return self.estimator._make_optimizer(parameters)

@@ -46,17 +46,19 @@ HIDDEN = ("_by_step", "_fit_epochs", "_flat_target", "_kept_epoch", "_several") 
 def save(net: Any, path: str | os.PathLike, card: bool = False) -> None:
     """Write a fitted estimator to a file, and its model card if `card`, each atomically; `Estimator.save` lists the errors."""
     from numbanet.datasets.files import write_file
-    from numbanet.io import model_card
 
     check_is_fitted(net, "model_")
     path = check_target(path)
     content = serialised(*packed(net))
-    texts = {path.with_name(f"{path.name.removesuffix('.safetensors')}.md"): model_card(net)} if card else {}
-    targets = {check_target(target): text.encode() for target, text in texts.items()}
+    contents = {path: content}
+    if card:
+        from numbanet.io import model_card
+
+        target = check_target(path.with_name(f"{path.name.removesuffix('.safetensors')}.md"))
+        contents[target] = model_card(net).encode()
     with deferred:  # so that no signal handler leaves half a file in the folder
-        for target, text in targets.items():
-            write_file(target, text)
-        write_file(path, content)
+        for target, content in contents.items():
+            write_file(target, content)
 
 
 def check(net: Any, hook: str) -> None:

@@ -1,13 +1,15 @@
 """The cache of profiles: which file holds the profile of a model, and when it may be used again.
 
-The name of the file is a digest of all that decides the times. Classes outside numbanet, of layers and of optimisers, count
-with their source, because one that is edited keeps its name. What cannot be described has no file, and is measured each time.
+The name of the file is a digest of what decides the times. Classes outside numbanet, of layers and of optimisers, count with
+the source of their modules, because one that is edited keeps its name; what the modules import does not count. What cannot be
+described has no file, and is measured each time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -36,10 +38,10 @@ def place_of(model: Sequential, optimizer: Callable[[list[Tensor]], Optimizer] |
     its optimisers that cannot be described. Without updates `optimizer` is None.
     """
     try:
-        layers = [(path, *_kind(type(layer)), repr(layer), _inside(layer)) for path, layer in walk(model)]
+        layers = [(path, *_kind(type(layer)), _inside(layer)) for path, layer in walk(model)]
         made = [optimizer(part.updated) for part in parts(model) if part.updated] if optimizer else []
         decides = repr((layers, [(*_kind(type(each)), _described(_hyperparameters(each))) for each in made], settings))
-    except _Unknown:
+    except (_Unknown, RecursionError):  # a list may hold itself
         return None
     return folder() / f"{hashlib.sha256(decides.encode()).hexdigest()[:24]}.json"
 
@@ -71,8 +73,8 @@ def _own(kind: type) -> bool:
 
 
 def _kind(kind: type) -> list[tuple[str, ...]]:
-    """Return module and name of a class and its bases, with the source of those outside numbanet. A class that a function
-    makes is unknown, because its source does not tell the variables that it takes from there.
+    """Return module and name of a class and its bases, with the source of the modules of those outside numbanet. A class that
+    a function makes is unknown, because the source does not tell the variables that it takes from there.
     """
     found = []
     for each in kind.__mro__:
@@ -81,16 +83,18 @@ def _kind(kind: type) -> list[tuple[str, ...]]:
             if "<locals>" in each.__qualname__:
                 raise _Unknown
             try:
-                name = *name, inspect.getsource(each)
-            except (OSError, TypeError):
+                name = *name, inspect.getsource(sys.modules[each.__module__])
+            except (KeyError, OSError, TypeError):
                 raise _Unknown from None
         found.append(name)
     return found
 
 
 def _inside(layer: Layer) -> Any:
-    """Return the attributes of a layer whose class is not numbanet's, as its `repr` may leave some out."""
-    return None if _own(type(layer)) else _described(vars(layer))
+    """Return the text of a layer of numbanet, without the addresses of layers in it that have no text of their own; and the
+    attributes of another one, whose `repr` may leave some out.
+    """
+    return re.sub(" at 0x[0-9a-fA-F]+", "", repr(layer)) if _own(type(layer)) else _described(vars(layer))
 
 
 def _hyperparameters(optimizer: Optimizer) -> dict[str, Any]:

@@ -71,8 +71,8 @@ class Settings:
     cached : bool, default=True
         If True, a profile of the same model, shape, devices and settings is read from `folder()`, unless the machine or the
         versions differ; and a new one is written there. With a meter that is given, nothing is read or written; nor with a
-        layer or an optimizer from outside numbanet whose source cannot be read, or that has other attributes than numbers,
-        texts, tensors, layers and lists of them.
+        layer or an optimizer from outside numbanet that a function defines or whose module has no source, nor if one, or any
+        optimizer, has other attributes than numbers, texts, tensors, layers and collections of them.
     again : bool, default=False
         If True, nothing is read from the cache.
     """

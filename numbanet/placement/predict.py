@@ -29,7 +29,7 @@ from . import facts, stages as staging
 from .energy import stated
 from .figures import ESTIMATED, NONE, Figure
 from .measure import amount
-from .table import LayerTimes, Profile, Stage
+from .table import UPDATE, LayerTimes, Profile, Stage
 
 # columns of _numbers that a sum has
 SUMS = {
@@ -101,7 +101,7 @@ class Predictor:
         group = self._groups.get((stage.kind, device, direction)) or self._groups.get((device, direction))
         if group is None:
             return Prediction(NONE, float("nan"), 0)
-        return Prediction(Figure(group.fit.of(_numbers(stage, flops, moved)), ESTIMATED), group.error, len(group.ms))
+        return Prediction(Figure(group.fit.of(_numbers(stage, direction, flops, moved)), ESTIMATED), group.error, len(group.ms))
 
     @property
     def errors(self) -> dict[tuple[str, ...], tuple[float, int]]:
@@ -302,11 +302,12 @@ def _fitted(X: np.ndarray, ms: np.ndarray) -> np.ndarray:
     return nnls(X / scale / ms[:, None], np.ones(len(ms)))[0] / scale
 
 
-def _numbers(stage: Stage, flops: float, moved: float) -> np.ndarray:
-    """Return the sizes on which a time depends: FLOPs, n values of inputs, outputs and parameters, bytes moved, 1, the channels
-    or units of the inputs and the outputs, the multiplications that Winograd's filtering saves and the FLOPs that it has (those
-    of others for what it does not compute), and the logarithms of samples, channels of both, and pixels."""
-    sizes = np.prod(stage.inputs), np.prod(stage.outputs), stage.parameters
+def _numbers(stage: Stage, direction: str, flops: float, moved: float) -> np.ndarray:
+    """Return the sizes on which a time depends: FLOPs, n values of inputs, outputs and parameters (of an update those that it
+    changes), bytes moved, 1, the channels or units of the inputs and the outputs, the multiplications that Winograd's filtering
+    saves and the FLOPs that it has (those of others for what it does not compute), and the logarithms of samples, channels of
+    both, and pixels."""
+    sizes = np.prod(stage.inputs), np.prod(stage.outputs), stage.updated if direction == UPDATE else stage.parameters
     channels = [(*shape, 1, 1)[1] for shape in (stage.inputs, stage.outputs)]
     pixels, share = int(np.prod(stage.inputs[2:])), 1.0
     if stage.kind.startswith("Conv2d 3x3") and "/" not in stage.kind.partition(" +")[0] and len(stage.inputs) == 4:
@@ -339,5 +340,5 @@ def _samples(found: Profile) -> Iterator[Sample]:
     for entry in found.entries:
         if entry.ms.tag != ESTIMATED and entry.ms.value:
             stage = kinds[entry.path]
-            numbers = _numbers(stage, entry.flops, entry.bytes)
+            numbers = _numbers(stage, entry.direction, entry.flops, entry.bytes)
             yield Sample(stage.kind, entry.device, entry.direction, numbers, entry.ms.value)

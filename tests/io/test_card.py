@@ -58,6 +58,21 @@ def test_a_card_that_cannot_be_written_leaves_the_network_as_it_was(tmp_path):
     assert not (tmp_path / "b.md").samefile(tmp_path / "old.md")  # replaced as a whole
 
 
+def test_a_card_is_not_written_without_its_network(tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError("no space left")
+
+    net = Net((8,), epochs=1, random_state=0).fit(np.eye(4, dtype=np.float32).repeat(5, 0), np.arange(20) % 2)
+    monkeypatch.setattr("numbanet.datasets.files.write_file", full)
+    with pytest.raises(OSError, match="no space left"):
+        net.save(tmp_path / "a", card=True)
+    monkeypatch.undo()
+    written = []
+    monkeypatch.setattr("numbanet.datasets.files.write_file", lambda path, content: written.append(path.name))
+    net.save(tmp_path / "a", card=True)
+    assert written == ["a", "a.md"]
+
+
 def test_a_card_has_the_figures_of_the_weights_whatever_parameters_become(tmp_path):
     X, y = np.random.default_rng(0).standard_normal((300, 6)).astype(np.float32), np.arange(300) % 2
     net = Net((32,), early_stopping=True, patience=2, epochs=40, learning_rate=0.3, random_state=0).fit(X, y)

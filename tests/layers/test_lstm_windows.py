@@ -131,7 +131,7 @@ def test_windows_that_do_not_follow_the_outputs_are_named(dropout, rate, said):
     assert sum("windows of their own" in str(w.message) for w in seen) == said
 
 
-@pytest.mark.parametrize("rates, said", [((0.3, 0.5), 0), ((0.5, 0.3), 1), ((0.3, 0.4), 1)])
+@pytest.mark.parametrize("rates, said", [((0.3, 0.5), 0), ((0.5, 0.3), 1), ((0.3, 0.4), 1), ((0.3, 0.0), 0), (0.3, 1)])
 def test_rates_of_windows_are_compared_layer_by_layer(rates, said):
     model = Sequential([LSTM(10, 8, num_layers=2, rng=1), Linear(8, 9, rng=2)])
     policy = Together(WindowDropout((0.3, 0.5)), recurrent(WindowDropout(rates), as_outputs=True))

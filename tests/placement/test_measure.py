@@ -154,6 +154,12 @@ class Resting(SGD):
     """An optimizer from outside numbanet."""
 
 
+class Shown(Tanh):
+    """A layer from outside numbanet whose text is another one for each object."""
+
+    __repr__ = object.__repr__
+
+
 def test_a_layer_from_outside_is_measured_anew_when_its_source_changes(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -169,6 +175,7 @@ def test_a_layer_from_outside_is_measured_anew_when_its_source_changes(monkeypat
     edited = "\n    def forward(self, flow, context):\n        return super().forward(flow, context)\n"
     try:
         assert [measured(""), measured(""), measured(edited), measured(edited, 2)] == [1, 1, 2, 3]
+        assert measured("\n\nHELPED_BY = 1\n") == 4
     finally:
         sys.modules.pop("its_layers", None)
 
@@ -182,6 +189,11 @@ def test_what_cannot_be_described_is_measured_each_time():
     assert cache.place_of(Sequential([Linear(5, 4, rng=0), Inner()]), None) is None
     assert cache.place_of(Sequential([Linear(5, 4, rng=0)]), lambda parameters: with_function) is None
     assert cache.place_of(Sequential([Linear(5, 4, rng=0)]), Resting) is not None
+    layer = Shown()
+    assert cache.place_of(Sequential([layer]), None) == cache.place_of(Sequential([Shown()]), None) is not None
+    layer.numbers = []
+    layer.numbers.append(layer.numbers)
+    assert cache.place_of(Sequential([layer]), None) is None
     profile([Linear(5, 4, rng=0), Inner()], (6, 5), ["cpu"], **QUICK)
     assert not folder().exists()
 

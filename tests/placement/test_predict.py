@@ -120,3 +120,17 @@ def test_profiles_of_several_machines_are_refused(rng):
     table = made_up(*linear(rng), roofline)
     with pytest.raises(ValueError, match="several machines"):
         Predictor([table, dataclasses.replace(table, machine="another")])
+
+
+def test_an_update_is_predicted_by_the_weights_that_it_changes(rng):
+    """Of weights that an earlier layer has, too, there is no update."""
+
+    def time(stage, flops, moved):
+        return 1.0 + 1e-3 * stage.updated
+
+    predictor, half = Predictor([made_up(*linear(rng), time) for _ in range(25)]), Linear(300, 300, rng=0)
+    tied = Linear(300, 300, rng=1)
+    half.weight = tied.weight
+    found = predictor.profile([tied, ReLU(), half], (64, 300))
+    (update,) = (each for each in found.entries if each.path == "2" and each.direction == "update")
+    assert update.ms.value == pytest.approx(1.3, rel=0.02)

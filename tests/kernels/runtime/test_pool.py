@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from numbanet_kernels import cpu
+from numbanet_kernels.runtime import pool as pools, tape
 from numbanet_kernels.runtime.memory import empty_cpu
 from numbanet_kernels.runtime.pool import Pool, pages
 
@@ -92,14 +93,18 @@ def test_trimmed_pools_return_the_pages_of_free_ranges_and_no_others(shift):
 
 
 @on_linux
-def test_a_recording_returns_the_memory_of_the_run_before_it():
+def test_a_recording_returns_the_memory_of_the_run_before_it(monkeypatch):
     """Else a training step would take its memory twice: that of the step that was run, and that of the recorded one."""
+    pool = Pool(pages, chunk=1 << 26, keep=1 << 29, step=pools.PAGE)
+    for module in (pools, tape):
+        monkeypatch.setattr(module, "host_pool", pool)
     x = cpu.full((1 << 22,), 1.0)
-    lasting = cpu.relu(x)  # lies in the same chunk
-    freed = cpu.relu(x)
+    lasting, freed = cpu.relu(x), cpu.relu(x)
+    assert len(pool.chunks) == 1
     place = freed.ctypes.data
     del freed
     recorded = cpu.record(lambda: cpu.relu(x))
+    assert len(pool.chunks) == 1
     assert not any((ctypes.c_float * x.size).from_address(place)[:: mmap.PAGESIZE])
     recorded.replay()
     assert (recorded.result == 1).all() and (lasting == 1).all()
