@@ -25,6 +25,8 @@ def _status(key: str) -> int:
 
 def measured(small: Task, make: Callable[[], Task], steps: int, momentum: int) -> Task:
     """A task whose output is the peak memory of n steps minus `momentum`, bytes that the first step allocates."""
+    from numbanet_kernels.runtime.pool import host_pool
+
     for _ in range(steps):
         small.run()
     del small
@@ -32,6 +34,7 @@ def measured(small: Task, make: Callable[[], Task], steps: int, momentum: int) -
 
     def outputs() -> dict[str, Any]:
         gc.collect()
+        host_pool.trim()
         ctypes.CDLL(None).malloc_trim(0)  # else steps could reuse freed memory, which would not count
         before = _status("VmRSS")
         with open("/proc/self/clear_refs", "w", encoding="ascii") as reset:
