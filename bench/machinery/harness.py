@@ -74,7 +74,7 @@ class Schedule:
     turn : float
         Seconds that a turn takes at least: far above the resolution of the clock and the cost of waking a process.
     pause : float
-        Seconds between turns: the thread pools of BLAS and OpenMP spin for up to about 30 ms before they sleep.
+        Seconds between turns, after the threads of a worker have come to rest (`worker.rest`).
     warm_up : int
         n turns of each side that are not counted.
     """

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+import threading
 import time
 
 import numpy as np
@@ -13,7 +14,7 @@ from bench.machinery.harness import Case, Implementation, Schedule, measure, qua
 from bench.machinery.machine import cpu_of
 from bench.machinery.results import Results
 from bench.machinery.table import markdown
-from bench.machinery.worker import Task, Worker, WorkerError, Workers
+from bench.machinery.worker import Task, Worker, WorkerError, Workers, rest
 
 FAST = Schedule(pairs=5, turn=0.01, pause=0.0, warm_up=1)
 
@@ -95,6 +96,15 @@ def test_turns_alternate_strictly_and_hold_the_least_repetitions():
     timed = order[2:]  # two calls to find out how many repetitions a turn has
     assert [name for name, _ in timed] == ["b", "a"] * (FAST.pairs + FAST.warm_up)
     assert {count for _, count in timed} == {20}
+
+
+def test_turn_ends_when_no_thread_runs_any_more():
+    stop = time.perf_counter() + 0.2
+    spinning = threading.Thread(target=lambda: [None for _ in iter(lambda: time.perf_counter() < stop, False)])
+    spinning.start()
+    rest(most=10.0)
+    assert stop <= time.perf_counter() < stop + 5
+    spinning.join()
 
 
 @pytest.mark.slow
