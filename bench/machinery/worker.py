@@ -88,9 +88,10 @@ def rest(most: float = 0.5) -> None:
     """Sleep until no thread of this process runs any more, for at most `most` seconds.
 
     Threads of BLAS and OpenMP wait for more work before they sleep: those of OpenBLAS for 2^28 ticks of the clock, about 0.1 s.
-    They would take a core from the other side's turn.
+    They would take a core from the other side's turn. The time that a thread on another core has used is known only once per
+    tick of the system, up to 10 ms.
     """
-    end, piece, used = time.perf_counter() + most, 0.002, math.inf
+    end, piece, used = time.perf_counter() + most, 0.025, math.inf
     while used > 0.1 * piece and time.perf_counter() < end:
         before = time.process_time()
         time.sleep(piece)

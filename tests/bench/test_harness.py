@@ -99,7 +99,7 @@ def test_turns_alternate_strictly_and_hold_the_least_repetitions():
 
 
 def test_turn_ends_when_no_thread_runs_any_more():
-    stop = time.perf_counter() + 0.2
+    stop = time.perf_counter() + 0.3
     spinning = threading.Thread(target=lambda: [None for _ in iter(lambda: time.perf_counter() < stop, False)])
     spinning.start()
     rest(most=10.0)
