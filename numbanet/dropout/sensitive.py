@@ -170,7 +170,7 @@ class SensitiveDropout(Dropout):
         count = policy.counting(window, positions, x)
         shape, region, counts, looked = count(rng, self.thresholds.get(site.number, 1.0))
         sensitive = counts > self.votes * looked
-        share = float(sensitive.mean()) if sensitive.size else 0.0
+        share = np.count_nonzero(sensitive) / max(sensitive.size, 1)
         rates, scale = rates_of(rate, share, self.contrast), 1.0 if self.scale == "none" else 1 / (1 - rate)
         plan = policy.choose_regions(sensitive, x.shape[0], shape, region, rates, scale, 1 - rate, rng)
         plan = self.planned(plan, layer, x)
@@ -190,7 +190,9 @@ class SensitiveDropout(Dropout):
         scale = scale_of(x)
 
         def count(rng: np.random.Generator, threshold: float) -> tuple:
-            offsets = dev.upload(np.sort(self.offsets(size, looked, rng), axis=0).astype(np.int32))
+            offsets = self.offsets(size, looked, rng).astype(np.int32, copy=False)
+            offsets.sort(axis=0)
+            offsets = dev.upload(offsets)
             counts = dev.download(dev.count_large(x.data, window, *region, offsets, threshold * scale, positions=places))
             return (n * positions, depth), region, counts, looked
 
@@ -246,24 +248,24 @@ def _first_of(x: Tensor, group: int) -> Tensor:
     """Return the first image of each group of consecutive images."""
     if group == 1:
         return x
-    first, flat = np.arange(0, x.shape[0], group, dtype=np.int32), (x.shape[0], math.prod(x.shape[1:]))
-    values = x.device.take_rows(x.device.reshape(x.data, flat), x.device.upload(first))
-    return Tensor.wrap(x.device.reshape(values, (len(first), *x.shape[1:])), x.device)
+    count, *shape = x.shape
+    values = x.device.take_rows(x.device.reshape(x.data, (count, math.prod(shape))), _every(group, count, x.device))
+    return Tensor.wrap(x.device.reshape(values, (-(-count // group), *shape)), x.device)
 
 
 def scale_of(x: Tensor) -> float:
     """Return the mean magnitude of some values of a tensor."""
     if not x.size:
         return 0.0
-    values = x.device.take_rows(x.device.reshape(x.data, (x.size, 1)), _some_of(x.size, x.device))
+    step = max(x.size // SCALED_BY, 1) | 1  # odd, because channels are often a power of two
+    values = x.device.take_rows(x.device.reshape(x.data, (x.size, 1)), _every(step, x.size, x.device))
     return float(np.abs(x.device.download(values)).mean())
 
 
 @functools.lru_cache(maxsize=64)
-def _some_of(size: int, dev: Device) -> Any:
-    """The indices of the values from which the scale of an input of `size` values is estimated."""
-    every = max(size // SCALED_BY, 1) | 1  # odd, because channels are often a power of two
-    return dev.upload(np.arange(0, size, every, dtype=np.int32))
+def _every(step: int, size: int, dev: Device) -> Any:
+    """The indices 0, step, 2 step, … below `size`, on the device."""
+    return dev.upload(np.arange(0, size, step, dtype=np.int32))
 
 
 def rates_of(rate: float, share: float, contrast: float) -> tuple[float, float]:
@@ -364,7 +366,9 @@ class RowSensitiveDropout(SensitiveDropout):
         return self.together
 
     def offsets(self, size, count, rng):  # all in one row, so that the start of its patch is computed once
-        return np.stack([np.full(count, rng.integers(max(size[0], 1))), rng.integers(max(size[1], 1), size=count)], 1)
+        found = np.empty((count, 2), np.int32)
+        found[:, 0], found[:, 1] = rng.integers(max(size[0], 1)), rng.integers(max(size[1], 1), size=count)
+        return found
 
     def choose_regions(self, sensitive, images, shape, region, rates, scale, kept, rng):
         low, high = (np.uint16(min(round(rate * 65536), 65535)) for rate in rates)

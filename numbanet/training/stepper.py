@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from ..device import Device
 from ..dropout import Dropout
 from ..dropout.schedule import mean
-from ..layers import DENSE, ActivationSpec, Context, Flow, Recurrent, Sequential, Symbols, Tree, walk
+from ..flops import StepFlops
+from ..layers import DENSE, Context, Flow, Recurrent, Sequential, Symbols, Tree, walk
 from ..parallel.parts import parts
 from ..parallel.ranks import Team
 from ..plans import Plan, Plans
@@ -22,8 +23,6 @@ from .optim import Optimizer
 from .recorder import Recorder
 from .streams import Streams, set_state
 from .task import Task
-
-COUNTED = 4096  # kinds of steps whose FLOPs are cached
 
 
 class StepResult(NamedTuple):
@@ -58,7 +57,7 @@ class Stepper:
         self.recorder = Recorder(self.dev, self.model)
         self.state = self._new_state()  # of recurrent layers
         self.packed: dict[Tensor, Any] = {}  # by weight, the blocks that the last update packed for the next step
-        self._counted: dict[tuple, float] = {}  # FLOPs by kind of step
+        self._flops = StepFlops(self.model)
         self._chosen_flops: dict[tuple, float] = {}  # FLOPs of the choice of plans, by what decides their kinds
         self._spent = 0.0  # FLOPs of the preparation of the choice in the current step
         self._nothing = Plans(self.dev)  # the plans of a dense step
@@ -108,7 +107,7 @@ class Stepper:
         self._prepare_choice()
         self.upcoming, self.packed, self.recorder = None, {}, Recorder(self.dev, self.model)
         self.state = self._new_state()
-        self._counted.clear()
+        self._flops.forget()
         self._chosen_flops.clear()
 
     def _new_state(self) -> dict[Any, Any] | None:
@@ -298,15 +297,6 @@ class Stepper:
             self.recorder.finish()
 
     def _done(self, loss: Any, answer: Any, shape: tuple[int, ...], plans: Plans) -> StepResult:
-        dense = self._flops(shape, self._nothing)
-        flops = dense if plans is self._nothing else self._flops(shape, plans)
+        dense = self._flops.of(shape, self._nothing)
+        flops = dense if plans is self._nothing else self._flops.of(shape, plans)
         return StepResult(Tensor.wrap(loss, self.dev), answer, flops + self._choice_flops(plans, shape), dense)
-
-    def _flops(self, shape: tuple[int, ...], plans: Plans) -> float:
-        """Return the FLOPs of a step with inputs of shape `shape`; they are cached by the kinds and densities of the plans."""
-        key = shape, *[(path, type(plan), plan.kind, plan.density) for path, plan in plans.assigned.items()]
-        if key not in self._counted:
-            if len(self._counted) == COUNTED:
-                self._counted.clear()
-            self._counted[key] = self.model.cost(ActivationSpec(shape), plans)[0].flops
-        return self._counted[key]

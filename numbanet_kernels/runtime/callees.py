@@ -125,6 +125,7 @@ def _copy(typing_context, source, target, size):
 
 
 BARRIER, COPY = 0, 1  # numbers that stand in place of a trampoline's address
+ELSEWHERE = -1  # stands for the number of a call in `failed`, if a function of the interpreter failed
 
 
 @host_kernel("void(i8[:, ::1], i8[::1], i8[::1], i8, i8[::1])")
@@ -135,20 +136,21 @@ def run(entries, failed, arrived, threads, pauses):
     (COPY, source, target, bytes)                                           copy memory
     (BARRIER, 0, 0, 0)                                                      wait until all `threads` threads are here
 
-    arrived[0] counts arrivals at barriers. If a call fails, its number is stored in failed[0]; of the remaining entries, this
-    thread executes only the barriers.
+    arrived[0] counts arrivals at barriers. If a call fails, its number is stored in failed[0]. While this is not 0, only
+    barriers are executed.
     """
-    going = True
     for i in range(entries.shape[0]):
         if entries[i, 0] == BARRIER:
             before = atomic.add(arrived, 0, 1)
             atomic.wait(arrived, 0, (before // threads + 1) * threads, pauses)
-        elif going and entries[i, 0] == COPY:
+        elif failed[0] != 0:
+            continue
+        elif entries[i, 0] == COPY:
             _copy(entries[i, 1], entries[i, 2], entries[i, 3])
-        elif going:
+        else:
             status = _call(entries[i, 0], entries[i, 1], entries[i, 2])
             if status != 0 and status != NONE:
-                failed[0], going = entries[i, 3], False
+                failed[0] = entries[i, 3]
 
 
 @host_kernel("void(i8[::1], i8, i8, i4[::1], i8, i4[::1], i8)")

@@ -38,8 +38,18 @@ class Stretch:
         return list(map(_table, tables))
 
 
-def run(stretches: Sequence[Stretch], threads: int, together: Callable[..., None] | None, tapes: Iterable[Any]) -> None:
+def run(
+    stretches: Sequence[Stretch],
+    threads: int,
+    together: Callable[..., None] | None,
+    tapes: Iterable[Any],
+    asides: Sequence[Callable[[], None]] = (),
+) -> None:
     """Execute stretches in order on `threads` threads, by one compiled call in each thread. `tapes` name the loops.
+
+    If there are `asides`, functions of the interpreter, the calling thread calls one after each stretch but the last. The other
+    threads wait for it at a barrier meanwhile, because waking them takes longer than most of these functions. If one fails, all
+    that follows is left out, and its exception is raised.
 
     Raises
     ------
@@ -47,19 +57,32 @@ def run(stretches: Sequence[Stretch], threads: int, together: Callable[..., None
         If a loop fails; the error names it.
     """
     failed, arrived = np.zeros(1, np.int64), np.zeros(LINE, np.int64)
+    errors: list[BaseException] = []
+
+    def execute(tables: list[np.ndarray], between: Sequence[Callable[[], None]], *meeting: Any) -> None:
+        """Execute tables, and call the functions `between` them; if there are none, execute the tables as one."""
+        for n, table in enumerate(tables if between else [_joined(tables)]):
+            callees.run(table, failed, *meeting)
+            if n < len(between) and not failed[0]:
+                try:
+                    between[n]()
+                except BaseException as error:  # raised below, as the other threads wait at a barrier
+                    errors.append(error)
+                    failed[0] = callees.ELSEWHERE
 
     def alone() -> None:
-        callees.run(_joined([stretch.alone for stretch in stretches]), failed, NOWHERE, 1, NOWHERE)
+        execute([stretch.alone for stretch in stretches], asides, NOWHERE, 1, NOWHERE)
 
     def part(of: Any) -> None:
-        callees.run(tables[of.number], failed, arrived, threads, atomic.pauses())
+        own = [stretch.parts[of.number] for stretch in stretches if of.number < len(stretch.parts)]
+        execute(own, () if of.number else asides, arrived, threads, atomic.pauses())
 
     if together is None:
         alone()
     else:
-        of_all = range(threads)
-        tables = [_joined([s.parts[n] for s in stretches if n < len(s.parts)]) for n in of_all]
         together(part, alone)
+    if errors:
+        raise errors[0]
     if failed[0]:
         name = next(tape.names[failed[0]] for tape in tapes if failed[0] in tape.names)
         raise RuntimeError(f"{name} failed in a replay")

@@ -306,10 +306,7 @@ class Tape:
 
     def replay(self) -> None:
         """Make all calls again, in order, on the threads that shared them, with the functions of `aside` between them."""
-        for stretch, aside in itertools.zip_longest(self.stretches, self.asides):
-            replay.run([stretch], self.threads, self.together, [self])
-            if aside is not None:
-                aside()
+        replay.run(self.stretches, self.threads, self.together, [self], self.asides)
 
 
 _numbers = itertools.count(1)  # numbers of the calls of all tapes

@@ -1,10 +1,34 @@
-"""rsdp tells the device which share of the positions it keeps on average, and the CPU chooses by it how to compute them."""
+"""rsdp tells the device which share of the positions it keeps on average, by which the CPU chooses how to compute them; the
+FLOPs that are counted are those of the kept positions.
+"""
 
 import numpy as np
 import pytest
 
 from numbanet import Conv2d, Flatten, Linear, Net, RowSensitiveDropout
+from numbanet.flops import StepFlops
+from numbanet.layers import ActivationSpec
+from numbanet.plans import PositionPlan
 from numbanet_kernels.families.conv import cpu
+
+
+def test_the_flops_of_a_step_are_those_of_the_kept_positions(monkeypatch):
+    seen, counted = [], StepFlops.of
+
+    def noted(self, shape, plans):
+        if plans.assigned:
+            seen.append((counted(self, shape, plans), self.model.cost(ActivationSpec(shape), plans)[0].flops, plans.assigned))
+        return counted(self, shape, plans)
+
+    monkeypatch.setattr(StepFlops, "of", noted)
+    layers = [Conv2d(1, 3, 3, rng=0), Conv2d(3, 4, 3, rng=0), Flatten(), Linear(64, 2, rng=1)]
+    rng = np.random.default_rng(0)
+    X, y = rng.random((40, 1, 8, 8), np.float32), np.arange(40) % 2
+    Net(layers, dropout="rsdp", image_shape=(1, 8, 8), batch_size=16, epochs=3, random_state=0, device="cpu").fit(X, y)
+    assert len(seen) == 9 and all(isinstance(plan, PositionPlan) for *_, assigned in seen for plan in assigned.values())
+    assert len({exact for _, exact, _ in seen}) > 4  # other positions in each step
+    for found, exact, _ in seen:
+        assert found == pytest.approx(exact, rel=1e-12)
 
 
 @pytest.mark.parametrize("together", [1, 16])

@@ -53,6 +53,7 @@ LEVELS = [
     "ops",
     "losses",
     "layers",
+    "flops",
     "parallel",
     "dropout",
     "training",

@@ -21,8 +21,8 @@ def replays(monkeypatch):
     """How often each tape of a step was replayed, alone or with others."""
     counts = {}
 
-    def run(stretches, threads, together, tapes, original=replay.run):
-        original(stretches, threads, together, tapes)
+    def run(stretches, threads, together, tapes, *asides, original=replay.run):
+        original(stretches, threads, together, tapes, *asides)
         for of in tapes:
             if of.stretches[0] in stretches and set(of.names.values()) != {"_take_rows"}:  # which fetches a batch
                 counts[of] = counts.get(of, 0) + 1

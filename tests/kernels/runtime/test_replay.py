@@ -1,5 +1,8 @@
 """Copies and tapes are executed in order by one compiled call, on one thread and on several."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
@@ -70,6 +73,44 @@ def test_what_the_interpreter_does_is_done_between_them(calls):
     ones, twos = np.ones(3, np.float32), np.full(3, 2, np.float32)
     cpu.replay([(ones, x), recorded, (twos, x), recorded])
     assert seen == [2, 4] and len(calls) > 2
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_only_the_calling_thread_calls_the_interpreter_and_others_wait(size, rng):
+    w, x = rng.standard_normal((50, 50), np.float32), rng.standard_normal((64, 50), np.float32)
+    seen, wrong, out = [], [], np.zeros((64, 50), np.float32)
+
+    def look(y):
+        seen.append((y.copy(), threading.get_ident()))
+        time.sleep(0.01)  # the other threads would go on
+        y[:] = 1
+        if wrong:
+            raise ValueError("wrong")
+
+    def work():
+        first = cpu.gemm(x, w, tb=True)
+        cpu.aside(lambda: look(first))
+        second = cpu.gemm(first, w, tb=True)
+        cpu.aside(lambda: look(second))
+        return cpu.copy(second, out=out)
+
+    with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(4, user_api="blas"), cpu.session(size):
+        expected = [cpu.gemm(x, w, tb=True), cpu.gemm(np.ones_like(x), w, tb=True)]
+        recorded = taped(work)
+        assert recorded.threads == size
+        for _ in range(3):
+            recorded.replay()
+            assert [y.tobytes() for y, _ in seen] == [y.tobytes() for y in expected]
+            assert {by for _, by in seen} == {threading.get_ident()} and (out == 1).all()
+            seen.clear()
+            out[:] = 0
+        wrong.append(True)
+        with pytest.raises(ValueError, match="wrong"):
+            recorded.replay()
+        assert len(seen) == 1 and not out.any()  # the rest is left out
+        wrong.clear()
+        recorded.replay()
+        assert len(seen) == 3 and (out == 1).all()
 
 
 def test_arrays_of_other_sizes_and_with_gaps_are_refused():
