@@ -196,6 +196,8 @@ def _read(images, weights, categories, neurons, layers):
         arrays = dict(zip(("starts", "columns", "values"), _images(images, neurons, of(sizes[0]))))
         arrays["indices"], arrays["weights"] = _layers(weights, neurons, layers, of(sum(sizes[1:])))
     arrays["truth"] = np.array([-1]) if categories is None else _truth(categories, lambda raw: None)
+    if arrays["truth"][-1:].max(initial=-1) >= (count := len(arrays["starts"]) - 1):
+        raise ValueError(f"{categories}: image {arrays['truth'][-1] + 1} is listed, and {images} has {count} images")
     return arrays
 
 

@@ -19,12 +19,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from numbanet_kernels.layouts.sparse import ELL
+
+from ..arguments import is_integer
 
 WIDTH = 16  # neurons per node
 CEILING = 32.0  # upper bound of activations
@@ -72,8 +75,10 @@ def mixed_radix(radices: Sequence[int], width: int = 1) -> list[np.ndarray]:
     ------
     ValueError
         If there are no radices, or one is below 2, or width is below 1.
+    TypeError
+        If one of them is no integer.
     """
-    radices = tuple(radices)
+    radices, width = tuple(map(operator.index, radices)), operator.index(width)
     if not radices or min(radices) < 2 or width < 1:
         raise ValueError(f"mixed_radix: radices must be at least 2 and the width at least 1, not {radices} and {width}")
     nodes, stride, layers = math.prod(radices), 1, []
@@ -104,6 +109,8 @@ class RadixNet(Sequence):
     ------
     ValueError
         If `neurons` is not such a number, or `layers` is below 1.
+    TypeError
+        If one of them is no integer.
     """
 
     neurons: int = 1024
@@ -111,6 +118,9 @@ class RadixNet(Sequence):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("neurons", "layers"):
+            if not is_integer(getattr(self, name)):
+                raise TypeError(f"RadixNet: {name} must be an integer, not {getattr(self, name)!r}")
         nodes = self.neurons // WIDTH
         if nodes < 2 or nodes & (nodes - 1) or nodes * WIDTH != self.neurons:
             raise ValueError(f"RadixNet: neurons must be {WIDTH} times a power of 2, from {2 * WIDTH} on, not {self.neurons}")

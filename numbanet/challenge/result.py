@@ -23,7 +23,8 @@ class ChallengeResult:
     by_layer : ndarray
         Seconds of each layer; those of the first layer include the time to make the inputs dense.
     live : ndarray
-        For each layer, the number of inputs that were not 0 before it.
+        For each layer, the number of inputs that were not 0 before it; for the first layer, that of all inputs, which are not
+        looked at before.
     multiplications : ndarray
         For each layer, the number of multiplications.
     connections : int

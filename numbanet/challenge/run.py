@@ -131,10 +131,20 @@ def _converted(data):
         raise ValueError(f"challenge: give one value for each column, not columns {columns.shape} and values {values.shape}")
     if (starts[1:] < starts[:-1]).any():
         raise ValueError("challenge: starts must not decrease: image n has the columns from starts[n] to starts[n + 1] - 1")
-    truth = None if data.truth is None else host_array("challenge: truth", data.truth)
+    truth = None if data.truth is None else _truth(data.truth, len(starts) - 1)
     # the layers of a RadixNet are right, and are made only when they are accessed
     network = data.network if isinstance(data.network, RadixNet) else list(_layers(data.network))
     return ChallengeData(starts, columns, values, network, truth)
+
+
+def _truth(truth, inputs):
+    """Return the expected categories as an array; raise an error unless they are increasing indices of inputs."""
+    found = host_array("challenge: truth", truth)
+    if found.size and found.dtype.kind not in "iu":
+        raise TypeError(f"challenge: truth must hold the indices of inputs, not {found.dtype}")
+    if found.ndim != 1 or (found[1:] <= found[:-1]).any() or (found.size and not 0 <= found[0] <= found[-1] < inputs):
+        raise ValueError(f"challenge: truth must be increasing indices of {inputs} inputs, from 0 on, got {found!r}")
+    return found
 
 
 def _layers(network):

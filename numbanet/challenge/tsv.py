@@ -8,6 +8,7 @@ operation adds the digits at the same place of all fields.
 from __future__ import annotations
 
 import lzma
+import tarfile
 import re
 import zlib
 from collections.abc import Callable
@@ -79,7 +80,7 @@ def pieces(file: BinaryIO, source: object):
         with deferred:  # signals wait, because a time-out in a signal handler may be raised as OSError
             try:
                 read = file.read(PIECE)
-            except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
+            except (EOFError, OSError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
                 raise ValueError(f"{source}: truncated or corrupt: {error}") from error
         if not read:
             break

@@ -237,6 +237,20 @@ def test_a_damaged_file_is_named(tmp_path, cache, name, ending, damage):
     assert not cache.exists()
 
 
+def test_an_archive_that_is_cut_off_is_named(tmp_path, cache):
+    write(tmp_path, "")
+    path = tmp_path / f"neuron{NEURONS}-l1-l{LAYERS}.tar"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 5])
+    with pytest.raises(ValueError, match=path.name):
+        load(tmp_path)
+
+
+def test_categories_of_images_that_do_not_exist_are_refused(tmp_path, cache):
+    write(tmp_path, changed={TRUTH: b"3\n50000\n"})
+    with pytest.raises(ValueError, match=r"categories.tsv: image 50000 is listed, and .* has \d+ images"):
+        load(tmp_path)
+
+
 def test_a_missing_file_is_named_with_the_way_out(tmp_path):
     for name, message in ((f"{IMAGE}.xz", IMAGE), (f"neuron{NEURONS}-l1-l{LAYERS}.tar.xz", "neuron64-l1-l5.tar")):
         write(tmp_path)

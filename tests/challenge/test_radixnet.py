@@ -105,6 +105,12 @@ def test_other_sizes_are_refused(make, message):
         make()
 
 
+@pytest.mark.parametrize("make", [lambda: RadixNet(64.0), lambda: RadixNet(64, 2.5), lambda: mixed_radix((2.5, 3))])
+def test_sizes_that_are_no_integers_are_refused(make):
+    with pytest.raises(TypeError, match="integer"):
+        make()
+
+
 def test_images_are_enlarged_as_they_are():
     images = np.zeros((1, 28, 28), np.float32)
     images[0, 7:14, 14:28] = 1  # a quarter of the height, half of the width, in the second quarter from above
