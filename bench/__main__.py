@@ -144,6 +144,7 @@ def _measure(parser: cli.Parser, chosen: argparse.Namespace) -> int:
     )
     compared = {"before": commit(chosen.before.resolve())} if chosen.before else {}
     results = Results(chosen.json, **{**dataclasses.asdict(options), **compared})
+    found = 0
     for suite in dict.fromkeys(chosen.suites):
         if suite in suites.families():
             rows = run_cases(suite, kernels.suite(suite, options), options, results, _say)
@@ -151,7 +152,10 @@ def _measure(parser: cli.Parser, chosen: argparse.Namespace) -> int:
             rows = suites.files()[suite].run(options, results, _say)
         else:
             rows = run_cases(suite, suites.files()[suite].cases(options), options, results, _say)
+        found += len(rows)
         table.show(suite, rows)
+    if chosen.only and not found:
+        raise ValueError(f"--only: {chosen.only!r} matches no case of {', '.join(chosen.suites)}")
     if chosen.plot:
         from .machinery import plots
 

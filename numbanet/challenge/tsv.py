@@ -8,8 +8,8 @@ operation adds the digits at the same place of all fields.
 from __future__ import annotations
 
 import lzma
-import tarfile
 import re
+import tarfile
 import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO, NamedTuple

@@ -248,7 +248,8 @@ class Estimator(Settings):
         if self.sparsity != self._sparsity:
             warn(
                 f"partial_fit: the network continues with sparsity={self._sparsity!r}, with which it was started or loaded; "
-                f"fit starts anew, with {self.sparsity!r}"
+                f"fit starts anew, with {self.sparsity!r}, and with warm_start=True it continues from these "
+                "weights with it"
             )
 
     # --- training -----------------------------------------------------------------------------------------------------

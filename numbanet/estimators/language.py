@@ -187,7 +187,7 @@ class LanguageModel(Estimator):
             self._task(),
             self._streams,
             self._device(),
-            self.batch_size,
+            check_count("batch_size", self.batch_size),
             self._session_options(),
         )
         return stepper.task.validate(stepper, Data(symbols, symbols))[1]
@@ -321,7 +321,7 @@ class LanguageModel(Estimator):
         return self.vocabulary_.encode(text)
 
     def _task(self):
-        return LanguageModelling(self.steps)
+        return LanguageModelling(check_count("steps", self.steps))
 
     def _architecture(self):
         return {
@@ -389,7 +389,7 @@ class LanguageModel(Estimator):
         """Return the logits (V,) after the last of `symbols`; overwrite `state` with the layers' final states."""
         dev = self._device()
         with no_grad(), dev.session(**self._session_options()):
-            for start in range(0, len(symbols), self.steps):
+            for start in range(0, len(symbols), check_count("steps", self.steps)):
                 some = symbols[start : start + self.steps, None]
                 flow = Flow(Tensor.wrap(dev.upload(some), dev), Symbols(some))
                 output = self.model_.forward(flow, Context(dev, state=state)).dense()

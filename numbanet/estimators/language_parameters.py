@@ -37,7 +37,7 @@ OWN = by_name(
         None,
         "int or None",
         """
-        Length of the vector of a word. None: the width of the first LSTM layer.""",
+        Length of the vector of a word. None: the width of the first LSTM layer; if `tied`, of the last.""",
     ),
     Parameter(
         "vocabulary_size",

@@ -356,9 +356,10 @@ class NetRegressor(RegressorMixin, Supervised):
 
     def predict(self, X) -> np.ndarray:
         """Return the predicted values (n_samples,), or (n_samples, n_outputs) if y had several columns. As in scikit-learn
-        they are float32 if X is, else float64."""
+        they are float32 if X is, else float64; float64 also if float32 has steps above 1 % of the spread of y near its mean."""
         values = self._as_given(self._task().answer(device("cpu"), self._output(X)))
-        return values.astype(np.float32) if str(getattr(X, "dtype", "")).endswith("float32") else values
+        fine = (np.spacing(np.abs(self.target_mean_).astype(np.float32)) <= 0.01 * self.target_scale_).all()
+        return values.astype(np.float32) if fine and str(getattr(X, "dtype", "")).endswith("float32") else values
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()

@@ -153,7 +153,8 @@ def _fitted(net: Any, lenient: bool) -> dict[str, Any]:
             if name == "loss_" and not (value.linked or (loss := net._criterion()).linked):
                 fitted[name] = described(loss)  # predictions are the same by the loss that stands for it
                 continue
-            raise TypeError(f"save: {name} cannot be written: {error}; save net.model_.state_dict() instead") from None
+            way = "learn text labels, y.astype(str)" if name == "classes_" else "save net.model_.state_dict() instead"
+            raise TypeError(f"save: {name} cannot be written: {error}; {way}") from None
     return fitted
 
 
@@ -200,7 +201,8 @@ def unpacked(
     saved = metadata.get("class")
     kind = next((kind for kind in kinds if kind.__name__ == saved), None)
     if kind is None:
-        raise ValueError(f"{name} holds a {saved}, not a {' or '.join(kind.__name__ for kind in kinds)}: use {saved}.load")
+        way = "resume, with its folder" if metadata.get("checkpoint") else "load"
+        raise ValueError(f"{name} holds a {saved}, not a {' or '.join(kind.__name__ for kind in kinds)}: use {saved}.{way}")
     try:
         arrays |= {other: arrays[first] for other, first in metadata["shared"].items()}
         model = _fresh(metadata["layers"], arrays, metadata["shared"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -158,6 +158,8 @@ def checked_tokens(tokens: Iterable[Any], least: int = 1, why: str = "") -> list
         if tokens.ndim != 1:
             raise ValueError(f"text: one sequence of tokens, of shape (T,), expected, got shape {tokens.shape}")
         tokens = tokens if tokens.dtype.kind in "iu" else tokens.tolist()
+    elif isinstance(tokens, (Set, Mapping)):
+        raise TypeError(f"text: a list of words or integers expected, got a {type(tokens).__name__}, which has no fixed order")
     elif not isinstance(tokens, Iterable):
         raise TypeError(f"text: a list of words or integers expected, got {tokens!r}")
     else:

@@ -86,7 +86,9 @@ class Hook:
         """Called when an epoch, counted from 0, starts. The same epoch may be trained again (`recovery`)."""
 
     def before_step(self, run: Run, batch: Batch) -> Batch:
-        """Return the batch to train on; inputs, targets and weights are arrays of `run.dev`."""
+        """Return the batch to train on; inputs, targets and weights are arrays of `run.dev`. If the network reads symbols, `ids`
+        are its inputs on the host: replace both.
+        """
         return batch
 
     def after_update(self, run: Run) -> None:

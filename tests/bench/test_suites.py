@@ -84,6 +84,7 @@ def test_training_suite_end_to_end(run_bench, tmp_path):
         (["gemm", "--device", "tpu"], "tpu"),
         ([], "required"),
         (["gemm", "--only", "("], "'(' is not a regular expression"),
+        (["gemm", "--quick", "--only", "nosuchcase"], "--only: 'nosuchcase' matches no case of gemm"),
         (["gemm", "--shape", "3,4"], "three positive integers"),
         (["gemm", "--shape", "3,4,x"], "--shape"),
         (["conv", "--shape", "3,4,5"], "--shape does not apply to conv"),

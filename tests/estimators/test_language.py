@@ -215,6 +215,7 @@ def test_widths_may_be_an_array_and_each_layer_may_have_a_recurrent_rate():
         ({"hidden": (8, 8), **recurrent([0.1])}, TEXT, ValueError, "recurrent_dropout_rate has 1 rates for 2 LSTM layers"),
         (recurrent([0.1, 0.2]), TEXT, ValueError, "recurrent_dropout_rate has 2 rates for 1 LSTM layers: give one"),
         ({"recurrent_dropout": RowDropout((0.1, 0.2))}, TEXT, ValueError, "recurrent_dropout has 2 rates for 1 LSTM layers"),
+        ({}, {"a", "b", "c", "d"}, TypeError, "a list of words or integers expected, got a set, which has no fixed order"),
         ({"recurrent_sampling": "word"}, TEXT, ValueError, "recurrent_sampling"),
         ({"gate_sparsity": 1.0}, TEXT, ValueError, "gate_sparsity"),
         ({"gate_mode": "rows"}, TEXT, ValueError, "gate_mode"),
@@ -239,6 +240,9 @@ def test_what_cannot_be_learned_is_refused(options, tokens, error, message):
         (lambda m: m.generate(["cat"], 2, temperature=-1), ValueError, "temperature"),
         (lambda m: m.predict_next(["cat"], 99), ValueError, "at most"),
         (lambda m: m.predict_next("cat"), TypeError, "prompt"),
+        (lambda m: m.set_params(batch_size=-1).perplexity(TEXT), ValueError, "batch_size must be a positive integer, got -1"),
+        (lambda m: m.set_params(steps=-1).perplexity(TEXT), ValueError, "steps must be a positive integer, got -1"),
+        (lambda m: m.set_params(steps=0).predict_proba(["cat"]), ValueError, "steps must be a positive integer, got 0"),
     ],
 )
 def test_questions_that_make_no_sense_are_refused(call, error, message):

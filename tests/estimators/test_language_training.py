@@ -177,6 +177,12 @@ def test_lstm_weights_are_pruned_and_stay_so():
     assert (net.model_.layers[0].weight.numpy() != 0).all() and (net.model_.layers[-1].weight.numpy() != 0).all()
 
 
+def test_the_layer_before_a_tied_one_is_pruned():
+    net = model(tied=True, hidden=(8, 6), embedding=6, epochs=4, sparsity=MagnitudePruning(0.5)).fit(TEXT)
+    shares = [float((w.numpy() == 0).mean()) for name, w, _ in net.model_.named() if "weight_" in name]
+    assert shares == pytest.approx([0.5] * 4, abs=0.01)
+
+
 def test_sparsity_that_does_not_fit_is_refused_before_training():
     net = model(sparsity=GroupLasso(0.1))
     with pytest.raises(ValueError, match="no rows that can be removed"):

@@ -255,6 +255,17 @@ def test_predictions_have_the_type_of_x_as_in_scikit_learn():
     assert ours.predict(X.tolist()).dtype == np.float64
 
 
+@pytest.mark.parametrize("offset", [2_460_000.5, 1.7e9])
+def test_predictions_far_from_zero_keep_their_spread(offset):
+    """Such as days or seconds since a date: float32 has steps of 0.25 and of 128 there."""
+    y = 0.05 * X[:, 20].astype(np.float64)
+    near, far = (NetRegressor((16,), epochs=10, random_state=0).fit(X, values) for values in (y, y + offset))
+    found = far.predict(X)
+    assert found.dtype == np.float64 and len(np.unique(found)) > len(X) / 2
+    assert far.score(X, y + offset) == pytest.approx(near.score(X, y), abs=0.02)
+    assert near.predict(X).dtype == np.float32
+
+
 def test_a_lasso_that_removes_nothing_says_what_would():
     options = {"epochs": 6, "random_state": 0, "device": "cpu", "learning_rate": 0.05}
     with pytest.warns(UserWarning, match=r"strength=1e-06 has removed nothing in 3 epochs of 33 steps; about") as caught:

@@ -83,6 +83,13 @@ def test_no_other_loss_stands_for_one_that_makes_the_predictions(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_classes_that_are_dates_are_to_be_learned_as_texts(tmp_path):
+    dates = np.array(["2020-01-01", "2021-01-01"], np.datetime64)[Y % 2]
+    with pytest.raises(TypeError, match=r"save: classes_ cannot be written: .*; learn text labels, y.astype\(str\)"):
+        Net(**FAST).fit(X, dates).save(tmp_path / "a")
+    Net(**FAST).fit(X, dates.astype(str)).save(tmp_path / "a")
+
+
 class Scaled(Layer):
     """Keeps its argument under its name, so that it is saved."""
 

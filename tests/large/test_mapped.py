@@ -101,6 +101,15 @@ def test_views_of_a_map(view, samples):
     np.testing.assert_array_equal(np.concatenate(list(mapped.Mapped(view(file)).chunks(3))), view(X)[::3])
 
 
+def test_the_file_of_a_map_is_closed_with_it(samples):
+    _, file, _ = samples
+    own = mapped.Mapped(file)
+    opened = own.file
+    assert not opened.closed
+    del own
+    assert opened.closed
+
+
 def test_a_file_with_an_offset_a_copy_on_write_map_and_a_replaced_file(samples, tmp_path):
     X, file, _ = samples
     X.tofile(tmp_path / "raw")

@@ -249,6 +249,8 @@ def test_a_folder_of_another_fit_is_refused(run):
 def test_load_and_resume_tell_their_files_apart(run, tmp_path):
     with pytest.raises(ValueError, match=r"is a checkpoint: go on with Net.resume"):
         Net.load(run / names(run)[0])
+    with pytest.raises(ValueError, match=r"holds a Net, not a LanguageModel: use Net.resume, with its folder"):
+        LanguageModel.resume(run)
     mlp().fit(X, Y).save(tmp_path / "checkpoint-000001.safetensors")
     with pytest.raises(ValueError, match=r"is no checkpoint, but a saved estimator: use Net.load"):
         Net.resume(tmp_path)

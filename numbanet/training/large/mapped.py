@@ -6,6 +6,7 @@ import contextlib
 import math
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,8 @@ class Mapped(Rows):
     def __init__(self, array: np.memmap) -> None:
         self.array = array
         self.file, self.start = _opened(array)
+        if self.file is not None:
+            weakref.finalize(self, self.file.close)
 
     @property
     def shape(self) -> tuple[int, ...]:

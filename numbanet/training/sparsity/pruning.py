@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ...layers import LSTM, Layer, Linear, Sequential, Tree
+from ...layers import LSTM, Conv2d, Layer, Linear, Sequential, Tree
 from ...layers.sparse import sparse_layers
 from ...tensor import Tensor
 from ..optim import Proximal
@@ -83,9 +83,12 @@ class MagnitudePruning(Sparsity):
 
 
 def _layers(model: Sequential) -> Sequence[Layer]:
-    """Return the layers that can be pruned, in the order of the tree."""
+    """Return the layers that can be pruned, in the order of the tree: not the last one with weights, even if these are frozen
+    or shared.
+    """
     found = trainable(model)
-    return [layer for layer in dict.fromkeys(Tree(model).layers.values()) if layer in found or isinstance(layer, LSTM)][:-1]
+    weighted = [layer for layer in dict.fromkeys(Tree(model).layers.values()) if isinstance(layer, (Linear, Conv2d, LSTM))]
+    return [layer for layer in weighted[:-1] if layer in found or isinstance(layer, LSTM)]
 
 
 def _weights(model: Sequential) -> list[Tensor]:

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from numbanet import GroupLasso, Linear, MagnitudePruning, Net, SparseLinear
+from numbanet import GroupLasso, Linear, MagnitudePruning, Net, ReLU, SparseLinear
 from tests.training.sparsity.networks import IMAGES, X_TEST, Y_TEST, X, Y, convolutions, fitted
 
 
@@ -23,6 +23,14 @@ def test_the_smallest_weights_go_by_and_by():
     np.testing.assert_array_equal(again.predict(X_TEST), net.predict(X_TEST))
     again.partial_fit(X, Y)
     assert again.history_[-1]["weights_kept"] == net.history_[-1]["weights_kept"]
+
+
+def test_a_frozen_last_layer_is_the_one_that_is_not_pruned():
+    layers = [Linear(64, 24, rng=0), ReLU(), Linear(24, 20, rng=1), ReLU(), Linear(20, 10, rng=2)]
+    layers[-1].requires_grad_(False)
+    net = fitted(MagnitudePruning(0.5), layers=layers, epochs=4)
+    first, _, second, _, answer = net.model_.layers
+    assert (type(first), type(second), type(answer)) == (SparseLinear, SparseLinear, Linear)
 
 
 def test_a_mask_of_a_convolution_stays():
