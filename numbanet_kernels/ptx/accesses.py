@@ -263,9 +263,10 @@ def _copy(program: Program, i: Instruction) -> Callable[[Wave], None]:
             for store, chosen, offset in wave.find(
                 i, "global", origin[some], int(width), wave.lanes[some], writing=False, aligned=size
             ):
-                for k in range(width // unit):
-                    parts[some[chosen], k] = store.read(offset + k * unit, unit)
-        wave.pending.append([wave.lanes, wave.committed[wave.lanes], target, values, size])
+                with wave.told(i, "global", wave.lanes[some], chosen):
+                    for k in range(width // unit):
+                        parts[some[chosen], k] = store.read(offset + k * unit, unit)
+        wave.pending.append([wave.lanes, wave.committed[wave.lanes], target, values, size, i])
 
     return run
 
@@ -277,12 +278,14 @@ def _commit(wave: Wave) -> None:
 def _wait(wave: Wave, newest: int, everything: bool) -> None:
     """Let the copies of the running threads arrive, except for those of the `newest` newest groups."""
     left = []
-    for lanes, groups, target, values, size in wave.pending:
+    for lanes, groups, target, values, size, copy in wave.pending:
         due = wave.active[lanes] & (everything | (groups < wave.committed[lanes] - newest))
         if due.any():
             for store, chosen, offset in wave.shared.find(target[due], size, wave.blocks[lanes[due]]):
+                # the copy may have written at any time so far: for races, it writes when it is issued, and now
+                wave.touch(copy, "shared", store, offset, size, lanes[due][chosen], writing=True)
                 for k in range(size // 4):
                     store.write(offset + 4 * k, values[due][chosen, k], 4)
         if not due.all():
-            left.append([part[~due] for part in (lanes, groups, target, values)] + [size])
+            left.append([part[~due] for part in (lanes, groups, target, values)] + [size, copy])
     wave.pending = left

@@ -77,7 +77,12 @@ def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str = "rn", dtype
     product, c = np.float64(a) * np.float64(b), np.float64(c)
     if rounding == "rn" and dtype == np.float32 and not _ties(total := product + c):
         return total.astype(dtype)
-    return narrowed(odd_sum(product, c), rounding, dtype)
+    return narrowed(_signed_zero(odd_sum(product, c), product, c, rounding), rounding, dtype)
+
+
+def _signed_zero(total: np.ndarray, a: np.ndarray, b: np.ndarray, rounding: str) -> np.ndarray:
+    """Return the sum of a and b with the sign that zero has in a rounding mode: rounded down, x - x is -0."""
+    return np.where((total == 0) & (np.signbit(a) | np.signbit(b)), -0.0, total) if rounding == "rm" else total
 
 
 def _ties(x: np.ndarray) -> bool:
@@ -123,7 +128,11 @@ def _fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 def directed(operation: str, rounding: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """Return the function for add, sub or mul of float32 with a rounding mode other than to nearest."""
-    exact = {"add": lambda a, b: odd_sum(a, b), "sub": lambda a, b: odd_sum(a, -b), "mul": lambda a, b: a * b}[operation]
+
+    def total(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return _signed_zero(odd_sum(a, b), a, b, rounding)
+
+    exact = {"add": total, "sub": lambda a, b: total(a, -b), "mul": lambda a, b: a * b}[operation]
     return lambda a, b: narrowed(exact(np.float64(a), np.float64(b)), rounding)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from .program import Program
+from .races import BIT_OF_LANE
 from .spaces import WARP
-from .wave import BIT_OF_LANE, Wave
+from .wave import Wave
 
 
 def whole_warps(wave: Wave, threads: np.ndarray, members: np.ndarray) -> np.ndarray:

@@ -22,8 +22,9 @@ from .barriers import some_threads, whole_blocks, whole_warps
 from .instructions import Step, reader
 from .operations import LOGIC, types
 from .program import Instruction, Number, Program, PtxError
+from .races import BIT_OF_LANE
 from .spaces import WARP
-from .wave import BIT_OF_LANE, Wave
+from .wave import Wave
 
 EVERYONE = np.uint32(0xFFFFFFFF)
 LANES = np.arange(WARP)
@@ -79,12 +80,16 @@ def _members(program: Program, i: Instruction) -> Callable[[Wave], np.ndarray]:
 
 
 def _warp_barrier(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """Return the function of bar.warp, which orders the accesses of a warp if all of its threads take part."""
-    members = _members(program, i)
+    """Return the function of bar.warp, which orders the accesses of the threads that take part."""
+    read = reader(program, i.operands[-1], "u32")
 
     def run(wave: Wave) -> None:
-        whole = (members(wave) | ~wave.alive.reshape(-1, 1, WARP)).all(axis=(1, 2), where=wave.active.reshape(-1, WARP, 1))
-        wave.pass_barrier(wave.active & np.repeat(whole, WARP), "warp")
+        masks = np.broadcast_to(read(wave), wave.count)
+        narrow = wave.active & (masks | ~_ballot(wave.there) != EVERYONE)
+        some = wave.active & np.repeat(narrow.reshape(-1, WARP).any(axis=1), WARP)
+        wave.pass_barrier(wave.active & ~some, "warp")
+        if wave.who.parts is not None and some.any():
+            wave.who.parts.meet(some, masks)
 
     return run
 
@@ -151,7 +156,7 @@ def _shuffle(program: Program, i: Instruction) -> Callable[[Wave], None]:
     `bfly`, and b for `idx`. If the other lane is outside of the segment of the lane, d is the lane's own a.
     """
     mode = next(m for m in i.modifiers if m in ("up", "down", "bfly", "idx"))
-    value, b, c = (reader(program, o, "b32") for o in i.operands[1:4])
+    value, b, c, members = (reader(program, o, "b32") for o in i.operands[1:5])
     target, *inside = i.operands[0].split("|")
 
     def run(wave: Wave) -> None:
@@ -162,8 +167,8 @@ def _shuffle(program: Program, i: Instruction) -> Callable[[Wave], None]:
         lane = {"up": LANES - by, "down": LANES + by, "bfly": LANES ^ by, "idx": low | (by & ~segment)}[mode]
         found = lane >= high if mode == "up" else lane <= high
         lane = np.where(found, lane, LANES)
-        active = wave.active.reshape(-1, WARP)
-        wrong = active & ~np.take_along_axis(active, lane, 1)
+        active, asked = wave.active.reshape(-1, WARP), _by_warp(wave, members(wave)) & BIT_OF_LANE[lane] != 0
+        wrong = active & ~(np.take_along_axis(active, lane, 1) & asked)
         if wrong.any():
             raise wave.error(i, "a shuffle reads a lane that does not take part", int(np.flatnonzero(wrong.ravel())[0]))
         wave.assign(target.strip(), np.take_along_axis(source, lane, 1).ravel())
@@ -216,6 +221,8 @@ REDUCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum, **LOGIC}
 def _redux(program: Program, i: Instruction) -> Callable[[Wave], None]:
     kind, members = types(i)[-1], _members(program, i)
     read, reduce = reader(program, i.operands[1], kind), next(REDUCTIONS[m] for m in i.modifiers if m in REDUCTIONS).reduce
+    if kind == "f32":
+        return lambda wave: wave.assign(i.operands[0], _extreme(i, _by_warp(wave, read(wave)), members(wave)).ravel())
 
     def run(wave: Wave) -> None:
         given, result = _by_warp(wave, read(wave)), np.zeros(wave.count, A.DTYPES[kind])
@@ -226,8 +233,28 @@ def _redux(program: Program, i: Instruction) -> Callable[[Wave], None]:
     return run
 
 
+def _extreme(i: Instruction, given: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    """Return redux.min or max of float32, (warps, lane): without .NaN, NaN does not count beside numbers. -0 is below +0."""
+    sign = np.float32(1 if "min" in i.modifiers else -1)  # the maximum of x is -(the minimum of -x)
+    values = sign * (np.abs(given) if "abs" in i.modifiers else given)
+    each = np.where(asked, values[:, None, :], np.float32(np.nan))
+    least = np.fmin.reduce(each, axis=2)
+    least = np.where((least == 0) & ((each == 0) & np.signbit(each)).any(axis=2), np.float32(-0.0), least)
+    if "NaN" in i.modifiers:
+        least = np.where((asked & np.isnan(given)[:, None, :]).any(axis=2), np.float32(np.nan), least)
+    return np.where(np.isnan(least), np.float32(np.nan), sign * least)
+
+
 # --- matrices ---------------------------------------------------------------------------------------------------------
 G, T = LANES // 4, LANES % 4
+
+
+def _check_whole(wave: Wave, i: Instruction) -> None:
+    """Raise an error if one of the running warps has fewer threads: of matrices, each lane holds a part."""
+    warps = wave.active.reshape(-1, WARP)
+    wrong = warps & ~warps.all(axis=1, keepdims=True)
+    if wrong.any():
+        raise wave.error(i, "a warp without all of its 32 threads", int(np.flatnonzero(wrong.ravel())[0]))
 
 
 def _load_matrix(program: Program, i: Instruction) -> Callable[[Wave], None]:
@@ -238,6 +265,7 @@ def _load_matrix(program: Program, i: Instruction) -> Callable[[Wave], None]:
     targets = targets if isinstance(targets, tuple) else (targets,)
 
     def run(wave: Wave) -> None:
+        _check_whole(wave, i)
         address = wave.spread(at(wave)).reshape(-1, WARP)
         everyone = wave.lanes.reshape(-1, WARP)
         for k, target in enumerate(targets):
@@ -282,6 +310,7 @@ def _multiply(program: Program, i: Instruction) -> Callable[[Wave], None]:
     rounded = _toward_zero if kinds[0] == "f32" else functools.partial(_integers, saturates="satfinite" in i.modifiers)
 
     def run(wave: Wave) -> None:
+        _check_whole(wave, i)
         left = _fragment([_by_warp(wave, r(wave)) for r in a], kinds[1], depth, rows=16)
         right = _fragment([_by_warp(wave, r(wave)) for r in b], kinds[2], depth, rows=8).transpose(0, 2, 1)
         sums = left @ right

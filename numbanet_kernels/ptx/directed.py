@@ -19,6 +19,12 @@ NEAREST: dict[str, Callable[..., Any]] = {
     "rcp": lambda x: x.dtype.type(1) / x,
     "sqrt": np.sqrt,
 }
+# whether one addend of a sum is negative, or -0
+NEGATIVE: dict[str, Callable[..., Any]] = {
+    "add": lambda a, b: np.signbit(a) | np.signbit(b),
+    "sub": lambda a, b: np.signbit(a) | ~np.signbit(b),
+    "fma": lambda a, b, c: (np.signbit(a) ^ np.signbit(b)) | np.signbit(c),
+}
 # the sign of (exact value - y), for each operation
 SIDES: dict[str, Callable[..., Any]] = {
     "add": lambda y, a, b: a + b - y,
@@ -61,7 +67,10 @@ def directed(operation: str, rounding: str, nearest: Callable[..., Any] | None =
     def run(*values: Any) -> np.ndarray:
         given = np.broadcast_arrays(*map(np.asarray, values))
         y = np.asarray(nearest(*given))
-        sides = [side(*map(float, all_of)) for all_of in zip(y.ravel(), *(v.ravel() for v in given), strict=True)]
-        return moved(y, np.array(sides).reshape(y.shape), rounding)
+        found = [side(*map(float, all_of)) for all_of in zip(y.ravel(), *(v.ravel() for v in given), strict=True)]
+        sides = np.array(found).reshape(y.shape)
+        if rounding == "rm" and operation in NEGATIVE:  # rounded down, x - x is -0
+            y = np.where((y == 0) & (sides == 0) & NEGATIVE[operation](*given), y.dtype.type(-0.0), y)
+        return moved(y, sides, rounding)
 
     return run

@@ -92,8 +92,10 @@ def _setp(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
     def run(wave: Wave) -> None:
         holds = compared(wave)
-        for target, value in zip(targets, holds.T if pairs else (holds, ~holds)):
-            wave.assign(target.strip(), joined(wave, value))
+        # all are computed before the first is assigned: it may be the predicate that they are combined with
+        results = [joined(wave, value) for value in (holds.T if pairs else (holds, ~holds))]
+        for target, result in zip(targets, results):
+            wave.assign(target.strip(), result)
 
     return run
 

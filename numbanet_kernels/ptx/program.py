@@ -223,6 +223,12 @@ class Program:
         return any(map(is_fence, self.instructions))
 
     @functools.cached_property
+    def partial(self) -> bool:
+        """Whether a barrier of a warp may be one of a part of it."""
+        masks = [i.operands[-1] for i in self.instructions if i.opcode in ("bar", "barrier") and "warp" in i.modifiers]
+        return any(not isinstance(mask, Number) or ~mask.value & 0xFFFFFFFF for mask in masks)
+
+    @functools.cached_property
     def again(self) -> frozenset[int]:
         """The indices of the calls by which a function may be called again before it has returned."""
         calls = ((k, i) for k, i in enumerate(self.instructions) if i.opcode == "call" and called(i) in self.functions)

@@ -1,8 +1,8 @@
 """Detection of races: this module stores the last accesses of each word of memory, and finds two threads that access a word
 without a defined order.
 
-    race    two threads access a word, one of them writes it by a plain access, and no barrier of their block (of the whole
-            warp, for threads of one warp) is in between, nor, also for threads of two blocks, what `fences` describes
+    race    two threads access a word, one of them writes it by a plain access, and no barrier of their block (for threads
+            of one warp, no barrier of both) is in between, nor, also for threads of two blocks, what `fences` describes
 
 Atomic instructions and strong accesses (ld.relaxed) do not race with each other. Two writes of the same value are a race, too,
 because PTX leaves their result undefined; a caller who allows them passes the others as writes, and these as `kept`. A thread
@@ -20,6 +20,8 @@ import numpy as np
 from .fences import OF_BLOCK, OF_WARP, Fences, Moment
 
 NOBODY, SEVERAL, EVERYWHERE = -1, 32, 1 << 62  # codes: no thread; several lanes or warps; threads of several blocks
+WARP = 32
+BIT_OF_LANE = np.uint32(1) << np.arange(WARP, dtype=np.uint32)
 COARSE = 16  # bytes of a unit at first; units are split when an access is narrower
 # at most this many reads of memory that is never written are stored before they are checked; checking takes longer than storing
 LOG = 1 << 24
@@ -51,6 +53,7 @@ class Who(NamedTuple):
     pc: int = -1  # the index of the instruction
     fences: Fences | None = None  # those of the launch, if the kernel has fences
     stamp: int = 0  # their clock
+    parts: Parts | None = None  # if the kernel has barriers of parts of warps
 
     def of(self, lanes: np.ndarray) -> Who:
         return Who(*(part[lanes] for part in self[:3]), *self[3:])
@@ -58,6 +61,36 @@ class Who(NamedTuple):
     def moment(self, k: int) -> Moment:
         """Return when thread k does what it does."""
         return Moment(int(self.codes[k]), self.stamp, int(self.epochs[k]), int(self.warp_epochs[k]))
+
+
+class Parts:
+    """What barriers of parts of warps order, in `warps` warps of a block, from block `first` on. `clock` counts the barriers;
+    `seen` (threads, lane) holds the clock up to which the accesses of each lane of its warp are before those of a thread now.
+    """
+
+    def __init__(self, first: int, warps: int, threads: int) -> None:
+        self.first, self.warps, self.clock = first, warps, 0
+        self.seen = np.full((threads, WARP), NOBODY, np.int32)
+
+    def meet(self, threads: np.ndarray, masks: np.ndarray) -> None:
+        """Note that `threads` (bool) meet the lanes of their masks (uint32). Lanes of a mask that have ended count as well."""
+        before = self.seen.reshape(-1, WARP, WARP).copy()
+        before[:, np.arange(WARP), np.arange(WARP)] = self.clock
+        after, masks, here = self.seen.reshape(before.shape), masks.reshape(-1, WARP), threads.reshape(-1, WARP)
+        for mask in np.unique(masks[here]):
+            some = here & (masks == mask)
+            count = np.count_nonzero(some, axis=1)
+            met = before[np.ix_(np.flatnonzero(count), np.flatnonzero(mask & BIT_OF_LANE))].max(axis=1)
+            after[some] = np.repeat(met, count[count > 0], axis=0)
+        self.clock += 1
+
+    def ordered(self, lanes: np.ndarray, clocks: np.ndarray, codes: np.ndarray) -> np.ndarray:
+        """Return whether accesses by `lanes` (uint32, a bit for each) of the warp of each thread are before what the thread now
+        does; `clocks` holds that of the last of these accesses.
+        """
+        row = ((codes >> OF_BLOCK) - self.first) * self.warps + (codes >> OF_WARP & 63)
+        others = (lanes & ~BIT_OF_LANE[codes & 63])[:, None] & BIT_OF_LANE != 0
+        return (~others | (self.seen[row * WARP + (codes & 63)] >= clocks[:, None])).all(axis=1)
 
 
 _numbers = itertools.count()
@@ -81,7 +114,7 @@ class Shadow:
         """
         kind = ("changed" if writing else "looked at") if atomic else "read" if not writing else "kept" if kept else "written"
         # reads are stored and not checked yet, because most arrays are never written
-        if kind == "read" and not self.last and self.logged < LOG:
+        if kind == "read" and not self.last and self.logged < LOG and who.parts is None:
             self.log.append((offset if self.size >> 31 else offset.astype(np.int32), width, who))
             self.logged += offset.size
             return
@@ -156,12 +189,15 @@ class _Last:
         self.across, self.who = across, np.full(units, NOBODY, np.int64)
         self.epoch, self.warp_epoch, self.pc = (np.full(units, NOBODY, np.int32) for _ in range(3))
         self.stamp: np.ndarray = self.epoch  # of kernels that have fences, the clock at the access
+        # of kernels with barriers of parts of warps: the lanes that `who` stands for in its warp, and the clock of `Parts`
+        self.lanes, self.clock = np.zeros(0, np.uint32), np.zeros(0, np.int32)
 
     def split(self) -> None:
         """Split each unit into two units of half the size."""
         stamped = self.stamp is not self.epoch
         self.who, self.epoch, self.warp_epoch, self.pc = (a.repeat(2) for a in (self.who, self.epoch, self.warp_epoch, self.pc))
         self.stamp = self.stamp.repeat(2) if stamped else self.epoch
+        self.lanes, self.clock = self.lanes.repeat(2), self.clock.repeat(2)
 
     def conflict(self, at: np.ndarray, who: Who) -> np.ndarray | None:
         """Return, for each unit, another thread that accessed it since the last barrier, or NOBODY; None if all are NOBODY."""
@@ -175,7 +211,11 @@ class _Last:
         if self.across:
             there |= other >> OF_BLOCK != who.codes >> OF_BLOCK
         there &= others
-        there &= (other >> OF_WARP != who.codes >> OF_WARP) | (self.warp_epoch[at] == who.warp_epochs)
+        apart = other >> OF_WARP != who.codes >> OF_WARP
+        there &= apart | (self.warp_epoch[at] == who.warp_epochs)
+        if who.parts is not None:
+            k = np.flatnonzero(there & ~apart)
+            there[k] = ~who.parts.ordered(self.lanes[at[k]], self.clock[at[k]], who.codes[k])
         return np.where(there, other, NOBODY) if there.any() else None
 
     def note(self, at: np.ndarray, who: Who, earlier: np.ndarray | None) -> None:
@@ -185,6 +225,8 @@ class _Last:
             if self.stamp is self.epoch:
                 self.stamp = np.zeros(self.epoch.size, np.int64)
             self.stamp[at] = who.stamp
+        if who.parts is not None:
+            self._note_lanes(at, who, earlier)
         if earlier is not None:
             codes = np.where(earlier == NOBODY, codes, _together(codes, earlier))
         self.who[at], self.epoch[at], self.warp_epoch[at], self.pc[at] = codes, who.epochs, who.warp_epochs, who.pc
@@ -192,6 +234,16 @@ class _Last:
         lost = stays != codes  # several threads of this instruction access the unit
         if lost.any():
             np.maximum.at(self.who, at[lost], _together(codes[lost], stays[lost]))
+
+    def _note_lanes(self, at: np.ndarray, who: Who, earlier: np.ndarray | None) -> None:
+        """Note the lanes of accesses, beside those of earlier ones that are not ordered before, and the clock."""
+        if not self.lanes.size:
+            self.lanes, self.clock = np.zeros(self.who.size, np.uint32), np.zeros(self.who.size, np.int32)
+        bits = BIT_OF_LANE[who.codes & 63]
+        if earlier is not None:
+            bits = bits | np.where(earlier == NOBODY, np.uint32(0), self.lanes[at])
+        self.lanes[at], self.clock[at] = 0, who.parts.clock
+        np.bitwise_or.at(self.lanes, at, bits)
 
 
 def changing(now: np.ndarray, unset: np.ndarray, offset: np.ndarray, values: np.ndarray) -> np.ndarray:

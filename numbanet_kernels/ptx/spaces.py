@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .arithmetic import BITS
-from .races import Fault, Shadow
+from .races import WARP, Fault, Shadow
 
 WINDOWS = {"shared": 1 << 60, "local": 1 << 61, "const": 3 << 60}  # the generic addresses at which these memory spaces start
 WINDOW = 1 << 59
 DEPTH_BITS = 32  # local addresses of calls of recursive functions: the depth of the call above this many bits of an offset
 SHIFTS = {1 << k: k for k in range(5)}  # from bytes to units of 1, 2, 4, 8 or 16 bytes: shifts take less time than divisions
-WORD, WARP, SECTOR, BANKS = 4, 32, 32, 32
+WORD, SECTOR, BANKS = 4, 32, 32
 PAGE = 1 << 12  # bytes: a multiple of all accesses, of a sector and of all banks
 ALIGNMENT, GAP = 256, 1 << 30  # alignment of arrays, as a GPU allocates them, and the gap between two arrays
 
@@ -273,6 +273,15 @@ class Frames:
                 raise Fault(fault.problem, int(some[fault.number])) from None
             found += [(store, some[chosen], offset) for store, chosen, offset in parts]
         return found
+
+
+def outside(address: int) -> str:
+    """Return where a generic address is that is in no memory space, such as "address …, 80 bytes before shared memory"."""
+    starts = {"global": 0, **WINDOWS}.items()
+    distances = [(start - address, f"before {space}") for space, start in starts]
+    distances += [(address - start - WINDOW, f"after {space}") for space, start in starts]
+    distance, where = min(pair for pair in distances if pair[0] >= 0)
+    return f"address {address % (1 << 64):#x}, {distance} bytes {where} memory"
 
 
 def check_alignment(address: np.ndarray, width: int) -> None:

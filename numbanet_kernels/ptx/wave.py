@@ -14,13 +14,12 @@ import numpy as np
 from .arithmetic import BITS, DTYPES
 from .fences import Moment
 from .program import CALLED, MOST_CALLS, Instruction, Program, PtxError
-from .races import OF_BLOCK, OF_WARP, Fault, Who, changing
-from .spaces import WARP, WINDOW, WINDOWS, Frames, Private, check_alignment
+from .races import OF_BLOCK, OF_WARP, Fault, Parts, Who, changing
+from .spaces import WARP, WINDOW, WINDOWS, Frames, Private, check_alignment, outside
 
 if TYPE_CHECKING:
     from .machine import Launch
 
-BIT_OF_LANE = np.uint32(1) << np.arange(WARP, dtype=np.uint32)
 # the special registers that the shape of a launch decides; `CHANGING` has those that an instruction asks for
 SPECIAL = {
     "%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%gridid", "%dynamic_smem_size", "%total_smem_size",
@@ -69,7 +68,8 @@ class Wave:
         self.param = Private(self.count, program.places("passed"))
         nothing = np.zeros(self.count, np.int32)
         codes = self.number << OF_BLOCK | in_block // WARP << OF_WARP | in_block % WARP
-        self.who = Who(codes, nothing, nothing, fences=launch.fences)
+        parts = Parts(blocks[0], self.warps_a_block, self.count) if program.partial else None
+        self.who = Who(codes, nothing, nothing, fences=launch.fences, parts=parts)
         # since the last jump: whether threads have polled memory as before, and whether they changed memory or polled other one
         self.polled = self.moved = False
         self.polls: dict[int, tuple[bytes, bytes]] = {}  # the addresses and values of the last poll of an instruction
@@ -203,7 +203,7 @@ class Wave:
                 for part, kept in parts:
                     if part.size:
                         some = lanes if values is None and part.size == lanes.size else lanes[chosen[part]]
-                        self._touch(instruction, space, store, offset[part], width, some, writing, atomic, kept)
+                        self.touch(instruction, space, store, offset[part], width, some, writing, atomic, kept)
                 if sum(part.size for part, _ in parts) < offset.size:
                     self._note_equal(instruction, store, offset, width, lanes[chosen], parts)
         return found
@@ -216,7 +216,7 @@ class Wave:
             if same.size:
                 store.shadow.note_equal(offset[same], width, self._moment(instruction, lanes[same]), kept)
 
-    def _touch(self, instruction, space, store, offset, width, lanes, writing, atomic, kept):
+    def touch(self, instruction, space, store, offset, width, lanes, writing, atomic=False, kept=False):
         """Note the accesses of threads to a store; raise an error if one of them is a race."""
         who = self._moment(instruction, lanes)
         with self.told(instruction, space, lanes):
@@ -249,10 +249,12 @@ class Wave:
         return zip(*(part[lanes].tolist() for part in self.who[:3]), strict=True)
 
     def _find_generic(self, instruction, address, width, lanes, writing, atomic, values):
-        found = []
+        found, left = [], np.ones(address.size, bool)
         for space in ("shared", "local", "const", "global"):
             start = WINDOWS.get(space, 0)
-            chosen = np.flatnonzero((address >= start) & (address < start + WINDOW))
+            inside = (address >= start) & (address < start + WINDOW)
+            left &= ~inside
+            chosen = np.flatnonzero(inside)
             if chosen.size:
                 found += [
                     (store, chosen[which], offset)
@@ -267,6 +269,9 @@ class Wave:
                         values=None if values is None else values[chosen],
                     )
                 ]
+        if left.any():
+            i = int(np.flatnonzero(left)[0])
+            raise self.error(instruction, f"generic out of bounds: {outside(int(address[i]))}", lanes[i])
         return found
 
     def _moment(self, instruction: Instruction, lanes: np.ndarray) -> Who:

@@ -151,6 +151,11 @@ def with_carry(a, b):
             "setp.lt.s32 %p1|%p2, %r11, %r12;\nselp.u32 %r1, 1, 2, %p1;\n@%p2 add.s32 %r1, %r1, 8;",
             lambda a, b: 1 if signed(a) < signed(b) else 10,
         ),
+        (
+            "setp.lt.u32 %p1, %r12, 9;\nsetp.lt.and.u32 %p1|%p2, %r11, %r12, %p1;\nselp.u32 %r1, 1, 2, %p1;\n"
+            "@%p2 add.s32 %r1, %r1, 8;",
+            lambda a, b: (1 if a < b < 9 else 2) + 8 * (b < 9 and a >= b),
+        ),
     ],
 )
 def test_integers_equal_python(code, expected):

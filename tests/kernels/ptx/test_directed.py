@@ -187,3 +187,17 @@ def test_classes_of_floats(test):
     }[test]
     found = each(f"testp.{test}.f32 %p1, %f11;\nselp.u32 %r1, 1, 0, %p1;", np.zeros(x.size, np.uint32), x)
     np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", HELD)
+@pytest.mark.parametrize("name", ["add", "sub", "fma"])
+def test_the_sign_of_a_sum_that_is_zero(name, kind, mode):
+    """x - x is -0 if it is rounded down, else +0; the sum of two zeros of one sign keeps it."""
+    register, dtype = HELD[kind]
+    x, y = (np.array(v, dtype) for v in ([2, -2, 0, -0.0, 0, -0.0, 1], [-2, 2, 0, -0.0, -0.0, 0, 2]))
+    given = {"add": (x, y), "sub": (x, -y), "fma": (x, np.ones(7, dtype), y)}[name]
+    operands = ", ".join(f"{register}{11 + k}" for k in range(len(given)))
+    found = each(f"{name}.{mode}.{kind} {register}1, {operands};", np.ones(7, dtype), *given)
+    np.testing.assert_array_equal(found, [0] * 6 + [3])
+    np.testing.assert_array_equal(np.signbit(found), np.array([mode == "rm"] * 2 + [0, 1] + [mode == "rm"] * 2 + [0], bool))

@@ -110,6 +110,7 @@ MALLOC = """
     st.u32 [%rd2+4], %r0;
     ld.u32 %r1, [%rd2+{at}];
 """
+COPY = ".shared .align 4 .b8 room[64];\nshl.b32 %r2, %r0, 2;\ncp.async.ca.shared.global [%r2], [%rd2], 4;\n"
 FREE = "{ .param .b64 p; st.param.b64 [p+0], %rd2;\ncall.uni free, (p); }\n"
 
 
@@ -118,6 +119,7 @@ def test_memory_of_the_heap():
     for code, problem in (
         (MALLOC.replace("{at}", "0"), "read before it was written"),
         (MALLOC.replace("{at}", "8"), "out of bounds"),
+        (MALLOC.replace("{at}", "4") + COPY, r"cp.async.*: global read before it was written by thread \(0, 0, 0\)"),
         (MALLOC.replace("{at}", "4") + FREE + FREE, "free of 0x.*, which malloc has not returned or which is free"),
         (MALLOC.replace("{at}", "4") + FREE + "ld.u32 %r1, [%rd2+4];", "out of bounds"),
     ):

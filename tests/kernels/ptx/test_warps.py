@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numbanet_kernels import ptx
-from tests.kernels.ptx.handwritten import run
+from tests.kernels.ptx.handwritten import each, run
 
 F = np.float32
 
@@ -88,6 +88,31 @@ def test_masks_divide_a_warp():
 def test_a_shuffle_from_a_lane_that_is_elsewhere_is_told():
     with pytest.raises(ptx.PtxError, match="shfl.*: a shuffle reads a lane that does not take part by thread .7, 0, 0."):
         run("setp.lt.u32 %p1, %r0, 7;\n@%p1 bra LAST;\nshfl.sync.idx.b32 %r1, %r0, 3, 31, 0xFFFFFF80;\nLAST:", np.zeros(1, F))
+
+
+def test_a_shuffle_from_a_lane_outside_of_the_own_mask_is_told():
+    halves = "setp.lt.u32 %p1, %r0, 16;\nselp.b32 %r1, 0x0000FFFF, 0xFFFF0000, %p1;\n"
+    run(halves + "shfl.sync.bfly.b32 %r2, %r0, 8, 31, %r1;", np.zeros(1, F))
+    with pytest.raises(ptx.PtxError, match="shfl.*: a shuffle reads a lane that does not take part by thread .8, 0, 0."):
+        run(halves + "shfl.sync.down.b32 %r2, %r0, 8, 31, %r1;", np.zeros(1, F))
+
+
+@pytest.mark.parametrize(
+    "operation, expected",
+    [("min", -3), ("max", 9), ("max.abs", 9), ("min.abs", 0), ("min.NaN", np.nan), ("max.abs.NaN", np.nan)],
+)
+def test_reductions_of_floats_leave_nan_out(operation, expected):
+    given, found = np.linspace(-3, 9, 33, dtype=F)[[*range(8), *range(9, 33)]], np.zeros(32, F)
+    given[5], given[9] = np.nan, 0
+    each(f"redux.sync.{operation}.f32 %f1, %f11, -1;", found, given)
+    np.testing.assert_array_equal(found, np.full(32, expected, F))
+
+
+def test_reductions_of_zeros_and_of_nan_alone():
+    given = np.array([0.0, -0.0] * 16, F)
+    assert np.signbit(each("redux.sync.min.f32 %f1, %f11, -1;", np.ones(32, F), given)).all()
+    assert not np.signbit(each("redux.sync.max.f32 %f1, %f11, -1;", np.ones(32, F), given)).any()
+    assert np.isnan(each("redux.sync.min.f32 %f1, %f11, -1;", np.ones(32, F), np.full(32, np.nan, F))).all()
 
 
 def test_atomics_take_turns():
@@ -266,6 +291,25 @@ def test_ldmatrix_gives_each_lane_its_two_numbers():
     matrix = source.reshape(8, 8)
     np.testing.assert_array_equal(found[:32].view(np.uint16).reshape(8, 8), matrix)
     np.testing.assert_array_equal(found[32:].view(np.uint16).reshape(8, 8), matrix.T)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r5}, [room];",
+        "mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32 {%f1, %f2, %f3, %f4}, {%r1, %r2}, {%r3}, {%f1, %f2, %f3, %f4};",
+    ],
+)
+def test_matrices_want_whole_warps(code):
+    with pytest.raises(
+        ptx.PtxError, match=r"line \d+: (ldmatrix|mma).*: a warp without all of its 32 threads by thread .32, 0, 0."
+    ):
+        run(
+            "setp.eq.u32 %p1, %r0, 0;\n@%p1 st.shared.u32 [room], %r0;\nbar.sync 0;\n" + code,
+            np.zeros(1, F),
+            threads=48,
+            shared=64,
+        )
 
 
 COPY = """
