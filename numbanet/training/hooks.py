@@ -86,8 +86,8 @@ class Hook:
         """Called when an epoch, counted from 0, starts. The same epoch may be trained again (`recovery`)."""
 
     def before_step(self, run: Run, batch: Batch) -> Batch:
-        """Return the batch to train on; inputs, targets and weights are arrays of `run.dev`. If the network reads symbols, `ids`
-        are its inputs on the host: replace both.
+        """Return the batch to train on; inputs, targets and weights are arrays of `run.dev`. If the network reads symbols,
+        replace `ids`, its inputs on the host, together with the inputs.
         """
         return batch
 
