@@ -190,9 +190,7 @@ class SensitiveDropout(Dropout):
         scale = scale_of(x)
 
         def count(rng: np.random.Generator, threshold: float) -> tuple:
-            offsets = self.offsets(size, looked, rng).astype(np.int32, copy=False)
-            offsets.sort(axis=0)
-            offsets = dev.upload(offsets)
+            offsets = dev.upload(np.sort(self.offsets(size, looked, rng), axis=0).astype(np.int32, copy=False))
             counts = dev.download(dev.count_large(x.data, window, *region, offsets, threshold * scale, positions=places))
             return (n * positions, depth), region, counts, looked
 

@@ -159,7 +159,7 @@ def checked_tokens(tokens: Iterable[Any], least: int = 1, why: str = "") -> list
             raise ValueError(f"text: one sequence of tokens, of shape (T,), expected, got shape {tokens.shape}")
         tokens = tokens if tokens.dtype.kind in "iu" else tokens.tolist()
     elif isinstance(tokens, (Set, Mapping)):
-        raise TypeError(f"text: a list of words or integers expected, got a {type(tokens).__name__}, which has no fixed order")
+        raise TypeError(f"text: a list of words or integers expected, got a {type(tokens).__name__}, which is no sequence")
     elif not isinstance(tokens, Iterable):
         raise TypeError(f"text: a list of words or integers expected, got {tokens!r}")
     else:

@@ -282,7 +282,7 @@ def _wait(wave: Wave, newest: int, everything: bool) -> None:
         due = wave.active[lanes] & (everything | (groups < wave.committed[lanes] - newest))
         if due.any():
             for store, chosen, offset in wave.shared.find(target[due], size, wave.blocks[lanes[due]]):
-                # the copy may have written at any time so far: for races, it writes when it is issued, and now
+                # the copy may have written at any time so far; races are sought as if it wrote when it was issued, and now
                 wave.touch(copy, "shared", store, offset, size, lanes[due][chosen], writing=True)
                 for k in range(size // 4):
                     store.write(offset + 4 * k, values[due][chosen, k], 4)

@@ -125,7 +125,8 @@ def _copy(typing_context, source, target, size):
 
 
 BARRIER, COPY = 0, 1  # numbers that stand in place of a trampoline's address
-ELSEWHERE = -1  # stands for the number of a call in `failed`, if a function of the interpreter failed
+ELSEWHERE = -1  # stands for the number of a call in `failed`, if the interpreter raised an exception between two calls of `run`
+LEFT = 1 << 60  # number of arrivals from which barriers are passed at once, because a thread has left
 
 
 @host_kernel("void(i8[:, ::1], i8[::1], i8[::1], i8, i8[::1])")
@@ -142,7 +143,8 @@ def run(entries, failed, arrived, threads, pauses):
     for i in range(entries.shape[0]):
         if entries[i, 0] == BARRIER:
             before = atomic.add(arrived, 0, 1)
-            atomic.wait(arrived, 0, (before // threads + 1) * threads, pauses)
+            if before < LEFT:
+                atomic.wait(arrived, 0, (before // threads + 1) * threads, pauses)
         elif failed[0] != 0:
             continue
         elif entries[i, 0] == COPY:

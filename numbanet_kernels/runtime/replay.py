@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import atomic, callees
+from .interrupt import deferred
 
 LINE = 8  # number of int64 in a cache line
 NOWHERE = np.zeros(0, np.int64)
@@ -48,8 +49,8 @@ def run(
     """Execute stretches in order on `threads` threads, by one compiled call in each thread. `tapes` name the loops.
 
     If there are `asides`, functions of the interpreter, the calling thread calls one after each stretch but the last. The other
-    threads wait for it at a barrier meanwhile, because waking them takes longer than most of these functions. If one fails, all
-    that follows is left out, and its exception is raised.
+    threads wait for it at a barrier meanwhile, because waking them takes longer than most of these functions. If it raises an
+    exception, or the handler of a signal does, all that follows is left out.
 
     Raises
     ------
@@ -57,35 +58,41 @@ def run(
         If a loop fails; the error names it.
     """
     failed, arrived = np.zeros(1, np.int64), np.zeros(LINE, np.int64)
-    errors: list[BaseException] = []
 
     def execute(tables: list[np.ndarray], between: Sequence[Callable[[], None]], *meeting: Any) -> None:
         """Execute tables, and call the functions `between` them; if there are none, execute the tables as one."""
         for n, table in enumerate(tables if between else [_joined(tables)]):
             callees.run(table, failed, *meeting)
             if n < len(between) and not failed[0]:
-                try:
-                    between[n]()
-                except BaseException as error:  # raised below, as the other threads wait at a barrier
-                    errors.append(error)
-                    failed[0] = callees.ELSEWHERE
+                between[n]()
 
     def alone() -> None:
         execute([stretch.alone for stretch in stretches], asides, NOWHERE, 1, NOWHERE)
 
     def part(of: Any) -> None:
         own = [stretch.parts[of.number] for stretch in stretches if of.number < len(stretch.parts)]
-        execute(own, () if of.number else asides, arrived, threads, atomic.pauses())
+        try:
+            execute(own, () if of.number else asides, arrived, threads, atomic.pauses())
+        except BaseException:  # also that of a signal's handler
+            _leave(failed, arrived)
+            raise
 
     if together is None:
         alone()
     else:
         together(part, alone)
-    if errors:
-        raise errors[0]
     if failed[0]:
         name = next(tape.names[failed[0]] for tape in tapes if failed[0] in tape.names)
         raise RuntimeError(f"{name} failed in a replay")
+
+
+def _leave(failed: np.ndarray, arrived: np.ndarray) -> None:
+    """Let the other threads execute nothing more, and pass all barriers."""
+    failed[0] = callees.ELSEWHERE
+    arrived[0] = callees.LEFT
+
+
+deferred.whole.add(_leave.__code__)  # no signal interrupts it
 
 
 def _joined(tables: list[np.ndarray]) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import multiprocessing
 import sys
 import threading
 import time
@@ -9,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from bench.machinery import harness, machine
+from bench.machinery import harness, machine, worker
 from bench.machinery.harness import Case, Implementation, Schedule, measure, quantiles, relative_error
 from bench.machinery.machine import cpu_of
 from bench.machinery.results import Results
@@ -105,6 +106,19 @@ def test_turn_ends_when_no_thread_runs_any_more():
     rest(most=10.0)
     assert stop <= time.perf_counter() < stop + 5
     spinning.join()
+
+
+@pytest.mark.parametrize("seconds, rests", [(0.03, 1), (0.0, 0)])
+def test_a_worker_rests_after_turns_that_count(monkeypatch, seconds, rests):
+    told = []
+    monkeypatch.setattr(worker, "rest", lambda: told.append(True))
+    ours, theirs = multiprocessing.Pipe()
+    for request in (("load", (sleeper, {"seconds": seconds})), ("run", 1)):
+        ours.send(request)
+    ours.send("the end")  # no pair, so that the worker stops
+    with pytest.raises(ValueError, match="unpack"):
+        worker.serve(theirs)
+    assert len(told) == rests
 
 
 @pytest.mark.slow

@@ -215,7 +215,7 @@ def test_widths_may_be_an_array_and_each_layer_may_have_a_recurrent_rate():
         ({"hidden": (8, 8), **recurrent([0.1])}, TEXT, ValueError, "recurrent_dropout_rate has 1 rates for 2 LSTM layers"),
         (recurrent([0.1, 0.2]), TEXT, ValueError, "recurrent_dropout_rate has 2 rates for 1 LSTM layers: give one"),
         ({"recurrent_dropout": RowDropout((0.1, 0.2))}, TEXT, ValueError, "recurrent_dropout has 2 rates for 1 LSTM layers"),
-        ({}, {"a", "b", "c", "d"}, TypeError, "a list of words or integers expected, got a set, which has no fixed order"),
+        ({}, {"a", "b", "c", "d"}, TypeError, "a list of words or integers expected, got a set, which is no sequence"),
         ({"recurrent_sampling": "word"}, TEXT, ValueError, "recurrent_sampling"),
         ({"gate_sparsity": 1.0}, TEXT, ValueError, "gate_sparsity"),
         ({"gate_mode": "rows"}, TEXT, ValueError, "gate_mode"),

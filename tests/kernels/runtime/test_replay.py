@@ -113,6 +113,36 @@ def test_only_the_calling_thread_calls_the_interpreter_and_others_wait(size, rng
         assert len(seen) == 3 and (out == 1).all()
 
 
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_signal_between_two_stretches_lets_the_other_threads_go(size, after, rng, monkeypatch):
+    w, out, done = rng.standard_normal((50, 50), np.float32), np.zeros((64, 50), np.float32), []
+
+    def work():
+        y = cpu.gemm(x, w, tb=True)
+        for _ in range(3):
+            cpu.aside(lambda: None)
+            y = cpu.gemm(y, w, tb=True)
+        return cpu.copy(y, out=out)
+
+    def run(*given, original=callees.run):
+        original(*given)
+        if threading.current_thread() is threading.main_thread():
+            done.append(True)
+            if len(done) == after + 1:
+                raise KeyboardInterrupt
+
+    x = rng.standard_normal((64, 50), np.float32)
+    with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(4, user_api="blas"), cpu.session(size):
+        recorded = taped(work)
+        monkeypatch.setattr(callees, "run", run)
+        with pytest.raises(KeyboardInterrupt):
+            recorded.replay()
+        assert len(done) == after + 1 and not out.any()
+        recorded.replay()
+        assert len(done) > after + 1 and out.any()
+
+
 def test_arrays_of_other_sizes_and_with_gaps_are_refused():
     x = np.zeros((4, 4), np.float32)
     with pytest.raises(ValueError, match=r"float32 \(4, 4\) is not of the size of float32 \(2, 4\)"):
