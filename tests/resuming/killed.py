@@ -55,4 +55,5 @@ def trained(folder, seed, epochs, **options):
 
 
 def main(folder, seed, epochs):
-    np.savez(f"{folder}.npz", **final(trained(folder, seed, epochs)))
+    np.savez(f"{folder}.new.npz", **final(trained(folder, seed, epochs)))
+    os.replace(f"{folder}.new.npz", f"{folder}.npz")  # a process that is killed leaves no part of it
