@@ -60,26 +60,27 @@ def run(
     failed, arrived = np.zeros(1, np.int64), np.zeros(LINE, np.int64)
 
     def execute(tables: list[np.ndarray], between: Sequence[Callable[[], None]], *meeting: Any) -> None:
-        """Execute tables, and call the functions `between` them; if there are none, execute the tables as one."""
-        for n, table in enumerate(tables if between else [_joined(tables)]):
+        """Execute tables, and call the functions `between` them."""
+        for n, table in enumerate(tables):
             callees.run(table, failed, *meeting)
             if n < len(between) and not failed[0]:
                 between[n]()
 
     def alone() -> None:
-        execute([stretch.alone for stretch in stretches], asides, NOWHERE, 1, NOWHERE)
+        execute(_tables([stretch.alone for stretch in stretches], asides), asides, NOWHERE, 1, NOWHERE)
 
     def part(of: Any) -> None:
-        own = [stretch.parts[of.number] for stretch in stretches if of.number < len(stretch.parts)]
         try:
-            execute(own, () if of.number else asides, arrived, threads, atomic.pauses())
+            execute(by_thread[of.number], () if of.number else asides, arrived, threads, atomic.pauses())
         except BaseException:  # also that of a signal's handler
             _leave(failed, arrived)
             raise
 
     if together is None:
         alone()
-    else:
+    else:  # the tables are made before the threads are woken, which then need the interpreter only for a moment
+        own = [[stretch.parts[n] for stretch in stretches if n < len(stretch.parts)] for n in range(threads)]
+        by_thread = [_tables(tables, () if n else asides) for n, tables in enumerate(own)]
         together(part, alone)
     if failed[0]:
         name = next(tape.names[failed[0]] for tape in tapes if failed[0] in tape.names)
@@ -93,6 +94,11 @@ def _leave(failed: np.ndarray, arrived: np.ndarray) -> None:
 
 
 deferred.whole.add(_leave.__code__)  # no signal interrupts it
+
+
+def _tables(tables: list[np.ndarray], between: Sequence[Callable[[], None]]) -> list[np.ndarray]:
+    """Return the tables, joined to one unless functions are called between them."""
+    return tables if between else [_joined(tables)]
 
 
 def _joined(tables: list[np.ndarray]) -> np.ndarray:
