@@ -33,6 +33,7 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.extending import get_cython_function_address, intrinsic
 
+from ..runtime.callees import address_of
 from ..runtime.declare import host_function, host_kernel, tape
 from . import thresholds
 
@@ -86,7 +87,7 @@ def matmul(a, b, out=None):
         return np.matmul(a, b, out=out)
     if not (_in_rows(out) and (_in_rows(a) or _in_rows(a.T)) and (_in_rows(b) or _in_rows(b.T))):
         return np.matmul(a, b, out=out) if writer is None else writer.refuse("a product of matrices in pieces")
-    if writer is not None and a.__array_interface__["data"] == b.__array_interface__["data"]:
+    if writer is not None and address_of(a) == address_of(b):
         writer.refuse("the product of a matrix with itself")  # for such products NumPy calls another function of BLAS, SSYRK
     product(entry(), a, b, out)
     return out

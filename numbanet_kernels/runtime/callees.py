@@ -3,14 +3,17 @@
 Callee(loop)      holds the address of a loop, and knows how its arguments are packed into memory
 run(entries, …)   makes calls in order, in one compiled loop
 move(words, …)    writes the address of a view into the packed arguments of a call
+address_of(array) returns the address of an array's first element
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import struct
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import int32, int64
 from numba.core import cgutils, types
@@ -45,6 +48,13 @@ class Callee:
             for kind in described.argtypes
         ]
         self.pack = struct.Struct("<" + "".join(map(_packed, described.argtypes))).pack
+
+
+def address_of(array: np.ndarray) -> int:
+    """Return the address of the first element. A recording asks for thousands of addresses, and `array.ctypes.data` takes eight
+    times as long. NumPy's C interface fixes where an array object holds its address: behind the header of all objects.
+    """
+    return ctypes.c_size_t.from_address(id(array) + object.__basicsize__).value
 
 
 SCALARS = {

@@ -9,6 +9,7 @@ the next array in the same piece starts. Arrays that a second stream reads or wr
 
 from __future__ import annotations
 
+import bisect
 import collections
 import contextlib
 import ctypes
@@ -75,7 +76,7 @@ class _Chunk:
     def join(self, returned: collections.deque[tuple[_Chunk, int, int]]) -> None:
         """Free the first returned range, which must be in this chunk, and merge it with adjacent free ranges."""
         _, start, stop = returned[0]
-        i = sum(other < start for other, _ in self.free)  # this search is short, because the list is
+        i = bisect.bisect_left(self.free, (start,))  # the number of free ranges before this one
         after = i < len(self.free) and self.free[i][0] == stop
         before = i > 0 and self.free[i - 1][1] == start
         first, last = self.free[i - 1][0] if before else start, self.free[i][1] if after else stop

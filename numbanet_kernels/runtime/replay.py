@@ -6,6 +6,8 @@ place(x)           returns x with its address, so that `replay` need not look it
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +23,7 @@ MEET = (callees.BARRIER, 0, 0, 0)
 
 class Stretch:
     """A sequence of entries of `callees.run`, in a form for one thread and in one for several threads. The argument is a list
-    with (section, thread, entry) of each call.
+    with (section, thread, entry) of each call, by section.
     """
 
     def __init__(self, entries: list[tuple[int, int, tuple]], threads: int) -> None:
@@ -32,9 +34,10 @@ class Stretch:
     def _by_threads(entries: list[tuple[int, int, tuple]], threads: int) -> list[np.ndarray]:
         """Return the entries of each thread, with barriers around each section, within which threads run concurrently."""
         tables: list[list[tuple]] = [[MEET] for _ in range(threads)]
-        for section in sorted({section for section, *_ in entries}):
-            for thread, table in enumerate(tables):
-                table += [entry for of, by, entry in entries if of == section and by == thread]
+        for _, together in itertools.groupby(entries, key=operator.itemgetter(0)):
+            for _, thread, entry in together:
+                tables[thread].append(entry)
+            for table in tables:
                 table.append(MEET)
         return list(map(_table, tables))
 
@@ -122,7 +125,7 @@ def place_cpu(x):
     """Return x, which must be contiguous, in the form that `replay` copies fastest; it is for arrays that are copied often."""
     if not x.flags.c_contiguous:
         raise ValueError(f"place: an array of shape {x.shape} and strides {x.strides} has gaps")
-    return _Place(x, x.__array_interface__["data"][0], x.nbytes)
+    return _Place(x, callees.address_of(x), x.nbytes)
 
 
 def places_cpu(x, count):

@@ -27,7 +27,7 @@ import numba
 import numpy as np
 
 from . import callees, replay
-from .callees import Callee, callee_of
+from .callees import Callee, address_of, callee_of
 from .declare import tape
 from .launch import NotRecorded
 from .pool import Arena, Loan, Piece, Pool, host_lender, host_pool, pages
@@ -85,31 +85,32 @@ class _Writer:
         """Record a call of a compiled loop."""
         callee, values = callee_of(loop), []
         origins: list[bool] = []
+        made: list[int] = []  # the places in `values` of addresses that are those of this run only
         views: list[tuple[int, int, _Moving]] = []
-        self.facts.append(loop)
         for kind, value in zip(callee.kinds, args, strict=True):
             if kind is None:
                 values += value if isinstance(value, tuple) else (value,)
-                self.facts.append(value)
                 continue
             dtype, axes, layout = kind
             if value.dtype != dtype or value.ndim != axes or (layout == "C" and not value.flags.c_contiguous):
                 raise NotRecorded(f"{loop.__name__} takes a {dtype} array of {axes} axes, not {value.dtype} {value.shape}")
-            place = value.__array_interface__["data"][0]
-            if isinstance(base := _owner(value).base, _Moving):
-                views.append((len(values) + callees.PLACE, place - base.place, base))
-                self.facts.append((place - base.place, value.shape, value.strides))
-                origins.append(True)
-            else:
-                known = self.known(value, place)
-                self.facts.append((known, value.shape, value.strides))
-                origins.append(bool(known))
+            place, base, at = address_of(value), _owner(value).base, len(values) + callees.PLACE
+            if isinstance(base, _Moving):
+                views.append((at, place - base.place, base))
+                place -= base.place  # `move` overwrites it
+                known = True
+            elif not (known := bool(self.known(value, place, base))):
+                made.append(at)
+            origins.append(known)
             values += (0, 0, value.size, value.itemsize, place, *value.shape, *value.strides)
         self.form.append((loop, *origins))
         words = np.frombuffer(callee.pack(*values), np.int64).copy()
-        for at, offset, base in views:
-            self.moved.add(words.ctypes.data)
-            callees.move(words, at, base.start + offset, *base.lists)
+        for at in made:
+            values[at] = 0
+        self.facts += loop, values
+        for at, offset, moving in views:
+            self.moved.add(address_of(words))
+            callees.move(words, at, moving.start + offset, *moving.lists)
         self.calls.append((self.section, self.thread, callee, words))
 
     def moving(self, view: np.ndarray, array: np.ndarray, lists: Sequence[np.ndarray | None]) -> np.ndarray:
@@ -124,13 +125,18 @@ class _Writer:
         """
         self.section, self.threads, self.together, self.pool.patient = self.section + 1, len(parts), together, True
         self.elsewhere.patient = True
+        before, forms = self.form, []
         try:
             for self.thread, part in enumerate(parts):
                 self.facts.append(part)
+                self.form = []
                 work(part)
+                forms.append(self.form)
         finally:
             self.section, self.thread, self.pool.patient = self.section + 1, 0, False
             self.elsewhere.patient = False
+        alike = all(form == forms[0] for form in forms)  # then the form does not depend on the number of parts
+        self.form = before + (forms[0] if alike else sum(forms, []))
 
     def aside(self, work: Callable[[], None]) -> None:
         """Record that each replay calls work() at this point, with the interpreter."""
@@ -138,9 +144,10 @@ class _Writer:
         self.asides.append((self.section + 1, work))
         self.section += 2
 
-    def known(self, array: Any, place: int) -> int:
-        """Return the address of an array, which is kept alive; 0 if the array was allocated for this tape."""
-        base = _owner(array).base
+    def known(self, array: Any, place: int, base: Any) -> int:
+        """Return the address of an array, which is kept alive; 0 if the array was allocated for this tape. `base` is the base
+        of the array that owns its memory.
+        """
         if place in self.moved or (isinstance(base, _Lent) and base.writer() is self):
             return 0
         self.held.setdefault(place, array)
@@ -148,7 +155,7 @@ class _Writer:
 
     def places(self, arrays: Iterable[np.ndarray]) -> list[int]:
         """Return the result of `known` for each array."""
-        return [self.known(array, array.__array_interface__["data"][0]) for array in arrays]
+        return [self.known(array, address_of(array), _owner(array).base) for array in arrays]
 
 
 class _Moving:
@@ -158,9 +165,9 @@ class _Moving:
         given = [NO_LIST if indices is None else indices for indices in lists] + [NO_LIST] * (2 - len(lists))
         strides = [*array.strides, 0][:2]
         self.lists = [part for pair in zip(given, strides, strict=True) for part in pair]
-        self.array, self.start = array, array.__array_interface__["data"][0]
+        self.array, self.start = array, address_of(array)
         self.__array_interface__ = dict(view.__array_interface__, strides=view.strides)
-        self.place = view.__array_interface__["data"][0]
+        self.place = address_of(view)
 
 
 def _owner(array: np.ndarray) -> np.ndarray:
@@ -215,9 +222,11 @@ class _Once(_Writer):
         piece, self.count = self.take(size), self.count + 1
         whole = piece.chunk.memory[piece.start : piece.start + size]
         first = STEP * self.count % (2 * BYTES)
-        marks = [(end, _random()[first : first + end.size]) for end in _ends(whole)]
-        for end, random in marks:
-            end[:] = random
+        random = _random()[first : first + BYTES]
+        marks = []
+        for end in _ends(whole):
+            end[:] = random[: end.size]
+            marks.append((end, random))
         lent = _Marked(self, piece, shape, dtype, marks)
         self.lent.add(lent)
         return np.asarray(lent)
@@ -241,15 +250,15 @@ class _Marked(_Lent):
     def check(self) -> None:
         """Note in the writer, if it exists, whether the random ends have changed; they are not looked at again."""
         if (writer := self.writer()) is not None:
-            writer.changed |= not all(np.array_equal(end, random) for end, random in self.marks)
+            writer.changed |= not all(end.tobytes() == random[: end.size].tobytes() for end, random in self.marks)
         self.marks = ()
 
     __del__ = check
 
 
-def _ends(whole: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first bytes of an array, and the last of the rest."""
-    return whole[:BYTES], whole[BYTES:][-BYTES:]
+def _ends(whole: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The first bytes of an array, and the last of the rest, if there are more."""
+    return (whole,) if whole.size <= BYTES else (whole[:BYTES], whole[BYTES:][-BYTES:])
 
 
 @functools.cache
@@ -294,7 +303,7 @@ class Tape:
         self.names = {number: callee.loop.__name__ for number, (*_, callee, _) in zip(numbers, writer.calls)}
         self.words = [words for *_, words in writer.calls]
         entries = [
-            (section, thread, (callee.trampoline, callee.function, words.ctypes.data, number))
+            (section, thread, (callee.trampoline, callee.function, address_of(words), number))
             for number, (section, thread, callee, words) in zip(numbers, writer.calls)
         ]
         ends = [0, *(section for section, _ in writer.asides), writer.section + 1]

@@ -15,6 +15,7 @@ from .family import axes_of, columns_of, joined_shape, repeated, spread_to, take
 
 _NO_SHIFT = np.zeros(0, np.float32)
 SMALL = 1 << 13  # elements that NumPy moves sooner
+NEAR = 1 << 10  # elements of a matrix that stays in the L1 cache, so that any order of its elements is as fast
 
 
 def _contiguous(view):
@@ -32,7 +33,8 @@ def transpose_cpu(x, axes):
     if tuple(axes[kept:]) != (*range(moved, x.ndim), *range(kept, moved)):
         return _contiguous(view)
     whole = x.reshape(math.prod(x.shape[:kept]), math.prod(x.shape[kept:moved]), -1)
-    if min(whole.shape[1:]) < VECTOR or x.size < SMALL or not x.flags.writeable:  # which compiled loops refuse
+    sooner = min(whole.shape[1:]) < VECTOR or math.prod(whole.shape[1:]) < NEAR or x.size < SMALL
+    if sooner or not x.flags.writeable:  # which compiled loops refuse
         return _contiguous(view)
     y = empty_cpu(view.shape)
     swap(whole, y.reshape(len(whole), *whole.shape[:0:-1]))

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from numbanet_kernels import cpu
+from numbanet_kernels.host import threads, thresholds
 from numbanet_kernels.host.ufuncs import apply
-from numbanet_kernels.runtime import tape
+from numbanet_kernels.runtime import callees, tape
 from numbanet_kernels.runtime.declare import host_kernel
 from numbanet_kernels.runtime.launch import NotRecorded
 from numbanet_kernels.tables import collected
@@ -76,6 +78,29 @@ def test_any_known_form_will_do():
     assert len(forms) == 2
     for extra in (lambda y: y, cpu.sigmoid):
         assert taped(lambda extra=extra: summed(900, extra), forms).form in forms
+
+
+def test_the_form_does_not_depend_on_the_number_of_parts():
+    """Steps of other sizes may be worth sharing where these are not."""
+    with threadpool_limits(2, user_api="blas"), cpu.session(2):
+        with thresholds.using(thresholds.Thresholds(1, 1)):
+            shared = taped(lambda: summed(100))
+        with thresholds.using(thresholds.Thresholds(1 << 30, 1 << 30)):
+            alone = taped(lambda: summed(100))
+        assert len(shared.words) > len(alone.words) and shared.form == alone.form
+
+        def first_more(part):
+            """The parts differ: only one computes an exponential."""
+            y = cpu.relu(X)
+            return cpu.exp(y) if part.number == 0 else y
+
+        unlike = taped(lambda: [threads.share(first_more), cpu.relu(X)][1:])
+    assert unlike.form[:3] == (*taped(lambda: cpu.exp(cpu.relu(X))).form[:2], shared.form[0])
+
+
+@pytest.mark.parametrize("array", [X, X[5:], X.reshape(50, 100)[3:, 7::2], np.zeros((0, 3)), np.broadcast_to(X[:4], (3, 4))])
+def test_addresses_are_those_that_numpy_gives(array):
+    assert callees.address_of(array) == array.ctypes.data
 
 
 def test_a_result_that_existed_is_of_another_form():
