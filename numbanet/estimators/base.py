@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 import os
 import warnings
 from pathlib import Path
@@ -329,7 +330,7 @@ class Estimator(Settings):
         scores = {
             record["epoch"]: record["validation_score"]
             for record in run.history[run.epochs.start :]  # of this call
-            if not np.isnan(record.get("validation_score", np.nan))
+            if not math.isnan(record.get("validation_score", math.nan))
         }
         self.best_epoch_ = stopping.best_epoch if stopping else max(scores, key=scores.__getitem__, default=None)
 
