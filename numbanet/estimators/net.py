@@ -158,8 +158,8 @@ class Net(ClassifierMixin, Supervised):
         have several labels, return the probability of each label. If there are labels for each time step, the shape is
         (n_samples, n_steps, n_classes).
         """
-        output, cpu = self._output(X), device("cpu")
-        return cpu.sigmoid(output) if self._several else self._task().probabilities(cpu, output)
+        task = self._task()
+        return task.probabilities(device("cpu"), self._output(X)) if task.link is None else self._output(X, task.link)
 
     def predict_log_proba(self, X) -> np.ndarray:
         """Return log(predict_proba(X)), float32, in the same shape; it is finite even if the probability underflows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from ..plans import DevicePlan, Plans, Site
@@ -184,7 +184,7 @@ class _Parts:
     def same(self) -> bool:
         """Return True if the model consists of the same objects as when `self` was made."""
         for container, skipped, then in self._held:
-            now = _values(container, skipped)
+            now = container.values() if isinstance(container, dict) and not skipped else _values(container, skipped)
             if not same(now, then):
                 return False
         return all([tensor.data is array for tensor, array in self._arrays])
@@ -197,8 +197,8 @@ def _values(container: list | tuple | dict, skipped: tuple[str, ...]) -> list:
     return [value for key, value in container.items() if key not in skipped] if skipped else list(container.values())
 
 
-def same(these: Sequence[Any], those: Sequence[Any]) -> bool:
-    """Return True if two sequences hold the same objects."""
+def same(these: Collection[Any], those: Collection[Any]) -> bool:
+    """Return True if two collections hold the same objects, in the same order."""
     return len(these) == len(those) and all(map(operator.is_, these, those))
 
 

@@ -14,6 +14,7 @@ from numbanet_kernels.runtime.interrupt import deferred
 
 from .. import profile
 from ..autograd import no_grad
+from ..device import device
 from ..dropout import Dropout
 from ..layers import DENSE, Context, Flow, Layer, LayerNorm, Linear, Normalize, Select, Sequential, Shuffle, Symbols, Tree
 from ..plans import Plans
@@ -77,14 +78,15 @@ class Predictor:
         same = self.model is model and self.session_options == session_options and policy is None is self.policy
         return same and self.tree.current
 
-    def __call__(self, X: Any, rows: np.ndarray | None = None) -> np.ndarray:
+    def __call__(self, X: Any, rows: np.ndarray | None = None, link: str | None = None) -> np.ndarray:
         """Return the output, an array on the host, for the samples `rows` of X (n, …), by default for all samples. X is that of
-        `Data`. Samples are computed in chunks of PREDICT_ROWS.
+        `Data`. Samples are computed in chunks of PREDICT_ROWS. If the name of an operation is given as `link`, "softmax" or
+        "sigmoid", it is applied to the output, on the CPU.
         """
         some = rows is None and len(X) <= self.ROWS and not on_host(X) and not isinstance(X, Rows)
         if some and self._records and self._free.acquire(blocking=False):
             try:
-                found = self._replayed(X)
+                found = self._replayed(X, link)
             finally:
                 self._free.release()
             if found is not None:
@@ -95,7 +97,7 @@ class Predictor:
             for start in range(0, len(rows), most):
                 pieces.append(self._computed(X, rows[start : start + most].astype(np.int32), whole))
                 deferred.poll()
-        return np.concatenate(pieces)
+        return _linked(link, np.concatenate(pieces))
 
     def _computed(self, X: Any, rows: np.ndarray, adjacent: bool) -> np.ndarray:
         """Return the output for the samples `rows`; if they are `adjacent` in X, they are not copied for our own layers."""
@@ -118,34 +120,44 @@ class Predictor:
         return self.model.forward(flow, Context(self.dev, plans, few=few)).dense().data
 
     # --- recorded passes ----------------------------------------------------------------------------------------------
-    def _replayed(self, X: Any) -> np.ndarray | None:
-        """Return the output for all rows of X from a recorded pass; None if no pass of this shape is recorded."""
-        key = X.shape, self.dev.workers()
+    def _replayed(self, X: Any, link: str | None) -> np.ndarray | None:
+        """Return the output for all rows of X, with the link, from a recorded pass; None if none of this shape is recorded."""
+        here = link if self.dev.name == "cpu" else None  # what is recorded
+        key = X.shape, self.dev.workers(), here
         if key not in self._passes:
             if key not in self._met:
                 if len(self._met) < self.PASSES:
                     self._met.add(key)
                 return None
-            self._passes[key] = self._record(X)
+            self._passes[key] = self._record(X, here)
         if (found := self._passes[key]) is None:
             return None
         alone = self._by_sample and len(X) <= LEAST_ROWS  # True if no product uses BLAS, which a session would set up
         with contextlib.nullcontext() if alone else self.dev.session(**self.session_options):
-            self.dev.take_rows(X, found.rows, out=found.inputs)
+            if found.rows is None:
+                self.dev.copy(X, out=found.inputs)
+            else:
+                self.dev.take_rows(X, found.rows, out=found.inputs)
             found.graph.replay()
-            return self.dev.download(self.dev.copy(found.graph.result))[: len(X)]
+            output = self.dev.download(self.dev.copy(found.graph.result))[: len(X)]
+        return output if here == link else _linked(link, output)
 
-    def _record(self, X: Any) -> _Pass | None:
+    def _record(self, X: Any, link: str | None) -> _Pass | None:
         """Record and return a pass for inputs of the shape of X; return None if it cannot be recorded."""
-        rows = self._filled(np.arange(len(X), dtype=np.int32))
+        rows, dev = self._filled(np.arange(len(X), dtype=np.int32)), self.dev
         if X.dtype.itemsize * self.ROWS * math.prod(X.shape[1:]) > self.MOST:
             return None
         if (key := X.shape[1:]) not in self._inputs:
-            self._inputs[key] = self.dev.empty((self.ROWS, *X.shape[1:]), X.dtype)
-        inputs = self.dev.part(self._inputs[key], 0, len(rows))
+            self._inputs[key] = dev.empty((self.ROWS, *X.shape[1:]), X.dtype)
+        inputs = dev.part(self._inputs[key], 0, len(rows))
+
+        def work() -> Any:
+            output = self._output(inputs)
+            return output if link is None else getattr(dev, link)(output)
+
         try:
-            with no_grad(), self.dev.session(**self.session_options):
-                graph = self.dev.record(lambda: self._output(inputs), next(iter(self._graphs), None), self.MOST)
+            with no_grad(), dev.session(**self.session_options):
+                graph = dev.record(work, next(iter(self._graphs), None), self.MOST)
         except Exception as error:  # a driver may raise any error
             warnings.warn(f"predictions are not replayed: {type(error).__name__}: {error}", stacklevel=2)
             graph = None
@@ -154,7 +166,12 @@ class Predictor:
             self._records = bool(self._graphs)
             return None
         self._graphs.append(graph)
-        return _Pass(graph, inputs, self.dev.upload(rows))
+        return _Pass(graph, inputs, dev.upload(rows) if len(rows) > len(X) else None)
+
+
+def _linked(link: str | None, output: np.ndarray) -> np.ndarray:
+    """Return the result of the operation `link`, if it is given, for an output on the host."""
+    return output if link is None else getattr(device("cpu"), link)(output)
 
 
 class _Pass(NamedTuple):
@@ -162,4 +179,4 @@ class _Pass(NamedTuple):
 
     graph: Any
     inputs: Any  # the buffer that the pass reads
-    rows: Any  # maps a row of the buffer to the row of X
+    rows: Any  # maps a row of the buffer to the row of X if there are more rows than samples; else None

@@ -159,6 +159,11 @@ class Classification(Supervised):
     def __init__(self, loss: Any = "cross_entropy") -> None:
         super().__init__(loss)
 
+    @property
+    def link(self) -> str | None:
+        """The operation that computes probabilities from the output; None if the loss has an inverse link of its own."""
+        return "softmax" if type(self.criterion).inverse_link is Loss.inverse_link else None
+
     def probabilities(self, dev: Device, output: Any) -> Any:
         """Return the probability of each class, a device array (N, C)."""
         linked = self.linked(dev, output)
@@ -214,6 +219,7 @@ class Labelling(Task):
     """
 
     recordable = True
+    link = "sigmoid"
 
     def loss(self, output, targets, weights):
         return ops.sigmoid_cross_entropy(output, target=targets, weights=weights) * targets.shape[1]

@@ -16,6 +16,7 @@ from numbanet import GELU, Conv2d, Flatten, LayerNorm, Linear, Net, NetRegressor
 from numbanet.datasets import load_digits
 from numbanet.device import device
 from numbanet.estimators import supervised
+from numbanet.losses import CrossEntropy
 from numbanet.training.data import view_of
 from numbanet.training.inference import Predictor
 from numbanet_kernels.runtime.availability import nvvm_problem
@@ -70,6 +71,30 @@ def test_predictions_are_equal_alone_among_others_and_recorded(name, threads):
         np.testing.assert_array_equal(net._output(X_TEST[5:6]), few[5:6])
         predictor = net._predictor()
         assert sum(found is not None for found in predictor._passes.values()) == 8
+
+
+@pytest.mark.parametrize("link, targets", [("softmax", Y), ("sigmoid", np.eye(10, dtype=int)[Y])])
+def test_probabilities_are_computed_in_the_recorded_pass(link, targets):
+    """They are those that the CPU computes from the output, which has its own pass."""
+    net = Net((20,), **SETTINGS).fit(X, targets)
+    for n in (1, 40):
+        for _ in range(3):  # computed, recorded, replayed
+            expected = getattr(device("cpu"), link)(net._output(X_TEST[:n]))
+            np.testing.assert_array_equal(net.predict_proba(X_TEST[:n]), expected)
+    found = net._predictor()._passes
+    assert {(shape[0], of) for shape, _, of in found} == {(n, of) for n in (1, 40) for of in (None, link)}
+    assert None not in found.values()
+
+
+def test_a_loss_with_an_inverse_link_has_its_own_probabilities():
+    class Halved(CrossEntropy):
+        def inverse_link(self, output):
+            return output * 0 + 0.1
+
+    net = Net((20,), loss=Halved(), **SETTINGS).fit(X, Y)
+    for _ in range(3):
+        np.testing.assert_allclose(net.predict_proba(X_TEST[:2]), 0.1)
+    assert {of for *_, of in net._predictor()._passes} == {None}
 
 
 @pytest.mark.slow
@@ -187,7 +212,7 @@ def test_few_passes_are_recorded_and_none_of_many_samples(net, monkeypatch):
     monkeypatch.setattr(Predictor, "PASSES", 2)
     for n in (1, 2, 3, 200) * 3:
         net.predict(X_TEST[:n])
-    assert [shape[0] for shape, _ in net._predictor()._passes] == [1, 2]
+    assert [shape[0] for shape, *_ in net._predictor()._passes] == [1, 2]
 
 
 # --- arrays that skip scikit-learn's checks ---------------------------------------------------------------------------
