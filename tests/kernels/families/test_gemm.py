@@ -12,6 +12,7 @@ from bench.kernels import gemm_ways
 from numbanet_kernels.blocks import gemm_block
 from numbanet_kernels.families import gemm, gemm_rows, gemm_tiles
 from numbanet_kernels.families.gemm_tiles import cuda_grouped
+from numbanet_kernels.host import thresholds
 from numbanet_kernels.layouts.tiles import Pattern
 from numbanet_kernels.runtime import emulation, precision
 
@@ -37,6 +38,20 @@ def test_gemm_equals_reference(suffix, put, get, rng, m, n, k, ta, tb, biased, r
     c = get(function(put(a), put(b), ta, tb, put(bias) if biased else None, relu, scale))
     expected = gemm.gemm_reference(a, b, ta, tb, bias if biased else None, relu, scale)
     np.testing.assert_allclose(c, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("biased, relu, scale", EPILOGUES)
+@pytest.mark.parametrize("ta, tb", FLAGS)
+@pytest.mark.parametrize("m, n, k", [(300, 70, 75), (40, 200, 150), (40, 10, 150)], ids=["samples", "rows", "columns"])
+def test_threads_share_a_product(rng, m, n, k, ta, tb, biased, relu, scale):
+    """They divide the samples if these are many, else the rows of the weight, or, if there are few, its columns."""
+    a, b, bias = (np.float32(operand) for operand in operands(rng, m, n, k, ta, tb))
+    with thresholds.using(thresholds.Thresholds(1, 1)):
+        c = gemm.gemm_cpu(a, b, ta, tb, bias if biased else None, relu, scale)
+    np.testing.assert_allclose(
+        c, gemm.gemm_reference(a, b, ta, tb, bias if biased else None, relu, scale), rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("m, n, k", [(7, 9, 11), (70, 66, 20), (4, 0, 3), (4, 3, 0)])
