@@ -158,6 +158,7 @@ class Net(ClassifierMixin, Supervised):
         have several labels, return the probability of each label. If there are labels for each time step, the shape is
         (n_samples, n_steps, n_classes).
         """
+        self._check_fitted()
         task = self._task()
         return task.probabilities(device("cpu"), self._output(X)) if task.link is None else self._output(X, task.link)
 

@@ -50,7 +50,7 @@ class Predictor:
     """
 
     ROWS = 128  # largest number of samples of a recorded pass; with more, Python takes a negligible part of the time
-    PASSES = 64  # largest number of recorded passes
+    PASSES = 128  # largest number of recorded passes: of 64 shapes, with and without a link
     MOST = 1 << 24  # bytes that all recorded passes together may take, and bytes of a buffer of inputs
 
     def __init__(self, model: Layer, session_options: dict[str, Any], policy: Dropout | None = None) -> None:

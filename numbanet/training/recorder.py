@@ -326,8 +326,7 @@ class Recorder:
         key = *key, tuple(map(id, arrays)), *((id(t.data), t.requires_grad) for t in tensors)
         found, own, form = self._met.get(key), {}, None
         if not found and plans.choose is None and not self.dev.rehearses():
-            _, layers, (_, *shape), *rest = key  # of any number of samples
-            form = layers, *shape, *rest, *((path, type(plan), plan.density < 1) for path, plan in plans.assigned.items())
+            form = key[1:], tuple((path, type(plan), plan.density < 1) for path, plan in plans.assigned.items())
         known = () if key in self._unlike or len(self._recorded) >= self.RECORDED else self._forms.get(form, ())
         new = key not in self._met and not known
         if self.dev.rehearses() or not (new or found == ()):

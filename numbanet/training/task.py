@@ -162,7 +162,7 @@ class Classification(Supervised):
     @property
     def link(self) -> str | None:
         """The operation that computes probabilities from the output; None if the loss has an inverse link of its own."""
-        return "softmax" if type(self.criterion).inverse_link is Loss.inverse_link else None
+        return None if self.criterion.linked else "softmax"
 
     def probabilities(self, dev: Device, output: Any) -> Any:
         """Return the probability of each class, a device array (N, C)."""

@@ -83,9 +83,10 @@ def _epilogue(c, bias, biased, relu, scale, alpha):
 # w.T, and a part of the sum in dx = dy w. A weight with few rows, such as a classifier's last layer, is divided by columns
 # instead: those of the activations that the thread computed or will read. BLAS is up to 1.7 times faster on w x.T and w.T dy.T
 # than on x w.T and dy w (1.15 times at batch 128), so these are computed transposed; the pass that adds bias and ReLU
-# transposes back. If there are so many samples that their activations have more elements than the weight, the samples are
-# divided instead: each thread reads the whole weight, and its own part of the activations.
+# transposes back. Many samples, whose activations have more elements than the weight, are divided instead: each thread reads
+# the whole weight. With fewer samples, writing to a weight that the other threads have read (`threads`) would take longer.
 LEAST_ROWS, LEAST_DEPTH = 32, 64  # smallest number of rows of a weight per thread, and smallest length of a part of a sum
+MANY = 512  # smallest number of samples that are divided
 
 
 def _by_rows(a, b, out, bias=None, relu=False, scale=1.0, alpha=1.0):
@@ -125,7 +126,7 @@ def multiply_forward(x, weight, out, bias=None, relu=False, scale=1.0, alpha=1.0
     shared = threads.worthwhile(flops=2 * out.size * depth)
     if (shared or threads.worthwhile(x.size)) and _few(n):
         return _forward_by_columns(x, weight(WHOLE), out, bias, relu, scale, alpha)
-    if not shared or x.size + out.size > n * depth:
+    if not shared or (len(x) >= MANY and x.size + out.size > n * depth):
         return _by_rows(x, weight(WHOLE).T, out, bias, relu, scale, alpha)
     transposed = empty_cpu((1, n, x.shape[0]))
 
@@ -160,7 +161,7 @@ def multiply_back(dy, weight, out, bias=None, relu=False, alpha=1.0):
     depth = dy.shape[1]
     if not threads.worthwhile(flops=2 * out.size * depth) or _few(depth):
         return _by_columns(dy, weight(WHOLE), out, bias, relu, alpha=alpha)
-    if dy.size + out.size > depth * out.shape[1]:
+    if len(dy) >= MANY and dy.size + out.size > depth * out.shape[1]:
         return _by_rows(dy, weight(WHOLE), out, bias, relu, alpha=alpha)
     with threads.session():
         terms = empty_cpu((threads.count(), out.shape[1], out.shape[0]))

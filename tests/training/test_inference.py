@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-import sklearn
+import sklearn.exceptions
 import threadpoolctl
 
 from numbanet import GELU, Conv2d, Flatten, LayerNorm, Linear, Net, NetRegressor, Normalize, ReLU, Tensor
@@ -84,6 +84,22 @@ def test_probabilities_are_computed_in_the_recorded_pass(link, targets):
     found = net._predictor()._passes
     assert {(shape[0], of) for shape, _, of in found} == {(n, of) for n in (1, 40) for of in (None, link)}
     assert None not in found.values()
+
+
+def test_probabilities_need_a_fit_before_anything_else():
+    for wrong in (Net(), Net(loss="nonsense")):
+        with pytest.raises(sklearn.exceptions.NotFittedError):
+            wrong.predict_proba(X_TEST)
+
+
+@pytest.mark.parametrize("value", [1e20, 3e38])
+def test_large_numbers_skip_the_checks_as_well(net, monkeypatch, value):
+    """Although the sum of their squares overflows."""
+    samples = np.full((2, PIXELS), value, np.float32)
+    expected = net._checked(samples)
+    monkeypatch.setattr(net, "_checked", None)
+    np.testing.assert_array_equal(net._plain(samples), expected)
+    assert net._plain(samples * np.float32(np.inf)) is None
 
 
 def test_a_loss_with_an_inverse_link_has_its_own_probabilities():

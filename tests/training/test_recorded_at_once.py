@@ -29,7 +29,16 @@ def _doubled(dev, x):
     return double(x), (double,)
 
 
-MANY = 10
+@op
+def _doubled_by_table(dev, x):
+    """2 x, by a table that an operation makes once for each number of samples"""
+    if x.shape not in TABLES:
+        TABLES[x.shape] = dev.full(x.shape, 2.0)
+    table = TABLES[x.shape]
+    return dev.mul(x, table), (lambda dy: dev.mul(dy, table),)
+
+
+MANY, TABLES = 10, {}
 
 
 class Doubling(Layer):
@@ -59,3 +68,19 @@ def test_a_kind_that_uses_numpy_is_not_recorded_at_once(monkeypatch, replays):  
     assert outcomes.count([True, False]) >= 1 and outcomes.count([False, False]) >= 1, "widths of 12, and of 8 and 6"
     assert outcomes.count([True, True]) >= 1 and sum(replays.values()) > 5
     equal(ours, alone(monkeypatch, layers=layers(), **options))
+
+
+class Remembering(Layer):
+    recordable = True
+
+    def forward(self, flow, context):
+        return flow.with_(_doubled_by_table(flow.x), flow.layout, flow.pending)
+
+
+def test_batches_of_another_size_run_op_by_op_first(monkeypatch):
+    """So that layers may fill caches with what operations compute."""
+    layers = lambda: [Linear(6, 24, rng=0), Remembering(), ReLU(), Linear(24, 3, rng=1)]  # noqa: E731
+    TABLES.clear()
+    ours = fit(layers=layers())
+    assert {(13, 24), (2, 24)} <= TABLES.keys() and all((table == 2).all() for table in TABLES.values())
+    equal(ours, alone(monkeypatch, layers=layers()))

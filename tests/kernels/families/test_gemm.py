@@ -43,7 +43,7 @@ def test_gemm_equals_reference(suffix, put, get, rng, m, n, k, ta, tb, biased, r
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("biased, relu, scale", EPILOGUES)
 @pytest.mark.parametrize("ta, tb", FLAGS)
-@pytest.mark.parametrize("m, n, k", [(300, 70, 75), (40, 200, 150), (40, 10, 150)], ids=["samples", "rows", "columns"])
+@pytest.mark.parametrize("m, n, k", [(600, 70, 75), (40, 200, 150), (40, 10, 150)], ids=["samples", "rows", "columns"])
 def test_threads_share_a_product(rng, m, n, k, ta, tb, biased, relu, scale):
     """They divide the samples if these are many, else the rows of the weight, or, if there are few, its columns."""
     a, b, bias = (np.float32(operand) for operand in operands(rng, m, n, k, ta, tb))
