@@ -211,6 +211,8 @@ def predict_task(device: str, samples: int) -> Task:
             y = (y if i == 0 else np.maximum(y, 0)) @ w.T + b
         return float(np.abs(net.predict_proba(x) - softmax(y, axis=1)).max())
 
+    for _ in range(2):  # the pass is recorded when it comes for the second time
+        net.predict_proba(x)
     return Task(lambda: net.predict_proba(x), lambda: {"error": error()})
 
 
