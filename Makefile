@@ -21,7 +21,8 @@ check: lint
 
 # two workers of one thread each; tests that measure time or send signals run after the others, with nothing beside them, and
 # of their files alone, because to import all takes longer than many of them (tests/conftest.py refuses the mark in another form).
-# make test runs a quarter of the cases of tests that have many, others after each commit; make test-all runs all, and long tests
+# make test runs a quarter of the cases of tests that have many, an eighth of slow ones, others after each commit; make test-all
+# runs all, and long tests
 test: LONG = and not long
 test: ROTATE = --rotate 4
 test test-all: .venv/ready-test

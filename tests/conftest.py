@@ -23,8 +23,8 @@ def pytest_addoption(parser):
     parser.addoption(
         "--rotate",
         metavar="N[:TEXT]",
-        help=f"one in N cases of a function that has many, and at least {MANY}, or {SLOW} if it is slow: others for each "
-        "TEXT, by default the commit",
+        help=f"one in N cases of a function that has many, and at least {MANY}; if it is slow, one in 2 N, and at least "
+        f"{SLOW}: others for each TEXT, by default the commit",
     )
 
 

@@ -7,8 +7,8 @@ MANY, SLOW = 8, 3  # cases of a test function that are always run; of one that i
 
 
 def chosen(names: Sequence[str], share: int, text: str, least: int = MANY, slow: frozenset[str] = frozenset()) -> set[str]:
-    """One in `share` of the cases of each function, and at least `least`, or SLOW if some of them are in `slow`; chosen
-    by their names and by a text.
+    """One in `share` of the cases of each function, and at least `least`; if some of its cases are in `slow`, one in
+    2 * `share`, and at least SLOW. If `share` is 1, all are chosen. They are chosen by their names and by a text.
     """
     cases: dict[str, list[str]] = {}
     for name in names:
@@ -16,6 +16,6 @@ def chosen(names: Sequence[str], share: int, text: str, least: int = MANY, slow:
     found: set[str] = set()
     for some in cases.values():
         some.sort(key=lambda name: zlib.crc32(f"{text}{name}".encode()))
-        few = least if slow.isdisjoint(some) else min(least, SLOW)
-        found.update(some[: max(few, -(-len(some) // share))])
+        few, of = (least, share) if slow.isdisjoint(some) else (min(least, SLOW), 2 * share if share > 1 else 1)
+        found.update(some[: max(few, -(-len(some) // of))])
     return found

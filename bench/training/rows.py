@@ -32,7 +32,11 @@ def summary(
     by_key: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         by_key.setdefault((key_of(run["settings"]), run["dropout"]), []).append(run)
-    return [_row(by_key, experiment, suite, targets) for experiment in experiments if experiment.key in by_key]
+    by_case: dict[str, list[Run]] = {}
+    for (case, _), group in by_key.items():
+        by_case.setdefault(case, []).extend(group)
+    comparable = {case: clocked(group) for case, group in by_case.items()}
+    return [_row(by_key, comparable, experiment, suite, targets) for experiment in experiments if experiment.key in by_key]
 
 
 def _time_to(target: float, mine: Sequence[Run], seconds: float | None, longer: float | None) -> dict[str, Any]:
@@ -52,7 +56,11 @@ def _mean_seconds_to(target: float, runs: Sequence[Run]) -> float | None:
 
 
 def _row(
-    by_key: dict[tuple[str, str], list[Run]], experiment: Experiment, suite: str, targets: Sequence[float]
+    by_key: dict[tuple[str, str], list[Run]],
+    comparable: dict[str, list[Run]],
+    experiment: Experiment,
+    suite: str,
+    targets: Sequence[float],
 ) -> dict[str, Any]:
     case, mine, what = experiment.key[0], by_key[experiment.key], measure(experiment.settings)
     row = {
@@ -65,10 +73,9 @@ def _row(
     if not all(map(whole, mine)):
         return {**row, "diverged": sum(not whole(run) for run in mine)}
     values = [run["epochs"][-1][what] for run in mine]
-    comparable = clocked(run for (other, _), group in by_key.items() if other == case for run in group)
 
     def of(name: str | None) -> list[Run]:
-        return [run for run in comparable if run["dropout"] == name]
+        return [run for run in comparable[case] if run["dropout"] == name]
 
     def times(target: float) -> dict[str, Any]:
         return _time_to(target, mine, *(_mean_seconds_to(target, of(name)) for name in (experiment.name, peer)))

@@ -17,6 +17,8 @@ def whole_warps(wave: Wave, threads: np.ndarray, members: np.ndarray) -> np.ndar
     """Return those of the waiting `threads` whose barrier is complete: each thread in its mask also waits, or has returned.
     members (T,), uint32, holds the mask of each thread.
     """
+    if (threads | ~wave.alive).all():
+        return threads
     here = threads.reshape(-1, WARP)
     wanted = members.reshape(-1, WARP)[:, :, None] & BIT_OF_LANE != 0  # wanted[w, i, j]: lane i of warp w waits for lane j
     missing = wanted & wave.alive.reshape(-1, 1, WARP) & ~here[:, None, :]

@@ -52,7 +52,9 @@ def step(program: Program, i: Instruction) -> Step | None:
     members = None if i.opcode in ("ldmatrix", "mma") else reader(program, i.operands[-1], "u32")
 
     def complete(wave: Wave, threads: np.ndarray) -> np.ndarray:
-        wanted = np.full(wave.count, EVERYONE) if members is None else np.broadcast_to(members(wave), wave.count)
+        if members is None:
+            return whole_warps(wave, threads, np.full(wave.count, EVERYONE))
+        wanted = np.broadcast_to(members(wave), wave.count)
         outside = threads & (wanted >> (np.arange(wave.count) % WARP).astype(np.uint32) & np.uint32(1) == 0)
         if outside.any():
             raise wave.error(i, "a lane is not in its own mask", int(np.flatnonzero(outside)[0]))
@@ -62,7 +64,7 @@ def step(program: Program, i: Instruction) -> Step | None:
 
 
 def _by_warp(wave: Wave, values: np.ndarray) -> np.ndarray:
-    return np.broadcast_to(values, wave.count).reshape(-1, WARP)
+    return (values if np.ndim(values) else np.broadcast_to(values, wave.count)).reshape(-1, WARP)
 
 
 def _ballot(flags: np.ndarray) -> np.ndarray:
@@ -313,15 +315,15 @@ def _multiply(program: Program, i: Instruction) -> Callable[[Wave], None]:
         _check_whole(wave, i)
         left = _fragment([_by_warp(wave, r(wave)) for r in a], kinds[1], depth, rows=16)
         right = _fragment([_by_warp(wave, r(wave)) for r in b], kinds[2], depth, rows=8).transpose(0, 2, 1)
-        sums = left @ right
+        sums = (left @ right).reshape(-1, 2, 8, 4, 2)  # warp, g // 8, g % 8, t, column of a pair
         given = [_by_warp(wave, read(wave)) for read in c]
         for k, values in enumerate(given):
             if kinds[0] == "f16":
                 pair = np.ascontiguousarray(values)[:, :, None].view(np.float16)
-                parts = np.stack([sums[:, G + 8 * k, 2 * T + j] for j in range(2)], axis=2)
+                parts = sums[:, k].reshape(-1, WARP, 2)
                 wave.assign(registers[0][k], (parts + pair).astype(np.float16).view(np.uint32).ravel())
             else:
-                added = np.float64(values) + sums[:, G + 8 * (k // 2), 2 * T + k % 2]
+                added = np.float64(values) + sums[:, k // 2, :, :, k % 2].reshape(-1, WARP)
                 wave.assign(registers[0][k], rounded(added).ravel())
 
     return run
@@ -337,26 +339,18 @@ def _toward_zero(x: np.ndarray) -> np.ndarray:
     """Return float64 numbers as float32, rounded toward zero; what is too large becomes infinite."""
     y = x.astype(np.float32)
     beyond = np.isfinite(y) & (np.abs(y) > np.abs(x))
-    return np.where(beyond, np.nextafter(y, np.float32(0)), y)
+    return (y.view(np.uint32) - beyond).view(np.float32)  # the number before it, of either sign
 
 
 def _fragment(given: list[np.ndarray], kind: str, depth: int, rows: int) -> np.ndarray:
     """Return a matrix in registers as a float64 array (warps, rows, depth); for B, its rows are the columns of B."""
-    matrix = np.zeros((given[0].shape[0], rows, depth))
-    several = PACKED[kind]
-    groups = rows // 8
-    for k, bits in enumerate(given):
-        row = G + 8 * (k % groups)
-        bits = np.ascontiguousarray(bits)
-        for place in range(several):
-            column = several * T + place + 4 * several * (k // groups)
-            if kind == "tf32":
-                values = A.tf32(bits.view(np.float32))
-            elif several == 4:
-                values = (bits >> np.uint32(8 * place)).astype(np.uint8)
-                values = values.view(np.int8) if kind == "s8" else values
-            else:
-                values = (bits >> np.uint32(16 * place)).astype(np.uint16)
-                values = values.view(np.float16) if kind == "f16" else A.bf16_to_f32(values)
-            matrix[:, row, column] = values
-    return matrix
+    bits, several = np.stack(given), PACKED[kind]
+    if kind == "tf32":
+        values = A.tf32(bits.view(np.float32))
+    elif kind == "bf16":
+        values = A.bf16_to_f32(bits.view(np.uint16))
+    else:
+        values = bits.view({"f16": np.float16, "s8": np.int8, "u8": np.uint8}[kind])
+    # part of the depth, rows // 8, warp, g, and t with the numbers that a register packs
+    parts = values.reshape(-1, rows // 8, bits.shape[1], 8, 4 * several)
+    return parts.transpose(2, 1, 3, 0, 4).astype(np.float64).reshape(-1, rows, depth)

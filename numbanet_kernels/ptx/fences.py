@@ -148,23 +148,28 @@ class Fences:
         newest = self.newest.get((now.code >> OF_BLOCK, location))
         return newest is not None and newest.stamp >= self.latest[location] and newest.before(_after(now))
 
-    def _acquired(self, now: Moment) -> Iterator[tuple[Moment, Location, int]]:
+    def _acquired(self, now: Moment, passed: dict[tuple[Location, int], int]) -> Iterator[tuple[Moment, Location, int]]:
         """Yield the last acquire of each location, by each thread of the block, that is ordered before `now`: (when, where, the
-        number of releases before it).
+        number of releases before it), unless so many are `passed`.
         """
-        for (_, location), moments in self.acquires.get(now.code >> OF_BLOCK, {}).items():
-            found = next(((moment, n) for moment, n in reversed(moments) if moment.before(now)), None)
-            if found is not None:
-                yield found[0], location, found[1]
+        block = now.code >> OF_BLOCK
+        for (_, location), moments in self.acquires.get(block, {}).items():
+            most = passed.get((location, block), 0)
+            for moment, count in reversed(moments):
+                if count <= most:
+                    break
+                if moment.before(now):
+                    yield moment, location, count
+                    break
 
     def _reached(self, now: Moment) -> dict[int, Moment]:
         """Return the fences that are ordered before `now`: the last one of each thread, by its code."""
-        due = list(self._acquired(_after(now)))
+        due = list(self._acquired(_after(now), {}))
         key = tuple(moment.stamp for moment, *_ in due)
         if key in self.found:
             return self.found[key]
         fences: dict[int, Moment] = {}
-        passed: dict[tuple[Location, int], int] = {}  # the number of releases that were followed
+        passed: dict[tuple[Location, int], int] = {}  # the number of releases that were followed, by location and block
         while due:
             moment, location, count = due.pop()
             block = moment.code >> OF_BLOCK
@@ -176,7 +181,7 @@ class Fences:
                         continue
                     if fence.code not in fences or fences[fence.code].stamp < fence.stamp:
                         fences[fence.code] = fence
-                        due += self._acquired(fence)
+                        due += self._acquired(fence, passed)
         self.found[key] = fences
         return fences
 

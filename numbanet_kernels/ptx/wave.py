@@ -250,8 +250,11 @@ class Wave:
 
     def _find_generic(self, instruction, address, width, lanes, writing, atomic, values):
         found, left = [], np.ones(address.size, bool)
+        least, most = int(address.min()), int(address.max())
         for space in ("shared", "local", "const", "global"):
             start = WINDOWS.get(space, 0)
+            if start <= least and most < start + WINDOW:
+                return self.find(instruction, space, address - start, width, lanes, writing, atomic, values=values)
             inside = (address >= start) & (address < start + WINDOW)
             left &= ~inside
             chosen = np.flatnonzero(inside)

@@ -13,9 +13,8 @@ from bench.machinery import worker
 
 
 @pytest.fixture
-def run_bench(monkeypatch, capsys):
-    """run_bench(arguments…) -> (exit status, what it wrote, its errors). Workers are threads: to start a process for each
-    implementation takes most of a quick run. Suites that need processes, and one of the others, are run as users run them."""
+def worker_threads(monkeypatch):
+    """Workers are threads: to start a process for each implementation takes most of a quick run."""
 
     def thread(target, args, daemon):
         own = Connection(os.dup(args[0].fileno()))  # as a process has its own
@@ -23,6 +22,12 @@ def run_bench(monkeypatch, capsys):
 
     threads = types.SimpleNamespace(Pipe=multiprocessing.Pipe, Process=thread)
     monkeypatch.setattr(worker, "multiprocessing", types.SimpleNamespace(get_context=lambda way: threads))
+
+
+@pytest.fixture
+def run_bench(worker_threads, capsys):
+    """run_bench(arguments…) -> (exit status, what it wrote, its errors), with threads as workers. Suites that need processes,
+    and one of the others, have them: see test_cnn.py and test_before.py."""
 
     def run(*arguments):
         try:

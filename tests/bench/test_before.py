@@ -31,12 +31,13 @@ def test_another_checkout_is_the_peer(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_before_from_the_command_line(tmp_path):
+def test_before_from_the_command_line(run_bench, tmp_path):
+    """As a user runs it, with a process for each implementation."""
     path, root = tmp_path / "rows.json", Path(__file__).parents[2]
-    command = [sys.executable, "-m", "bench", "elementwise", "--quick", "--only", "^relu ", "--json", str(path), "--before"]
-    subprocess.run([*command, str(root)], cwd=root, check=True, timeout=120)
+    arguments = ["elementwise", "--quick", "--only", "^relu ", "--json", str(path), "--before"]
+    subprocess.run([sys.executable, "-m", "bench", *arguments, str(root)], cwd=root, check=True, timeout=120)
     found = load(path)
     assert [row["peer"] for row in found["rows"]] == [None, "numbanet, before"] and found["rows"][1]["ratio"] > 0
     assert str(root) not in path.read_text() and "before" in found
-    refused = subprocess.run([*command, str(tmp_path)], cwd=root, capture_output=True, text=True, timeout=120)
-    assert refused.returncode == 2 and "is not a checkout of numbanet" in refused.stderr
+    status, _, errors = run_bench(*arguments, tmp_path)
+    assert status == 2 and "is not a checkout of numbanet" in errors

@@ -1,14 +1,15 @@
 """The suites of convolutions find what is wrong, have all their cases, and run end to end."""
 
-import subprocess
-import sys
-from pathlib import Path
+import multiprocessing
+import types
 
 import numpy as np
 import pytest
 
 from bench import training
+from bench.__main__ import main
 from bench.kernels import conv
+from bench.machinery import worker
 from bench.machinery.harness import Options
 from bench.machinery.results import Results, load
 from bench.machinery.table import markdown
@@ -18,21 +19,8 @@ from bench.training import motivation, papers_cnn
 from numbanet import Net, Tensor
 from numbanet.layers import ActivationSpec, Context, Conv2d, Flow, Tree
 
-ROOT = Path(__file__).resolve().parents[2]
 NAME, (SHAPE, BATCH) = "lenet5", cnn.QUICK["lenet5"]
 DROPOUTS = [("none", 0.0), *cnn.DROPOUTS.items()]
-
-
-def _run(tmp_path, suite, *arguments):
-    """The rows of a quick run against PyTorch, by implementation."""
-    pytest.importorskip("torch")
-    path = tmp_path / "a.json"
-    command = [sys.executable, "-m", "bench", suite, "--quick", "--against", "torch", "--json", str(path), *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    record = load(path)
-    assert record["quick"] and not [row for row in record["rows"] if row.get("problem")]
-    return record["rows"]
 
 
 # --- one kernel -------------------------------------------------------------------------------------------------------
@@ -96,8 +84,12 @@ def test_mean_flops_agree_with_those_of_steps(dropout, rate):
 
 
 @pytest.mark.slow
-def test_step_suite_end_to_end(run_bench, tmp_path):
+def test_step_suite_end_to_end(run_bench, tmp_path, monkeypatch):
+    """Of kinds of dropout that both networks have, the second network's are left out."""
     pytest.importorskip("torch")
+    kinds, first = cnn.kinds, cnn.kinds(NAME)
+    few = {NAME: first, "alexnet": {kind: rate for kind, rate in kinds("alexnet").items() if kind not in first}}
+    monkeypatch.setattr(cnn, "kinds", few.get)
     status, _, errors = run_bench(
         "cnn", "--quick", "--against", "torch", "--json", tmp_path / "a.json", "--plot", tmp_path / "a.png"
     )
@@ -131,9 +123,25 @@ def test_without_a_peer_numbanets_dense_step_is_it():
 
 
 @pytest.mark.slow
-def test_memory_suite_end_to_end(tmp_path):
-    rows = _run(tmp_path, "cnn-memory", "--plot", str(tmp_path / "a.png"))
-    assert len(rows) == 6 and all(row["peak_mib"] > 0 for row in rows) and (tmp_path / "a.png").stat().st_size > 1000
+def test_memory_suite_end_to_end(tmp_path, monkeypatch):
+    """In processes, because peaks of one process mean nothing; they are forked from one that has imported PyTorch."""
+    pytest.importorskip("torch")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "bench.memory.cnn", "numbanet.training.stepper"])
+    monkeypatch.setattr(worker, "multiprocessing", types.SimpleNamespace(get_context=lambda way: context))
+    options = Options(against="torch", quick=True)
+    peers = {name: peer for name, _, _, peer, _ in cnn_memory._implementations(options, *cnn_memory.SMALL)}
+    kinds = "none", "rsdp p=0.6", "bsdp p=0.6", "rdp p=0.5", "window p=0.5"
+    assert peers == {"torch": None, **dict.fromkeys(kinds, "torch")}
+    monkeypatch.setattr(cnn, "DROPOUTS", {})  # to start a process takes seconds
+    path = tmp_path / "a.json"
+    arguments = ["cnn-memory", "--quick", "--against", "torch", "--json", str(path), "--plot", str(tmp_path / "a.png")]
+    assert main(arguments) == 0
+    record = load(path)
+    rows = record["rows"]
+    assert record["quick"] and not [row for row in rows if row.get("problem")]
+    assert [row["peer"] for row in rows] == [None, "torch"] and all(row["peak_mib"] > 0 for row in rows)
+    assert (tmp_path / "a.png").stat().st_size > 1000
 
 
 def test_counted_memory_is_that_of_one_form_of_each():

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from bench.__main__ import main
 from bench.kernels import csr
 from bench.machinery.harness import Options
 
@@ -21,10 +20,11 @@ def test_every_peer_computes_the_same():
 
 
 @pytest.mark.slow
-def test_the_suite_draws_its_own_chart(tmp_path, monkeypatch):
+def test_the_suite_draws_its_own_chart(run_bench, tmp_path, monkeypatch):
     some = [case for case in csr.cases(Options(quick=True)) if case.name.startswith(("csr n", "bsr_dw"))]
     monkeypatch.setattr(csr, "cases", lambda options: some)
-    assert main(["csr", "--quick", "--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.png")]) == 0
+    status, _, errors = run_bench("csr", "--quick", "--json", tmp_path / "a.json", "--plot", tmp_path / "a.png")
+    assert status == 0, errors
     rows = json.loads((tmp_path / "a.json").read_text())["rows"]
     assert {(row["case"].split()[0], row["implementation"]) for row in rows} >= {
         ("csr", "numbanet"),

@@ -122,7 +122,7 @@ def test_a_worker_rests_after_turns_that_count(monkeypatch, seconds, rests):
 
 
 @pytest.mark.slow
-def test_wrong_implementation_is_refused(workers):
+def test_wrong_implementation_is_refused(worker_threads, workers):
     wrong = Implementation("wrong", sleeper, {"seconds": 0.001, "value": 1.1})
     right = Implementation("right", sleeper, {"seconds": 0.001}, peer="wrong")
     nan = Implementation("nan", sleeper, {"seconds": 0.001, "value": float("nan")})

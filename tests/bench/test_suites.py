@@ -1,9 +1,5 @@
 """Suites have all their cases, find what is wrong, and run end to end; the command line refuses what it does not know."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -15,8 +11,6 @@ from bench.memory import mlp as mlp_memory
 from bench.steps import BATCH, TOLERANCE, mlp_model, mlp_scaling
 from numbanet_kernels import examples
 from numbanet_kernels.tables import family_of
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def _rows(path):
@@ -39,16 +33,14 @@ def test_the_suite_of_a_family_has_all_its_operations_and_their_references(famil
 
 
 @pytest.mark.slow
-def test_kernel_suite_end_to_end(tmp_path):
-    """As a user runs it, with a process for each implementation."""
+def test_kernel_suite_end_to_end(run_bench, tmp_path):
     pytest.importorskip("torch")
-    command = [sys.executable, "-m", "bench", "loss", "--quick", "--against", "torch", "--json", tmp_path / "a.json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    status, said, errors = run_bench("loss", "--quick", "--against", "torch", "--json", tmp_path / "a.json")
+    assert status == 0, errors
     rows = _rows(tmp_path / "a.json")
     assert {row["implementation"] for row in rows} == {"numbanet", "torch"}
     assert all(row["ratio"] > 0 and row["error"] < 1e-5 for row in rows if row["peer"])
-    assert "softmax_cross_entropy" in done.stdout
+    assert "softmax_cross_entropy" in said
 
 
 @pytest.mark.slow
@@ -191,7 +183,7 @@ def test_scaling_suite_end_to_end(run_bench, tmp_path):
 
 @pytest.mark.slow
 def test_memory_suite_end_to_end(run_bench, tmp_path):
-    """That of convolutions is run as users run it: here peaks of one process mean nothing."""
+    """That of convolutions has processes: here peaks of one process mean nothing."""
     pytest.importorskip("torch")
     status, _, errors = run_bench(
         "mlp-memory", "--quick", "--against", "torch", "--json", tmp_path / "b.json", "--plot", tmp_path / "b.png"

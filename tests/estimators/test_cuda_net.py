@@ -102,6 +102,7 @@ def test_layers_and_nets_move_between_devices(rng, other):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("emulated" not in OTHERS, reason="needs NVVM")
 @in_turn(["none", "rdp", TileDropout(0.5, dp_max=2, tile=8)])
 def test_a_step_is_at_most_fourteen_launches(rng, dropout, optimizer):

@@ -49,6 +49,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:tdp")
 @pytest.mark.parametrize("way", WAYS)
 def test_learns(way):
@@ -120,6 +121,7 @@ def test_what_is_unwise_in_some_epochs_is_said_of_policies_that_act_together():
         fitted(dropout="rdp", dropout_rate=0.1, recurrent_dropout=rate)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:tdp")
 @pytest.mark.parametrize("most", [1, 3 * 4 * 10])  # pieces of one and of three time steps; seven do not come out even
 @pytest.mark.parametrize("way", ["none", "bernoulli", "rdp", "tdp", "columns", "tied rdp"])

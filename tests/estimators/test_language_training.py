@@ -102,6 +102,7 @@ def test_warm_start_goes_on_from_weights_and_vocabulary():
     assert "warm_start" in clone(net).get_params() and model().warm_start is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [{"hidden": (16,)}, {"embedding": 8}, {"tied": True}, {"vocabulary_size": 5}, {"unknown": "?"}], ids=str
 )

@@ -34,6 +34,7 @@ def same(a, b):
     return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", "tdp", "batchwise", "window"])
 def test_every_dropout_learns_digits(dropout):

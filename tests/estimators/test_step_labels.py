@@ -61,6 +61,7 @@ def net(given, **options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, both", [(GRU, False), (LSTM, False), (GRU, True), (LSTM, True)])
 @pytest.mark.parametrize("dropout", ["none", BernoulliDropout(0.1), RowDropout(0.2), TileDropout(0.2, tile=4)], ids=str)
 def test_a_net_labels_each_step(rng, tmp_path, dropout, kind, both):

@@ -48,6 +48,7 @@ def theirs(layer):
     }[type(layer)]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", MODELS)

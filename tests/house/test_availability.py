@@ -30,7 +30,8 @@ def said(code, **environment):
 def test_numba_without_numba_cuda_is_not_ready(tmp_path):
     """Its own half for CUDA compiles some kernels, where a toolkit is installed, and wants a driver for others."""
     found = said(
-        "import sys\nsys.meta_path = [f for f in sys.meta_path if 'NumbaCuda' not in type(f).__name__]\n"
+        "import sys\nsys.modules['torch'] = None  # slow to import\n"
+        "sys.meta_path = [f for f in sys.meta_path if 'NumbaCuda' not in type(f).__name__]\n"
         "from numbanet import cli, device\ncli.main(['devices'])\ntry:\n    device('emulated')\n"
         "except RuntimeError as error:\n    print(error)",
         NUMBA_CACHE_DIR=str(tmp_path),

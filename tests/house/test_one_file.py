@@ -78,9 +78,54 @@ print(json.dumps(said))
 """
 
 
+DRAWING = """if True:
+    from numbanet import plots
+    from bench.machinery.plots import COLOURS
+    plots._save = lambda figure, path: print(*(line.get_color() + line.get_linestyle() + line.get_marker()
+                                               for line in figure.axes[0].lines))
+    record = {"epoch": 1, "seconds": 1.0, "score": 0.5, "loss": 1.0}
+    plots.learning_curves({"halves": [record]}, "a.png")
+    print(COLOURS["halves"])"""
+SAVED = """if True:
+    import numpy as np
+    from numbanet import Linear, Net, Twice
+    X = np.random.default_rng(0).random((12, 3))
+    net = Net([Linear(3, 4), Twice(), Linear(4, 2)], epochs=1, random_state=0).fit(X, np.arange(12) % 2)
+    net.save("a.safetensors")
+    print(np.array_equal(Net.load("a.safetensors").predict_proba(X), net.predict_proba(X)))"""
+REPORTED = """if True:
+    from bench.machinery import report
+    report.report()
+    print(report.PAGES[1].read_text(encoding="utf-8"))"""
+OPTIONS = "--layers 16 --epochs 20 --batch-size 10 --dropout none --learning-rate 0.1 --quiet --save b.safetensors"
+COMMANDS = {  # arguments of Python, of each test
+    "place": [["-c", "import numbanet; print(numbanet.__file__)"]],
+    "layer": [["-c", SAVED]],
+    "data set": [
+        ["-m", "numbanet", "train", "--help"],
+        ["-m", "numbanet", "train", "--data", "stripes", *OPTIONS.split()],
+        ["-m", "numbanet", "predict", "b.safetensors", "stripes"],
+    ],
+    "suite": [
+        ["-m", "bench", "list"],
+        ["-m", "bench", "--help"],
+        ["-m", "bench", "nothing", "--json", "bench/results/nothing.json"],
+        ["-c", REPORTED],
+    ],
+    "policy": [
+        ["-m", "numbanet", "train", "--help"],
+        ["-c", "from numbanet import *; print(HalvesDropout.name, Net.__doc__, LanguageModel.__doc__)"],
+        ["-c", "from bench.machinery import report; print(report.policies('', '', []))"],
+        ["-c", DRAWING],
+        ["-m", "numbanet", "train", "--dropout", "halves", "--layers", "8,8", "--epochs", "1", "--quiet"],
+    ],
+}
+
+
 @pytest.fixture(scope="module")
-def changed(tmp_path_factory):
-    """Runs Python where numbanet, its data sets and its bench are copies with one file more of each kind."""
+def said(tmp_path_factory):
+    """What each of COMMANDS prints where numbanet, its data sets and its bench are copies with one file more of each kind: all
+    in one process, which imports numbanet once."""
     folder = tmp_path_factory.mktemp("changed")
     for name in ("numbanet", "datasets", "bench"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
@@ -90,21 +135,19 @@ def changed(tmp_path_factory):
     path = folder / "numbanet/datasets.py"
     path.write_text(path.read_text(encoding="utf-8").replace("IMAGES = (", 'IMAGES = ("stripes", ', 1), encoding="utf-8")
     (folder / "bench/steps/nothing.py").write_text(SUITE.lstrip(), encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT)))}
-    place = "import numbanet; print(numbanet.__file__)"
-
-    def run(*commands):
-        """What each command, a list of arguments of Python, prints: all in one process, which imports numbanet once."""
-        given = json.dumps([["-c", place], *commands])
-        done = subprocess.run(
-            [sys.executable, "-c", IN_TURN, given], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stderr
-        where, *said = json.loads(done.stdout)
-        assert where.strip() == str(folder / "numbanet/__init__.py")
-        return said
-
-    return run
+    done = subprocess.run(
+        [sys.executable, "-c", IN_TURN, json.dumps([command for some in COMMANDS.values() for command in some])],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT)))},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    texts = iter(json.loads(done.stdout))
+    found = {name: [next(texts) for _ in some] for name, some in COMMANDS.items()}
+    assert found["place"] == [f"{folder / 'numbanet/__init__.py'}\n"]
+    return found
 
 
 def _export(folder, path, text, registry, name, module=None):
@@ -118,22 +161,8 @@ def _export(folder, path, text, registry, name, module=None):
 
 
 @pytest.mark.slow
-def test_a_policy_stands_in_help_docstrings_tables_and_plots(changed):
-    drawing = """if True:
-        from numbanet import plots
-        from bench.machinery.plots import COLOURS
-        plots._save = lambda figure, path: print(*(line.get_color() + line.get_linestyle() + line.get_marker()
-                                                   for line in figure.axes[0].lines))
-        record = {"epoch": 1, "seconds": 1.0, "score": 0.5, "loss": 1.0}
-        plots.learning_curves({"halves": [record]}, "a.png")
-        print(COLOURS["halves"])"""
-    usage, docstrings, table, drawn, trained = changed(
-        ["-m", "numbanet", "train", "--help"],
-        ["-c", "from numbanet import *; print(HalvesDropout.name, Net.__doc__, LanguageModel.__doc__)"],
-        ["-c", "from bench.machinery import report; print(report.policies('', '', []))"],
-        ["-c", drawing],
-        ["-m", "numbanet", "train", "--dropout", "halves", "--layers", "8,8", "--epochs", "1", "--quiet"],
-    )
+def test_a_policy_stands_in_help_docstrings_tables_and_plots(said):
+    usage, docstrings, table, drawn, trained = said["policy"]
     assert "halves" in usage
     assert docstrings.startswith("halves") and docstrings.count('"halves"') == 3  # of dropout twice, of recurrent_dropout once
     assert '| `"halves"` | neurons: one half, of two | a quarter |' in table
@@ -142,41 +171,20 @@ def test_a_policy_stands_in_help_docstrings_tables_and_plots(changed):
 
 
 @pytest.mark.slow
-def test_a_layer_is_public_and_can_be_saved(changed):
-    code = """if True:
-        import numpy as np
-        from numbanet import Linear, Net, Twice
-        X = np.random.default_rng(0).random((12, 3))
-        net = Net([Linear(3, 4), Twice(), Linear(4, 2)], epochs=1, random_state=0).fit(X, np.arange(12) % 2)
-        net.save("a.safetensors")
-        print(np.array_equal(Net.load("a.safetensors").predict_proba(X), net.predict_proba(X)))"""
-    assert changed(["-c", code]) == ["True\n"]
+def test_a_layer_is_public_and_can_be_saved(said):
+    assert said["layer"] == ["True\n"]
 
 
 @pytest.mark.slow
-def test_a_data_set_is_trained_on_and_predicted(changed):
-    options = "--layers 16 --epochs 20 --batch-size 10 --dropout none --learning-rate 0.1 --quiet --save b.safetensors"
-    usage, trained, predicted = changed(
-        ["-m", "numbanet", "train", "--help"],
-        ["-m", "numbanet", "train", "--data", "stripes", *options.split()],
-        ["-m", "numbanet", "predict", "b.safetensors", "stripes"],
-    )
+def test_a_data_set_is_trained_on_and_predicted(said):
+    usage, trained, predicted = said["data set"]
     assert "stripes" in usage and "stripes" in trained and "100.00%" in trained
     assert predicted.split() == ["0", "1"] * 10
 
 
 @pytest.mark.slow
-def test_a_suite_stands_in_the_list_in_help_and_in_the_page(changed):
-    reported = """if True:
-        from bench.machinery import report
-        report.report()
-        print(report.PAGES[1].read_text(encoding="utf-8"))"""
-    names, usage, _, page = changed(
-        ["-m", "bench", "list"],
-        ["-m", "bench", "--help"],
-        ["-m", "bench", "nothing", "--json", "bench/results/nothing.json"],
-        ["-c", reported],
-    )
+def test_a_suite_stands_in_the_list_in_help_and_in_the_page(said):
+    names, usage, _, page = said["suite"]
     assert "nothing " in names and "nothing" in usage
     assert "| `nothing` | Nothing, which takes no time. | `python -m bench nothing --json bench/results/nothing.json` |" in page
     assert "## `nothing`\n\nNothing, which takes no time.\n\n_cpu: " in page and "| a case | numbanet |" in page

@@ -1,4 +1,4 @@
-"""`make test` runs a quarter of the cases of tests that have many: others after each commit."""
+"""`make test` runs a quarter of the cases of tests that have many, an eighth of slow ones: others after each commit."""
 
 from ..rotation import MANY, SLOW, chosen
 
@@ -20,7 +20,9 @@ def test_of_slow_tests_fewer_cases_are_run():
     slow = frozenset({"test_b[3]"})  # the mark of one case is enough
     found = chosen(NAMES, 4, "one", slow=slow)
     assert (of("test_a", found), of("test_b", found), of("test_c", found)) == (25, SLOW, 1)
+    assert of("test_a", chosen(NAMES, 4, "one", slow=frozenset({"test_a[7]"}))) == 13
     assert set().union(*(chosen(NAMES, 4, str(i), slow=slow) for i in range(40))) == set(NAMES)
+    assert chosen(NAMES, 1, "one", slow=slow) == set(NAMES)
 
 
 def test_other_cases_for_another_text_and_the_same_for_the_same():

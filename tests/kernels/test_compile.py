@@ -38,6 +38,7 @@ def pairs():
             yield pytest.param(place, card, id=f"{kernel.family}-{kernel.__name__}-{place}-sm_{card[0]}{card[1]}", marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place, card", list(pairs()))
 def test_assembles(place, card, registers):
     kernel = KERNELS[place]

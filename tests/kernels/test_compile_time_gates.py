@@ -70,6 +70,7 @@ def inner_loop(kernel, kind, card, at_once=2):
     return loop, kinds
 
 
+@pytest.mark.slow
 @on_cards("a_along_k, b_along_k, summed", [*((*along, False) for along in ALONG), (False, False, True)])
 def test_the_inner_loop_multiplies(summed, a_along_k, b_along_k, card):
     """At least 85 % of the instructions are fused multiply-adds, and shared memory is read 16 bytes at once, apart from what is
@@ -96,6 +97,7 @@ def test_tensor_cores_multiply(passes, summed, a_along_k, b_along_k, card):
     assert kinds["HMMA"] == 32 * passes and kinds["LDS"] <= 48 + 8 * summed and kinds["LDGSTS"] == 16
 
 
+@pytest.mark.slow
 @on_cards("passes, inner, a_along_k, b_along_k", [(passes, *product) for passes in (3, 1) for product in PRODUCTS])
 def test_tensor_cores_multiply_tiles(passes, inner, a_along_k, b_along_k, card):
     _, kinds = inner_loop(cuda_grouped._grouped(inner, 128, a_along_k, b_along_k, passes), "HMMA", card, 1 + (passes == 1))
@@ -169,6 +171,7 @@ def put(rng, *shape):
         return arrays.to_device(rng.standard_normal(shape).astype(np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", [64, 128])
 @pytest.mark.parametrize("ta, tb", ALONG)
 def test_no_bank_conflicts_and_few_sectors(rng, tile, ta, tb):
@@ -251,7 +254,7 @@ def gemm_reference_float32(a, b):
 @pytest.mark.slow
 def test_dropped_tiles_cost_nothing(rng, product):
     """One launch for all classes, without bank conflicts, of dp as many FLOPs and no more sectors than that."""
-    x, w, dy = put(rng, 128, 512), put(rng, 512, 512), put(rng, 128, 512)
+    x, w, dy = put(rng, 64, 512), put(rng, 512, 512), put(rng, 64, 512)
     whole = counted(
         {
             "forward": lambda: gemm.gemm_cuda(x, w, tb=True),

@@ -1,18 +1,12 @@
 """Every CUDA kernel, as it is compiled, on several blocks with ragged edges: the emulated device against the CPU."""
 
-import ast
-import functools
-import hashlib
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-import numbanet_kernels
-from numbanet_kernels import cpu, examples
+from numbanet_kernels import cpu, emulated as dev, examples
 from numbanet_kernels.families import conv, gemm, gemm_rows, gemm_tiles
 from numbanet_kernels.layouts.windows import Window
-from numbanet_kernels.runtime import arrays, availability, declare, emulation, files, launch
+from numbanet_kernels.runtime import arrays, availability, declare, emulation, launch
 
 pytestmark = pytest.mark.skipif(availability.nvvm_problem() is not None, reason=str(availability.nvvm_problem()))
 
@@ -26,10 +20,10 @@ def arrays_in(value):
     return [np.array(value, np.float64)] if hasattr(value, "shape") else []
 
 
-def run(name, dev):
+def run(name, device):
     """The arrays that an example gives on a device, or changes there."""
-    call = examples.example(name, (N, I, O)).on(dev)
-    found = call.run(dev)
+    call = examples.example(name, (N, I, O)).on(device)
+    found = call.run(device)
     return arrays_in(call.arguments if found is None else found)
 
 
@@ -64,71 +58,46 @@ def key_of(kernel):
     return str((kernel.family, kernel.__name__, kernel.variant if "gemm" not in kernel.family else ""))
 
 
-@functools.cache
-def launched(name):
-    """(what a case gives on the emulated device, {kernel: the most blocks that it was launched with})"""
-    from numbanet_kernels import emulated as dev
-
-    def emulate(kernel, grid, block, args, original=emulation.emulate):
-        blocks[key_of(kernel)] = max(blocks.get(key_of(kernel), 0), int(np.prod(grid)))
-        original(kernel, grid, block, args)
-
-    blocks = {}
+def emulated(name):
+    """What a case gives on the emulated device."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "emulate", emulate)
         if name in SIMPLE:
             with emulation.emulated():
-                return np.array(SIMPLE[name][0](*map(arrays.to_device, OPERANDS))), blocks
+                return np.array(SIMPLE[name][0](*map(arrays.to_device, OPERANDS)))
         if name.endswith(", older"):
             patch.setattr(emulation, "EMULATED", (7, 5))
-        return run(name.removesuffix(", older"), dev), blocks
+        return run(name.removesuffix(", older"), dev)
 
 
-@pytest.fixture(scope="module")
-def emulated():
-    """emulated(name) -> what a case gives on the emulated device; how many blocks it launches, others find in a file."""
+def launched(name):
+    """{kernel: the most blocks that a case launches it with}. No kernel is compiled or run: what is launched does not depend on
+    results."""
+    blocks = {}
 
-    def emulated(name):
-        found, blocks = launched(name)
-        if folder() is not None:
-            files.write(path_of(name), repr(blocks).encode())
-        return found
+    def emulate(kernel, grid, block, args):
+        blocks[key_of(kernel)] = max(blocks.get(key_of(kernel), 0), int(np.prod(grid)))
 
-    return emulated
-
-
-@functools.cache
-def folder():
-    """The folder of what cases launch with these sources, for all workers and later runs; None if it cannot be made."""
-    sources = sorted(Path(numbanet_kernels.__file__).parent.rglob("*.py"))
-    content = b"".join(path.read_bytes() for path in (*sources, Path(__file__)))
-    return files.version("launched", hashlib.sha256(content).hexdigest())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "emulate", emulate)
+        emulated(name)
+    return blocks
 
 
-def path_of(name):
-    return folder() / f"{[*CASES, *SIMPLE].index(name)}"
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_equals_the_cpu(emulated, name):
+def test_equals_the_cpu(name):
     for ours, theirs in zip(emulated(name), run(name.removesuffix(", older"), cpu), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", SIMPLE)
-def test_simple_versions_equal_numpy(emulated, name):
+def test_simple_versions_equal_numpy(name):
     np.testing.assert_allclose(emulated(name), SIMPLE[name][1](*OPERANDS), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
-def test_no_kernel_is_left_out(emulated):
+def test_no_kernel_is_left_out():
     """A kernel that is new, or was only ever launched with one block, is named here."""
-    several = set()
-    for name in (*CASES, *SIMPLE):
-        if folder() is not None and not path_of(name).exists():
-            emulated(name)
-        blocks = launched(name)[1] if folder() is None else ast.literal_eval(path_of(name).read_text())
-        several |= {kernel for kernel, most in blocks.items() if most > 1}
+    several = {kernel for name in (*CASES, *SIMPLE) for kernel, most in launched(name).items() if most > 1}
     assert {key_of(kernel) for kernel in declare.all_kernels()} - several == set()
 
 

@@ -23,7 +23,7 @@ X, Y, _, _ = load_digits()
 X, Y = X[:300], Y[:300]
 WAIT = 120  # seconds until a search runs, or has ended
 
-pytestmark = [pytest.mark.alone, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def dask():
@@ -92,6 +92,7 @@ def test_results_are_those_of_processes(name, cluster):
         np.testing.assert_array_equal(theirs[key], array)
 
 
+@pytest.mark.alone  # where a process may have several threads
 @pytest.mark.parametrize("n_jobs", [None, -1, 1])
 def test_each_worker_keeps_to_its_share_of_the_cores(n_jobs, cluster):
     results = found(GridSearchCV(net(n_jobs=n_jobs), {"momentum": [0.8, 0.9]}, cv=2, scoring=threads, refit=False), **cluster)
@@ -144,6 +145,7 @@ def lives(pid):
     return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("name", ["dask", pytest.param("ray", marks=pytest.mark.long)])
 def test_an_interrupt_ends_the_search_and_its_workers(name, tmp_path, interruptible):

@@ -44,6 +44,7 @@ def gradients(dev, kind, hidden, windows, n, cell=LSTM, steps=4):
     return [y.numpy(), x.grad.numpy(), *(p.grad.numpy() for p in model.parameters())], layers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", [LSTM, GRU])
 @pytest.mark.parametrize("kind", ["windows", "units"])
 @pytest.mark.parametrize("hidden, first, second", WINDOWS)

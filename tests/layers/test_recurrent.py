@@ -61,6 +61,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, both, layers, n, steps, stated, lengths", CASES)
 def test_equals_pytorchs(dev, rng, kind, both, layers, n, steps, stated, lengths):
     if dev.name == "emulated":
@@ -93,6 +94,7 @@ def test_equals_pytorchs(dev, rng, kind, both, layers, n, steps, stated, lengths
         close(getattr(ours, name).grad.numpy(), expected.grad, 2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "options",

@@ -26,6 +26,7 @@ from tests.layers.sentences import sentences
 from tests.layers.tolerance import close
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, both", [(GRU, False), (GRU, True), (LSTM, True)])
 @pytest.mark.parametrize(
     "dropout",

@@ -92,7 +92,9 @@ OTHERS = """
 import sys
 import numpy as np
 from numbanet import LanguageModel, Net
+from numbanet.training.large import mapped, rows
 
+rows.LEAST, mapped.FEW = 1, 100  # small files count as large
 rng = np.random.default_rng(0)
 images, labels = rng.standard_normal((130, 1, 28, 28)).astype(np.float32), rng.integers(0, 10, 130)
 words = rng.integers(0, 30, 1200)
@@ -101,11 +103,11 @@ X = np.load(f"{sys.argv[1]}/X.npy", mmap_mode="r")
 SETTINGS = dict(random_state=0, device="cpu")
 
 def models(**ranks):
-    shard = dict(ranks, shard=lambda rank, size: slice(rank * 4200, (rank + 1) * 4200)) if ranks else {}
+    shard = dict(ranks, shard=lambda rank, size: slice(rank * 420, (rank + 1) * 420)) if ranks else {}
     low = dict(learning_rate=0.002)  # at the default, the loss of these images grows, and differences of rounding with it
     yield "images", Net("lenet5", dropout="rdp", epochs=3, batch_size=40, **low, **ranks, **SETTINGS).fit(images, labels)
     yield "text", LanguageModel((32,), dropout="batchwise", epochs=2, batch_size=12, steps=8, **ranks, **SETTINGS).fit(words)
-    yield "file", Net((32,), dropout="rdp", epochs=2, batch_size=8400, **shard, **SETTINGS).fit(X, X[:, :3].argmax(1))
+    yield "file", Net((32,), dropout="rdp", epochs=2, batch_size=840, **shard, **SETTINGS).fit(X, X[:, :3].argmax(1))
 
 def weights(**ranks):
     return {f"{kind} {name}": t.numpy() for kind, net in models(**ranks) for name, t, _ in net.model_.named()}
@@ -114,7 +116,7 @@ def weights(**ranks):
 
 def test_images_text_and_files_in_processes(tmp_path):
     """Each rank reads its own rows of a file that stays on the disk; the joint batch is the whole file."""
-    np.save(tmp_path / "X.npy", np.random.default_rng(1).standard_normal((8400, 4000), np.float32))
+    np.save(tmp_path / "X.npy", np.random.default_rng(1).standard_normal((840, 400), np.float32))
     program = (
         OTHERS
         + """
@@ -248,6 +250,7 @@ def test_a_rank_notices_a_killed_one_itself():
         assert first.communicate(timeout=SECONDS)[0] == "rank 1 of 2 has ended: it was killed, or its machine failed\n"
 
 
+@pytest.mark.long
 def test_different_samples_are_refused_before_the_first_step():
     program = "Net((32,), epochs=2, callbacks=[lambda *given: print('trained')], **SETTINGS).fit(X[RANK:], y[RANK:])"
     status, out, errors = ended(started(PROGRAM + program))

@@ -1,6 +1,5 @@
 """Sums of ranks that share memory: the ranks are threads here, and processes in `test_mpi`."""
 
-import gc
 import os
 import threading
 
@@ -83,7 +82,6 @@ def test_files_that_are_deleted_are_closed_and_new_ones_are_mapped(monkeypatch):
             array = placed(sums, np.full(20, turn + ranks.rank, np.float32))
             assert sums.sum(array) and (array == 2 * turn + 1).all()
             del array
-            gc.collect()
             open_files.append(len(sums.files))
         kept = len(sums.mapped)
         sums.forget()

@@ -77,10 +77,9 @@ def killed_often(tmp_path, kills, epochs):
         seed += 1
 
 
-@pytest.mark.alone
 @pytest.mark.slow
 def test_a_killed_fit_goes_on(tmp_path):
-    killed_often(tmp_path, kills=10, epochs=100)
+    killed_often(tmp_path, kills=8, epochs=100)
 
 
 @pytest.mark.alone

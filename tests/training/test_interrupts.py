@@ -49,6 +49,7 @@ def interrupted(estimator, data, target=None):
     return estimator.set_params(callbacks=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", "tdp"])
 @pytest.mark.parametrize("kind", [Net, NetRegressor])
 @pytest.mark.filterwarnings("ignore:tdp")

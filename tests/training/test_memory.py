@@ -55,7 +55,7 @@ def test_a_step_allocates_no_array_after_the_first_ones(dropout):
             rows = rng.integers(1000, size=SAMPLES).astype(np.int32)
             by.step(data.X, next(in_order(data, rows, SAMPLES, by.dev)), last=False)
 
-    steps(200 if dropout in ("rdp", "tdp") else 70)
+    steps(200 if dropout in ("rdp", "tdp") else 40)
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -124,16 +124,16 @@ def test_a_device_array_gives_its_block_back_when_the_last_view_is_gone():
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on memory that leaves out mapped files")
 @pytest.mark.slow
 def test_a_data_set_larger_than_memory_trains(tmp_path):
-    """2 GB of samples, held out ones among them, in a process that may allocate 1 GB."""
+    """1 GB of samples, held out ones among them, in a process that may allocate 768 MB."""
     program = f"""
         import resource
         import numpy as np
         from numbanet import Net
-        X = np.memmap({str(tmp_path / "X.f4")!r}, np.float32, "w+", shape=(8192, 65536))
+        X = np.memmap({str(tmp_path / "X.f4")!r}, np.float32, "w+", shape=(4096, 65536))
         del X  # a file with holes: it takes no room on the disk
-        X = np.memmap({str(tmp_path / "X.f4")!r}, np.float32, "r", shape=(8192, 65536))
-        resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))
-        net = Net((4,), epochs=1, early_stopping=True).fit(X, np.arange(8192) % 2)
+        X = np.memmap({str(tmp_path / "X.f4")!r}, np.float32, "r", shape=(4096, 65536))
+        resource.setrlimit(resource.RLIMIT_DATA, (768 << 20, 768 << 20))
+        net = Net((4,), epochs=1, early_stopping=True).fit(X, np.arange(4096) % 2)
         assert net.n_iter_ == 1 and net.predict(X[:100]).shape == (100,)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=300)

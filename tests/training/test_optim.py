@@ -142,6 +142,7 @@ DRAWN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DRAWN)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_200_lazy_steps_equal_dense_ones(rng, monkeypatch, kind, name):

@@ -124,6 +124,7 @@ RECURRENT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:fit. the network")
 @pytest.mark.parametrize("size", [1, 2, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("train, options", RECURRENT.values(), ids=RECURRENT)

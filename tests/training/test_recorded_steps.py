@@ -277,8 +277,8 @@ SAMPLED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:fit. the network")
-@pytest.mark.filterwarnings("ignore:dsg")
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:fit. the network", "ignore:dsg")
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("sets", SAMPLED.values(), ids=SAMPLED)

@@ -27,6 +27,7 @@ CASES = [
 ]  # the last: whole squares of a turned activation, and their edges
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape, tile, dp", CASES)
 def test_forward_dx_dw_equal_reference(suffix, put, get, rng, shape, tile, dp):
     n, o, i = shape

@@ -20,6 +20,7 @@ def close(found, expected, tolerance=1e-4):
         np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_batch_norm(suffix, put, get, rng, shape):
     dy, x, gamma, beta, mean, variance = operands(rng, *shape)

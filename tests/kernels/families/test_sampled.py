@@ -40,6 +40,7 @@ def close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_forward(suffix, put, get, rng, case, relu):

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from numbanet_kernels import ptx
+from numbanet_kernels import examples, ptx
 from numbanet_kernels.ptx import plain
 from numbanet_kernels.ptx.parse import Address, Number, parse
 from numbanet_kernels.runtime import arrays, availability, declare, emulation
@@ -160,7 +160,7 @@ def test_threads_that_go_through_loops_together_have_time(monkeypatch):
         begin = time.thread_time()
         run(
             "\n".join(
-                f"mov.u32 %r1, 0;\nLOOP{i}:\nadd.u32 %r1, %r1, 1;\nsetp.lt.u32 %p1, %r1, 4000;\n@%p1 bra LOOP{i};"
+                f"mov.u32 %r1, 0;\nLOOP{i}:\nadd.u32 %r1, %r1, 1;\nsetp.lt.u32 %p1, %r1, 1000;\n@%p1 bra LOOP{i};"
                 for i in range(count)
             ),
             np.zeros(1, F),
@@ -256,16 +256,19 @@ def test_library_functions_equal_numpy(name):
     np.testing.assert_allclose(y, expected, rtol=3e-6, atol=3e-6 if name in ("sin", "cos") else 0)
 
 
-@needs_nvvm
-@pytest.mark.slow
-def test_examples_are_counted_and_the_counters_left_alone():
-    from numbanet_kernels import examples
-
-    emulation.counters.clear()
+def test_examples_have_the_names_of_their_operations():
     assert all(examples.example(name).op == name.partition(",")[0] for name in examples.families())
-    for name in {module: name for name, module in reversed(examples.families().items())}.values():  # the first of each family
-        found = examples.counted(name, (13, 24, 17))
-        assert found and all(counters.summary()["issued"] > 0 for counters in found.values()) and not emulation.counters
+
+
+FIRST = {module: name for name, module in reversed(examples.families().items())}  # of each family
+
+
+@needs_nvvm
+@pytest.mark.parametrize("name", FIRST.values())
+def test_examples_are_counted_and_the_counters_left_alone(name):
+    emulation.counters.clear()
+    found = examples.counted(name, (13, 24, 17))
+    assert found and all(counters.summary()["issued"] > 0 for counters in found.values()) and not emulation.counters
 
 
 @needs_nvvm

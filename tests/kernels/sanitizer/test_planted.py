@@ -23,6 +23,7 @@ def soon(monkeypatch):
         monkeypatch.setattr(machine, name, value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_is_found_with_its_line(fault):
     said = findings(fault, right=False)
@@ -30,6 +31,7 @@ def test_a_fault_is_found_with_its_line(fault):
     assert "thread" in said[0] or "made at" in said[0]  # memory that the host has allocated is of no thread
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_its_twin_is_right(fault):
     assert findings(fault, right=True) == []

@@ -62,6 +62,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:tdp")
 @pytest.mark.parametrize("name", CASES)
 def test_a_network_shrinks_while_it_learns(name, compared):

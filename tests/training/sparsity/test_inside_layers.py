@@ -224,6 +224,7 @@ def fitted(sparsity, block=CalledBody, **options):
 LASSO = GroupLasso(8e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [ResidualBody, CalledBody, TwoLayers])
 @pytest.mark.parametrize("groups", ["rows", "columns"])
 def test_a_body_shrinks_while_it_learns(block, groups):
@@ -317,6 +318,7 @@ def test_a_snapshot_brings_back_what_layers_hold(monkeypatch, sparsity):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [ResidualBody, CalledBody, TwoLayers])
 @pytest.mark.parametrize("sparsity", [LASSO, MagnitudePruning(0.8)], ids=["lasso", "pruning"])
 def test_what_has_shrunk_inside_is_saved(block, sparsity, tmp_path):

@@ -1,6 +1,6 @@
 """Convolution of images against its float64 reference, on every device.
 
-python -m tests.kernels.families.conv.test_conv    all cases on the CPU, arrays between closed pages (`guards`)
+python -m tests.kernels.families.conv.test_conv 2    all cases on the CPU, arrays between closed pages (`guards`), in turn 2
 """
 
 import itertools
@@ -45,7 +45,8 @@ def test_conv2d(suffix, put, get, case, plan, option):
     check(case, plan, option, *of(suffix), put, get)
 
 
-# every case with every plan and all options, half of them here and the other half between pages that nobody may touch (`main`)
+# every case with every plan and all options: turns 0 and 1 here, 2 and 3 between pages that nobody may touch (`main`)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "threads, turns",
     [
@@ -206,10 +207,10 @@ def test_x_outside_the_image_is_0_whatever_lies_beside_it(rng, shape):
 
 @pytest.mark.skipif(not sys.platform.startswith(("linux", "darwin")), reason="needs mprotect")
 @pytest.mark.slow
-def test_nothing_is_read_or_written_outside_an_array():
-    done = subprocess.run(
-        [sys.executable, "-m", __name__], capture_output=True, text=True, timeout=600, cwd=Path(__file__).parents[4]
-    )
+@pytest.mark.parametrize("turn", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_nothing_is_read_or_written_outside_an_array(turn):
+    command = [sys.executable, "-m", __name__, str(turn)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parents[4])
     assert done.returncode == 0 and done.stdout.endswith("nothing was wrong\n"), f"{done.stdout}{done.stderr}"[-3000:]
 
 
@@ -226,16 +227,17 @@ def test_a_bias_gradient_that_cancels_is_off_by_rounding_alone(suffix, put, get,
 
 
 # --- in a process of its own ------------------------------------------------------------------------------------------
-def main():
+def main(turn):
+    """One or two threads in turn: in turn 3, each case has the number that it has not in turn 2."""
     from tests.kernels import guards
     from tests.kernels.families.conv import test_blocks_of_channels, test_wide_blocks
 
-    for threads, turn in ((1, 2), (2, 3)):
+    for place, case in enumerate((*FEW, *MANY)):
+        threads = 1 + (place + turn) % 2
         with thresholds.using(thresholds.Thresholds(1, 1, 0)), threadpoolctl.threadpool_limits(threads, user_api="blas"):
-            for case in (*FEW, *MANY):
-                for combination in combined([case], turn):
-                    check(*combination, conv.conv2d_cpu, conv.conv2d_grad_cpu, guards.guarded, np.array)
-                    guards.check()
+            for combination in combined([case], turn):
+                check(*combination, conv.conv2d_cpu, conv.conv2d_grad_cpu, guards.guarded, np.array)
+                guards.check()
     made = cpu_winograd.tiling
     cpu_winograd.tiling = lambda *given: made(*given)._replace(far=True)  # as for weights that are too large for a test
     cpu_winograd_tiles._far, cpu_position.IMAGES, cpu_position.NEAR = lambda weight, pixels: True, 1, 1  # blocks of one image
@@ -252,4 +254,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

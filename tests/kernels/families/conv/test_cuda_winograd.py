@@ -71,6 +71,7 @@ def test_other_cases_are_not_computed_so():
 
 
 # --- against the reference --------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case, option",
     [

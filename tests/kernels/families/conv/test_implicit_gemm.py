@@ -99,6 +99,7 @@ def on_device(put, listed, blocks):
 
 
 # --- products ---------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("case, plan", PLANS)
 def test_equals_the_loops(on_cuda, put, get, rng, case, plan):
     """Forward with bias and ReLU, dx and dw with a gate, at some scale; and without, where nothing is dropped."""
@@ -173,6 +174,7 @@ def test_out_is_filled_and_nan_is_seen(on_cuda, put, get):
 
 
 # --- the matrix written out -------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_matrix_written_out(on_cuda, put, get, rng, case):
     """im2col is the matrix, and with the product of `gemm` a convolution; col2im is its transpose."""
@@ -322,6 +324,7 @@ def layer(rng):
     }
 
 
+@pytest.mark.slow
 @NEEDS_NVVM
 @pytest.mark.parametrize("plan, share", [("rows", 1 / 4), ("blocks", 1 / 3)])
 @pytest.mark.parametrize("product", ["forward", "dx", "dw"])
