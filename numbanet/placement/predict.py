@@ -14,7 +14,6 @@ different loops. Cross-validation decides between these, and its error is report
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -91,10 +90,7 @@ class Predictor:
         for sample in samples:
             for key in ((sample.kind, sample.device, sample.direction), (sample.device, sample.direction)):
                 groups.setdefault(key, []).append(sample)
-        # the samples of a device's only kind are all that it has, and are fitted once
-        same = {key: key[-2:] if len(group) == len(groups[key[-2:]]) else key for key, group in groups.items()}
-        fitted = functools.cache(lambda key: _Group(groups[key]))
-        self._groups = {key: fitted(same[key]) for key, group in groups.items() if len(key) == 2 or len(group) >= LEAST}
+        self._groups = {key: _Group(group) for key, group in groups.items() if len(key) == 2 or len(group) >= LEAST}
 
     def predict(self, stage: Stage, cost: Cost, device: str, direction: str) -> Prediction:
         """Return the predicted time of a stage; unavailable if nothing was measured on this device in this direction."""

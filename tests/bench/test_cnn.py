@@ -129,18 +129,13 @@ def test_memory_suite_end_to_end(tmp_path, monkeypatch):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch._dynamo", "bench.memory.cnn", "numbanet.training.stepper"])
     monkeypatch.setattr(worker, "multiprocessing", types.SimpleNamespace(get_context=lambda way: context))
-    options = Options(against="torch", quick=True)
-    peers = {name: peer for name, _, _, peer, _ in cnn_memory._implementations(options, *cnn_memory.SMALL)}
-    kinds = "none", "rsdp p=0.6", "bsdp p=0.6", "rdp p=0.5", "window p=0.5"
-    assert peers == {"torch": None, **dict.fromkeys(kinds, "torch")}
-    monkeypatch.setattr(cnn, "DROPOUTS", {})  # to start a process takes seconds
     path = tmp_path / "a.json"
     arguments = ["cnn-memory", "--quick", "--against", "torch", "--json", str(path), "--plot", str(tmp_path / "a.png")]
     assert main(arguments) == 0
     record = load(path)
     rows = record["rows"]
     assert record["quick"] and not [row for row in rows if row.get("problem")]
-    assert [row["peer"] for row in rows] == [None, "torch"] and all(row["peak_mib"] > 0 for row in rows)
+    assert len(rows) == 6 and all(row["peak_mib"] > 0 for row in rows)
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 

@@ -58,7 +58,7 @@ def compare(x, y, layers, **options):
 @pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", "tdp", "window", "batchwise"])
 def test_a_network_trains_as_on_the_cpu(there, rng, dropout):
     x, y = rng.standard_normal((20, 6)).astype(np.float32), np.arange(20) % 3
-    compare(x, y, (8, 8), dropout=dropout, batch_size=8, epochs=3, random_state=0)
+    compare(x, y, (8, 8), dropout=dropout, batch_size=8, epochs=4, random_state=0)
 
 
 def test_adam_clipping_and_weights_train_as_on_the_cpu(there, rng):

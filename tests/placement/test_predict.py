@@ -12,7 +12,7 @@ from numbanet.placement.measure import amount
 from numbanet.placement.stages import network, stages
 
 
-def made_up(layers, shape, time, training=True, device="cpu"):
+def made_up(layers, shape, time, device="cpu"):
     """A profile whose milliseconds are time(stage, FLOPs, bytes)."""
     net, batch, _ = network(layers, shape)
     table = stages(net, batch)
@@ -21,10 +21,10 @@ def made_up(layers, shape, time, training=True, device="cpu"):
             s.path, s.layer, device, direction, Figure(time(s, *amount(s, cost, direction))), *amount(s, cost, direction)
         )
         for s, cost in table
-        for direction in s.directions(training)
+        for direction in s.directions(True)
     ]
     facts = (DeviceFacts(device, device),)
-    return Profile("made up", "2026-01-01", {}, batch, training, facts, tuple(s for s, _ in table), tuple(entries))
+    return Profile("made up", "2026-01-01", {}, batch, True, facts, tuple(s for s, _ in table), tuple(entries))
 
 
 def linear(rng):
@@ -60,15 +60,14 @@ def test_small_and_large_channels_by_different_loops(rng):
     def time(stage, flops, moved):
         return flops / (5e7 if stage.inputs[1] >= 24 else 1e7) + 1e-3
 
-    predictor = Predictor([made_up(*image(rng), time, training=False) for _ in range(60)])
+    predictor = Predictor([made_up(*image(rng), time) for _ in range(60)])
     error, samples = predictor.errors["Conv2d 3x3", "cpu", "forward"]
     assert samples == 60 and error < 0.1
     far = []
     for _ in range(20):
         layers, shape = image(rng)
         if not 18 <= shape[1] <= 32:  # the bound is where the samples are
-            found, truth = predictor.profile(layers, shape, training=False), made_up(layers, shape, time, training=False)
-            far.append(choose(found).ms.value / choose(truth).ms.value - 1)
+            far.append(choose(predictor.profile(layers, shape)).ms.value / choose(made_up(layers, shape, time)).ms.value - 1)
     assert len(far) > 5 and np.abs(far).max() < 0.1
 
 
@@ -79,7 +78,7 @@ def test_the_stated_error_is_that_of_noise(rng):
     for _ in range(40):
         factor = float(np.exp(rng.uniform(-0.4, 0.4)))
         profiles.append(
-            made_up(*linear(rng), lambda stage, flops, moved, factor=factor: factor * roofline(stage, flops, moved), False)
+            made_up(*linear(rng), lambda stage, flops, moved, factor=factor: factor * roofline(stage, flops, moved))
         )
     error, _ = Predictor(profiles).errors["Linear + ReLU", "cpu", "forward"]
     assert 0.12 < error < 0.4

@@ -79,7 +79,7 @@ def killed_often(tmp_path, kills, epochs):
 
 @pytest.mark.slow
 def test_a_killed_fit_goes_on(tmp_path):
-    killed_often(tmp_path, kills=8, epochs=100)
+    killed_often(tmp_path, kills=10, epochs=100)
 
 
 @pytest.mark.alone

@@ -205,7 +205,7 @@ def test_blocks_are_chosen_as_a_card_was_measured():
 def test_three_passes_are_as_exact_on_a_card(from_8_0, monkeypatch, module):
     """Of a deep product, too; if not, they are not used."""
     if emulation.emulating():
-        monkeypatch.setattr(gemm_block, "DEEP", 20)  # a deeper one takes long
+        monkeypatch.setattr(gemm_block, "DEEP", 100)  # a deeper one takes long
     assert module._tensor_agrees[3].check() < 1e-6
     assert gemm_block.exact_enough(lambda passes, k=1: 5e-7 if passes else 1e-7) == np.inf
 
