@@ -60,7 +60,7 @@ def batch_norm_grad_reference(dy, x, gamma, mean, variance, eps):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-@host_kernel("void(f4[::1], f4[::1])")
+@host_kernel("void(f4[::1], f4[::1])", makes_arrays=True)
 def _repeat(x, y):
     """Fill y with copies of x."""
     for begin in range(0, y.size, x.size):

@@ -17,7 +17,7 @@ def copy_rows(view, out):
             target[j] = row[j]
 
 
-@host_kernel("void(f4[:, ::1], i4[::1], f4[:, ::1])")
+@host_kernel("void(f4[:, ::1], i4[::1], f4[:, ::1])", makes_arrays=True)
 def gather_rows(w, rows, out):
     """out[k] = w[rows[k]]"""
     for k in range(rows.size):

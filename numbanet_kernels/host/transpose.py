@@ -21,6 +21,7 @@ from numba.extending import intrinsic, overload
 from ..runtime.declare import host_function, host_kernel
 from ..runtime.memory import empty_cpu
 from . import threads
+from .stack import stack_floats
 
 COLUMNS, SAMPLES = 32, 128  # shape of a buffer, which takes 16 KiB
 VECTOR = 8  # number of floats in a register
@@ -89,7 +90,7 @@ def transpose_block(a, n0, n1, i0, i1, b, r0, c0, reading):
 @host_kernel("void(f4[:, :, ::1], f4[:, :, ::1], i8, i8)")
 def _swap(x, y, first, stop):
     """y[l, c, r] = x[l, r, c] for the pairs of a matrix l and a group of SAMPLES rows with the numbers first … stop - 1."""
-    block, groups = np.empty((COLUMNS, SAMPLES), np.float32), -(-x.shape[1] // SAMPLES)
+    block, groups = stack_floats(COLUMNS, SAMPLES), -(-x.shape[1] // SAMPLES)
     for number in range(first, stop):
         matrix, r0 = number // groups, number % groups * SAMPLES
         given, found, r1 = x[matrix], y[matrix], min(r0 + SAMPLES, x.shape[1])
@@ -124,15 +125,16 @@ def _transpose_in(x, y, gated, positions, scale, first, stop, transposed, sums):
 
     z = x * (y > 0) if `gated`, else x. If `sums` is not empty, sums[i] += sum_n z[n, i].
     """
-    both = np.empty((2, COLUMNS, SAMPLES), np.float32)
+    both = stack_floats(2 * COLUMNS, SAMPLES)  # a block of x and one of y
     for n0 in range(0, x.shape[0], SAMPLES):
         n1 = min(n0 + SAMPLES, x.shape[0])
         for i0 in range(first, stop, COLUMNS):
             i1 = min(i0 + COLUMNS, stop)
             for k in range(2 if gated else 1):
-                transpose_block(y if k else x, n0, n1, i0, i1, both[k], NONE, NONE, YES)  # one call, which compiles once
+                # one call, which compiles once
+                transpose_block(y if k else x, n0, n1, i0, i1, both, k * COLUMNS, NONE, YES)
             for i in range(i0, i1):
-                z, gate, total = both[0, i - i0, : n1 - n0], both[1, i - i0, : n1 - n0], float32(0)
+                z, gate, total = both[i - i0, : n1 - n0], both[COLUMNS + i - i0, : n1 - n0], float32(0)
                 if gated:
                     for n in range(z.size):
                         z[n] = z[n] if gate[n] > 0 else float32(0)
@@ -168,7 +170,9 @@ def _transpose_back(terms, positions, c, first, stop, bias, biased, relu, scale,
     """c[m, n] = scale * act(alpha * sum_t terms[t, positions[n], m] + bias[n]) for first <= n < stop; if positions[n] < 0, the
     sum is 0.
     """
-    rows, nothing = np.empty((COLUMNS, SAMPLES), np.float32), np.zeros(SAMPLES, np.float32)
+    rows, nothing = stack_floats(COLUMNS, SAMPLES), stack_floats(1, SAMPLES)[0]
+    for m in range(SAMPLES):
+        nothing[m] = 0
     low = float32(0) if relu else float32(-np.inf)
     for m0 in range(0, c.shape[0], SAMPLES):
         m1 = min(m0 + SAMPLES, c.shape[0])

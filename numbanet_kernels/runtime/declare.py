@@ -177,9 +177,9 @@ def _cached(
 
 @contextlib.contextmanager
 def _caching_in(folder: pathlib.Path) -> Iterator[None]:
-    """Return a context in which functions that this thread declares are cached in `folder`. Python collects no garbage inside:
-    looking through the compiler's objects, most of which live until it is done, took a tenth of the time of a first fit.
-    Only one thread at a time may be inside, because Numba has one global setting.
+    """Return a context in which functions that this thread declares are cached in `folder`; only one thread at a time may be
+    inside, because Numba has one global setting. Python collects no garbage inside, and what was made inside counts as old
+    afterwards: looking through the compiler's objects, most of which stay alive, took a tenth of the time of a first fit.
     """
     with global_compiler_lock:
         numba.config.reload_config()  # otherwise the compiler would read the configuration inside the context
@@ -191,6 +191,9 @@ def _caching_in(folder: pathlib.Path) -> Iterator[None]:
         finally:
             numba.config.CACHE_DIR = before
             if collecting:
+                if not gc.get_freeze_count():  # what others have frozen stays frozen
+                    gc.freeze()
+                    gc.unfreeze()  # all objects are of the oldest generation now
                 gc.enable()
 
 
@@ -334,24 +337,30 @@ def all_kernels() -> Iterator[Kernel]:
 # differently, and which of them a loop uses may depend on where its arrays lie, because it looks whether they overlap.
 # There is no wrapper for callers in C, which would take a tenth of the time to compile.
 HOST_KERNEL = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}, "no_cfunc_wrapper": True}
+NEW_ARRAYS = {"empty", "empty_like", "full", "zeros"}  # functions that make arrays in compiled loops
 
 
-def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def host_kernel(signature: str, makes_arrays: bool | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Declare a CPU loop by its one signature: Numba compiles it at the first call and caches it on disk.
 
     A loop runs on the calling thread, without the GIL: `threads.share` calls it on parts of its arrays concurrently. It takes
     arrays and numbers. While a tape is being written, the call is recorded instead.
+
+    References are counted only if the loop makes arrays, because this takes time in compiling and in each call. None means that
+    it makes arrays if it calls one of NEW_ARRAYS. State True if it assigns an array to a part of another, which Numba may copy
+    before; without it, Numba refuses with "NRT required".
     """
     digest(PACKAGE)  # computed now: at the first call of the loop, the source files may be newer than the imported ones
 
     def declare(function: Callable[..., None]) -> Callable[..., None]:
         loop = None
+        counts = not NEW_ARRAYS.isdisjoint(function.__code__.co_names) if makes_arrays is None else makes_arrays
 
         @functools.wraps(function)
         def call(*args: Any) -> None:
             nonlocal loop
             if loop is None:
-                loop = _cached(numba.njit, signature, function, HOST_KERNEL)
+                loop = _cached(numba.njit, signature, function, {**HOST_KERNEL, "_nrt": counts})
             writer = tape.get()
             if writer is None:
                 loop(*args)

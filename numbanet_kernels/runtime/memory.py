@@ -52,7 +52,7 @@ def _fill(y, value):
     y[:] = value
 
 
-@host_kernel("void(u1[::1], u1[::1])")
+@host_kernel("void(u1[::1], u1[::1])", makes_arrays=True)
 def _copy(x, y):
     y[:] = x
 

@@ -129,7 +129,7 @@ def pairs(lists):
     return firsts, samples, positions
 
 
-@host_kernel("void(i4[:, ::1], i4[::1], i8, i8, i4[::1], i4[::1])")
+@host_kernel("void(i4[:, ::1], i4[::1], i8, i8, i4[::1], i4[::1])", makes_arrays=True)
 def _list_all(bits, starts, group, width, at, outputs):
     """Write the outputs of each sample to `outputs`, one sample after the other."""
     for n in range(starts.size - 1):

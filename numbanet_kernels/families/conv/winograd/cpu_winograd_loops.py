@@ -158,7 +158,7 @@ def blank_rows(rows, first, stop, width, y):
 
 
 # --- backward ---------------------------------------------------------------------------------------------------------
-@host_kernel("void(f4[:, ::1], f4[:, ::1], b1, i4[::1], b1, f4[:, ::1], f8[:, ::1], i8, i8)")
+@host_kernel("void(f4[:, ::1], f4[:, ::1], b1, i4[::1], b1, f4[:, ::1], f8[:, ::1], i8, i8)", makes_arrays=True)
 def gate(dy, where, gated, rows, listed, dz, sums, first, stop):
     """dz = dy, but 0 unless where > 0 if `gated`, and in rows that are not listed if `listed`; written only if one of them is
     True. sums = the sums of dz, of its slices first … stop - 1.
