@@ -20,6 +20,7 @@ import numpy as np
 from numba import float32, int32
 
 from ..host import threads
+from ..host.stack import least, stack_array
 from ..runtime.declare import cuda, host_kernel, inlined, kernel, kernels
 from ..runtime.expect import INT32, shapes
 from ..runtime.launch import ceil_div, launch
@@ -88,7 +89,7 @@ def argmax_reference(x):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-LINE, LINES = 256, 32  # floats of a line, into which narrow rows are joined; number of lines that are summed in float32
+LINE, LINES, COLUMNS = 256, 32, 1024  # floats of a line of joined rows; lines summed in float32; columns summed at a time
 LEAST_COLUMNS = 64  # smallest number of columns of a thread
 PIECE = 1 << 14  # number of squares that are summed by one thread; so results do not depend on the number of threads
 
@@ -97,35 +98,35 @@ PIECE = 1 << 14  # number of squares that are summed by one thread; so results d
 def _sum_lines(x, size, wide, scale, y, start, stop):
     """y[o, c] = scale * sum_k x[o * size + c + k * inner], for y (O, inner). The `size` floats of o are read as lines of `wide`
     floats, a multiple of inner; only the columns start … stop - 1 of each line are used. A few lines at a time are summed in
-    float32, and their sums in float64.
+    float32, and their sums in float64. Lines of more than COLUMNS floats are rows.
     """
-    inner, width = y.shape[1], stop - start
-    few, sums = np.empty(width, np.float32), np.empty(width, np.float64)
+    inner, whole = y.shape[1], size // wide
+    few, sums = stack_array(1, COLUMNS, np.float32)[0], stack_array(1, COLUMNS, np.float64)[0]
     for o in range(y.shape[0]):
-        sums[:] = 0
-        whole = size // wide
-        for first in range(0, whole, LINES):
-            few[:] = 0
-            last = min(first + LINES, whole)
-            quads = first + (last - first) // 4 * 4
-            for k in range(first, quads, 4):
-                at = o * size + k * wide + start
-                a, b, c, d = x[at:], x[at + wide :], x[at + 2 * wide :], x[at + 3 * wide :]
+        for left in range(start, stop, COLUMNS):
+            width = least(stop - left, COLUMNS)
+            sums[:width] = 0
+            for first in range(0, whole, LINES):
+                few[:width] = 0
+                last = least(first + LINES, whole)
+                quads = first + (last - first) // 4 * 4
+                for k in range(first, quads, 4):
+                    at = o * size + k * wide + left
+                    a, b, c, d = x[at:], x[at + wide :], x[at + 2 * wide :], x[at + 3 * wide :]
+                    for i in range(width):
+                        few[i] += (a[i] + b[i]) + (c[i] + d[i])
+                for k in range(quads, last):
+                    a = x[o * size + k * wide + left :]
+                    for i in range(width):
+                        few[i] += a[i]
                 for i in range(width):
-                    few[i] += (a[i] + b[i]) + (c[i] + d[i])
-            for k in range(quads, last):
-                a = x[o * size + k * wide + start :]
-                for i in range(width):
-                    few[i] += a[i]
-            for i in range(width):
-                sums[i] += few[i]
-        for i in range(start, min(stop, size - whole * wide)):
-            sums[i - start] += x[o * size + whole * wide + i]
-        for c in range(min(width, inner)):
-            total = sums[c]
-            for i in range(c + inner, width, inner):
-                total += sums[i]
-            y[o, start + c] = scale * float32(total)
+                    sums[i] += few[i]
+            for i in range(left, least(left + width, size - whole * wide)):
+                sums[i - left] += x[o * size + whole * wide + i]
+            for c in range(least(width, inner)):
+                for i in range(c + inner, width, inner):
+                    sums[c] += sums[i]
+                y[o, left + c] = scale * float32(sums[c])
 
 
 @host_kernel("void(f4[:, ::1], f4[::1], i8, i8)")
@@ -177,7 +178,7 @@ def sum_cpu(x, axis=None, keepdims=False, out=None):
     groups = list(_groups(x.shape, axes))
     for number, (outer, n, inner) in enumerate(groups, 1):
         y = out if number == len(groups) else empty_cpu(outer * inner)
-        if inner == 1:
+        if inner == 1 < outer:  # one sum, such as that of the losses, needs no other loop than sums of rows
             _sum_each(x.reshape(outer, n), y.reshape(outer), 0, outer)
         else:
             _sum(x, outer, n, inner, 1.0, y)

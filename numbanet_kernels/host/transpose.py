@@ -21,7 +21,7 @@ from numba.extending import intrinsic, overload
 from ..runtime.declare import host_function, host_kernel
 from ..runtime.memory import empty_cpu
 from . import threads
-from .stack import stack_floats
+from .stack import least, stack_array
 
 COLUMNS, SAMPLES = 32, 128  # shape of a buffer, which takes 16 KiB
 VECTOR = 8  # number of floats in a register
@@ -80,22 +80,22 @@ def transpose_block(a, n0, n1, i0, i1, b, r0, c0, reading):
     elif reading:
         for n in range(n0, n1, VECTOR):
             for i in range(i0, i1, VECTOR):
-                _transpose(a, min(n, n8), min(i, i8), b, r0 + min(i, i8) - i0, c0 + min(n, n8) - n0)
+                _transpose(a, least(n, n8), least(i, i8), b, r0 + least(i, i8) - i0, c0 + least(n, n8) - n0)
     else:
         for i in range(i0, i1, VECTOR):
             for n in range(n0, n1, VECTOR):
-                _transpose(a, min(n, n8), min(i, i8), b, r0 + min(i, i8) - i0, c0 + min(n, n8) - n0)
+                _transpose(a, least(n, n8), least(i, i8), b, r0 + least(i, i8) - i0, c0 + least(n, n8) - n0)
 
 
 @host_kernel("void(f4[:, :, ::1], f4[:, :, ::1], i8, i8)")
 def _swap(x, y, first, stop):
     """y[l, c, r] = x[l, r, c] for the pairs of a matrix l and a group of SAMPLES rows with the numbers first … stop - 1."""
-    block, groups = stack_floats(COLUMNS, SAMPLES), -(-x.shape[1] // SAMPLES)
+    block, groups = stack_array(COLUMNS, SAMPLES, np.float32), -(-x.shape[1] // SAMPLES)
     for number in range(first, stop):
         matrix, r0 = number // groups, number % groups * SAMPLES
-        given, found, r1 = x[matrix], y[matrix], min(r0 + SAMPLES, x.shape[1])
+        given, found, r1 = x[matrix], y[matrix], least(r0 + SAMPLES, x.shape[1])
         for c0 in range(0, x.shape[2], COLUMNS):
-            c1 = min(c0 + COLUMNS, x.shape[2])
+            c1 = least(c0 + COLUMNS, x.shape[2])
             transpose_block(given, r0, r1, c0, c1, block, 0, 0, True)
             for c in range(c0, c1):
                 row, out = block[c - c0, : r1 - r0], found[c, r0:r1]
@@ -125,11 +125,11 @@ def _transpose_in(x, y, gated, positions, scale, first, stop, transposed, sums):
 
     z = x * (y > 0) if `gated`, else x. If `sums` is not empty, sums[i] += sum_n z[n, i].
     """
-    both = stack_floats(2 * COLUMNS, SAMPLES)  # a block of x and one of y
+    both = stack_array(2 * COLUMNS, SAMPLES, np.float32)  # a block of x and one of y
     for n0 in range(0, x.shape[0], SAMPLES):
-        n1 = min(n0 + SAMPLES, x.shape[0])
+        n1 = least(n0 + SAMPLES, x.shape[0])
         for i0 in range(first, stop, COLUMNS):
-            i1 = min(i0 + COLUMNS, stop)
+            i1 = least(i0 + COLUMNS, stop)
             for k in range(2 if gated else 1):
                 # one call, which compiles once
                 transpose_block(y if k else x, n0, n1, i0, i1, both, k * COLUMNS, NONE, YES)
@@ -170,14 +170,14 @@ def _transpose_back(terms, positions, c, first, stop, bias, biased, relu, scale,
     """c[m, n] = scale * act(alpha * sum_t terms[t, positions[n], m] + bias[n]) for first <= n < stop; if positions[n] < 0, the
     sum is 0.
     """
-    rows, nothing = stack_floats(COLUMNS, SAMPLES), stack_floats(1, SAMPLES)[0]
+    rows, nothing = stack_array(COLUMNS, SAMPLES, np.float32), stack_array(1, SAMPLES, np.float32)[0]
     for m in range(SAMPLES):
         nothing[m] = 0
     low = float32(0) if relu else float32(-np.inf)
     for m0 in range(0, c.shape[0], SAMPLES):
-        m1 = min(m0 + SAMPLES, c.shape[0])
+        m1 = least(m0 + SAMPLES, c.shape[0])
         for n0 in range(first, stop, COLUMNS):
-            n1 = min(n0 + COLUMNS, stop)
+            n1 = least(n0 + COLUMNS, stop)
             for n in range(n0, n1):
                 row, added = rows[n - n0, : m1 - m0], bias[n] if biased else float32(0)
                 first_term = terms[0, positions[n], m0:m1] if positions[n] >= 0 else nothing[: m1 - m0]

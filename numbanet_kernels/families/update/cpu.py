@@ -26,7 +26,8 @@ def _spread(spread, spread_class, g, cols, row_index, row_class):
     """
     row_class = row_class if 0 <= row_index < g.shape[0] and row_class < cols.shape[0] else -1
     if row_class != spread_class:
-        spread[:] = 0
+        for c in range(spread.size):
+            spread[c] = 0
     if row_class >= 0:
         row, columns = g[row_index], cols[row_class]
         for k in range(columns.size):
@@ -53,7 +54,7 @@ def _copy(row, out):
 def _sgd(w, v, g, packed, row_pos, row_class, cols, rates, momentum, nesterov, decay, first, stop):
     """Make an SGD step for the rows first … stop - 1, without lazy blocks."""
     lr = rates[0]
-    spread, spread_class = np.zeros(w.shape[1] + 1, np.float32), np.int64(-1)
+    spread, spread_class = np.empty(w.shape[1] + 1, np.float32), np.int64(-2)  # of no class yet
     for r in range(first, stop):
         row, velocity = w[r], v[r]
         if packed:
