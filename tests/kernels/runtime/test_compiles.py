@@ -73,6 +73,31 @@ def test_garbage_collection_is_as_before_after_compiling_and_after_an_error(cold
         (gc.enable if before else gc.disable)()
 
 
+def test_what_others_have_frozen_stays_frozen(cold):
+    gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        loops(1)[0](np.zeros(1, np.float32))
+        assert 0.9 * before < gc.get_freeze_count() <= before
+    finally:
+        gc.unfreeze()
+
+
+@pytest.mark.parametrize("makes_arrays", [None, True])
+def test_an_assignment_of_arrays_needs_references(cold, makes_arrays):
+    def copy(x, y):
+        y[:] = x
+
+    x, y = np.ones(3, np.float32), np.zeros(3, np.float32)
+    loop = declare.host_kernel("void(f4[::1], f4[::1])", makes_arrays=makes_arrays)(copy)
+    if makes_arrays:
+        loop(x, y)
+        assert y.tolist() == x.tolist()
+    else:
+        with pytest.raises(numba.core.errors.NumbaError, match="NRT required"):
+            loop(x, y)
+
+
 FIRST = """
 import numpy as np, numbanet
 numbanet.Conv2d(3, 8, 3, rng=0)(numbanet.Tensor(np.ones((2, 3, 16, 16))))
