@@ -8,7 +8,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Collection, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 
 from numbanet import cli
@@ -54,7 +54,7 @@ def _parser(prog: str) -> cli.Parser:
     parser.add_argument(
         "--quick", action="store_true", help="small sizes and few repetitions: checks that a suite runs; the times mean nothing"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file after each case")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file after each case or run")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="plot the results to this PNG, PDF or SVG file")
     return parser
 
@@ -71,9 +71,16 @@ def main(arguments: Sequence[str] | None = None, prog: str = "bench") -> int:
         parser.error(f"{alone[0]} cannot be combined with other suites; run it in a command of its own")
     if alone and alone[0] in ("report", "gpu") and not checkout():
         parser.error(f"{alone[0]} needs a checkout of numbanet, with its tests and results")
+    try:
+        re.compile(chosen.only)
+    except re.error as error:
+        parser.error(f"--only: {chosen.only!r} is not a regular expression: {error}")
     emulated = chosen.device == "emulated"
     if emulated:
         _only_for(parser, "--device emulated", chosen.suites, suites.families())
+    taken = ("shape", "plot", "device") if emulated else ("only", "device") if chosen.suites == ["gpu"] else ()
+    if emulated or (alone and alone[0] in COMMANDS):
+        _refuse_others(parser, chosen, " ".join(["--device emulated"] if emulated else alone), taken)
     if chosen.shape:
         _only_for(parser, "--shape", chosen.suites, [name for name in suites.families() if kernels.shaped(name)])
     try:
@@ -104,6 +111,13 @@ def _only_for(parser: cli.Parser, option: str, suites: Sequence[str], allowed: C
             parser.error(f"{option} does not apply to {suite}; it applies to {', '.join(allowed)}")
 
 
+def _refuse_others(parser: cli.Parser, chosen: argparse.Namespace, what: str, taken: Collection[str]) -> None:
+    """Exit with an error if an option is given that `what` would ignore."""
+    for name, value in vars(chosen).items():
+        if name != "suites" and name not in taken and value != parser.get_default(name):
+            parser.error(f"--{name} does not apply to {what}")
+
+
 def _list() -> int:
     width = max(map(len, suites.suites()))
     for suite, about in suites.suites().items():
@@ -124,10 +138,10 @@ def _say(text: str) -> None:
 
 def _measure(parser: cli.Parser, chosen: argparse.Namespace) -> int:
     """Run the suites in order and print a table after each; write the results file and the plot for all of them."""
-    try:
-        re.compile(chosen.only)
-    except re.error as error:
-        parser.error(f"--only: {chosen.only!r} is not a regular expression: {error}")
+    if chosen.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot: matplotlib is not installed; pip install matplotlib")
+    if chosen.plot and not chosen.plot.resolve().parent.is_dir():
+        parser.error(f"--plot: there is no folder {chosen.plot.parent}")
     if chosen.against == "torch" and importlib.util.find_spec("torch") is None:
         parser.error("--against torch: PyTorch is not installed; pip install torch")
     if chosen.before and not checkout(chosen.before):
@@ -153,7 +167,8 @@ def _measure(parser: cli.Parser, chosen: argparse.Namespace) -> int:
         else:
             rows = run_cases(suite, suites.files()[suite].cases(options), options, results, _say)
         found += len(rows)
-        table.show(suite, rows)
+        for name, shown in groupby(rows, key=lambda row: row["suite"]):
+            table.show(name, list(shown))
     if chosen.only and not found:
         raise ValueError(f"--only: {chosen.only!r} matches no case of {', '.join(chosen.suites)}")
     if chosen.plot:

@@ -130,7 +130,7 @@ excerpt("naive", "cuda.grid(2)", "acc +=")
 # this copy. After the first barrier the tile is complete; after the second, no thread reads it any more.
 
 # %%
-excerpt("tiled", "for k0 in", "acc +=")
+excerpt("tiled", "for k0 in", "row, col =")
 
 # %% [markdown]
 # Per step, a block loads 2 T² numbers and does T³ multiply-adds: **2/T global loads per multiply-add**. But each

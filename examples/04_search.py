@@ -144,12 +144,13 @@ save("search_distribution.png")
 # %% [markdown]
 # ## How large is the bias of Algorithm 1?
 #
-# The bias grows towards both ends of the range. With p = 0 the distribution still drops 4.5 %, and with the largest rate,
-# p = 0.875, it drops 82.2 %.
+# The bias grows towards both ends of the range: with p = 0 the distribution still drops something, and with the largest rate it
+# drops too little.
 
 # %%
 rates = np.linspace(0, p_u[-1], 60)
 reached = np.array([search_sgd(rate, n) @ p_u for rate in rates])
+print(f"p = 0: {reached[0]:.1%} dropped; p = {rates[-1]:.1%}: {reached[-1]:.1%}")
 fig, ax = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
 ax.axhline(0, color=BLUE, linewidth=2, label="exact")
 ax.plot(rates, reached - rates, color=ORANGE, linewidth=2, label="Algorithm 1 (λ1 = 0.9, λ2 = 0.1)")

@@ -78,8 +78,8 @@ for dropout in COLOURS:
 # %% [markdown]
 # Three remarks on the table. First, the training loss is higher with dropout because it is the loss of the thinned networks.
 # Second, one of the 360 test images is 0.28 % of the score, so differences of a few images, or below the range of the seeds,
-# mean nothing. Third, the time falls with the FLOPs only if layers are wide: at this size a large part of a step is spent in
-# Python and in small arrays.
+# mean nothing. Third, the time falls with the FLOPs only if layers are wide: at this size the first epoch, in which each kind
+# of step is recorded, is a large part of it, and small products gain little.
 #
 # The picture shows the same runs twice: over epochs, and over the FLOPs done, in units of one dense epoch. Lines are means
 # over three seeds, and bands are their ranges. A pattern drops the same neurons for all samples of the batch, so its gradients

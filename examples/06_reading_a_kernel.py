@@ -2,8 +2,7 @@
 # # 6. Reading a kernel
 #
 # On what does a GPU kernel spend its time? On a GPU, one mostly sees the total time. Here an interpreter on the CPU executes
-# the
-# *compiled* kernel, its PTX (NVIDIA's portable assembly), for all threads at once. It checks every memory access and counts
+# the *compiled* kernel, its PTX (NVIDIA's portable assembly), for all threads at once. It checks every memory access and counts
 # instructions and bytes. This needs no GPU and no driver, only the compiler: `pip install "numba-cuda[cu13]"`.
 #
 # We compare the three versions of the matrix product of walkthrough 2 with `block`, the kernel that numbanet uses for training.

@@ -218,7 +218,7 @@ save("conv_schedule.png")
 # %% [markdown]
 # ## LeNet-5
 #
-# The three kinds of training on 600 images. `flops_share` counts all products of a step, including those of the linear layers,
+# Four kinds of training on 600 images. `flops_share` counts all products of a step, including those of the linear layers,
 # which these policies do not change.
 
 # %%
@@ -254,5 +254,6 @@ ax.legend(frameon=False, handlelength=3)
 save("conv_lenet5.png")
 
 # %% [markdown]
-# In a network this small, pooling, linear layers and Python take a part of the time, and dropping saves only products.
+# In a network this small and in so few epochs, dropping saves no time, because the choice of what to drop and the first steps
+# cost more than the products that are left out, and it costs accuracy.
 # `python -m bench cnn` times larger networks against PyTorch, and `python -m bench papers-cnn` measures their accuracy.

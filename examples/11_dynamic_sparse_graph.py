@@ -152,8 +152,8 @@ for panel, ratios, title in (
     (panels[0], work, "operations of a step, times fewer"),
     (panels[1], stored, "activations stored, times fewer"),
 ):
-    for form, colour, mark in zip(forms, (BLUE, ORANGE, GREY), "os^"):
-        panel.plot(rates, ratios[form], mark + "-", color=colour, label=form)
+    for form, colour, line in zip(forms, (BLUE, ORANGE, GREY), ("o-", "s--", "^:")):
+        panel.plot(rates, ratios[form], line, color=colour, label=form)
     panel.set(title=title, xlabel="share of the neurons left out", yscale="log", yticks=[1, 2, 5, 10, 20])
     panel.get_yaxis().set_major_formatter(matplotlib.ticker.ScalarFormatter())
     panel.grid(axis="y", color=PALE)

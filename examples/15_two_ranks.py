@@ -6,8 +6,8 @@
 # large: as many numbers as the network has weights. With row or tile dropout most of these numbers are zero, and all ranks can
 # know which, if they draw the same plan. Then only the others travel.
 #
-# Here the ranks are two threads of one process, so that this file runs anywhere. `mpiexec -n 2 python train.py` runs the same
-# code in two processes, with `parallel="mpi"`.
+# Here the ranks are two threads of one process, so that this file runs anywhere. A program of your own that calls
+# `Net(..., parallel="mpi")` trains in two processes if it is started by `mpiexec -n 2 python train.py`.
 
 # %%
 import os
@@ -118,8 +118,8 @@ print("largest difference to one process:", max(np.abs(a.numpy() - c.numpy()).ma
 print(f"bytes of a step: {np.mean(sent):,.0f} of {dense:,} ({np.mean(sent) / dense:.0%})")
 
 # %% [markdown]
-# The share varies, because each step draws another pattern: of 256 neurons it may keep every second, third, fifth … With the
-# middle weight between two layers that both drop neurons, it falls with the *square* of the kept share.
+# The share varies, because each step draws another pattern: of 256 neurons it keeps every second, third or fourth, and rarely
+# all. With the middle weight between two layers that both drop neurons, it falls with the *square* of the kept share.
 
 # %%
 figure, axes = plt.subplots(figsize=(7, 3))

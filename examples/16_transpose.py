@@ -2,10 +2,10 @@
 # # 16. Transposing a matrix: what the counters say
 #
 # A transpose computes nothing: each number is read once and written once. Still, a first kernel for it may be several times
-# slower than a good one. Which line is to blame? Here the counters of the emulated card say it, line by line, for three
-# kernels in plain `numba.cuda`: a naive one, one with a tile in shared memory, and one whose tile is padded. This needs no GPU,
-# only the compiler: `pip install "numba-cuda[cu13]"`. `numbanet check my_kernels.py --counters` does the same for a file of
-# your own.
+# slower than a good one. Which line is to blame? Here the counters of the emulated card say it, line by line, for four
+# kernels in plain `numba.cuda`: a naive one, one with a tile in shared memory, one whose tile is padded, and one whose threads
+# move four numbers each. This needs no GPU, only the compiler: `pip install "numba-cuda[cu13]"`. For a file of your own
+# `numbanet check my_kernels.py --counters` does the same.
 
 # %%
 import os

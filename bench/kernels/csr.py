@@ -210,7 +210,7 @@ def plot(results: Any, path: Path) -> None:
     """Plot time against sparsity, a panel for each operation."""
     from ..machinery.plots import figure_of
 
-    by_op = times(results.rows)
+    by_op = times([row for row in results.rows if row["suite"] == SUITE])
     figure = figure_of(15, 5)
     for axes, (op, lines) in zip(figure.subplots(1, len(by_op), squeeze=False)[0], by_op.items(), strict=True):
         for name, points in lines.items():

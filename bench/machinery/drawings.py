@@ -145,8 +145,8 @@ def _dots(record: dict[str, Any], cases: dict[str, dict[str, dict[str, Any]]]) -
     unit *= 2 / end
     floor = top + gap * len(cases)
     hardware = f"{record['machine']['cpu']}, {record['machine']['threads']} threads"
-    if len(ran_on := mixed_processors(record)) > 1:
-        hardware = f"{len(ran_on)} processors, each case on one"
+    if ran_on := mixed_processors(record):
+        hardware = ran_on[0] if len(ran_on) == 1 else f"{len(ran_on)} processors, each case on one"
     parts = [
         _text(
             40, 28, "Time to the accuracy that training without dropout ends with, minus 0.2 points", "start", 16, DARK, "bold"
@@ -216,7 +216,8 @@ def _by_width(record: dict[str, Any]) -> dict[tuple[str, int], float]:
     ours: dict[int, list[float]] = {}
     ratios: dict[tuple[str, int], float] = {}
     for row in record["rows"]:
-        if row["suite"] == "small" and row["implementation"] == "none" and (match := WIDTH.fullmatch(row["case"])):
+        ours_only = row["suite"] == "small" and row["implementation"] == "none" and row["ratio"] is not None
+        if ours_only and (match := WIDTH.fullmatch(row["case"])):
             ours.setdefault(int(match[1]), []).append(1e3 * row["median_ms"] / int(match[2]))
             ratios[row["peer"], int(match[1])] = row["ratio"]
     if len(ours) < 2:

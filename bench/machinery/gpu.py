@@ -90,8 +90,8 @@ def file_of(cards: list[str]) -> Path:
 
 
 def run(say: Callable[[str], None], path: Path | None = None, only: str = "") -> int:
-    """Run all steps, or those whose name matches the regular expression `only`, and record them. Return 1 if one of them
-    failed, else 0.
+    """Run all steps and record them. With the regular expression `only`, run the steps whose name matches it, and record
+    nothing, because the file holds the results of all. Return 1 if a step failed, else 0.
     """
     path = file_of(machine()["gpus"]) if path is None else path
     peer = "torch" if importlib.util.find_spec("torch") else None
@@ -104,6 +104,8 @@ def run(say: Callable[[str], None], path: Path | None = None, only: str = "") ->
             )
         for step in chosen:
             outcomes.append(_run_step(step, say))
+            if only:
+                continue
             rows = [row for figures in sorted(Path(folder).glob("*.json")) for row in load(figures)["rows"]]
             path.unlink(missing_ok=True)  # the results of an earlier command, or those up to the step before
             Results(path, device="cuda", against=peer, quick=False, steps=outcomes).add(rows)

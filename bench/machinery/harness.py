@@ -62,6 +62,11 @@ class Options:
         """Whether `only` selects the case of this name."""
         return re.search(self.only, name) is not None
 
+    def only_on_cpu(self, why: str) -> None:
+        """Raise ValueError, which begins with `why`, unless the device is the CPU."""
+        if self.device != "cpu":
+            raise ValueError(f"{why}: use --device cpu")
+
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:

@@ -63,7 +63,7 @@ def plot_scaling(rows: Sequence[Row], path: Path) -> None:
         timed = [
             (row["flops"], row["median_ms"] - fit["fixed_ms"])
             for row in rows
-            if row["implementation"] == fit["implementation"] and row.get("median_ms", 0) > fit["fixed_ms"]
+            if row["implementation"] == fit["implementation"] and (row.get("median_ms") or 0) > fit["fixed_ms"]
         ]
         flops, ms = np.array(sorted(timed)).reshape(-1, 2).T  # empty if no width takes longer than the narrowest
         (mark,) = axes.loglog(flops, ms, "o")
@@ -262,6 +262,8 @@ def _draw_speedups(axes: Any, by_case: dict[str, dict[str, Row]]) -> None:
 def plot_rates(rows: Sequence[Row], path: Path) -> None:
     """Plot the test error by dropout rate on a logarithmic axis: a panel for each case, a line for each kind of dropout, with
     the mean over seeds and whiskers from minimum to maximum. Training without dropout is a horizontal band."""
+    from matplotlib.ticker import LogLocator
+
     by_case: dict[str, dict[str, list[tuple]]] = {}
     for row in rows:
         if row["accuracy"] is not None:
@@ -281,7 +283,7 @@ def plot_rates(rows: Sequence[Row], path: Path) -> None:
     for axes, (case, named) in zip(panels.ravel(), by_case.items(), strict=False):
         for name, points in named.items():
             rate, mean, low, high = np.array(sorted(points)).T
-            if name.endswith("none"):
+            if name.startswith("none") or name.endswith(" none"):
                 lines[name] = axes.axhline(mean[0], color="black", linestyle="-" if name == "none" else ":")
                 axes.axhspan(low[0], high[0], color="gray", alpha=0.2)
                 continue
@@ -302,8 +304,9 @@ def plot_rates(rows: Sequence[Row], path: Path) -> None:
         axes.set_title(case, fontsize=10)
         axes.set_xlabel("dropout rate")
         axes.set_yscale("log")
-        for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            which("{x:.3g}")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:.3g}")
+        axes.minorticks_off()
         axes.grid(alpha=0.3, which="both")
     for first in panels[:, 0]:
         first.set_ylabel("test error, %")
@@ -339,10 +342,10 @@ def plot_quality(rows: Sequence[Row], path: Path) -> None:
         (line,) = last.plot(*zip(*sorted({(row["epsilon"], 100 * row["within"]) for row in mine})), marker="o", label=case)
         last.plot(*zip(*sorted({(row["epsilon"], 100 * row["bound"]) for row in mine})), color=line.get_color(), linestyle="--")
     panels[0].set_ylabel("largest outputs selected, % (dotted: at random)")
-    panels[-1].legend(fontsize=7)
+    figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     last.set_title("estimates within epsilon |x| |w|, % (dashed: bound)", fontsize=9)
     last.legend(fontsize=7)
-    last.ticklabel_format(useOffset=False)
+    last.set_ylim(0, 102)
     for axes in (*panels, last):
         axes.set_xlabel("epsilon")
         axes.title.set_fontsize(9)

@@ -33,6 +33,7 @@ from typing import Any
 from . import drawings, suites
 from .machine import ROOT
 from .results import by_library, load, mixed_processors
+from .runs import chooses
 from .table import markdown, markdown_of
 
 MARKED = re.compile(
@@ -75,8 +76,8 @@ def processor(record: dict[str, Any]) -> str:
 
 
 def caption(record: dict[str, Any]) -> str:
-    """Device, processors, versions, commit and date of one file, as one paragraph. If processors differ, the rest is that of
-    the last command.
+    """Device, processors, versions, commits and dates of one file, as one paragraph: those of its training runs, if it has any.
+    If their processors differ, versions are those of the last command.
     """
     machine, ran_on = record["machine"], mixed_processors(record)
     on_gpu = record.get("device") == "cuda" and machine.get("gpus")
@@ -88,11 +89,16 @@ def caption(record: dict[str, Any]) -> str:
         for name, key in (("Python", "python"), ("NumPy", "numpy"), ("BLAS", "blas"), ("Numba", "numba"), ("PyTorch", "torch"))
         if machine.get(key)
     )
-    return textwrap.fill(
-        f"_{record.get('device', 'cpu')}: {hardware}; {versions}; commit "
-        f"{(record.get('commit') or 'unknown')[:12]}, {record['date'][:10]}_",
-        128,
-    )
+    return textwrap.fill(f"_{record.get('device', 'cpu')}: {hardware}; {versions}; {_when(record)}_", 128)
+
+
+def _when(record: dict[str, Any]) -> str:
+    """Commit and date of a record, or those of its training runs."""
+    runs = sorted((run for run in record.get("runs", ()) if run.get("date") and not chooses(run)), key=lambda run: run["date"])
+    commits = list(dict.fromkeys((run.get("commit") or "unknown")[:12] for run in runs or [record]))
+    days = list(dict.fromkeys(run["date"][:10] for run in runs or [record]))
+    several = f"{len(commits)} commits from {commits[0]} to {commits[-1]}"
+    return f"{several if len(commits) > 1 else f'commit {commits[0]}'}, {' to '.join(dict.fromkeys((days[0], days[-1])))}"
 
 
 # --- text between marks -----------------------------------------------------------------------------------------------

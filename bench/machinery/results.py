@@ -1,4 +1,7 @@
-"""Results: the JSON file of one command. It is rewritten after every case, so that an interruption loses one case at most."""
+"""Results: the JSON file of one command. It is rewritten after every case, so that an interruption loses one case at most.
+
+Rows of an earlier command are replaced; its training runs stay.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .machine import commit, machine, now
+from .runs import chooses
 
 
 class Results:
@@ -88,8 +92,7 @@ def by_library(records: Sequence[dict[str, Any]], mkl: bool = False) -> list[dic
 
 def mixed_processors(record: dict[str, Any]) -> list[str]:
     """The processors of a file's training runs, sorted, if one is not that of the last command; else []. Runs that only choose
-    a learning rate, by samples that are held out, do not count.
+    a learning rate do not count.
     """
-    runs = (run for run in record.get("runs", ()) if "held" not in run.get("settings", {}))
-    found = sorted({run["processor"] for run in runs if run.get("processor")})
+    found = sorted({run["processor"] for run in record.get("runs", ()) if run.get("processor") and not chooses(run)})
     return found if any(not name.startswith(record["machine"]["cpu"] + ",") for name in found) else []

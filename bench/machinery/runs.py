@@ -28,6 +28,11 @@ def baseline(chosen: dict[str, Any]) -> str:
     return "bernoulli" if chosen.get("dropout_rate") else "none"
 
 
+def chooses(run: Run) -> bool:
+    """Whether a training run only chooses a learning rate, by samples that are held out."""
+    return {"held", "choosing_seeds"} <= run.get("settings", {}).keys()
+
+
 def both(value: Any) -> tuple[Any, Any]:
     """(value of the first hidden layer, value of the second), which are equal if only one is given"""
     return tuple(value) if isinstance(value, (list, tuple)) else (value, value)
@@ -111,9 +116,8 @@ def difference(mine: Sequence[Run], others: Sequence[Run], of: Callable[[Any], f
 
 
 def points(mine: Sequence[Run], others: Sequence[Run]) -> dict[str, float | None]:
-    """{"points": the mean final accuracy minus that of the others, in percentage points}"""
-    ours, theirs = (float(np.mean([run["epochs"][-1]["accuracy"] for run in of])) if of else None for of in (mine, others))
-    return {"points": None if theirs is None else 100 * (ours - theirs)}
+    """{"points": the final accuracy minus that of the others, in percentage points, the mean over seeds that both have}"""
+    return {"points": difference(mine, others, lambda epoch: 100 * epoch["accuracy"])}
 
 
 def perplexity_ratio(mine: Sequence[Run], others: Sequence[Run], in_time: bool = False) -> float | None:

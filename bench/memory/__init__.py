@@ -87,7 +87,7 @@ def rows_of(suite: str, case: str, implementations: Iterable[tuple]) -> list[dic
                 with Workers(threads()) as workers:
                     workers[name].ask("load", (build, parameters))
                     peaks[name] = workers[name].ask("outputs")["peak"] / MIB
-            row.update(peak_mib=peaks[name], share=peaks[name] / peaks[peer] if peer else None)
+            row.update(peak_mib=peaks[name], share=peaks[name] / peaks[peer] if peer in peaks else None)
         except WorkerError as problem:
             row["problem"] = str(problem)
         rows.append(row)

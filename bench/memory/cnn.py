@@ -70,15 +70,12 @@ def _implementations(options: Options, name: str, shape: cnn.Shape, batch: int) 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Measure all networks; return the rows."""
-    if options.device != "cpu":
-        raise ValueError(f"{SUITE} reads the memory of a process: --device cpu")
-    rows = []
+    options.only_on_cpu(f"{SUITE} reads the memory of a process")
     for name in SMALL[:1] if options.quick else cnn.NETWORKS:
         shape, batch = (cnn.QUICK if options.quick else cnn.NETWORKS)[name]
         case = f"{name} on {'x'.join(map(str, shape))}, batch {batch}"
         if not options.wants(case):
             continue
         say(f"{SUITE}: {case}")
-        rows += rows_of(SUITE, case, _implementations(options, name, shape, batch))
-    results.add(rows)
-    return rows
+        results.add(rows_of(SUITE, case, _implementations(options, name, shape, batch)))
+    return results.rows

@@ -73,8 +73,7 @@ def policies() -> Iterator[tuple[str, Dropout]]:
 
 def run(options: Options, results: Results, say: Any) -> list[dict[str, Any]]:
     """Measure all policies; return the rows."""
-    if options.device != "cpu":
-        raise ValueError(f"{SUITE} reads the memory of a process: --device cpu")
+    options.only_on_cpu(f"{SUITE} reads the memory of a process")
     hidden, batch, steps = (128, 64, 3) if options.quick else (HIDDEN, BATCH, STEPS)
     case = f"784-{hidden}-{hidden}-10, batch {batch}"
     if not options.wants(case):

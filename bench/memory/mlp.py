@@ -60,14 +60,12 @@ def _implementations(options: Options, hidden: int, batch: int) -> Iterator[tupl
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Measure all batches; return the rows."""
-    if options.device != "cpu":
-        raise ValueError(f"{SUITE} reads the memory of a process: --device cpu")
-    hidden, rows = 128 if options.quick else HIDDEN, []
+    options.only_on_cpu(f"{SUITE} reads the memory of a process")
+    hidden = 128 if options.quick else HIDDEN
     for batch in BATCHES[: 1 if options.quick else None]:
         case = f"784-{hidden}-{hidden}-10, batch {batch}"
         if not options.wants(case):
             continue
         say(f"{SUITE}: {case}")
-        rows += rows_of(SUITE, case, _implementations(options, hidden, batch))
-    results.add(rows)
-    return rows
+        results.add(rows_of(SUITE, case, _implementations(options, hidden, batch)))
+    return results.rows

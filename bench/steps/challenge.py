@@ -166,6 +166,22 @@ def _name(size: Size) -> str:
 def cases(options: Options) -> Iterator[Case]:
     """All algorithms and the peers on the official network; then one algorithm on two generated networks."""
     size = QUICK if options.quick else OFFICIAL
+    if options.wants(_name(size)):
+        yield _official(options, size)
+    for size in () if options.quick else GROWTH:
+        if not options.wants(_name(size)):
+            continue
+        one = Implementation(
+            "compact",
+            numbanet_task,
+            {"size": size, "way": "compact", "device": options.device},
+            flops=2.0 * prepared_multiplications(size),
+        )
+        yield Case(SUITE, _name(size), (one,), growth_error, 0.0, pairs=PAIRS)
+
+
+def _official(options: Options, size: Size) -> Case:
+    """All algorithms and the peers."""
     flops = 2.0 * prepared_multiplications(size)
     everything = 2.0 * size.inputs * sum(layer.indices.size for layer in data_of(size).network)
     work = {"compact": flops, "buffer": everything, "plain": everything}
@@ -183,15 +199,7 @@ def cases(options: Options) -> Iterator[Case]:
     if importlib.util.find_spec("graphblas"):
         ours.insert(1, Implementation("compact, GraphBLAS", numbanet_task, ours[0].parameters, "GraphBLAS", flops=flops))
         ours.append(Implementation("GraphBLAS", graphblas_task, {"size": size}))
-    yield Case(SUITE, _name(size), tuple(ours), functools.partial(error, size), 0.0, pairs=LONG)
-    for size in () if options.quick else GROWTH:
-        one = Implementation(
-            "compact",
-            numbanet_task,
-            {"size": size, "way": "compact", "device": options.device},
-            flops=2.0 * prepared_multiplications(size),
-        )
-        yield Case(SUITE, _name(size), (one,), growth_error, 0.0, pairs=PAIRS)
+    return Case(SUITE, _name(size), tuple(ours), functools.partial(error, size), 0.0, pairs=LONG)
 
 
 @functools.lru_cache(maxsize=4)
@@ -227,7 +235,7 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
             f"of {slope:.2f}"
         )
     size = QUICK if options.quick else OFFICIAL
-    for way in ("compact", "filter", "buffer", "saturated"):
+    for way in ("compact", "filter", "buffer", "saturated") if options.wants(_name(size)) else ():
         layers = by_layer(size, way, options.device)
         results.add(
             [

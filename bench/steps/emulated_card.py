@@ -28,6 +28,7 @@ def error(name: str, outputs: Mapping[str, Any]) -> float:
 
 def cases(options: Options) -> Iterator[Case]:
     """One case for each kernel."""
+    options.only_on_cpu(f"{SUITE} emulates a GPU on the CPU")
     for name in list(KERNELS)[:2] if options.quick else KERNELS:
         made: list[tuple[str, bool, str | None]] = [("emulated card", False, "simulator"), ("simulator", True, None)]
         build: Callable[..., Task] = task

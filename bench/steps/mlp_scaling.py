@@ -32,7 +32,7 @@ def cases(options: Options) -> Iterator[Case]:
         steps = 2 if options.quick else FEWER_STEPS if hidden >= WIDE else STEPS
         yield Case(
             SUITE,
-            f"784-{hidden}-{hidden}-10 p={RATE}",
+            _name(hidden),
             tuple(implementations),
             functools.partial(mlp_model.update_error, hidden, BATCH),
             TOLERANCE,
@@ -40,14 +40,21 @@ def cases(options: Options) -> Iterator[Case]:
         )
 
 
+def _name(hidden: int) -> str:
+    return f"784-{hidden}-{hidden}-10 p={RATE}"
+
+
 def fits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each kind of dropout: slope, fixed time, and the largest relative error of the line."""
+    """One row for each kind of dropout whose narrowest network was timed as well: slope, fixed time, and the largest relative
+    error of the line.
+    """
     fitted = []
     for name in dict.fromkeys(row["implementation"] for row in rows):
-        timed = sorted((row["flops"], row["median_ms"]) for row in rows if row["implementation"] == name and row["median_ms"])
-        if len(timed) < 3:
+        of_case = {row["case"]: row for row in rows if row["implementation"] == name and row["median_ms"]}
+        narrow = of_case.pop(_name(TINY), None)
+        if narrow is None or len(of_case) < 2:
             continue
-        (_, fixed), *others = timed
+        fixed, others = narrow["median_ms"], [(row["flops"], row["median_ms"]) for row in of_case.values()]
         flops, ms = np.array(others).T
         x, y = np.log(flops), np.log(np.maximum(ms - fixed, 1e-6))
         slope, start = np.polyfit(x, y, 1)
@@ -66,10 +73,9 @@ def fits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Time the widths and fit the lines; return the rows of the fit."""
-    fitted = fits(run_cases(SUITE, cases(options), options, results, say, LONG))
-    results.add(fitted)
-    return fitted
+    """Time the widths and fit the lines; return the rows, the last of which are those of the fit."""
+    results.add(fits(run_cases(SUITE, cases(options), options, results, say, LONG)))
+    return results.rows
 
 
 def plot(results: Results, path: Path) -> None:

@@ -52,6 +52,7 @@ def _theirs(options: Options, ranks: int) -> Implementation:
 
 def cases(options: Options) -> Iterator[Case]:
     """Two ranks against PyTorch, with the exchange apart; two and four against one; a joint batch of the size of one rank's."""
+    options.only_on_cpu(f"{SUITE} times ranks on the CPU")
     hidden = QUICK_HIDDEN if options.quick else HIDDEN
     size, least = f"784-{hidden}-{hidden}-10 p={RATE}", 2 if options.quick else FEWER_STEPS
     torch = options.against == "torch"

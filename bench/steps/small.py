@@ -159,6 +159,7 @@ def jax_task(device: str, problem: Problem, optimizer: str) -> Task:
     import jax.numpy as jnp
     import optax
 
+    jax.config.update("jax_default_device", jax.devices("gpu" if device == "cuda" else device)[0])
     X, y = map(jnp.asarray, data(problem))
     updates = optax.adam(RATES["adam"]) if optimizer == "adam" else optax.sgd(RATES["sgd"], momentum=0.9)
 
@@ -255,6 +256,7 @@ def _prediction_cases(options: Options) -> Iterator[Case]:
 
 
 PEERS: dict[str, Callable[..., Task]] = {"scikit-learn": scikit_learn_task, "torch": torch_task, "jax": jax_task}
+NEEDS = {"scikit-learn": ("sklearn",), "torch": ("torch",), "jax": ("jax", "optax")}
 
 
 def _error(outputs: Mapping[str, Any]) -> float:
@@ -265,7 +267,7 @@ def _against(options: Options, name: str, common: Mapping[str, Any]) -> Iterator
     """Fits without dropout, against every installed peer."""
     wanted = [options.against] if options.against else ["scikit-learn", "torch", "jax"]
     for peer in wanted:
-        if peer == "scikit-learn" or importlib.util.find_spec(peer):
+        if all(map(importlib.util.find_spec, NEEDS[peer])):
             ours = Implementation("none", numbanet_task, {**common, "dropout": "none"}, peer)
             both = ours, Implementation(peer, PEERS[peer], common)
             yield Case(SUITE, f"{name}, against {peer}", both, _error, WRONG)

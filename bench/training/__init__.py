@@ -307,8 +307,9 @@ def run(
     experiments: Sequence[Experiment],
     targets: Sequence[float],
     alone: int = SEEDS,
+    complete: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = list,
 ) -> list[dict[str, Any]]:
-    """Train all runs that the results do not contain yet; return the rows.
+    """Train all runs that the results do not contain yet; return the rows, which `complete` makes of those of `summary`.
 
     Runs of the first n = `alone` seeds have the machine to themselves. The others run in parallel, one for each core, on one
     thread, or some on one GPU. That is faster, but their seconds are not used (`timed`).
@@ -326,6 +327,11 @@ def run(
         and (*experiment.key, seed) not in done
         and options.wants(f"{case_of(experiment.settings)}: {experiment.name}")
     ]
+
+    def save() -> None:
+        results.rows = complete(summary(results.runs, experiments, suite, targets))
+        results.save()
+
     say(f"{suite}: {len(due)} training runs")
     if options.quick:
         alone = SEEDS
@@ -336,11 +342,8 @@ def run(
                 joblib.delayed(_trained)(*one) for one in part
             ):
                 results.runs.append({**run, "alone": jobs == 1})
-                # save after each run: if the command is interrupted, finished runs are reported
-                results.rows = summary(results.runs, experiments, suite, targets)
-                results.save()
+                save()  # if the command is interrupted, finished runs are reported
                 last = run["epochs"][-1][measure(run["settings"])] if whole(run) else "diverged"
                 say(f"{suite}: {case_of(run['settings'])}: {run['dropout']}, seed {run['seed']}: {last}")
-    results.rows = summary(results.runs, experiments, suite, targets)
-    results.save()
+    save()
     return results.rows

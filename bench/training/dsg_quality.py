@@ -92,8 +92,7 @@ def bound(outputs: int, epsilon: float) -> float:
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Measure all layers; return the rows."""
-    if options.device != "cpu":
-        raise ValueError(f"{SUITE} measures a quality that is the same on every device: use --device cpu")
+    options.only_on_cpu(f"{SUITE} measures a quality that is the same on every device")
     rates, epsilons = (RATES[1:2], EPSILONS[2:]) if options.quick else (RATES, EPSILONS)
     rows: list[dict[str, Any]] = []
     for name, layer, batches in layers(options.quick):

@@ -44,14 +44,11 @@ def experiments(options: Options) -> list[Experiment]:
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Train missing runs; return the rows of `ends`."""
+    """Train missing runs; return the rows, the last of which are those of `ends`."""
     every = experiments(options)
-    try:
-        training.run(options, results, say, SUITE, every, (), alone=0)
-    finally:  # if the command is interrupted, finished runs are reported
-        rows = ends(results.runs, every)
-        results.add(rows)
-    return rows
+    return training.run(
+        options, results, say, SUITE, every, (), alone=0, complete=lambda rows: [*rows, *ends(results.runs, every)]
+    )
 
 
 def ends(runs: Sequence[Run], every: Sequence[Experiment]) -> list[dict[str, Any]]:

@@ -60,13 +60,15 @@ def experiments(options: Options) -> Iterator[Experiment]:
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Train missing runs; return the rows."""
     every = list(experiments(options))
-    rows = training.run(options, results, say, SUITE, every, (), alone=1)
     cases = {(case_of(one.settings), one.name): one for one in every}
-    for row in rows:
-        if row["accuracy"] is not None:
-            row.update(_stopped(cases[row["case"], row["implementation"]], results.runs))
-    results.save()
-    return rows
+
+    def complete(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [
+            row if row["accuracy"] is None else row | _stopped(cases[row["case"], row["implementation"]], results.runs)
+            for row in rows
+        ]
+
+    return training.run(options, results, say, SUITE, every, (), alone=1, complete=complete)
 
 
 def stopped(run: Run) -> tuple[int, int]:

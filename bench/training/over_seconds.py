@@ -21,7 +21,7 @@ from .. import training
 from ..machinery.harness import Options
 from ..machinery.machine import processor
 from ..machinery.results import Results
-from ..machinery.runs import Run, case_of, elapsed, measure, seconds_to, timed, whole
+from ..machinery.runs import Run, case_of, chooses, elapsed, measure, seconds_to, timed, whole
 from . import SEEDS, Experiment
 from .rows import summary
 
@@ -109,9 +109,14 @@ def run(
                 continue
             train([search for _, searches in chosen for search in searches], alone=0)
             best = [dataclasses.replace(one, learning_rate=best_rate(searches, results.runs)) for one, searches in chosen]
-            for one in best:  # runs with another rate that was chosen before, or on another processor, are made again
-                results.runs[:] = [run for run in results.runs if not _replaced(run, one)]
-            train(best, alone=SEEDS)
+            # runs with another rate that was chosen before, or on another processor, are made again; until then they are kept
+            replaced = [run for run in results.runs if any(_replaced(run, one) for one in best)]
+            results.runs[:] = [run for run in results.runs if run not in replaced]
+            try:
+                train(best, alone=SEEDS)
+            finally:
+                made = [(run["dropout"], run["settings"], run["seed"]) for run in results.runs]
+                results.runs += [run for run in replaced if (run["dropout"], run["settings"], run["seed"]) not in made]
     finally:  # if the command is interrupted, finished runs are reported
         results.rows = rows([measured for measured, _ in pairs], results.runs, suite)
         results.save()
@@ -183,4 +188,4 @@ def plot(results: Results, path: Path) -> None:
     """Plot test accuracy or validation perplexity by seconds of training, a panel for each case."""
     from ..machinery.plots import plot_seconds
 
-    plot_seconds(results.rows, [run for run in results.runs if "held" not in run["settings"]], path)
+    plot_seconds(results.rows, [run for run in results.runs if not chooses(run)], path)

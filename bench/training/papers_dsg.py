@@ -73,7 +73,7 @@ def vgg8(seed: int) -> list[Any]:
     return [*layers, Flatten(), Linear(before * 16, 256, rng=number), ReLU(), Linear(256, 10, init="glorot", rng=number + 1)]
 
 
-Variant = tuple[str, Callable[[], dict[str, Any]], int]  # name, parameters, seeds
+Variant = tuple[str, functools.partial[dict[str, Any]], int]  # name, parameters, seeds
 
 
 def _variant(name: str, kind: str, rate: float, seeds: int = 1, **options: Any) -> Variant:
@@ -121,7 +121,8 @@ def experiments(options: Options) -> Iterator[Experiment]:
     for rate in rates:
         for name, variant, seeds in mlp_variants(rate):
             if not (options.quick and name.startswith("sample")):
-                yield Experiment(mlp, name, variant, seeds)
+                with_norm = variant.keywords.get("layers") is normed
+                yield Experiment(mlp, name, variant, seeds, "none, batch norm" if with_norm else None)
     lenet = training.network_settings(options, "lenet5", "fashion-mnist", EPOCHS, ())
     vgg = training.network_settings(options, "vgg8", "cifar10", EPOCHS, (), VGG_SAMPLES)
     networks = [(lenet, {"image_shape": (1, 28, 28)}), (vgg, {"image_shape": (3, 32, 32), "layers": vgg8})]

@@ -124,13 +124,12 @@ def experiments(options: Options) -> Iterator[Experiment]:
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Train missing runs; return the rows."""
-    rows = training.run(options, results, say, SUITE, list(experiments(options)), (), alone=1)
-    for row in rows:
-        row.update(_compared(row, results.runs))
-    for row in rows:
-        row["gain_of_pruning"] = _gain(row, rows)
-    results.save()
-    return rows
+
+    def complete(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        found = [row | _compared(row, results.runs) for row in rows]
+        return [row | {"gain_of_pruning": _gain(row, found)} for row in found]
+
+    return training.run(options, results, say, SUITE, list(experiments(options)), (), alone=1, complete=complete)
 
 
 def _compared(row: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any]:

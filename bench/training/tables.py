@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..machinery.harness import Options
+from ..machinery.machine import commit, now, processor
 from ..machinery.results import Results
 
 SUITE = "tables"
@@ -163,28 +164,29 @@ class _Torch:
         return accuracy_score(y, output.argmax(1)) if self.classes else r2_score(y, output[:, 0])
 
 
-def _kinds(mode: str, epochs: int, classes: bool) -> dict[str, Callable[[Table, int], Any]]:
+def _kinds(mode: str, epochs: int, classes: bool, device: str) -> dict[str, Callable[[Table, int], Any]]:
     """{name: (table, seed) -> estimator}, peers first."""
+    ours = functools.partial(_numbanet, device=device)
     if mode == "defaults":
         fixed = functools.partial(
-            _numbanet, init="he", output_init=None, epochs=20, batch_size=128, **({"output_bias": None} if classes else {})
+            ours, init="he", output_init=None, epochs=20, batch_size=128, **({"output_bias": None} if classes else {})
         )
-        return {"scikit-learn": _scikit_learn, "numbanet": _numbanet, "numbanet, fixed": fixed}
+        return {"scikit-learn": _scikit_learn, "numbanet": ours, "numbanet, fixed": fixed}
     equal = {"layers": WIDTHS, "optimizer": "adam", "learning_rate": RATE, "batch_size": BATCH, "epochs": epochs}
     theirs = {"hidden_layer_sizes": WIDTHS, "alpha": 0, "batch_size": BATCH, "max_iter": epochs, "n_iter_no_change": epochs + 1}
     kinds: dict[str, Callable[[Table, int], Any]] = {
         "scikit-learn": functools.partial(_scikit_learn, **theirs),
         "torch": lambda table, seed: _Torch(table.classes, epochs, seed),
     }
-    kinds["numbanet"] = functools.partial(_numbanet, **equal)
+    kinds["numbanet"] = functools.partial(ours, **equal)
     for init in INITS:
-        kinds[f"numbanet, init={init}"] = functools.partial(_numbanet, init=init, output_init=None, **equal)
+        kinds[f"numbanet, init={init}"] = functools.partial(ours, init=init, output_init=None, **equal)
     other = "small" if classes else None
-    kinds[f"numbanet, output_init={other}"] = functools.partial(_numbanet, output_init=other, **equal)
+    kinds[f"numbanet, output_init={other}"] = functools.partial(ours, output_init=other, **equal)
     if classes:
-        kinds["numbanet, output_bias=None"] = functools.partial(_numbanet, output_bias=None, **equal)
+        kinds["numbanet, output_bias=None"] = functools.partial(ours, output_bias=None, **equal)
     for dropout in DROPOUTS:
-        kinds[f"{dropout} p={DROPOUT_RATE}"] = functools.partial(_numbanet, dropout=dropout, dropout_rate=DROPOUT_RATE, **equal)
+        kinds[f"{dropout} p={DROPOUT_RATE}"] = functools.partial(ours, dropout=dropout, dropout_rate=DROPOUT_RATE, **equal)
     return kinds
 
 
@@ -222,24 +224,42 @@ def _scores(table: Table, seeds: int, kind: Callable[[Table, int], Any]) -> list
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Fit missing estimators; return the rows."""
     names = ("iris", "diabetes") if options.quick else tuple(TABLES)
-    rows, seeds = [], 1 if options.quick else SEEDS
-    for mode in ("equal", "defaults"):
-        for name in names:
-            case, table = f"{name}, {mode}", TABLES[name]()
-            done = {run["implementation"]: run["scores"] for run in results.runs if run["case"] == case}
-            if table is None:
-                say(f"{name} is left out: scikit-learn has not downloaded it")
-            else:
-                epochs = 2 if options.quick else IMAGE_EPOCHS if table.test is not None else EPOCHS
-                for kind, estimator in _kinds(mode, epochs, table.classes).items():
-                    if kind not in done and options.wants(f"{SUITE} {case}"):
-                        say(f"{case}: {kind}")
-                        done[kind] = _scores(table, seeds, estimator)
-                        results.runs.append({"case": case, "implementation": kind, "scores": done[kind]})
-                        results.save()
-            rows += [_row(case, kind, done) for kind in done]
-    results.add(rows)
-    return rows
+    tables = {name: TABLES[name]() for name in names}
+    of_case = {f"{name}, {mode}": (table, mode) for mode in ("equal", "defaults") for name, table in tables.items()}
+    settings = {case: _settings(table, options.quick) for case, (table, _) in of_case.items()}
+    results.resume(list(settings.values()))
+
+    def save() -> None:
+        results.rows = [row for case in of_case for row in _rows(case, results.runs)]
+        results.save()
+
+    for case, (table, mode) in of_case.items():
+        if table is None:
+            say(f"{case} is left out: scikit-learn has not downloaded it")
+            continue
+        done = {run["implementation"] for run in results.runs if run["case"] == case}
+        kinds = _kinds(mode, settings[case]["epochs"], table.classes, options.device)
+        for kind in kinds if options.wants(f"{SUITE} {case}") else ():
+            if kind not in done:
+                say(f"{case}: {kind}")
+                facts = {"settings": settings[case], "date": now(), "commit": commit(), "processor": processor()}
+                scores = _scores(table, settings[case]["seeds"], kinds[kind])
+                results.runs.append({"case": case, "implementation": kind, **facts, "scores": scores})
+                save()  # if the command is interrupted, finished fits are reported
+    save()
+    return results.rows
+
+
+def _settings(table: Table | None, quick: bool) -> dict[str, int]:
+    """What the scores of a table depend on beside its case."""
+    epochs = IMAGE_EPOCHS if table is not None and table.test is not None else EPOCHS
+    return {"epochs": 2 if quick else epochs, "seeds": 1 if quick else SEEDS}
+
+
+def _rows(case: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each implementation of a case."""
+    done = {run["implementation"]: run["scores"] for run in runs if run["case"] == case}
+    return [_row(case, kind, done) for kind in done]
 
 
 def _row(case: str, kind: str, done: dict[str, list[float]]) -> dict[str, Any]:

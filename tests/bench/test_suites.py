@@ -81,6 +81,10 @@ def test_training_suite_end_to_end(run_bench, tmp_path):
         (["gemm", "--shape", "3,4,x"], "--shape"),
         (["conv", "--shape", "3,4,5"], "--shape does not apply to conv"),
         (["mlp", "--device", "emulated"], "--device emulated does not apply to mlp"),
+        (["gemm", "--device", "emulated", "--json", "a.json"], "--json does not apply to --device emulated"),
+        (["gpu", "--only", "("], "'(' is not a regular expression"),
+        (["gpu", "--quick"], "--quick does not apply to gpu"),
+        (["gemm", "--plot", "nowhere/a.png"], "--plot: there is no folder nowhere"),
     ],
 )
 def test_bad_arguments(run_bench, arguments, message):
@@ -138,18 +142,26 @@ def test_slope_above_the_fixed_time_is_found():
     rows = [
         {
             "suite": "mlp-scaling",
-            "case": str(h),
+            "case": f"784-{h}-{h}-10 p=0.5",
             "implementation": name,
             "flops": 1e5 * h * h,
-            "median_ms": 0.7 + 1e-4 * h ** (2 * slope),
+            "median_ms": 0.7 if h == mlp_scaling.TINY else 0.7 + 1e-4 * h ** (2 * slope),
         }
-        for h in (1, 512, 1024, 2048)
+        for h in (mlp_scaling.TINY, 512, 1024, 2048)
         for name, slope in (("a", 1.0), ("b", 0.8))
     ]
     first, second = mlp_scaling.fits(rows)
     assert first["slope"] == pytest.approx(1.0, abs=0.01) and second["slope"] == pytest.approx(0.8, abs=0.01)
     assert first["fixed_ms"] == pytest.approx(0.7, abs=0.01) and first["worst"] < 0.02
     assert "| 1.00 |" in markdown([first])
+    assert mlp_scaling.fits(rows[2:]) == []  # the fixed time is that of the narrowest network
+
+
+@pytest.mark.parametrize("suite", ["mpi", "emulated-card", "placement", "papers-cnnlab", "mlp-memory", "cnn-memory"])
+def test_suites_of_the_cpu_refuse_another_device(suite):
+    module, options = suites.files()[suite], harness.Options(device="cuda")
+    with pytest.raises(ValueError, match=f"^{suite} .*: use --device cpu$"):
+        module.run(options, None, lambda text: None) if suites.stands_alone(suite) else next(module.cases(options))
 
 
 def test_widths_that_take_no_longer_than_the_narrowest_are_left_out_of_the_picture(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 
 from bench import training
 from bench.machinery import harness, runs
-from bench.machinery.results import Results
+from bench.machinery.results import Results, load
 from bench.machinery.table import markdown
 from bench.training import mlp_settings, papers_mlp
 from numbanet import Net
@@ -34,8 +34,8 @@ def test_settings_suite_names_every_variant_rate_and_data_set(tmp_path, monkeypa
     for name in ("load_mnist", "load_fashion_mnist"):
         monkeypatch.setattr(f"numbanet.datasets.{name}", lambda: (np.zeros((3, 784)),) * 4)
     results = Results(tmp_path / "a.json")
-    points = mlp_settings.run(harness.Options(quick=True), results, lambda text: None)
-    rows = [row for row in results.rows if row["suite"] == "mlp-settings"]
+    every = mlp_settings.run(harness.Options(quick=True), results, lambda text: None)
+    rows, points = ([row for row in every if row["suite"] == f"mlp-settings{part}"] for part in ("", "-points"))
     assert len(seen) == len(set(seen)) == len(rows) == 2 * 2 * len(list(mlp_settings.variants(0.5)))
     assert sum(row["case"].startswith("fashion-mnist") for row in rows) == len(rows) // 2
     diverged = [row for row in rows if row.get("diverged")]
@@ -43,11 +43,22 @@ def test_settings_suite_names_every_variant_rate_and_data_set(tmp_path, monkeypa
     assert "1 of 1 diverged" in markdown(rows)
     assert {round(row["points"], 6) for row in rows if row not in diverged and row["implementation"] != "bernoulli"} == {1.0}
     # five periods, a search, four alignments, reordering and batchwise
-    assert len(points) == 2 * (3 * 5 + 1 + 4 + 1 + 1) and points == results.rows[len(rows) :]
+    assert len(points) == 2 * (3 * 5 + 1 + 4 + 1 + 1) and [*rows, *points] == load(results.path)["rows"]
     lines = markdown(points).splitlines()
     assert "| mnist, pattern dp_max=16 | 1 | diverged | diverged | +1.00 | +1.00 |  |  |  |  |" in lines
     assert "| mnist, pattern dp_max=5 | 1 | +1.00 |  | +1.00 |  |  |  |  |  |" in lines
     assert "| mnist, shuffle=1 | 1 | +1.00 | +1.00 |  |  | +1.00 | +1.00 |  |  |" in lines
+    with pytest.raises(ValueError, match="holds training runs with other settings"):  # that are not --quick
+        mlp_settings.run(harness.Options(), Results(results.path), lambda text: None)
+    assert [*rows, *points] == load(results.path)["rows"]  # the file is as it was
+
+
+def test_points_are_those_of_pairs_of_runs_with_the_same_seed():
+    experiments = [training.Experiment({"epochs": 2}, name, None) for name in ("a", "none")]
+    mine = [_trained(experiments[0], seed, 0.9 + 0.01 * seed) for seed in (1, 2)]
+    others = [_trained(experiments[1], seed, 0.8 + 0.1 * (seed == 0)) for seed in (0, 1)]
+    assert runs.points(mine, others) == {"points": pytest.approx(100 * (0.91 - 0.8))}
+    assert runs.points(mine[1:], others) == {"points": None}
 
 
 @pytest.mark.slow
