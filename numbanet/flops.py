@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 
@@ -29,15 +30,19 @@ class StepFlops:
         Positions of convolutions have another density in each step. FLOPs are linear in each of these densities, so these are
         no part of the kind.
         """
-        listed = {path: plan for path, plan in plans.assigned.items() if isinstance(plan, PositionPlan)}
-        kinds = [(path, type(plan), plan.kind, path in listed or plan.density) for path, plan in plans.assigned.items()]
-        key = shape, *kinds
-        if key not in self._counted:
+        listed: dict[str, PositionPlan] = {}
+        key: list[Any] = [shape]
+        for path, plan in plans.assigned.items():
+            if isinstance(plan, PositionPlan):
+                listed[path] = plan
+            key += path, type(plan), plan.kind, path in listed or plan.density
+        found = self._counted.get(tuple(key))
+        if found is None:
             if len(self._counted) == self.MOST:
                 self._counted.clear()
-            self._counted[key] = self._count(shape, plans, listed)
-        whole, by_path = self._counted[key]
-        return whole - sum(part * (1 - listed[path].density) for path, part in by_path)
+            found = self._counted[tuple(key)] = self._count(shape, plans, listed)
+        whole, by_path = found
+        return whole - sum([part * (1 - listed[path].density) for path, part in by_path]) if by_path else whole
 
     def _count(
         self, shape: tuple[int, ...], plans: Plans, listed: dict[str, PositionPlan]

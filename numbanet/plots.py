@@ -226,8 +226,13 @@ def layer_rooflines(profile: Profile, path: str | os.PathLike, title: str = "") 
         for direction, (colour, mark) in WAYS.items():
             here = [k for k, e in enumerate(counted) if e.direction == direction]
             axes.plot(intensity[here], speed[here], mark, color=colour, markersize=5, label=direction)
-            for k in here:
-                axes.annotate(counted[k].path, (intensity[k], speed[k]), xytext=(4, 3), textcoords="offset points", fontsize=7)
+            # forward only, in turn on the left and on the right: names of neighbours would lie on each other
+            named = sorted(here, key=lambda k: (intensity[k], speed[k])) if direction == "forward" else []
+            for number, k in enumerate(named):
+                offset, side = ((5, 2), "left") if number % 2 else ((-5, -7), "right")
+                axes.annotate(
+                    counted[k].path, (intensity[k], speed[k]), xytext=offset, textcoords="offset points", ha=side, fontsize=7
+                )
         axes.set(xscale="log", yscale="log", xlabel="FLOPs per byte")
         axes.set_title(device, loc="left", fontsize=10)
         axes.grid(alpha=0.25, which="both")

@@ -370,6 +370,9 @@ class NoDropout(Dropout):
     def plan(self, site, rng):
         return None
 
+    def plans(self, model, rng):
+        return {}
+
 
 class BernoulliDropout(Dropout):
     """Conventional (inverted) dropout: activations of each sample are zeroed independently, the others scaled by 1 / (1 - p).

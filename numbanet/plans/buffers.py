@@ -97,4 +97,4 @@ class ListBuffers:
         if not 0 < buffer.nbytes * self.steps <= self.PAGE:
             return []
         page, target = np.zeros((self.steps, buffer.size), np.int32), self.dev.place(buffer)
-        return [(row, (place, target)) for row, place in zip(page, self.dev.places(page, self.steps), strict=True)]
+        return [(row, (place, target)) for row, place in zip(*self.dev.places(page), strict=True)]

@@ -69,7 +69,7 @@ class Batch(NamedTuple):
 
     def without_inputs(self) -> Batch:
         """Return the batch without its inputs on the host, which a step that is done no longer needs."""
-        return self._replace(ids=None, values=None)
+        return self if self.ids is None and self.values is None else self._replace(ids=None, values=None)
 
     def fetch(self, X: Any, dev: Device, out: Any = None) -> Batch:
         """Return the batch with its inputs fetched from X; if `out` is given, they are copied to it."""
@@ -129,6 +129,7 @@ def in_order(data: Data, order: np.ndarray, size: int, dev: Device) -> Iterator[
         some, total = slice(start, stop), stop - start if totals is None else totals[i]
         if total == 0:
             continue
-        inputs, targets, share = (None if array is None else dev.part(array, start, stop) for array in (rows, y, shares))
+        inputs = None if rows is None else dev.part(rows, start, stop)
+        targets, share = dev.part(y, start, stop), None if shares is None else dev.part(shares, start, stop)
         ids = np.asarray(data.X[order[some]], np.int32) if on_host(data.X) else None
         yield Batch(order[some], inputs, targets, share, total, ids, values=Later(data.X, order[some]) if in_rows else None)

@@ -8,7 +8,6 @@ its own arrays of these.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -29,26 +28,20 @@ class Pages:
     MOST, BYTES = 64, 1 << 20  # steps for which arrays are allocated at once, and bytes unless one step needs more
 
     def __init__(self, results: Sequence[Any], dev: Device) -> None:
-        self.results, self.dev = results, dev
+        self.results, self.dev, self.given = results, dev, [dev.place(array) for array in results]
         self.size = max(1, min(self.MOST, self.BYTES // max(sum(array.nbytes for array in results), 1)))
-        self.left: Iterator[Any] = iter(())
+        self.left: Iterator[tuple[Any, ...]] = iter(())
 
-    def next(self) -> tuple[list[Any], list[tuple[Any, Any]]]:
+    def next(self) -> tuple[tuple[Any, ...], list[tuple[Any, Any]]]:
         """Return the arrays for the results of one step, and the copies, (source, target), that fill them."""
         pair = next(self.left, None)
         if pair is None:
-            self.left = self._allocated()
+            pages = [self.dev.empty((self.size, *array.shape), array.dtype) for array in self.results]
+            parts, places = zip(*map(self.dev.places, pages))
+            self.left = zip(zip(*parts), zip(*places))
             pair = next(self.left)
-        return pair
-
-    def _allocated(self) -> Iterator[tuple[list[Any], list[tuple[Any, Any]]]]:
-        dev, lengths = self.dev, [math.prod(array.shape[:1]) for array in self.results]
-        pages = [dev.empty((self.size * n, *array.shape[1:]), array.dtype) for n, array in zip(lengths, self.results)]
-        places, given = [dev.places(page, self.size) for page in pages], [dev.place(array) for array in self.results]
-        for i, there in enumerate(zip(*places)):
-            parts = [dev.part(page, i * n, i * n + n) for page, n in zip(pages, lengths)]
-            scalars = [part if array.shape else dev.reshape(part, ()) for part, array in zip(parts, self.results)]
-            yield scalars, list(zip(given, there))
+        results, there = pair
+        return results, list(zip(self.given, there))
 
 
 class Ready(NamedTuple):
@@ -92,7 +85,7 @@ class Queue:
 
     def put(
         self, ready: Ready, numbers: Sequence[tuple[float, ...]], batch: Batch, lists: Sequence[tuple[Any, Any]]
-    ) -> list[Any]:
+    ) -> Sequence[Any]:
         """Add a step. Return the arrays that hold its results after the next call of `finish`; `put` itself calls `finish` if
         enough steps wait.
 
@@ -136,7 +129,7 @@ class Queue:
         key = place, len(own)
         if key not in self._pages:
             page = np.zeros((self.MOST, len(own)), np.float32)
-            self._pages[key] = page, self.dev.places(page, self.MOST)
+            self._pages[key] = page, self.dev.places(page)[1]
         page, places = self._pages[key]
         page[self.count] = own
         return places[self.count], ready.numbers[place]

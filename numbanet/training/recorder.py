@@ -164,7 +164,7 @@ class Recorder:
         shape = None if batch.ids is None else (batch.ids.shape, batch.ids.dtype)
         return (len(batch.rows), shape, batch.weights is None, batch.counted, plans.decides, *drawn)
 
-    def again(self, ready: Ready, numbers: Any, batch: Batch, plans: Plans) -> list[Any]:
+    def again(self, ready: Ready, numbers: Any, batch: Batch, plans: Plans) -> Sequence[Any]:
         """Add a step that is ready to the queue; return the arrays that hold its results after `finish`."""
         self._choices.begin(plans)
         results = self.queue.put(ready, numbers, batch, self._lists.copies(plans, self.queue.count))

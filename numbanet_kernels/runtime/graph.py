@@ -136,10 +136,10 @@ def place_cuda(x):
     return x
 
 
-def places_cuda(x, count):
-    """Return a list of `count` equal parts of x."""
-    size = len(x) // count
-    return [part_cuda(x, i * size, (i + 1) * size) for i in range(count)]
+def places_cuda(x):
+    """Return the list of views x[0], x[1], …, twice: a view is its own `place`."""
+    parts = [reshape_cuda(part_cuda(x, i, i + 1), x.shape[1:]) for i in range(len(x))]
+    return parts, parts
 
 
 def replay_cuda(actions):

@@ -128,11 +128,11 @@ def place_cpu(x):
     return _Place(x, callees.address_of(x), x.nbytes)
 
 
-def places_cpu(x, count):
-    """Return the `place` of each of `count` equal parts of x."""
-    whole = place_cpu(x)
-    size = whole.size // count
-    return [_Place(x, whole.address + size * i, size) for i in range(count)]
+def places_cpu(x):
+    """Return two lists, of views and of the `place` of each: x[0], x[1], …"""
+    whole, parts = place_cpu(x), [x[i, ...] for i in range(len(x))]
+    size = whole.size // len(x)
+    return parts, [_Place(part, whole.address + size * i, size) for i, part in enumerate(parts)]
 
 
 def replay_cpu(actions):
