@@ -38,9 +38,11 @@ def test_copies_and_tapes_are_executed_in_order(calls, rng):
     assert len(calls) == 1  # for all of them
     np.testing.assert_array_equal(last, 2 * given)
     last[:] = 0
-    places, rows = cpu.places(last, 3), cpu.places(given, 3)
+    (views, places), (_, rows) = cpu.places(last), cpu.places(given)
     cpu.replay([action for i in range(3) for action in ((rows[i], cpu.place(x)), recorded, (recorded.result, places[i]))])
     np.testing.assert_array_equal(last, 2 * given)
+    np.testing.assert_array_equal(views, 2 * given)
+    assert [view.shape for view in cpu.places(last[0])[0]] == [()] * 5 and cpu.overlap(views[1], last)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -176,7 +178,9 @@ def test_graphs_and_copies_on_the_emulated_device():
     x, found = emulated.upload(given[0]), emulated.full((2, 3), 0.0)
     emulated.affine(x, mul=2.0)
     graph = emulated.record(lambda: emulated.affine(x, mul=2.0))
-    places = emulated.places(found, 2)
+    views, places = emulated.places(found)
     actions = [action for i in range(2) for action in ((given[i], x), graph, (emulated.place(graph.result), places[i]))]
     emulated.replay(actions)
     np.testing.assert_array_equal(emulated.download(found), 2 * given)
+    np.testing.assert_array_equal([emulated.download(view) for view in views], 2 * given)
+    assert [view.shape for view in emulated.places(emulated.full((2,), 0.0))[0]] == [(), ()]
