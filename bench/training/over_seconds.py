@@ -109,14 +109,18 @@ def run(
                 continue
             train([search for _, searches in chosen for search in searches], alone=0)
             best = [dataclasses.replace(one, learning_rate=best_rate(searches, results.runs)) for one, searches in chosen]
-            # runs with another rate that was chosen before, or on another processor, are made again; until then they are kept
-            replaced = [run for run in results.runs if any(_replaced(run, one) for one in best)]
-            results.runs[:] = [run for run in results.runs if run not in replaced]
+            # runs with another rate that was chosen before, or on another processor, are made again
+            replaced = [(run, one) for run in results.runs for one in best if _replaced(run, one)]
+            results.runs[:] = [run for run in results.runs if all(run is not old for old, _ in replaced)]
             try:
                 train(best, alone=SEEDS)
-            finally:
+            finally:  # if the command is interrupted, runs on another processor that were not made again are kept
                 made = [(run["dropout"], run["settings"], run["seed"]) for run in results.runs]
-                results.runs += [run for run in replaced if (run["dropout"], run["settings"], run["seed"]) not in made]
+                results.runs += [
+                    run
+                    for run, one in replaced
+                    if run["learning_rate"] == one.learning_rate and (run["dropout"], run["settings"], run["seed"]) not in made
+                ]
     finally:  # if the command is interrupted, finished runs are reported
         results.rows = rows([measured for measured, _ in pairs], results.runs, suite)
         results.save()

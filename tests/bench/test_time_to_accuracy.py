@@ -132,6 +132,15 @@ def test_runs_with_another_rate_or_on_another_processor_are_made_again(tmp_path,
                 epoch["held"] += 0.5 * (run["settings"]["learning_rate"] == 0.1)
         run["processor"] = "one" if run["dropout"] == "none" else "another"
     trained.clear()
+
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
+        stopped.setattr(training, "train", interrupted)
+        time_to_accuracy.run(options, results, lambda text: None)
+    kept = [run for run in load(path)["runs"] if "held" not in run["settings"]]
+    assert [(run["dropout"], run["processor"]) for run in kept] == [("window", "another")]  # the rate of the other has changed
     time_to_accuracy.run(options, results, lambda text: None)
     assert trained == [("none", 0.1), ("window", 0.03)]
     assert [run["learning_rate"] for run in load(path)["runs"] if "held" not in run["settings"]] == [0.1, 0.03]
