@@ -265,7 +265,7 @@ for p in (0.5, 0.7):
 # * **As a list.** The grid has a block for every kept row or tile. Block i looks up the i-th kept index, or computes it:
 #   kept rows are bias + i dp, and kept tiles follow the formula above. No block is launched for dropped work.
 #
-# `families/gemm_rows/cuda.py` of `numbanet_kernels` has both; the version with a mask is for teaching only. For rows a mask
+# `families/gemm_rows/cuda.py` of `numbanet_kernels` has both for rows; that with a mask is for teaching. For rows a mask
 # costs more than idle blocks. A block that computes 32 adjacent rows can never skip all of them, so with a mask each block
 # computes one row, and a number of x that it loads is used for one output instead of 32. The table counts the blocks for a
 # weight of H × H and 128 samples, with 32 samples per block:

@@ -216,8 +216,8 @@ def _by_width(record: dict[str, Any]) -> dict[tuple[str, int], float]:
     ours: dict[int, list[float]] = {}
     ratios: dict[tuple[str, int], float] = {}
     for row in record["rows"]:
-        ours_only = row["suite"] == "small" and row["implementation"] == "none" and row["ratio"] is not None
-        if ours_only and (match := WIDTH.fullmatch(row["case"])):
+        compared = row["suite"] == "small" and row["implementation"] == "none" and row["ratio"] is not None
+        if compared and (match := WIDTH.fullmatch(row["case"])):
             ours.setdefault(int(match[1]), []).append(1e3 * row["median_ms"] / int(match[2]))
             ratios[row["peer"], int(match[1])] = row["ratio"]
     if len(ours) < 2:

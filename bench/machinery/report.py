@@ -77,7 +77,7 @@ def processor(record: dict[str, Any]) -> str:
 
 def caption(record: dict[str, Any]) -> str:
     """Device, processors, versions, commits and dates of one file, as one paragraph: those of its training runs, if it has any.
-    If their processors differ, versions are those of the last command.
+    Versions are those of the last command.
     """
     machine, ran_on = record["machine"], mixed_processors(record)
     on_gpu = record.get("device") == "cuda" and machine.get("gpus")
@@ -94,7 +94,8 @@ def caption(record: dict[str, Any]) -> str:
 
 def _when(record: dict[str, Any]) -> str:
     """Commit and date of a record, or those of its training runs."""
-    runs = sorted((run for run in record.get("runs", ()) if run.get("date") and not chooses(run)), key=lambda run: run["date"])
+    runs = [run for run in record.get("runs", ()) if not chooses(run)]
+    runs = sorted(runs, key=lambda run: run["date"]) if all(run.get("date") for run in runs) else []
     commits = list(dict.fromkeys((run.get("commit") or "unknown")[:12] for run in runs or [record]))
     days = list(dict.fromkeys(run["date"][:10] for run in runs or [record]))
     several = f"{len(commits)} commits from {commits[0]} to {commits[-1]}"

@@ -93,7 +93,7 @@ def _runs(row: Row) -> dict[str, Callable[[Row], str]]:
             "accuracy",
             {
                 "test accuracy (min – max)": _measured("accuracy", ".4f"),
-                f"points against {row.get('baseline', 'bernoulli').split(' ')[0]}": _number("points", "+.2f"),
+                f"points against {row.get('baseline', 'bernoulli').split(' ')[0].rstrip(',')}": _number("points", "+.2f"),
             },
         )
         if "stopped" in row:

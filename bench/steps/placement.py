@@ -185,7 +185,7 @@ def cases(options: Options) -> Iterator[Case]:
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Measure the placements of small models, then the steps of deep ones; return the rows."""
-    options.only_on_cpu(f"{SUITE} measures all devices that are available")
+    options.only_on_cpu(f"{SUITE} measures all devices that it finds, and takes no other")
     for name, model in models(options.quick).items():
         if options.wants(name):
             say(f"{SUITE}: {name}")

@@ -308,16 +308,20 @@ def run(
     targets: Sequence[float],
     alone: int = SEEDS,
     complete: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = list,
+    again: Callable[[Run], bool] = lambda run: False,
 ) -> list[dict[str, Any]]:
     """Train all runs that the results do not contain yet; return the rows, which `complete` makes of those of `summary`.
 
     Runs of the first n = `alone` seeds have the machine to themselves. The others run in parallel, one for each core, on one
     thread, or some on one GPU. That is faster, but their seconds are not used (`timed`).
+
+    Runs in the results for which again(run) is true are made again; each of them stays until then.
     """
     import joblib
 
     allowed = [experiment.settings for experiment in experiments]
-    done = {(key_of(run["settings"]), run["dropout"], run["seed"]) for run in results.resume(allowed)}
+    name_of = lambda run: (key_of(run["settings"]), run["dropout"], run["seed"])  # noqa: E731
+    done = {name_of(run) for run in results.resume(allowed) if not again(run)}
     seeds = range(1 if options.quick else max(experiment.seeds for experiment in experiments))
     due = [
         (experiment, seed)
@@ -341,7 +345,8 @@ def run(
             for run in joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")(
                 joblib.delayed(_trained)(*one) for one in part
             ):
-                results.runs.append({**run, "alone": jobs == 1})
+                before = [old for old in results.runs if name_of(old) != name_of(run)]
+                results.runs[:] = [*before, {**run, "alone": jobs == 1}]
                 save()  # if the command is interrupted, finished runs are reported
                 last = run["epochs"][-1][measure(run["settings"])] if whole(run) else "diverged"
                 say(f"{suite}: {case_of(run['settings'])}: {run['dropout']}, seed {run['seed']}: {last}")

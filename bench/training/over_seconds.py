@@ -92,11 +92,11 @@ def run(
     results.resume([one.settings for one in others])  # before `finally` writes the file
     key = lambda one: (one.name, repr(one.settings))  # noqa: E731
 
-    def train(experiments: Sequence[Experiment], alone: int) -> None:
+    def train(experiments: Sequence[Experiment], alone: int, again: Callable[[Run], bool] = lambda run: False) -> None:
         """Train these; the file may hold runs of the others."""
         these = {key(one) for one in experiments}
         listed = [*experiments, *(one for one in others if key(one) not in these)]
-        training.run(dataclasses.replace(options, only=""), results, say, suite, listed, (), alone)
+        training.run(dataclasses.replace(options, only=""), results, say, suite, listed, (), alone, again=again)
 
     try:
         for case in dict.fromkeys(case_of(measured.settings) for measured, _ in pairs):
@@ -109,29 +109,18 @@ def run(
                 continue
             train([search for _, searches in chosen for search in searches], alone=0)
             best = [dataclasses.replace(one, learning_rate=best_rate(searches, results.runs)) for one, searches in chosen]
-            # runs with another rate that was chosen before, or on another processor, are made again
-            replaced = [(run, one) for run in results.runs for one in best if _replaced(run, one)]
-            results.runs[:] = [run for run in results.runs if all(run is not old for old, _ in replaced)]
-            try:
-                train(best, alone=SEEDS)
-            finally:  # if the command is interrupted, runs on another processor that were not made again are kept
-                made = [(run["dropout"], run["settings"], run["seed"]) for run in results.runs]
-                results.runs += [
-                    run
-                    for run, one in replaced
-                    if run["learning_rate"] == one.learning_rate and (run["dropout"], run["settings"], run["seed"]) not in made
-                ]
+            # runs with another rate that was chosen before count no longer; those on another processor are made again
+            results.runs[:] = [run for run in results.runs if not any(_outdated(run, one) for one in best)]
+            train(best, alone=SEEDS, again=lambda run: run["processor"] != processor())
     finally:  # if the command is interrupted, finished runs are reported
         results.rows = rows([measured for measured, _ in pairs], results.runs, suite)
         results.save()
     return results.rows
 
 
-def _replaced(run: Run, by: Experiment) -> bool:
-    """Whether a run is to be made again: times of a case are compared on one processor."""
-    if (run["dropout"], run["settings"]) != (by.name, by.settings):
-        return False
-    return run["learning_rate"] != by.learning_rate or run["processor"] != processor()
+def _outdated(run: Run, by: Experiment) -> bool:
+    """Whether a run of an experiment has another learning rate."""
+    return (run["dropout"], run["settings"]) == (by.name, by.settings) and run["learning_rate"] != by.learning_rate
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ def with_joules(profile: Any) -> Any:
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Measure the layers of the networks, then those of random sizes; return the rows."""
-    options.only_on_cpu(f"{SUITE} measures all devices that are available")
+    options.only_on_cpu(f"{SUITE} measures all devices that it finds, and takes no other")
     from numbanet.placement import profiles
 
     say(f"bench: {SUITE}: layers of {', '.join(QUICK if options.quick else NETWORKS)}")

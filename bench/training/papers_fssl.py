@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from .. import training
 from ..machinery.harness import Options
 from ..machinery.results import Results
-from ..machinery.runs import case_of, timed
+from ..machinery.runs import case_of, timed, whole
 from ..steps import BATCH
 from . import SEEDS, Experiment
 
@@ -126,15 +126,15 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
     """Train missing runs; return the rows."""
 
     def complete(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        found = [row | _compared(row, results.runs) for row in rows]
-        return [row | {"gain_of_pruning": _gain(row, found)} for row in found]
+        found = [row if row.get("diverged") else row | _compared(row, results.runs) for row in rows]
+        return [row if row.get("diverged") else row | {"gain_of_pruning": _gain(row, found)} for row in found]
 
     return training.run(options, results, say, SUITE, list(experiments(options)), (), alone=1, complete=complete)
 
 
 def _compared(row: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Entries of a row, means over its seeds: share of remaining weights, seconds of training, and speed-ups over dense."""
-    of_case = [run for run in runs if case_of(run["settings"]) == row["case"]]
+    of_case = [run for run in runs if case_of(run["settings"]) == row["case"] and whole(run)]
 
     def of(name: str) -> dict[int, dict[str, Any]]:
         return {run["seed"]: run for run in timed(of_case) if run["dropout"] == name}
@@ -172,7 +172,7 @@ def _gain(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
         for other in rows
         if other["case"] == row["case"]
         and other["implementation"].startswith(PRUNING)
-        and other["prediction_shorter"]
+        and other.get("prediction_shorter")
         and (other.get("accuracy") or 0) >= row["accuracy"] - EQUAL
     ]
     return row["prediction_shorter"] / max(gains) if gains else None

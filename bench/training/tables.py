@@ -117,6 +117,8 @@ TABLES: dict[str, Callable[[], Table | None]] = {
     "fashion-mnist, 10000 images": _images("fashion_mnist"),
 }
 
+IMAGE_TABLES = "mnist, 10000 images", "fashion-mnist, 10000 images"
+
 
 # --- fits -------------------------------------------------------------------------------------------------------------
 def _numbanet(table: Table, seed: int, **parameters: Any) -> Any:
@@ -224,22 +226,24 @@ def _scores(table: Table, seeds: int, kind: Callable[[Table, int], Any]) -> list
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Fit missing estimators; return the rows."""
     names = ("iris", "diabetes") if options.quick else tuple(TABLES)
-    tables = {name: TABLES[name]() for name in names}
-    of_case = {f"{name}, {mode}": (table, mode) for mode in ("equal", "defaults") for name, table in tables.items()}
-    settings = {case: _settings(table, options.quick) for case, (table, _) in of_case.items()}
+    of_case = {f"{name}, {mode}": (name, mode) for mode in ("equal", "defaults") for name in names}
+    settings = {case: _settings(name, options) for case, (name, _) in of_case.items()}
     results.resume(list(settings.values()))
 
     def save() -> None:
         results.rows = [row for case in of_case for row in _rows(case, results.runs)]
         results.save()
 
-    for case, (table, mode) in of_case.items():
+    for case, (name, mode) in of_case.items():
+        if not options.wants(f"{SUITE} {case}"):
+            continue
+        table = TABLES[name]()
         if table is None:
             say(f"{case} is left out: scikit-learn has not downloaded it")
             continue
         done = {run["implementation"] for run in results.runs if run["case"] == case}
         kinds = _kinds(mode, settings[case]["epochs"], table.classes, options.device)
-        for kind in kinds if options.wants(f"{SUITE} {case}") else ():
+        for kind in kinds:
             if kind not in done:
                 say(f"{case}: {kind}")
                 facts = {"settings": settings[case], "date": now(), "commit": commit(), "processor": processor()}
@@ -250,10 +254,10 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
     return results.rows
 
 
-def _settings(table: Table | None, quick: bool) -> dict[str, int]:
+def _settings(name: str, options: Options) -> dict[str, Any]:
     """What the scores of a table depend on beside its case."""
-    epochs = IMAGE_EPOCHS if table is not None and table.test is not None else EPOCHS
-    return {"epochs": 2 if quick else epochs, "seeds": 1 if quick else SEEDS}
+    epochs = IMAGE_EPOCHS if name in IMAGE_TABLES else EPOCHS
+    return {"epochs": 2 if options.quick else epochs, "seeds": 1 if options.quick else SEEDS, "device": options.device}
 
 
 def _rows(case: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:

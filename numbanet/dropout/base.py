@@ -356,7 +356,7 @@ class NoDropout(Dropout):
 
         all O neurons;  y = act(x wᵀ + b);  dx = g w;  dW = gᵀ x;  s = 1
 
-    The rate is ignored.
+    The rate is ignored, and no plan is drawn: a class of your own that draws plans is one of `Dropout`.
     """
 
     name, drops, style = "none", "nothing", Style("#6b6b6b", ":", "x")

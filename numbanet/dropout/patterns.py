@@ -75,23 +75,20 @@ class _PatternDropout(Dropout):
         self._check_reach(policy)
         return policy
 
-    def _of(self, rate: float) -> _Periods:
-        return _periods(rate, self.dp_max, self.search, self.scale)
+    def _of(self, site: Site | int) -> _Periods:
+        return _periods(self.rate_of(site), self.dp_max, self.search, self.scale)
 
     def periods(self, site: Site | int) -> int:
         """Return the largest dp that can be drawn for a site."""
-        return len(self._of(self.rate_of(site)).scales)
+        return len(self._of(site).scales)
 
     def variance_factor(self, site: Site | int) -> float:
         """Return the factor of the initial variance of weights with dropout at `site` (`variance_factor` of `Linear`)."""
-        return self._of(self.rate_of(site)).variance_factor
+        return self._of(site).variance_factor
 
     def draw(self, site: Site | int, rng: np.random.Generator) -> tuple[int, int, float]:
         """Draw (dp, bias, scale) of the pattern for one step."""
-        return self._draw(self.rate_of(site), rng)
-
-    def _draw(self, rate: float, rng: np.random.Generator) -> tuple[int, int, float]:
-        cumulative, scales, _ = self._of(rate)
+        cumulative, scales, _ = self._of(site)
         dp = 1 + min(bisect.bisect_right(cumulative, rng.random()), len(cumulative) - 1)
         bias = int(dp * rng.random())  # about three times faster than rng.integers(dp)
         return dp, bias, scales[dp - 1]
@@ -164,9 +161,9 @@ class RowDropout(_PatternDropout):
         return super().fits(site) if self.steps is None or self.makes is None else site.supports(TimePlan)
 
     def plan(self, site, rng):
-        if not (rate := self.rate_of(site)):
+        if not self.rate_of(site):
             return None
-        n, (dp, bias, scale) = site.shape[0], self._draw(rate, rng)
+        n, (dp, bias, scale) = site.shape[0], self.draw(site, rng)
         if self.steps is None:
             return _row_plan(n, dp, bias, scale)
         return TimePlan(n, dp, len(range(bias, n, dp)), tuple(rng.integers(n, size=self.steps).tolist()), scale)
@@ -237,9 +234,9 @@ class TileDropout(_PatternDropout):
         self.tile, self.mixes, self.answer = tile, mixes, bool(answer)
 
     def plan(self, site, rng):
-        if not (rate := self.rate_of(site)):
+        if not self.rate_of(site):
             return None
-        dp, bias, scale = self._draw(rate, rng)
+        dp, bias, scale = self.draw(site, rng)
         return _tile_plan(site.shape, self.tile, dp, bias, scale, int(self.mixes * rng.random()) if dp > 1 else 0)
 
     def variance_factors(self, layers):
