@@ -109,7 +109,7 @@ def _cross_entropy(logits, labels, weights, uniform, losses, dlogits):
     for n in range(logits.shape[0]):
         top = LOWEST
         for c in range(width):
-            top = max(logits[n, c], top)
+            top = logits[n, c] if logits[n, c] > top else top
         total = float32(0)
         for c in range(width):
             z = logits[n, c] - top

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from ...host import threads
+from ...host.stack import least
 from ...host.transpose import VECTOR, swap
 from ...runtime.declare import host_kernel, tape
 from ...runtime.expect import INT32, expect
@@ -89,7 +90,7 @@ def concatenate_cpu(xs, axis):
 def _take_rows(x, rows, y, first, stop):
     """y[k] = x[rows[k]] for first <= k < stop; the rows of x are bytes. An index outside x is clamped to the nearest row."""
     for k in range(first, stop):
-        row, out = x[min(max(rows[k], 0), x.shape[0] - 1)], y[k]
+        row, out = x[least(rows[k] if rows[k] > 0 else 0, x.shape[0] - 1)], y[k]
         for j in range(out.size):
             out[j] = row[j]
 

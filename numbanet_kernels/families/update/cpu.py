@@ -10,7 +10,7 @@ from ...host import threads
 from ...layouts.packed import Into, Packing
 from ...runtime.declare import host_function, host_kernel
 from ...runtime.expect import expect
-from ...runtime.memory import full_cpu
+from ...runtime.memory import empty_cpu, full_cpu
 from .family import NUMBERS
 from .lazy_sgd import flushed, make_skipped
 from .packed import check_update
@@ -29,9 +29,10 @@ def _spread(spread, spread_class, g, cols, row_index, row_class):
         for c in range(spread.size):
             spread[c] = 0
     if row_class >= 0:
-        row, columns = g[row_index], cols[row_class]
+        row, columns, last = g[row_index], cols[row_class], np.uint64(spread.size - 1)
         for k in range(columns.size):
-            spread[min(np.uint64(columns[k]), np.uint64(spread.size - 1))] = row[k]
+            place = np.uint64(columns[k])
+            spread[place if place < last else last] = row[k]
     return row_class
 
 
@@ -50,11 +51,12 @@ def _copy(row, out):
         out[c] = row[c]
 
 
-@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4[::1], f4, b1, f4, i8, i8)")
-def _sgd(w, v, g, packed, row_pos, row_class, cols, rates, momentum, nesterov, decay, first, stop):
-    """Make an SGD step for the rows first … stop - 1, without lazy blocks."""
-    lr = rates[0]
-    spread, spread_class = np.empty(w.shape[1] + 1, np.float32), np.int64(-2)  # of no class yet
+@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[::1], i4[::1], i4[::1], i4[:, ::1], f4[::1], f4, b1, f4, i8, i8)")
+def _sgd(w, v, g, spread, row_pos, row_class, cols, rates, momentum, nesterov, decay, first, stop):
+    """Make an SGD step for the rows first … stop - 1, without lazy blocks. The gradient is packed if the buffer `spread` has
+    elements.
+    """
+    lr, packed, spread_class = rates[0], spread.size > 0, np.int64(-2)  # of no class yet
     for r in range(first, stop):
         row, velocity = w[r], v[r]
         if packed:
@@ -223,22 +225,29 @@ def _sgd_blocks(
 _NO_INTO = Into(np.zeros((0, 0), np.float32), np.zeros(0, np.int64))
 # arguments that are not read if the gradient is dense
 _ALL = Packing(*(np.zeros(0, np.int32),) * 2, *(np.zeros((1, 0), np.int32),) * 2)
+_NO_SPREAD = np.zeros(0, np.float32)
 
 
 def _share_rows(update, arrays, g, packing, numbers):
     """Update the rows of a weight and of its state on all threads, without lazy blocks; a vector is divided by elements."""
     row_pos, row_class, cols, _ = packing or _ALL
-    vector = packing is None and arrays[0].shape[0] == 1
+    height, width = arrays[0].shape
+    vector = packing is None and height == 1
+
+    def rows(first, stop):
+        spread = _NO_SPREAD if packing is None else empty_cpu((width + 1,))
+        update(*arrays, g, spread, row_pos, row_class, cols, *numbers, first, stop)
+
     if not threads.worthwhile(arrays[0].size):
-        update(*arrays, g, packing is not None, row_pos, row_class, cols, *numbers, 0, arrays[0].shape[0])
+        rows(0, height)
         return
 
     def work(part):
-        span = part.of(arrays[0].shape[1 if vector else 0])
+        span = part.of(width if vector else height)
         if vector:
-            update(*(array[:, span] for array in (*arrays, g)), False, row_pos, row_class, cols, *numbers, 0, 1)
+            update(*(array[:, span] for array in (*arrays, g)), _NO_SPREAD, row_pos, row_class, cols, *numbers, 0, 1)
         else:
-            update(*arrays, g, packing is not None, row_pos, row_class, cols, *numbers, span.start, span.stop)
+            rows(span.start, span.stop)
 
     threads.share(work, arrays[0].size)
 
@@ -266,13 +275,13 @@ def _sgd_one(w, v, g, packing, lazy, into, numbers):
     threads.share(work, w.size)
 
 
-@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4[::1], i8, i8)")
-def _adam(w, m, s, g, packed, row_pos, row_class, cols, numbers, first, stop):
-    """Make an Adam step for the rows first … stop - 1."""
+@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[::1], i4[::1], i4[::1], i4[:, ::1], f4[::1], i8, i8)")
+def _adam(w, m, s, g, spread, row_pos, row_class, cols, numbers, first, stop):
+    """Make an Adam step for the rows first … stop - 1; `spread` is that of `_sgd`."""
     lr, beta1, beta2, eps = numbers[0], numbers[1], numbers[2], numbers[3]
     correct1, correct2, decay, left = numbers[4], numbers[5], numbers[6], numbers[7]
     new1, new2 = numbers[8], numbers[9]  # 1 - beta1 and 1 - beta2, which float32 betas near 1 do not give
-    spread, spread_class = np.zeros(w.shape[1] + 1, np.float32), np.int64(-1)
+    packed, spread_class = spread.size > 0, np.int64(-2)
     for r in range(first, stop):
         if packed:
             spread_class = _spread(spread, spread_class, g, cols, row_pos[r], row_class[r])
