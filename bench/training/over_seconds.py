@@ -87,7 +87,7 @@ def run(
     options: Options, results: Results, say: Callable[[str], None], suite: str, every: Iterable[Pair]
 ) -> list[dict[str, Any]]:
     """Train missing runs, for each case first those that choose learning rates; return the rows."""
-    pairs = list(every)
+    pairs, here = list(every), processor()
     others = [dataclasses.replace(one, seeds=0) for measured, searches in pairs for one in (measured, *searches)]
     results.resume([one.settings for one in others])  # before `finally` writes the file
     key = lambda one: (one.name, repr(one.settings))  # noqa: E731
@@ -111,7 +111,7 @@ def run(
             best = [dataclasses.replace(one, learning_rate=best_rate(searches, results.runs)) for one, searches in chosen]
             # runs with another rate that was chosen before count no longer; those on another processor are made again
             results.runs[:] = [run for run in results.runs if not any(_outdated(run, one) for one in best)]
-            train(best, alone=SEEDS, again=lambda run: run["processor"] != processor())
+            train(best, alone=SEEDS, again=lambda run: run["processor"] != here)
     finally:  # if the command is interrupted, finished runs are reported
         results.rows = rows([measured for measured, _ in pairs], results.runs, suite)
         results.save()
