@@ -175,6 +175,10 @@ class Dropout(abc.ABC):
         """Return the sites of a model for which this policy makes plans."""
         return model.droppable(self.kind, self.answer)
 
+    def fitting(self, tree: Tree) -> tuple[Site, ...]:
+        """Return those of `sites` that support the policy's plans, cached in the tree."""
+        return tree.cached(self, lambda: tuple(filter(self.fits, self.sites(tree))))
+
     def rates(self, model: Sequential | Tree) -> list[float]:
         """Return the rate of each site in `sites(model)`."""
         return list(map(self.rate_of, self.sites(model)))
@@ -277,7 +281,7 @@ class Dropout(abc.ABC):
 
     def plans(self, model: Sequential | Tree, rng: np.random.Generator) -> dict[str, Plan]:
         """Return a dict that maps the path of a site to its plan for a step, except where everything is computed."""
-        sites = filter(self.fits, self.sites(model))
+        sites = self.fitting(model) if isinstance(model, Tree) else filter(self.fits, self.sites(model))
         drawn = {site.path: plan for site in sites if (plan := self.plan(site, rng)) is not None}
         for path, plan in drawn.items():
             if not isinstance(plan, Plan):

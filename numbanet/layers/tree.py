@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import operator
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from ..plans import DevicePlan, Plans, Site
@@ -57,10 +57,13 @@ class Tree:
         The site with each name of each layer; a layer that is used in several places has the sites of its first path.
     """
 
+    CACHED = 64  # objects for which results of `cached` are kept
+
     def __init__(self, root: Any) -> None:
         self.root, self.layers = root, dict(walk(root))
         self._parts = _Parts(root)
         self.sites: dict[tuple[Any, str], Site] = {}
+        self._cached: dict[int, tuple[Any, Any]] = {}  # (object, what `cached` returns for it) by its id
         counts: dict[str, int] = collections.Counter()
         for path, layer in self.layers.items():
             for site in layer.sites():
@@ -68,6 +71,15 @@ class Tree:
                     here = f"{path}.{site.path}" if path else site.path
                     self.sites[layer, site.path] = site._replace(path=here, number=counts[site.kind])
                     counts[site.kind] += 1
+
+    def cached(self, key: Any, made: Callable[[], Any]) -> Any:
+        """Return made(), which depends on the object `key` and this tree; it is called once for some of the last objects."""
+        found = self._cached.get(id(key))
+        if found is None:
+            if len(self._cached) == self.CACHED:
+                self._cached.clear()
+            found = self._cached[id(key)] = key, made()
+        return found[1]
 
     @property
     def current(self) -> bool:

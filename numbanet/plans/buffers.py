@@ -70,14 +70,18 @@ class ListBuffers:
         """
         return [self._copy(plans, step, *given) for given in plans.assigned.items()]
 
+    def sources(self, plans: Plans, step: int) -> list[Any]:
+        """Return, for each plan, the `place` of its own lists; the arguments are those of `copies`."""
+        return [source for source, _ in self.copies(plans, step)]
+
     def _copy(self, plans: Plans, step: int, site: str, plan: Plan) -> tuple[Any, Any]:
         if not plan.cacheable:
             return self._rare(plans, step, site, plan)
         pair = self._copies.get((site, plan))
         if pair is None:
-            pair = plans.on_device(site).buffer, self._buffers[site, plan.kind]
+            pair = self.dev.place(plans.on_device(site).buffer), self.dev.place(self._buffers[site, plan.kind])
             if len(self._copies) < self.MOST:
-                pair = self._copies[site, plan] = self.dev.place(pair[0]), self.dev.place(pair[1])
+                self._copies[site, plan] = pair
         return pair
 
     def _rare(self, plans: Plans, step: int, site: str, plan: Plan) -> tuple[Any, Any]:
@@ -87,7 +91,7 @@ class ListBuffers:
         if rows is None:
             rows = self._pages[key] = self._rows(self._buffers[key])
         if site in plans.here or not rows:
-            return plans.on_device(site).buffer, self._buffers[key]
+            return self.dev.place(plans.on_device(site).buffer), self.dev.place(self._buffers[key])
         row, pair = rows[step]
         write_lists(plan.lists(), row)
         return pair

@@ -47,7 +47,7 @@ class Data:
 
     def batches(self, size: int, rng: np.random.Generator, dev: Device) -> Iterator[Batch]:
         """Yield the batches of one epoch, of samples in random order."""
-        return in_order(self, self.at(rng.permutation(len(self))), size, dev)
+        return Batches(self, self.at(rng.permutation(len(self))), size, dev)
 
     def at(self, positions: np.ndarray) -> np.ndarray:
         """Return the indices in X of the samples at `positions` of this data."""
@@ -106,30 +106,115 @@ def on_host(X: Any) -> bool:
     return isinstance(X, np.ndarray) and X.dtype.kind in "iu"
 
 
-def in_order(data: Data, order: np.ndarray, size: int, dev: Device) -> Iterator[Batch]:
-    """Yield the batches of the samples with the indices `order`, in this order. The inputs of a batch are not fetched yet; the
-    targets and the weights of all batches are uploaded together.
+class Several(NamedTuple):
+    """The samples of several training steps of one size, which follow each other in an epoch."""
+
+    rows: np.ndarray  # (steps * size,), as those of `Batch`
+    inputs: Any  # (steps, size), the indices of the samples, on the device
+    targets: Any  # (steps, size, …) on the device
+    weights: Any  # (steps, size, …) on the device; None for equal weights
+    total: list[float]  # that of `Batch` for each step
+    counted: bool = True
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return len(self.total)
+
+    @property
+    def size(self) -> int:
+        """Number of samples of a step."""
+        return self.inputs.shape[1]
+
+    def first(self, steps: int, dev: Device) -> Several:
+        """Return the samples of the first steps."""
+        if steps == self.steps:
+            return self
+        inputs, targets = (dev.part(array, 0, steps) for array in (self.inputs, self.targets))
+        weights = None if self.weights is None else dev.part(self.weights, 0, steps)
+        return Several(self.rows[: steps * self.size], inputs, targets, weights, self.total[:steps])
+
+
+class Batches(Iterator[Batch]):
+    """The batches of an epoch: the samples with the indices `order`, in this order. The inputs of a batch are not fetched yet;
+    the targets and the weights of all batches are uploaded together.
 
     A last sample that is left over joins the batch before, because batch normalisation needs two. Batches in which all weights
     are 0 are left out.
     """
-    in_rows = isinstance(data.X, Rows)
-    rows, y = None if on_host(data.X) or in_rows else dev.upload(order.astype(np.int32)), dev.upload(data.y[order])
-    shares, totals = None, None
-    left = 1 if size < len(order) and len(order) % size == 1 else 0
-    starts = range(0, len(order) - left, size)
-    stops = [*starts[1:], len(order)]
-    if data.weights is not None:
-        weights = data.weights[order]
-        totals = [float(weights[start:stop].sum()) for start, stop in zip(starts, stops)]
-        lengths = [stop - start for start, stop in zip(starts, stops)]
-        sums = np.repeat(np.array([total or 1.0 for total in totals], np.float32), lengths)
-        shares = dev.upload(weights / sums.reshape(-1, *[1] * (weights.ndim - 1)), np.float32)
-    for i, (start, stop) in enumerate(zip(starts, stops)):
-        some, total = slice(start, stop), stop - start if totals is None else totals[i]
-        if total == 0:
-            continue
-        inputs = None if rows is None else dev.part(rows, start, stop)
-        targets, share = dev.part(y, start, stop), None if shares is None else dev.part(shares, start, stop)
-        ids = np.asarray(data.X[order[some]], np.int32) if on_host(data.X) else None
-        yield Batch(order[some], inputs, targets, share, total, ids, values=Later(data.X, order[some]) if in_rows else None)
+
+    def __init__(self, data: Data, order: np.ndarray, size: int, dev: Device) -> None:
+        self.data, self.order, self.size, self.dev = data, order, size, dev
+        self.streamed, self.on_host = isinstance(data.X, Rows), on_host(data.X)
+        self.rows = None if self.on_host or self.streamed else dev.upload(order.astype(np.int32))
+        self.y, self.shares = dev.upload(data.y[order]), None
+        left = 1 if size < len(order) and len(order) % size == 1 else 0
+        starts = range(0, len(order) - left, size)
+        spans = list(zip(starts, [*starts[1:], len(order)]))
+        totals: list[float] = [stop - start for start, stop in spans]
+        if data.weights is not None:
+            weights = data.weights[order]
+            totals = [float(weights[start:stop].sum()) for start, stop in spans]
+            sums = np.repeat(np.array([total or 1.0 for total in totals], np.float32), [stop - start for start, stop in spans])
+            self.shares = dev.upload(weights / sums.reshape(-1, *[1] * (weights.ndim - 1)), np.float32)
+        self.spans = [(start, stop, total) for (start, stop), total in zip(spans, totals) if total]
+        self.at = 0  # index of the next batch
+        # number of batches, from the first, that have `size` samples each and leave out none
+        whole = len(self.spans) == len(spans) and self.rows is not None
+        self.like = sum(stop - start == size for start, stop, _ in self.spans) if whole else 0
+
+    def __next__(self) -> Batch:
+        if self.at >= len(self.spans):
+            raise StopIteration
+        (start, stop, total), self.at, dev = self.spans[self.at], self.at + 1, self.dev
+        rows = self.order[start:stop]
+        inputs = None if self.rows is None else dev.part(self.rows, start, stop)
+        targets, share = dev.part(self.y, start, stop), None if self.shares is None else dev.part(self.shares, start, stop)
+        ids = np.asarray(self.data.X[rows], np.int32) if self.on_host else None
+        return Batch(rows, inputs, targets, share, total, ids, values=Later(self.data.X, rows) if self.streamed else None)
+
+    def several(self, first: int, most: int) -> Several | None:
+        """Return the samples of at most `most` batches from the one with index `first` on; None unless there are two or more
+        of one size, with inputs on the device.
+        """
+        steps = min(most, self.like - first)
+        if steps < 2:
+            return None
+        start, stop = first * self.size, (first + steps) * self.size
+
+        def part(array: Any) -> Any:
+            return self.dev.reshape(self.dev.part(array, start, stop), (steps, self.size, *array.shape[1:]))
+
+        shares = None if self.shares is None else part(self.shares)
+        totals = [total for *_, total in self.spans[first : first + steps]]
+        return Several(self.order[start:stop], part(self.rows), part(self.y), shares, totals)
+
+
+class Pairs(Iterator[tuple[Batch, Any]]):
+    """Yields each batch of an epoch, with the following one; the last one with None."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self.batches, self.following = batches, next(batches, None)
+
+    def __next__(self) -> tuple[Batch, Batch | None]:
+        if self.following is None:
+            raise StopIteration
+        batch, self.following = self.following, next(self.batches, None)
+        return batch, self.following
+
+    def _current(self, batches: Batches) -> int:
+        return batches.at - 1 - (self.following is not None)
+
+    def several(self, most: int) -> Several | None:
+        """Return the samples of the batch that was yielded last and of those after it, at most `most`, as `Batches.several`;
+        None if batches are yielded one by one.
+        """
+        if most < 2 or not isinstance(self.batches, Batches):
+            return None
+        return self.batches.several(self._current(self.batches), most)
+
+    def skip(self, steps: int) -> None:
+        """After `several`: continue with the batch after the first `steps` of them."""
+        assert isinstance(self.batches, Batches)
+        self.batches.at = self._current(self.batches) + steps
+        self.following = next(self.batches, None)

@@ -7,10 +7,9 @@ epoch    makes one pass over the samples; the host waits for the device only onc
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,10 @@ import numpy as np
 from ..arguments import check_returned
 from ..device import DeviceFailure
 from ..parallel.exchange import NotFinite
-from .data import Batch, Data
+from .data import Batch, Data, Pairs, Several
 from .recovery import Recovery
 from .run import Run
-from .stepper import StepResult
+from .stepper import StepResult, StepResults
 
 NOTHING = "fit was interrupted during the first epoch; the estimator is unchanged"
 
@@ -120,10 +119,20 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
     stepper, changing, record = run.stepper, run.changing, {"epoch": run.epoch + 1}
     with run.session(), np.errstate(over="ignore", invalid="ignore"):  # `train` handles non-finite losses
         now = run.begin_pass()
-        pairs: Iterator[tuple[Any, Any]] = itertools.pairwise(itertools.chain(stepper.batches(data), [None]))
+        pairs = Pairs(stepper.batches(data))
         done = run.catch_up(pairs, now)
+        joins = change is None and not changing and not any(hook.defines("between_steps") for hook in run.hooks)
         try:
             for batch, following in pairs:
+                some = pairs.several(stepper.most) if joins else None
+                if some is not None and (found := stepper.several(data.X, batch, some)) is not None:
+                    pairs.skip(len(found.flops))
+                    stepper.foresee(pairs.following is None, whole)
+                    done.append((some.first(len(found.flops), run.dev), found))
+                    for _ in found.flops:
+                        run.updated(some.size)
+                    run.poll()
+                    continue
                 last = whole and following is None
                 result = stepper.step(data.X, batch, following, last, changing, change, waits=not changing)
                 done.append((batch.without_inputs(), result))
@@ -142,17 +151,31 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
     return {**record, **figures, "seconds": seconds, "learning_rate": run.optimizer.learning_rate}, broken
 
 
-def _record(run: Run, data: Data, done: Sequence[tuple[Batch, StepResult]]) -> tuple[dict[str, float], int | None]:
+def _record(
+    run: Run, data: Data, done: Sequence[tuple[Batch | Several, StepResult | StepResults]]
+) -> tuple[dict[str, float], int | None]:
     """Return the record of a pass: loss, score and share of the FLOPs; and the first step with a non-finite loss, or None."""
     counted = [(batch, step) for batch, step in done if batch.counted]
     rows = np.concatenate([batch.rows for batch, _ in counted]) if counted else np.zeros(0, int)
     predicted = np.concatenate([run.dev.download(step.answer) for _, step in counted]) if counted else data.y[:0]
-    losses, totals = run.sums([step.loss.item() for _, step in done]), [batch.total for batch, _ in done]
+    each = [figures for batch, step in done for figures in _figures(run, batch, step)]
+    losses, totals = run.sums([loss for loss, *_ in each]), [total for _, total, *_ in each]
     targets, predicted, weights = run.joint(data.y[rows], predicted, None if data.weights is None else data.weights[rows])
     loss = sum(loss * total for loss, total in zip(losses, totals)) / max(sum(totals), 1e-300)
     score = math.nan
     if math.isfinite(loss) and np.isfinite(predicted).all():
         score = run.stepper.task.score(targets, predicted, weights)
-    flops, dense = run.sums([sum(step.flops for _, step in counted), sum(step.dense for _, step in counted)])
+    flops, dense = run.sums([sum(own[at] for *own, counts in each if counts) for at in (2, 3)])
     broken = next((number for number, loss in enumerate(losses, 1) if not math.isfinite(loss)), None)
     return {"loss": loss, "score": score, "flops_share": flops / dense if dense else 1.0}, broken
+
+
+def _figures(
+    run: Run, batch: Batch | Several, step: StepResult | StepResults
+) -> Iterable[tuple[float, float, float, float, bool]]:
+    """Return for each step its loss, the weight of the loss, the FLOPs, those of a dense step, and whether they count."""
+    if isinstance(step, StepResults):
+        assert isinstance(batch, Several)
+        return zip(run.dev.download(step.loss).tolist(), batch.total, step.flops, step.dense, [True] * batch.steps)
+    assert isinstance(batch, Batch)
+    return [(step.loss.item(), batch.total, step.flops, step.dense, batch.counted)]

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..device import Device
+from ..layers.tree import same
 from ..plans import DevicePlan
 from ..tensor import Tensor
-from .data import Batch
+from .data import Batch, Several
 
 
 class Pages:
@@ -62,6 +63,15 @@ class Ready(NamedTuple):
     weights: Any
     numbers: list[Any]
     pages: Pages  # for the results
+    program: Any  # the same recording for `Queue.several`; None if its steps cannot be replayed together
+
+    def holds(self, X: Any, states: Sequence[Any], optimizer: Any) -> bool:
+        """Return True if the recording still is that of a step with samples of X."""
+        if self.samples is not X or not optimizer.records or not same(self.arrays, [*states, *optimizer.arrays]):
+            return False
+        if self.update != optimizer.issues(optimizer.changing()[0]):
+            return False
+        return all([t.data is array and t.requires_grad is grad for t, array, grad in self.tensors])
 
 
 class Queue:
@@ -134,6 +144,32 @@ class Queue:
         page[self.count] = own
         return places[self.count], ready.numbers[place]
 
+    def several(
+        self, steps: Sequence[Ready], numbers: Sequence[list[tuple[float, ...]]], some: Several, lists: Sequence[Sequence[Any]]
+    ) -> list[Any]:
+        """Compute several steps by one call, after those that wait. Return the arrays (steps, …) of their results.
+
+        Parameters
+        ----------
+        steps : sequence of Ready
+            The recorded steps.
+        numbers : sequence of list of tuple of float
+            The numbers of the updates (`Optimizer.ahead`), a list for each buffer.
+        some : Several
+            The samples of the steps.
+        lists : sequence of sequence of place
+            For each step, the `place` of each list of its plans.
+        """
+        self.finish()
+        results = [self.dev.empty((len(steps), *array.shape), array.dtype) for array in steps[0].pages.results]
+        before = [some.inputs, some.targets] if some.weights is None else [some.inputs, some.targets, some.weights]
+        before += [self.dev.upload(np.array(own, np.float32)) for own in numbers]
+        self.numbers.update({place: own[-1] for place, own in enumerate(numbers)})
+        began = time.perf_counter()
+        self.dev.replay_programs([ready.program for ready in steps], before, lists, results)
+        self._measured((time.perf_counter() - began) / len(steps))
+        return results
+
     def finish(self) -> None:
         """Replay the steps that wait."""
         if not self.count:
@@ -141,5 +177,8 @@ class Queue:
         waiting, count, self.waiting, self.count = self.waiting, self.count, [], 0
         began = time.perf_counter()
         self.dev.replay(waiting)
-        seconds = (time.perf_counter() - began) / count
+        self._measured((time.perf_counter() - began) / count)
+
+    def _measured(self, seconds: float) -> None:
+        """Decide how many steps one call replays, if a step takes `seconds`."""
         self.most = max(1, min(self.MOST, int(self.SECONDS / max(seconds, 1e-9))))

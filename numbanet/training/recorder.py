@@ -30,7 +30,7 @@ import numpy as np
 from .. import profile
 from ..device import Device
 from ..layers import Layer, walk
-from ..layers.tree import same, settings
+from ..layers.tree import settings
 from ..plans import DevicePlan, Plan, Plans
 from ..plans.buffers import ListBuffers
 from ..tensor import Tensor
@@ -71,8 +71,8 @@ class Recorder:
         self._forms: dict[Hashable, set[tuple]] = {}  # forms of tapes, by what steps that differ only in sizes have in common
         self._chosen: dict[Hashable, dict[str, Plan | None]] = {}  # by key, the plans that the policy chose in the first step
         self._inputs: dict[tuple, Any] = {}
-        self._lists = ListBuffers(dev, Queue.MOST)
-        self._choices = Choices(dev, self._lists)
+        self.lists = ListBuffers(dev, Queue.MOST)
+        self._choices = Choices(dev, self.lists)
         self._ready: dict[Hashable, Ready] = {}
         self._fetches: dict[tuple, tuple[Any, Any]] = {}  # by samples and size of a batch: the samples, and what takes a batch
         self._samples: Any = None  # of the batch that is held
@@ -140,26 +140,16 @@ class Recorder:
         for kept in (self._ready, self._met, self._chosen, self._unlike, self._forms, self._recorded):
             kept.clear()
 
-    def ready(
-        self, X: Any, plans: Plans, batch: Batch, states: Sequence[Any], optimizer: Optimizer
-    ) -> tuple[Ready, Any] | None:
-        """(the recorded step for these kinds of plans and a batch of X of this size, the numbers of its update); the batch is
-        not fetched yet, and `states` is that of `step`. None if there is no such step: then call `hold` and `step`.
+    def ready(self, key: Hashable, X: Any, states: Sequence[Any], optimizer: Optimizer) -> Ready | None:
+        """The recorded step with this `quick_key`, of samples of X; the batch is not fetched yet, and `states` is that of
+        `step`. None if there is no such step: then call `hold` and `step`.
         """
-        found = self._ready.get(self._quick_key(plans, batch)) if self._ready else None
-        if found is None or found.samples is not X or not optimizer.records:
-            return None
-        if not same(found.arrays, [*states, *optimizer.arrays]):
-            return None
-        places, numbers = optimizer.changing()
-        if found.update != optimizer.issues(places):
-            return None
-        if not all([t.data is array and t.requires_grad is grad for t, array, grad in found.tensors]):
-            return None
-        return found, numbers
+        found = self._ready.get(key)
+        return found if found is not None and found.holds(X, states, optimizer) else None
 
     @staticmethod
-    def _quick_key(plans: Plans, batch: Batch) -> Hashable:
+    def quick_key(plans: Plans, batch: Batch) -> Hashable:
+        """What distinguishes the steps of `ready`."""
         drawn = ((path, plan.kind) for path, plan in plans.assigned.items() if path not in plans.chosen)
         shape = None if batch.ids is None else (batch.ids.shape, batch.ids.dtype)
         return (len(batch.rows), shape, batch.weights is None, batch.counted, plans.decides, *drawn)
@@ -167,7 +157,7 @@ class Recorder:
     def again(self, ready: Ready, numbers: Any, batch: Batch, plans: Plans) -> Sequence[Any]:
         """Add a step that is ready to the queue; return the arrays that hold its results after `finish`."""
         self._choices.begin(plans)
-        results = self.queue.put(ready, numbers, batch, self._lists.copies(plans, self.queue.count))
+        results = self.queue.put(ready, numbers, batch, self.lists.copies(plans, self.queue.count))
         plans.take(ready.chosen)
         if plans.choose is not None and not ready.chosen:  # chosen during the replay, not that of a later step
             self.finish()
@@ -241,7 +231,14 @@ class Recorder:
         fetch, inputs = self._fetch(X, batch) if batch.ids is None else (None, batch.inputs)
         if batch.ids is None and fetch is None:
             return
-        self._ready[self._quick_key(plans, batch)] = Ready(
+        weights, pages = None if batch.weights is None else place(batch.weights), Pages(found.graph.result[0], self.dev)
+        numbers = [place(buffer) for buffer in self.put_numbers(optimizer.changing()[1])]
+        trained, program = [p.gradient is not None for p in optimizer.parameters], None
+        if fetch is not None and not found.chosen and all(trained):
+            into = [place(inputs), place(batch.targets), *([] if weights is None else [weights]), *numbers]
+            lists = [place(self.lists.of(*given)) for given in plans.assigned.items()]
+            program = self.dev.program([fetch, found.graph], into + lists, pages.given)
+        self._ready[self.quick_key(plans, batch)] = Ready(
             found.graph,
             found.chosen,
             fetch,
@@ -250,11 +247,12 @@ class Recorder:
             update,
             [*states, *optimizer.arrays],
             [(t, t.data, t.requires_grad) for _, t, _ in self.model.named()],
-            [p.gradient is not None for p in optimizer.parameters],
+            trained,
             place(batch.targets),
-            None if batch.weights is None else place(batch.weights),
-            [place(buffer) for buffer in self.put_numbers(optimizer.changing()[1])],
-            Pages(found.graph.result[0], self.dev),
+            weights,
+            numbers,
+            pages,
+            program,
         )
 
     def _fetch(self, X: Any, batch: Batch) -> tuple[Any, Any]:
@@ -330,8 +328,8 @@ class Recorder:
         known = () if key in self._unlike or len(self._recorded) >= self.RECORDED else self._forms.get(form, ())
         new = key not in self._met and not known
         if self.dev.rehearses() or not (new or found == ()):
-            self._lists.put(plans)
-            own = self._lists.place(plans)
+            self.lists.put(plans)
+            own = self.lists.place(plans)
         if new:
             results = work()
             if len(self._met) < self.MET:

@@ -120,7 +120,7 @@ class Run:
         The estimator that is trained, for callbacks.
     seen : int
         Number of samples trained on in the current epoch.
-    done : list of (Batch, StepResult)
+    done : list of (Batch, StepResult) or (Several, StepResults)
         The steps of the current epoch; empty between epochs.
     position : Position or None
         Where a resumed run goes on within an epoch (`resuming`).
@@ -137,7 +137,7 @@ class Run:
     estimator: Any = None
     seen: int = 0
     stopping: bool = False
-    done: list[tuple[Batch, Any]] = dataclasses.field(default_factory=list)
+    done: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
     position: Any = None
     resumes: str = ""
 
@@ -276,7 +276,7 @@ class Run:
         self.began, self.order = time.perf_counter(), rows.bit_generator.state if position is None else position.order
         return set_state(rows, self.order)
 
-    def catch_up(self, pairs: Iterator[tuple[Batch, Any]], now: Any) -> list[tuple[Batch, Any]]:
+    def catch_up(self, pairs: Iterator[tuple[Batch, Any]], now: Any) -> list[tuple[Any, Any]]:
         """Return the list of the steps of the epoch that are done: none, unless the run goes on at a `Position`, to which
         `pairs`, which yields the batches, is advanced; `now` is the result of `begin_pass`.
         """

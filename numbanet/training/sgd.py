@@ -126,8 +126,8 @@ class SGD(Optimizer):
         if parameter in self.lazy:
             self.lazy[parameter].want(part)
 
-    def advance(self, trained=None):
-        super().advance(trained)
+    def advance(self, trained=None, steps=1):
+        super().advance(trained, steps)
         for lazy in self.stepping:
             lazy.stepped()
         self.stepping = []

@@ -6,8 +6,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, ClassVar, NamedTuple
 
 from ..device import Device
 from ..dropout import Dropout
@@ -18,8 +18,9 @@ from ..parallel.parts import parts
 from ..parallel.ranks import Team
 from ..plans import Plan, Plans
 from ..tensor import Tensor
-from .data import Batch, Data
+from .data import Batch, Data, Several
 from .optim import Optimizer
+from .queue import Ready
 from .recorder import Recorder
 from .streams import Streams, set_state
 from .task import Task
@@ -34,6 +35,26 @@ class StepResult(NamedTuple):
     dense: float
 
 
+class StepResults(NamedTuple):
+    """The results of several steps: the losses and the predictions, arrays with a row for each step and each sample; and for
+    each step what `StepResult` has.
+    """
+
+    loss: Any
+    answer: Any
+    flops: list[float]
+    dense: list[float]
+
+
+class _Known(NamedTuple):
+    """What `Stepper.several` knows of all steps with some plans."""
+
+    plans: Plans
+    kind: Hashable  # `Recorder.quick_key`
+    sources: list[Any] | None  # `ListBuffers.sources`
+    flops: float
+
+
 @dataclasses.dataclass
 class Stepper:
     """The objects that a training step needs. What happens between steps and epochs is done by hooks (`run.Run`)."""
@@ -46,6 +67,7 @@ class Stepper:
     dev: Device
     batch_size: int
     session_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # `limit` of threads, `precision` of products
+    KNOWN: ClassVar[int] = 1 << 14  # largest number of cached combinations of plans
     upcoming: Plans | None = None  # the plans of the next step, if already drawn
     ranks: Team | None = None  # the processes that train the model together, if there are several
 
@@ -58,6 +80,7 @@ class Stepper:
         self.state = self._new_state()  # of recurrent layers
         self.packed: dict[Tensor, Any] = {}  # by weight, the blocks that the last update packed for the next step
         self._flops = StepFlops(self.model)
+        self._known: dict[Hashable, dict[Hashable, _Known]] = {}  # by the kind of the batches, then by the plans
         self._chosen_flops: dict[tuple, float] = {}  # FLOPs of the choice of plans, by what decides their kinds
         self._spent = 0.0  # FLOPs of the preparation of the choice in the current step
         self._nothing = Plans(self.dev)  # the plans of a dense step
@@ -79,6 +102,7 @@ class Stepper:
         """Read the model's structure again if it has changed: a hook may have replaced layers."""
         if not self.tree.current:
             self.recorder.forget()
+            self._known.clear()
             self.tree = Tree(self.model)
             self._prepare_choice()
 
@@ -108,6 +132,7 @@ class Stepper:
         self.upcoming, self.packed, self.recorder = None, {}, Recorder(self.dev, self.model)
         self.state = self._new_state()
         self._flops.forget()
+        self._known.clear()
         self._chosen_flops.clear()
 
     def _new_state(self) -> dict[Any, Any] | None:
@@ -138,13 +163,15 @@ class Stepper:
         """
         if following and self._ahead[0] != self.epoch + 1:
             self._ahead = self.epoch + 1, self.policy.at(self.epoch + 1)
-        policy, rng = self._ahead[1] if following else self.current, self.streams.plans
+        return self._plans(self._assigned(self._ahead[1] if following else self.current))
+
+    def _assigned(self, policy: Dropout) -> dict[str, Plan]:
+        """Draw the plans of a step, by the path of the site."""
+        rng = self.streams.plans
         if self.remembers:
             self.before = rng.bit_generator.state
         assigned = policy.plans(self.tree, rng)
-        if self.ranks is not None:
-            assigned = {path: plan.of_rank(self.ranks.rank) for path, plan in assigned.items()}
-        return self._plans(assigned) if assigned or policy.data_dependent else self._nothing
+        return assigned if self.ranks is None else {path: plan.of_rank(self.ranks.rank) for path, plan in assigned.items()}
 
     def remember(self, remembers: bool) -> None:
         """Set whether `draw` stores the state of the stream before it draws, for `redraw`."""
@@ -158,6 +185,8 @@ class Stepper:
 
     def _plans(self, assigned: dict[str, Plan]) -> Plans:
         choose = self._chosen if self.current.data_dependent else None
+        if choose is None and not assigned:
+            return self._nothing
         return Plans(self.dev, self.tree.sites, assigned, choose, self.tree.feeds, self._asked)
 
     def _chosen(self, *given: Any) -> Plan | None:
@@ -281,15 +310,69 @@ class Stepper:
 
     def _queued(self, X: Any, batch: Batch, plans: Plans, following: Batch | None, last: bool) -> StepResult | None:
         """Add a step to the queue if a recording of it exists, and return its result; else return None."""
-        found = self.recorder.ready(X, plans, batch, self._states(batch.resets_state), self.optimizer)
-        if found is None:
+        states, key = self._states(batch.resets_state), self.recorder.quick_key(plans, batch)
+        ready = self.recorder.ready(key, X, states, self.optimizer)
+        if ready is None:
             return None
-        ready, numbers = found
+        numbers = self.optimizer.changing()[1]
         upcoming = None if last else self.draw(following is None)
         loss, answer = self.recorder.again(ready, numbers, batch, plans)
         self.optimizer.advance(ready.trained)
         self.upcoming, self.packed = upcoming, {}
         return self._done(loss, answer, (len(batch.rows), *X.shape[1:]) if batch.ids is None else batch.ids.shape, plans)
+
+    @property
+    def most(self) -> int:
+        """Largest number of steps that `several` makes by one call; 1 if it makes none."""
+        return 1 if self._choose is not None or self.state is not None else self.recorder.queue.most
+
+    def several(self, X: Any, batch: Batch, some: Several) -> StepResults | None:
+        """Make steps with some batches, of which `batch` is the first, by one call: as many as there are recordings of, from
+        the first on. None if the first is not recorded, or the numbers of the updates are not known yet. Call `foresee` after.
+        """
+        if self.optimizer.ahead(0) is None:
+            return None
+        shape = (some.size, *X.shape[1:])
+        known = self._known.setdefault((shape, batch.weights is None), {})
+        found: dict[Hashable, Ready] = {}
+        steps: list[Ready] = []
+        lists, flops = [], []
+        with self.dev.session(**self.session_options):
+            while len(steps) < some.steps:
+                assigned = self._assigned(self.current) if self.upcoming is None else self.upcoming.assigned
+                key = (*assigned, *map(id, assigned.values()))
+                step = known.get(key) or self._known_step(assigned, batch, shape)
+                ready = found.get(step.kind) or self.recorder.ready(step.kind, X, [], self.optimizer)
+                if ready is None or ready.program is None:
+                    self.upcoming = step.plans
+                    break
+                found[step.kind], self.upcoming = ready, None
+                if step.sources is None:
+                    sources = self.recorder.lists.sources(step.plans, len(steps))
+                    if all(plan.cacheable for plan in assigned.values()) and len(known) < self.KNOWN:
+                        known[key] = step._replace(sources=sources)
+                else:
+                    sources = step.sources
+                steps.append(ready)
+                lists.append(sources)
+                flops.append(step.flops)
+            if not steps or (numbers := self.optimizer.ahead(len(steps))) is None:
+                return None
+            some = some.first(len(steps), self.dev)
+            losses, answers = self.recorder.queue.several(steps, numbers, some, lists)
+            self.optimizer.advance(steps[0].trained, len(steps))
+            self.packed = {}
+            answers = self.dev.reshape(answers, (len(steps) * some.size, *answers.shape[2:]))
+            return StepResults(losses, answers, flops, [self._flops.of(shape, self._nothing)] * len(steps))
+
+    def _known_step(self, assigned: dict[str, Plan], batch: Batch, shape: tuple[int, ...]) -> _Known:
+        plans = self._plans(assigned) if self.upcoming is None else self.upcoming
+        return _Known(plans, self.recorder.quick_key(plans, batch), None, self._flops.of(shape, plans))
+
+    def foresee(self, ends: bool, whole: bool) -> None:
+        """After `several`: draw the plans of the next step as `step` does, if it is the first of an epoch."""
+        if ends and not whole and self.upcoming is None:
+            self.upcoming = self.draw(following=True)
 
     def finish(self) -> None:
         """Compute the steps in the queue."""

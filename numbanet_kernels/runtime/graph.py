@@ -142,6 +142,21 @@ def places_cuda(x):
     return parts, parts
 
 
+def program_cuda(tapes, into, out):
+    """Return (recordings, arrays to copy to before, arrays to copy from after) for `replay_programs`."""
+    return tapes, into, out
+
+
+def replay_programs_cuda(programs, before, own, after):
+    """Replay programs in order. A row of each array in `before`, and then `own`, are copied to the arrays that the program
+    copies to; what it copies from goes to a row of each array in `after`.
+    """
+    sources, targets = ([places_cuda(array)[1] for array in arrays] for arrays in (before, after))
+    for i, ((tapes, into, out), given) in enumerate(zip(programs, own, strict=True)):
+        rows = [*(row[i] for row in sources), *given]
+        replay_cuda([*zip(rows, into, strict=True), *tapes, *zip(out, (row[i] for row in targets), strict=True)])
+
+
 def replay_cuda(actions):
     """Execute actions in order. A pair (x, y) of arrays of equal size copies x to y; every other action is a recorded graph."""
     for action in actions:

@@ -2,6 +2,7 @@
 
 replay(actions)    an action is a pair (x, y), which copies x to y, or a tape
 place(x)           returns x with its address, so that `replay` need not look it up again
+program(…)         returns tapes with the copies before and after them, for `replay_programs`, which replays many of them
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def replay_cpu(actions):
 
     def run_them() -> None:
         if copies:
-            stretches.append(_Copies(copies))
+            stretches.append(_Table(_table(copies)))
         if stretches:
             run(stretches, shared.threads if shared else 1, shared and shared.together, tapes)
 
@@ -166,7 +167,7 @@ def replay_cpu(actions):
             action.replay()
             continue
         if copies:
-            stretches.append(_Copies(copies))
+            stretches.append(_Table(_table(copies)))
             copies = []
         stretches.append(action.stretches[0])
         tapes.append(action)
@@ -174,12 +175,115 @@ def replay_cpu(actions):
     run_them()
 
 
-class _Copies(Stretch):
-    """A stretch of copies, which the first thread executes."""
+class _Program(NamedTuple):
+    """The entries of copies, of tapes and of more copies, for one thread and for each of several threads. The copies before
+    the tapes have no sources yet, and those after them no targets.
+    """
 
-    def __init__(self, entries: list[tuple[int, int, int, int]]) -> None:
-        self.alone = _table(entries)
-        self.parts = [self.alone]
+    alone: np.ndarray
+    parts: list[np.ndarray]
+    into: int  # number of copies before the tapes, and after them
+    out: int
+    tapes: Sequence[Any]
+    threads: int
+    together: Callable[..., None] | None
+    held: Any  # kept alive
+
+
+def program_cpu(tapes, into, out):
+    """Return a program of recordings for `replay_programs`: copies to the arrays `into`, then the recordings, then copies of
+    the arrays `out`. `into` and `out` are lists of `place`s. None if a recording calls the interpreter (`aside`).
+    """
+    shared = max(tapes, key=lambda each: each.threads)
+    if any(each.asides or each.threads not in (1, shared.threads) for each in tapes):
+        return None
+    before = _table([(callees.COPY, 0, y.address, y.size) for y in into])
+    after = _table([(callees.COPY, x.address, 0, x.size) for x in out])
+    stretches = [each.stretches[0] for each in tapes]
+    parts = [[stretch.parts[n] for stretch in stretches if n < len(stretch.parts)] for n in range(shared.threads)]
+    parts[0] = [before, *parts[0], after]
+    alone = np.concatenate([before, *(stretch.alone for stretch in stretches), after])
+    tables = [np.concatenate(tables) for tables in parts]
+    return _Program(alone, tables, len(into), len(out), tapes, shared.threads, shared.together, (into, out))
+
+
+def replay_programs_cpu(programs, before, own, after):
+    """Replay programs in order, by one compiled call.
+
+    Parameters
+    ----------
+    programs : sequence of result of `program`
+        The programs, of which each may occur several times.
+    before : list of array
+        Arrays with a row for each program. The rows are copied to the first arrays that the program copies to.
+    own : sequence of sequence of place
+        For each program, what it copies to the other arrays.
+    after : list of array
+        Arrays with a row for each program, to which it copies arrays.
+
+    Raises
+    ------
+    RuntimeError
+        If a loop fails.
+    ValueError
+        If arrays do not have the sizes of those of the programs.
+    """
+    counts = {each.threads for each in programs} - {1}
+    if len(counts) > 1:  # recorded with other numbers of threads
+        for i, (each, given) in enumerate(zip(programs, own, strict=True)):
+            rows = [[array[i : i + 1] for array in arrays] for arrays in (before, after)]
+            replay_programs_cpu([each], rows[0], [given], rows[1])
+        return
+    sources, targets = _rows(before, len(programs)), _rows(after, len(programs))
+    more = [place for places in own for place in places]
+    others = np.array([(place.address, place.size) for place in more], np.int64).reshape(-1, 2)
+    shared = max(programs, key=operator.attrgetter("threads"))
+
+    def filled(tables: list[np.ndarray]) -> np.ndarray:
+        """Return the tables of the first thread, joined, with the addresses of the arrays that are given."""
+        table = np.concatenate(tables)
+        ends = np.cumsum([len(each) for each in tables])
+        starts = np.concatenate([[0], ends[:-1]])
+        _fill(table, starts[:, None] + np.arange(len(before)), 1, sources)
+        into = np.array([each.into for each in programs]) - len(before)
+        first = np.repeat(starts + len(before), into)
+        _fill(table, first + np.arange(len(first)) - np.repeat(np.cumsum(into) - into, into), 1, others)
+        _fill(table, ends[:, None] + np.arange(-len(after), 0), 2, targets)
+        return table
+
+    stretch = _Table(filled([each.alone for each in programs]))
+    if shared.threads > 1:
+        stretch.parts = [filled([each.parts[0] for each in programs])]
+        for n in range(1, shared.threads):
+            stretch.parts.append(np.concatenate([each.parts[n] for each in programs if n < len(each.parts)]))
+    run([stretch], shared.threads, shared.together, [tape for each in programs for tape in each.tapes])
+
+
+def _rows(arrays: list[np.ndarray], count: int) -> np.ndarray:
+    """Return the address and the size of each row of each array: (count, arrays, 2)."""
+    found = np.empty((count, len(arrays), 2), np.int64)
+    for column, array in enumerate(arrays):
+        whole = place_cpu(array)
+        if len(array) != count:
+            raise ValueError(f"replay_programs: an array of {len(array)} rows for {count} programs")
+        size = whole.size // count
+        found[:, column, 0], found[:, column, 1] = whole.address + size * np.arange(count), size
+    return found
+
+
+def _fill(table: np.ndarray, entries: np.ndarray, column: int, places: np.ndarray) -> None:
+    """Write the addresses of places to a column of the entries with these indices, which copy as many bytes."""
+    if entries.shape != places.shape[:-1] or not np.array_equal(table[entries, 3], places[..., 1]):
+        raise ValueError("replay_programs: arrays have other sizes than those of the programs")
+    table[entries, column] = places[..., 0]
+
+
+class _Table(Stretch):
+    """A stretch of entries that the first thread executes."""
+
+    def __init__(self, table: np.ndarray) -> None:
+        self.alone = table
+        self.parts = [table]
 
 
 def _copied(x: Any, y: Any) -> tuple[int, int, int, int]:

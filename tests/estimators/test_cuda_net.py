@@ -10,7 +10,7 @@ import pytest
 
 from numbanet import SGD, Linear, Net, NetRegressor, ReLU, RowDropout, Sequential, TileDropout
 from numbanet.device import device, problem
-from numbanet.training.data import Data, in_order
+from numbanet.training.data import Batches, Data
 from numbanet.training.stepper import Stepper
 from numbanet.training.streams import Streams
 from numbanet.training.task import Classification
@@ -72,7 +72,7 @@ def test_a_step_asks_the_driver_for_no_memory_after_the_first_ones(rng, monkeypa
     def steps(count):
         for _ in range(count):
             rows = rng.integers(20, size=3).astype(np.int32)
-            by.step(data.X, next(in_order(data, rows, 3, dev)), last=False)
+            by.step(data.X, next(Batches(data, rows, 3, dev)), last=False)
 
     def asked():
         return sum(source.allocations for source in pools)

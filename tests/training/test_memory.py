@@ -13,7 +13,7 @@ import pytest
 
 from numbanet import SGD, Conv2d, Flatten, Linear, Net, ReLU, Sequential, device
 from numbanet.dropout import BernoulliDropout, NoDropout, RowDropout, TileDropout
-from numbanet.training.data import Data, in_order
+from numbanet.training.data import Batches, Data
 from numbanet.training.stepper import Stepper
 from numbanet.training.streams import Streams
 from numbanet.training.task import Classification
@@ -53,7 +53,7 @@ def test_a_step_allocates_no_array_after_the_first_ones(dropout):
     def steps(count):
         for _ in range(count):
             rows = rng.integers(1000, size=SAMPLES).astype(np.int32)
-            by.step(data.X, next(in_order(data, rows, SAMPLES, by.dev)), last=False)
+            by.step(data.X, next(Batches(data, rows, SAMPLES, by.dev)), last=False)
 
     steps(200 if dropout in ("rdp", "tdp") else 40)
     tracemalloc.start()

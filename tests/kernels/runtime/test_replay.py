@@ -63,6 +63,57 @@ def test_threads_wait_for_copies_and_copies_for_threads(size, rng):
         assert ours.tobytes() == theirs.tobytes()
 
 
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_programs_are_replayed_with_rows_of_arrays(size, calls, rng):
+    """Programs of one and of several threads, with different numbers of copies, in any order, by one call of each thread."""
+    given, w = rng.standard_normal((20, 64, 50), np.float32), rng.standard_normal((50, 50), np.float32)
+    x, more, found = np.zeros((64, 50), np.float32), np.zeros((64, 50), np.float32), np.zeros((20, 64, 50), np.float32)
+    with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(4, user_api="blas"), cpu.session(size):
+        expected = [cpu.gemm(one, w) if i % 3 else cpu.add(one, given[0]) for i, one in enumerate(given)]
+        shared, alone = taped(lambda: cpu.gemm(x, w)), taped(lambda: cpu.add(x, more))
+        assert shared.threads == size
+        one = cpu.program([shared], [cpu.place(x)], [cpu.place(shared.result)])
+        two = cpu.program([alone], [cpu.place(x), cpu.place(more)], [cpu.place(alone.result)])
+        calls.clear()
+        own = [[] if i % 3 else [cpu.place(given[0])] for i in range(20)]
+        cpu.replay_programs([one if i % 3 else two for i in range(20)], [given], own, [found])
+        assert len(calls) == size
+    for ours, theirs in zip(found, expected):
+        assert ours.tobytes() == theirs.tobytes()
+
+
+def test_programs_of_different_numbers_of_threads_are_replayed(rng):
+    x, w = np.zeros((64, 50), np.float32), rng.standard_normal((50, 50), np.float32)
+    given, found = rng.standard_normal((4, 64, 50), np.float32), np.zeros((4, 64, 50), np.float32)
+    programs, expected = [], []
+    with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(4, user_api="blas"):
+        for size in (2, 4):
+            with cpu.session(size):
+                recorded = taped(lambda: cpu.gemm(x, w))
+                programs.append(cpu.program([recorded], [cpu.place(x)], [cpu.place(recorded.result)]))
+                expected.append([cpu.gemm(one, w) for one in given])
+        with cpu.session(4):
+            cpu.replay_programs(2 * programs, [given], [[]] * 4, [found])
+    np.testing.assert_array_equal(found, [expected[i % 2][i] for i in range(4)])
+
+
+def test_arrays_that_do_not_fit_a_program_are_refused():
+    x = np.zeros(5, np.float32)
+    recorded = taped(lambda: cpu.affine(x, mul=2.0))
+    program, rows = cpu.program([recorded], [cpu.place(x)], [cpu.place(recorded.result)]), np.zeros((2, 5), np.float32)
+    for before, own, after in (
+        ([rows[:, :4].copy()], [[], []], [rows]),
+        ([rows], [[], []], [rows[:, :4].copy()]),
+        ([rows[:1]], [[], []], [rows]),
+        ([], [[cpu.place(rows[0])], [cpu.place(rows[0, :4])]], [rows]),
+        ([rows], [[cpu.place(rows[0])], []], [rows]),
+    ):
+        with pytest.raises(ValueError, match="replay_programs"):
+            cpu.replay_programs([program] * 2, before, own, after)
+    asks = taped(lambda: (cpu.aside(lambda: None), cpu.affine(x, mul=2.0))[1])
+    assert cpu.program([asks], [], []) is None  # it calls the interpreter
+
+
 def test_what_the_interpreter_does_is_done_between_them(calls):
     seen, x = [], np.zeros(3, np.float32)
 
@@ -184,3 +235,6 @@ def test_graphs_and_copies_on_the_emulated_device():
     np.testing.assert_array_equal(emulated.download(found), 2 * given)
     np.testing.assert_array_equal([emulated.download(view) for view in views], 2 * given)
     assert [view.shape for view in emulated.places(emulated.full((2,), 0.0))[0]] == [(), ()]
+    program, results = emulated.program([graph], [x], [graph.result]), emulated.full((2, 3), 0.0)
+    emulated.replay_programs([program] * 2, [emulated.upload(given)], [[]] * 2, [results])
+    np.testing.assert_array_equal(emulated.download(results), 2 * given)
