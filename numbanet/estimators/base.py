@@ -322,17 +322,14 @@ class Estimator(Settings):
         """
         return self.policy_.inference_policy((self._kept_epoch or self.n_iter_) - 1)
 
-    def _learned(self, run: Run, epochs: int, ended: bool = False) -> None:
-        """Set the fitted attributes after `epochs` epochs, such as `history_`, and the policy of the last epoch."""
+    def _learned(self, run: Run, epochs: int, best: int | None, ended: bool = False) -> None:
+        """Set the fitted attributes after `epochs` epochs, of which that with the number `best` has the best score on held-out
+        samples; also the policy of the last epoch.
+        """
         self.policy_, self.n_iter_ = run.stepper.policy, epochs
         stopping = next((hook for hook in run.hooks if isinstance(hook, EarlyStopping)), None)
         self._kept_epoch = stopping.best_epoch if stopping and ended else None
-        scores = {
-            record["epoch"]: record["validation_score"]
-            for record in run.history[run.epochs.start :]  # of this call
-            if not math.isnan(record.get("validation_score", math.nan))
-        }
-        self.best_epoch_ = stopping.best_epoch if stopping else max(scores, key=scores.__getitem__, default=None)
+        self.best_epoch_ = stopping.best_epoch if stopping else best
 
 
 class Fitted(Hook):
@@ -344,9 +341,23 @@ class Fitted(Hook):
 
     def __init__(self) -> None:
         self.checked = False
+        self.read = 0  # number of records that `best` has read
+        self.best_epoch: int | None = None
+        self.best_score = -math.inf
+
+    def best(self, run: Run) -> int | None:
+        """Return the epoch of this call with the best score on held-out samples; None if there are no scores."""
+        if len(run.history) < self.read:  # training has returned to an earlier epoch
+            self.read, self.best_epoch, self.best_score = 0, None, -math.inf
+        for record in run.history[max(self.read, run.epochs.start) :]:
+            score = record.get("validation_score", math.nan)
+            if not math.isnan(score) and (self.best_epoch is None or score > self.best_score):
+                self.best_epoch, self.best_score = record["epoch"], score
+        self.read = len(run.history)
+        return self.best_epoch
 
     def epoch_start(self, run, epoch):
-        run.estimator._learned(run, epoch + 1)
+        run.estimator._learned(run, epoch + 1, self.best(run))
         if not self.checked:
             for hook in run.hooks:
                 if isinstance(hook, ModelCheckpoint):
@@ -360,10 +371,10 @@ class Fitted(Hook):
             self.checked = True
 
     def epoch_recorded(self, run, record):
-        run.estimator._learned(run, run.epoch)
+        run.estimator._learned(run, run.epoch, self.best(run))
 
     def fit_end(self, run):
-        run.estimator._learned(run, run.epoch, ended=True)
+        run.estimator._learned(run, run.epoch, self.best(run), ended=True)
 
 
 def _is_tried(scoring: Any) -> bool:

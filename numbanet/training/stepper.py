@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, ClassVar, NamedTuple
@@ -47,11 +48,11 @@ class StepResults(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What `Stepper.several` knows of all steps with some plans."""
+    """What is equal in all steps with the same plans."""
 
-    plans: Plans
+    assigned: dict[str, Plan]
     kind: Hashable  # `Recorder.quick_key`
-    sources: list[Any] | None  # `ListBuffers.sources`
+    sources: list[Any]  # `ListBuffers.sources`
     flops: float
 
 
@@ -332,42 +333,45 @@ class Stepper:
         """
         if self.optimizer.ahead(0) is None:
             return None
-        shape = (some.size, *X.shape[1:])
+        with self.dev.session(**self.session_options):
+            shape = (some.size, *X.shape[1:])
+            steps = list(itertools.islice(self._recorded(X, batch, shape), some.steps))
+            count = len(steps)
+            if not count or (numbers := self.optimizer.ahead(count)) is None:
+                return None
+            recordings, lists, flops = map(list, zip(*steps))
+            some = some.first(count, self.dev)
+            losses, answers = self.recorder.queue.several(recordings, numbers, some, lists)
+            self.optimizer.advance(recordings[0].trained, count)
+            self.packed = {}
+            answers = self.dev.reshape(answers, (count * some.size, *answers.shape[2:]))
+            return StepResults(losses, answers, flops, [self._flops.of(shape, self._nothing)] * count)
+
+    def _recorded(self, X: Any, batch: Batch, shape: tuple[int, ...]) -> Iterator[tuple[Ready, list[Any], float]]:
+        """Draw the plans of step after step, of batches like `batch`, and yield the recording of each, the places of the lists
+        of its plans, and its FLOPs, until a step has no recording; `upcoming` then has its plans.
+        """
         known = self._known.setdefault((shape, batch.weights is None), {})
         found: dict[Hashable, Ready] = {}
-        steps: list[Ready] = []
-        lists, flops = [], []
-        with self.dev.session(**self.session_options):
-            while len(steps) < some.steps:
-                assigned = self._assigned(self.current) if self.upcoming is None else self.upcoming.assigned
-                key = (*assigned, *map(id, assigned.values()))
-                step = known.get(key) or self._known_step(assigned, batch, shape)
-                ready = found.get(step.kind) or self.recorder.ready(step.kind, X, [], self.optimizer)
-                if ready is None or ready.program is None:
-                    self.upcoming = step.plans
-                    break
-                found[step.kind], self.upcoming = ready, None
-                if step.sources is None:
-                    sources = self.recorder.lists.sources(step.plans, len(steps))
-                    if all(plan.cacheable for plan in assigned.values()) and len(known) < self.KNOWN:
-                        known[key] = step._replace(sources=sources)
-                else:
-                    sources = step.sources
-                steps.append(ready)
-                lists.append(sources)
-                flops.append(step.flops)
-            if not steps or (numbers := self.optimizer.ahead(len(steps))) is None:
-                return None
-            some = some.first(len(steps), self.dev)
-            losses, answers = self.recorder.queue.several(steps, numbers, some, lists)
-            self.optimizer.advance(steps[0].trained, len(steps))
-            self.packed = {}
-            answers = self.dev.reshape(answers, (len(steps) * some.size, *answers.shape[2:]))
-            return StepResults(losses, answers, flops, [self._flops.of(shape, self._nothing)] * len(steps))
-
-    def _known_step(self, assigned: dict[str, Plan], batch: Batch, shape: tuple[int, ...]) -> _Known:
-        plans = self._plans(assigned) if self.upcoming is None else self.upcoming
-        return _Known(plans, self.recorder.quick_key(plans, batch), None, self._flops.of(shape, plans))
+        for i in itertools.count():
+            assigned = self._assigned(self.current) if self.upcoming is None else self.upcoming.assigned
+            key = (*assigned, *map(id, assigned.values()))
+            step = known.get(key)
+            if step is None:
+                plans = self._plans(assigned) if self.upcoming is None else self.upcoming
+                kind = self.recorder.quick_key(plans, batch)
+            else:
+                kind = step.kind
+            ready = found.get(kind) or self.recorder.ready(kind, X, [], self.optimizer)
+            if ready is None or ready.program is None:
+                self.upcoming = self._plans(assigned) if self.upcoming is None else self.upcoming
+                return
+            if step is None:
+                step = _Known(assigned, kind, self.recorder.lists.sources(plans, i), self._flops.of(shape, plans))
+                if all(plan.cacheable for plan in assigned.values()) and len(known) < self.KNOWN:
+                    known[key] = step
+            found[kind], self.upcoming = ready, None
+            yield ready, step.sources, step.flops
 
     def foresee(self, ends: bool, whole: bool) -> None:
         """After `several`: draw the plans of the next step as `step` does, if it is the first of an epoch."""

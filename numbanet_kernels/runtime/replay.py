@@ -176,14 +176,12 @@ def replay_cpu(actions):
 
 
 class _Program(NamedTuple):
-    """The entries of copies, of tapes and of more copies, for one thread and for each of several threads. The copies before
-    the tapes have no sources yet, and those after them no targets.
-    """
+    """Tapes, the copies before them, which have no sources yet, and the copies after them, which have no targets yet."""
 
-    alone: np.ndarray
-    parts: list[np.ndarray]
-    into: int  # number of copies before the tapes, and after them
-    out: int
+    alone: np.ndarray  # the entries of the tapes for one thread
+    parts: list[np.ndarray]  # and for each of several threads
+    into: np.ndarray  # (n, 2): address and size of each array that is copied to before
+    out: np.ndarray  # and of each array that is copied after
     tapes: Sequence[Any]
     threads: int
     together: Callable[..., None] | None
@@ -197,14 +195,10 @@ def program_cpu(tapes, into, out):
     shared = max(tapes, key=lambda each: each.threads)
     if any(each.asides or each.threads not in (1, shared.threads) for each in tapes):
         return None
-    before = _table([(callees.COPY, 0, y.address, y.size) for y in into])
-    after = _table([(callees.COPY, x.address, 0, x.size) for x in out])
     stretches = [each.stretches[0] for each in tapes]
-    parts = [[stretch.parts[n] for stretch in stretches if n < len(stretch.parts)] for n in range(shared.threads)]
-    parts[0] = [before, *parts[0], after]
-    alone = np.concatenate([before, *(stretch.alone for stretch in stretches), after])
-    tables = [np.concatenate(tables) for tables in parts]
-    return _Program(alone, tables, len(into), len(out), tapes, shared.threads, shared.together, (into, out))
+    parts = [_joined([each.parts[n] for each in stretches if n < len(each.parts)]) for n in range(shared.threads)]
+    alone = _joined([each.alone for each in stretches])
+    return _Program(alone, parts, _sizes(into), _sizes(out), tapes, shared.threads, shared.together, (into, out))
 
 
 def replay_programs_cpu(programs, before, own, after):
@@ -228,54 +222,58 @@ def replay_programs_cpu(programs, before, own, after):
     ValueError
         If arrays do not have the sizes of those of the programs.
     """
-    counts = {each.threads for each in programs} - {1}
-    if len(counts) > 1:  # recorded with other numbers of threads
+    if len({each.threads for each in programs} - {1}) > 1:  # recorded with other numbers of threads
         for i, (each, given) in enumerate(zip(programs, own, strict=True)):
             rows = [[array[i : i + 1] for array in arrays] for arrays in (before, after)]
             replay_programs_cpu([each], rows[0], [given], rows[1])
         return
-    sources, targets = _rows(before, len(programs)), _rows(after, len(programs))
-    more = [place for places in own for place in places]
-    others = np.array([(place.address, place.size) for place in more], np.int64).reshape(-1, 2)
+    first = len(before)
+    come = _copies(_rows(before, len(programs)), np.concatenate([each.into[:first] for each in programs]))
+    lists = _copies(_sizes([one for given in own for one in given]), np.concatenate([each.into[first:] for each in programs]))
+    go = _copies(np.concatenate([each.out for each in programs]), _rows(after, len(programs)))
     shared = max(programs, key=operator.attrgetter("threads"))
 
-    def filled(tables: list[np.ndarray]) -> np.ndarray:
-        """Return the tables of the first thread, joined, with the addresses of the arrays that are given."""
-        table = np.concatenate(tables)
-        ends = np.cumsum([len(each) for each in tables])
-        starts = np.concatenate([[0], ends[:-1]])
-        _fill(table, starts[:, None] + np.arange(len(before)), 1, sources)
-        into = np.array([each.into for each in programs]) - len(before)
-        first = np.repeat(starts + len(before), into)
-        _fill(table, first + np.arange(len(first)) - np.repeat(np.cumsum(into) - into, into), 1, others)
-        _fill(table, ends[:, None] + np.arange(-len(after), 0), 2, targets)
-        return table
+    def with_copies(tables: list[np.ndarray]) -> np.ndarray:
+        """Return the tables of the first thread, joined, each with its copies."""
+        at, pieces = 0, []
+        for i, (table, given) in enumerate(zip(tables, own, strict=True)):
+            pieces += come[i * first : (i + 1) * first], lists[at : at + len(given)], table
+            pieces.append(go[i * len(after) : (i + 1) * len(after)])
+            at += len(given)
+        return _joined(pieces)
 
-    stretch = _Table(filled([each.alone for each in programs]))
+    stretch = _Table(with_copies([each.alone for each in programs]))
     if shared.threads > 1:
-        stretch.parts = [filled([each.parts[0] for each in programs])]
+        stretch.parts = [with_copies([each.parts[0] for each in programs])]
         for n in range(1, shared.threads):
-            stretch.parts.append(np.concatenate([each.parts[n] for each in programs if n < len(each.parts)]))
+            stretch.parts.append(_joined([each.parts[n] for each in programs if n < len(each.parts)]))
     run([stretch], shared.threads, shared.together, [tape for each in programs for tape in each.tapes])
 
 
-def _rows(arrays: list[np.ndarray], count: int) -> np.ndarray:
-    """Return the address and the size of each row of each array: (count, arrays, 2)."""
+def _sizes(places: Sequence[_Place]) -> np.ndarray:
+    """Return the address and the size of each array: (n, 2)."""
+    return np.array([(place.address, place.size) for place in places], np.int64).reshape(-1, 2)
+
+
+def _rows(arrays: Sequence[np.ndarray], count: int) -> np.ndarray:
+    """Return the address and the size of each of `count` rows of each array: (count * arrays, 2), row by row."""
     found = np.empty((count, len(arrays), 2), np.int64)
     for column, array in enumerate(arrays):
-        whole = place_cpu(array)
         if len(array) != count:
             raise ValueError(f"replay_programs: an array of {len(array)} rows for {count} programs")
+        whole = place_cpu(array)
         size = whole.size // count
         found[:, column, 0], found[:, column, 1] = whole.address + size * np.arange(count), size
-    return found
+    return found.reshape(-1, 2)
 
 
-def _fill(table: np.ndarray, entries: np.ndarray, column: int, places: np.ndarray) -> None:
-    """Write the addresses of places to a column of the entries with these indices, which copy as many bytes."""
-    if entries.shape != places.shape[:-1] or not np.array_equal(table[entries, 3], places[..., 1]):
+def _copies(sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Return the entries that copy each source to the target at the same place; both are (n, 2), addresses and sizes."""
+    if sources.shape != targets.shape or (sources[:, 1] != targets[:, 1]).any():
         raise ValueError("replay_programs: arrays have other sizes than those of the programs")
-    table[entries, column] = places[..., 0]
+    table = np.empty((len(sources), 4), np.int64)
+    table[:, 0], table[:, 1], table[:, 2:] = callees.COPY, sources[:, 0], targets
+    return table
 
 
 class _Table(Stretch):

@@ -77,7 +77,7 @@ def test_programs_are_replayed_with_rows_of_arrays(size, calls, rng):
         calls.clear()
         own = [[] if i % 3 else [cpu.place(given[0])] for i in range(20)]
         cpu.replay_programs([one if i % 3 else two for i in range(20)], [given], own, [found])
-        assert len(calls) == size
+        assert len(calls) in (1, size)  # one thread does all the work if others need the cores
     for ours, theirs in zip(found, expected):
         assert ours.tobytes() == theirs.tobytes()
 
