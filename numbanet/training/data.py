@@ -173,6 +173,10 @@ class Batches(Iterator[Batch]):
         ids = np.asarray(self.data.X[rows], np.int32) if self.on_host else None
         return Batch(rows, inputs, targets, share, total, ids, values=Later(self.data.X, rows) if self.streamed else None)
 
+    def go_to(self, index: int) -> None:
+        """Yield the batch with this index next."""
+        self.at = index
+
     def several(self, first: int, most: int) -> Several | None:
         """Return the samples of at most `most` batches from the one with index `first` on; None unless there are two or more
         of one size, with inputs on the device.
@@ -216,5 +220,5 @@ class Pairs(Iterator[tuple[Batch, Any]]):
     def skip(self, steps: int) -> None:
         """After `several`: continue with the batch after the first `steps` of them."""
         assert isinstance(self.batches, Batches)
-        self.batches.at = self._current(self.batches) + steps
+        self.batches.go_to(self._current(self.batches) + steps)
         self.following = next(self.batches, None)
