@@ -4,6 +4,9 @@ On a CPU, the computation of a small step takes less time than the Python code t
 one call computes several. The steps differ in the indices of their samples (or in their inputs, if these are words on the
 host), their targets, the numbers of the update (such as the learning rate) and the lists of their plans. Each waiting step has
 its own arrays of these.
+
+Preparing a step for the queue also takes longer than computing it if the network is small. If batches of one size follow each
+other, as nearly always, `Queue.several` takes a block of steps with arrays that have a row for each step.
 """
 
 from __future__ import annotations
