@@ -176,7 +176,7 @@ class Dropout(abc.ABC):
         return model.droppable(self.kind, self.answer)
 
     def fitting(self, tree: Tree) -> tuple[Site, ...]:
-        """Return those of `sites` that support the policy's plans, cached in the tree."""
+        """Return those of `sites` that support the policy's plans; they are found once in an epoch."""
         return tree.cached(self, lambda: tuple(filter(self.fits, self.sites(tree))))
 
     def rates(self, model: Sequential | Tree) -> list[float]:

@@ -342,19 +342,18 @@ class Fitted(Hook):
     def __init__(self) -> None:
         self.checked = False
         self.read = 0  # number of records that `best` has read
-        self.best_epoch: int | None = None
-        self.best_score = -math.inf
+        self.found: tuple[float, int | None] = -math.inf, None  # the best score of these, and its epoch
 
     def best(self, run: Run) -> int | None:
-        """Return the epoch of this call with the best score on held-out samples; None if there are no scores."""
-        if len(run.history) < self.read:  # training has returned to an earlier epoch
-            self.read, self.best_epoch, self.best_score = 0, None, -math.inf
-        for record in run.history[max(self.read, run.epochs.start) :]:
-            score = record.get("validation_score", math.nan)
-            if not math.isnan(score) and (self.best_epoch is None or score > self.best_score):
-                self.best_epoch, self.best_score = record["epoch"], score
-        self.read = len(run.history)
-        return self.best_epoch
+        """Return the epoch of this call with the best score on held-out samples; None if there are no scores. Hooks may still
+        add to the last record, so it is read each time; the others are read once.
+        """
+        history, first = run.history, run.epochs.start
+        if len(history) <= self.read:  # training has returned to an earlier epoch
+            self.read, self.found = 0, (-math.inf, None)
+        self.found = _better(self.found, history[max(self.read, first) : -1])
+        self.read = max(len(history) - 1, 0)
+        return _better(self.found, history[max(self.read, first) :])[1]
 
     def epoch_start(self, run, epoch):
         run.estimator._learned(run, epoch + 1, self.best(run))
@@ -375,6 +374,15 @@ class Fitted(Hook):
 
     def fit_end(self, run):
         run.estimator._learned(run, run.epoch, self.best(run), ended=True)
+
+
+def _better(found: tuple[float, int | None], records: list[dict[str, Any]]) -> tuple[float, int | None]:
+    """Return the best score on held-out samples and its epoch: those of `found`, or of one of the records."""
+    for record in records:
+        score = record.get("validation_score", math.nan)
+        if not math.isnan(score) and (found[1] is None or score > found[0]):
+            found = score, record["epoch"]
+    return found
 
 
 def _is_tried(scoring: Any) -> bool:

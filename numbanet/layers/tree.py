@@ -57,13 +57,11 @@ class Tree:
         The site with each name of each layer; a layer that is used in several places has the sites of its first path.
     """
 
-    CACHED = 64  # objects for which results of `cached` are kept
-
     def __init__(self, root: Any) -> None:
         self.root, self.layers = root, dict(walk(root))
         self._parts = _Parts(root)
         self.sites: dict[tuple[Any, str], Site] = {}
-        self._cached: dict[int, tuple[Any, Any]] = {}  # (object, what `cached` returns for it) by its id
+        self._cached: dict[int, tuple[Any, Any]] = {}  # (object, result of `cached`) by the id of the object
         counts: dict[str, int] = collections.Counter()
         for path, layer in self.layers.items():
             for site in layer.sites():
@@ -73,13 +71,15 @@ class Tree:
                     counts[site.kind] += 1
 
     def cached(self, key: Any, made: Callable[[], Any]) -> Any:
-        """Return made(), which depends on the object `key` and this tree; it is called once for some of the last objects."""
+        """Return the result of made(), called once for the object `key`, until `renew` is called."""
         found = self._cached.get(id(key))
         if found is None:
-            if len(self._cached) == self.CACHED:
-                self._cached.clear()
             found = self._cached[id(key)] = key, made()
         return found[1]
+
+    def renew(self) -> None:
+        """Forget the results of `cached`."""
+        self._cached.clear()
 
     @property
     def current(self) -> bool:

@@ -46,7 +46,7 @@ class Adam(Optimizer):
         If a number is out of range, or there are no parameters.
     """
 
-    recordable = True
+    recordable = foretells = True
     states = 2
     decoupled = False  # True if the decay is subtracted from the weights instead of added to the gradient
 
@@ -87,7 +87,7 @@ class AdamW(Adam):
         Each step multiplies the weights by 1 - learning_rate * weight_decay. The default is that of PyTorch.
     """
 
-    recordable = True
+    recordable = foretells = True
     decoupled = True
 
     def __init__(

@@ -114,6 +114,7 @@ class Several(NamedTuple):
     targets: Any  # (steps, size, …) on the device
     weights: Any  # (steps, size, …) on the device; None for equal weights
     total: list[float]  # that of `Batch` for each step
+    ends: bool  # True if no other step follows in the epoch
     counted: bool = True
 
     @property
@@ -132,7 +133,7 @@ class Several(NamedTuple):
             return self
         inputs, targets = (dev.part(array, 0, steps) for array in (self.inputs, self.targets))
         weights = None if self.weights is None else dev.part(self.weights, 0, steps)
-        return Several(self.rows[: steps * self.size], inputs, targets, weights, self.total[:steps])
+        return Several(self.rows[: steps * self.size], inputs, targets, weights, self.total[:steps], False)
 
 
 class Batches(Iterator[Batch]):
@@ -191,7 +192,7 @@ class Batches(Iterator[Batch]):
 
         shares = None if self.shares is None else part(self.shares)
         totals = [total for *_, total in self.spans[first : first + steps]]
-        return Several(self.order[start:stop], part(self.rows), part(self.y), shares, totals)
+        return Several(self.order[start:stop], part(self.rows), part(self.y), shares, totals, first + steps == len(self.spans))
 
 
 class Pairs(Iterator[tuple[Batch, Any]]):

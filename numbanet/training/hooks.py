@@ -46,6 +46,9 @@ class Hook:
         True if `after_update` reads or changes weights in the current epoch; by default, if the class defines
         `after_update`. Updates are then not deferred (`SGD`). If it is False, some steps may not be computed yet when
         `after_update` is called for them (`queue.Queue`).
+    batched : bool
+        True if `after_update` may be called for several steps after all of these are computed, and `between_steps` once for all
+        of them: both then only read `run.seen`. False by default.
     settles : bool
         True if all weights must be up to date at the end of each epoch; False by default.
     final : bool
@@ -67,6 +70,7 @@ class Hook:
     """
 
     watches: bool = True
+    batched: bool = False
     settles: bool = False
     final: bool = True
 

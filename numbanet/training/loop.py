@@ -121,16 +121,17 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
         now = run.begin_pass()
         pairs = Pairs(stepper.batches(data))
         done = run.catch_up(pairs, now)
-        joins = change is None and not changing and not any(hook.defines("between_steps") for hook in run.hooks)
+        acting = [hook for hook in run.hooks if hook.defines("after_update") or hook.defines("between_steps")]
+        joins = change is None and not changing and all(hook.batched for hook in acting)
         try:
             for batch, following in pairs:
                 some = pairs.several(stepper.most) if joins else None
-                if some is not None and (found := stepper.several(data.X, batch, some)) is not None:
-                    pairs.skip(len(found.flops))
-                    stepper.foresee(pairs.following is None, whole)
-                    done.append((some.first(len(found.flops), run.dev), found))
-                    for _ in found.flops:
-                        run.updated(some.size)
+                if some is not None and (found := stepper.several(data.X, batch, some, whole)) is not None:
+                    done.append(found)
+                    steps, size = found[0].steps, found[0].size
+                    pairs.skip(steps)
+                    for _ in range(steps):
+                        run.updated(size)
                     run.poll()
                     continue
                 last = whole and following is None

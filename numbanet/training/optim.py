@@ -93,6 +93,7 @@ class Optimizer(abc.ABC):
     """
 
     recordable: ClassVar[bool] = False  # True if steps may be recorded (`records`)
+    foretells: ClassVar[bool] = False  # True if between steps only `numbers` changes, by its argument (`ahead`)
     proximal: Proximal | None = None
     reducer: Any = None  # if several processes train one model, the `Exchange` that sums their gradients
     resting: frozenset[Tensor] = frozenset()  # the parameters that keep their values
@@ -182,13 +183,14 @@ class Optimizer(abc.ABC):
         return places, numbers
 
     def ahead(self, steps: int) -> list[list[tuple[float, ...]]] | None:
-        """Return, for each array of numbers of `changing`, a list of what it holds in each of the next steps, in which every
-        parameter has a gradient. None if that is not known, because the parameters have had unequally many gradients.
+        """Return, for each array of numbers of `changing`, a list of what it holds in each of the next steps, if all parameters
+        have gradients then. None if that is not known. Each class must set `foretells = True` itself, as `recordable`.
         """
-        if self.proximal is not None or len(set(self.counts)) != 1:
+        foretells = vars(type(self)).get("foretells", False)
+        if not foretells or self.proximal is not None or len(set(self.counts)) != 1:
             return None
-        own = [[self.numbers(self.counts[0] + step) for step in range(steps)]]
-        return own if self.clip_norm is None else [*own, [(min(self.clip_norm, LARGEST),)] * steps]
+        own = [self.numbers(self.counts[0] + step) for step in range(steps)]
+        return [own] if self.clip_norm is None else [own, [(min(self.clip_norm, LARGEST),)] * steps]
 
     def _distinct(self) -> tuple[tuple[int, ...], list[tuple[float, ...]]]:
         counts = self.counts
@@ -295,15 +297,15 @@ class Optimizer(abc.ABC):
                 dev.packed_squares(g, packing, out=out)
         return sums
 
-    def advance(self, trained: Sequence[bool] | None = None, steps: int = 1) -> None:
-        """Called after `launch`: count the steps and delete the gradients. If `trained` is given, there are no gradients to
-        delete, and `trained` says for each parameter whether it had some.
+    def advance(self, trained: Sequence[bool] | None = None) -> None:
+        """Called after `launch`: count the step and delete the gradients. If `trained` is given, there are no gradients to
+        delete, and `trained` says for each parameter whether it had one.
         """
-        self.steps += steps
+        self.steps += 1
         if trained is None:
             trained = [p.gradient is not None for p in self.parameters]
             self.zero_grad()
-        self.counts = [n + steps * had for n, had in zip(self.counts, trained, strict=True)]
+        self.counts = [n + had for n, had in zip(self.counts, trained, strict=True)]
 
     # --- methods that subclasses define -------------------------------------------------------------------------------
     @abc.abstractmethod

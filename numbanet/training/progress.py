@@ -28,6 +28,7 @@ class Progress(Hook):
     """
 
     watches = changes = False
+    batched = True
 
     def __init__(self, samples: int, epochs: range, dropout: str) -> None:
         import rich

@@ -150,7 +150,7 @@ class Queue:
     def several(
         self, steps: Sequence[Ready], numbers: Sequence[list[tuple[float, ...]]], some: Several, lists: Sequence[Sequence[Any]]
     ) -> list[Any]:
-        """Compute several steps by one call, after those that wait. Return the arrays (steps, …) of their results.
+        """Compute several steps by one call, when none waits. Return the arrays (steps, …) of their results.
 
         Parameters
         ----------
@@ -163,7 +163,6 @@ class Queue:
         lists : sequence of sequence of place
             For each step, the `place` of each list of its plans.
         """
-        self.finish()
         results = [self.dev.empty((len(steps), *array.shape), array.dtype) for array in steps[0].pages.results]
         before = [some.inputs, some.targets] if some.weights is None else [some.inputs, some.targets, some.weights]
         before += [self.dev.upload(np.array(own, np.float32)) for own in numbers]

@@ -42,7 +42,7 @@ class SGD(Optimizer):
         If a number is out of range, there are no parameters, or `nesterov` is True with momentum 0.
     """
 
-    recordable = True
+    recordable = foretells = True
 
     def __init__(
         self,
@@ -126,8 +126,8 @@ class SGD(Optimizer):
         if parameter in self.lazy:
             self.lazy[parameter].want(part)
 
-    def advance(self, trained=None, steps=1):
-        super().advance(trained, steps)
+    def advance(self, trained=None):
+        super().advance(trained)
         for lazy in self.stepping:
             lazy.stepped()
         self.stepping = []

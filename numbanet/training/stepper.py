@@ -48,7 +48,7 @@ class StepResults(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What is equal in all steps with the same plans."""
+    """What is equal in all steps with the same plans and batches of one kind."""
 
     assigned: dict[str, Plan]
     kind: Hashable  # `Recorder.quick_key`
@@ -112,6 +112,7 @@ class Stepper:
         alone = self.ranks is None or self.ranks.size == 1
         rng = self.streams.plans if alone else self.streams.noise  # each rank chooses for its own samples
         self._choose, chooses = self.current.choosing(self.tree, rng), self.current.data_dependent
+        self.tree.renew()
         self._prepare = self.current.prepare(self.tree)
         self._decides: tuple | None = None  # what decides the kinds of the chosen plans, and how they are chosen
         self._asked = frozenset(self.current.sites(self.tree)) if chooses else None
@@ -164,7 +165,8 @@ class Stepper:
         """
         if following and self._ahead[0] != self.epoch + 1:
             self._ahead = self.epoch + 1, self.policy.at(self.epoch + 1)
-        return self._plans(self._assigned(self._ahead[1] if following else self.current))
+        policy = self._ahead[1] if following else self.current
+        return self._plans(self._assigned(policy), policy)
 
     def _assigned(self, policy: Dropout) -> dict[str, Plan]:
         """Draw the plans of a step, by the path of the site."""
@@ -184,10 +186,11 @@ class Stepper:
         self.upcoming, self.packed, self.before = self.draw(), {}, before
         set_state(self.streams.plans, now)
 
-    def _plans(self, assigned: dict[str, Plan]) -> Plans:
-        choose = self._chosen if self.current.data_dependent else None
-        if choose is None and not assigned:
+    def _plans(self, assigned: dict[str, Plan], policy: Dropout) -> Plans:
+        """Return the plans that the policy has assigned; the same object for all dense steps."""
+        if not assigned and not policy.data_dependent:
             return self._nothing
+        choose = self._chosen if self.current.data_dependent else None
         return Plans(self.dev, self.tree.sites, assigned, choose, self.tree.feeds, self._asked)
 
     def _chosen(self, *given: Any) -> Plan | None:
@@ -196,7 +199,7 @@ class Stepper:
 
     def resume(self, plans: dict[str, Plan] | None) -> None:
         """Set the plans of the next step; if they are None, the next step draws them."""
-        self.upcoming, self.packed = None if plans is None else self._plans(plans), {}
+        self.upcoming, self.packed = None if plans is None else self._plans(plans, self.current), {}
 
     def step(
         self,
@@ -327,25 +330,32 @@ class Stepper:
         """Largest number of steps that `several` makes by one call; 1 if it makes none."""
         return 1 if self._choose is not None or self.state is not None else self.recorder.queue.most
 
-    def several(self, X: Any, batch: Batch, some: Several) -> StepResults | None:
-        """Make steps with some batches, of which `batch` is the first, by one call: as many as there are recordings of, from
-        the first on. None if the first is not recorded, or the numbers of the updates are not known yet. Call `foresee` after.
+    def several(self, X: Any, batch: Batch, some: Several, whole: bool) -> tuple[Several, StepResults] | None:
+        """Make steps by one call: with as many of some batches, of which `batch` is the first, as there are recordings of, from
+        the first on. Return these batches and the results; None if the first is not recorded, or if the numbers of the updates
+        are not known yet. `whole` is that of `loop.epoch`.
         """
         if self.optimizer.ahead(0) is None:
             return None
         with self.dev.session(**self.session_options):
+            self.recorder.finish()
             shape = (some.size, *X.shape[1:])
             steps = list(itertools.islice(self._recorded(X, batch, shape), some.steps))
-            count = len(steps)
-            if not count or (numbers := self.optimizer.ahead(count)) is None:
+            if not steps:
                 return None
+            count = len(steps)
+            some, numbers = some.first(count, self.dev), self.optimizer.ahead(count)
+            assert numbers is not None
             recordings, lists, flops = map(list, zip(*steps))
-            some = some.first(count, self.dev)
             losses, answers = self.recorder.queue.several(recordings, numbers, some, lists)
-            self.optimizer.advance(recordings[0].trained, count)
+            for ready in recordings:
+                self.optimizer.advance(ready.trained)
             self.packed = {}
-            answers = self.dev.reshape(answers, (count * some.size, *answers.shape[2:]))
-            return StepResults(losses, answers, flops, [self._flops.of(shape, self._nothing)] * count)
+            if some.ends and not whole:
+                self.upcoming = self.draw(following=True)
+            flops[-1] += self.current.pop_flops()
+            answers = self.dev.reshape(answers, (count * answers.shape[1], *answers.shape[2:]))
+            return some, StepResults(losses, answers, flops, [self._flops.of(shape, self._nothing)] * count)
 
     def _recorded(self, X: Any, batch: Batch, shape: tuple[int, ...]) -> Iterator[tuple[Ready, list[Any], float]]:
         """Draw the plans of step after step, of batches like `batch`, and yield the recording of each, the places of the lists
@@ -358,13 +368,13 @@ class Stepper:
             key = (*assigned, *map(id, assigned.values()))
             step = known.get(key)
             if step is None:
-                plans = self._plans(assigned) if self.upcoming is None else self.upcoming
+                plans = self._plans(assigned, self.current) if self.upcoming is None else self.upcoming
                 kind = self.recorder.quick_key(plans, batch)
             else:
                 kind = step.kind
             ready = found.get(kind) or self.recorder.ready(kind, X, [], self.optimizer)
             if ready is None or ready.program is None:
-                self.upcoming = self._plans(assigned) if self.upcoming is None else self.upcoming
+                self.upcoming = self.upcoming or self._plans(assigned, self.current)
                 return
             if step is None:
                 step = _Known(assigned, kind, self.recorder.lists.sources(plans, i), self._flops.of(shape, plans))
@@ -372,11 +382,6 @@ class Stepper:
                     known[key] = step
             found[kind], self.upcoming = ready, None
             yield ready, step.sources, step.flops
-
-    def foresee(self, ends: bool, whole: bool) -> None:
-        """After `several`: draw the plans of the next step as `step` does, if it is the first of an epoch."""
-        if ends and not whole and self.upcoming is None:
-            self.upcoming = self.draw(following=True)
 
     def finish(self) -> None:
         """Compute the steps in the queue."""

@@ -37,4 +37,4 @@ def sample_lists(mask: np.ndarray, samples: int, group: int) -> SampleLists:
 
 def key_words(key: int) -> np.ndarray:
     """Return an int32 array (2,) with the lower and the upper word of `key`, the key of random bits, 0 … 2**64 - 1."""
-    return np.array([key & 0xFFFFFFFF, key >> 32], np.uint32).view(np.int32)
+    return np.array([key], np.uint64).view(np.int32)

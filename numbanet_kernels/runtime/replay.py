@@ -196,8 +196,10 @@ def program_cpu(tapes, into, out):
     if any(each.asides or each.threads not in (1, shared.threads) for each in tapes):
         return None
     stretches = [each.stretches[0] for each in tapes]
-    parts = [_joined([each.parts[n] for each in stretches if n < len(each.parts)]) for n in range(shared.threads)]
     alone = _joined([each.alone for each in stretches])
+    parts = [alone]
+    if shared.threads > 1:
+        parts = [_joined([each.parts[n] for each in stretches if n < len(each.parts)]) for n in range(shared.threads)]
     return _Program(alone, parts, _sizes(into), _sizes(out), tapes, shared.threads, shared.together, (into, out))
 
 
@@ -242,12 +244,11 @@ def replay_programs_cpu(programs, before, own, after):
             at += len(given)
         return _joined(pieces)
 
-    stretch = _Table(with_copies([each.alone for each in programs]))
+    alone, parts = with_copies([each.alone for each in programs]), None
     if shared.threads > 1:
-        stretch.parts = [with_copies([each.parts[0] for each in programs])]
-        for n in range(1, shared.threads):
-            stretch.parts.append(_joined([each.parts[n] for each in programs if n < len(each.parts)]))
-    run([stretch], shared.threads, shared.together, [tape for each in programs for tape in each.tapes])
+        others = [[each.parts[n] for each in programs if n < len(each.parts)] for n in range(1, shared.threads)]
+        parts = [with_copies([each.parts[0] for each in programs]), *map(_joined, others)]
+    run([_Table(alone, parts)], shared.threads, shared.together, [tape for each in programs for tape in each.tapes])
 
 
 def _sizes(places: Sequence[_Place]) -> np.ndarray:
@@ -277,11 +278,10 @@ def _copies(sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 class _Table(Stretch):
-    """A stretch of entries that the first thread executes."""
+    """A stretch of entries; unless `parts` are given, only the first thread executes them."""
 
-    def __init__(self, table: np.ndarray) -> None:
-        self.alone = table
-        self.parts = [table]
+    def __init__(self, alone: np.ndarray, parts: list[np.ndarray] | None = None) -> None:
+        self.alone, self.parts = alone, parts or [alone]
 
 
 def _copied(x: Any, y: Any) -> tuple[int, int, int, int]:

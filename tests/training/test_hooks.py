@@ -181,3 +181,14 @@ class Counts(Hook):
 def test_what_a_hook_must_return_and_a_class_in_place_of_an_object_are_named(given, error, message):
     with pytest.raises(error, match=message):
         Net(**SMALL, callbacks=[given]).fit(X, Y)
+
+
+def test_scores_that_a_hook_adds_to_a_record_decide_the_best_epoch():
+    class Scores(Hook):
+        watches = False
+
+        def epoch_recorded(self, run, record):
+            record["validation_score"] = [0.3, 0.7, float("nan"), 0.7, 0.2][run.epoch - 1]
+
+    net = Net(**{**SMALL, "epochs": 5}, callbacks=[Scores()]).fit(X, Y)
+    assert net.best_epoch_ == 2
