@@ -40,7 +40,7 @@ def numbanet_steps(
     checked: int = CHECKED,
 ) -> Task:
     """Task: steps of a Stepper on the samples X, y in random order (see `trainer_steps`)."""
-    from numbanet.training.data import Data, in_order
+    from numbanet.training.data import Batches, Data
 
     data = Data(dev.upload(X), y)
 
@@ -48,7 +48,7 @@ def numbanet_steps(
         """The smaller batch at the end of an epoch is left out."""
         for order in orders(len(X)):
             whole = order[: len(order) // batch * batch]
-            for number, some in enumerate(in_order(data, whole, batch, dev), 1):
+            for number, some in enumerate(Batches(data, whole, batch, dev), 1):
                 yield some, None, number * batch == len(whole)
 
     return trainer_steps(dev, data.X, fed, make, describe, checked)

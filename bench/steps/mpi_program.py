@@ -39,7 +39,7 @@ def numbanet_rank(ranks: int, hidden: int, dropout: str, rate: float, batch: int
     from numbanet.parallel.joining import opened
     from numbanet.parallel.parts import _rows
     from numbanet.parallel.ranks import Team
-    from numbanet.training.data import Data, in_order
+    from numbanet.training.data import Batches, Data
     from numbanet.training.task import Classification
 
     dev, joint = device("cpu"), batch * ranks
@@ -58,7 +58,7 @@ def numbanet_rank(ranks: int, hidden: int, dropout: str, rate: float, batch: int
     def fed() -> Any:
         for order in steps.orders(len(X)):
             whole = order[: len(order) // joint * joint]
-            for number, some in enumerate(in_order(data, whole, joint, dev), 1):
+            for number, some in enumerate(Batches(data, whole, joint, dev), 1):
                 own = some if team is None else _rows(Classification(), some, dev, team)
                 yield own, None, number * joint == len(whole)
 

@@ -18,9 +18,10 @@ from ..arguments import check_returned
 from ..device import DeviceFailure
 from ..parallel.exchange import NotFinite
 from .data import Batch, Data, Pairs, Several
+from .queue import StepResults
 from .recovery import Recovery
 from .run import Run
-from .stepper import StepResult, StepResults
+from .stepper import StepResult
 
 NOTHING = "fit was interrupted during the first epoch; the estimator is unchanged"
 
@@ -125,8 +126,8 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
         joins = change is None and not changing and all(hook.batched for hook in acting)
         try:
             for batch, following in pairs:
-                some = pairs.several(stepper.most) if joins else None
-                if some is not None and (found := stepper.several(data.X, batch, some, whole)) is not None:
+                some = pairs.several(stepper.blocks.most) if joins else None
+                if some is not None and (found := stepper.blocks.make(data.X, batch, some, whole)) is not None:
                     done.append(found)
                     steps, size = found[0].steps, found[0].size
                     pairs.skip(steps)

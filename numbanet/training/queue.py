@@ -6,11 +6,12 @@ host), their targets, the numbers of the update (such as the learning rate) and 
 its own arrays of these.
 
 Preparing a step for the queue also takes longer than computing it if the network is small. If batches of one size follow each
-other, as nearly always, `Queue.several` takes a block of steps with arrays that have a row for each step.
+other, as nearly always, `Blocks` computes a block of steps, which reads arrays with a row for each step.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ import numpy as np
 
 from ..device import Device
 from ..layers.tree import same
-from ..plans import DevicePlan
+from ..plans import DevicePlan, Plan
 from ..tensor import Tensor
 from .data import Batch, Several
 
@@ -184,3 +185,91 @@ class Queue:
     def _measured(self, seconds: float) -> None:
         """Decide how many steps one call replays, if a step takes `seconds`."""
         self.most = max(1, min(self.MOST, int(self.SECONDS / max(seconds, 1e-9))))
+
+
+class StepResults(NamedTuple):
+    """The results of several steps: the losses and the predictions, arrays with a row for each step and each sample; and for
+    each step what `StepResult` has.
+    """
+
+    loss: Any
+    answer: Any
+    flops: list[float]
+    dense: list[float]
+
+
+class _Known(NamedTuple):
+    """What is equal in all steps with the same plans and batches of one kind."""
+
+    assigned: dict[str, Plan]
+    kind: Hashable  # `Recorder.quick_key`
+    sources: list[Any]  # `ListBuffers.sources`
+    flops: float
+
+
+class Blocks:
+    """Makes several steps of a `Stepper` by one call, with results that are equal to those of single steps."""
+
+    MOST = 1 << 14  # largest number of cached combinations of plans
+
+    def __init__(self, stepper: Any) -> None:
+        self.stepper = stepper
+        self._known: dict[Hashable, dict[Hashable, _Known]] = {}  # by the kind of the batches, then by the plans
+
+    def forget(self) -> None:
+        """Forget what is known of steps, because layers have changed."""
+        self._known.clear()
+
+    @property
+    def most(self) -> int:
+        """Largest number of steps of a block; 1 if steps must be single."""
+        by = self.stepper
+        known = not by.chooses and by.state is None and not by.optimizer.foresees and by.optimizer.ahead(0) is not None
+        return by.recorder.queue.most if known else 1
+
+    def make(self, X: Any, batch: Batch, some: Several, whole: bool) -> tuple[Several, StepResults] | None:
+        """Make steps with as many of some batches, of which `batch` is the first, as there are recordings of, from the first
+        on. Return these batches and the results; None if the first step is not recorded. `whole` is that of `loop.epoch`.
+        """
+        by = self.stepper
+        with by.dev.session(**by.session_options):
+            by.recorder.finish()
+            shape = (some.size, *X.shape[1:])
+            steps = list(itertools.islice(self._recorded(X, batch, shape), some.steps))
+            if not steps:
+                return None
+            count = len(steps)
+            recordings, lists, flops = map(list, zip(*steps))
+            some = some.first(count, by.dev)
+            losses, answers = by.recorder.queue.several(recordings, by.optimizer.ahead(count), some, lists)
+            for ready in recordings:
+                by.optimizer.advance(ready.trained)
+            if some.ends and not whole:
+                by.foresee()
+            flops[-1] += by.current.pop_flops()
+            answers = by.dev.reshape(answers, (count * answers.shape[1], *answers.shape[2:]))
+            return some, StepResults(losses, answers, flops, [by.flops.of(shape, by.nothing)] * count)
+
+    def _recorded(self, X: Any, batch: Batch, shape: tuple[int, ...]) -> Iterator[tuple[Ready, list[Any], float]]:
+        """Draw the plans of step after step, of batches like `batch`, and yield the recording of each, the places of the lists
+        of its plans, and its FLOPs, until a step has no recording: it is the next one of the stepper.
+        """
+        by, found = self.stepper, dict[Hashable, Ready]()
+        known = self._known.setdefault((shape, batch.weights is None), {})
+        for i in itertools.count():
+            assigned = by.taken()
+            key = (*assigned, *map(id, assigned.values()))
+            step, plans = known.get(key), None
+            if step is None:
+                plans = by.plans_of(assigned, by.current)
+            kind = by.recorder.quick_key(plans, batch) if step is None else step.kind
+            ready = found.get(kind) or by.recorder.ready(kind, X, [], by.optimizer)
+            if ready is None or ready.program is None:
+                by.resume(assigned)
+                return
+            if step is None:
+                step = _Known(assigned, kind, by.recorder.lists.sources(plans, i), by.flops.of(shape, plans))
+                if all(plan.cacheable for plan in assigned.values()) and len(known) < self.MOST:
+                    known[key] = step
+            found[kind] = ready
+            yield ready, step.sources, step.flops

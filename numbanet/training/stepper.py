@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from ..device import Device
 from ..dropout import Dropout
@@ -19,9 +18,9 @@ from ..parallel.parts import parts
 from ..parallel.ranks import Team
 from ..plans import Plan, Plans
 from ..tensor import Tensor
-from .data import Batch, Data, Several
+from .data import Batch, Data
 from .optim import Optimizer
-from .queue import Ready
+from .queue import Blocks
 from .recorder import Recorder
 from .streams import Streams, set_state
 from .task import Task
@@ -36,26 +35,6 @@ class StepResult(NamedTuple):
     dense: float
 
 
-class StepResults(NamedTuple):
-    """The results of several steps: the losses and the predictions, arrays with a row for each step and each sample; and for
-    each step what `StepResult` has.
-    """
-
-    loss: Any
-    answer: Any
-    flops: list[float]
-    dense: list[float]
-
-
-class _Known(NamedTuple):
-    """What is equal in all steps with the same plans and batches of one kind."""
-
-    assigned: dict[str, Plan]
-    kind: Hashable  # `Recorder.quick_key`
-    sources: list[Any]  # `ListBuffers.sources`
-    flops: float
-
-
 @dataclasses.dataclass
 class Stepper:
     """The objects that a training step needs. What happens between steps and epochs is done by hooks (`run.Run`)."""
@@ -68,7 +47,6 @@ class Stepper:
     dev: Device
     batch_size: int
     session_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # `limit` of threads, `precision` of products
-    KNOWN: ClassVar[int] = 1 << 14  # largest number of cached combinations of plans
     upcoming: Plans | None = None  # the plans of the next step, if already drawn
     ranks: Team | None = None  # the processes that train the model together, if there are several
 
@@ -80,11 +58,11 @@ class Stepper:
         self.recorder = Recorder(self.dev, self.model)
         self.state = self._new_state()  # of recurrent layers
         self.packed: dict[Tensor, Any] = {}  # by weight, the blocks that the last update packed for the next step
-        self._flops = StepFlops(self.model)
-        self._known: dict[Hashable, dict[Hashable, _Known]] = {}  # by the kind of the batches, then by the plans
+        self.flops = StepFlops(self.model)
+        self.blocks = Blocks(self)
         self._chosen_flops: dict[tuple, float] = {}  # FLOPs of the choice of plans, by what decides their kinds
         self._spent = 0.0  # FLOPs of the preparation of the choice in the current step
-        self._nothing = Plans(self.dev)  # the plans of a dense step
+        self.nothing = Plans(self.dev)  # the plans of a dense step
         self.tree = Tree(self.model)
         self._prepare_choice()
 
@@ -103,7 +81,7 @@ class Stepper:
         """Read the model's structure again if it has changed: a hook may have replaced layers."""
         if not self.tree.current:
             self.recorder.forget()
-            self._known.clear()
+            self.blocks.forget()
             self.tree = Tree(self.model)
             self._prepare_choice()
 
@@ -117,6 +95,11 @@ class Stepper:
         self._decides: tuple | None = None  # what decides the kinds of the chosen plans, and how they are chosen
         self._asked = frozenset(self.current.sites(self.tree)) if chooses else None
         self._alike = not chooses or (self.current.alike and self.dev.asides())  # plans of equal kinds mean equal launches
+
+    @property
+    def chooses(self) -> bool:
+        """True if plans are chosen during a pass."""
+        return self._choose is not None
 
     @property
     def drawn(self) -> dict[str, Plan] | None:
@@ -133,8 +116,8 @@ class Stepper:
         self._prepare_choice()
         self.upcoming, self.packed, self.recorder = None, {}, Recorder(self.dev, self.model)
         self.state = self._new_state()
-        self._flops.forget()
-        self._known.clear()
+        self.flops.forget()
+        self.blocks.forget()
         self._chosen_flops.clear()
 
     def _new_state(self) -> dict[Any, Any] | None:
@@ -166,7 +149,7 @@ class Stepper:
         if following and self._ahead[0] != self.epoch + 1:
             self._ahead = self.epoch + 1, self.policy.at(self.epoch + 1)
         policy = self._ahead[1] if following else self.current
-        return self._plans(self._assigned(policy), policy)
+        return self.plans_of(self._assigned(policy), policy)
 
     def _assigned(self, policy: Dropout) -> dict[str, Plan]:
         """Draw the plans of a step, by the path of the site."""
@@ -175,6 +158,15 @@ class Stepper:
             self.before = rng.bit_generator.state
         assigned = policy.plans(self.tree, rng)
         return assigned if self.ranks is None else {path: plan.of_rank(self.ranks.rank) for path, plan in assigned.items()}
+
+    def taken(self) -> dict[str, Plan]:
+        """Return the plans of the next step, by the path of the site, and draw others for the step after it."""
+        upcoming, self.upcoming = self.upcoming, None
+        return self._assigned(self.current) if upcoming is None else upcoming.assigned
+
+    def foresee(self) -> None:
+        """Draw the plans of the first step of the next epoch."""
+        self.upcoming, self.packed = self.draw(following=True), {}
 
     def remember(self, remembers: bool) -> None:
         """Set whether `draw` stores the state of the stream before it draws, for `redraw`."""
@@ -186,10 +178,10 @@ class Stepper:
         self.upcoming, self.packed, self.before = self.draw(), {}, before
         set_state(self.streams.plans, now)
 
-    def _plans(self, assigned: dict[str, Plan], policy: Dropout) -> Plans:
+    def plans_of(self, assigned: dict[str, Plan], policy: Dropout) -> Plans:
         """Return the plans that the policy has assigned; the same object for all dense steps."""
         if not assigned and not policy.data_dependent:
-            return self._nothing
+            return self.nothing
         choose = self._chosen if self.current.data_dependent else None
         return Plans(self.dev, self.tree.sites, assigned, choose, self.tree.feeds, self._asked)
 
@@ -199,7 +191,7 @@ class Stepper:
 
     def resume(self, plans: dict[str, Plan] | None) -> None:
         """Set the plans of the next step; if they are None, the next step draws them."""
-        self.upcoming, self.packed = None if plans is None else self._plans(plans, self.current), {}
+        self.upcoming, self.packed = None if plans is None else self.plans_of(plans, self.current), {}
 
     def step(
         self,
@@ -325,70 +317,12 @@ class Stepper:
         self.upcoming, self.packed = upcoming, {}
         return self._done(loss, answer, (len(batch.rows), *X.shape[1:]) if batch.ids is None else batch.ids.shape, plans)
 
-    @property
-    def most(self) -> int:
-        """Largest number of steps that `several` makes by one call; 1 if it makes none."""
-        return 1 if self._choose is not None or self.state is not None else self.recorder.queue.most
-
-    def several(self, X: Any, batch: Batch, some: Several, whole: bool) -> tuple[Several, StepResults] | None:
-        """Make steps by one call: with as many of some batches, of which `batch` is the first, as there are recordings of, from
-        the first on. Return these batches and the results; None if the first is not recorded, or if the numbers of the updates
-        are not known yet. `whole` is that of `loop.epoch`.
-        """
-        if self.optimizer.ahead(0) is None:
-            return None
-        with self.dev.session(**self.session_options):
-            self.recorder.finish()
-            shape = (some.size, *X.shape[1:])
-            steps = list(itertools.islice(self._recorded(X, batch, shape), some.steps))
-            if not steps:
-                return None
-            count = len(steps)
-            some, numbers = some.first(count, self.dev), self.optimizer.ahead(count)
-            assert numbers is not None
-            recordings, lists, flops = map(list, zip(*steps))
-            losses, answers = self.recorder.queue.several(recordings, numbers, some, lists)
-            for ready in recordings:
-                self.optimizer.advance(ready.trained)
-            self.packed = {}
-            if some.ends and not whole:
-                self.upcoming = self.draw(following=True)
-            flops[-1] += self.current.pop_flops()
-            answers = self.dev.reshape(answers, (count * answers.shape[1], *answers.shape[2:]))
-            return some, StepResults(losses, answers, flops, [self._flops.of(shape, self._nothing)] * count)
-
-    def _recorded(self, X: Any, batch: Batch, shape: tuple[int, ...]) -> Iterator[tuple[Ready, list[Any], float]]:
-        """Draw the plans of step after step, of batches like `batch`, and yield the recording of each, the places of the lists
-        of its plans, and its FLOPs, until a step has no recording; `upcoming` then has its plans.
-        """
-        known = self._known.setdefault((shape, batch.weights is None), {})
-        found: dict[Hashable, Ready] = {}
-        for i in itertools.count():
-            assigned = self._assigned(self.current) if self.upcoming is None else self.upcoming.assigned
-            key = (*assigned, *map(id, assigned.values()))
-            step = known.get(key)
-            if step is None:
-                plans = self._plans(assigned, self.current) if self.upcoming is None else self.upcoming
-                kind = self.recorder.quick_key(plans, batch)
-            else:
-                kind = step.kind
-            ready = found.get(kind) or self.recorder.ready(kind, X, [], self.optimizer)
-            if ready is None or ready.program is None:
-                self.upcoming = self.upcoming or self._plans(assigned, self.current)
-                return
-            if step is None:
-                step = _Known(assigned, kind, self.recorder.lists.sources(plans, i), self._flops.of(shape, plans))
-                if all(plan.cacheable for plan in assigned.values()) and len(known) < self.KNOWN:
-                    known[key] = step
-            found[kind], self.upcoming = ready, None
-            yield ready, step.sources, step.flops
-
     def finish(self) -> None:
         """Compute the steps in the queue."""
         with self.dev.session(**self.session_options):
             self.recorder.finish()
 
     def _done(self, loss: Any, answer: Any, shape: tuple[int, ...], plans: Plans) -> StepResult:
-        dense = self._flops.of(shape, self._nothing)
-        flops = dense if plans is self._nothing else self._flops.of(shape, plans)
+        dense = self.flops.of(shape, self.nothing)
+        flops = dense if plans is self.nothing else self.flops.of(shape, plans)
         return StepResult(Tensor.wrap(loss, self.dev), answer, flops + self._choice_flops(plans, shape), dense)
