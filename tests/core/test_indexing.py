@@ -5,7 +5,7 @@ import pytest
 
 from numbanet import Layer, Linear, Tensor
 
-from ..training.test_recorded_steps import alone, equal, fit, replays  # noqa: F401  a fixture
+from ..training.recording.test_recorded_steps import alone, equal, fit, replays  # noqa: F401  a fixture
 
 KEYS = {
     "integers": (1, -1),

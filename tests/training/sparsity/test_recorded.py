@@ -7,8 +7,8 @@ from numbanet import GroupLasso, Hook, MagnitudePruning
 from numbanet.training.queue import Queue
 from numbanet.training.sparsity.lasso import REFRESHED
 from numbanet_kernels.host import thresholds
+from tests.training.recording.test_recorded_steps import alone, equal, replays  # noqa: F401  a fixture
 from tests.training.sparsity.networks import IMAGES, convolutions, fitted
-from tests.training.test_recorded_steps import alone, equal, replays  # noqa: F401  a fixture
 
 CASES = {
     "rows and columns": {"sparsity": GroupLasso(5e-3, ("rows", "columns"))},
@@ -53,7 +53,7 @@ def test_recorded_proximal_steps_give_the_same_network(monkeypatch, replays, tog
         shrinking = [recorded for recorded in replays if "_shrink" in recorded.names.values()]
         assert bool(shrinking) == (not name.startswith("pruning")) and all(recorded.threads == size for recorded in replays)
         with monkeypatch.context() as patch:
-            patch.setattr("tests.training.test_recorded_steps.fit", fit)
+            patch.setattr("tests.training.recording.test_recorded_steps.fit", fit)
             equal(ours, alone(monkeypatch, **options))
 
 
@@ -72,5 +72,5 @@ def test_hooks_change_what_is_shrunk(monkeypatch, replays):  # noqa: F811
     ours = fit(**options)
     assert len(replays) >= 4
     with monkeypatch.context() as patch:
-        patch.setattr("tests.training.test_recorded_steps.fit", fit)
+        patch.setattr("tests.training.recording.test_recorded_steps.fit", fit)
         equal(ours, alone(monkeypatch, **options))

@@ -9,7 +9,7 @@ from numbanet.dropout import BernoulliDropout, BlockSensitiveDropout, DynamicSpa
 from numbanet.training.recorder import Recorder
 from numbanet_kernels.host import thresholds
 
-from .networks import on_threads
+from ..networks import on_threads
 from .test_recorded_steps import equal, replays  # noqa: F401  a fixture
 
 DIRECT, GATHERED, SHAPE = 70, 14, (2, 13, 13)  # samples: of those in a batch so many, images are convolved side by side

@@ -8,7 +8,7 @@ from numbanet import GRU, LSTM, BatchwiseDropout, Embedding, LanguageModel, Last
 from numbanet.training.recorder import Recorder
 from numbanet_kernels.host import thresholds
 
-from .networks import on_threads
+from ..networks import on_threads
 from .test_recorded_steps import equal, replays  # noqa: F401  a fixture
 
 WORDS = 11
