@@ -370,12 +370,12 @@ def test_only_the_first_rank_speaks(capsys, tmp_path):
 
 def test_steps_are_recorded_and_queued(monkeypatch):
     """The exchange lies within recorded steps, which leave the interpreter to the exchange alone."""
-    from numbanet.training.recorder import Recorder
+    from numbanet.training.queue import Queue
 
     count = []
-    monkeypatch.setattr(
-        Recorder, "again", lambda self, *given, original=Recorder.again: count.append(1) or original(self, *given)
-    )
+    put, several = Queue.put, Queue.several
+    monkeypatch.setattr(Queue, "put", lambda self, *given: count.append(1) or put(self, *given))
+    monkeypatch.setattr(Queue, "several", lambda self, steps, *given: count.extend(steps) or several(self, steps, *given))
     fit = fitted(epochs=4, batch_size=50, optimizer="adam")
     fit(None)
     alone = len(count)
