@@ -19,12 +19,12 @@ def drawn(monkeypatch):
     """By epoch, which of the layers with weights had plans."""
     found = {}
 
-    def begin(self, assigned, original=Stepper._plans):
+    def begin(self, assigned, policy, original=Stepper.plans_of):
         for path in assigned:
             found.setdefault(self.epoch, set()).add(weighted(self.model).index(self.tree.owners[path]))
-        return original(self, assigned)
+        return original(self, assigned, policy)
 
-    monkeypatch.setattr(Stepper, "_plans", begin)
+    monkeypatch.setattr(Stepper, "plans_of", begin)
     return found
 
 
